@@ -10,12 +10,12 @@ setup: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' \
-	  || { echo "jaxddp needs Python 3.11 to 3.13; give one: make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
+	  || { echo "jaxddp needs Python 3.11 to 3.13; choose it with make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; exit 2; }
 	@echo "setting up .venv"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv \
 	  && $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --constraint constraints.txt --editable '.[demo,dev,docs]' \
-	  || { echo "uv failed; pip takes a few minutes"; \
+	  || { echo "uv failed; installing with pip, which takes a few minutes"; \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[demo,dev,docs]'; }
 	@touch $@
 
@@ -24,10 +24,10 @@ demo: setup
 	@$(BIN)/jaxddp data sample digits --out data/digits
 	$(BIN)/jaxddp train digits --data.path data/digits --workdir runs/demo --parallel.cpu-devices 4
 
-# Markers (pyproject.toml) select three sets of tests: `test` covers every promise and every command once, `test-ci` has
-# the tests that .ci/run adds, and `test-all` runs everything. Tests of processes spend two thirds of their time
-# waiting, so there are more workers than cores, and the longest files start first. Compiled programs are cached in
-# ~/.cache/jaxddp-tests.
+# Markers (pyproject.toml) select three sets of tests. `test` covers every promise of README.md and every command once,
+# `test-ci` has further tests for .ci/run, and `test-all` runs all tests. Tests that start processes spend two thirds of
+# their time waiting, so there are more workers than cores. The longest files start first. Compiled programs are cached
+# in ~/.cache/jaxddp-tests.
 FILES := --dist loadfile --no-loadscope-reorder
 POOL := -n 3 $(FILES)
 
@@ -40,8 +40,8 @@ test-ci: setup
 test-all: setup test-newest
 	$(BIN)/python -m pytest $(POOL) --hypothesis-profile exhaustive
 
-# Tests that depend on the libraries run with their newest versions on the newest Python, in the environment
-# .venv-newest, which is kept for a day.
+# `test-newest` runs the tests that depend on libraries, with the newest versions of the libraries on the newest Python.
+# The environment .venv-newest is kept for a day.
 NEWEST := $(patsubst %,tests/test_%.py,start private_names order loop api optimizers cost memory adapt xla_options tfds \
   manifest) tests/test_reproducible.py tests/integration/test_kept_programs.py \
   tests/test_step.py::test_gradients_equal_plain_grad \
@@ -53,8 +53,8 @@ newest: setup
 test-newest: newest
 	.venv-newest/bin/python -m pytest -n 2 -m "not slow and not exhaustive" $(NEWEST)
 
-# For every edit, in two minutes on two cores: `test` without tests of processes and tests marked slow. These tests do
-# not wait, so there is one worker for each core.
+# The tests of `test` without tests that start processes and without slow tests; the target is two minutes on two cores.
+# These tests do not wait, so there is one worker for each core.
 test-quick: setup
 	$(BIN)/python -m pytest -n 2 $(FILES) -m "not slow and not processes and not ci and not exhaustive"
 
@@ -72,12 +72,12 @@ format: setup
 clean:
 	rm -rf .venv .venv-newest build runs/demo data/digits
 
-# The documentation site, in build/site; no address is asked for anything.
+# Builds the documentation site in build/site, without a network.
 .PHONY: docs
 docs: setup
 	$(BIN)/python -m website.build
 
-# The picture in README.md, drawn by the demo.
+# Draws the picture in README.md by running the demo.
 .PHONY: picture
 picture: demo
 	cp runs/demo/curves.png docs/curves.png

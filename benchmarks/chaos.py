@@ -8,11 +8,11 @@ Two processes train a small network for 60 steps, with a validation and a checkp
 host, on two hosts (network namespaces), or read their images from a web server. A fault kills, stops, terminates or
 restarts a process, a launcher or a host, pulls a cable, fills a disk, removes a work directory, or stops the server. It
 comes at a random moment of the start, the compilation, a step, a save, a validation, the end, or a restart. Then the
-run is started again, as a user would, until it is done. Its checkpoints, metrics.jsonl and validations must equal those
-of an undisturbed run bit for bit, except times. The same seed draws the same faults and moments.
+script starts the run again, as a user would, until it is done. Its checkpoints, metrics.jsonl and validations must
+equal those of an undisturbed run bit for bit, except times. The same seed draws the same faults and moments.
 
-For a broken promise the script prints the folder that keeps the run and all logs, and the exit code is 1. Without root,
-faults that need it (namespaces, separate file systems) are skipped, and a line lists them.
+For a broken promise the script prints the folder that keeps the run and all logs, and the exit code is 1. Without root
+the script skips the faults that need root (namespaces, separate file systems), and prints their names.
 """
 
 import argparse
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.common.harness import Figures, machine
 from benchmarks.faults.outcomes import Outcome
 from benchmarks.faults.promises import FAULTS, NEED_ROOT, Fault
-from benchmarks.faults.scenario import Scenario, draw, is_root, play, undisturbed
+from benchmarks.faults.scenario import Scenario, draw, is_root, run_scenario, run_undisturbed
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from support.ilsvrc import write_tree  # pyright: ignore[reportMissingImports]: the line above
@@ -50,29 +50,29 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for runs and logs (default: a temporary folder)")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/chaos.json"))
     options = parser.parse_args()
-    scenarios = [each for each in draw(options.seed, options.kills, possible()) if each.fault in options.only]
+    scenarios = [each for each in draw(options.seed, options.kills, injectable_faults()) if each.fault in options.only]
     scenarios = [each for each in scenarios if options.number is None or each.number in options.number]
     folder = options.folder or Path(tempfile.mkdtemp(prefix="jaxddp-chaos-"))
     begin = time.monotonic()
-    results = play_all(scenarios, folder)
+    results = run_all(scenarios, folder)
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "found": results}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
-    kept = sum(is_kept(each) for each in results)
+    num_kept = sum(is_promise_kept(each) for each in results)
     print(f"results: {options.out}\n\n{table(results)}")
     minutes = (time.monotonic() - begin) / 60
-    print(f"{kept} of {len(results)} kept their promise with identical results, in {minutes:.0f} minutes")
-    if kept == len(results):
+    print(f"{num_kept} of {len(results)} kept their promise with identical results, in {minutes:.0f} minutes")
+    if num_kept == len(results):
         shutil.rmtree(folder)
-    sys.exit(0 if kept == len(results) else 1)
+    sys.exit(0 if num_kept == len(results) else 1)
 
 
-def possible() -> dict[str, Fault]:
-    """Returns the faults that this user can inject."""
+def injectable_faults() -> dict[str, Fault]:
+    """Return the faults that this user can inject."""
     if is_root():
         return FAULTS
     print(f"skipped, because they need root: {', '.join(NEED_ROOT)}; and all faults on two hosts")
-    without = {name: fault for name, fault in FAULTS.items() if name not in NEED_ROOT}
+    without_root = {name: fault for name, fault in FAULTS.items() if name not in NEED_ROOT}
     return {
         name: Fault(
             fault.strike,
@@ -82,37 +82,37 @@ def possible() -> dict[str, Fault]:
             fault.passes,
             fault.options,
         )
-        for name, fault in without.items()
+        for name, fault in without_root.items()
     }
 
 
-def play_all(scenarios: list[Scenario], folder: Path) -> list[Figures]:
-    """Runs all scenarios in turn, and deletes the files of those that kept their promise."""
+def run_all(scenarios: list[Scenario], folder: Path) -> list[Figures]:
+    """Run all scenarios in turn. The files of a scenario that kept its promise are deleted."""
     data, references, results = write_data(folder), dict[str, Outcome](), list[Figures]()
     for scenario in scenarios:
         place, cache = scenario.place, folder / "programs"
         if place not in references:
-            references[place] = undisturbed(place, emptied(folder / f"undisturbed-{place}"), data, cache)
-        logs = emptied(folder / f"{scenario.seed}-{scenario.number}")
+            references[place] = run_undisturbed(place, empty_folder(folder / f"undisturbed-{place}"), data, cache)
+        logs = empty_folder(folder / f"{scenario.seed}-{scenario.number}")
         result = {"number": scenario.number, "seed": scenario.seed}
-        result |= play(scenario, logs, data, cache, references[place])
+        result |= run_scenario(scenario, logs, data, cache, references[place])
         results.append(result)
         print(f"{scenario}: {summary(result)}", flush=True)
-        if is_kept(result):
+        if is_promise_kept(result):
             shutil.rmtree(logs)
         else:
             print(f"     logs: {logs}; to repeat: --seed {scenario.seed} --number {scenario.number}", flush=True)
     return results
 
 
-def emptied(folder: Path) -> Path:
+def empty_folder(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
 
 
 def write_data(folder: Path) -> dict[str, Path]:
-    """Writes small images as arrays, and as a tree of files for the web server."""
+    """Write small images as arrays, and as a tree of files for the web server."""
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     arrays = {}
@@ -127,40 +127,42 @@ def write_data(folder: Path) -> dict[str, Path]:
 # --- Results ---
 
 
-def is_kept(result: Figures) -> bool:
+def is_promise_kept(result: Figures) -> bool:
     return not result["broken"] and not result.get("differs")
 
 
 def summary(result: Figures) -> str:
-    if not is_kept(result):
+    if not is_promise_kept(result):
         return f"BROKEN PROMISE: {result['broken'] or result['differs']}"
-    struck = f"struck at step {result['step']}" if result["came"] else "the fault came too late"
-    return f"{struck}, ended with {result['codes']} after {result['seconds']:.1f} s, identical"
+    moment = f"struck at step {result['step']}" if result["came"] else "the fault came too late"
+    return f"{moment}, ended with {result['codes']} after {result['seconds']:.1f} s, identical"
 
 
 def table(results: list[Figures]) -> str:
-    """Formats a row for each fault: how often it was injected, kept its promise and gave identical results, and the
-    seconds until a line named it and until all processes ended.
+    """Format a row for each fault: the counts of injections, kept promises and identical results, and the seconds until
+    a message named the fault and until all processes ended.
     """
     by_fault = defaultdict[str, list[Figures]](list)
     for each in results:
         by_fault[each["fault"]].append(each)
     columns = f"{'times':>6}{'struck':>8}{'as promised':>13}{'identical':>11}{'named, s':>13}{'ended, s':>13}"
     lines = [f"{'fault':<{WIDTH}}{columns}"]
-    for name, several in sorted(by_fault.items()):
-        # A job that goes on has no time to its end.
-        ended = [each for each in several if each.get("came") and any(each["codes"])]
-        named = seconds([each["named"] for each in ended if each["named"] is not None])
-        ends = seconds([each["seconds"] for each in ended]) or "goes on"
-        kept = sum(not each["broken"] for each in several)
-        same = sum(each.get("differs") == "" for each in several)
-        struck = sum(bool(each.get("came")) for each in several)
-        lines.append(f"{name:<{WIDTH}}{len(several):>6}{struck:>8}{kept:>13}{same:>11}{named:>13}{ends:>13}")
+    for name, group in sorted(by_fault.items()):
+        # A job that continues has no end time.
+        failures = [each for each in group if each.get("came") and any(each["codes"])]
+        to_message = seconds([each["named"] for each in failures if each["named"] is not None])
+        to_end = seconds([each["seconds"] for each in failures]) or "goes on"
+        num_kept = sum(not each["broken"] for each in group)
+        identical = sum(each.get("differs") == "" for each in group)
+        struck = sum(bool(each.get("came")) for each in group)
+        lines.append(
+            f"{name:<{WIDTH}}{len(group):>6}{struck:>8}{num_kept:>13}{identical:>11}{to_message:>13}{to_end:>13}"
+        )
     return "\n".join(lines)
 
 
 def seconds(results: list[float]) -> str:
-    """The median and the maximum."""
+    """Format the median and the maximum."""
     return f"{statistics.median(results):.1f}, {max(results):.1f}" if results else ""
 
 

@@ -4,16 +4,16 @@
     python benchmarks/gpu_program.py imagenet_resnet50 --topology 1x2x8 --out runs/benchmarks/2x8.json
     python benchmarks/gpu_program.py cifar10 --classes 10 --data.cache device --topology 1x1x1
 
-It compiles one program for each topology (partitions x hosts x GPUs of a host), by default 1x1x1, 1x1x8 and 1x2x8.
-Options after the config override its keys, as for `jaxddp train`.
+The script compiles one program for each topology (partitions x hosts x GPUs of a host), by default 1x1x1, 1x1x8 and
+1x2x8. Options after the config override its keys, as for `jaxddp train`.
 
 The script prints, and writes as JSON: the kernels and the bytes that they move; the largest kernels; the collectives,
-and what is computed between the start of each and the wait for it; and a roofline (`programs/roofline.py`), which is a
-model and not a measurement. With `data.cache` "device" a call takes several steps; the figures are of one step.
+and the kernels between the start of each collective and the wait for it; and a roofline (`programs/roofline.py`), which
+is a model and not a measurement. With `data.cache` "device" a call takes several steps; the figures are of one step.
 
-`overlapped` is the fraction of the gradients' bytes whose all-reduce starts before the last three kernel gradients of
-convolutions. The file has the figures of the first topology at its top level, and those of the others in "others".
-"""
+`overlapped` is the fraction of the gradients' bytes whose all-reduce starts before the last three gradients of
+convolution kernels. The file has the figures of the first topology at its top level, and those of the others in
+"others"."""
 
 import sys
 from pathlib import Path
@@ -42,8 +42,8 @@ def main() -> None:
 
 
 def program_figures(file: RecipeFile, topology: str, batch: int | None, data: Data) -> Figures:
-    """Returns all figures of one program. Raises InputError for a bad config or topology."""
-    devices = found_devices(topology)
+    """Return all figures of one program. Raises InputError for a bad config or topology."""
+    devices = find_devices(topology)
     config, images = command.config_for(file, batch, len(devices))
     compiled, steps = compile_step(
         file, config, Topology.create(devices), data, platform="gpu", compiler_options=compiler_options()
@@ -64,7 +64,7 @@ def program_figures(file: RecipeFile, topology: str, batch: int | None, data: Da
     }
 
 
-def found_devices(topology: str) -> list[Any]:
+def find_devices(topology: str) -> list[Any]:
     try:
         return described_devices(topology)
     except jax.errors.JaxRuntimeError as error:

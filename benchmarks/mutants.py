@@ -2,10 +2,10 @@
 
     python benchmarks/mutants.py [ROOM] [--list] [--sample N --seed S] [--jobs 2]
 
-A mutant in `benchmarks/mutants/ROOM.toml` has a file, a line of it, the broken line, and the tests that must fail. It
-is applied to a copy of the working tree, where only its tests run, in bounded time: a test that hangs counts as failed.
-Before, the tests must pass in an unchanged copy. The script prints a line for each mutant: killed or survived, seconds
-and file. The exit code is 1 if a mutant survived, and 2 if a list is wrong or a test fails without a mutant.
+A mutant in `benchmarks/mutants/ROOM.toml` has a file, a line of the file, the broken line, and the tests that must
+fail. The script applies a mutant to a copy of the working tree and runs its tests there. A test that hangs counts as
+failed. Before, the tests must pass in an unchanged copy. The script prints a line for each mutant: killed or survived,
+seconds and file. The exit code is 1 if a mutant survived, and 2 if a list is wrong or a test fails without a mutant.
 """
 
 import argparse
@@ -30,7 +30,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LISTS = Path(__file__).parent / "mutants"
-HANGING = 180
+HANGING_SECONDS = 180
 """Seconds after which the tests of a mutant count as hanging."""
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["conftest", "flax.linen", "optax", "orbax.checkpoint", "tensorflow", "PIL.Image"])
@@ -44,7 +44,8 @@ class Mutant:
     """A change of one or several lines of a file, and the tests that must fail because of it.
 
     Attributes:
-        promise: Number of the promise that it breaks, of section 3 of the design, or 0.
+        room: The name of the list.
+        promise: Number of the promise in section 3 of the design that the mutant breaks, or 0.
     """
 
     room: str
@@ -56,25 +57,25 @@ class Mutant:
 
     def __str__(self) -> str:
         promise = f" [promise {self.promise}]" if self.promise else ""
-        return f"{self.room}{promise} {self.file}: {shown(self.line)} -> {shown(self.broken)}"
+        return f"{self.room}{promise} {self.file}: {shorten(self.line)} -> {shorten(self.broken)}"
 
-    def applied(self, source: str) -> str:
-        """Returns the broken source. Raises ValueError unless the line occurs exactly once."""
+    def apply_to(self, source: str) -> str:
+        """Return the broken source. Raises ValueError if the line does not occur exactly once."""
         count = source.count(self.line)
         if count != 1:
-            raise ValueError(f"{self.file}: {shown(self.line)} occurs {count} times instead of once")
+            raise ValueError(f"{self.file}: {shorten(self.line)} occurs {count} times instead of once")
         if self.broken == self.line:
-            raise ValueError(f"{self.file}: {shown(self.line)} is not changed")
+            raise ValueError(f"{self.file}: {shorten(self.line)} is not changed")
         return source.replace(self.line, self.broken)
 
 
-def shown(text: str) -> str:
-    """Joins lines to one that is short enough for a table."""
+def shorten(text: str) -> str:
+    """Join lines to one line that is short enough for a table."""
     return repr(" ".join(text.split())[:90])
 
 
 def mutants(rooms: Sequence[str] = ()) -> list[Mutant]:
-    """Reads the mutants of some lists, or of all. Raises ValueError for an unknown list."""
+    """Read the mutants of some lists, or of all. Raises ValueError for an unknown list."""
     files = {file.stem: file for file in sorted(LISTS.glob("*.toml"))}
     unknown = [room for room in rooms if room not in files]
     if unknown:
@@ -87,8 +88,8 @@ def mutants(rooms: Sequence[str] = ()) -> list[Mutant]:
     ]
 
 
-def copied(to: Path) -> Path:
-    """Copies the working tree without the files that git ignores."""
+def copy_tree(to: Path) -> Path:
+    """Copy the working tree without the files that git ignores."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
         if name and (ROOT / name).is_file():
@@ -97,8 +98,10 @@ def copied(to: Path) -> Path:
     return to
 
 
-def tested(tree: Path, tests: Sequence[str], *options: str, seconds: float = HANGING) -> tuple[int | None, str]:
-    """Runs tests. Returns pytest's exit code, or None if it hangs, and its output."""
+def run_tests(
+    tree: Path, tests: Sequence[str], *options: str, seconds: float = HANGING_SECONDS
+) -> tuple[int | None, str]:
+    """Run tests. Returns pytest's exit code, or None if pytest hangs, and the output."""
     with tempfile.NamedTemporaryFile("r", errors="replace") as printed:
         child = FORKS.Process(target=_pytest, args=(tree, [*options, *tests], printed.name))
         child.start()
@@ -110,7 +113,7 @@ def tested(tree: Path, tests: Sequence[str], *options: str, seconds: float = HAN
 
 
 def _pytest(tree: Path, words: Sequence[str], printed: str) -> None:
-    """Runs pytest on a copy, in a forked process that has already imported JAX. Its children end with it."""
+    """Run pytest on a copy, in a forked process that has already imported JAX. Its children end with it."""
     os.setsid()
     os.chdir(tree)
     with open(printed, "w") as file:
@@ -128,13 +131,13 @@ def _pytest(tree: Path, words: Sequence[str], printed: str) -> None:
     sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--hypothesis-profile", "mutants", *words]))
 
 
-def tried(mutant: Mutant, tree: Path) -> str:
-    """Tests a mutant in a copy, and restores the copy. Returns "killed", "killed (hangs)" or "SURVIVED"."""
+def try_mutant(mutant: Mutant, tree: Path) -> str:
+    """Test a mutant in a copy, and restore the copy. Returns "killed", "killed (hangs)" or "SURVIVED"."""
     file = tree / mutant.file
     source = file.read_text()
-    file.write_text(mutant.applied(source))
+    file.write_text(mutant.apply_to(source))
     try:
-        code, printed = tested(tree, mutant.tests, "-x", "--timeout", str(HANGING))
+        code, printed = run_tests(tree, mutant.tests, "-x", "--timeout", str(HANGING_SECONDS))
     finally:
         file.write_text(source)
     if code in NOT_RUN:
@@ -143,18 +146,20 @@ def tried(mutant: Mutant, tree: Path) -> str:
 
 
 def run(chosen: Sequence[Mutant], jobs: int) -> list[str]:
-    """Tries mutants, `jobs` at a time, and prints a line for each. Raises ValueError as `tried` and `check` do."""
+    """Try mutants, `jobs` at a time, and print a line for each. Raises like `try_mutant` and `check`."""
     # The fork server imports `conftest` from here.
     os.environ["PYTHONPATH"] = str(ROOT / "tests")
+    # As in `jaxddp.data.stream.tensorflow_cpu`. Otherwise TensorFlow's import writes to stderr, whatever its log level.
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     with tempfile.TemporaryDirectory(prefix="jaxddp-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
         trees: Queue[Path] = Queue()
         for number in range(jobs):
-            trees.put(copied(Path(folder) / str(number)))
+            trees.put(copy_tree(Path(folder) / str(number)))
 
-        def one(mutant: Mutant) -> str:
+        def try_timed(mutant: Mutant) -> str:
             tree, start = trees.get(), time.monotonic()
             try:
-                fate = tried(mutant, tree)
+                fate = try_mutant(mutant, tree)
             finally:
                 trees.put(tree)
             print(f"{fate:14} {time.monotonic() - start:5.1f} s  {mutant}", flush=True)
@@ -164,13 +169,13 @@ def run(chosen: Sequence[Mutant], jobs: int) -> list[str]:
         parts = [(Path(folder) / str(number), tests[number::jobs]) for number in range(jobs)]
         list(pool.map(lambda part: check(*part), parts))
         print(f"{len(tests)} tests pass without a mutant, {time.monotonic() - began:.0f} s", flush=True)
-        return list(pool.map(one, chosen))
+        return list(pool.map(try_timed, chosen))
 
 
 def check(tree: Path, tests: Sequence[str]) -> None:
-    """Raises ValueError if a test fails without a mutant."""
+    """Raise ValueError if a test fails without a mutant."""
     if tests:
-        code, printed = tested(tree, tests, seconds=HANGING * len(tests))
+        code, printed = run_tests(tree, tests, seconds=HANGING_SECONDS * len(tests))
         if code != 0:
             raise ValueError(f"the tests do not pass without a mutant\n{printed}")
 
@@ -186,7 +191,7 @@ def main() -> int:
     try:
         chosen = mutants(options.rooms)
         for mutant in chosen:
-            mutant.applied((ROOT / mutant.file).read_text())
+            mutant.apply_to((ROOT / mutant.file).read_text())
         if options.sample is not None:
             chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))
         if options.list:

@@ -80,7 +80,7 @@ RUNS: dict[str, Callable[[Path, Path], list[str]]] = {"digits": digits, "arrays"
 
 
 def write_idx(path: Path, values: np.ndarray) -> None:
-    """Writes bytes in the IDX format of MNIST: type and rank, the sizes, the values."""
+    """Write bytes in the IDX format of MNIST: type and rank, the sizes, the values."""
     path.write_bytes(bytes([0, 0, 8, values.ndim]) + np.array(values.shape, ">u4").tobytes() + values.tobytes())
 
 
@@ -88,7 +88,7 @@ def write_idx(path: Path, values: np.ndarray) -> None:
 
 
 def compare_starts(folder: Path, words: list[str], rounds: int) -> Figures:
-    """Returns the median seconds of cold and warm starts and of their parts, and the ratio of warm to cold."""
+    """Return the median seconds of cold and warm starts and of their parts, and the ratio of warm to cold."""
     results: dict[str, list[Figures]] = {"cold": [], "warm": []}
 
     def turn(kind: str) -> float:
@@ -113,7 +113,7 @@ def compare_starts(folder: Path, words: list[str], rounds: int) -> Figures:
 
 
 def start(kept: Path, folder: Path, words: list[str]) -> Figures:
-    """Trains to the first step in a process, with its program cache in a folder. Returns `start_parts.py`'s figures."""
+    """Train to the first step in a process, with its program cache in a folder. Returns `start_parts.py`'s figures."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     script, begin = Path(__file__).parent / "whole_runs" / "start_parts.py", time.monotonic()
     with tempfile.TemporaryDirectory(dir=folder) as workdir:
@@ -129,7 +129,7 @@ def start(kept: Path, folder: Path, words: list[str]) -> Figures:
 
 
 def check(results: dict[str, list[Figures]]) -> None:
-    """Raises AssertionError if a cold start loaded programs, a warm start compiled, or losses differ."""
+    """Raise AssertionError if a cold start loaded programs, a warm start compiled, or losses differ."""
     starts = [one for several in results.values() for one in several]
     assert {one["loss"] for one in starts} == {starts[0]["loss"]}, [one["loss"] for one in starts]
     assert all(one["loaded"] == 0 and one["compiled"] > 0 for one in results["cold"]), results["cold"]

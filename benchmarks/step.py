@@ -1,4 +1,4 @@
-"""Compares a run with its bare step, one collective with one per leaf, and the step with those of other trainers.
+"""Compares a run with its bare step, one collective with a collective per leaf, and the step with other trainers.
 
     python benchmarks/step.py
     python benchmarks/step.py --against torch --torch PYTHON
@@ -43,9 +43,9 @@ from benchmarks.common.harness import (
     check_losses,
     compare,
     copy,
-    in_processes,
     machine,
     random_images,
+    run_in_processes,
     table,
     take_steps,
     time_steps,
@@ -78,7 +78,9 @@ GATE_STEPS, LOG_STEPS = 3, 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--processes", type=int, default=2, help="of the comparison of collectives (1 skips it)")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="processes in the comparison of collectives (1 skips it)"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=30, help="steps in a turn; a run takes three times as many, or 20")
     parser.add_argument("--against", choices=["torch", "flax"], help="the trainer to compare with")
@@ -92,38 +94,38 @@ def main() -> None:
     out = options.out or Path(f"runs/benchmarks/step{f'-{options.against}' if options.against else ''}.json")
     out.parent.mkdir(parents=True, exist_ok=True)
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "comparisons": {}}
-    for name, found in compare_all(options):
-        report["comparisons"][name] = found
+    for name, figures in compare_all(options):
+        report["comparisons"][name] = figures
         out.write_text(json.dumps(report, indent=2) + "\n")
-    for name, found in report["comparisons"].items():
-        for contender, reduces in found.get("all_reduces", {}).items():
+    for name, figures in report["comparisons"].items():
+        for contender, reduces in figures.get("all_reduces", {}).items():
             print(f"{name}, all-reduces of {contender}: {reduces}")
     print(f"results: {out}\n\n{table(report['comparisons'])}")
 
 
 def compare_all(options: argparse.Namespace) -> Iterator[tuple[str, Figures]]:
-    """Yields each requested comparison when it is measured."""
+    """Yield each requested comparison when it is measured."""
     if options.against:
         yield from compare_rival(options.against, options.cases, options.rounds, options.steps, options.torch)
         return
     yield from compare_runs(options.rounds, max(3 * options.steps, 2 * LOG_STEPS)).items()
     if options.processes > 1:
-        yield from in_processes(options.processes, [__file__, *sys.argv[1:]]).items()
+        yield from run_in_processes(options.processes, [__file__, *sys.argv[1:]]).items()
 
 
 # --- Comparisons ---
 
 
 def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
-    """Compares a run, and the loop alone, with the bare step, in images per second."""
+    """Compare a run, and the loop alone, with the bare step, in images per second."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = make_experiment(Path(folder), steps)
         setup = initialize(experiment)
         step, placed = setup.step(), list(setup.batches(0, steps))
-        alone = dataclasses.replace(make_run(setup), validation=Validation())
+        bare_run = dataclasses.replace(make_run(setup), validation=Validation())
 
         def loop() -> TrainState:
-            return fit(dataclasses.replace(alone, state=copy(setup.state)))
+            return fit(dataclasses.replace(bare_run, state=copy(setup.state)))
 
         def loop_turn() -> float:
             begin = time.perf_counter()
@@ -152,7 +154,7 @@ def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
 
 
 def compare_collectives(rounds: int, steps: int) -> dict[str, Figures]:
-    """Compares one collective with one per leaf, and with bfloat16, in images per second of all processes."""
+    """Compare one collective with a collective per leaf, and with bfloat16, in images per second of all processes."""
     setup = make_setup()
     batches = list(setup.batches(0, steps))
     makers: dict[str, Callable[[RunSetup], Any]] = {
@@ -166,9 +168,9 @@ def compare_collectives(rounds: int, steps: int) -> dict[str, Figures]:
         lowered = make(setup).lower(setup.state, batches[0])
         compiled[name] = lowered.compile()
         reduces[name] = all_reduces(lowered, compiled[name])
-    found = {name: losses(step, setup.state, batches[:GATE_STEPS]) for name, step in compiled.items()}
-    check_losses({name: found[name] for name in (OURS, PLAIN)}, 1e-5)
-    check_losses({name: found[name] for name in (OURS, HALVED)}, 1e-2)
+    figures = {name: losses(step, setup.state, batches[:GATE_STEPS]) for name, step in compiled.items()}
+    check_losses({name: figures[name] for name in (OURS, PLAIN)}, 1e-5)
+    check_losses({name: figures[name] for name in (OURS, HALVED)}, 1e-2)
 
     turns = {name: functools.partial(time_steps, step, setup.state, batches) for name, step in compiled.items()}
     seconds = alternate(turns, rounds)
@@ -182,13 +184,13 @@ def compare_collectives(rounds: int, steps: int) -> dict[str, Figures]:
 
 
 def make_halved_step(setup: RunSetup) -> TrainStep:
-    """Returns the step with its gradients averaged as bfloat16, in a separate collective."""
+    """Return the step with its gradients averaged as bfloat16, in a separate collective."""
     config = setup.recipe.config.replace(train={"gradient_precision": "bfloat16"})
     return setup.changed(config=config).step()
 
 
 def make_plain_step(setup: RunSetup) -> TrainStep:
-    """Returns a plain step: the gradient of the mean loss, and an average of every leaf."""
+    """Return a plain step: the gradient of the mean loss, and an average of every leaf."""
 
     def local_step(state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
         def mean_loss(params: Any) -> tuple[jax.Array, Any]:
@@ -210,7 +212,7 @@ def make_plain_step(setup: RunSetup) -> TrainStep:
 
 
 class Stopwatch(Listener):
-    """Measures the seconds per step of a run, from the first logged step to the end, without validation."""
+    """A listener that measures seconds per step, from the first logged step to the end, without validation."""
 
     def __init__(self) -> None:
         self._first: StepRecord | None = None
@@ -233,7 +235,7 @@ class Stopwatch(Listener):
 
 
 def make_experiment(folder: Path, steps: int) -> Experiment:
-    """Opens a small run of configs/cifar10.py on random images, which it writes into the folder."""
+    """Open a small run of configs/cifar10.py on random images, which it writes into the folder."""
     images, labels = random_images(EXAMPLES + VALIDATED, SIZE, CLASSES)
     np.savez(
         folder / "images.npz",
@@ -256,28 +258,28 @@ def make_experiment(folder: Path, steps: int) -> Experiment:
 
 
 def make_setup() -> RunSetup:
-    """Returns the setup of a network on random images, the same on every process."""
+    """Return the setup of a network on random images, the same on every process."""
     source = ArrayTable(*random_images(EXAMPLES, SIZE, CLASSES), tuple(map(str, range(CLASSES))))
     network = resnet("resnet18", CLASSES, width=WIDTH, stem="small")
     return prepare_training(network, source, None, optax.sgd(0.01, 0.9), LOCAL_BATCH)
 
 
 def losses(step: TrainStep, state: TrainState, batches: list[Batch]) -> list[float]:
-    found, state = [], copy(state)
+    figures, state = [], copy(state)
     for batch in batches:
         state, sums = step(state, batch)
-        found.append(sums.means()["loss"])
-    return found
+        figures.append(sums.means()["loss"])
+    return figures
 
 
 def all_reduces(lowered: Any, compiled: Any) -> Figures:
-    """Counts the all-reduces as traced and as merged by XLA, their buffers (gloo sends one at a time) and dtypes."""
-    found = re.findall(r"= (\S.*?) all-reduce(?:-start)?\(([^)]*)\)", compiled.as_text())
+    """Count the all-reduces as traced and as merged by XLA, their buffers (gloo sends one at a time) and dtypes."""
+    figures = re.findall(r"= (\S.*?) all-reduce(?:-start)?\(([^)]*)\)", compiled.as_text())
     return {
         "written": lowered.as_text().count("stablehlo.all_reduce"),
-        "merged": len(found),
-        "buffers": sum(names.count("%") for _, names in found),
-        "dtypes": sorted({dtype for shapes, _ in found for dtype in re.findall(r"(\w+)\[", shapes)}),
+        "merged": len(figures),
+        "buffers": sum(names.count("%") for _, names in figures),
+        "dtypes": sorted({dtype for shapes, _ in figures for dtype in re.findall(r"(\w+)\[", shapes)}),
     }
 
 

@@ -43,12 +43,12 @@ class Clock:
         self.totals["starts"] += event == "subprocess.Popen"
 
     def timed(self, event: str, duration_secs: float, **_: Any) -> None:
-        """Records an event of JAX that ends now. Nested events have ended before."""
+        """Record an event of JAX that ends now. Nested events have ended before."""
         if event not in KINDS:
             return
         end = time.perf_counter()
         within = [(start, stop) for start, stop in self._whole if start >= end - duration_secs]
-        self._whole = [*(one for one in self._whole[-100:] if one not in within), (end - duration_secs, end)]
+        self._whole = [*(total for total in self._whole[-100:] if total not in within), (end - duration_secs, end)]
         self.totals[KINDS[event]] += max(0.0, duration_secs - sum(stop - start for start, stop in within))
 
     def now(self) -> dict[str, float]:
@@ -97,18 +97,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def summed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sums rows with the same name, and sorts them by seconds."""
+    """Sum rows with the same name, and sort them by seconds."""
     sums: dict[str, dict[str, Any]] = {}
     for row in rows:
-        one = sums.setdefault(row["name"], {"name": row["name"], "count": 0} | dict.fromkeys(PARTS, 0.0))
-        one["count"] += 1
+        total = sums.setdefault(row["name"], {"name": row["name"], "count": 0} | dict.fromkeys(PARTS, 0.0))
+        total["count"] += 1
         for part in PARTS:
-            one[part] = round(one[part] + row[part], 4)
-    return sorted(sums.values(), key=lambda one: -one["seconds"])
+            total[part] = round(total[part] + row[part], 4)
+    return sorted(sums.values(), key=lambda total: -total["seconds"])
 
 
 def table(title: str, rows: list[dict[str, Any]], top: int) -> str:
-    """Formats the longest rows and the sum of all as Markdown."""
+    """Format the longest rows and the sum of all as Markdown."""
     whole = summed({**row, "name": f"all {len(rows)}"} for row in rows)
     lines = [f"| {title} | count | {' | '.join(PARTS)} |", "|" + "---|" * (len(PARTS) + 2)]
     for row in [*rows[:top], *whole]:

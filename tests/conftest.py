@@ -17,23 +17,23 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # The width of the user's terminal, which pytest-xdist would pass to its workers.
 os.environ.pop("COLUMNS", None)
-# Programs of tests are small and run a few times, so compilation is fast rather than optimizing, and uses one thread,
-# because other tests use the other cores. Children inherit the flags. XLA aborts for an unknown flag; jaxlib 0.11
-# removed one.
+# Programs of tests are small and run a few times, so XLA compiles them without expensive optimizations. It uses one
+# thread, because other tests use the other cores. Children inherit the flags. XLA aborts for an unknown flag; jaxlib
+# 0.11 removed the last flag.
 os.environ.setdefault(
     "XLA_FLAGS",
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     " --xla_cpu_parallel_codegen_split_count=1"
     + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""),
 )
-if "JAXDDP_GPU_PLUGIN" not in os.environ:
-    # The user and the tests share one download of XLA's compiler for GPUs.
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    os.environ["JAXDDP_GPU_PLUGIN"] = str(caches / "jaxddp" / "gpu-plugin")
+# The user and the tests share one download of XLA's compilers for GPUs and TPUs.
+user_caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxddp"
+for accelerator in ("gpu", "tpu"):
+    os.environ.setdefault(f"JAXDDP_{accelerator.upper()}_PLUGIN", str(user_caches / f"{accelerator}-plugin"))
 if "JAXDDP_CACHE" not in os.environ:
-    own = tempfile.mkdtemp(prefix="jaxddp-tests-")
-    atexit.register(shutil.rmtree, own, ignore_errors=True)
-    os.environ["JAXDDP_CACHE"] = own
+    temporary_cache = tempfile.mkdtemp(prefix="jaxddp-tests-")
+    atexit.register(shutil.rmtree, temporary_cache, ignore_errors=True)
+    os.environ["JAXDDP_CACHE"] = temporary_cache
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     programs = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxddp-tests"
     programs.mkdir(parents=True, exist_ok=True)
@@ -63,12 +63,12 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Starts the longest files first, so that none is left for the end, and marks the tests of some folders."""
-    places = {name: place for place, name in enumerate(LONGEST)}
+    """Start the longest files first, so that no long file runs at the end, and mark the tests of some folders."""
+    ranks = {name: place for place, name in enumerate(LONGEST)}
     folder = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(folder / "benchmarks"):
             item.add_marker("ci")
         if item.path.is_relative_to(folder / "integration"):
             item.add_marker("processes")
-    items.sort(key=lambda item: places.get(item.path.relative_to(folder).as_posix(), len(places)))
+    items.sort(key=lambda item: ranks.get(item.path.relative_to(folder).as_posix(), len(ranks)))

@@ -1,4 +1,4 @@
-"""Long activities are shown on the screen, by process 0 only, and no thread is left."""
+"""Process 0 shows long activities on the screen, and its thread for them ends with the command."""
 
 import io
 import re
@@ -16,14 +16,14 @@ from jaxddp.command_line.terminal import StatusLine
 from jaxddp.training.progress.live import LiveDisplay
 
 
-class Told:
+class RecordedScreen:
     """A screen that records its lines."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def show(self, words: str, seconds: float) -> None:
-        self.lines.append(words)
+    def show(self, description: str, seconds: float) -> None:
+        self.lines.append(description)
 
     def clear(self) -> None:
         self.lines.append("")
@@ -34,55 +34,55 @@ class Terminal(io.StringIO):
         return True
 
 
-def threads() -> list[str]:
+def activity_threads() -> list[str]:
     """Return the names of the threads that show activities."""
     return [thread.name for thread in threading.enumerate() if thread.name == "jaxddp-activity"]
 
 
 @pytest.fixture
-def impatient(monkeypatch):
+def short_delays(monkeypatch):
     monkeypatch.setattr(activity, "PATIENCE_SECONDS", 0.02)
     monkeypatch.setattr(activity, "_UPDATE_SECONDS", 0.02)
 
 
-def wait_until(true) -> None:
-    give_up = time.monotonic() + 20
-    while not true() and time.monotonic() < give_up:
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.005)
-    assert true()
+    assert condition()
 
 
 def test_the_shown_description_is_that_of_the_innermost_block_with_a_description():
-    heard: list[str] = []
-    with phases.reported_to(heard.append), phases.doing("reading"):
+    descriptions: list[str] = []
+    with phases.reported_to(descriptions.append), phases.doing("reading"):
         with phases.phase("compile", "compiling"), phases.phase("agreement"):
-            assert heard[-1] == "compiling" and phases.progress().phase == "agreement"
-        assert heard[-1] == "reading"
+            assert descriptions[-1] == "compiling" and phases.progress().phase == "agreement"
+        assert descriptions[-1] == "reading"
         with pytest.raises(RuntimeError), phases.phase("training", ""):
-            assert heard[-1] == ""
+            assert descriptions[-1] == ""
             raise RuntimeError
-    assert heard == ["", "reading", "compiling", "reading", "", "reading", "", ""]
+    assert descriptions == ["", "reading", "compiling", "reading", "", "reading", "", ""]
 
 
 def test_only_the_last_listener_is_called():
-    first, second = [], []
-    with phases.reported_to(first.append), phases.doing("one"):
-        with phases.reported_to(second.append), phases.doing("two"):
-            assert (first[-1], second[-1]) == ("", "two")
-        assert (first[-1], second[-1]) == ("one", "")
+    outer, inner = [], []
+    with phases.reported_to(outer.append), phases.doing("one"):
+        with phases.reported_to(inner.append), phases.doing("two"):
+            assert (outer[-1], inner[-1]) == ("", "two")
+        assert (outer[-1], inner[-1]) == ("one", "")
 
 
 def test_other_threads_do_not_change_the_description():
-    heard: list[str] = []
-    with phases.reported_to(heard.append), phases.phase("start", "training"):
+    descriptions: list[str] = []
+    with phases.reported_to(descriptions.append), phases.phase("start", "training"):
         thread = threading.Thread(target=lambda: phases.doing("beside").__enter__())
         thread.start()
         thread.join()
-    assert "beside" not in heard
+    assert "beside" not in descriptions
 
 
-def test_long_activities_are_shown_and_short_ones_are_not(impatient):
-    screen = Told()
+def test_long_activities_are_shown_and_short_ones_are_not(short_delays):
+    screen = RecordedScreen()
     with activity.show_on(screen):
         with phases.doing("reading"):
             wait_until(lambda: screen.lines.count("reading") > 2)
@@ -91,33 +91,33 @@ def test_long_activities_are_shown_and_short_ones_are_not(impatient):
         with phases.doing("compiling"):
             pass
     assert "compiling" not in screen.lines and screen.lines[-1] == ""
-    assert threads() == []
+    assert activity_threads() == []
 
 
 def test_without_a_terminal_an_activity_prints_a_lasting_line(capfd):
-    line = StatusLine()
+    status_line = StatusLine()
     for seconds in (1.0, 2.0):
-        line.show("compiling the step", seconds)
-    line.clear()
-    line.show("saving step 4", 1.0)
-    said = capfd.readouterr()
-    assert (said.out, said.err) == ("", "compiling the step ...\nsaving step 4 ...\n")
+        status_line.show("compiling the step", seconds)
+    status_line.clear()
+    status_line.show("saving step 4", 1.0)
+    output = capfd.readouterr()
+    assert (output.out, output.err) == ("", "compiling the step ...\nsaving step 4 ...\n")
 
 
 def test_on_a_terminal_the_activity_line_fits_the_width_and_is_erased(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr(sys, "stderr", Terminal())
-    line = StatusLine()
-    line.show("reading " + "x" * 100, 1.0)
-    line.clear()
+    status_line = StatusLine()
+    status_line.show("reading " + "x" * 100, 1.0)
+    status_line.clear()
     written = sys.stderr.getvalue()
     assert written.endswith("\x1b[2K") and "\n" not in written
     assert 0 < len(re.sub(r"\x1b\[[0-9;]*[A-Za-z]|\r", "", written)) <= 20
 
 
 @pytest.mark.parametrize("process", [None, 0, 1])
-def test_a_command_shows_long_activities_in_process_0_only(process, impatient, monkeypatch, tmp_path, capfd):
+def test_a_command_shows_long_activities_in_process_0_only(process, short_delays, monkeypatch, tmp_path, capfd):
     if process is not None:
         environ = {"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": str(process)}
         for name, value in environ.items():
@@ -127,7 +127,7 @@ def test_a_command_shows_long_activities_in_process_0_only(process, impatient, m
     assert main(["train", str(recipe)]) == 2
     *lines, last = capfd.readouterr().err.splitlines()
     assert lines == ([] if process else [f"reading {recipe} ..."]) and "enough" in last
-    assert threads() == []
+    assert activity_threads() == []
 
 
 def test_a_live_display_shows_a_long_activity_in_place_of_the_last_metrics():

@@ -1,4 +1,4 @@
-"""Adapted models: a network written in three libraries gives equal results, with modes, random streams and state."""
+"""Adapted models: the same network in three libraries gives equal results; modes, random streams and state work."""
 
 import dataclasses
 import functools
@@ -64,8 +64,8 @@ def function_apply(params, state, images, *, train):
     return x @ params["head"]["kernel"] + params["head"]["bias"], updated
 
 
-def three_cnns():
-    """The adapted networks by library, with the names of their running statistics."""
+def networks_by_library():
+    """Return, by library, the adapted network and a function that makes its state of running statistics."""
     return {
         "linen": (adapt(LinenCNN()), lambda statistics: {"batch_stats": {"norm": statistics}}),
         "nnx": (adapt(NNXCNN(rngs=nnx.Rngs(0))), lambda statistics: {"norm": statistics}),
@@ -85,23 +85,23 @@ def random_weights(seed=0):
 def loss_and_gradients(model, params, state, images, labels, train, key=None):
     def loss(params):
         logits, updated = model.apply(params, state, images, train=train, key=key)
-        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
-        return -jnp.mean(picked), (logits, updated)
+        log_likelihoods = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1)
+        return -jnp.mean(log_likelihoods), (logits, updated)
 
     return jax.value_and_grad(loss, has_aux=True)(params)
 
 
-def close(actual, expected):
+def assert_close(actual, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), actual, expected)
 
 
 @functools.cache
 def results_by_library(train):
-    """Return loss, logits and gradients, and the new state."""
+    """Return, by library, (loss, logits, gradients) and the new state."""
     params, statistics, images, labels = random_weights()
     results = {}
     with jax.enable_x64(True):
-        for name, (model, wrap) in three_cnns().items():
+        for name, (model, wrap) in networks_by_library().items():
             step = jax.jit(
                 lambda params, state, model=model: loss_and_gradients(model, params, state, images, labels, train)
             )
@@ -118,17 +118,17 @@ def test_one_network_in_three_libraries_computes_the_same_function(library, trai
     results, statistics = results_by_library(train), random_weights()[1]
     expected, expected_state = results["function"]
     assert all(np.any(leaf) for leaf in jax.tree.leaves(expected[2]["head"]))
-    close(results[library][0], expected)
-    close(results[library][1], three_cnns()[library][1](expected_state))
+    assert_close(results[library][0], expected)
+    assert_close(results[library][1], networks_by_library()[library][1](expected_state))
     assert np.allclose(expected_state["mean"], statistics["mean"]) != train
 
 
 @pytest.mark.slow
 def test_one_network_in_three_libraries_trains_with_the_same_losses():
     params, statistics, images, labels = random_weights(1)
-    series = {}
+    losses_by_library = {}
     with jax.enable_x64(True):
-        for name, (model, wrap) in three_cnns().items():
+        for name, (model, wrap) in networks_by_library().items():
 
             @jax.jit
             def step(params, state, model=model):
@@ -139,10 +139,10 @@ def test_one_network_in_three_libraries_trains_with_the_same_losses():
             for _ in range(5):
                 trained, state, loss = step(trained, state)
                 losses.append(float(loss))
-            series[name] = losses
-    close(series["linen"], series["function"])
-    close(series["nnx"], series["function"])
-    assert series["function"][-1] < series["function"][0] - 0.05
+            losses_by_library[name] = losses
+    assert_close(losses_by_library["linen"], losses_by_library["function"])
+    assert_close(losses_by_library["nnx"], losses_by_library["function"])
+    assert losses_by_library["function"][-1] < losses_by_library["function"][0] - 0.05
 
 
 @pytest.mark.slow
@@ -151,29 +151,30 @@ def test_adapted_models_work_in_shard_map(library):
     params, statistics, images, labels = random_weights(2)
     mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
     with jax.enable_x64(True):
-        model, wrap = three_cnns()[library]
+        model, wrap = networks_by_library()[library]
         state = wrap(statistics)
 
-        def on_a_device(params, state, images, labels, train):
+        def shard_step(params, state, images, labels, train):
             key = jax.random.fold_in(jax.random.key(0), jax.lax.axis_index("data"))
             params = jax.lax.pcast(params, "data", to="varying")
             (loss, (_, updated)), gradients = loss_and_gradients(model, params, state, images, labels, train, key)
             return jax.lax.pmean((loss, gradients, updated), "data")
 
-        def on_four(train):
+        def on_four_devices(train):
             specs = {"in_specs": (P(), P(), P("data"), P("data")), "out_specs": P()}
-            step = jax.shard_map(lambda *arguments: on_a_device(*arguments, train), mesh=mesh, **specs)
+            step = jax.shard_map(lambda *arguments: shard_step(*arguments, train), mesh=mesh, **specs)
             return jax.jit(step)(params, state, images, labels)
 
-        on_one = jax.jit(functools.partial(loss_and_gradients, model), static_argnums=4)
-        (loss, (_, _)), gradients = on_one(params, state, images, labels, False)
-        close(on_four(False), (loss, gradients, state))
-        # In training the statistics are those of a device, but means of equal shards average to the global mean.
-        _, (_, updated) = on_one(params, state, images, labels, True)[0]
-        for (path, four), one in zip(
-            jax.tree_util.tree_leaves_with_path(on_four(True)[2]), jax.tree.leaves(updated), strict=True
+        on_one_device = jax.jit(functools.partial(loss_and_gradients, model), static_argnums=4)
+        (loss, (_, _)), gradients = on_one_device(params, state, images, labels, False)
+        assert_close(on_four_devices(False), (loss, gradients, state))
+        # In training each device computes the statistics of its shard. Their average has the mean of the whole batch,
+        # but not its variance.
+        _, (_, updated) = on_one_device(params, state, images, labels, True)[0]
+        for (path, sharded), whole in zip(
+            jax.tree_util.tree_leaves_with_path(on_four_devices(True)[2]), jax.tree.leaves(updated), strict=True
         ):
-            assert np.allclose(four, one, rtol=1e-9) == (path[-1].key == "mean")
+            assert np.allclose(sharded, whole, rtol=1e-9) == (path[-1].key == "mean")
 
 
 @pytest.mark.parametrize("model", [LinenCNN(rate=0.5), NNXCNN(rate=0.5, rngs=nnx.Rngs(0))], ids=["linen", "nnx"])
@@ -218,25 +219,25 @@ class NNXNoise(nnx.Module):
 
 
 @pytest.mark.parametrize(
-    ("model", "place"),
+    ("model", "state_path"),
     [(LinenNoise(), ("counters", "calls")), (NNXNoise(nnx.Rngs(0, dropout=0, noise=0)), ("calls",))],
     ids=["linen", "nnx"],
 )
-def test_adapted_models_handle_every_random_stream_and_every_state_collection(model, place):
+def test_adapted_models_handle_every_random_stream_and_every_state_collection(model, state_path):
     model = adapt(model)
     params, state = model.init(jax.random.key(0), EXAMPLE)
     assert params == {}
     (path,) = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
-    assert tuple(part.key for part in path) == place
+    assert tuple(entry.key for entry in path) == state_path
 
     noise, updated = jax.jit(model.apply, static_argnames="train")(
         params, state, EXAMPLE, train=True, key=jax.random.key(1)
     )
-    assert len(np.unique(noise)) == noise.size, "two streams drew the same"
+    assert len(np.unique(noise)) == noise.size, "two random streams drew the same number"
     assert jax.tree.leaves(updated) == [1]
-    other, evaluated = model.apply(params, updated, EXAMPLE, train=False, key=jax.random.key(2))
-    assert not np.any(np.asarray(other) == np.asarray(noise))
-    assert jax.tree.leaves(evaluated) == [1], "evaluation leaves the state alone"
+    noise_of_evaluation, state_of_evaluation = model.apply(params, updated, EXAMPLE, train=False, key=jax.random.key(2))
+    assert not np.any(np.asarray(noise_of_evaluation) == np.asarray(noise))
+    assert jax.tree.leaves(state_of_evaluation) == [1], "evaluation changed the state"
 
 
 CALLS = {
@@ -255,8 +256,8 @@ def test_the_training_mode_is_passed_under_the_models_own_argument_name(name, li
     if library == "function":
         model = adapt((lambda key, example: {}, call))
     else:
-        base = nn.Module if library == "linen" else nnx.Module
-        model = adapt(type("Net", (base,), {"__call__": call, "__module__": __name__})())
+        module_class = nn.Module if library == "linen" else nnx.Module
+        model = adapt(type("Net", (module_class,), {"__call__": call, "__module__": __name__})())
     params, state = model.init(jax.random.key(0), EXAMPLE)
     for train in (True, False):
         logits, _ = model.apply(params, state, EXAMPLE, train=train, key=None)
@@ -306,9 +307,10 @@ def test_adapting_does_not_change_the_mode_of_the_users_nnx_module():
     np.testing.assert_array_equal(module.norm.mean[...], np.zeros(4))
 
 
-def test_functions_without_state_and_with_a_key():
+def test_functions_may_have_no_state_and_may_receive_a_key():
     def init(key, example):
-        return (jnp.ones(3), jnp.zeros(3))  # A list of two leaves, which is not the pair (params, state).
+        # These two arrays are the parameters, and not a pair (params, state).
+        return (jnp.ones(3), jnp.zeros(3))
 
     def apply(params, images, key=None):
         return images * params[0] + params[1] + jax.random.uniform(key)
@@ -323,7 +325,7 @@ def test_functions_without_state_and_with_a_key():
 
 @pytest.mark.parametrize("library", ["linen", "nnx", "function"])
 def test_an_adapted_model_is_a_frozen_hashable_model(library):
-    model, _ = three_cnns()[library]
+    model, _ = networks_by_library()[library]
     assert isinstance(model, Model)
     assert adapt(model) is model
     assert hash(model) == hash(model)
@@ -337,7 +339,7 @@ def test_an_adapted_model_is_a_frozen_hashable_model(library):
 
 
 @pytest.mark.slow
-def test_resnet_adapts():
+def test_adapt_accepts_a_resnet():
     model = adapt(resnet("resnet18", 7, width=4, stem="small"))
     params, state = jax.eval_shape(model.init, jax.random.key(0), EXAMPLE)
     logits, updated = jax.eval_shape(
@@ -348,8 +350,8 @@ def test_resnet_adapts():
     assert jax.tree.map(jnp.shape, updated) == jax.tree.map(jnp.shape, state)
 
 
-class OddModel:
-    """An object with a Model's methods, but other arguments."""
+class OtherApply:
+    """An object with the methods of a Model, whose `apply` has other arguments."""
 
     def init(self, key, example):
         return {}, {}
@@ -362,12 +364,12 @@ def params_init(key, example):
     return {}
 
 
-def open_ended(params, state, rng, *inputs):
+def apply_with_any_inputs(params, state, rng, *inputs):
     return inputs[0], state
 
 
 @pytest.mark.parametrize(
-    ("model", "parts"),
+    ("model", "phrases"),
     [
         (3, ["model is of type int;", "a Linen module, an NNX module, a pair of functions"]),
         ("resnet50", ["model is of type str;"]),
@@ -378,13 +380,19 @@ def open_ended(params, state, rng, *inputs):
         ((params_init, lambda params: params), ["does not fit apply(params, images) or apply(params, state, images)"]),
         ((params_init, lambda a, b, c, d: a), ["(a, b, c, d) does not fit apply", "'d'"]),
         ((params_init, lambda a, b, *, rate: a), ["does not fit apply", "'rate'"]),
-        ((params_init, open_ended), ["open_ended(params, state, rng, *inputs) does not fit", "name its arguments"]),
+        (
+            (params_init, apply_with_any_inputs),
+            ["apply_with_any_inputs(params, state, rng, *inputs) does not fit", "name its arguments"],
+        ),
         ((dict, function_apply), ["dict has no signature; wrap it in a Python function"]),
-        (OddModel(), ["OddModel.apply(params, images) does not fit apply(params, model_state, images, *, train, key)"]),
+        (
+            OtherApply(),
+            ["OtherApply.apply(params, images) does not fit apply(params, model_state, images, *, train, key)"],
+        ),
     ],
 )
-def test_adapt_rejects_any_other_object_by_its_type_name(model, parts):
+def test_adapt_rejects_any_other_object_by_its_type_name(model, phrases):
     with pytest.raises(InputError) as caught:
         adapt(model)
-    for part in parts:
-        assert part in str(caught.value)
+    for phrase in phrases:
+        assert phrase in str(caught.value)

@@ -1,4 +1,4 @@
-"""Messages from sockets are checked before use. A stranger cannot end a job, before or after its start."""
+"""Messages from sockets are checked before use. A stranger, a connection from outside, cannot end a job."""
 
 import asyncio
 import contextlib
@@ -24,24 +24,24 @@ from jaxddp.wire.codec import LENGTH, Malformed, encode
 from jaxddp.wire.handshake import Challenge, Hello, Refusal, Welcome
 
 
-def leave(pool: ThreadPoolExecutor, planes: Sequence[ControlPlane]) -> None:
+def finish_and_leave(pool: ThreadPoolExecutor, planes: Sequence[ControlPlane]) -> None:
     for finished in [pool.submit(plane.finish) for plane in planes]:
         finished.result(30)
     for plane in planes:
         plane.leave()
 
 
-def connected(address: tuple[str, int]) -> socket.socket:
-    """Return a connection to process 0, which may start to listen a little later."""
-    give_up = time.monotonic() + 10
+def connect_to_process_0(address: tuple[str, int]) -> socket.socket:
+    """Return a connection to process 0, after it has started to listen."""
+    deadline = time.monotonic() + 10
     while True:
         with contextlib.suppress(ConnectionRefusedError):
             return socket.create_connection(address, timeout=20)
-        assert time.monotonic() < give_up
+        assert time.monotonic() < deadline
 
 
-class Meeting:
-    """Process 0 of a job of two, and the other process once it joins. `losses` has the losses that either reports."""
+class TwoProcesses:
+    """A job of two processes: process 0 in a thread, and `second`, which a test starts. Both append to `losses`."""
 
     def __init__(self, key: str = "", timeout: float = 30):
         with socket.socket() as probe:
@@ -50,78 +50,81 @@ class Meeting:
         self.key, self.timeout, self.losses = key, timeout, list[Loss]()
         self.pool = ThreadPoolExecutor(8)
         self.first = self.pool.submit(self.plane, 0)
-        connected(self.address).close()
+        connect_to_process_0(self.address).close()
 
     def plane(self, process: int, **changes: object) -> ControlPlane:
         job = Job("{}:{}".format(*self.address), 2, process, run_id="run", key=self.key)
         job = Job(**{**vars(job), **changes})
         return ControlPlane.join(job, FACTS, self.timeout, end=self.losses.append)
 
-    def stranger(self, said: bytes = b"") -> socket.socket:
-        """Return a connection on which these bytes were sent to process 0."""
+    def connect_stranger(self, content: bytes = b"") -> socket.socket:
+        """Connect to process 0 and send it bytes."""
         connection = socket.create_connection(self.address, timeout=20)
-        connection.sendall(said)
+        connection.sendall(content)
         return connection
 
     def agree(self) -> None:
         """Let both processes exchange a value."""
         planes = [self.first.result(20), self.second]
-        told = [self.pool.submit(plane.decide, "name", str(n), ",".join, 20) for n, plane in enumerate(planes)]
-        assert [each.result(20) for each in told] == ["0,1", "0,1"]
+        values = [self.pool.submit(plane.decide, "name", str(n), ",".join, 20) for n, plane in enumerate(planes)]
+        assert [future.result(20) for future in values] == ["0,1", "0,1"]
 
     def close(self) -> None:
-        leave(self.pool, [self.second, self.first.result(20)])
+        finish_and_leave(self.pool, [self.second, self.first.result(20)])
         assert self.losses == []
 
 
 @pytest.mark.parametrize("key", ["", "secret"])
 def test_strangers_end_no_job_before_or_after_its_start(key, monkeypatch):
-    # Connections are served concurrently: a silent one does not delay the start. The time limit for a silent connection
-    # is private, because users have no reason to change it.
+    # Connections are served concurrently, so a silent connection does not delay the start. The time limit for a silent
+    # connection is private, because users have no reason to change it.
     monkeypatch.setattr("jaxddp.wire.admission._HELLO_SECONDS", 600.0)
-    meeting = Meeting(key)
-    before = [meeting.stranger(said) for said in STRANGERS.values()]
-    meeting.second = meeting.plane(1)
-    meeting.agree()
-    after = [meeting.stranger(said) for said in STRANGERS.values()]
-    meeting.agree()
+    job = TwoProcesses(key)
+    connections_before = [job.connect_stranger(content) for content in STRANGERS.values()]
+    job.second = job.plane(1)
+    job.agree()
+    connections_after = [job.connect_stranger(content) for content in STRANGERS.values()]
+    job.agree()
     refused = {"another run": "it serves another job; give each job its own port"}
-    for name, connection in [*zip(STRANGERS, before, strict=True), *zip(STRANGERS, after, strict=True)]:
-        challenge, *more = answers(connection)
+    for name, connection in [
+        *zip(STRANGERS, connections_before, strict=True),
+        *zip(STRANGERS, connections_after, strict=True),
+    ]:
+        challenge, *replies = answers(connection)
         assert isinstance(challenge, Challenge)
-        assert more == ([Refusal(refused[name])] if name in refused else []), name
-    meeting.agree()
-    meeting.close()
+        assert replies == ([Refusal(refused[name])] if name in refused else []), name
+    job.agree()
+    job.close()
 
 
 def test_a_process_without_the_key_is_refused():
-    meeting = Meeting("secret")
+    job = TwoProcesses("secret")
     with pytest.raises(
         InputError, match=r"coordinator .*: JAXDDP_JOB_KEY differs from that of process 0; give all processes of"
     ):
-        meeting.plane(1, key="guess")
+        job.plane(1, key="guess")
     with pytest.raises(InputError, match="JAXDDP_JOB_KEY differs from that of process 0"):
-        meeting.plane(1, key="")
+        job.plane(1, key="")
     # A proof is valid for one challenge only.
-    assert isinstance(answers(meeting.stranger(changed(proof="0" * 64)))[1], Refusal)
-    meeting.second = meeting.plane(1)
-    meeting.agree()
-    meeting.close()
+    assert isinstance(answers(job.connect_stranger(changed(proof="0" * 64)))[1], Refusal)
+    job.second = job.plane(1)
+    job.agree()
+    job.close()
 
 
-def test_an_error_names_the_side_that_has_no_key():
-    meeting = Meeting("", timeout=20)
-    line = "JAXDDP_JOB_KEY is set in process 1 on .*, and not in process 0; set it in all"
-    with pytest.raises(InputError, match=line):
-        meeting.plane(1, key="secret")
-    with pytest.raises(InputError, match=line):
-        meeting.first.result(20)
+def test_an_error_names_the_process_that_has_no_key():
+    job = TwoProcesses("", timeout=20)
+    message = "JAXDDP_JOB_KEY is set in process 1 on .*, and not in process 0; set it in all"
+    with pytest.raises(InputError, match=message):
+        job.plane(1, key="secret")
+    with pytest.raises(InputError, match=message):
+        job.first.result(20)
 
 
 def test_a_coordinator_without_the_key_is_detected():
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
 
-        def pretend() -> None:
+        def answer_without_the_key() -> None:
             connection, _ = server.accept()
             with connection:
                 connection.sendall(encode(Challenge("0")))
@@ -129,24 +132,24 @@ def test_a_coordinator_without_the_key_is_detected():
                 connection.sendall(encode(Welcome("127.0.0.1:1", "0" * 64)))
                 connection.recv(1000)
 
-        pool.submit(pretend)
+        pool.submit(answer_without_the_key)
         job = Job("{}:{}".format(*server.getsockname()), 2, 1, key="secret")
         with pytest.raises(InputError, match="JAXDDP_JOB_KEY differs from that of process 0"):
             ControlPlane.join(job, FACTS, 10)
 
 
 def test_a_flood_of_silent_connections_delays_no_process():
-    meeting = Meeting()
-    before = len([thread for thread in threading.enumerate() if thread.name == "jaxddp-job"])
-    silent = [meeting.stranger() for _ in range(200)]
-    meeting.second = meeting.plane(1)
-    meeting.agree()
-    after = len([thread for thread in threading.enumerate() if thread.name == "jaxddp-job"])
-    # One more for process 1.
-    assert after <= before + 1
+    job = TwoProcesses()
+    threads_before = len([thread for thread in threading.enumerate() if thread.name == "jaxddp-job"])
+    silent = [job.connect_stranger() for _ in range(200)]
+    job.second = job.plane(1)
+    job.agree()
+    threads_after = len([thread for thread in threading.enumerate() if thread.name == "jaxddp-job"])
+    # Only the connection of process 1 may add a thread.
+    assert threads_after <= threads_before + 1
     for connection in silent:
         connection.close()
-    meeting.close()
+    job.close()
 
 
 def test_a_process_that_ended_before_the_start_can_join_again():
@@ -158,96 +161,96 @@ def test_a_process_that_ended_before_the_start_can_join_again():
         first = pool.submit(ControlPlane.join, job, FACTS, 30, end=print)
         hello = encode(Hello(1, 3, "", "there", FACTS, "nonce", ""))
         for _ in range(2):
-            with connected(address) as early:
-                early.sendall(hello)
-                # Process 0 closes the connection after it has read the hello and the end, and has removed the process.
-                assert [type(message) for message in answers(early)] == [Challenge]
+            with connect_to_process_0(address) as connection:
+                connection.sendall(hello)
+                # Process 0 reads the hello and the end of the stream, removes the process, and closes the connection.
+                assert [type(message) for message in answers(connection)] == [Challenge]
         others = [pool.submit(ControlPlane.join, Job(job.coordinator, 3, n), FACTS, 30, end=print) for n in (1, 2)]
-        planes = [first.result(40), *(each.result(40) for each in others)]
-        told = [pool.submit(plane.decide, "name", str(n), ",".join, 20) for n, plane in enumerate(planes)]
-        assert [each.result(20) for each in told] == ["0,1,2"] * 3
-        leave(pool, planes)
+        planes = [first.result(40), *(future.result(40) for future in others)]
+        values = [pool.submit(plane.decide, "name", str(n), ",".join, 20) for n, plane in enumerate(planes)]
+        assert [future.result(20) for future in values] == ["0,1,2"] * 3
+        finish_and_leave(pool, planes)
 
 
 def test_all_processes_get_the_value_or_the_error_of_process_0():
-    meeting = Meeting()
-    meeting.second = meeting.plane(1)
-    first = meeting.first.result(20)
+    job = TwoProcesses()
+    job.second = job.plane(1)
+    first = job.first.result(20)
 
     assert first.broadcast("a number", lambda: "7", 20) == "7"
-    assert meeting.second.broadcast("a number", lambda: "8", 20) == "7"
+    assert job.second.broadcast("a number", lambda: "8", 20) == "7"
     for error in (InputError("step 4 is damaged"), Unreachable("the server of files is away")):
 
         def fails(error: Exception = error) -> str:
             raise error
 
-        for plane in (first, meeting.second):
+        for plane in (first, job.second):
             with pytest.raises(type(error), match=f"^{error}$"):
                 plane.broadcast("a checkpoint", fails, 20)
-    meeting.close()
+    job.close()
 
 
 def test_a_process_that_rejoins_while_the_job_ends_is_rejected_with_exit_code_1():
-    meeting = Meeting()
-    meeting.second = meeting.plane(1)
-    first = meeting.first.result(20)
-    meeting.second.fail("ended: disk on fire", 1)
+    job = TwoProcesses()
+    job.second = job.plane(1)
+    first = job.first.result(20)
+    job.second.fail("ended: disk on fire", 1)
     assert first.watchdog.loss(20) is not None
     with pytest.raises(Unreachable, match="process 1 joined again while the job is ending; start it again"):
-        meeting.plane(1)
-    for plane in (meeting.second, first):
+        job.plane(1)
+    for plane in (job.second, first):
         plane.leave()
 
 
 def test_processes_at_different_exchanges_are_named():
-    meeting = Meeting()
-    meeting.second = meeting.plane(1)
-    first = meeting.pool.submit(meeting.first.result(20).decide, "seed", "0", ",".join, 20)
-    line = "seed: process 1 is at 'the steps' instead; does it run the same program"
+    job = TwoProcesses()
+    job.second = job.plane(1)
+    first = job.pool.submit(job.first.result(20).decide, "seed", "0", ",".join, 20)
+    message = "seed: process 1 is at 'the steps' instead; does it run the same program"
     with pytest.raises(InputError, match="the steps: process 0 is at 'seed' instead; does it run the same program"):
-        meeting.second.decide("the steps", "1", ",".join, 20)
-    with pytest.raises(InputError, match=line):
+        job.second.decide("the steps", "1", ",".join, 20)
+    with pytest.raises(InputError, match=message):
         first.result(20)
-    alone = meeting.pool.submit(meeting.first.result(20).decide, "seed", "0", ",".join, 0.2)
+    unanswered = job.pool.submit(job.first.result(20).decide, "seed", "0", ",".join, 0.2)
     with pytest.raises(Unreachable, match=r"seed: process 1 gave no value in 0.2 s; does it run the same program\?"):
-        alone.result(20)
-    meeting.close()
+        unanswered.result(20)
+    job.close()
 
 
 def test_one_thread_serves_a_hundred_processes_that_meet_and_exchange_and_loses_one():
-    """`benchmarks/processes/meeting.py` has thousands."""
+    """`benchmarks/processes/meeting.py` runs thousands of processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         coordinator = "{}:{}".format(*probe.getsockname())
-    lost, count = list[int](), 100
+    lost_processes, count = list[int](), 100
 
-    async def others() -> None:
-        known = [asyncio.Event() for _ in range(count - 2)]
+    async def run_other_processes() -> None:
+        loss_events = [asyncio.Event() for _ in range(count - 2)]
         followers = [Follower(Job(coordinator, count, process, key="k"), FACTS) for process in range(1, count)]
-        ends = [lambda loss, event=event: (lost.append(loss.process), event.set()) for event in known]
+        ends = [lambda loss, event=event: (lost_processes.append(loss.process), event.set()) for event in loss_events]
         await asyncio.gather(
             *(follower.meet(30, Timeouts(), end) for follower, end in zip(followers, [*ends, print], strict=True))
         )
         for process, follower in enumerate(followers, 1):
             follower.send(Value(0, "name", str(process)))
-        told = await asyncio.gather(*(follower.answer(0, "name", 20) for follower in followers))
-        assert {answer.text for answer in told} == {str(sum(range(count)))}
+        replies = await asyncio.gather(*(follower.answer(0, "name", 20) for follower in followers))
+        assert {reply.text for reply in replies} == {str(sum(range(count)))}
         followers[-1].watchdog.close()
         for connection in followers[-1].send(Alive()):
             connection.writer.transport.abort()
         async with asyncio.timeout(20):
-            await asyncio.gather(*(event.wait() for event in known))
+            await asyncio.gather(*(event.wait() for event in loss_events))
 
     with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(asyncio.run, others())
-        before = set(threading.enumerate())
+        first = pool.submit(asyncio.run, run_other_processes())
+        threads_before = set(threading.enumerate())
         plane = ControlPlane.join(
-            Job(coordinator, count, 0, key="k"), FACTS, 30, end=lambda loss: lost.append(loss.process)
+            Job(coordinator, count, 0, key="k"), FACTS, 30, end=lambda loss: lost_processes.append(loss.process)
         )
-        assert [thread.name for thread in set(threading.enumerate()) - before] == ["jaxddp-job"]
+        assert [thread.name for thread in set(threading.enumerate()) - threads_before] == ["jaxddp-job"]
         assert plane.decide("name", "0", lambda texts: str(sum(map(int, texts))), 20) == str(sum(range(count)))
         first.result(60)
-    assert lost == [count - 1] * (count - 1)
+    assert lost_processes == [count - 1] * (count - 1)
 
 
 @given(st.binary(max_size=200))
@@ -265,13 +268,13 @@ _VALUES = st.recursive(
 
 @given(st.sampled_from([HELLO, Lost(1, "r", 1), Reply(1, "n", "t"), Value(2, "n", "t"), Alive()]), st.data())
 def test_fields_have_their_types_or_the_message_is_malformed(message, data):
-    plain = json.loads(encode(message)[LENGTH:])
-    name = data.draw(st.sampled_from(sorted(plain)))
-    plain[name] = data.draw(_VALUES)
+    fields = json.loads(encode(message)[LENGTH:])
+    name = data.draw(st.sampled_from(sorted(fields)))
+    fields[name] = data.draw(_VALUES)
     with contextlib.suppress(Malformed):
-        found = CODEC.decode(json.dumps(plain).encode())
-        for field, kind in vars(type(found)).get("__annotations__", {}).items():
-            value = getattr(found, field)
-            assert kind is not str or isinstance(value, str)
+        decoded = CODEC.decode(json.dumps(fields).encode())
+        for field, annotation in vars(type(decoded)).get("__annotations__", {}).items():
+            value = getattr(decoded, field)
+            assert annotation is not str or isinstance(value, str)
             assert not isinstance(value, bool) and isinstance(value, float) == (field == "idle")
-        assert CODEC.decode(encode(found)[LENGTH:]) == found
+        assert CODEC.decode(encode(decoded)[LENGTH:]) == decoded

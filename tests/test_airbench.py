@@ -39,7 +39,7 @@ def normalized(images: np.ndarray) -> np.ndarray:
 
 
 def patches_of(images: np.ndarray, size: int) -> np.ndarray:
-    """Return patches, float[P, size * size * C], each laid out like a kernel."""
+    """Return patches, float[P, size * size * C], with the axes of a kernel in a row."""
     windows = np.lib.stride_tricks.sliding_window_view(images, (size, size), (1, 2))
     return windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, size * size * images.shape[-1])
 
@@ -60,17 +60,17 @@ def test_whitened_patches_have_uncorrelated_components_of_variance_one():
     assert kernel.shape == (2, 2, 3, 24)
     np.testing.assert_array_equal(kernel[..., 12:], -kernel[..., :12])
     features = patches_of(normalized(images), 2) @ kernel[..., :12].reshape(12, 12)
-    second = features.T @ features / len(features)
-    # A variance v becomes v / (v + epsilon).
+    moments = features.T @ features / len(features)
+    # Whitening turns a variance v into v / (v + epsilon).
     variances = np.linalg.eigvalsh(patch_moments(images, 2, MEAN, STD))
-    np.testing.assert_allclose(second, np.diag(variances / (variances + EPSILON)), atol=1e-9)
+    np.testing.assert_allclose(moments, np.diag(variances / (variances + EPSILON)), atol=1e-9)
 
 
 def test_the_whitening_transform_changes_only_the_kernel_and_keeps_its_dtype():
     images = random_images(50, 9)
     params, state = jax.jit(adapt(NET).init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
-    changed, same = initialize_whitening("whiten", lambda: images, MEAN, STD)(params, state)
-    assert same is state and changed["whiten"]["kernel"].dtype == jnp.float32
+    changed, same_state = initialize_whitening("whiten", lambda: images, MEAN, STD)(params, state)
+    assert same_state is state and changed["whiten"]["kernel"].dtype == jnp.float32
     expected = whitening_kernel(patch_moments(images, 2, MEAN, STD), 3)
     np.testing.assert_allclose(changed["whiten"]["kernel"], expected, rtol=1e-6)
     restored = {**changed, "whiten": {**changed["whiten"], "kernel": params["whiten"]["kernel"]}}
@@ -78,21 +78,21 @@ def test_the_whitening_transform_changes_only_the_kernel_and_keeps_its_dtype():
 
 
 def test_other_processes_take_the_kernel_from_the_first_and_read_no_image():
-    told: list[str] = []
+    names: list[str] = []
 
-    class Told(Second):
+    class RecordingPeers(Second):
         def from_first(self, name, make):
-            told.append(name)
+            names.append(name)
             return json.dumps(np.zeros((2, 2, 3, 24)).tolist())
 
     def images() -> np.ndarray:
-        raise AssertionError("of the first process alone")
+        raise AssertionError("only the first process reads images")
 
     transform = initialize_whitening("whiten", images, MEAN, STD)
-    topology = Topology.create(1, Told())
+    topology = Topology.create(1, RecordingPeers())
     init = make_init(adapt(NET), optax.sgd(0.1), (32, 32, 3), topology, transform=transform)
     jax.eval_shape(init, jax.random.key(0))
-    assert told == ["whitening kernel"]
+    assert names == ["whitening kernel"]
 
 
 # --- The network ---
@@ -102,39 +102,39 @@ def test_other_processes_take_the_kernel_from_the_first_and_read_no_image():
 def test_an_identity_like_convolution_passes_its_inputs_on(features):
     kernel = identity_like(jax.random.key(0), (3, 3, 5, features))
     images = jax.random.normal(jax.random.key(1), (2, 6, 6, 5))
-    found = lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    same = min(5, features)
-    np.testing.assert_allclose(found[..., :same], images[..., :same], rtol=1e-5, atol=1e-6)
-    rest = np.asarray(kernel[..., same:])
-    # PyTorch's default: uniform in +- 1 / sqrt(fan-in).
-    assert rest.size == 0 or 0.9 / 45**0.5 < abs(rest).max() <= 1 / 45**0.5
+    outputs = lax.conv_general_dilated(images, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    num_copied = min(5, features)
+    np.testing.assert_allclose(outputs[..., :num_copied], images[..., :num_copied], rtol=1e-5, atol=1e-6)
+    other_filters = np.asarray(kernel[..., num_copied:])
+    # The other filters have PyTorch's default initialization: uniform in +- 1 / sqrt(fan-in).
+    assert other_filters.size == 0 or 0.9 / 45**0.5 < abs(other_filters).max() <= 1 / 45**0.5
 
 
-def by_hand(params, images: np.ndarray) -> np.ndarray:
+def numpy_logits(params, images: np.ndarray) -> np.ndarray:
     """Compute the logits of training in float64, with NumPy and one convolution at a time."""
 
     def gelu(x):
         return x * (1 + np.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3))) / 2
 
-    def convolved(x, kernel, margin):
+    def convolve(x, kernel, margin):
         padded = np.pad(x, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
         size = kernel.shape[0]
         windows = np.lib.stride_tricks.sliding_window_view(padded, (size, size), (1, 2))
         return np.einsum("bhwcij,ijcf->bhwf", windows, kernel)
 
-    def normed(x, bias):
+    def batch_norm(x, bias):
         return (x - x.mean((0, 1, 2))) / np.sqrt(x.var((0, 1, 2)) + 1e-5) + bias
 
-    def halved(x):
+    def max_pool(x):
         side = x.shape[1] // 2
         return x[:, : 2 * side, : 2 * side].reshape(len(x), side, 2, side, 2, -1).max((2, 4))
 
-    x = gelu(convolved(images, params["whiten"]["kernel"], 0) + params["whiten"]["bias"])
+    x = gelu(convolve(images, params["whiten"]["kernel"], 0) + params["whiten"]["bias"])
     for group in (1, 2, 3):
-        x = halved(convolved(x, params[f"conv{group}_1"]["kernel"], 1))
-        x = gelu(normed(x, params[f"norm{group}_1"]["bias"]))
-        x = convolved(x, params[f"conv{group}_2"]["kernel"], 1)
-        x = gelu(normed(x, params[f"norm{group}_2"]["bias"]))
+        x = max_pool(convolve(x, params[f"conv{group}_1"]["kernel"], 1))
+        x = gelu(batch_norm(x, params[f"norm{group}_1"]["bias"]))
+        x = convolve(x, params[f"conv{group}_2"]["kernel"], 1)
+        x = gelu(batch_norm(x, params[f"norm{group}_2"]["bias"]))
     x = x.max((1, 2))
     return x @ params["head"]["kernel"] / x.shape[-1]
 
@@ -146,7 +146,7 @@ def test_network_equals_numpy():
         images = np.random.default_rng(0).normal(size=(4, 32, 32, 3))
         params, state = jax.jit(adapt(net).init)(jax.random.key(0), jnp.asarray(images))
         params = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(jax.random.key(p.size), p.shape), params)
-        expected = by_hand(jax.device_get(params), images)
+        expected = numpy_logits(jax.device_get(params), images)
         for platform in ("cpu", "gpu"):
             model = for_platform(adapt(net), platform)
             apply = jax.jit(functools.partial(model.apply, train=True, key=None))
@@ -158,13 +158,13 @@ def test_network_equals_numpy():
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_groups_of_images_are_normalized_separately(platform):
     with jax.enable_x64(True):
-        whole, groups = (
+        ungrouped, grouped = (
             Airbench(3, width=2, group=group, dtype=jnp.float64, param_dtype=jnp.float64) for group in (None, 3)
         )
         images = jnp.asarray(np.random.default_rng(0).normal(size=(6, 12, 12, 3)))
-        params, state = jax.jit(adapt(whole).init)(jax.random.key(0), images[:1])
-        others = jax.eval_shape(adapt(groups).init, jax.random.key(0), images[:1])
-        assert jax.tree.structure(others) == jax.tree.structure((params, state))
+        params, state = jax.jit(adapt(ungrouped).init)(jax.random.key(0), images[:1])
+        shapes_of_grouped = jax.eval_shape(adapt(grouped).init, jax.random.key(0), images[:1])
+        assert jax.tree.structure(shapes_of_grouped) == jax.tree.structure((params, state))
 
         def apply(net, params, images):
             return for_platform(adapt(net), platform).apply(params, state, images, train=True, key=None)
@@ -172,11 +172,11 @@ def test_groups_of_images_are_normalized_separately(platform):
         def loss(params, net, *parts):
             logits, states = zip(*(apply(net, params, part) for part in parts), strict=True)
             logits = jnp.concatenate(logits)
-            return (logits[:, 0] ** 2).sum(), (logits, jax.tree.map(lambda *each: sum(each) / len(each), *states))
+            return (logits[:, 0] ** 2).sum(), (logits, jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *states))
 
         gradient = jax.jit(jax.grad(loss, has_aux=True), static_argnums=1)
-        actual = gradient(params, groups, images)
-        expected = gradient(params, whole, images[:3], images[3:])
+        actual = gradient(params, grouped, images)
+        expected = gradient(params, ungrouped, images[:3], images[3:])
         assert largest_difference(actual, expected) < 1e-9
 
 
@@ -188,8 +188,8 @@ def test_the_whitening_kernel_has_no_gradient_and_every_other_parameter_has():
     grads = jax.jit(jax.grad(lambda p: (model.apply(p, state, images, train=True, key=None)[0][:, 0] ** 2).sum()))(
         randomized(params)
     )
-    zero = jax.tree.map(lambda g: not np.any(g), grads)
-    assert [path for path, none in jax.tree_util.tree_leaves_with_path(zero) if none] == [
+    has_zero_gradient = jax.tree.map(lambda g: not np.any(g), grads)
+    assert [path for path, is_zero in jax.tree_util.tree_leaves_with_path(has_zero_gradient) if is_zero] == [
         (jax.tree_util.DictKey("whiten"), jax.tree_util.DictKey("kernel"))
     ]
 
@@ -206,12 +206,12 @@ def test_every_parameter_is_in_its_optimizer_group():
 
 
 def test_a_config_selects_the_airbench_network_by_name():
-    settings = Config().replace(
+    config = Config().replace(
         model={"name": "airbench", "width": 8, "batch_norm": "sync"}, train={"precision": "bfloat16"}
     )
-    net = MODELS.get("airbench")(settings, 7)
+    net = MODELS.get("airbench")(config, 7)
     assert (net.num_classes, net.width, net.axis_name, net.group, net.dtype) == (7, 8, "data", None, "bfloat16")
-    net = MODELS.get("airbench")(settings.replace(model={"batch_norm": "ghost:20"}), 7)
+    net = MODELS.get("airbench")(config.replace(model={"batch_norm": "ghost:20"}), 7)
     assert (net.axis_name, net.group) == (None, 20)
     logits = jax.eval_shape(Airbench(7).init_with_output, jax.random.key(0), jnp.zeros((2, 9, 12, 3)))[0]
     assert logits.shape == (2, 7) and logits.dtype == jnp.float32

@@ -1,4 +1,4 @@
-"""The all-reduce that the doctor and the benchmarks time: its sum, and its ring bandwidth."""
+"""The all-reduce that the doctor and the benchmarks measure: its sum and its ring bandwidth."""
 
 import numpy as np
 import pytest
@@ -8,15 +8,15 @@ from jaxddp.mesh import Topology
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
-def test_sums_equal_those_of_numpy(devices):
+def test_the_sums_of_the_all_reduce_equal_those_of_numpy(devices):
     topology = Topology.create(devices)
-    parts = allreduce.contributions(topology, 13)
-    total = allreduce.make_all_reduce(topology)(parts)
-    np.testing.assert_array_equal(total, np.asarray(parts).reshape(devices, 13).sum(0))
+    contributions = allreduce.contributions(topology, 13)
+    total = allreduce.make_all_reduce(topology)(contributions)
+    np.testing.assert_array_equal(total, np.asarray(contributions).reshape(devices, 13).sum(0))
     allreduce.check_sum(topology, total)
 
 
-def test_ring_bandwidth():
+def test_ring_bandwidth_is_the_bytes_over_a_link_per_second():
     assert allreduce.bus_bandwidth(1, 1000, 1.0) == 0
     assert allreduce.bus_bandwidth(2, 1000, 0.5) == 2000
     assert allreduce.bus_bandwidth(8, 800, 1.0) == 1400

@@ -1,4 +1,4 @@
-"""The Python API for notebooks: it takes any model, loss, optimizer and source, and draws figures of them."""
+"""The Python API for notebooks: it accepts any model, loss, optimizer and data source, and draws figures."""
 
 import dataclasses
 import functools
@@ -65,7 +65,7 @@ def function_dense():
 
 
 def with_weights(setup: jaxddp.RunSetup) -> jaxddp.RunSetup:
-    """Return the setup with fixed parameters, the same for all three forms of the network."""
+    """Return the setup with fixed parameters, which are the same for Linen, NNX and function models."""
     rng = np.random.default_rng(3)
     weights = {2: rng.normal(size=(3, CLASSES)), 1: rng.normal(size=CLASSES)}
     params = jax.tree.map(lambda x: weights[x.ndim].astype(np.float32), setup.state.params)
@@ -74,16 +74,16 @@ def with_weights(setup: jaxddp.RunSetup) -> jaxddp.RunSetup:
 
 @pytest.mark.slow
 def test_linen_nnx_and_function_models_train_to_the_same_numbers():
-    figures = []
+    results = []
     for model in (LinenDense(), NNXDense(nnx.Rngs(0)), function_dense()):
         setup = with_weights(prepare_training(model, TABLE, 1, SGD, 8, epochs=3))
         state, history = train(jaxddp.softmax_cross_entropy, setup, val=VAL, log_every="1 step")
         kernel = next(leaf for leaf in jax.tree.leaves(state.params) if leaf.ndim == 2)
-        figures.append((history.train["loss"], history.val["loss"], np.array(kernel)))
-    for losses, validation, kernel in figures[1:]:
-        assert np.abs(losses - figures[0][0]).max() < 1e-6
-        assert np.abs(validation - figures[0][1]).max() < 1e-6
-        assert np.abs(kernel - figures[0][2]).max() < 1e-6
+        results.append((history.train["loss"], history.val["loss"], np.array(kernel)))
+    for losses, validation, kernel in results[1:]:
+        assert np.abs(losses - results[0][0]).max() < 1e-6
+        assert np.abs(validation - results[0][1]).max() < 1e-6
+        assert np.abs(kernel - results[0][2]).max() < 1e-6
 
 
 def test_each_device_gets_its_rows_of_a_batch():
@@ -100,13 +100,13 @@ def test_each_device_gets_its_rows_of_a_batch():
 @pytest.mark.slow
 def test_a_setup_trains_again_to_the_same_numbers_and_can_be_continued():
     setup = prepared(SmallNet(batch_norm=True), TABLE, 2, SGD, 4, epochs=2)
-    first, history = train(jaxddp.softmax_cross_entropy, setup, val=VAL)
-    again, _ = train(jaxddp.softmax_cross_entropy, setup)
-    assert largest_difference(first, again) == 0
-    further = dataclasses.replace(setup, state=first)
-    longer, _ = train(jaxddp.softmax_cross_entropy, further, epochs=4)
-    whole, _ = train(jaxddp.softmax_cross_entropy, setup, epochs=4)
-    assert largest_difference(longer, whole) == 0
+    trained, history = train(jaxddp.softmax_cross_entropy, setup, val=VAL)
+    repeated, _ = train(jaxddp.softmax_cross_entropy, setup)
+    assert largest_difference(trained, repeated) == 0
+    continued_setup = dataclasses.replace(setup, state=trained)
+    continued, _ = train(jaxddp.softmax_cross_entropy, continued_setup, epochs=4)
+    uninterrupted, _ = train(jaxddp.softmax_cross_entropy, setup, epochs=4)
+    assert largest_difference(continued, uninterrupted) == 0
     assert len(history.val["top1"]) == 2
     assert history._repr_png_().startswith(b"\x89PNG")
 
@@ -124,8 +124,8 @@ def test_a_run_that_was_interrupted_in_a_notebook_continues_when_called_again(tm
               listeners=[Interrupt()])  # fmt: skip
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "interrupted"
     resumed, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step", save_every="2 steps")
-    whole, _ = train(jaxddp.softmax_cross_entropy, setup)
-    assert largest_difference(resumed, whole) == 0
+    uninterrupted, _ = train(jaxddp.softmax_cross_entropy, setup)
+    assert largest_difference(resumed, uninterrupted) == 0
 
 
 @pytest.mark.slow
@@ -135,57 +135,57 @@ def test_sigterm_in_a_script_saves_and_the_next_call_continues(tmp_path):
             if record.step == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
     settings = {"workdir": tmp_path, "log_every": "1 step"}
     with pytest.raises(Preempted, match="saved step"):
         train(jaxddp.softmax_cross_entropy, setup, listeners=[Terminate()], **settings)
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(signal.SIGTERM) == handler
     resumed, _ = train(jaxddp.softmax_cross_entropy, setup, **settings)
-    whole, _ = train(jaxddp.softmax_cross_entropy, setup)
-    assert largest_difference(resumed, whole) == 0
+    uninterrupted, _ = train(jaxddp.softmax_cross_entropy, setup)
+    assert largest_difference(resumed, uninterrupted) == 0
 
 
 @pytest.mark.slow
 def test_a_work_directory_accepts_only_its_own_recipe_and_one_run(tmp_path):
     setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
-    first, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path)
-    again, history = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step")
-    assert largest_difference(first, again) == 0 and not history.train
-    other = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1, seed=3)
+    finished, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path)
+    repeated, history = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step")
+    assert largest_difference(finished, repeated) == 0 and not history.train
+    other_seed = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1, seed=3)
     with pytest.raises(InputError, match="config.json: seed was 0 and is now 3; a resumed run keeps its recipe"):
-        train(jaxddp.softmax_cross_entropy, other, workdir=tmp_path)
-    fewer = prepared(LinenDense(), random_table(40), 4, SGD, 2, epochs=2)
+        train(jaxddp.softmax_cross_entropy, other_seed, workdir=tmp_path)
+    smaller_table = prepared(LinenDense(), random_table(40), 4, SGD, 2, epochs=2)
     with pytest.raises(InputError, match="config.json: table.fingerprint was '.*' and is now '.*'"):
-        train(jaxddp.softmax_cross_entropy, fewer, workdir=tmp_path)
+        train(jaxddp.softmax_cross_entropy, smaller_table, workdir=tmp_path)
     with lock_for_job(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is writing there"):
         train(jaxddp.softmax_cross_entropy, setup, epochs=2, workdir=tmp_path)
-    # Simulates an older release, which wrote no config.json. JSON cannot store NumPy numbers, such as these means.
+    # An older release wrote no config.json. JSON cannot store NumPy numbers, such as these means.
     (tmp_path / "config.json").unlink()
     data = dataclasses.replace(setup.data, mean=tuple(map(np.float32, setup.data.mean)))
-    longer = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=2, data=data)
-    state, _ = train(jaxddp.softmax_cross_entropy, longer, workdir=tmp_path)
+    longer_run = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=2, data=data)
+    state, _ = train(jaxddp.softmax_cross_entropy, longer_run, workdir=tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["seed"] == 0
-    assert (int(first.step), int(state.step)) == (7, 13)
+    assert (int(finished.step), int(state.step)) == (7, 13)
 
 
 @pytest.mark.slow
 def test_a_learning_rate_in_the_optimizers_state_is_part_of_the_recipe_too(tmp_path):
-    def at(rate):
+    def setup_with_rate(rate):
         optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=rate)
         return prepare_training(linear_model(), TABLE, 1, optimizer, 8, epochs=1)
 
-    state, _ = train(jaxddp.softmax_cross_entropy, at(0.1), workdir=tmp_path)
-    # Without this error, the checkpoint would restore its own rate.
+    state, _ = train(jaxddp.softmax_cross_entropy, setup_with_rate(0.1), workdir=tmp_path)
+    # Without this error, the run would continue with the rate in the checkpoint.
     with pytest.raises(InputError, match="config.json: optimizer was '.* 0.1' and is now '.* 0.2"):
-        train(jaxddp.softmax_cross_entropy, at(0.2), workdir=tmp_path)
-    again, _ = train(jaxddp.softmax_cross_entropy, at(0.1), workdir=tmp_path)
-    assert largest_difference(state, again) == 0
+        train(jaxddp.softmax_cross_entropy, setup_with_rate(0.2), workdir=tmp_path)
+    repeated, _ = train(jaxddp.softmax_cross_entropy, setup_with_rate(0.1), workdir=tmp_path)
+    assert largest_difference(state, repeated) == 0
 
 
 def test_labels_beyond_the_classes_are_rejected_from_every_source():
     table = random_table(20)
-    # The table has already checked its labels; a user's source may hold such a label unchecked.
+    # An ArrayTable checks labels when it is made. A label that is set later stands for a user's source without checks.
     table.labels[3] = CLASSES
     with pytest.raises(InputError, match="^training data: row 3 has label 5 of 5 classes"):
         prepare_training(linear_model(), table, 4, SGD, 2)
@@ -194,18 +194,18 @@ def test_labels_beyond_the_classes_are_rejected_from_every_source():
 def test_evaluation_data_must_have_the_image_shape_and_classes_of_the_training_data(tmp_path):
     setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
 
-    def measure(images, names):
+    def train_with_validation(images, names):
         val = jaxddp.ArrayTable(images, np.zeros(len(images), int), names)
         train(jaxddp.softmax_cross_entropy, setup, val=val)
 
     with pytest.raises(
         InputError, match="validation data: class 1 is 'c', and 'b' in the training data; select the same"
     ):
-        measure(VAL.images, tuple("acbde"))
+        train_with_validation(VAL.images, tuple("acbde"))
     with pytest.raises(InputError, match="validation data: 4 classes, and 5 in the training data; select the same"):
-        measure(VAL.images, tuple("acde"))
+        train_with_validation(VAL.images, tuple("acde"))
     with pytest.raises(InputError, match=r"validation data: images of \(5, 6, 3\), and \(6, 6, 3\) in the training"):
-        measure(VAL.images[:, 1:], tuple("abcde"))
+        train_with_validation(VAL.images[:, 1:], tuple("abcde"))
     files = jaxddp.train_solutions(write_tree(tmp_path, classes=CLASSES, images=2, val=2, size=20))
     small = jaxddp.DataConfig(image_size=16, resize=15)
     of_files = prepare_training(linear_model(), files, 2, SGD, 2, data=small)
@@ -220,8 +220,8 @@ def test_images_with_more_channels_than_means_are_rejected():
         InputError, match=r"data.mean has 3 values, .* images of \(6, 6, 4\) have 4 channels; give a value"
     ):
         prepare_training(LinenDense(), table, 4, SGD, 2)
-    four = jaxddp.DataConfig(mean=(0.5,) * 4, std=(0.2,) * 4, augment=jaxddp.AugmentConfig(flip=False))
-    state, _ = train(jaxddp.softmax_cross_entropy, prepare_training(LinenDense(), table, 1, SGD, 8, data=four))
+    four_channels = jaxddp.DataConfig(mean=(0.5,) * 4, std=(0.2,) * 4, augment=jaxddp.AugmentConfig(flip=False))
+    state, _ = train(jaxddp.softmax_cross_entropy, prepare_training(LinenDense(), table, 1, SGD, 8, data=four_channels))
     assert int(state.step) == 1
 
 
@@ -229,9 +229,9 @@ def test_images_with_more_channels_than_means_are_rejected():
 def test_a_run_from_python_takes_the_same_profile_and_xla_options_as_the_command(tmp_path):
     setup = prepare_training(LinenDense(), TABLE, 2, SGD, 4, xla_options=["xla_cpu_enable_fast_min_max=true"])
     assert setup.resources.compiler_options == {"xla_cpu_enable_fast_min_max": "True"}
-    traced, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, profile="2 steps")
+    profiled, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, profile="2 steps")
     plain, _ = train(jaxddp.softmax_cross_entropy, setup)
-    assert largest_difference(traced, plain) == 0
+    assert largest_difference(profiled, plain) == 0
     assert len(list((tmp_path / "profile").glob("plugins/profile/*/*.xplane.pb"))) == 1
     with pytest.raises(InputError, match=r"profile='2 steps': .* give workdir too"):
         train(jaxddp.softmax_cross_entropy, setup, profile="2 steps")
@@ -240,7 +240,7 @@ def test_a_run_from_python_takes_the_same_profile_and_xla_options_as_the_command
 
 
 @pytest.mark.slow
-def test_any_loss_any_optimizer_and_further_evaluators():
+def test_a_run_accepts_any_loss_any_optimizer_and_further_evaluators():
     def squared_error(logits, labels):
         return ((logits - jax.nn.one_hot(labels, CLASSES)) ** 2).mean()
 
@@ -261,7 +261,7 @@ def test_topk_accuracy_equals_numpy():
     _, apply = linear_model()
     images = (VAL.images / 255 - np.array(setup.data.mean)) / np.array(setup.data.std)
     order = np.argsort(-np.asarray(apply(jax.device_get(setup.state.params), images)), kind="stable")
-    expected = {k: float(np.mean([y in row[:k] for y, row in zip(VAL.labels, order, strict=True)])) for k in (1, 3, 5)}
+    expected = {k: float(np.mean([y in top[:k] for y, top in zip(VAL.labels, order, strict=True)])) for k in (1, 3, 5)}
     measured = jaxddp.topk_accuracy(setup.state, setup, VAL, k=(1, 3, 5))
     assert measured == pytest.approx(expected)
     assert measured[5] == 1
@@ -270,19 +270,19 @@ def test_topk_accuracy_equals_numpy():
 
 
 @pytest.mark.slow
-def test_pictures_of_predictions_mark_the_wrong_ones():
+def test_pictures_of_predictions_mark_wrong_predictions():
     setup = prepared(linear_model(), TABLE, 4, SGD, 2)
     figure = jaxddp.show_predictions(setup.state, setup, VAL, count=7)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
-    right = jaxddp.topk_accuracy(setup.state, setup, VAL, k=(1,))
+    accuracy = jaxddp.topk_accuracy(setup.state, setup, VAL, k=(1,))
     assert len(titles) == 7
     assert all("%" in title for title in titles)
-    assert sum("\nis " in title for title in titles) > 0 or right[1] == 1
+    assert sum("\nis " in title for title in titles) > 0 or accuracy[1] == 1
     assert figure._repr_png_().startswith(b"\x89PNG")
-    for names, line in ((tuple("edcba"), "class 0 is 'e', and 'a'"), (tuple("abcd"), "4 classes, and 5")):
-        other = dataclasses.replace(VAL, labels=np.minimum(VAL.labels, len(names) - 1), class_names=names)
-        with pytest.raises(InputError, match=f"{line} in the training data; select the same classes in both"):
-            jaxddp.show_predictions(setup.state, setup, other)
+    for names, message in ((tuple("edcba"), "class 0 is 'e', and 'a'"), (tuple("abcd"), "4 classes, and 5")):
+        other_classes = dataclasses.replace(VAL, labels=np.minimum(VAL.labels, len(names) - 1), class_names=names)
+        with pytest.raises(InputError, match=f"{message} in the training data; select the same classes in both"):
+            jaxddp.show_predictions(setup.state, setup, other_classes)
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_files_and_arrays_are_opened_by_the_same_function(tmp_path):
     assert np.isfinite(history.train["loss"]).all()
 
 
-class Ghosts(nn.Module):
+class GhostNormNet(nn.Module):
     """A network with the package's ghost batch norm, the layer of `resnet(batch_norm="ghost:2")`."""
 
     group: int
@@ -318,25 +318,25 @@ class Ghosts(nn.Module):
 
 
 @pytest.mark.slow
-def test_ghost_batch_norm_trains_and_rejects_slices_that_are_no_whole_groups(tmp_path):
-    """The digest of the network is also computed on a batch of whole groups."""
-    setup = prepare_training(Ghosts(2), TABLE, 2, SGD, 4, epochs=0.2)
+def test_ghost_batch_norm_trains_and_rejects_device_batches_that_do_not_fill_whole_groups(tmp_path):
+    """Train with a work directory too, because it stores a digest that is computed on a batch of images."""
+    setup = prepare_training(GhostNormNet(2), TABLE, 2, SGD, 4, epochs=0.2)
     state, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path / "w")
     assert int(state.step) > 0 and np.isfinite(state.params["Dense_0"]["kernel"]).all()
-    other = prepare_training(Ghosts(4), TABLE, 2, SGD, 4)
-    with pytest.raises(InputError, match="config.json: model was 'Ghosts .*' and is now 'Ghosts "):
-        train(jaxddp.softmax_cross_entropy, other, workdir=tmp_path / "w")
+    larger_groups = prepare_training(GhostNormNet(4), TABLE, 2, SGD, 4)
+    with pytest.raises(InputError, match="config.json: model was 'GhostNormNet .*' and is now 'GhostNormNet "):
+        train(jaxddp.softmax_cross_entropy, larger_groups, workdir=tmp_path / "w")
     message = "^batch norm: 3 images cannot be normalized in groups of 2; give each device a multiple of 2"
     for workdir in (None, tmp_path / "v"):
         with pytest.raises(InputError, match=message):
-            train(jaxddp.softmax_cross_entropy, prepare_training(Ghosts(2), TABLE, 2, SGD, 3), workdir=workdir)
+            train(jaxddp.softmax_cross_entropy, prepare_training(GhostNormNet(2), TABLE, 2, SGD, 3), workdir=workdir)
 
 
 def doubled(logits, labels):
     return 2 * jaxddp.softmax_cross_entropy(logits, labels)
 
 
-class Wide(nn.Module):
+class ScaledDense(nn.Module):
     width: int = 3
 
     @nn.compact
@@ -344,37 +344,37 @@ class Wide(nn.Module):
         return nn.Dense(CLASSES)(images.mean((1, 2)) * self.width)
 
 
-def blurred(key, image):
+def noisy(key, image):
     return image + 0.1 * jax.random.normal(key, image.shape, image.dtype)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("other", "named"),
+    ("change", "message"),
     [
         ({"loss": doubled}, "loss was '.*loss .*' and is now 'doubled .*'"),
         ({"optimizer": sgd(0.06, momentum=0.9)}, "optimizer was '.*' and is now '.*'"),
         ({"schedule": lambda step: 1 / (1 + step)}, "schedule was None and is now '.*lambda.*'"),
         ({"metrics": {"half": lambda logits, labels: labels / 2}}, "metric half was None and is now"),
-        ({"augmentation": blurred}, "augmentation was None and is now 'blurred .*'"),
-        ({"model": Wide(4)}, "model was 'Wide .*' and is now 'Wide .*'"),
+        ({"augmentation": noisy}, "augmentation was None and is now 'noisy .*'"),
+        ({"model": ScaledDense(4)}, "model was 'ScaledDense .*' and is now 'ScaledDense .*'"),
         ({"parts": [ParameterAverage(0.9)]}, "parts was None and is now 'average "),
         ({"precision": "bfloat16"}, "precision was None and is now 'bfloat16'"),
     ],
 )
-def test_resuming_with_another_object_names_the_object(other, named, tmp_path):
+def test_resuming_with_another_object_names_the_object(change, message, tmp_path):
     def run(**changes):
-        given = {"model": Wide(), "optimizer": SGD, "loss": jaxddp.softmax_cross_entropy, **changes}
-        loss, schedule = given.pop("loss"), given.pop("schedule", None)
-        model, optimizer = given.pop("model"), given.pop("optimizer")
-        setup = prepared(model, TABLE, 4, optimizer, 2, epochs=1, **given)
+        arguments = {"model": ScaledDense(), "optimizer": SGD, "loss": jaxddp.softmax_cross_entropy, **changes}
+        loss, schedule = arguments.pop("loss"), arguments.pop("schedule", None)
+        model, optimizer = arguments.pop("model"), arguments.pop("optimizer")
+        setup = prepared(model, TABLE, 4, optimizer, 2, epochs=1, **arguments)
         return train(loss, setup, schedule=schedule, workdir=tmp_path, listeners=())
 
     first, _ = run()
-    again, _ = run()
-    assert largest_difference(first, again) == 0
-    with pytest.raises(InputError, match=f"config.json: {named}") as raised:
-        run(**other)
+    repeated, _ = run()
+    assert largest_difference(first, repeated) == 0
+    with pytest.raises(InputError, match=f"config.json: {message}") as raised:
+        run(**change)
     assert "\n" not in str(raised.value) and "a resumed run keeps its recipe" in str(raised.value)
 
 
@@ -389,13 +389,13 @@ def steeper(schedule):
 
 @pytest.mark.slow
 def test_resuming_without_the_schedule_or_with_another_names_the_argument(tmp_path):
-    setup = prepared(Wide(), TABLE, 4, SGD, 2, epochs=1)
+    setup = prepared(ScaledDense(), TABLE, 4, SGD, 2, epochs=1)
 
     def run(workdir, schedule):
-        given = {"schedule": schedule, "workdir": tmp_path / workdir, "epochs": 2, "listeners": ()}
-        return train(jaxddp.softmax_cross_entropy, setup, **given)[0]
+        options = {"schedule": schedule, "workdir": tmp_path / workdir, "epochs": 2, "listeners": ()}
+        return train(jaxddp.softmax_cross_entropy, setup, **options)[0]
 
-    def said(workdir, schedule):
+    def resume_error(workdir, schedule):
         with pytest.raises(InputError) as error:
             run(workdir, schedule)
         start, end = f"{tmp_path / workdir}/config.json: schedule was ", "set it back, or start in another workdir"
@@ -403,32 +403,34 @@ def test_resuming_without_the_schedule_or_with_another_names_the_argument(tmp_pa
         return str(error.value)
 
     train(jaxddp.softmax_cross_entropy, setup, schedule=falling, workdir=tmp_path / "w", listeners=())
-    assert re.search(r"schedule was 'falling [0-9a-f]{12}' and is now None; a resumed run keeps", said("w", None))
-    assert re.search(r"schedule was 'falling .*' and is now 'falling .*'", said("w", steeper(falling)))
+    assert re.search(
+        r"schedule was 'falling [0-9a-f]{12}' and is now None; a resumed run keeps", resume_error("w", None)
+    )
+    assert re.search(r"schedule was 'falling .*' and is now 'falling .*'", resume_error("w", steeper(falling)))
     for steps in (10, 20):
         run(f"cosine{steps}", optax.cosine_decay_schedule(1.0, steps))
-    assert "schedule was 'cosine_decay_schedule" in said("cosine10", optax.cosine_decay_schedule(1.0, 20))
-    # A new schedule with equal values is the same one. If another release of JAX wrote the digest, it is not compared,
-    # but it is still known that there was a schedule.
+    assert "schedule was 'cosine_decay_schedule" in resume_error("cosine10", optax.cosine_decay_schedule(1.0, 20))
+    # A new schedule object with equal values counts as the same schedule. The digest of another JAX release is not
+    # compared, but a missing schedule is still an error.
     assert int(run("cosine10", optax.cosine_decay_schedule(1.0, 10)).step) == 13
-    written = json.loads((tmp_path / "w" / "config.json").read_text())
-    written["objects"]["jax"] = "0.1"
-    (tmp_path / "w" / "config.json").write_text(json.dumps(written))
-    assert "schedule was 'falling " in said("w", None)
+    stored = json.loads((tmp_path / "w" / "config.json").read_text())
+    stored["objects"]["jax"] = "0.1"
+    (tmp_path / "w" / "config.json").write_text(json.dumps(stored))
+    assert "schedule was 'falling " in resume_error("w", None)
     # An older release did not record the objects, so its run resumes with any schedule.
-    del written["objects"]
-    (tmp_path / "w" / "config.json").write_text(json.dumps(written))
+    del stored["objects"]
+    (tmp_path / "w" / "config.json").write_text(json.dumps(stored))
     assert int(run("w", falling).step) == 13
 
 
 @pytest.mark.slow
 def test_objects_of_another_jax_release_are_not_compared_which_is_logged(tmp_path, caplog):
-    setup = prepared(Wide(), TABLE, 4, SGD, 2, epochs=1)
+    setup = prepared(ScaledDense(), TABLE, 4, SGD, 2, epochs=1)
     train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, listeners=())
-    written = json.loads((tmp_path / "config.json").read_text())
-    assert written["objects"]["jax"] == jax.__version__
-    written["objects"]["jax"] = "0.1"
-    (tmp_path / "config.json").write_text(json.dumps(written))
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["objects"]["jax"] == jax.__version__
+    stored["objects"]["jax"] = "0.1"
+    (tmp_path / "config.json").write_text(json.dumps(stored))
     train(doubled, setup, workdir=tmp_path, listeners=())
     assert "written with jax 0.1; its model, loss and optimizer cannot be compared" in caplog.text
 
@@ -436,16 +438,16 @@ def test_objects_of_another_jax_release_are_not_compared_which_is_logged(tmp_pat
 def test_an_invalid_optimizer_metric_or_listener_raises_a_one_line_error():
     for optimizer in (0.1, None):
         with pytest.raises(InputError, match="optimizer: .* was given; give an optax optimizer"):
-            prepare_training(Wide(), TABLE, 4, optimizer, 2)
+            prepare_training(ScaledDense(), TABLE, 4, optimizer, 2)
     with pytest.raises(InputError, match="metrics: 'loss' cannot be the name of a metric"):
-        prepare_training(Wide(), TABLE, 4, SGD, 2, metrics={"loss": lambda x, y: y})
-    setup = prepare_training(Wide(), TABLE, 4, SGD, 2)
+        prepare_training(ScaledDense(), TABLE, 4, SGD, 2, metrics={"loss": lambda x, y: y})
+    setup = prepare_training(ScaledDense(), TABLE, 4, SGD, 2)
     with pytest.raises(InputError, match="listeners: an object of type int has none of a listener's methods"):
         train(jaxddp.softmax_cross_entropy, setup, listeners=[3])
 
 
 @pytest.mark.parametrize(
-    ("apply", "found"),
+    ("apply", "output"),
     [
         (lambda params, images: images.mean((1, 2)) @ params, r"float32\[2, 7\]"),
         (lambda params, images: (images.mean((1, 2)) @ params)[:, 0], r"float32\[2\]"),
@@ -456,31 +458,31 @@ def test_an_invalid_optimizer_metric_or_listener_raises_a_one_line_error():
         (lambda params, images, train: (images.mean((1, 2)) @ params)[:, : 7 if train else 5], r"float32\[2, 7\]"),
     ],
 )
-def test_outputs_that_are_no_logits_of_the_classes_raise_a_one_line_error(apply, found):
-    """The error is raised before anything is compiled, also if only the output in training is wrong."""
+def test_outputs_that_are_no_logits_of_the_classes_raise_a_one_line_error(apply, output):
+    """The model is checked both in evaluation and in training, before compilation."""
     model = (lambda key, example: jnp.zeros((3, 7)), apply)
     expected = (
-        f"^the model returned {found} for 2 images; return logits, float\\[2, 5\\], one for each of the 5 classes"
+        f"^the model returned {output} for 2 images; return logits, float\\[2, 5\\], one for each of the 5 classes"
     )
-    with pytest.raises(InputError, match=expected) as caught:
+    with pytest.raises(InputError, match=expected) as error:
         prepare_training(model, TABLE, 4, SGD, 2)
-    advice = ": its last layer has 7 outputs, make it one of 5" if found == r"float32\[2, 7\]" else ""
-    assert str(caught.value).removesuffix(advice).removesuffix(" in training").endswith(" of the data")
+    advice = ": its last layer has 7 outputs, make it one of 5" if output == r"float32\[2, 7\]" else ""
+    assert str(error.value).removesuffix(advice).removesuffix(" in training").endswith(" of the data")
 
 
 def test_images_without_labels_are_refused_for_training_and_shown_with_predictions():
-    unknown = jaxddp.ArrayTable(VAL.images, np.full(len(VAL), -1), VAL.class_names)
+    unlabelled = jaxddp.ArrayTable(VAL.images, np.full(len(VAL), -1), VAL.class_names)
     with pytest.raises(InputError, match=r"training data: row 0 .*has no label \(23 of 23"):
-        prepare_training(Wide(), unknown, 4, SGD, 2)
-    setup = prepared(Wide(), TABLE, 4, SGD, 2, epochs=1)
+        prepare_training(ScaledDense(), unlabelled, 4, SGD, 2)
+    setup = prepared(ScaledDense(), TABLE, 4, SGD, 2, epochs=1)
     with pytest.raises(InputError, match="validation data: .*has no label"):
-        train(jaxddp.softmax_cross_entropy, setup, val=unknown, listeners=())
-    figure = jaxddp.show_predictions(setup.state, setup, unknown, count=3)
+        train(jaxddp.softmax_cross_entropy, setup, val=unlabelled, listeners=())
+    figure = jaxddp.show_predictions(setup.state, setup, unlabelled, count=3)
     assert all("is " not in axes.get_title() for axes in figure.axes[:3]) and figure.axes[0].get_title()
 
 
-class Generated:
-    """A third kind of source, which makes its images when they are read."""
+class ComputedSource:
+    """A data source of neither files nor arrays: it computes images when they are read."""
 
     class_names = class_ids = tuple("abcde")
     fingerprint = "generated 1"
@@ -528,31 +530,31 @@ class Generated:
 def test_the_source_in_the_docs_has_exactly_the_members_of_a_source():
     text = (Path(__file__).parent.parent / "docs" / "extending.md").read_text()
     (example,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "class Shades" in block]
-    exec(example, found := {})
-    source = check_source(found["Shades"](), "table")
-    members = {name for kind in (Source, Examples) for name in (*vars(kind), *kind.__annotations__)}
+    exec(example, namespace := {})
+    source = check_source(namespace["Shades"](), "table")
+    members = {name for protocol in (Source, Examples) for name in (*vars(protocol), *protocol.__annotations__)}
     assert {name for name in dir(source) if name[0] != "_"} == {name for name in members if name[0] != "_"}
     batch, _ = source.train_batches(SampleOrder(1000, 4, 0), source.default_data(), range(2))
     assert batch.image.shape == (4, 8, 8, 3) and ((batch.image[:, 0, 0, 0] >= 150) == batch.label).all()
 
 
-class Shows:
+class PredictionListener:
     """A listener that receives predictions."""
 
     wants_predictions = 3
 
     def evaluation(self, record):
-        self.shown = record.predictions
+        self.predictions = record.predictions
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ("none", "device"))
-def test_a_custom_source_is_a_single_class(cache, tmp_path):
-    table, val, shows = Generated(50), Generated(23), Shows()
+def test_a_run_trains_and_evaluates_on_a_custom_source(cache, tmp_path):
+    table, val, listener = ComputedSource(50), ComputedSource(23), PredictionListener()
     data = jaxddp.DataConfig(cache=cache)
     setup = prepared(linear_model(), table, 1, sgd(0.1), 8, epochs=3, data=data)
-    state, history = train(jaxddp.softmax_cross_entropy, setup, val=val, workdir=tmp_path, listeners=[shows])
-    assert shows.shown.images[:, 0, 0, 0].tolist() == [40 * label for label in shows.shown.labels]
+    state, history = train(jaxddp.softmax_cross_entropy, setup, val=val, workdir=tmp_path, listeners=[listener])
+    assert listener.predictions.images[:, 0, 0, 0].tolist() == [40 * label for label in listener.predictions.labels]
     assert history.val["count"].tolist() == [23, 23, 23] and history.val["loss"][-1] < history.val["loss"][0]
     assert jaxddp.topk_accuracy(state, setup, val, k=(1,))[1] > 0.2
 
@@ -567,7 +569,9 @@ def test_a_custom_source_is_a_single_class(cache, tmp_path):
         ({"model": 3}, "int"),
     ],
 )
-def test_bad_arguments(arguments, expected):
-    given = {"model": LinenDense(), "devices": 1, "batch_size_per_device": 2, **arguments}
+def test_a_bad_argument_of_prepare_training_is_named(arguments, expected):
+    all_arguments = {"model": LinenDense(), "devices": 1, "batch_size_per_device": 2, **arguments}
     with pytest.raises(InputError, match=expected):
-        prepare_training(given["model"], TABLE, given["devices"], SGD, given["batch_size_per_device"])
+        prepare_training(
+            all_arguments["model"], TABLE, all_arguments["devices"], SGD, all_arguments["batch_size_per_device"]
+        )

@@ -1,7 +1,9 @@
-"""The architecture: which modules may import which modules and libraries, which may query JAX's devices, and lengths.
+"""The architecture: the modules and libraries that a module may import, queries of JAX's devices, and lengths.
+
+The package is arranged in floors: a module imports only from floors below its own. `HOUSE` lists the floors.
 
 Every rule is a function of a file's path and source that returns the violations. Tests show that each rule finds a
-violation in `BAD` code and none in `GOOD` code. The same holds for `circles`, the only rule about all files together.
+violation in `BAD` code and none in `GOOD` code. `import_cycles` is the only rule about all files together.
 """
 
 import ast
@@ -23,10 +25,10 @@ MODULE_LINES, FUNCTION_LINES = 300, 70
 
 @dataclass(frozen=True)
 class Room:
-    """Modules and packages of one layer that may import each other, and the libraries they may use beside NumPy."""
+    """Modules and packages of a floor that may import each other, and the libraries they may import beside NumPy."""
 
     floor: int
-    places: str
+    modules: str
     libraries: str = ""
 
 
@@ -48,7 +50,7 @@ HOUSE = (
     Room(5, "configs"),
     Room(5, "training", "jax"),
     Room(5, "wire"),
-    # job/ is above training/, which receives the peers of a job as an argument: setup/ joins the job.
+    # training/ receives the other processes of a job as an argument from setup/, which joins the job.
     Room(6, "job", "jax"),
     Room(6, "recipe", "jax optax"),
     Room(7, "workdir", "jax"),
@@ -63,11 +65,11 @@ HOUSE = (
     Room(12, "reports"),
     Room(13, "cli command_line commands __main__", "tyro rich"),
 )
-ROOMS = {place: room for room in HOUSE for place in room.places.split()}
-DOOR = "__init__"
+ROOMS = {place: room for room in HOUSE for place in room.modules.split()}
+PACKAGE_INIT = "__init__"
 
-# Libraries that only this file of its room may import.
-FILES = {
+# Libraries that only this file may import, beside the libraries of its room.
+FILE_LIBRARIES = {
     "configs/cifar10_fast.py": "jax optax",
     "configs/cifar10_fast_sgd.py": "jax optax",
     "configs/imagenet_resnet50_mild.py": "jax optax",
@@ -104,76 +106,76 @@ FILES = {
     "jaxddp/training/listeners/wandb.py": "wandb",
 }
 
-MACHINE = {
+DEVICE_FUNCTIONS = {
     *("devices", "local_devices", "device_count", "local_device_count", "default_backend", "distributed"),
     *("process_index", "process_count", "process_indices", "host_id", "host_count", "host_ids"),
 }
-"""The names of `jax` that only the packages in `ASKING` may use."""
-ASKING = ("job", "mesh")
-FINDING = "jaxddp/registry.py"
+"""The names of `jax` that only the modules in `DEVICE_MODULES` may use."""
+DEVICE_MODULES = ("job", "mesh")
+REGISTRY = "jaxddp/registry.py"
 """The module that imports all modules of a folder."""
 
 SHARED = {"support", "recipes"}
-"""Folders of tests/ without tests: one has the modules that tests import, one the recipe files of their runs."""
+"""Folders of tests/ without tests: `support` has modules that tests import, and `recipes` has recipe files."""
 SCRIPTS = {"benchmarks", "launch", "website"}
 TEST_FOLDERS = {"tests", "integration", "conformance"}
-EXAMPLES = "tests/test_architecture.py"
-IMPORTED = re.compile(r"(?:^|[;\n])\s*(?:from|import)\s+([\w.]+)")
-"""Finds the modules that the text of a program imports."""
+THIS_FILE = "tests/test_architecture.py"
+IMPORT_STATEMENT = re.compile(r"(?:^|[;\n])\s*(?:from|import)\s+([\w.]+)")
+"""Matches the name of an imported module in the text of a program."""
 
-# Modules that can be imported without TensorFlow, clu, tyro and rich: all modules that training on arrays needs.
-BARE = (
+# Training on arrays needs these modules. They can be imported without TensorFlow, clu, tyro and rich.
+IMPORTED_WITHOUT_LIBRARIES = (
     *("config", "core.duration", "core.errors", "job", "mesh", "models", "engine"),
     *("data.order", "data.arrays", "data.table"),
     *(f"data.formats.{form}" for form in ("ilsvrc", "idx", "cifar", "numpy_files")),
 )
-BARE_RUNTIME = ("training.loop", "training.checkpoints.manager", "setup.run_setup", "api")
+IMPORTED_BY_A_RUN = ("training.loop", "training.checkpoints.manager", "setup.run_setup", "api")
 
 Rule = Callable[[str, str], list[str]]
 
 
-# Each rule walks the same files.
+# All rules read the same files, so a file is parsed once.
 nodes = functools.cache(lambda source: list(ast.walk(ast.parse(source))))
 
 
 def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, dotted name) of every import at any depth; `from a import b` is `a.b`."""
+    """Yield (line, dotted name) of every import, also of imports in functions; `from a import b` is `a.b`."""
     package = path.removesuffix(".py").split("/")
     for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) - node.level] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
+            parents = package[: len(package) - node.level] if node.level else []
+            base = ".".join([*parents, *([node.module] if node.module else [])])
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
 
-def place_of(path: str) -> str:
-    """Return "engine" for jaxddp/engine/step.py, "config" for jaxddp/config.py, "configs" for configs/digits.py."""
+def module_of(path: str) -> str:
+    """Return the entry of `HOUSE` for a path: "engine" for jaxddp/engine/step.py, "configs" for configs/digits.py."""
     folder, _, inside = path.partition("/")
     return folder if folder == "configs" else inside.split("/")[0].removesuffix(".py")
 
 
-def floors(path: str, source: str) -> list[str]:
-    """A module imports only from the layers below its own, and from its own room."""
-    room = ROOMS.get(place_of(path))
+def floor_order(path: str, source: str) -> list[str]:
+    """Check that a module imports only from floors below its own and from its own room."""
+    room = ROOMS.get(module_of(path))
     if room is None:
-        return [f"{path}: {place_of(path)!r} has no floor; give it a room in HOUSE"]
-    found = []
+        return [f"{path}: {module_of(path)!r} has no floor; give it a room in HOUSE"]
+    violations = []
     for line, name in imports(path, source):
-        library, _, inside = name.partition(".")
+        library, _, module = name.partition(".")
         if library != "jaxddp":
             continue
         # `import jaxddp` and `from jaxddp import train` import jaxddp/__init__.py.
-        other = ROOMS.get(inside.split(".")[0], ROOMS[DOOR])
-        if other is not room and other.floor >= room.floor:
-            found.append(f"{path}:{line}: {name} is on floor {other.floor}, not below floor {room.floor}")
-    return found
+        imported_room = ROOMS.get(module.split(".")[0], ROOMS[PACKAGE_INIT])
+        if imported_room is not room and imported_room.floor >= room.floor:
+            violations.append(f"{path}:{line}: {name} is on floor {imported_room.floor}, not below floor {room.floor}")
+    return violations
 
 
-def libraries(path: str, source: str) -> list[str]:
-    """A module imports only the third-party libraries of its room, or of its entry in `FILES`."""
-    allowed = {"jaxddp", "numpy"} | {*ROOMS[place_of(path)].libraries.split(), *FILES.get(path, "").split()}
+def allowed_libraries(path: str, source: str) -> list[str]:
+    """Check that a module imports only the libraries of its room and of its entry in `FILE_LIBRARIES`."""
+    allowed = {"jaxddp", "numpy"} | {*ROOMS[module_of(path)].libraries.split(), *FILE_LIBRARIES.get(path, "").split()}
     names = ((line, name.partition(".")[0]) for line, name in imports(path, source))
     return [
         f"{path}:{line}: {name} is not a library of this room"
@@ -182,71 +184,80 @@ def libraries(path: str, source: str) -> list[str]:
     ]
 
 
-def hidden_imports(path: str, source: str) -> list[str]:
-    """No module imports by a string, which the other rules cannot see."""
+def imports_by_string(path: str, source: str) -> list[str]:
+    """Check that no module imports a module by a string, because the other rules would not find such an import."""
     called = ((node.lineno, node.func) for node in nodes(source) if isinstance(node, ast.Call))
     names = ((line, getattr(func, "attr", None) or getattr(func, "id", "")) for line, func in called)
-    if path == FINDING:
+    if path == REGISTRY:
         return []
     return [f"{path}:{line}: {name}" for line, name in names if name in ("import_module", "__import__")]
 
 
-def machine(path: str, source: str) -> list[str]:
-    """Only job/ and mesh.py ask JAX for devices and processes."""
-    tree, found = nodes(source), []
+def device_queries(path: str, source: str) -> list[str]:
+    """Check that only job/ and mesh.py query JAX for devices and processes."""
+    tree, violations = nodes(source), []
     aliases = [alias for node in tree if isinstance(node, ast.Import) for alias in node.names]
     jax_names = {"jax"} | {alias.asname for alias in aliases if alias.name == "jax" and alias.asname}
     for line, name in imports(path, source):
         parts = name.split(".")
-        if parts[0] == "jax" and len(parts) > 1 and parts[1] in MACHINE and place_of(path) not in ASKING:
-            found.append(f"{path}:{line}: {name} belongs in job/ or mesh.py")
+        if (
+            parts[0] == "jax"
+            and len(parts) > 1
+            and parts[1] in DEVICE_FUNCTIONS
+            and module_of(path) not in DEVICE_MODULES
+        ):
+            violations.append(f"{path}:{line}: {name} belongs in job/ or mesh.py")
     for node in tree:
         of_jax = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in jax_names
-        if of_jax and node.attr in MACHINE and place_of(path) not in ASKING:
-            found.append(f"{path}:{node.lineno}: jax.{node.attr} belongs in job/ or mesh.py")
-    return found
+        if of_jax and node.attr in DEVICE_FUNCTIONS and module_of(path) not in DEVICE_MODULES:
+            violations.append(f"{path}:{node.lineno}: jax.{node.attr} belongs in job/ or mesh.py")
+    return violations
 
 
-def bare_packages(path: str, source: str) -> list[str]:
-    """The `__init__.py` of a room imports nothing, so that importing one of its modules imports no other."""
+def empty_package_inits(path: str, source: str) -> list[str]:
+    """Check that the `__init__.py` of a folder imports nothing, so importing one of its modules imports no other."""
     if not path.endswith("/__init__.py") or path == "jaxddp/__init__.py":
         return []
     return [f"{path}:{line}: imports {name}" for line, name in imports(path, source)]
 
 
-def sizes(path: str, source: str) -> list[str]:
-    """Modules and functions have a limited length."""
+def lengths(path: str, source: str) -> list[str]:
+    """Check the number of lines of modules and functions."""
     lines = len(source.splitlines())
-    found = [f"{path}: {lines} lines; under {MODULE_LINES} fit"] if lines >= MODULE_LINES else []
+    violations = [f"{path}: {lines} lines; the limit is {MODULE_LINES - 1}"] if lines >= MODULE_LINES else []
     for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length >= FUNCTION_LINES:
-                found.append(f"{path}:{node.lineno}: {node.name} has {length} lines; under {FUNCTION_LINES} fit")
-    return found
+                violations.append(
+                    f"{path}:{node.lineno}: {node.name} has {length} lines; the limit is {FUNCTION_LINES - 1}"
+                )
+    return violations
 
 
-def apart(path: str, source: str) -> list[str]:
-    """No test file imports another, nor does the text of a child program; shared code is in tests/support or
-    conftest."""
+def shared_test_code(path: str, source: str) -> list[str]:
+    """Check that neither a test file nor a program in a string of it imports a test file.
+
+    Code that tests share is in tests/support or conftest.
+    """
     file = Path(path)
     if not {*file.parts} & SHARED and file.stem != "conftest" and not file.stem.startswith("test_"):
-        return [f"{path}: no test file; what tests share lies in tests/support"]
-    found = [*imports(path, source)]
-    # The strings of this file are examples.
-    strings = [] if path == EXAMPLES else [n for n in nodes(source) if isinstance(n, ast.Constant)]
+        return [f"{path}: not a test file; code that tests share belongs in tests/support"]
+    imported = [*imports(path, source)]
+    # The strings of this file are examples of violations.
+    strings = [] if path == THIS_FILE else [n for n in nodes(source) if isinstance(n, ast.Constant)]
     for node in strings:
         if isinstance(node.value, str):
-            found += [(node.lineno, name) for name in IMPORTED.findall(node.value)]
+            imported += [(node.lineno, name) for name in IMPORT_STATEMENT.findall(node.value)]
     return [
-        f"{path}:{line}: {name} is of another test file; put what both need into tests/support"
-        for line, name in found
+        f"{path}:{line}: {name} is in another test file; move shared code into tests/support"
+        for line, name in imported
         if name.removeprefix("benchmarks.").startswith("test_") or name.partition(".")[0] in TEST_FOLDERS
     ]
 
 
-def circles(sources: Mapping[str, str]) -> list[str]:
-    """No files import each other in a circle; imports within functions and for type checkers count too."""
+def import_cycles(sources: Mapping[str, str]) -> list[str]:
+    """Check that no files import each other in a circle; imports in functions and for type checkers count too."""
     files = {name: path for path in sources for name in module_names(path)}
 
     def file_of(name: str) -> str | None:
@@ -254,136 +265,154 @@ def circles(sources: Mapping[str, str]) -> list[str]:
             name = name.rpartition(".")[0]
         return files.get(name)
 
-    imported = {path: {file_of(name) for _, name in imports(path, source)} for path, source in sources.items()}
+    imported_files = {path: {file_of(name) for _, name in imports(path, source)} for path, source in sources.items()}
     try:
-        TopologicalSorter({path: files - {path, None} for path, files in imported.items()}).prepare()
+        TopologicalSorter({path: files - {path, None} for path, files in imported_files.items()}).prepare()
     except CycleError as error:
         return [f"these import each other: {', '.join(error.args[1][1:])}"]
     return []
 
 
 def module_names(path: str) -> list[str]:
-    """Return the names under which a file can be imported, such as "jaxddp.mesh". A script's folder is on the path, so
-    benchmarks/chaos.py is also "chaos"."""
+    """Return the names under which a file can be imported, such as "jaxddp.mesh".
+
+    A script's folder is in `sys.path`, so benchmarks/chaos.py is also "chaos".
+    """
     folder, *inside = path.removesuffix("/__init__.py").removesuffix(".py").split("/")
     return [".".join([folder, *inside]), *([".".join(inside)] if folder in SCRIPTS else [])]
 
 
 RULES: dict[Rule, tuple[str, ...]] = {
-    floors: ("jaxddp", "configs"),
-    libraries: ("jaxddp", "configs"),
-    hidden_imports: ("jaxddp", "configs"),
-    machine: ("jaxddp", "configs"),
-    bare_packages: ("jaxddp",),
-    sizes: ("jaxddp", "configs", "launch", "benchmarks", "website"),
-    apart: ("tests",),
+    floor_order: ("jaxddp", "configs"),
+    allowed_libraries: ("jaxddp", "configs"),
+    imports_by_string: ("jaxddp", "configs"),
+    device_queries: ("jaxddp", "configs"),
+    empty_package_inits: ("jaxddp",),
+    lengths: ("jaxddp", "configs", "launch", "benchmarks", "website"),
+    shared_test_code: ("tests",),
 }
 
 LONG_FUNCTION = "def f():\n" + "    x = 1\n" * (FUNCTION_LINES - 1)
 BAD = [
-    (floors, "jaxddp/engine/step.py", "from jaxddp.training.loop import fit"),
-    (floors, "jaxddp/engine/step.py", "def f():\n    import jaxddp.api"),
-    (floors, "jaxddp/engine/step.py", "from jaxddp import tasks"),
-    (floors, "jaxddp/engine/step.py", "import jaxddp"),
-    (floors, "jaxddp/engine/step.py", "from jaxddp import train"),
-    (floors, "jaxddp/engine/step.py", "from ..training import loop"),
-    (floors, "jaxddp/engine/step.py", "from ..training.loop import fit"),
-    (floors, "jaxddp/models/resnet.py", "from jaxddp.engine.state import TrainState"),
-    (floors, "jaxddp/mesh.py", "from jaxddp.models.resnet import resnet"),
-    (floors, "jaxddp/core/errors.py", "from jaxddp.sections.goal import Goal"),
-    (floors, "jaxddp/data/opening.py", "from jaxddp.job.membership import peers"),
-    (floors, "jaxddp/training/loop.py", "from jaxddp.job.membership import peers"),
-    (floors, "jaxddp/training/listeners/history.py", "def f():\n    import jaxddp.job.membership as membership"),
-    (floors, "jaxddp/recipe/fine_tuning.py", "from jaxddp.job import membership"),
-    (floors, "jaxddp/job/control_plane.py", "from jaxddp.workdir.session import session"),
-    (floors, "jaxddp/training/loop.py", "from jaxddp.setup.prepare import prepare"),
-    (floors, "jaxddp/recipe/recipe.py", "class A:\n    def f(self):\n        from jaxddp.cli import main"),
-    (floors, "jaxddp/cluster/launcher.py", "from jaxddp.api import train"),
-    (floors, "jaxddp/api.py", "from jaxddp.cluster.doctor.checklist import rows"),
-    (floors, "jaxddp/new.py", "x = 1"),
-    (floors, "configs/digits.py", "from jaxddp.training.loop import fit"),
-    (libraries, "jaxddp/config.py", "import jax"),
-    (libraries, "jaxddp/data/table.py", "import pandas"),
-    (libraries, "jaxddp/data/stream/pipeline.py", "def f():\n    import tensorflow as tf"),
-    (libraries, "jaxddp/data/order.py", "from jax import numpy as jnp"),
-    (libraries, "jaxddp/models/resnet.py", "import optax"),
-    (libraries, "jaxddp/engine/step.py", "if True:\n    from clu import metrics"),
-    (libraries, "jaxddp/engine/step.py", "import torch.nn"),
-    (libraries, "jaxddp/training/pictures.py", "import tensorflow"),
-    (libraries, "jaxddp/training/pictures.py", "import IPython"),
-    (libraries, "jaxddp/training/loop.py", "import rich"),
-    (libraries, "jaxddp/training/loop.py", "from orbax import checkpoint"),
-    (libraries, "jaxddp/setup/run_setup.py", "import orbax.checkpoint"),
-    (libraries, "jaxddp/cluster/launcher.py", "import jax"),
-    (libraries, "jaxddp/cli.py", "import jax"),
-    (libraries, "configs/digits.py", "import optax"),
-    (hidden_imports, "jaxddp/engine/step.py", "import importlib\nimportlib.import_module('clu')"),
-    (hidden_imports, "jaxddp/engine/step.py", "from importlib import import_module\nimport_module('clu')"),
-    (hidden_imports, "jaxddp/engine/step.py", "__import__('clu')"),
-    (machine, "jaxddp/engine/step.py", "import jax\nn = len(jax.devices())"),
-    (machine, "jaxddp/engine/step.py", "import jax as j\ndef f():\n    return j.local_devices()"),
-    (machine, "jaxddp/engine/step.py", "import jax.numpy\nn = jax.device_count()"),
-    (machine, "jaxddp/engine/step.py", "from jax import process_index"),
-    (machine, "jaxddp/training/loop.py", "def f():\n    import jax\n    return jax.process_count()"),
-    (machine, "jaxddp/api.py", "import jax\njax.distributed.initialize()"),
-    (machine, "jaxddp/api.py", "from jax.distributed import initialize"),
-    (machine, "jaxddp/api.py", "import jax.distributed as d"),
-    (bare_packages, "jaxddp/data/__init__.py", "from jaxddp.data.batch import Batch"),
-    (bare_packages, "jaxddp/tasks/__init__.py", '"""Run."""\nimport os'),
-    (sizes, "jaxddp/engine/step.py", "x = 1\n" * MODULE_LINES),
-    (sizes, "jaxddp/engine/step.py", LONG_FUNCTION),
-    (sizes, "jaxddp/engine/step.py", "class A:\n" + textwrap.indent(LONG_FUNCTION, "    ")),
-    (apart, "tests/test_step.py", "from test_loop import small"),
-    (apart, "tests/test_step.py", "def f():\n    import test_loop as loop"),
-    (apart, "tests/test_step.py", "from tests.test_loop import small"),
-    (apart, "tests/test_step.py", "from .test_loop import small"),
-    (apart, "tests/integration/test_ray.py", "from integration.test_mpi import launched"),
-    (apart, "tests/benchmarks/test_soak.py", "from benchmarks.test_chaos import kill"),
-    (apart, "tests/support/runs.py", "from test_loop import small"),
-    (apart, "tests/test_step.py", 'PROGRAM = """\nimport sys\nfrom test_loop import small\n"""'),
-    (apart, "tests/test_step.py", 'code = f"import sys; import test_loop; print({1})"'),
-    (apart, "tests/small.py", "x = 1"),
+    (floor_order, "jaxddp/engine/step.py", "from jaxddp.training.loop import fit"),
+    (floor_order, "jaxddp/engine/step.py", "def f():\n    import jaxddp.api"),
+    (floor_order, "jaxddp/engine/step.py", "from jaxddp import tasks"),
+    (floor_order, "jaxddp/engine/step.py", "import jaxddp"),
+    (floor_order, "jaxddp/engine/step.py", "from jaxddp import train"),
+    (floor_order, "jaxddp/engine/step.py", "from ..training import loop"),
+    (floor_order, "jaxddp/engine/step.py", "from ..training.loop import fit"),
+    (floor_order, "jaxddp/models/resnet.py", "from jaxddp.engine.state import TrainState"),
+    (floor_order, "jaxddp/mesh.py", "from jaxddp.models.resnet import resnet"),
+    (floor_order, "jaxddp/core/errors.py", "from jaxddp.sections.goal import Goal"),
+    (floor_order, "jaxddp/data/opening.py", "from jaxddp.job.membership import peers"),
+    (floor_order, "jaxddp/training/loop.py", "from jaxddp.job.membership import peers"),
+    (floor_order, "jaxddp/training/listeners/history.py", "def f():\n    import jaxddp.job.membership as membership"),
+    (floor_order, "jaxddp/recipe/fine_tuning.py", "from jaxddp.job import membership"),
+    (floor_order, "jaxddp/job/control_plane.py", "from jaxddp.workdir.session import session"),
+    (floor_order, "jaxddp/training/loop.py", "from jaxddp.setup.prepare import prepare"),
+    (floor_order, "jaxddp/recipe/recipe.py", "class A:\n    def f(self):\n        from jaxddp.cli import main"),
+    (floor_order, "jaxddp/cluster/launcher.py", "from jaxddp.api import train"),
+    (floor_order, "jaxddp/api.py", "from jaxddp.cluster.doctor.checklist import rows"),
+    (floor_order, "jaxddp/new.py", "x = 1"),
+    (floor_order, "configs/digits.py", "from jaxddp.training.loop import fit"),
+    (allowed_libraries, "jaxddp/config.py", "import jax"),
+    (allowed_libraries, "jaxddp/data/table.py", "import pandas"),
+    (allowed_libraries, "jaxddp/data/stream/pipeline.py", "def f():\n    import tensorflow as tf"),
+    (allowed_libraries, "jaxddp/data/order.py", "from jax import numpy as jnp"),
+    (allowed_libraries, "jaxddp/models/resnet.py", "import optax"),
+    (allowed_libraries, "jaxddp/engine/step.py", "if True:\n    from clu import metrics"),
+    (allowed_libraries, "jaxddp/engine/step.py", "import torch.nn"),
+    (allowed_libraries, "jaxddp/training/pictures.py", "import tensorflow"),
+    (allowed_libraries, "jaxddp/training/pictures.py", "import IPython"),
+    (allowed_libraries, "jaxddp/training/loop.py", "import rich"),
+    (allowed_libraries, "jaxddp/training/loop.py", "from orbax import checkpoint"),
+    (allowed_libraries, "jaxddp/setup/run_setup.py", "import orbax.checkpoint"),
+    (allowed_libraries, "jaxddp/cluster/launcher.py", "import jax"),
+    (allowed_libraries, "jaxddp/cli.py", "import jax"),
+    (allowed_libraries, "configs/digits.py", "import optax"),
+    (imports_by_string, "jaxddp/engine/step.py", "import importlib\nimportlib.import_module('clu')"),
+    (imports_by_string, "jaxddp/engine/step.py", "from importlib import import_module\nimport_module('clu')"),
+    (imports_by_string, "jaxddp/engine/step.py", "__import__('clu')"),
+    (device_queries, "jaxddp/engine/step.py", "import jax\nn = len(jax.devices())"),
+    (device_queries, "jaxddp/engine/step.py", "import jax as j\ndef f():\n    return j.local_devices()"),
+    (device_queries, "jaxddp/engine/step.py", "import jax.numpy\nn = jax.device_count()"),
+    (device_queries, "jaxddp/engine/step.py", "from jax import process_index"),
+    (device_queries, "jaxddp/training/loop.py", "def f():\n    import jax\n    return jax.process_count()"),
+    (device_queries, "jaxddp/api.py", "import jax\njax.distributed.initialize()"),
+    (device_queries, "jaxddp/api.py", "from jax.distributed import initialize"),
+    (device_queries, "jaxddp/api.py", "import jax.distributed as d"),
+    (empty_package_inits, "jaxddp/data/__init__.py", "from jaxddp.data.batch import Batch"),
+    (empty_package_inits, "jaxddp/tasks/__init__.py", '"""Run."""\nimport os'),
+    (lengths, "jaxddp/engine/step.py", "x = 1\n" * MODULE_LINES),
+    (lengths, "jaxddp/engine/step.py", LONG_FUNCTION),
+    (lengths, "jaxddp/engine/step.py", "class A:\n" + textwrap.indent(LONG_FUNCTION, "    ")),
+    (shared_test_code, "tests/test_step.py", "from test_loop import small"),
+    (shared_test_code, "tests/test_step.py", "def f():\n    import test_loop as loop"),
+    (shared_test_code, "tests/test_step.py", "from tests.test_loop import small"),
+    (shared_test_code, "tests/test_step.py", "from .test_loop import small"),
+    (shared_test_code, "tests/integration/test_ray.py", "from integration.test_mpi import launched"),
+    (shared_test_code, "tests/benchmarks/test_soak.py", "from benchmarks.test_chaos import kill"),
+    (shared_test_code, "tests/support/runs.py", "from test_loop import small"),
+    (shared_test_code, "tests/test_step.py", 'PROGRAM = """\nimport sys\nfrom test_loop import small\n"""'),
+    (shared_test_code, "tests/test_step.py", 'code = f"import sys; import test_loop; print({1})"'),
+    (shared_test_code, "tests/small.py", "x = 1"),
 ]
 GOOD = [
-    (floors, "jaxddp/engine/step.py", "from jaxddp.mesh import Topology\nfrom jaxddp.engine import state"),
-    (floors, "jaxddp/engine/step.py", "from . import state\nfrom ..core.errors import InputError"),
-    (floors, "jaxddp/config.py", "from jaxddp.core.duration import Duration"),
-    (floors, "jaxddp/training/loop.py", "from jaxddp.core.peers import Peers\nfrom jaxddp.core.phases import phase"),
-    (floors, "jaxddp/setup/resources.py", "from jaxddp.job.membership import join"),
-    (floors, "jaxddp/cli.py", "from jaxddp import train"),
-    (floors, "jaxddp/__init__.py", "from jaxddp.api import train"),
-    (floors, "configs/digits.py", "from jaxddp.config import load"),
-    (libraries, "jaxddp/data/stream/tensorflow_cpu.py", "import os.path\nimport numpy as np\nimport tensorflow as tf"),
-    (libraries, "jaxddp/engine/step.py", "from jax import lax\nfrom ..core.errors import InputError"),
-    (hidden_imports, "jaxddp/config.py", "import importlib.util\nimportlib.util.spec_from_file_location('a', 'b')"),
-    (machine, "jaxddp/mesh.py", "import jax\njax.devices(), jax.process_index()"),
-    (machine, "jaxddp/engine/step.py", "import jax\ndef f(mesh, d: jax.Device):\n    return mesh.devices, jax.numpy"),
-    (bare_packages, "jaxddp/tasks/__init__.py", '"""Run."""'),
-    (bare_packages, "jaxddp/__init__.py", "from jaxddp.api import train"),
-    (sizes, "jaxddp/engine/step.py", LONG_FUNCTION.removesuffix("    x = 1\n")),
-    (sizes, "jaxddp/engine/step.py", "x = 1\n" * (MODULE_LINES - 1)),
-    (apart, "tests/test_step.py", "from support.runs import setup_of\nfrom jaxddp.data.formats import test_listing"),
-    (apart, "tests/test_step.py", 'PROGRAM = f"""\nimport sys\nfrom support.streams import {1}\n"""'),
-    (apart, "tests/support/runs.py", "from support.data import random_table"),
-    (apart, "tests/conftest.py", "import pytest"),
+    (floor_order, "jaxddp/engine/step.py", "from jaxddp.mesh import Topology\nfrom jaxddp.engine import state"),
+    (floor_order, "jaxddp/engine/step.py", "from . import state\nfrom ..core.errors import InputError"),
+    (floor_order, "jaxddp/config.py", "from jaxddp.core.duration import Duration"),
+    (
+        floor_order,
+        "jaxddp/training/loop.py",
+        "from jaxddp.core.peers import Peers\nfrom jaxddp.core.phases import phase",
+    ),
+    (floor_order, "jaxddp/setup/resources.py", "from jaxddp.job.membership import join"),
+    (floor_order, "jaxddp/cli.py", "from jaxddp import train"),
+    (floor_order, "jaxddp/__init__.py", "from jaxddp.api import train"),
+    (floor_order, "configs/digits.py", "from jaxddp.config import load"),
+    (
+        allowed_libraries,
+        "jaxddp/data/stream/tensorflow_cpu.py",
+        "import os.path\nimport numpy as np\nimport tensorflow as tf",
+    ),
+    (allowed_libraries, "jaxddp/engine/step.py", "from jax import lax\nfrom ..core.errors import InputError"),
+    (imports_by_string, "jaxddp/config.py", "import importlib.util\nimportlib.util.spec_from_file_location('a', 'b')"),
+    (device_queries, "jaxddp/mesh.py", "import jax\njax.devices(), jax.process_index()"),
+    (
+        device_queries,
+        "jaxddp/engine/step.py",
+        "import jax\ndef f(mesh, d: jax.Device):\n    return mesh.devices, jax.numpy",
+    ),
+    (empty_package_inits, "jaxddp/tasks/__init__.py", '"""Run."""'),
+    (empty_package_inits, "jaxddp/__init__.py", "from jaxddp.api import train"),
+    (lengths, "jaxddp/engine/step.py", LONG_FUNCTION.removesuffix("    x = 1\n")),
+    (lengths, "jaxddp/engine/step.py", "x = 1\n" * (MODULE_LINES - 1)),
+    (
+        shared_test_code,
+        "tests/test_step.py",
+        "from support.runs import setup_of\nfrom jaxddp.data.formats import test_listing",
+    ),
+    (shared_test_code, "tests/test_step.py", 'PROGRAM = f"""\nimport sys\nfrom support.streams import {1}\n"""'),
+    (shared_test_code, "tests/support/runs.py", "from support.data import random_table"),
+    (shared_test_code, "tests/conftest.py", "import pytest"),
 ]
 
 
-def case_name(value: object) -> str | None:
+def case_id(value: object) -> str | None:
     return getattr(value, "__name__", None) or (str(value)[:40].replace("\n", " ") if isinstance(value, str) else None)
 
 
-@pytest.mark.parametrize(("rule", "path", "source"), BAD, ids=case_name)
+@pytest.mark.parametrize(("rule", "path", "source"), BAD, ids=case_id)
 def test_a_violation_is_caught(rule, path, source):
     assert rule(path, source)
 
 
-@pytest.mark.parametrize(("rule", "path", "source"), GOOD, ids=case_name)
+@pytest.mark.parametrize(("rule", "path", "source"), GOOD, ids=case_id)
 def test_good_code_has_no_violations(rule, path, source):
     assert rule(path, source) == []
 
 
-CIRCLES = [
+IMPORT_CYCLES = [
     {
         "jaxddp/config.py": "def load():\n    from jaxddp.recipe_file import read",
         "jaxddp/recipe_file.py": "import jaxddp.config",
@@ -401,35 +430,37 @@ CIRCLES = [
 ]
 
 
-@pytest.mark.parametrize("sources", CIRCLES, ids=list)
+@pytest.mark.parametrize("sources", IMPORT_CYCLES, ids=list)
 def test_a_circle_of_files_is_caught(sources):
-    (found,) = circles(sources)
-    assert all(path in found for path in sources)
+    (violation,) = import_cycles(sources)
+    assert all(path in violation for path in sources)
     # There is no circle if any one of the files imports none of the others.
     for path in sources:
-        assert circles({**sources, path: "import argparse, jaxddp.core.errors"}) == []
+        assert import_cycles({**sources, path: "import argparse, jaxddp.core.errors"}) == []
 
 
 @pytest.mark.slow
 def test_no_files_of_the_repository_import_each_other_in_a_circle():
     paths = [path for folder in ("jaxddp", "configs", *SCRIPTS) for path in (ROOT / folder).rglob("*.py")]
-    assert circles({path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}) == []
+    assert import_cycles({path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", RULES, ids=case_name)
+@pytest.mark.parametrize("rule", RULES, ids=case_id)
 def test_the_repository_follows_the_rule(rule):
     files = [file for folder in RULES[rule] for file in sorted((ROOT / folder).rglob("*.py"))]
     assert files
-    found = [one for file in files for one in rule(file.relative_to(ROOT).as_posix(), file.read_text())]
-    assert not found, "\n".join(found)
+    violations = [
+        violation for file in files for violation in rule(file.relative_to(ROOT).as_posix(), file.read_text())
+    ]
+    assert not violations, "\n".join(violations)
 
 
 def test_every_room_and_every_file_named_in_the_rules_exists():
-    """A rule about a place that no longer exists would check nothing."""
-    places = {place_of(file.relative_to(ROOT).as_posix()) for file in (ROOT / "jaxddp").rglob("*.py")} | {"configs"}
-    assert places == set(ROOMS)
-    assert [file for file in FILES if not (ROOT / file).is_file()] == []
+    """A rule about a module that no longer exists would check nothing."""
+    modules = {module_of(file.relative_to(ROOT).as_posix()) for file in (ROOT / "jaxddp").rglob("*.py")} | {"configs"}
+    assert modules == set(ROOMS)
+    assert [file for file in FILE_LIBRARIES if not (ROOT / file).is_file()] == []
 
 
 WATCH = """
@@ -445,13 +476,13 @@ class Partial(PathFinder):
         return None if name.partition(".")[0] in cls.hidden else PathFinder.find_spec(name, path, target)
 
 def hide(*libraries):
-    # As on a machine where they are not installed.
+    # Imports of these libraries fail as if they were not installed.
     Partial.hidden = libraries
     sys.meta_path[sys.meta_path.index(PathFinder)] = Partial
 
 def watch(*libraries, refuse=False):
-    # Fills the list it returns with every import of these that a module of jaxddp runs, also of those long loaded;
-    # or lets those imports fail, where others may have them.
+    # Returns a list to which every import of these libraries by a module of jaxddp is appended, also if the library
+    # is already loaded. With `refuse`, these imports fail; other modules may still import the libraries.
     seen, plain_import = [], builtins.__import__
 
     def watched(name, globals=None, *rest, **named):
@@ -468,15 +499,17 @@ def watch(*libraries, refuse=False):
 
 
 def run_watched(program: str, *arguments: str) -> str:
-    """Run a program in a new process, at the repository's root, and return its output. It may call `hide` and
-    `watch`."""
+    """Run a program in a new process, in the root of the repository, and return its output.
+
+    The program may call `hide` and `watch`.
+    """
     command = [sys.executable, "-c", WATCH + textwrap.dedent(program), *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert process.returncode == 0, process.stderr[-3000:]
+    return process.stdout
 
 
-def test_hiding_hides_and_watching_sees():
+def test_hidden_libraries_fail_to_import_and_watched_imports_are_listed():
     printed = run_watched(
         """
         import importlib.util
@@ -511,7 +544,7 @@ def test_importing_jaxddp_starts_no_backend_and_does_not_import_tensorflow():
         import jaxddp
         print(seen)
         import jax
-        jax.config.update("jax_num_cpu_devices", 3)  # refused once a backend stands
+        jax.config.update("jax_num_cpu_devices", 3)  # fails if a backend has started
         print(len(jax.devices("cpu")))
         """
     )
@@ -520,12 +553,12 @@ def test_importing_jaxddp_starts_no_backend_and_does_not_import_tensorflow():
 
 @pytest.mark.slow
 def test_arrays_train_without_tensorflow_clu_tyro_and_rich(tmp_path):
-    """Flax itself imports rich, so only the imports of rich by jaxddp fail."""
-    modules = [f"jaxddp.{place}" for place in (*BARE, *BARE_RUNTIME)]
+    """Flax imports rich, so `watch` makes only the imports of rich by jaxddp fail."""
+    modules = [f"jaxddp.{module}" for module in (*IMPORTED_WITHOUT_LIBRARIES, *IMPORTED_BY_A_RUN)]
     kinds = ("models", "losses", "metrics", "optimizers", "schedules", "augment")
-    for place in ("job", "engine", "measure", *kinds):
-        files = (ROOT / "jaxddp" / place).glob("*.py")
-        modules += [f"jaxddp.{place}.{file.stem}" for file in files if file.stem != "__init__"]
+    for module in ("job", "engine", "measure", *kinds):
+        files = (ROOT / "jaxddp" / module).glob("*.py")
+        modules += [f"jaxddp.{module}.{file.stem}" for file in files if file.stem != "__init__"]
     run_watched(
         """
         hide("tensorflow", "tensorflow_datasets", "tensorboard", "clu", "tyro", "obstore", "IPython")

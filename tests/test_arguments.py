@@ -1,4 +1,4 @@
-"""Wrong arguments of the Python API: one line names the argument and the value."""
+"""A wrong argument of the Python API raises a one-line error with the argument and its value."""
 
 import dataclasses
 
@@ -23,8 +23,8 @@ SOURCE = "give a table of open_data(PATH), an ArrayTable(images, labels, class_n
 PATHS = {"root": "/data", "csv": "a.csv"}
 
 
-class Half:
-    """An incomplete source."""
+class IncompleteSource:
+    """A data source without some of the required methods."""
 
     labels = np.zeros(3, np.int32)
     num_classes = 1
@@ -34,21 +34,21 @@ class Half:
         return f"image {row}"
 
 
-class Deaf:
+class StepOfTwoArguments:
     def step(self, before, after):
         pass
 
 
-class Fixed:
+class StartIsANumber:
     start = 5
 
 
-class Later:
+class AsyncEnd:
     async def end(self, run):
         pass
 
 
-class Ascent:
+class UpdateOfOneArgument:
     def init(self, params):
         return ()
 
@@ -56,7 +56,7 @@ class Ascent:
         return grads
 
 
-class Descent:
+class PlainSGD:
     def init(self, params):
         return ()
 
@@ -64,12 +64,12 @@ class Descent:
         return grads, state
 
 
-def line(call, *arguments, **named) -> str:
+def error_line(call, *arguments, **named) -> str:
     with pytest.raises(InputError) as error:
         call(*arguments, **named)
-    said = str(error.value)
-    assert "\n" not in said
-    return said
+    message = str(error.value)
+    assert "\n" not in message
+    return message
 
 
 @pytest.fixture(scope="module")
@@ -90,8 +90,8 @@ PREPARED = [
     ("table", None, f"table=None: {SOURCE}"),
     ("table", TABLE.images, f"table: an object of type ndarray was given; {SOURCE}"),
     ("table", ArrayTable, f"table: the class ArrayTable was given; {SOURCE}"),
-    ("table", Half(), "table: an object of type Half was given; it has no default_data, which a source has; see "
-     "jaxddp.data.source.Source"),
+    ("table", IncompleteSource(), "table: an object of type IncompleteSource was given; it has no default_data, which "
+     "a source has; see jaxddp.data.source.Source"),
     ("devices", 9, "devices=9: expected 1 to 8"),
     ("devices", 0, "devices=0: expected 1 to 8"),
     ("devices", "2", "devices='2': give a number of devices, a list of them, or None for all"),
@@ -100,7 +100,7 @@ PREPARED = [
     ("devices", [0, 1], "devices=[0, 1]: give a number of devices, a list of them, or None for all"),
     ("devices", [], "devices=[]: give at least one device"),
     ("optimizer", 0.1, "optimizer: an object of type float was given; give an optax optimizer, such as optax.sgd(0.1)"),
-    ("optimizer", Descent, "optimizer: the class Descent was given; give an optax optimizer, such as optax.sgd(0.1)"),
+    ("optimizer", PlainSGD, "optimizer: the class PlainSGD was given; give an optax optimizer, such as optax.sgd(0.1)"),
     ("optimizer", optax.sgd, "optimizer: an object of type function was given; give an optax optimizer, such as "
      "optax.sgd(0.1)"),
     ("batch_size_per_device", "8", "batch_size_per_device='8': expected a whole number, 1 to 16,777,216"),
@@ -122,8 +122,8 @@ PREPARED = [
      "(params, model_state)"),
     ("objective", lambda: None, "objective: <lambda>() is called as <lambda>(supervised): too many positional "
      "arguments"),
-    ("optimizer", Ascent(), "optimizer: update(grads) is called as update(updates, state, params): too many positional "
-     "arguments"),
+    ("optimizer", UpdateOfOneArgument(), "optimizer: update(grads) is called as update(updates, state, params): too "
+     "many positional arguments"),
     ("metrics", {"own": lambda logits, labels: logits}, "metrics: own: returned float32[9, 5] for logits float32[9, 5] "
      "and labels int32[9]; return one number for each example, float[B]"),
     ("parts", "ema", "parts: an object of type str was given; give a list of jaxddp.engine.parts.part.Part"),
@@ -147,29 +147,31 @@ PREPARED = [
 
 
 @pytest.mark.parametrize(("argument", "value", "expected"), PREPARED)
-def test_prepare_training(argument, value, expected):
-    given = {"model": linear_model(), "table": TABLE, "devices": 2, "optimizer": SGD, "batch_size_per_device": 4}
-    assert line(prepare_training, **{**given, argument: value}) == expected
+def test_prepare_training_names_the_bad_argument(argument, value, expected):
+    arguments = {"model": linear_model(), "table": TABLE, "devices": 2, "optimizer": SGD, "batch_size_per_device": 4}
+    assert error_line(prepare_training, **{**arguments, argument: value}) == expected
 
 
 def test_invalid_arrays_and_settings_are_rejected_on_creation():
-    said = "data.crop='wholee': expected 'random_area' or 'whole', did you mean 'whole'?"
-    assert line(jaxddp.DataConfig, crop="wholee") == said
-    assert line(jaxddp.DataConfig, image_size="6") == "data.image_size='6': expected a whole number, 1 to 10,000"
-    assert line(jaxddp.AugmentConfig, flip="no") == "data.augment.flip='no': expected True or False"
+    message = "data.crop='wholee': expected 'random_area' or 'whole', did you mean 'whole'?"
+    assert error_line(jaxddp.DataConfig, crop="wholee") == message
+    assert error_line(jaxddp.DataConfig, image_size="6") == "data.image_size='6': expected a whole number, 1 to 10,000"
+    assert error_line(jaxddp.AugmentConfig, flip="no") == "data.augment.flip='no': expected True or False"
 
 
 def test_prepare_training_rejects_an_unknown_option_and_a_repeated_device():
-    given = (linear_model(), TABLE)
-    said = line(prepare_training, *given, 2, SGD, 4, epoch=3)
-    assert said.startswith("prepare_training: unknown option 'epoch'; did you mean 'epochs'? there are: accumulate, ")
-    said = line(prepare_training, *given, 2, SGD, 4, acumulate=2)
-    assert said.startswith("prepare_training: unknown option 'acumulate'; did you mean 'accumulate'? there are: ")
+    model_and_table = (linear_model(), TABLE)
+    message = error_line(prepare_training, *model_and_table, 2, SGD, 4, epoch=3)
+    assert message.startswith(
+        "prepare_training: unknown option 'epoch'; did you mean 'epochs'? there are: accumulate, "
+    )
+    message = error_line(prepare_training, *model_and_table, 2, SGD, 4, acumulate=2)
+    assert message.startswith("prepare_training: unknown option 'acumulate'; did you mean 'accumulate'? there are: ")
     device = jax.devices()[1]
-    said = line(prepare_training, *given, [device, device], SGD, 4)
-    assert said == f"devices: {device} is given twice; give each device once"
+    message = error_line(prepare_training, *model_and_table, [device, device], SGD, 4)
+    assert message == f"devices: {device} is given twice; give each device once"
     # Any sequence of devices is accepted, not only a list.
-    assert prepare_training(*given, np.array(jax.devices()[:2]), SGD, 4).topology.num_devices == 2
+    assert prepare_training(*model_and_table, np.array(jax.devices()[:2]), SGD, 4).topology.num_devices == 2
 
 
 def weight_norm(state):
@@ -180,11 +182,11 @@ def branching(step):
     return 1.0 if step < 5 else 0.1
 
 
-def wide(logits, labels):
+def loss_of_logits_shape(logits, labels):
     return logits
 
 
-def whole(logits, labels):
+def loss_of_integers(logits, labels):
     return labels
 
 
@@ -192,10 +194,10 @@ TRAINED = [
     ("loss", 0.5, "loss: an object of type float was given; give a function of (logits, labels)"),
     ("loss", branching, "loss branching: fails for logits float32[9, 5] and labels int32[9]: TypeError: branching() "
      "takes 1 positional argument but 2 were given"),
-    ("loss", wide, "loss wide: returned float32[9, 5] for logits float32[9, 5] and labels int32[9]; return one loss "
-     "per example (float[B]), their mean (float[]), or (sum, weight)"),
-    ("loss", whole, "loss whole: returned int32, which has no gradient; return one loss per example (float[B]), their "
-     "mean (float[]), or (sum, weight)"),
+    ("loss", loss_of_logits_shape, "loss loss_of_logits_shape: returned float32[9, 5] for logits float32[9, 5] and "
+     "labels int32[9]; return one loss per example (float[B]), their mean (float[]), or (sum, weight)"),
+    ("loss", loss_of_integers, "loss loss_of_integers: returned int32, which has no gradient; return one loss per "
+     "example (float[B]), their mean (float[]), or (sum, weight)"),
     ("setup", jaxddp.softmax_cross_entropy, "setup: an object of type function was given; give what prepare_training "
      "returned"),
     ("val", [1, 2], f"val=[1, 2]: {SOURCE}"),
@@ -214,11 +216,12 @@ TRAINED = [
     ("listeners", jaxddp.History(), "listeners: an object of type History was given; give a list of listeners"),
     ("listeners", [jaxddp.History], "listeners: the class History has none of a listener's methods (start, step, "
      "evaluation, end)"),
-    ("listeners", [Deaf()], "listeners: Deaf.step(before, after) is called as Deaf.step(record): missing a required "
-     "argument: 'after'"),
-    ("listeners", [Fixed()], "listeners: an object of type Fixed has none of a listener's methods (start, step, "
-     "evaluation, end)"),
-    ("listeners", [Later()], "listeners: Later.end is an async function; define a plain one, def Later.end(run)"),
+    ("listeners", [StepOfTwoArguments()], "listeners: StepOfTwoArguments.step(before, after) is called as "
+     "StepOfTwoArguments.step(record): missing a required argument: 'after'"),
+    ("listeners", [StartIsANumber()], "listeners: an object of type StartIsANumber has none of a listener's methods "
+     "(start, step, evaluation, end)"),
+    ("listeners", [AsyncEnd()], "listeners: AsyncEnd.end is an async function; define a plain one, def "
+     "AsyncEnd.end(run)"),
     ("log_to", "tensorbord", "log_to='tensorbord': the output of loggers is written into the work directory; give "
      "workdir too"),
     ("evaluators", [lambda: {}], "evaluators: <lambda>() is called as <lambda>(state): too many positional arguments"),
@@ -242,9 +245,9 @@ TRAINED = [
 
 
 @pytest.mark.parametrize(("argument", "value", "expected"), TRAINED)
-def test_train(argument, value, expected, setup):
-    given = {"loss": jaxddp.softmax_cross_entropy, "setup": setup, "listeners": ()}
-    assert line(train, **{**given, argument: value}) == expected
+def test_train_names_the_bad_argument(argument, value, expected, setup):
+    arguments = {"loss": jaxddp.softmax_cross_entropy, "setup": setup, "listeners": ()}
+    assert error_line(train, **{**arguments, argument: value}) == expected
 
 
 @pytest.mark.parametrize(
@@ -261,27 +264,27 @@ def test_invalid_results_of_an_evaluator_are_rejected(returned, expected, setup)
     def measure(state):
         return returned
 
-    given = {"val": VAL, "evaluators": [measure], "listeners": ()}
-    assert line(train, jaxddp.softmax_cross_entropy, setup, **given) == expected
-    said = line(train, jaxddp.softmax_cross_entropy, setup, **given, eval_every="0 steps")
-    assert said == "evaluators=[measure]: they are measured at evaluations; eval_every disables evaluation"
+    options = {"val": VAL, "evaluators": [measure], "listeners": ()}
+    assert error_line(train, jaxddp.softmax_cross_entropy, setup, **options) == expected
+    message = error_line(train, jaxddp.softmax_cross_entropy, setup, **options, eval_every="0 steps")
+    assert message == "evaluators=[measure]: they are measured at evaluations; eval_every disables evaluation"
 
 
 def test_train_rejects_a_finished_state_and_a_state_of_another_setup(setup, trained, tmp_path):
-    loss, further = jaxddp.softmax_cross_entropy, dataclasses.replace(setup, state=trained)
+    loss, finished_setup = jaxddp.softmax_cross_entropy, dataclasses.replace(setup, state=trained)
     for workdir in (None, tmp_path / "w"):
-        said = line(train, loss, further, workdir=workdir, listeners=())
-        assert said == ("state: it is at step 6, and epochs=3 end at step 6; give more epochs, such as epochs=6")
-    said = line(train, loss, further, epochs=0.5, listeners=())
-    assert said == "state: it is at step 6, and epochs=0.5 end at step 1; give more epochs, such as epochs=4"
-    assert int(train(loss, further, epochs=6, listeners=())[0].step) == 12
-    # If the run in the work directory is finished, `train` returns its state unchanged.
-    done, _ = train(loss, setup, workdir=tmp_path / "done", listeners=())
-    again, _ = train(loss, dataclasses.replace(setup, state=done), workdir=tmp_path / "done", listeners=())
-    assert int(again.step) == 6
+        message = error_line(train, loss, finished_setup, workdir=workdir, listeners=())
+        assert message == ("state: it is at step 6, and epochs=3 end at step 6; give more epochs, such as epochs=6")
+    message = error_line(train, loss, finished_setup, epochs=0.5, listeners=())
+    assert message == "state: it is at step 6, and epochs=0.5 end at step 1; give more epochs, such as epochs=4"
+    assert int(train(loss, finished_setup, epochs=6, listeners=())[0].step) == 12
+    # `train` returns the final state of a finished run in a work directory.
+    finished, _ = train(loss, setup, workdir=tmp_path / "done", listeners=())
+    repeated, _ = train(loss, dataclasses.replace(setup, state=finished), workdir=tmp_path / "done", listeners=())
+    assert int(repeated.step) == 6
     momentum = prepare_training(linear_model(), TABLE, 2, sgd(0.05, momentum=0.9), 4, epochs=9)
-    said = line(train, loss, dataclasses.replace(momentum, state=trained), listeners=())
-    assert said == (
+    message = error_line(train, loss, dataclasses.replace(momentum, state=trained), listeners=())
+    assert message == (
         "state: opt_state/0/trace/weight is absent, and float32[108, 5] in this setup; give a state of its model and "
         "optimizer"
     )  # fmt: skip
@@ -290,45 +293,49 @@ def test_train_rejects_a_finished_state_and_a_state_of_another_setup(setup, trai
 def test_invalid_results_of_user_objects_are_rejected(setup):
     def train_with(optimizer=SGD, **options):
         other = prepare_training(linear_model(), TABLE, 2, optimizer, 4, **options)
-        return line(train, jaxddp.softmax_cross_entropy, other, listeners=())
+        return error_line(train, jaxddp.softmax_cross_entropy, other, listeners=())
 
-    said = train_with(optax.GradientTransformation(lambda params: (), lambda updates, state, params=None: updates))
-    assert said == "optimizer: its update returned an object of type dict; return a pair (updates, state)"
-    said = train_with(objective=lambda supervised: 5)
-    assert said == (
+    message = train_with(optax.GradientTransformation(lambda params: (), lambda updates, state, params=None: updates))
+    assert message == "optimizer: its update returned an object of type dict; return a pair (updates, state)"
+    message = train_with(objective=lambda supervised: 5)
+    assert message == (
         "objective: it returned an object of type int; return a function (params, model_state, batch, …)"
     )  # fmt: skip
 
 
 def test_a_listener_may_have_only_some_of_the_methods(setup):
-    class Half:
+    class PartialListener:
         steps = ()
 
         def step(self, record):
             self.steps += (record.step,)
 
-    half = Half()
-    train(jaxddp.softmax_cross_entropy, setup, listeners=[half], log_every="1 step")
-    assert half.steps == (1, 2, 3, 4, 5, 6)
-    half.end = None
-    assert line(train, jaxddp.softmax_cross_entropy, setup, listeners=[half]) == (
-        "listeners: Half.end is None; define a method Half.end(self, run)"
+    listener = PartialListener()
+    train(jaxddp.softmax_cross_entropy, setup, listeners=[listener], log_every="1 step")
+    assert listener.steps == (1, 2, 3, 4, 5, 6)
+    listener.end = None
+    assert error_line(train, jaxddp.softmax_cross_entropy, setup, listeners=[listener]) == (
+        "listeners: PartialListener.end is None; define a method PartialListener.end(self, run)"
     )
 
 
 def test_distillation_is_given_a_run_and_numbers_in_range(tmp_path):
-    assert line(jaxddp.distillation, "runs/teacher") == "teacher='runs/teacher': give what jaxddp.load_run returns"
+    assert (
+        error_line(jaxddp.distillation, "runs/teacher") == "teacher='runs/teacher': give what jaxddp.load_run returns"
+    )
     teacher = object.__new__(jaxddp.TrainedRun)
-    assert line(jaxddp.distillation, teacher, 0) == "temperature=0.0: expected above 0, at most 1,000"
-    assert line(jaxddp.distillation, teacher, teacher_share="1") == "teacher_share='1': expected a number, 0 to 1"
+    assert error_line(jaxddp.distillation, teacher, 0) == "temperature=0.0: expected above 0, at most 1,000"
+    assert error_line(jaxddp.distillation, teacher, teacher_share="1") == "teacher_share='1': expected a number, 0 to 1"
 
 
 def test_an_unknown_logger_is_rejected(setup, tmp_path):
-    said = line(train, jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path, log_to="tensorbord")
-    assert said.startswith("log_to='tensorbord' is unknown; did you mean 'tensorboard'? there are: ")
+    message = error_line(
+        train, jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path, log_to="tensorbord"
+    )
+    assert message.startswith("log_to='tensorbord' is unknown; did you mean 'tensorboard'? there are: ")
 
 
-def measured_by(setup, state):
+def evaluation_calls(setup, state):
     yield lambda: jaxddp.evaluate(state, setup, VAL)
     yield lambda: jaxddp.topk_accuracy(state, setup, VAL)
     yield lambda: jaxddp.show_predictions(state, setup, VAL)
@@ -336,54 +343,56 @@ def measured_by(setup, state):
 
 
 def test_evaluate_accepts_only_a_state_of_its_setup(setup, trained):
-    other = prepare_training(linear_model(), random_table(16, image=5), 2, SGD, 4).state
-    elsewhere = prepare_training(linear_model(), TABLE, 4, SGD, 2)
-    for call in measured_by(setup, (trained, jaxddp.History())):
-        assert line(call).startswith("state=(TrainState(")
-        assert line(call).endswith(": give a TrainState, which is the first value that train returns")
-    for call in measured_by(setup, other):
-        assert line(call) == (
+    other_images = prepare_training(linear_model(), random_table(16, image=5), 2, SGD, 4).state
+    four_device_setup = prepare_training(linear_model(), TABLE, 4, SGD, 2)
+    for call in evaluation_calls(setup, (trained, jaxddp.History())):
+        assert error_line(call).startswith("state=(TrainState(")
+        assert error_line(call).endswith(": give a TrainState, which is the first value that train returns")
+    for call in evaluation_calls(setup, other_images):
+        assert error_line(call) == (
             "state: params/weight is float32[75, 5], and float32[108, 5] in this setup; give a state of its model and "
             "optimizer"
         )
-    for call in measured_by(trained, setup):
-        assert line(call) == "setup: an object of type TrainState was given; give what prepare_training returned"
-    for call in measured_by(elsewhere, trained):
-        assert line(call) == (
+    for call in evaluation_calls(trained, setup):
+        assert error_line(call) == "setup: an object of type TrainState was given; give what prepare_training returned"
+    for call in evaluation_calls(four_device_setup, trained):
+        assert error_line(call) == (
             "state: it is on 2 devices, which are not the 4 of this setup; give "
             "setup.topology.replicate(jax.device_get(state))"
         )
-    moved = elsewhere.topology.replicate(jax.device_get(trained))
-    assert jaxddp.evaluate(moved, elsewhere, VAL) == pytest.approx(jaxddp.evaluate(trained, setup, VAL))
+    moved = four_device_setup.topology.replicate(jax.device_get(trained))
+    assert jaxddp.evaluate(moved, four_device_setup, VAL) == pytest.approx(jaxddp.evaluate(trained, setup, VAL))
 
 
 def test_only_one_process_of_a_job_writes_weights(setup, trained, tmp_path):
     out = tmp_path / "w.safetensors"
     for peers in (Second(), ALONE):
         resources = dataclasses.replace(setup.resources, topology=dataclasses.replace(setup.topology, peers=peers))
-        own = dataclasses.replace(setup, experiment=setup.experiment.changed(resources=resources))
-        jaxddp.export_weights(trained, own, out)
+        process_setup = dataclasses.replace(setup, experiment=setup.experiment.changed(resources=resources))
+        jaxddp.export_weights(trained, process_setup, out)
         assert out.exists() == peers.is_first
 
 
 def test_evaluate_rejects_its_other_invalid_arguments(setup, trained):
     for call in (jaxddp.evaluate, jaxddp.topk_accuracy, jaxddp.show_predictions):
-        assert line(call, trained, setup, [1]) == f"table=[1]: {SOURCE}"
-    assert line(jaxddp.evaluate, trained, setup, VAL, "mse") == (
+        assert error_line(call, trained, setup, [1]) == f"table=[1]: {SOURCE}"
+    assert error_line(jaxddp.evaluate, trained, setup, VAL, "mse") == (
         "loss: an object of type str was given; give a function of (logits, labels)"
     )
-    assert line(jaxddp.topk_accuracy, trained, setup, VAL, 6) == "k=6: expected 1 to 5, the number of classes"
-    assert line(jaxddp.topk_accuracy, trained, setup, VAL, "1") == "k='1': expected a whole number"
-    assert line(jaxddp.topk_accuracy, trained, setup, VAL, [1.0]) == "k=1.0: expected a whole number"
+    assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, 6) == "k=6: expected 1 to 5, the number of classes"
+    assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, "1") == "k='1': expected a whole number"
+    assert error_line(jaxddp.topk_accuracy, trained, setup, VAL, [1.0]) == "k=1.0: expected a whole number"
     assert jaxddp.topk_accuracy(trained, setup, VAL, 5) == {5: 1.0}
-    assert line(jaxddp.show_predictions, trained, setup, VAL, count=0) == "count=0: expected 1 to 1,000"
-    assert line(jaxddp.export_weights, trained, setup, 5) == "out=5: expected a path"
-    assert line(setup.with_seed, "1") == "seed='1': expected a whole number, 0 to 9,223,372,036,854,775,807"
-    assert line(setup.with_loss, 1) == "loss: an object of type int was given; give a function of (logits, labels)"
+    assert error_line(jaxddp.show_predictions, trained, setup, VAL, count=0) == "count=0: expected 1 to 1,000"
+    assert error_line(jaxddp.export_weights, trained, setup, 5) == "out=5: expected a path"
+    assert error_line(setup.with_seed, "1") == "seed='1': expected a whole number, 0 to 9,223,372,036,854,775,807"
+    assert (
+        error_line(setup.with_loss, 1) == "loss: an object of type int was given; give a function of (logits, labels)"
+    )
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         ({"path": 5}, "path=5: expected a path"),
         ({"path": ""}, "path='': expected a path"),
@@ -398,17 +407,17 @@ def test_evaluate_rejects_its_other_invalid_arguments(setup, trained):
          "least one of each class and leaves one to train; add examples, or leave the class out"),
     ],
 )  # fmt: skip
-def test_open_data(given, expected, tmp_path):
+def test_open_data_names_the_bad_argument(arguments, expected, tmp_path):
     (tmp_path / "pets" / "cat").mkdir(parents=True)
     (tmp_path / "pets" / "cat" / "0.png").touch()
-    given = {"path": tmp_path / "pets"} | given
-    if "{}" in str(given["path"]):
-        given["path"] = given["path"].replace("{}", str(tmp_path))
-    assert line(jaxddp.open_data, **given) == expected.replace("{}", str(tmp_path))
+    arguments = {"path": tmp_path / "pets"} | arguments
+    if "{}" in str(arguments["path"]):
+        arguments["path"] = arguments["path"].replace("{}", str(tmp_path))
+    assert error_line(jaxddp.open_data, **arguments) == expected.replace("{}", str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         ({"setup": None}, "setup=None: give what prepare_training returned"),
         ({"count": 0}, "count=0: expected 1 to 1,000"),
@@ -416,20 +425,20 @@ def test_open_data(given, expected, tmp_path):
         ({"step": 0}, "step=0: expected 1 to 1,000,000,000"),
     ],
 )  # fmt: skip
-def test_show_inputs(given, expected, setup):
-    assert line(jaxddp.show_inputs, **({"setup": setup} | given)) == expected
+def test_show_inputs_names_the_bad_argument(arguments, expected, setup):
+    assert error_line(jaxddp.show_inputs, **({"setup": setup} | arguments)) == expected
 
 
 @pytest.mark.parametrize("read", [jaxddp.train_solutions, jaxddp.val_solutions, jaxddp.test_listing])
 @pytest.mark.parametrize(
-    ("named", "value", "shown"), [("root", 5, "=5"), ("csv", None, "=None"), ("cache", ["c"], "=['c']")]
+    ("argument", "value", "shown"), [("root", 5, "=5"), ("csv", None, "=None"), ("cache", ["c"], "=['c']")]
 )
-def test_paths_of_solution_files(read, named, value, shown):
-    assert line(read, **{**PATHS, named: value}) == f"{named}{shown}: expected a path"
+def test_the_readers_of_solution_files_name_an_argument_that_is_not_a_path(read, argument, value, shown):
+    assert error_line(read, **{**PATHS, argument: value}) == f"{argument}{shown}: expected a path"
 
 
 @pytest.mark.parametrize(
-    ("named", "value", "expected"),
+    ("argument", "value", "expected"),
     [
         ("images", None, "images of shape (): give [N, H, W, C], with C = 1 for gray"),
         ("images", [[1, 2], [3]], "images: not an array (setting an array element with a sequence."),
@@ -440,14 +449,14 @@ def test_paths_of_solution_files(read, named, value, shown):
         ("class_names", [0, 1], "class_names=[0, 1]: give text for each class, and not 0"),
     ],
 )
-def test_array_tables(named, value, expected):
-    given = {"images": TABLE.images, "labels": TABLE.labels, "class_names": TABLE.class_names, named: value}
-    said = line(ArrayTable, **given)
-    assert said == expected or (expected.endswith(".") and said.startswith(expected))
+def test_an_array_table_names_the_bad_argument(argument, value, expected):
+    arguments = {"images": TABLE.images, "labels": TABLE.labels, "class_names": TABLE.class_names, argument: value}
+    message = error_line(ArrayTable, **arguments)
+    assert message == expected or (expected.endswith(".") and message.startswith(expected))
 
 
 @pytest.mark.parametrize(
-    ("named", "value", "expected"),
+    ("argument", "value", "expected"),
     [
         ("name", 18, "name=18: expected text"),
         ("num_classes", "10", "num_classes='10': expected a whole number"),
@@ -461,5 +470,5 @@ def test_array_tables(named, value, expected):
          "shortcut_norm, stem, weight_init, width, zero_init_last_scale"),
     ],
 )  # fmt: skip
-def test_resnets(named, value, expected):
-    assert line(jaxddp.resnet, **{"name": "resnet18", "num_classes": CLASSES, named: value}) == expected
+def test_resnet_names_the_bad_argument(argument, value, expected):
+    assert error_line(jaxddp.resnet, **{"name": "resnet18", "num_classes": CLASSES, argument: value}) == expected

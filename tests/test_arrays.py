@@ -1,4 +1,4 @@
-"""Data sets in memory: the same columns and shards as files, without TensorFlow; every fault gets one line."""
+"""Data sets in memory have the same columns and shards as files, without TensorFlow. A fault is a one-line error."""
 
 import dataclasses
 import subprocess
@@ -18,7 +18,7 @@ DATA = DataConfig()
 
 
 def make_table(num_examples: int = 11) -> ArrayTable:
-    """Every pixel of row r is r + 1, so an image identifies its row, and no row equals padding (0)."""
+    """Return a table whose pixels in row r are all r + 1: an image identifies its row and differs from padding (0)."""
     images = np.broadcast_to(
         np.arange(1, num_examples + 1, dtype=np.uint8)[:, None, None, None], (num_examples, 4, 5, 3)
     )
@@ -42,10 +42,10 @@ def test_batches_hold_the_rows_in_the_given_order():
 def test_joined_shards_equal_the_batch(count: int):
     table, order = make_table(), SampleOrder(11, 6, seed=3)
     whole = list(table.train_batches(order, DATA, range(4)))
-    parts = [list(table.train_batches(order, DATA, range(4), Shard(i, count))) for i in range(count)]
+    shards = [list(table.train_batches(order, DATA, range(4), Shard(i, count))) for i in range(count)]
     for step, batch in enumerate(whole):
-        for leaf, pieces in zip(batch[:5], zip(*(part[step][:5] for part in parts), strict=True), strict=True):
-            np.testing.assert_array_equal(np.concatenate(pieces), leaf)
+        for leaf, shard_leaves in zip(batch[:5], zip(*(shard[step][:5] for shard in shards), strict=True), strict=True):
+            np.testing.assert_array_equal(np.concatenate(shard_leaves), leaf)
 
 
 @pytest.mark.parametrize(("batch_size", "count"), [(4, 1), (4, 2), (4, 4), (16, 4), (11, 1)])
@@ -54,8 +54,8 @@ def test_evaluation_counts_every_example_once(batch_size: int, count: int):
     shards = [list(table.eval_batches(order, DATA, Shard(i, count))) for i in range(count)]
     assert {len(batches) for batches in shards} == {order.num_batches}
     batches = [batch for shard in shards for batch in shard]
-    real = np.concatenate([batch.row[batch.mask == 1] for batch in batches])
-    assert sorted(real) == list(range(11))
+    rows = np.concatenate([batch.row[batch.mask == 1] for batch in batches])
+    assert sorted(rows) == list(range(11))
     for batch in batches:
         np.testing.assert_array_equal(batch.image[:, 0, 0, 0], np.where(batch.mask == 1, batch.row + 1, 0))
         assert not batch.label[batch.mask == 0].any()
@@ -64,15 +64,15 @@ def test_evaluation_counts_every_example_once(batch_size: int, count: int):
 
 def test_select_makes_labels_dense_and_take_keeps_the_balance():
     table = make_table()
-    chosen = table.select("ant,cat")
-    assert chosen.class_names == ("ant", "cat")
-    assert (chosen.images[:, 0, 0, 0] - 1).tolist() == [0, 2, 3, 5, 6, 8, 9]
-    assert chosen.labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
+    selected = table.select("ant,cat")
+    assert selected.class_names == ("ant", "cat")
+    assert (selected.images[:, 0, 0, 0] - 1).tolist() == [0, 2, 3, 5, 6, 8, 9]
+    assert selected.labels.tolist() == [0, 1, 0, 1, 0, 1, 0]
     assert table.select("1:3").class_names == ("bee", "cat")
     assert table.select(None) is table
-    taken = table.take(6)
-    assert np.bincount(taken.labels).tolist() == [2, 2, 2]
-    assert ((taken.images[:, 0, 0, 0] - 1) % 3 == taken.labels).all()
+    limited = table.take(6)
+    assert np.bincount(limited.labels).tolist() == [2, 2, 2]
+    assert ((limited.images[:, 0, 0, 0] - 1) % 3 == limited.labels).all()
     assert len(table.take(99)) == 11
     with pytest.raises(InputError, match="limit 0"):
         table.take(0)
@@ -86,23 +86,23 @@ def test_the_fingerprint_depends_on_the_content_alone():
     table = make_table()
     images = table.images.copy()
     images[10, 3, 4, 2] += 1
-    others = (
+    changed_tables = (
         dataclasses.replace(table, images=images),
         dataclasses.replace(table, labels=np.roll(table.labels, 1)),
         dataclasses.replace(table, class_names=("ant", "bee", "cow")),
         dataclasses.replace(table, images=table.images.reshape(11, 5, 4, 3)),
     )
-    assert len({table.fingerprint, *(other.fingerprint for other in others)}) == 5
+    assert len({table.fingerprint, *(changed.fingerprint for changed in changed_tables)}) == 5
     assert make_table().fingerprint == table.fingerprint
     assert dataclasses.replace(table, labels=table.labels.astype(np.int64)).fingerprint == table.fingerprint
-    # Many images are hashed in parts; the last one counts too.
-    many = np.zeros((1025, 1, 1, 1), np.uint8)
-    first = ArrayTable(many.copy(), np.zeros(1025, int), NAMES)
-    many[1024] = 1
-    assert ArrayTable(many, np.zeros(1025, int), NAMES).fingerprint != first.fingerprint
+    # The fingerprint hashes 1024 images at a time, and includes the last, incomplete chunk.
+    images_of_two_chunks = np.zeros((1025, 1, 1, 1), np.uint8)
+    first = ArrayTable(images_of_two_chunks.copy(), np.zeros(1025, int), NAMES)
+    images_of_two_chunks[1024] = 1
+    assert ArrayTable(images_of_two_chunks, np.zeros(1025, int), NAMES).fingerprint != first.fingerprint
 
 
-def test_shapes_and_counts():
+def test_a_table_has_the_size_classes_and_image_shape_of_its_arrays():
     table = make_table()
     assert (len(table), table.num_classes, table.image_shape(DATA)) == (11, 3, (4, 5, 3))
     assert table.labels.dtype == np.int32
@@ -110,27 +110,27 @@ def test_shapes_and_counts():
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_floats_become_the_pixels_that_they_were_converted_from(dtype, caplog):
-    # More images than are converted at a time.
+    # The table converts fewer than 1030 images at a time.
     pixels = np.random.default_rng(0).integers(0, 256, (1030, 2, 2, 1), np.uint8)
     pixels[-1], labels = 255, np.zeros(1030, np.int64)
-    made = [ArrayTable(given, labels, NAMES) for given in (pixels.astype(dtype) / dtype(255), pixels.astype(dtype))]
-    assert [table.images.dtype for table in made] == [np.uint8] * 2
-    assert {table.fingerprint for table in made} == {ArrayTable(pixels, labels, NAMES).fingerprint}
+    tables = [ArrayTable(floats, labels, NAMES) for floats in (pixels.astype(dtype) / dtype(255), pixels.astype(dtype))]
+    assert [table.images.dtype for table in tables] == [np.uint8] * 2
+    assert {table.fingerprint for table in tables} == {ArrayTable(pixels, labels, NAMES).fingerprint}
     dark = ArrayTable(pixels.astype(np.float64) / 65_535, labels, NAMES)
     assert dark.images.dtype == np.uint16 and (dark.images == pixels).all()
     assert not caplog.records
 
 
 def test_other_floats_are_kept_in_16_bits_which_is_logged(caplog):
-    given = np.random.default_rng(0).random((4, 2, 2, 1), np.float32)
-    table = ArrayTable(given, LABELS, NAMES)
+    floats = np.random.default_rng(0).random((4, 2, 2, 1), np.float32)
+    table = ArrayTable(floats, LABELS, NAMES)
     assert table.images.dtype == np.uint16
-    assert np.abs(table.images / 65_535 - given).max() <= 0.5 / 65_535
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said == (
+    assert np.abs(table.images / 65_535 - floats).max() <= 0.5 / 65_535
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == (
         "images: float32 that are not multiples of 1/255 are kept as uint16, each number rounded by at most 7.6e-06"
     )
-    # Tables made of this table are unchanged.
+    # A table of some of these rows is not converted again.
     assert (table.rows(np.arange(2)).images == table.images[:2]).all() and len(caplog.records) == 1
 
 
@@ -167,20 +167,20 @@ def test_bad_arrays_raise_a_one_line_error(images: np.ndarray, labels: np.ndarra
 def test_examples_without_labels_are_refused_where_labels_are_needed():
     table = make_table()
     check_labelled(table, "training data")
-    some = dataclasses.replace(table, labels=np.where(np.arange(11) % 4 == 1, -1, table.labels))
-    assert some.fingerprint != table.fingerprint
-    with pytest.raises(InputError) as caught:
-        check_labelled(some, "training data")
-    assert str(caught.value) == (
+    partly_labelled = dataclasses.replace(table, labels=np.where(np.arange(11) % 4 == 1, -1, table.labels))
+    assert partly_labelled.fingerprint != table.fingerprint
+    with pytest.raises(InputError) as error:
+        check_labelled(partly_labelled, "training data")
+    assert str(error.value) == (
         "training data: row 1 has no label (3 of 11 images without); give data with labels, or predict their classes "
         "instead"
     )
-    batches = list(some.eval_batches(EvalOrder(11, 11), DATA))
-    assert batches[0].label.tolist() == some.labels.tolist() and batches[0].mask.all()
-    check_labelled(some.select("cat"), "training data")
-    assert len(some.select("cat")) == 2
-    nothing_known = ArrayTable(IMAGES, np.full(4, -1), ())
-    assert nothing_known.num_classes == 0
+    batches = list(partly_labelled.eval_batches(EvalOrder(11, 11), DATA))
+    assert batches[0].label.tolist() == partly_labelled.labels.tolist() and batches[0].mask.all()
+    check_labelled(partly_labelled.select("cat"), "training data")
+    assert len(partly_labelled.select("cat")) == 2
+    unlabelled = ArrayTable(IMAGES, np.full(4, -1), ())
+    assert unlabelled.num_classes == 0
 
 
 def test_an_order_that_does_not_fit_is_refused_before_the_first_batch():

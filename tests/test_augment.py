@@ -1,4 +1,4 @@
-"""Augmentation on the device: each augmentation's definition, its random keys, and its error messages."""
+"""Augmentation on the device: the results, random keys and error messages of each augmentation."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from jaxddp.registry import AUGMENTATIONS
 PLAIN = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
 """Normalization that keeps pixel values unchanged."""
 EVERYTHING = AugmentConfig(pad=1, rand_augment=2, cutout=2, erase=0.5, mixup=0.4, cutmix=1.0)
-ALONE = AugmentConfig(pad=1, rand_augment=1, cutout=2, erase=0.5)
+PER_IMAGE = AugmentConfig(pad=1, rand_augment=1, cutout=2, erase=0.5)
 """All augmentations of a single image."""
 
 
@@ -54,7 +54,7 @@ def test_an_alternating_flip_is_random_first_and_then_the_opposite():
     np.testing.assert_array_equal(epochs[0], images_of(batch, AugmentConfig(), **PLAIN).round())
     for epoch, images in enumerate(epochs):
         np.testing.assert_array_equal(images, epochs[0] if epoch % 2 == 0 else epochs[0][:, :, ::-1])
-    mirrored = [not np.array_equal(image, own) for image, own in zip(epochs[0], batch.image, strict=True)]
+    mirrored = [not np.array_equal(image, original) for image, original in zip(epochs[0], batch.image, strict=True)]
     assert 16 < sum(mirrored) < 48
 
 
@@ -66,27 +66,27 @@ def test_two_flips_at_once_are_refused(other):
         check_augmentation(Preprocess(augment=AugmentConfig(alternate_flip=True, **other)), (6, 6, 3))
 
 
-def test_a_reflected_border():
+def test_a_reflected_border_fills_the_margin_of_crops():
     settings = AugmentConfig(flip=False, pad=2, border="reflect")
     batch = random_batch(64)
     images = images_of(batch, settings, **PLAIN).round().astype(int)
-    padded, places = np.pad(batch.image, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="reflect"), set()
+    padded, positions = np.pad(batch.image, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="reflect"), set()
     for image, canvas in zip(images, padded, strict=True):
         crops = {(top, left): canvas[top : top + 6, left : left + 6] for top in range(5) for left in range(5)}
-        found = {place for place, crop in crops.items() if (crop == image).all()}
-        assert found
-        places |= found
-    assert len(places) > 20
+        matches = {position for position, crop in crops.items() if (crop == image).all()}
+        assert matches
+        positions |= matches
+    assert len(positions) > 20
     # The crops are at the same positions; only the pixels outside the image differ.
     black = images_of(batch, AugmentConfig(flip=False, pad=2), **PLAIN).round().astype(int)
     assert (images[:, 2:-2, 2:-2] == black[:, 2:-2, 2:-2]).all() and (images != black).any()
 
 
-def test_flip_and_padded_crop():
+def test_an_image_is_a_crop_of_the_padded_image_or_of_its_mirror_image():
     batch = random_batch(64)
     images = images_of(batch, AugmentConfig(pad=2), **PLAIN).round().astype(int)
     padded = np.pad(batch.image, ((0, 0), (2, 2), (2, 2), (0, 0)))
-    seen = set()
+    positions = set()
     for image, canvas in zip(images, padded, strict=True):
         crops = {
             (flip, top, left): (canvas[:, ::-1] if flip else canvas)[top : top + 6, left : left + 6]
@@ -94,11 +94,11 @@ def test_flip_and_padded_crop():
             for top in range(5)
             for left in range(5)
         }
-        found = [place for place, crop in crops.items() if (crop == image).all()]
-        assert found
-        seen.add(found[0])
-    assert {flip for flip, _, _ in seen} == {0, 1}
-    assert {top for _, top, _ in seen} == {left for _, _, left in seen} == set(range(5))
+        matches = [position for position, crop in crops.items() if (crop == image).all()]
+        assert matches
+        positions.add(matches[0])
+    assert {flip for flip, _, _ in positions} == {0, 1}
+    assert {top for _, top, _ in positions} == {left for _, _, left in positions} == set(range(5))
 
 
 @pytest.mark.parametrize("side", [1, 3, 4, 6])
@@ -107,17 +107,17 @@ def test_cutout_blackens_a_square_around_any_pixel_clipped_at_the_borders(side):
     squares, apply = {}, cutout_from(AugmentConfig(cutout=side))
     for row in range(6):
         for column in range(7):
-            hole = image.copy()
+            expected_image = image.copy()
             top, left = row - side // 2, column - side // 2
-            hole[max(top, 0) : top + side, max(left, 0) : left + side] = 0
-            squares.setdefault(hole.tobytes(), []).append((row, column))
+            expected_image[max(top, 0) : top + side, max(left, 0) : left + side] = 0
+            squares.setdefault(expected_image.tobytes(), []).append((row, column))
     counts = dict.fromkeys(squares, 0)
-    for done in np.array(jax.jit(jax.vmap(lambda key: apply(key, jnp.array(image))))(keys(number))):
-        assert done.dtype == np.uint8
-        counts[done.tobytes()] += 1
-    for hole, count in counts.items():
-        expected = number / 42 * len(squares[hole])
-        assert abs(count - expected) < 5 * np.sqrt(expected)
+    for augmented in np.array(jax.jit(jax.vmap(lambda key: apply(key, jnp.array(image))))(keys(number))):
+        assert augmented.dtype == np.uint8
+        counts[augmented.tobytes()] += 1
+    for expected_image, count in counts.items():
+        expected_count = number / 42 * len(squares[expected_image])
+        assert abs(count - expected_count) < 5 * np.sqrt(expected_count)
 
 
 # --- Random erasing ---
@@ -133,33 +133,38 @@ def test_random_erasing_takes_the_first_drawn_box_that_fits(height, width):
     number = 4000
     draw = jax.jit(jax.vmap(lambda key: jax.random.uniform(key, (4, 10), jnp.float32)))
     draws = np.array(draw(keys(number)), np.float64)
-    found = boxes(number, height, width)
-    differ = 0
-    for (area, aspect, top, left), box in zip(draws, found, strict=True):
+    actual = boxes(number, height, width)
+    num_different = 0
+    for (area, aspect, top, left), box in zip(draws, actual, strict=True):
         expected = (0, 0, 0, 0)
-        for chance in range(10):
-            pixels = (0.02 + 0.38 * area[chance]) * height * width
-            ratio = 0.3 * (1 / 0.3 / 0.3) ** aspect[chance]
-            tall, wide = round(np.sqrt(pixels * ratio)), round(np.sqrt(pixels / ratio))
-            if tall <= height and wide <= width:
-                expected = (int(top[chance] * (height - tall + 1)), int(left[chance] * (width - wide + 1)), tall, wide)
+        for attempt in range(10):
+            pixels = (0.02 + 0.38 * area[attempt]) * height * width
+            ratio = 0.3 * (1 / 0.3 / 0.3) ** aspect[attempt]
+            box_height, box_width = round(np.sqrt(pixels * ratio)), round(np.sqrt(pixels / ratio))
+            if box_height <= height and box_width <= width:
+                expected = (
+                    int(top[attempt] * (height - box_height + 1)),
+                    int(left[attempt] * (width - box_width + 1)),
+                    box_height,
+                    box_width,
+                )
                 break
-        differ += tuple(box) != expected
-    # In float32 a few are rounded to the other side.
-    assert differ <= 5
+        num_different += tuple(box) != expected
+    # In float32 a few sides and positions are rounded to a neighbouring pixel.
+    assert num_different <= 5
 
 
 def test_erased_boxes_stay_within_the_bounds_and_reach_them():
     height, width = 224, 200
-    top, left, tall, wide = boxes(4000, height, width).T
-    assert tall.min() > 0
-    assert top.min() == left.min() == 0 and (top + tall).max() == height and (left + wide).max() == width
-    area = tall * wide / (height * width)
-    slack = 0.5 * (1 / tall + 1 / wide) + 1e-6
-    assert (area > 0.02 * (1 - slack)).all() and (area < 0.4 * (1 + slack)).all()
+    top, left, box_height, box_width = boxes(4000, height, width).T
+    assert box_height.min() > 0
+    assert top.min() == left.min() == 0 and (top + box_height).max() == height and (left + box_width).max() == width
+    area = box_height * box_width / (height * width)
+    rounding = 0.5 * (1 / box_height + 1 / box_width) + 1e-6
+    assert (area > 0.02 * (1 - rounding)).all() and (area < 0.4 * (1 + rounding)).all()
     assert area.min() < 0.022 and area.max() > 0.39
-    ratio = tall / wide
-    assert (ratio > ASPECT[0] * (1 - 2 * slack)).all() and (ratio < ASPECT[1] * (1 + 2 * slack)).all()
+    ratio = box_height / box_width
+    assert (ratio > ASPECT[0] * (1 - 2 * rounding)).all() and (ratio < ASPECT[1] * (1 + 2 * rounding)).all()
     assert abs((ratio > height / width).mean() - 0.5) < 0.05
 
 
@@ -167,14 +172,14 @@ def test_erasing_sets_a_rectangle_to_zero_with_its_probability():
     image, number = jnp.array(np.random.default_rng(0).uniform(1, 2, (16, 20, 3)), jnp.float32), 2000
     erased = np.array(jax.jit(jax.vmap(lambda key: erase(key, image, 0.3)))(keys(number)))
     assert erased.dtype == np.float32
-    hit = 0
-    for done in erased:
-        gone = (done == 0).all(-1)
-        assert (done[~gone] == np.array(image)[~gone]).all()
-        rows, columns = np.flatnonzero(gone.any(1)), np.flatnonzero(gone.any(0))
-        assert gone.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1) if gone.any() else True
-        hit += gone.any()
-    assert abs(hit - 0.3 * number) < 5 * np.sqrt(number * 0.21)
+    num_erased = 0
+    for augmented in erased:
+        is_erased = (augmented == 0).all(-1)
+        assert (augmented[~is_erased] == np.array(image)[~is_erased]).all()
+        rows, columns = np.flatnonzero(is_erased.any(1)), np.flatnonzero(is_erased.any(0))
+        assert is_erased.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1) if is_erased.any() else True
+        num_erased += is_erased.any()
+    assert abs(num_erased - 0.3 * number) < 5 * np.sqrt(number * 0.21)
 
 
 # --- Order, keys, numbers ---
@@ -182,14 +187,14 @@ def test_erasing_sets_a_rectangle_to_zero_with_its_probability():
 
 @pytest.mark.slow
 def test_the_order_is_crop_cutout_normalize_erase():
-    """Black comes from the crop and from cutout, and is normalized. Zero comes from erasing, and is not."""
+    """The black pixels of the crop and of cutout are normalized; the zeros of erasing are not."""
     batch = random_batch(64)._replace(image=np.full((64, 6, 6, 3), 200, np.uint8))
     settings = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
     black, plain = -2.0, (200 / 255 - 0.5) / 0.25
     images = images_of(batch, AugmentConfig(pad=2, cutout=2, erase=0.8), **settings)
     values = np.unique(images.round(4))
     assert np.abs(values - [black, 0, plain]).max() < 1e-4
-    # RandAugment sees the black border of the crop. Cutout's square is not warped: it stays black.
+    # RandAugment comes before cutout, so it does not change the black square of cutout.
     warped = images_of(batch, AugmentConfig(rand_augment=1, cutout=3), **settings)
     assert all((image == black).all(-1).sum() >= 4 for image in warped)
 
@@ -198,20 +203,19 @@ def test_the_order_is_crop_cutout_normalize_erase():
 def test_augmentation_depends_on_the_example_and_not_on_its_place_in_the_batch():
     batch = random_batch(32, image=12)
     shuffled = np.random.default_rng(1).permutation(32)
-    images = images_of(batch, ALONE)
-    assert (images[shuffled] == images_of(jax.tree.map(lambda column: column[shuffled], batch), ALONE)).all()
+    images = images_of(batch, PER_IMAGE)
+    assert (images[shuffled] == images_of(jax.tree.map(lambda column: column[shuffled], batch), PER_IMAGE)).all()
     for other in (batch._replace(epoch=batch.epoch + 1), batch._replace(row=batch.row + 1)):
-        assert (images != images_of(other, ALONE)).any((1, 2, 3)).mean() > 0.9
+        assert (images != images_of(other, PER_IMAGE)).any((1, 2, 3)).mean() > 0.9
     flips = [images_of(batch, AugmentConfig(), seed=seed) for seed in (0, 1)]
     assert (flips[0] != flips[1]).any()
 
 
 def test_random_draws_of_an_augmentation_do_not_depend_on_the_others():
-    """A flip does not change an image that is its own mirror image, unless another augmentation's draws changed with
-    it."""
+    """A flip alone does not change these images, because each is its own mirror image."""
     batch = random_batch(32, image=12)
     batch = batch._replace(image=np.maximum(batch.image, batch.image[:, :, ::-1]))
-    assert (images_of(batch, ALONE) == images_of(batch, dataclasses.replace(ALONE, flip=False))).all()
+    assert (images_of(batch, PER_IMAGE) == images_of(batch, dataclasses.replace(PER_IMAGE, flip=False))).all()
 
 
 def test_evaluation_is_only_normalized():
@@ -226,31 +230,33 @@ def test_evaluation_is_only_normalized():
 def test_gray_images_in_bfloat16_equal_the_rounded_float32_images():
     batch = random_batch(16, image=12)
     batch = batch._replace(image=batch.image[..., :1])
-    # RandAugment works on bytes, before normalization.
-    augment = dataclasses.replace(ALONE, rand_augment=0, mixup=0.4)
-    wide, narrow = (Preprocess(augment=augment, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
-    images, expected = inputs_of(batch, narrow).images, inputs_of(batch, wide).images.astype(jnp.bfloat16)
+    # RandAugment is left out, because its uint8 pixels do not depend on the dtype.
+    augment = dataclasses.replace(PER_IMAGE, rand_augment=0, mixup=0.4)
+    float32, bfloat16 = (Preprocess(augment=augment, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
+    images, expected = inputs_of(batch, bfloat16).images, inputs_of(batch, float32).images.astype(jnp.bfloat16)
     assert images.dtype == jnp.bfloat16 and images.shape == (16, 12, 12, 1)
     images, expected = np.array(images, np.float32), np.array(expected, np.float32)
-    apart = np.abs(images - expected)
+    difference = np.abs(images - expected)
     assert np.isfinite(images).all() and np.ptp(images) > 1
-    assert (apart <= 2**-7 * np.abs(expected) + 1e-6).all() and (apart > 0).mean() < 0.01
+    assert (difference <= 2**-7 * np.abs(expected) + 1e-6).all() and (difference > 0).mean() < 0.01
 
 
 # --- Augmentations from `then` and from users ---
 
 
 def test_further_augmentations_come_last_and_in_their_order():
-    """Test `then`, `extra` and mixing: `extra` sets the first row to 9, so all mixtures have a first row of 9."""
+    """The order is `then`, `extra`, mixing. `extra` sets the first row to 9, so mixtures have a first row of 9."""
     batch = random_batch(64)
     plain = images_of(batch, AugmentConfig(flip=False), **PLAIN)
     images = images_of(batch, AugmentConfig(flip=False, then=("vertical_flip",)), **PLAIN)
-    up = (images == plain).all((1, 2, 3))
-    assert (images[~up] == plain[~up][:, ::-1]).all() and 16 < up.sum() < 48
-    whole = Preprocess(augment=AugmentConfig(flip=False, then=("vertical_flip",)), extra=first_row_to_nine, **PLAIN)
-    assert (np.array(inputs_of(batch, whole).images)[:, 0] == 9).all()
-    mixed = dataclasses.replace(whole, augment=dataclasses.replace(whole.augment, mixup=0.5))
-    images = np.array(inputs_of(batch, mixed).images)
+    unflipped = (images == plain).all((1, 2, 3))
+    assert (images[~unflipped] == plain[~unflipped][:, ::-1]).all() and 16 < unflipped.sum() < 48
+    preprocess = Preprocess(
+        augment=AugmentConfig(flip=False, then=("vertical_flip",)), extra=first_row_to_nine, **PLAIN
+    )
+    assert (np.array(inputs_of(batch, preprocess).images)[:, 0] == 9).all()
+    with_mixup = dataclasses.replace(preprocess, augment=dataclasses.replace(preprocess.augment, mixup=0.5))
+    images = np.array(inputs_of(batch, with_mixup).images)
     assert np.abs(images[:, 0] - 9).max() < 1e-5 and (images[:, 1:].round(2) % 1 != 0).any()
 
 
@@ -262,20 +268,22 @@ def first_row_to_nine(key, image):
 def test_each_application_of_an_augmentation_has_its_own_random_key():
     batch = random_batch(64)
 
-    def upside_down(*then: str) -> np.ndarray:
+    def is_flipped(*then: str) -> np.ndarray:
         pixels = images_of(batch, AugmentConfig(flip=False, then=then), **PLAIN)
         return (pixels.mean(-1) != images_of(batch, AugmentConfig(flip=False), **PLAIN).mean(-1)).any((1, 2))
 
-    once, twice = upside_down("vertical_flip"), upside_down("vertical_flip", "vertical_flip")
-    # The second flip has its own draws: it flips neither never nor always when the first does.
+    once, twice = is_flipped("vertical_flip"), is_flipped("vertical_flip", "vertical_flip")
+    # The second flip has its own random draws, so it flips other images than the first.
     second = once ^ twice
     assert 16 < second.sum() < 48 and (second != once).any()
     gray = images_of(batch, AugmentConfig(flip=False, then=("grayscale",)), **PLAIN)
-    both = images_of(batch, AugmentConfig(flip=False, then=("vertical_flip", "grayscale", "vertical_flip")), **PLAIN)
-    assert (np.where(twice[:, None, None, None], gray[:, ::-1], gray) == both).all()
-    # The augmentations before them draw the same as without them.
+    gray_between_flips = images_of(
+        batch, AugmentConfig(flip=False, then=("vertical_flip", "grayscale", "vertical_flip")), **PLAIN
+    )
+    assert (np.where(twice[:, None, None, None], gray[:, ::-1], gray) == gray_between_flips).all()
+    # An augmentation in `then` does not change the random draws of the augmentations before it.
     batch = random_batch(32, image=12)
-    assert (images_of(batch, ALONE) == images_of(batch, dataclasses.replace(ALONE, then=("same",)))).all()
+    assert (images_of(batch, PER_IMAGE) == images_of(batch, dataclasses.replace(PER_IMAGE, then=("same",)))).all()
 
 
 @AUGMENTATIONS.add("same")
@@ -286,10 +294,10 @@ def same(settings: AugmentConfig):
 def test_grayscale_replaces_a_fifth_of_the_images_by_weighted_channels():
     image, number = np.random.default_rng(0).normal(size=(5, 4, 3)).astype(np.float32), 2000
     gray = (image @ np.array([0.2989, 0.587, 0.114], np.float32))[..., None]
-    done = np.array(jax.jit(jax.vmap(lambda key: grayscale(key, jnp.array(image))))(keys(number)))
-    hit = (np.ptp(done, -1) == 0).all((1, 2))
-    assert np.abs(done[hit] - gray).max() < 1e-6 and (done[~hit] == image).all()
-    assert abs(hit.sum() - 0.2 * number) < 5 * np.sqrt(number * 0.16)
+    augmented = np.array(jax.jit(jax.vmap(lambda key: grayscale(key, jnp.array(image))))(keys(number)))
+    is_gray = (np.ptp(augmented, -1) == 0).all((1, 2))
+    assert np.abs(augmented[is_gray] - gray).max() < 1e-6 and (augmented[~is_gray] == image).all()
+    assert abs(is_gray.sum() - 0.2 * number) < 5 * np.sqrt(number * 0.16)
     assert grayscale(keys(1)[0], jnp.array(image[..., :1])).shape == (5, 4, 1)
 
 
@@ -304,10 +312,10 @@ def test_grayscale_replaces_a_fifth_of_the_images_by_weighted_channels():
     ],
 )
 def test_an_unusable_augmentation_function_raises_a_one_line_error(extra, message):
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as error:
         check_augmentation(Preprocess(extra=extra), (6, 6, 3))
-    assert str(caught.value).startswith("augmentation: ") and message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(error.value).startswith("augmentation: ") and message in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 def test_an_unusable_name_in_then_raises_a_one_line_error():

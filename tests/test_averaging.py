@@ -1,4 +1,4 @@
-"""Gradients in buckets: each leaf once, in the order of readiness, with the bits of a single all-reduce."""
+"""Gradients are averaged in buckets, in the order in which they are ready, with the bits of a single all-reduce."""
 
 import dataclasses
 import functools
@@ -34,36 +34,36 @@ LATENCY_HIDING = "xla_gpu_enable_latency_hiding_scheduler"
 
 @given(st.lists(st.integers(0, 10**9), max_size=80), st.integers(1, 12))
 def test_every_leaf_is_in_one_bucket_in_the_order_of_readiness(sizes, buckets):
-    found = fill_buckets(sizes, buckets)
-    assert [place for bucket in found for place in bucket] == list(range(len(sizes)))
-    assert len(found) <= buckets and all(found)
+    filled = fill_buckets(sizes, buckets)
+    assert [leaf for bucket in filled for leaf in bucket] == list(range(len(sizes)))
+    assert len(filled) <= buckets and all(filled)
 
 
 @given(st.integers(1, 12))
 def test_a_bucket_takes_half_of_the_remaining_bytes(buckets):
-    found = [len(bucket) for bucket in fill_buckets([4] * 2**12, buckets)]
+    lengths = [len(bucket) for bucket in fill_buckets([4] * 2**12, buckets)]
     halves = [2 ** (12 - number) for number in range(1, buckets)]
-    assert found == [*halves, 2**12 - sum(halves)]
+    assert lengths == [*halves, 2**12 - sum(halves)]
 
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=80), st.integers(2, 12))
 def test_the_last_bucket_is_small_unless_a_single_leaf_is_large(sizes, buckets):
     last = fill_buckets(sizes, buckets)[-1]
     assert (
-        sum(sizes[place] for place in last[1:]) <= sum(sizes) / 2 ** (buckets - 1)
+        sum(sizes[leaf] for leaf in last[1:]) <= sum(sizes) / 2 ** (buckets - 1)
         or len(fill_buckets(sizes, buckets)) == 1
     )
 
 
-def order_of(loss, params) -> list[str]:
+def readiness_order(loss, params) -> list[str]:
     gradient = jax.make_jaxpr(jax.grad(loss))(params)
     names = [jax.tree_util.keystr(path, simple=True) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    return [names[place] for place in order_of_readiness(gradient, len(names))]
+    return [names[leaf] for leaf in order_of_readiness(gradient, len(names))]
 
 
 @pytest.mark.parametrize("cast_first", [False, True])
 def test_gradients_become_ready_from_the_last_layer_to_the_first(cast_first):
-    """Test also a program that casts all parameters at its start, and so all gradients at its end."""
+    """With `cast_first`, a program casts all parameters at its start, and so all gradients at its end."""
     params = {name: jnp.eye(4) for name in "bdca"}
 
     def loss(params):
@@ -74,12 +74,12 @@ def test_gradients_become_ready_from_the_last_layer_to_the_first(cast_first):
             hidden = jnp.tanh(hidden @ params[name].astype(jnp.bfloat16))
         return hidden.astype(jnp.float32).sum()
 
-    assert order_of(loss, params) == list("bdac")
+    assert readiness_order(loss, params) == list("bdac")
 
 
 def test_a_gradient_without_inputs_is_ready_at_once():
     params = {"used": jnp.ones(3), "unused": jnp.ones(2)}
-    assert order_of(lambda params: jnp.sin(params["used"]).sum(), params) == ["unused", "used"]
+    assert readiness_order(lambda params: jnp.sin(params["used"]).sum(), params) == ["unused", "used"]
 
 
 @pytest.mark.slow
@@ -93,8 +93,8 @@ def test_a_resnet_s_head_is_ready_first_and_its_stem_last():
 
     gradient = jax.make_jaxpr(jax.grad(loss))(params, model_state)
     names = [path[0].key for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    found = [names[place] for place in order_of_readiness(gradient, len(names))]
-    blocks = list(dict.fromkeys(found))
+    order = [names[leaf] for leaf in order_of_readiness(gradient, len(names))]
+    blocks = list(dict.fromkeys(order))
     assert blocks == ["fc", *(f"layer{stage}_{block}" for stage in (4, 3, 2, 1) for block in (1, 0)), "bn1", "conv1"]
 
 
@@ -110,8 +110,8 @@ def averaged(devices: int, averaging: Averaging):
     topology = Topology.create(devices)
 
     def local(grads, others):
-        own = jax.tree.map(lambda leaf: leaf[0], (grads, others))
-        return averaging.average(*own, order=ORDER)
+        shard = jax.tree.map(lambda leaf: leaf[0], (grads, others))
+        return averaging.average(*shard, order=ORDER)
 
     average = jax.jit(jax.shard_map(local, mesh=topology.mesh, in_specs=P(AXIS), out_specs=P()))
     placed = topology.place((grads, others))
@@ -125,17 +125,17 @@ ORDER = [4, 0, 5, 2, 1, 3]
 @pytest.mark.parametrize("buckets", [1, 2, 3, 4, 50])
 @pytest.mark.parametrize("devices", few((2,), 1, 4))
 def test_the_average_has_the_same_bits_in_any_number_of_buckets(devices, buckets):
-    (grads, others), found, _ = averaged(devices, Averaging(buckets))
-    jax.tree.map(np.testing.assert_array_equal, found, averaged(devices, Averaging())[1])
+    (grads, others), average, _ = averaged(devices, Averaging(buckets))
+    jax.tree.map(np.testing.assert_array_equal, average, averaged(devices, Averaging())[1])
     means = jax.tree.map(lambda leaf: leaf.astype(np.float64).mean(0), (grads, others["mean"]))
-    assert largest_difference((found[0], found[1]["mean"]), means) < 1e-6
-    assert found[1]["count"] == devices - 1
+    assert largest_difference((average[0], average[1]["mean"]), means) < 1e-6
+    assert average[1]["count"] == devices - 1
 
 
 @pytest.mark.parametrize(("buckets", "messages"), [(1, 1), (2, 2), (3, 2), (4, 3), (50, 4)])
 def test_each_bucket_is_an_all_reduce_that_waits_for_the_previous_one(buckets, messages):
     text = averaged(2, Averaging(buckets))[2]
-    # The counter has its own collective, and the first bucket waits for none.
+    # The counter has an all-reduce of its own, and the first bucket does not wait.
     assert text.count("stablehlo.all_reduce") == messages + 1
     assert text.count("stablehlo.select") == messages - 1
 
@@ -154,20 +154,20 @@ def test_separate_gradients_have_the_same_average_as_ravelled_ones(buckets, dtyp
 @pytest.mark.parametrize("buckets", [1, 3])
 @pytest.mark.parametrize("devices", few((2,), 4, 8))
 def test_with_bfloat16_gradients_are_rounded_and_all_other_values_are_exact(devices, buckets):
-    (grads, _), found, _ = averaged(devices, Averaging(buckets, "bfloat16"))
+    (grads, _), rounded, _ = averaged(devices, Averaging(buckets, "bfloat16"))
     _, exact, _ = averaged(devices, Averaging())
-    jax.tree.map(np.testing.assert_array_equal, found[1], exact[1])
+    jax.tree.map(np.testing.assert_array_equal, rounded[1], exact[1])
     for name, leaf in grads.items():
-        assert found[0][name].dtype == np.float32
-        # Both the addends and the sum are rounded to eight bits of mantissa.
+        assert rounded[0][name].dtype == np.float32
+        # The addends and the sum are both rounded to eight bits of mantissa.
         bound = 2.0**-8 * np.abs(leaf.astype(np.float64)).mean(0)
-        assert (np.abs(found[0][name] - exact[0][name]) <= devices * bound).all()
-    assert any((found[0][name] != exact[0][name]).any() for name in grads)
+        assert (np.abs(rounded[0][name] - exact[0][name]) <= devices * bound).all()
+    assert any((rounded[0][name] != exact[0][name]).any() for name in grads)
 
 
-def test_one_device_rounds_nothing():
-    found = averaged(1, Averaging(1, "bfloat16"))[1]
-    assert largest_difference(found, averaged(1, Averaging())[1]) == 0
+def test_on_one_device_no_gradient_is_rounded():
+    average = averaged(1, Averaging(1, "bfloat16"))[1]
+    assert largest_difference(average, averaged(1, Averaging())[1]) == 0
 
 
 # --- In a step ---
@@ -191,14 +191,19 @@ def after_a_step(devices: int, buckets: int):
 @pytest.mark.parametrize("devices", few((4,), 1, 2))
 def test_a_step_does_not_depend_on_the_number_of_buckets(devices, buckets):
     (state, sums), _ = after_a_step(devices, buckets)
-    (one_state, one_sums), _ = after_a_step(devices, 1)
+    (one_bucket_state, one_bucket_sums), _ = after_a_step(devices, 1)
     jax.tree.map(
-        np.testing.assert_array_equal, (state.params, state.model_state), (one_state.params, one_state.model_state)
+        np.testing.assert_array_equal,
+        (state.params, state.model_state),
+        (one_bucket_state.params, one_bucket_state.model_state),
     )
-    np.testing.assert_array_equal(sums.values, one_sums.values)
-    (alone, alone_sums), _ = after_a_step(1, 1)
-    assert largest_difference((state.params, state.model_state), (alone.params, alone.model_state)) < 1e-9
-    assert np.abs(sums.values - alone_sums.values).max() < 1e-9
+    np.testing.assert_array_equal(sums.values, one_bucket_sums.values)
+    (one_device_state, one_device_sums), _ = after_a_step(1, 1)
+    assert (
+        largest_difference((state.params, state.model_state), (one_device_state.params, one_device_state.model_state))
+        < 1e-9
+    )
+    assert np.abs(sums.values - one_device_sums.values).max() < 1e-9
 
 
 @pytest.mark.parametrize("buckets", few((1, 3, 8), 2))
@@ -207,7 +212,7 @@ def test_the_optimizer_reads_the_parameters_behind_a_barrier(buckets):
 
 
 @pytest.mark.parametrize(
-    ("platform", "devices", "asked", "taken"),
+    ("platform", "devices", "configured", "expected"),
     [
         ("cpu", 4, None, 1),
         ("cpu", 4, 3, 3),
@@ -219,11 +224,13 @@ def test_the_optimizer_reads_the_parameters_behind_a_barrier(buckets):
         ("tpu", 4, 3, 3),
     ],
 )
-def test_the_number_of_buckets_comes_from_the_config_or_from_the_devices(platform, devices, asked, taken, monkeypatch):
+def test_the_number_of_buckets_comes_from_the_config_or_from_the_devices(
+    platform, devices, configured, expected, monkeypatch
+):
     monkeypatch.setattr(Topology, "platform", platform)
-    topology, config = Topology.create(devices), Config().replace(parallel={"buckets": asked})
-    assert Averaging.of(config, topology).buckets == taken
-    assert step_options(config, topology) == ({LATENCY_HIDING: "True"} if taken > 1 and platform == "gpu" else {})
+    topology, config = Topology.create(devices), Config().replace(parallel={"buckets": configured})
+    assert Averaging.of(config, topology).buckets == expected
+    assert step_options(config, topology) == ({LATENCY_HIDING: "True"} if expected > 1 and platform == "gpu" else {})
 
 
 def test_a_reproducible_step_on_gpus_is_compiled_with_deterministic_options(monkeypatch):
@@ -235,9 +242,9 @@ def test_a_reproducible_step_on_gpus_is_compiled_with_deterministic_options(monk
 
 def test_the_users_xla_options_take_precedence_and_rejected_ones_are_left_out(monkeypatch):
     monkeypatch.setattr(Topology, "platform", "gpu")
-    topology, given = Topology.create(2), Config().replace(parallel={"xla_options": [f"{LATENCY_HIDING}=false"]})
-    assert step_options(given, topology) == {LATENCY_HIDING: "False"}
-    # The list of XLA's options is private, so it is unknown which option a later XLA drops.
+    topology, config = Topology.create(2), Config().replace(parallel={"xla_options": [f"{LATENCY_HIDING}=false"]})
+    assert step_options(config, topology) == {LATENCY_HIDING: "False"}
+    # A later XLA may drop an option of this package. An invented option, which XLA does not have, stands for it.
     monkeypatch.setitem(
         PLATFORMS, "gpu", dataclasses.replace(PLATFORMS["gpu"], overlap_options={"xla_gpu_gone_since": "True"})
     )
@@ -254,23 +261,23 @@ def test_a_run_takes_buckets_and_precision_of_gradients_from_its_config():
     config = Config().replace(parallel={"buckets": 2}, train={"gradient_precision": "bfloat16"})
     setup = runs.setup_of(SmallNet(), sgd(0.1), random_table(16), devices=2, config=config)
     program = str(jax.make_jaxpr(setup.step())(setup.state, next(setup.batches(0, 1))))
-    # One all-reduce for the sums, and two for gradients.
+    # The program has one all-reduce for the sums, and two for gradients.
     assert program.count("psum") == 3 and program.count("bf16[") >= 4
 
 
-def test_from_python_gradients_travel_in_bfloat16():
-    given = linear_model(), random_table(16), 2, sgd(0.1), 4
-    setup = prepare_training(*given, gradient_precision="bfloat16")
+def test_prepare_training_takes_the_precision_of_gradients():
+    arguments = linear_model(), random_table(16), 2, sgd(0.1), 4
+    setup = prepare_training(*arguments, gradient_precision="bfloat16")
     assert "bf16[" in str(jax.make_jaxpr(setup.step())(setup.state, next(setup.batches(0, 1))))
     with pytest.raises(InputError, match="^gradient_precision='half': expected"):
-        prepare_training(*given, gradient_precision="half")
+        prepare_training(*arguments, gradient_precision="half")
 
 
 def test_a_resumed_run_may_change_its_buckets_but_not_its_precision(tmp_path):
-    def claimed(**changes) -> None:
+    def claim_workdir(**changes) -> None:
         claim(tmp_path, Claim(Config().replace(**changes).to_dict(), {}), resuming=bool(list(tmp_path.iterdir())))
 
-    claimed()
-    claimed(parallel={"buckets": 3})
+    claim_workdir()
+    claim_workdir(parallel={"buckets": 3})
     with pytest.raises(InputError, match="train.gradient_precision was None and is now 'bfloat16'"):
-        claimed(train={"gradient_precision": "bfloat16"})
+        claim_workdir(train={"gradient_precision": "bfloat16"})

@@ -1,4 +1,4 @@
-"""A run over data with bad images ends with one line, or substitutes them: counted, limited, equal on any hosts."""
+"""A bad image ends a run with a one-line error, or is substituted by another image, counted up to a limit."""
 
 import json
 from pathlib import Path
@@ -14,22 +14,22 @@ from jaxddp.cli import main
 from jaxddp.config import Config, load
 from jaxddp.data.formats.ilsvrc import train_solutions
 
-WORDS = ["--model.width", "4", "--train.batch-size", "8", "--eval.batch-size", "8", "--log.every", "1 step"]
-# Each validation starts a stream, so there is only one, at the end.
-WORDS += ["--log.to", "jsonl", "--train.duration", "2 epochs", "--eval.every", "0 steps"]
-WORDS += ["--parallel.self-test", "never"]
+OPTIONS = ["--model.width", "4", "--train.batch-size", "8", "--eval.batch-size", "8", "--log.every", "1 step"]
+# Each validation starts an input stream, so a run validates only once, at the end.
+OPTIONS += ["--log.to", "jsonl", "--train.duration", "2 epochs", "--eval.every", "0 steps"]
+OPTIONS += ["--parallel.self-test", "never"]
 BAD = (3, 10)
 
 
 @pytest.fixture(autouse=True)
 def quick_network(monkeypatch: pytest.MonkeyPatch):
-    """Use a linear network, which compiles fast: these tests are about the input."""
+    """Use a linear network, which compiles fast, because these tests are about the input."""
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 training images; two are cut short, one of them closed with an end marker."""
+    """Write 24 training images, and cut two of them short, one with an end-of-image marker and one without."""
     root = write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=8, val=3)
     table = train_solutions(root)
     for row, end in zip(BAD, (b"", b"\xff\xd9"), strict=True):
@@ -37,11 +37,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def train(root: Path, workdir: Path, *more: str) -> int:
-    return main(["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *WORDS, *more])
+def train(root: Path, workdir: Path, *options: str) -> int:
+    return main(["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *OPTIONS, *options])
 
 
-def lines(workdir: Path) -> list[dict]:
+def train_records(workdir: Path) -> list[dict]:
     records = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return [record for record in records if record["split"] == "train"]
 
@@ -57,10 +57,10 @@ def test_a_bad_image_ends_the_run(root: Path, tmp_path: Path, capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_other_images_are_substituted_and_counted(root: Path, tmp_path: Path, devices: int):
-    allowed = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1", "--parallel.devices", str(devices)]
-    assert train(root, tmp_path / "run", *allowed) == 0
-    records = lines(tmp_path / "run")
-    # Each bad image appears once an epoch, as a share of its batch.
+    options = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1", "--parallel.devices", str(devices)]
+    assert train(root, tmp_path / "run", *options) == 0
+    records = train_records(tmp_path / "run")
+    # Each of the two bad images appears once an epoch. `substituted` is a share of the batch of 8.
     assert [record["step"] for record in records] == list(range(1, 7))
     assert sum(record["substituted"] for record in records[:3]) == pytest.approx(2 / 8)
     assert sum(record["substituted"] for record in records[3:]) == pytest.approx(2 / 8)
@@ -77,8 +77,8 @@ def test_too_many_bad_images_end_the_run(root: Path, tmp_path: Path, capfd):
 @pytest.mark.slow
 @pytest.mark.parametrize("share", ["0.1", "0.04"])
 def test_bad_images_are_found_when_a_data_set_is_loaded_onto_the_devices(root: Path, tmp_path: Path, capfd, share: str):
-    allowed = ["--data.bad-images", "substitute", "--data.max-bad-images", share, "--data.cache", "device"]
-    code = train(root, tmp_path / "run", *allowed)
+    options = ["--data.bad-images", "substitute", "--data.max-bad-images", share, "--data.cache", "device"]
+    code = train(root, tmp_path / "run", *options)
     if share == "0.1":
         assert code == 0
     else:
@@ -88,25 +88,27 @@ def test_bad_images_are_found_when_a_data_set_is_loaded_onto_the_devices(root: P
 
 @pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, tmp_path: Path):
-    """Test also a higher limit on resume, which a user sets after a run has ended at the limit."""
-    config = substituting(root)
-    whole = train_config(config, tmp_path / "whole")
+    """A user may raise the limit on resume, after a run has ended at the limit."""
+    config = config_of(root)
+    uninterrupted = train_config(config, tmp_path / "whole")
     train_config(config.replace(train={"duration": "4 steps"}), tmp_path / "parts")
     resumed = train_config(config.replace(data={"max_bad_images": 0.5}), tmp_path / "parts", resume="must")
     assert int(resumed.step) == 6
-    for one, other in zip(leaves(whole), leaves(resumed), strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert [line["loss"] for line in lines(tmp_path / "parts")] == [line["loss"] for line in lines(tmp_path / "whole")]
+    for expected, actual in zip(leaves(uninterrupted), leaves(resumed), strict=True):
+        np.testing.assert_array_equal(expected, actual)
+    assert [record["loss"] for record in train_records(tmp_path / "parts")] == [
+        record["loss"] for record in train_records(tmp_path / "whole")
+    ]
 
 
-def substituting(root: Path) -> Config:
+def config_of(root: Path) -> Config:
     return load("digits").replace(
         data={"path": str(root), "bad_images": "substitute", "max_bad_images": 0.1},
         model={"width": 4},
         train={"batch_size": 8, "duration": "6 steps"},
         eval={"batch_size": 8, "every": "0 steps"},
         parallel={"self_test": "never"},
-        # Schedule and warm-up are shares of a run, so a shorter run would have others.
+        # By default, schedule and warm-up depend on the length of the run, and the first part is shorter.
         optimizer={"schedule": "constant", "warmup": "0 steps"},
         log={"every": "1 step", "to": ("jsonl",)},
     )
@@ -120,11 +122,11 @@ def leaves(state) -> list[np.ndarray]:
 
 @pytest.mark.slow
 def test_a_bad_row_is_counted_once_an_epoch_where_a_batch_spans_two_epochs(root: Path, tmp_path: Path):
-    """24 examples in batches of 10: the bad rows may be late in one epoch and early in the next."""
-    more = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.08", "--parallel.devices", "1"]
-    more += ["--train.batch-size", "10", "--train.duration", "20 epochs", "--checkpoint.every", "100 steps"]
-    assert train(root, tmp_path / "run", *more) == 0
-    counts = [round(record["substituted"] * 10) for record in lines(tmp_path / "run")]
+    """In batches of 10 of 24 examples, a bad row may be late in one epoch and early in the next."""
+    options = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.08", "--parallel.devices", "1"]
+    options += ["--train.batch-size", "10", "--train.duration", "20 epochs", "--checkpoint.every", "100 steps"]
+    assert train(root, tmp_path / "run", *options) == 0
+    counts = [round(record["substituted"] * 10) for record in train_records(tmp_path / "run")]
     assert 20 <= sum(counts) <= 2 * 20
 
 

@@ -1,4 +1,4 @@
-"""Balanced sampling: every class appears equally often in each epoch's stretch, as a function of the step alone."""
+"""Balanced sampling: in each stretch, as many examples as the data set has, every class appears equally often."""
 
 import dataclasses
 import hashlib
@@ -29,7 +29,7 @@ def stream(order, steps):
 
 
 @given(CASES)
-def test_each_stretch_has_every_class_equally_often_and_no_example_twice_before_all(case):
+def test_each_stretch_has_every_class_equally_often_and_repeats_no_example_before_all_of_its_class(case):
     labels, seed, data = case
     size, batch = len(labels), data.draw(st.integers(1, len(labels)))
     order = BalancedOrder.of(labels, batch, seed)
@@ -37,67 +37,69 @@ def test_each_stretch_has_every_class_equally_often_and_no_example_twice_before_
     rows, epochs = (column[: 3 * size] for column in stream(order, range(steps)))
     classes = np.unique(labels)
     for stretch in rows.reshape(3, size):
-        counts = np.array([(labels[stretch] == each).sum() for each in classes])
+        counts = np.array([(labels[stretch] == label).sum() for label in classes])
         assert counts.sum() == size and np.ptp(counts) <= 1
-    # The classes that appear once more differ from stretch to stretch.
-    assert np.ptp([(labels[rows] == each).sum() for each in classes]) <= 1
-    for each in classes:
-        own = labels[rows] == each
-        appeared, members = rows[own], np.flatnonzero(labels == each)
+    # Where the counts of a stretch differ by one, other classes get the extra example in the next stretch.
+    assert np.ptp([(labels[rows] == label).sum() for label in classes]) <= 1
+    for label in classes:
+        is_of_class = labels[rows] == label
+        appeared, members = rows[is_of_class], np.flatnonzero(labels == label)
         for start in range(0, len(appeared), len(members)):
             assert len(set(appeared[start : start + len(members)].tolist())) == len(appeared[start:][: len(members)])
         # The number of earlier appearances does not depend on the order of the calls.
-        assert epochs[own].tolist() == [(appeared[:i] == row).sum() for i, row in enumerate(appeared)]
-    later = data.draw(st.integers(0, steps - 1))
-    fresh = BalancedOrder.of(labels.copy(), batch, seed)
-    np.testing.assert_array_equal(fresh.rows(later), order.rows(later))
+        assert epochs[is_of_class].tolist() == [(appeared[:i] == row).sum() for i, row in enumerate(appeared)]
+    step = data.draw(st.integers(0, steps - 1))
+    repeated = BalancedOrder.of(labels.copy(), batch, seed)
+    np.testing.assert_array_equal(repeated.rows(step), order.rows(step))
     shards = [n for n in (1, 2, 3, 5) if batch % n == 0]
     for count in shards:
-        parts = np.concatenate([Shard(index, count).of(order.rows(later)) for index in range(count)])
-        np.testing.assert_array_equal(parts, order.rows(later))
+        parts = np.concatenate([Shard(index, count).of(order.rows(step)) for index in range(count)])
+        np.testing.assert_array_equal(parts, order.rows(step))
 
 
 def test_the_balanced_order_equals_that_of_earlier_releases():
     labels = np.array([0] * 40 + [1] * 7 + [3] * 3)
-    found = np.concatenate(stream(BalancedOrder.of(labels, 10, 17), range(20)))
-    digest = hashlib.sha256(found.astype("<i8").tobytes()).hexdigest()
+    columns = np.concatenate(stream(BalancedOrder.of(labels, 10, 17), range(20)))
+    digest = hashlib.sha256(columns.astype("<i8").tobytes()).hexdigest()
     assert digest == "8306f1d8337cec665f24894eca3093ad4c032d369d45c7941ac5446b245e66fd"
-    assert (BalancedOrder.of(labels, 10, 18).rows(0) != found[:10]).any()
+    assert (BalancedOrder.of(labels, 10, 18).rows(0) != columns[:10]).any()
 
 
-def unequal(size: int = 50):
+def unequal_table(size: int = 50):
     table = random_table(size)
     keep = np.flatnonzero((table.labels > 0) | (np.arange(size) % 4 == 0))
     return jaxddp.ArrayTable(table.images[keep], table.labels[keep], table.class_names)
 
 
-def losses(setup, steps=9):
-    seen: list[float] = []
-    listener = type("Losses", (), {"step": lambda self, record: seen.append(record.metrics["loss"])})()
+def losses_and_weight(setup, steps=9):
+    values: list[float] = []
+    listener = type("Losses", (), {"step": lambda self, record: values.append(record.metrics["loss"])})()
     state = train(setup, {"train": {"duration": f"{steps} steps"}, "log": {"every": "1 step"}}, listeners=[listener])
-    return seen, np.asarray(state.params["weight"])
+    return values, np.asarray(state.params["weight"])
 
 
 @pytest.mark.slow
-def test_a_run_draws_balanced_batches_from_files_and_from_devices():
-    table = unequal()
-    found = {}
+def test_a_run_draws_the_same_balanced_batches_on_any_devices_and_from_a_device_cache():
+    table = unequal_table()
+    results = {}
     for devices, cache in [(1, "none"), (4, "none"), (4, "device")]:
         data = dataclasses.replace(BALANCED, cache=cache)
         setup = setup_of(linear_model(), sgd(0.1), table, devices=devices, data=data)
         assert isinstance(setup.order, BalancedOrder) and isinstance(setup.with_seed(3).order, BalancedOrder)
-        found[devices, cache] = losses(setup)
-    for seen, weight in found.values():
-        np.testing.assert_allclose(seen, found[1, "none"][0], rtol=1e-5)
-        np.testing.assert_allclose(weight, found[1, "none"][1], rtol=1e-4, atol=1e-6)
+        results[devices, cache] = losses_and_weight(setup)
+    for values, weight in results.values():
+        np.testing.assert_allclose(values, results[1, "none"][0], rtol=1e-5)
+        np.testing.assert_allclose(weight, results[1, "none"][1], rtol=1e-4, atol=1e-6)
     shuffled = dataclasses.replace(BALANCED, sampling="shuffled")
-    assert losses(setup_of(linear_model(), sgd(0.1), table, data=shuffled))[0] != found[1, "none"][0]
+    assert losses_and_weight(setup_of(linear_model(), sgd(0.1), table, data=shuffled))[0] != results[1, "none"][0]
 
 
 @pytest.mark.slow
 def test_a_resumed_run_draws_the_remaining_balanced_batches(tmp_path):
     def run(workdir, epochs):
-        setup = shared(jaxddp.prepare_training(linear_model(), unequal(), 2, sgd(0.1), 4, epochs=epochs, data=BALANCED))
+        setup = shared(
+            jaxddp.prepare_training(linear_model(), unequal_table(), 2, sgd(0.1), 4, epochs=epochs, data=BALANCED)
+        )
         state, _ = jaxddp.train(
             *(jaxddp.softmax_cross_entropy, setup), listeners=(), workdir=workdir, self_test="never"
         )
@@ -107,7 +109,7 @@ def test_a_resumed_run_draws_the_remaining_balanced_batches(tmp_path):
     np.testing.assert_array_equal(run(tmp_path / "parts", 3), run(tmp_path / "whole", 3))
     with pytest.raises(InputError, match="data.sampling was 'balanced' and is now 'shuffled'; a resumed run keeps"):
         setup = jaxddp.prepare_training(
-            *(linear_model(), unequal(), 2, sgd(0.1), 4),
+            *(linear_model(), unequal_table(), 2, sgd(0.1), 4),
             epochs=4,
             data=dataclasses.replace(BALANCED, sampling="shuffled"),
         )

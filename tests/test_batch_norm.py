@@ -1,4 +1,4 @@
-"""Batch norm with the addition and the ReLU: the values, statistics and gradients of Flax's own layers."""
+"""Batch norm with addition and ReLU has the values, statistics and gradients of Flax's layers."""
 
 import functools
 
@@ -18,12 +18,12 @@ from jaxddp.models.ops.batch_norm import BatchNorm
 
 FORMS = [(relu, residual) for relu in (False, True) for residual in (False, True)]
 TWO_FORMS = [(False, False), (True, True), rarely(False, True), rarely(True, False)]
-# One shape of each kind, because each new shape is compiled, operation by operation.
+# There is one shape of vectors and one of maps, because every operation is compiled for each new shape.
 VECTORS, MAPS = (16, 2), (8, 3, 2, 5)
 
 
-class Plain(nn.Module):
-    """The same computation with Flax's layers."""
+class FlaxBatchNorm(nn.Module):
+    """Batch norm, addition and ReLU with Flax's layers."""
 
     use_running_average: bool
     axis_name: str | None = None
@@ -53,15 +53,15 @@ class InGroups:
 
     def apply(self, variables, x, residual, **settings):
         def group(start):
-            own = (images if images is None else images[start : start + self.size] for images in (x, residual))
-            return self.module.apply(variables, *own, **settings)
+            inputs = (images if images is None else images[start : start + self.size] for images in (x, residual))
+            return self.module.apply(variables, *inputs, **settings)
 
-        found, updated = zip(*map(group, range(0, len(x), self.size)), strict=True)
-        return jnp.concatenate(found), jax.tree.map(lambda *each: sum(each) / len(each), *updated)
+        outputs, updated = zip(*map(group, range(0, len(x), self.size)), strict=True)
+        return jnp.concatenate(outputs), jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *updated)
 
 
 def results(module, variables, x, residual, weights, relu):
-    """Return result, new statistics, and the gradients of sum(result * weights) by parameters, input and residual."""
+    """Return result, new statistics, and gradients of sum(result * weights) by parameters, input and residual."""
 
     def loss(params, x, residual):
         result, updated = module.apply({**variables, "params": params}, x, residual, relu=relu, mutable=["batch_stats"])
@@ -72,18 +72,18 @@ def results(module, variables, x, residual, weights, relu):
     return result, stats, gradients
 
 
-def both(module, plain, variables, *arguments):
+def results_of_both(module, plain, variables, *arguments):
     ours = results(module, variables, *arguments)
-    within = {collection: {"norm": found} for collection, found in variables.items()}
-    result, stats, (params, *others) = results(plain, within, *arguments)
-    return ours, (result, stats["norm"], (params["norm"], *others))
+    flax_variables = {collection: {"norm": leaves} for collection, leaves in variables.items()}
+    result, stats, (params, *input_gradients) = results(plain, flax_variables, *arguments)
+    return ours, (result, stats["norm"], (params["norm"], *input_gradients))
 
 
 def assert_close(actual, expected, tolerance):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), actual, expected)
 
 
-def drawn(seed, shape, dtype):
+def random_arguments(seed, shape, dtype):
     rng = np.random.default_rng(seed)
     x, residual, weights = (jnp.asarray(rng.standard_normal(shape), dtype) for _ in range(3))
     scale, bias, mean, var = (jnp.asarray(rng.standard_normal(shape[-1]), dtype) for _ in range(4))
@@ -102,10 +102,10 @@ def drawn(seed, shape, dtype):
 def test_batch_norm_equals_flaxs_in_float64(form, running, custom_gradient, seed, shape):
     relu, has_residual = form
     with jax.enable_x64(True):
-        variables, x, residual, weights = drawn(seed, shape, jnp.float64)
+        variables, x, residual, weights = random_arguments(seed, shape, jnp.float64)
         ours = functools.partial(BatchNorm, custom_gradient=custom_gradient)
-        kinds = (kind(running, dtype=jnp.float64, param_dtype=jnp.float64) for kind in (ours, Plain))
-        actual, expected = both(*kinds, variables, x, residual if has_residual else None, weights, relu)
+        modules = (module(running, dtype=jnp.float64, param_dtype=jnp.float64) for module in (ours, FlaxBatchNorm))
+        actual, expected = results_of_both(*modules, variables, x, residual if has_residual else None, weights, relu)
     assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {jnp.dtype("float64")}
     assert_close(actual, expected, 1e-9)
 
@@ -115,31 +115,33 @@ GROUPED = [
 ]
 
 
-def is_telling(relu: bool, has_residual: bool, custom_gradient: bool, group: int) -> bool:
+def is_run_by_default(relu: bool, has_residual: bool, custom_gradient: bool, group: int) -> bool:
     return (group == 2 and custom_gradient) or (relu and has_residual)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("relu", "has_residual", "custom_gradient", "group"),
-    [each if is_telling(*each) else rarely(*each) for each in GROUPED],
+    [case if is_run_by_default(*case) else rarely(*case) for case in GROUPED],
 )
 def test_each_group_is_normalized_as_flax_normalizes_it_alone(relu, has_residual, custom_gradient, group):
     with jax.enable_x64(True):
-        variables, x, residual, weights = drawn(3, MAPS, jnp.float64)
-        kind = {"dtype": jnp.float64, "param_dtype": jnp.float64}
-        ours = BatchNorm(False, group=group, custom_gradient=custom_gradient, **kind)
-        plain = InGroups(Plain(False, **kind), group)
-        actual, expected = both(ours, plain, variables, x, residual if has_residual else None, weights, relu)
+        variables, x, residual, weights = random_arguments(3, MAPS, jnp.float64)
+        dtypes = {"dtype": jnp.float64, "param_dtype": jnp.float64}
+        ours = BatchNorm(False, group=group, custom_gradient=custom_gradient, **dtypes)
+        plain = InGroups(FlaxBatchNorm(False, **dtypes), group)
+        actual, expected = results_of_both(ours, plain, variables, x, residual if has_residual else None, weights, relu)
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(expected))
     assert_close(actual, expected, 1e-9)
 
 
 @pytest.mark.slow
 def test_a_group_of_all_images_equals_plain_batch_norm_and_evaluation_ignores_groups():
-    variables, x, residual, weights = drawn(4, MAPS, jnp.float32)
-    one, whole = (results(BatchNorm(False, group=each), variables, x, residual, weights, True) for each in (8, None))
-    assert_close(one, whole, 1e-5)
+    variables, x, residual, weights = random_arguments(4, MAPS, jnp.float32)
+    one_group, ungrouped = (
+        results(BatchNorm(False, group=group), variables, x, residual, weights, True) for group in (8, None)
+    )
+    assert_close(one_group, ungrouped, 1e-5)
     for group in (4, None):
         evaluated = BatchNorm(True, group=group).apply(variables, x, residual)
         np.testing.assert_array_equal(evaluated, BatchNorm(True).apply(variables, x, residual))
@@ -147,7 +149,7 @@ def test_a_group_of_all_images_equals_plain_batch_norm_and_evaluation_ignores_gr
 
 @pytest.mark.parametrize(("size", "group"), [(6, 4), (2, 3)])
 def test_images_that_do_not_fill_whole_groups_raise_a_one_line_error(size, group):
-    variables, x, *_ = drawn(0, (size, 2), jnp.float32)
+    variables, x, *_ = random_arguments(0, (size, 2), jnp.float32)
     message = f"^batch norm: {size} images cannot be normalized in groups of {group}; give each device a mul"
     with pytest.raises(InputError, match=message):
         jax.eval_shape(lambda x: BatchNorm(False, group=group).apply(variables, x, mutable=["batch_stats"]), x)
@@ -155,7 +157,7 @@ def test_images_that_do_not_fill_whole_groups_raise_a_one_line_error(size, group
 
 @pytest.mark.parametrize("custom_gradient", [True, False])
 def test_batch_norm_without_a_scale_equals_a_scale_of_one(custom_gradient):
-    variables, x, residual, weights = drawn(5, VECTORS, jnp.float32)
+    variables, x, residual, weights = random_arguments(5, VECTORS, jnp.float32)
     variables["params"]["scale"] = jnp.ones(2)
     result, stats, gradients = results(
         BatchNorm(False, custom_gradient=custom_gradient), variables, x, residual, weights, True
@@ -170,10 +172,10 @@ def test_batch_norm_without_a_scale_equals_a_scale_of_one(custom_gradient):
 @pytest.mark.slow
 @pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
 def test_in_bfloat16_statistics_and_gradients_of_parameters_stay_float32(relu, has_residual):
-    variables, x, residual, weights = drawn(0, (64, 4), jnp.float32)
+    variables, x, residual, weights = random_arguments(0, (64, 4), jnp.float32)
     x, residual = x.astype(jnp.bfloat16), residual.astype(jnp.bfloat16)
-    kinds = (kind(False, dtype=jnp.bfloat16) for kind in (BatchNorm, Plain))
-    actual, expected = both(*kinds, variables, x, residual if has_residual else None, weights, relu)
+    modules = (module(False, dtype=jnp.bfloat16) for module in (BatchNorm, FlaxBatchNorm))
+    actual, expected = results_of_both(*modules, variables, x, residual if has_residual else None, weights, relu)
     assert [leaf.dtype for leaf in jax.tree.leaves(actual)] == [leaf.dtype for leaf in jax.tree.leaves(expected)]
     assert_close(actual, expected, 0.05)
 
@@ -183,21 +185,22 @@ def test_in_bfloat16_statistics_and_gradients_of_parameters_stay_float32(relu, h
 @pytest.mark.parametrize("constant", [0.0, 0.25])
 @pytest.mark.parametrize("dtype", few(("float64",), "float32"))
 def test_gradients_are_right_for_zero_and_negative_scales_and_constant_inputs(scale, bias, constant, dtype):
-    """All pixels of the second channel are equal, so without a bias each input of the ReLU is 0, where it has no
-    gradient."""
+    """All pixels of the second channel are equal, so without a bias each input of its ReLU is 0."""
     with jax.enable_x64(dtype == "float64"):
-        variables, x, _, weights = drawn(0, VECTORS, dtype)
+        variables, x, _, weights = random_arguments(0, VECTORS, dtype)
         x = x.at[:, 1].set(constant)
         variables["params"] = {"scale": jnp.full(2, scale, dtype), "bias": jnp.full(2, bias, dtype)}
-        kinds = (kind(False, dtype=dtype, param_dtype=jnp.dtype(dtype)) for kind in (BatchNorm, Plain))
-        assert_close(*both(*kinds, variables, x, None, weights, True), 1e-9 if dtype == "float64" else 1e-4)
+        modules = (module(False, dtype=dtype, param_dtype=jnp.dtype(dtype)) for module in (BatchNorm, FlaxBatchNorm))
+        assert_close(
+            *results_of_both(*modules, variables, x, None, weights, True), 1e-9 if dtype == "float64" else 1e-4
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("param_dtype", ["bfloat16", "float64"])
 def test_gradients_of_parameters_have_their_dtype(param_dtype):
     with jax.enable_x64(True):
-        variables, x, _, weights = drawn(0, VECTORS, param_dtype)
+        variables, x, _, weights = random_arguments(0, VECTORS, param_dtype)
         module = BatchNorm(False, dtype=jnp.float32, param_dtype=jnp.dtype(param_dtype))
         _, stats, (params, _) = results(module, variables, x.astype(jnp.float32), None, weights, True)
     assert {leaf.dtype for leaf in jax.tree.leaves((stats, params))} == {jnp.dtype(param_dtype)}
@@ -205,34 +208,34 @@ def test_gradients_of_parameters_have_their_dtype(param_dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
-def test_the_gradient_can_be_differentiated(relu, has_residual):
+def test_the_gradient_of_batch_norm_can_be_differentiated(relu, has_residual):
     with jax.enable_x64(True):
-        variables, x, residual, weights = drawn(2, VECTORS, jnp.float64)
-        kinds = (kind(False, dtype=jnp.float64, param_dtype=jnp.float64) for kind in (BatchNorm, Plain))
-        within = {collection: {"norm": found} for collection, found in variables.items()}
+        variables, x, residual, weights = random_arguments(2, VECTORS, jnp.float64)
+        modules = (module(False, dtype=jnp.float64, param_dtype=jnp.float64) for module in (BatchNorm, FlaxBatchNorm))
+        flax_variables = {collection: {"norm": leaves} for collection, leaves in variables.items()}
 
         def penalty(module, variables):
-            def of(x):
-                _, _, (_, by_input, *_) = results(module, variables, x, given, weights, relu)
+            def squared_norm(x):
+                _, _, (_, by_input, *_) = results(module, variables, x, residual_or_none, weights, relu)
                 return jnp.sum(jnp.square(by_input))
 
-            return jax.grad(of)(x)
+            return jax.grad(squared_norm)(x)
 
-        given = residual if has_residual else None
-        ours, plain = kinds
-        assert_close(penalty(ours, variables), penalty(plain, within), 1e-8)
+        residual_or_none = residual if has_residual else None
+        ours, flax = modules
+        assert_close(penalty(ours, variables), penalty(flax, flax_variables), 1e-8)
 
 
 @pytest.mark.parametrize("devices", few((2,), 4))
 @pytest.mark.parametrize("cast", [True, False])
 @pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
 def test_with_an_axis_name_the_shards_are_normalized_as_one_batch(devices, cast, relu, has_residual):
-    """Gradients of parameters that were cast to varying belong to each device; JAX sums the others."""
+    """JAX sums gradients of parameters over the devices, but not of parameters that were cast to varying."""
     with jax.enable_x64(True):
-        variables, x, residual, weights = drawn(1, MAPS, jnp.float64)
-        given = (x, residual if has_residual else None, weights)
+        variables, x, residual, weights = random_arguments(1, MAPS, jnp.float64)
+        arguments = (x, residual if has_residual else None, weights)
         module = functools.partial(BatchNorm, False, dtype=jnp.float64, param_dtype=jnp.float64)
-        expected = results(module(), variables, *given, relu)
+        expected = results(module(), variables, *arguments, relu)
 
         def shard(variables, x, residual, weights):
             variables = jax.lax.pcast(variables, AXIS, to="varying") if cast else variables
@@ -240,16 +243,16 @@ def test_with_an_axis_name_the_shards_are_normalized_as_one_batch(devices, cast,
             params = jax.lax.psum(params, AXIS) if cast else params
             return result, jax.lax.pmean(stats, AXIS), (params, *inputs)
 
-        split = (P(AXIS),) * len(expected[2][1:])
-        specs = {"in_specs": (P(), P(AXIS), P(AXIS), P(AXIS)), "out_specs": (P(AXIS), P(), (P(), *split))}
+        input_specs = (P(AXIS),) * len(expected[2][1:])
+        specs = {"in_specs": (P(), P(AXIS), P(AXIS), P(AXIS)), "out_specs": (P(AXIS), P(), (P(), *input_specs))}
         mesh = Topology.create(jax.devices()[:devices]).mesh
-        actual = jax.jit(jax.shard_map(shard, mesh=mesh, **specs))(variables, *given)
+        actual = jax.jit(jax.shard_map(shard, mesh=mesh, **specs))(variables, *arguments)
     assert_close(actual, expected, 1e-9)
 
 
 @pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
 def test_batch_norm_does_not_hide_a_nan(relu, has_residual):
-    variables, x, residual, weights = drawn(0, VECTORS, jnp.float32)
+    variables, x, residual, weights = random_arguments(0, VECTORS, jnp.float32)
     result, stats, gradients = results(
         BatchNorm(False), variables, x.at[3, 0].set(jnp.nan), residual if has_residual else None, weights, relu
     )

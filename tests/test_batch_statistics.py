@@ -1,4 +1,4 @@
-"""`model.batch_norm`: it is parsed in one place, and rejected with the same message everywhere."""
+"""`model.batch_norm` is parsed to the same values, and rejected with the same error, at every entry point."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ def get_config():
 
 
 @pytest.mark.parametrize(
-    ("value", "near"),
+    ("value", "suggestion"),
     [
         ("ghost:0", ""),
         ("ghost:x", ""),
@@ -38,32 +38,32 @@ def get_config():
         ("zzz", ""),
     ],
 )
-def test_an_invalid_batch_norm_raises_the_same_error_at_every_entry_point(value, near, tmp_path, capfd):
-    def line(read) -> str:
+def test_an_invalid_batch_norm_raises_the_same_error_at_every_entry_point(value, suggestion, tmp_path, capfd):
+    def error_line(read) -> str:
         with pytest.raises(InputError) as caught:
             read()
         return str(caught.value)
 
     expected = "expected 'local', 'sync' or 'ghost:K' (K images are normalized together, 1 to 99,999,999)"
-    typed = f"--model.batch-norm {shlex.quote(value)}: {expected}{near}"
-    expected = f"model.batch_norm={value!r}: {expected}{near}"
-    assert line(lambda: Config().replace(model={"batch_norm": value})) == expected
-    assert line(lambda: Config(model=ModelConfig(batch_norm=value))) == expected
-    # In this entry point the batch norm is an argument.
-    assert line(lambda: jaxddp.resnet("resnet18", 5, batch_norm=value)) == expected.removeprefix("model.")
+    command_error = f"--model.batch-norm {shlex.quote(value)}: {expected}{suggestion}"
+    expected = f"model.batch_norm={value!r}: {expected}{suggestion}"
+    assert error_line(lambda: Config().replace(model={"batch_norm": value})) == expected
+    assert error_line(lambda: Config(model=ModelConfig(batch_norm=value))) == expected
+    # The batch norm is an argument of `resnet`, and not a key of a config.
+    assert error_line(lambda: jaxddp.resnet("resnet18", 5, batch_norm=value)) == expected.removeprefix("model.")
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.format(value))
-    assert line(lambda: load(recipe)) == f"{recipe}:5: {expected}"
+    assert error_line(lambda: load(recipe)) == f"{recipe}:5: {expected}"
     for command in ("train", "doctor"):
         assert main([command, "digits", "--data.path", str(tmp_path), "--model.batch-norm", value]) == 2
-        assert capfd.readouterr().err == f"jaxddp: {typed}\n"
+        assert capfd.readouterr().err == f"jaxddp: {command_error}\n"
 
 
 @pytest.mark.parametrize(
     ("batch_norm", "axis_name", "group"),
     [("local", None, None), ("sync", AXIS, None), ("ghost:1", None, 1), ("ghost:32", None, 32)],
 )
-def test_batch_norm_is_parsed_in_one_place(batch_norm, axis_name, group):
+def test_the_config_and_resnet_parse_batch_norm_to_the_same_values(batch_norm, axis_name, group):
     statistics = Config().replace(model={"batch_norm": batch_norm}).model.batch_statistics
     assert statistics == BatchStatistics(axis_name, group)
     network = jaxddp.resnet("resnet18", 5, batch_norm=batch_norm)
@@ -87,17 +87,17 @@ def test_a_batch_that_does_not_fill_whole_groups_raises_a_one_line_error(group, 
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 9))
-def test_the_batch_size_that_the_error_suggests_works(group, share, shares):
+def test_the_batch_sizes_and_the_group_that_the_error_suggests_work(group, share, shares):
     statistics, batch_size = BatchStatistics(group=group), share * shares
-    for other in (BatchStatistics(), BatchStatistics(axis_name=AXIS)):
-        other.check(batch_size, shares)
+    for ungrouped in (BatchStatistics(), BatchStatistics(axis_name=AXIS)):
+        ungrouped.check(batch_size, shares)
     if share % group == 0:
         statistics.check(batch_size, shares)
         return
     with pytest.raises(InputError) as caught:
         statistics.check(batch_size, shares)
-    *batches, smaller = map(int, re.findall(r"[0-9]+", str(caught.value).split(";")[1]))
-    assert 1 <= len(batches) <= 2 and smaller < group
+    *batches, smaller_group = map(int, re.findall(r"[0-9]+", str(caught.value).split(";")[1]))
+    assert 1 <= len(batches) <= 2 and smaller_group < group
     for size in batches:
         statistics.check(size, shares)
-    BatchStatistics(group=smaller).check(batch_size, shares)
+    BatchStatistics(group=smaller_group).check(batch_size, shares)

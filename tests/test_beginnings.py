@@ -26,22 +26,22 @@ RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 )
 def test_a_mistake_in_a_recipe_leaves_no_work_directory(mistake, tmp_path, capfd):
     data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, image=16))
-    words = ["train", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path / "w")]
-    assert main([*words, *mistake]) == 2
+    arguments = ["train", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path / "w")]
+    assert main([*arguments, *mistake]) == 2
     assert "nosuch" in capfd.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "w").exists()
 
 
 @pytest.mark.slow
-def test_a_network_for_other_classes_is_found_before_anything_is_written(tmp_path, capfd):
+def test_a_network_for_other_classes_is_rejected_before_anything_is_written(tmp_path, capfd):
     data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, image=16))
     (tmp_path / "mine.py").write_text(
         f"from jaxddp.config import load\nfrom jaxddp.models.resnet import build\n"
         f"def get_config():\n    return load({RECIPE!r})\n"
         f"def get_model(config, num_classes):\n    return build(config.model, 7)\n"
     )
-    words = ["train", str(tmp_path / "mine.py"), "--data.path", str(data), "--workdir", str(tmp_path / "w")]
-    assert main(words) == 2
+    arguments = ["train", str(tmp_path / "mine.py"), "--data.path", str(data), "--workdir", str(tmp_path / "w")]
+    assert main(arguments) == 2
     assert capfd.readouterr().err.splitlines()[-1] == (
         f"jaxddp: {tmp_path}/mine.py: get_model: the model returned float32[2, 7] for 2 images; return logits, "
         "float[2, 5], one for each of the 5 classes of the data: its last layer has 7 outputs, make it one of 5"
@@ -49,17 +49,17 @@ def test_a_network_for_other_classes_is_found_before_anything_is_written(tmp_pat
     assert not (tmp_path / "w").exists()
 
 
-@pytest.mark.parametrize("kept", [None, "notes.txt", "checkpoints/4.damaged", "config.json", COPY_FOLDER])
-def test_existing_files_stay_after_an_error_at_the_start(kept, tmp_path):
-    if kept:
-        (tmp_path / kept).mkdir(parents=True)
-    with pytest.raises(InputError, match="^a mistake$"), session(tmp_path) as own:
-        if kept != "config.json":
-            (own.directory / "config.json").write_text("{}")
+@pytest.mark.parametrize("existing", [None, "notes.txt", "checkpoints/4.damaged", "config.json", COPY_FOLDER])
+def test_existing_files_stay_after_an_error_at_the_start(existing, tmp_path):
+    if existing:
+        (tmp_path / existing).mkdir(parents=True)
+    with pytest.raises(InputError, match="^a mistake$"), session(tmp_path) as started:
+        if existing != "config.json":
+            (started.directory / "config.json").write_text("{}")
         raise InputError("a mistake")
     assert tmp_path.is_dir()
-    assert not kept or (tmp_path / kept).is_dir()
-    assert kept or not os.listdir(tmp_path)
+    assert not existing or (tmp_path / existing).is_dir()
+    assert existing or not os.listdir(tmp_path)
 
 
 def test_a_later_error_and_a_finished_run_keep_the_work_directory(tmp_path):
@@ -74,7 +74,7 @@ def test_a_lock_whose_file_was_removed_is_not_held(tmp_path, monkeypatch):
     tries = []
 
     def try_lock(file):
-        """As if the other run ends and removes its lock between the two attempts."""
+        """Fail at the first attempt; at the second, replace the lock file first, as the end of another run does."""
         tries.append(file)
         if len(tries) == 2:
             (tmp_path / ".lock").unlink()
@@ -102,13 +102,13 @@ def test_validation_classes_without_training_examples_are_logged(caplog):
     names = tuple("abcdef")
     table = ArrayTable(images, np.arange(8) % 2, names)
     setup = jaxddp.prepare_training(linear_model(6), table, 1, sgd(0.1), 4)
-    told = []
+    warnings = []
     for labels in ([0, 1, 1, 1, 0, 0, 0, 0], [0, 1, 2, 3, 4, 5, 2, 2]):
         with caplog.at_level(logging.WARNING, "jaxddp.experiment"):
             val = ArrayTable(images, labels, names)
             jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=val, listeners=(), self_test="never")
-        told.append([record.message for record in caplog.records if record.message.startswith("validation data")])
-    assert told == [
+        warnings.append([record.message for record in caplog.records if record.message.startswith("validation data")])
+    assert warnings == [
         [],
         ["validation data: 6 of 8 examples are of classes without any training examples: 'c', 'd', 'e' and 1 more"],
     ]

@@ -1,4 +1,4 @@
-"""Blur before strided convolutions: its values and gradients, its place in ResNets, and equality on several devices."""
+"""Blur before strided convolutions: its values and gradients, its use in ResNets, and equality on several devices."""
 
 import functools
 
@@ -43,34 +43,34 @@ def test_blur_convolves_with_the_binomial_filter_and_its_gradient_is_the_transpo
     with jax.enable_x64(True):
         rng = np.random.default_rng(stride)
         images = rng.normal(size=(2, *sides, 3))
-        found, back = jax.vjp(lambda x: blur(x, stride), jnp.asarray(images))
+        actual, transpose = jax.vjp(lambda x: blur(x, stride), jnp.asarray(images))
         expected = blurred(images, stride)
-        assert found.dtype == jnp.float64
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-        grads = rng.normal(size=expected.shape)
-        (gradient,) = back(jnp.asarray(grads))
+        assert actual.dtype == jnp.float64
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
+        cotangents = rng.normal(size=expected.shape)
+        (gradient,) = transpose(jnp.asarray(cotangents))
         other = rng.normal(size=images.shape)
         assert gradient.shape == images.shape
-        # <blur(other), grads> = <other, transpose(grads)> for any other image.
-        np.testing.assert_allclose((blurred(other, stride) * grads).sum(), (other * gradient).sum(), atol=1e-12)
+        # <blur(other), cotangents> = <other, transpose(cotangents)> for any other image.
+        np.testing.assert_allclose((blurred(other, stride) * cotangents).sum(), (other * gradient).sum(), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("stride", few((2,), 1))
 def test_blur_rounds_only_once_in_half_precision(dtype, stride):
     rng = np.random.default_rng(0)
-    images, grads = (jnp.asarray(rng.integers(-128, 129, (2, side, side, 3)), dtype) for side in (8, 8 // stride))
-    found, back = jax.vjp(lambda x: blur(x, stride), images)
-    np.testing.assert_array_equal(found, jnp.asarray(blurred(np.asarray(images), stride), dtype))
-    spread = np.zeros((2, 8, 8, 3))
-    spread[:, ::stride, ::stride] = np.asarray(grads, np.float64)
-    np.testing.assert_array_equal(back(grads)[0], jnp.asarray(blurred(spread, 1), dtype))
-    assert found.dtype == back(grads)[0].dtype == dtype
+    images, cotangents = (jnp.asarray(rng.integers(-128, 129, (2, side, side, 3)), dtype) for side in (8, 8 // stride))
+    actual, transpose = jax.vjp(lambda x: blur(x, stride), images)
+    np.testing.assert_array_equal(actual, jnp.asarray(blurred(np.asarray(images), stride), dtype))
+    upsampled = np.zeros((2, 8, 8, 3))
+    upsampled[:, ::stride, ::stride] = np.asarray(cotangents, np.float64)
+    np.testing.assert_array_equal(transpose(cotangents)[0], jnp.asarray(blurred(upsampled, 1), dtype))
+    assert actual.dtype == transpose(cotangents)[0].dtype == dtype
 
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_blur_removes_stripes_that_a_stride_would_alias_to_a_constant(shift):
-    """Blur stripes one pixel wide: without a blur, a stride of two would read only 1, or only -1."""
+    """The stripes are one pixel wide. Without a blur, a stride of two reads only 1, or only -1."""
     stripes = jnp.asarray((-1.0) ** (np.arange(12) + shift))[None, None, :, None] * jnp.ones((1, 12, 1, 1))
     assert (np.abs(stripes[:, ::2, ::2]) == 1).all()
     np.testing.assert_array_equal(blur(stripes, 2)[:, 1:, 1:], 0)
@@ -85,24 +85,24 @@ SHAPES = {
 }
 
 
-def network(kind: str, *, stem=small_stem, width: int = 16, **more) -> ResNet:
-    more = {"dtype": jnp.float64, "param_dtype": jnp.float64} | more
-    return ResNet(SHAPES[kind], CLASSES, width=width, stem=stem, **more)
+def network(kind: str, *, stem=small_stem, width: int = 16, **settings) -> ResNet:
+    settings = {"dtype": jnp.float64, "param_dtype": jnp.float64} | settings
+    return ResNet(SHAPES[kind], CLASSES, width=width, stem=stem, **settings)
 
 
-def by_rule(images, kernel, stride, padding):
-    """The library's convolution, with images blurred by FFCV's rule."""
+def blurred_convolution(images, kernel, stride, padding):
+    """Convolve as XLA does, after a blur where FFCV blurs: at a stride above 1 and 16 or more channels."""
     if stride > 1 and images.shape[-1] >= 16:
         filters = jnp.asarray(np.outer([1, 2, 1], [1, 2, 1]) / 16, images.dtype)[:, :, None, None]
         filters = jnp.broadcast_to(filters, (3, 3, 1, images.shape[-1]))
-        images = library(images, filters, 1, 1, feature_group_count=images.shape[-1])
-    return library(images, kernel, stride, padding)
+        images = plain_convolution(images, filters, 1, 1, feature_group_count=images.shape[-1])
+    return plain_convolution(images, kernel, stride, padding)
 
 
-def library(images, kernel, stride, padding, **more):
+def plain_convolution(images, kernel, stride, padding, **options):
     margins = ((padding, padding), (padding, padding))
     return lax.conv_general_dilated(
-        images, kernel, (stride, stride), margins, dimension_numbers=("NHWC", "HWIO", "NHWC"), **more
+        images, kernel, (stride, stride), margins, dimension_numbers=("NHWC", "HWIO", "NHWC"), **options
     )
 
 
@@ -113,38 +113,40 @@ def test_a_resnet_blurs_before_each_strided_convolution_of_sixteen_or_more_chann
         images = jnp.asarray(np.random.default_rng(0).normal(size=(2, side, side, 3)))
         plain, expected = (
             network(kind, operations=Operations(convolution, custom_norm_gradient=False))
-            for convolution in (library, by_rule)
+            for convolution in (plain_convolution, blurred_convolution)
         )
         variables = jax.jit(plain.init)(jax.random.key(0), images)
         variables = {**variables, "params": randomized(variables["params"])}
         ours = network(kind, blur_pool=True)
-        of_ours = jax.eval_shape(ours.init, jax.random.key(0), images)
-        assert jax.tree.structure(of_ours) == jax.tree.structure(variables)
+        shapes = jax.eval_shape(ours.init, jax.random.key(0), images)
+        assert jax.tree.structure(shapes) == jax.tree.structure(variables)
         outputs = [jax.jit(net.apply)(variables, images) for net in (ours, expected, plain)]
         np.testing.assert_allclose(outputs[0], outputs[1], rtol=0, atol=1e-12)
         assert np.abs(outputs[0] - outputs[2]).max() > 1e-3
 
 
-@pytest.mark.parametrize(("width", "wide"), [(8, [16]), (16, [16, 32])])
-def test_the_stem_and_narrow_images_are_not_blurred(width, wide, monkeypatch):
-    seen, images = [], jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
-    monkeypatch.setattr("jaxddp.models.ops.blur.blur", lambda x, stride=1: seen.append(x.shape[-1]) or blur(x, stride))
+@pytest.mark.parametrize(("width", "blurred_widths"), [(8, [16]), (16, [16, 32])])
+def test_the_stem_and_narrow_images_are_not_blurred(width, blurred_widths, monkeypatch):
+    blurred_channels, images = [], jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
+    monkeypatch.setattr(
+        "jaxddp.models.ops.blur.blur", lambda x, stride=1: blurred_channels.append(x.shape[-1]) or blur(x, stride)
+    )
     net = network("basic", blur_pool=True, width=width, stem=imagenet_stem, dtype="float32", param_dtype="float32")
     jax.eval_shape(net.init, jax.random.key(0), images)
-    # There is one blur before the strided convolution, and one before the strided convolution of the shortcut.
-    assert seen == sorted(2 * wide)
+    # A block blurs before its strided convolution, and before the strided convolution of its shortcut.
+    assert blurred_channels == sorted(2 * blurred_widths)
 
 
 @pytest.mark.slow
 def test_torchvisions_weights_fit_a_resnet_with_blur():
     plain, blurring = (
-        MODELS.get("resnet50")(Config().replace(model={"blur_pool": blurs}), CLASSES) for blurs in (False, True)
+        MODELS.get("resnet50")(Config().replace(model={"blur_pool": blur_pool}), CLASSES) for blur_pool in (False, True)
     )
     assert blurring.blur_pool and not plain.blur_pool
     example = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)
     paths = [
-        {path: leaf.shape for path, leaf in traverse_util.flatten_dict(dict(found), sep="/").items()}
-        for found in (jax.eval_shape(net.init, jax.random.key(0), example) for net in (plain, blurring))
+        {path: leaf.shape for path, leaf in traverse_util.flatten_dict(dict(shapes), sep="/").items()}
+        for shapes in (jax.eval_shape(net.init, jax.random.key(0), example) for net in (plain, blurring))
     ]
     assert paths[0] == paths[1]
 
@@ -161,8 +163,8 @@ def trained(devices: int):
         state, sums = step(state, topology.place(random_batch(8, seed=number, image=8)))
         losses.append(sums.means())
     after = jax.device_get(state)
-    moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after.params)
-    assert min(jax.tree.leaves(moved)) > 1e-9
+    changes = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after.params)
+    assert min(jax.tree.leaves(changes)) > 1e-9
     return after.params, after.model_state, losses
 
 

@@ -1,4 +1,4 @@
-"""Names of data sets are found in the catalog, and every bad catalog gets one line."""
+"""The catalog maps names of data sets to paths, and a bad catalog raises a one-line error."""
 
 import tomllib
 from pathlib import Path
@@ -38,25 +38,25 @@ def catalog(tmp_path) -> Path:
     return file
 
 
-def resolved(name: str, file: Path) -> DatasetEntry:
+def resolve_in(name: str, file: Path) -> DatasetEntry:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CATALOG_VARIABLE, str(file))
         return resolve(name)
 
 
-def message(name: str, file: Path) -> str:
+def error_line(name: str, file: Path) -> str:
     with pytest.raises(InputError) as error:
-        resolved(name, file)
+        resolve_in(name, file)
     return str(error.value)
 
 
-def test_entries(catalog):
-    assert resolved("imagenet", catalog) == DatasetEntry("/data/imagenet")
+def test_an_entry_has_a_path_and_may_have_solution_files_and_classes(catalog):
+    assert resolve_in("imagenet", catalog) == DatasetEntry("/data/imagenet")
     digits = DatasetEntry(f"{catalog.parent}/sets/digits", "mine.csv", "other.csv", "0:5")
-    assert resolved("digits", catalog) == digits
-    assert resolved("bucket", catalog).path == "s3://bucket/imagenet"
+    assert resolve_in("digits", catalog) == digits
+    assert resolve_in("bucket", catalog).path == "s3://bucket/imagenet"
     # A URL is not checked before it is opened.
-    assert resolved("shouted", catalog).path == "S3://bucket/imagenet"
+    assert resolve_in("shouted", catalog).path == "S3://bucket/imagenet"
 
 
 def test_solution_files_have_default_names(tmp_path: Path):
@@ -74,12 +74,12 @@ def test_solution_files_have_default_names(tmp_path: Path):
 def test_the_python_api_finds_the_same_catalog_names(tmp_path, monkeypatch):
     root = write_tree(tmp_path / "tree", classes=3, images=4, val=3)
     (root / "LOC_train_solution.csv").rename(root / "mine.csv")
-    told = '[pets]\npath = "tree"\ntrain = "mine.csv"\nclasses = "0:2"\n'
+    content = '[pets]\npath = "tree"\ntrain = "mine.csv"\nclasses = "0:2"\n'
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=f"^{tmp_path}/pets: no such directory; give the directory that holds LOC_syn"):
         jaxddp.train_solutions("pets")
-    (tmp_path / "datasets.toml").write_text(told)
+    (tmp_path / "datasets.toml").write_text(content)
     expected = open_splits(DataConfig(name="pets"))
     for train, val in (jaxddp.open_data("pets"), (jaxddp.train_solutions("pets"), jaxddp.val_solutions("pets"))):
         assert train.fingerprint == expected["train"].fingerprint and val.fingerprint == expected["val"].fingerprint
@@ -91,7 +91,7 @@ def test_the_python_api_finds_the_same_catalog_names(tmp_path, monkeypatch):
     for read in (jaxddp.open_data, jaxddp.train_solutions, jaxddp.val_solutions, jaxddp.test_listing):
         with pytest.raises(InputError, match=r"^'petz' is not a path: .*: no data set 'petz', did you mean 'pets'\?"):
             read("petz")
-    # A path is never a name, and an existing folder takes precedence over a name.
+    # A Path or a string with a slash is never a name, and an existing folder takes precedence over a name.
     assert find_dataset(Path("pets")) == DatasetEntry("pets")
     assert find_dataset("./pets") == DatasetEntry("./pets")
     (tmp_path / "pets").mkdir()
@@ -100,11 +100,11 @@ def test_the_python_api_finds_the_same_catalog_names(tmp_path, monkeypatch):
 
 def test_the_example_catalog_of_the_configs_is_valid(monkeypatch):
     file = configs_folder() / "datasets.toml"
-    assert resolved("imagenet", file) == DatasetEntry(
+    assert resolve_in("imagenet", file) == DatasetEntry(
         "/data/imagenet", "LOC_train_solution.csv", "LOC_val_solution.csv"
     )
     for name in tomllib.loads(file.read_text()):
-        assert resolved(name, file).path
+        assert resolve_in(name, file).path
 
 
 def test_the_environment_variable_takes_precedence_over_the_working_directory(catalog, tmp_path, monkeypatch):
@@ -116,31 +116,31 @@ def test_the_environment_variable_takes_precedence_over_the_working_directory(ca
     elsewhere.write_bytes(b"\xef\xbb\xbf[digits]\r\npath = '../d'\r\n")
     monkeypatch.setenv("JAXDDP_DATASETS", str(elsewhere))
     assert resolve("digits").path == f"{tmp_path}/elsewhere/../d"
-    assert resolved("digits", catalog).path == f"{tmp_path}/sets/digits"
+    assert resolve_in("digits", catalog).path == f"{tmp_path}/sets/digits"
 
 
-def test_home_is_expanded(catalog, monkeypatch):
+def test_a_tilde_in_a_path_is_expanded(catalog, monkeypatch):
     monkeypatch.setenv("HOME", "/home/somebody")
     catalog.write_text('[a]\npath = "~/data"\n')
-    assert resolved("a", catalog).path == "/home/somebody/data"
+    assert resolve_in("a", catalog).path == "/home/somebody/data"
 
 
-def test_unknown_names(catalog):
-    assert message("imagenett", catalog) == (
+def test_an_unknown_name_raises_a_one_line_error(catalog):
+    assert error_line("imagenett", catalog) == (
         f"{catalog}: no data set 'imagenett', did you mean 'imagenet'?; it has: imagenet, digits, bucket, shouted"
     )
     catalog.write_text("")
-    assert message("x", catalog) == f"{catalog}: no data set 'x'; it has: none"
+    assert error_line("x", catalog) == f"{catalog}: no data set 'x'; it has: none"
 
 
-def test_files_that_cannot_be_read(catalog, tmp_path):
+def test_a_catalog_that_cannot_be_read_raises_a_one_line_error(catalog, tmp_path):
     missing = tmp_path / "no.toml"
-    assert message("x", missing) == (
+    assert error_line("x", missing) == (
         f"{missing}: no such file; write it, name another in JAXDDP_DATASETS, or give --data.path instead of a name"
     )
-    assert "cannot be read (a directory, not a regular file); give a readable TOML file" in message("x", tmp_path)
+    assert "cannot be read (a directory, not a regular file); give a readable TOML file" in error_line("x", tmp_path)
     catalog.write_bytes(b"[a]\npath = '\xff'\n")
-    assert message("a", catalog) == f"{catalog}: not UTF-8; save the file as UTF-8"
+    assert error_line("a", catalog) == f"{catalog}: not UTF-8; save the file as UTF-8"
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_files_that_cannot_be_read(catalog, tmp_path):
         ("[a]\npath = '/d'\nname = 'b'\n", ": a.name: unknown key"),
     ],
 )
-def test_bad_entries(catalog, content, expected):
+def test_a_bad_entry_raises_a_one_line_error(catalog, content, expected):
     catalog.write_text(content)
-    text = message("a", catalog)
-    assert text.startswith(f"{catalog}{expected}")
-    assert "\n" not in text
+    line = error_line("a", catalog)
+    assert line.startswith(f"{catalog}{expected}")
+    assert "\n" not in line

@@ -1,8 +1,8 @@
 """The pixels of evaluation equal those of torchvision's Resize and CenterCrop to within a level of 255.
 
 The reference is Pillow's `resize` and a slice. `Resize(256)` and `CenterCrop(224)` of torchvision 0.29.2 gave exactly
-the same pixels for 312 of 312 images (200 photographs, 112 resized copies of them). For tensors (antialiased), their
-pixels differed by 0.14 levels in the mean, and by 0.22 in the worst image.
+the same pixels for 312 of 312 images (200 photographs, 112 resized copies of them). Their antialiased versions for
+tensors gave pixels that differed by 0.14 levels in the mean, and by 0.22 in the worst image.
 """
 
 import io
@@ -24,15 +24,15 @@ from jaxddp.data.stream.windows import resize
 REAL = Path(
     os.environ.get("JAXDDP_IMAGENET_SAMPLE", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")
 )
-EVERY = 5
-"""Only every fifth of the real photographs is compared."""
+STRIDE = 5
+"""The test compares every fifth of the real photographs."""
 
-# Pillow rounds between its two passes, so it differs by at most half a level before the last rounding.
-MEAN, MOST = 0.25, 1
+# Pillow also rounds after the first of its two passes, so it differs by at most half a level before the last rounding.
+MEAN_BOUND, MAX_BOUND = 0.25, 1
 
 
 def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Returns smooth colors with hard edges and some noise."""
+    """Return smooth colors with hard edges and some noise."""
     rng = np.random.default_rng(seed)
     smooth = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).resize(
         (width, height), Image.Resampling.BICUBIC
@@ -43,18 +43,18 @@ def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.fromarray(np.clip(pixels + rng.normal(0, 6, pixels.shape), 0, 255).astype(np.uint8))
 
 
-def encoded(image: Image.Image, form: str = "JPEG", **options) -> bytes:
+def encoded(image: Image.Image, file_format: str = "JPEG", **options) -> bytes:
     file = io.BytesIO()
-    image.save(file, form, **options)
+    image.save(file, file_format, **options)
     return file.getvalue()
 
 
 def reference(data: bytes, image_size: int, resize: int) -> np.ndarray:
-    """Returns torchvision's `Resize(resize)` and `CenterCrop(image_size)` of an image from its loader."""
+    """Return torchvision's `Resize(resize)` and `CenterCrop(image_size)` of an image from its loader."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     short, long = sorted(image.size)
-    other = int(resize * long / short)
-    width, height = (resize, other) if image.width <= image.height else (other, resize)
+    longer = int(resize * long / short)
+    width, height = (resize, longer) if image.width <= image.height else (longer, resize)
     left, top = int(round((width - image_size) / 2.0)), int(round((height - image_size) / 2.0))  # noqa: RUF046
     pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
     return pixels[top : top + image_size, left : left + image_size]
@@ -66,18 +66,18 @@ def difference(data: bytes, image_size: int = 224, resize: int = 256) -> np.ndar
     return np.abs(pixels.astype(int) - reference(data, image_size, resize))
 
 
-TELLING = ((500, 375), (333, 500), (100, 400), (50, 33), (257, 256), (255, 255), (1023, 769), (274, 1346))
-OTHERS = [
+DEFAULT_SIZES = ((500, 375), (333, 500), (100, 400), (50, 33), (257, 256), (255, 255), (1023, 769), (274, 1346))
+EXHAUSTIVE_SIZES = [
     *[(375, 500), (500, 333), (500, 334), (400, 300), (300, 400), (640, 480), (512, 384), (400, 100), (64, 64)],
     *[(256, 257), (300, 256), (900, 900), (1500, 1100), (3000, 2000), (2000, 3000), (1600, 224)],
 ]
 
 
-@pytest.mark.parametrize("size", few(TELLING, *OTHERS), ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("size", few(DEFAULT_SIZES, *EXHAUSTIVE_SIZES), ids=lambda size: f"{size[0]}x{size[1]}")
 def test_evaluation_gives_the_pixels_of_torchvision(size: tuple[int, int]):
-    found = difference(encoded(photograph(*size), quality=92, subsampling=size[0] % 3))
-    assert found.mean() <= MEAN
-    assert found.max() <= MOST
+    differences = difference(encoded(photograph(*size), quality=92, subsampling=size[0] % 3))
+    assert differences.mean() <= MEAN_BOUND
+    assert differences.max() <= MAX_BOUND
 
 
 @given(
@@ -85,17 +85,19 @@ def test_evaluation_gives_the_pixels_of_torchvision(size: tuple[int, int]):
     height=st.integers(1, 300),
     image_size=st.integers(1, 40),
     spare=st.integers(0, 12),
-    form=st.sampled_from(["JPEG", "PNG"]),
+    file_format=st.sampled_from(["JPEG", "PNG"]),
 )
 def test_evaluation_gives_the_pixels_of_torchvision_at_any_size(
-    width: int, height: int, image_size: int, spare: int, form: str
+    width: int, height: int, image_size: int, spare: int, file_format: str
 ):
-    assert difference(encoded(photograph(width, height), form), image_size, image_size + spare).max() <= MOST
+    assert (
+        difference(encoded(photograph(width, height), file_format), image_size, image_size + spare).max() <= MAX_BOUND
+    )
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 1000), (1000, 1), (2, 700)], ids=str)
 def test_images_one_pixel_wide_or_high_are_resized_as_torchvision_does(size: tuple[int, int]):
-    assert difference(encoded(photograph(*size), "PNG"), 56, 64).max() <= MOST
+    assert difference(encoded(photograph(*size), "PNG"), 56, 64).max() <= MAX_BOUND
 
 
 def with_alpha(image: Image.Image) -> bytes:
@@ -116,40 +118,44 @@ KINDS: dict[str, Callable[[Image.Image], bytes]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_file_gives_the_pixels_of_torchvision(kind: str):
-    assert difference(KINDS[kind](photograph(500, 375))).mean() <= MEAN
+    assert difference(KINDS[kind](photograph(500, 375))).mean() <= MEAN_BOUND
 
 
 def test_the_upper_eight_of_sixteen_bits_are_resized():
     values = np.random.default_rng(0).integers(0, 65536, (90, 130)).astype(np.uint16)
     upper = encoded(Image.fromarray((values >> 8).astype(np.uint8)), "PNG")
-    found = eval_image(encoded(Image.fromarray(values), "PNG"), 28, 32).numpy()
-    np.testing.assert_array_equal(found, eval_image(upper, 28, 32).numpy())
+    pixels = eval_image(encoded(Image.fromarray(values), "PNG"), 28, 32).numpy()
+    np.testing.assert_array_equal(pixels, eval_image(upper, 28, 32).numpy())
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG"])
+@pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
 @pytest.mark.parametrize(("width", "height"), [(32, 32), (32, 45), (46, 32), (47, 32)])
-def test_without_resizing_the_pixels_are_those_of_the_image(width: int, height: int, form: str):
-    data = encoded(photograph(width, height), form)
+def test_without_resizing_the_pixels_are_those_of_the_image(width: int, height: int, file_format: str):
+    data = encoded(photograph(width, height), file_format)
     for image_size in (32, 29, 28, 1):
         assert not difference(data, image_size, 32).any()
 
 
 def test_the_resizing_filter_of_training_exceeds_the_bound():
-    """The resizing of training, which aliases up to a ratio of 1.6, exceeds the bound."""
+    """The resizing of training has no antialiasing up to a ratio of 1.6, so the bound detects its use in evaluation."""
     image = photograph(330, 330)
-    found = np.abs(resize(np.asarray(image), 224).numpy().astype(int) - reference(encoded(image, "PNG"), 224, 224))
-    assert found.mean() > 4 * MEAN
+    differences = np.abs(
+        resize(np.asarray(image), 224).numpy().astype(int) - reference(encoded(image, "PNG"), 224, 224)
+    )
+    assert differences.mean() > 4 * MEAN_BOUND
 
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(not REAL.is_file(), reason=f"{REAL} is absent; JAXDDP_IMAGENET_SAMPLE may name it")
-def test_real_photographs():
-    found = []
+def test_real_photographs_get_the_pixels_of_torchvision():
+    differences = []
     with tarfile.open(REAL) as archive:
-        members = sorted((member for member in archive if member.name.endswith(".JPEG")), key=lambda one: one.name)
-        for member in members[::EVERY]:
+        members = sorted(
+            (member for member in archive if member.name.endswith(".JPEG")), key=lambda member: member.name
+        )
+        for member in members[::STRIDE]:
             file = archive.extractfile(member)
             assert file is not None
-            found.append(difference(file.read()))
-    assert max(one.mean() for one in found) <= MEAN
-    assert max(one.max() for one in found) <= MOST
+            differences.append(difference(file.read()))
+    assert max(levels.mean() for levels in differences) <= MEAN_BOUND
+    assert max(levels.max() for levels in differences) <= MAX_BOUND

@@ -1,4 +1,4 @@
-"""`jaxddp data check`: every kind of bad file is named, what is unusual is noted, and a clean set has no findings."""
+"""`jaxddp data check` names bad files, notes unusual files, and has no findings in a clean data set."""
 
 import dataclasses
 import hashlib
@@ -77,14 +77,14 @@ BROKEN_METADATA = {"profile": (0xE2, b"ICC_PROFILE\0"), "Adobe": (0xEE, b"Adobe"
 def test_metadata_that_pillow_rejects_is_not_a_fault(kind: str):
     for mode, notes in (("RGB", ()), ("CMYK", ("CMYK: Adobe's inverted kind; converted to RGB",))):
         data = encode(picture(40, 48, mode))
-        odd = data[:2] + segment(*BROKEN_METADATA[kind]) + data[2:]
+        broken = data[:2] + segment(*BROKEN_METADATA[kind]) + data[2:]
         with pytest.raises(OSError):
-            Image.open(io.BytesIO(odd))
+            Image.open(io.BytesIO(broken))
         if (mode, kind) != ("CMYK", "Adobe"):
-            assert examine_file(odd, "n.jpg") == dataclasses.replace(
-                examine_file(data, "n.jpg"), sha256=hashlib.sha256(odd).digest(), size=len(odd)
+            assert examine_file(broken, "n.jpg") == dataclasses.replace(
+                examine_file(data, "n.jpg"), sha256=hashlib.sha256(broken).digest(), size=len(broken)
             )
-            assert examine_file(odd, "n.jpg").notes == notes
+            assert examine_file(broken, "n.jpg").notes == notes
 
 
 @pytest.mark.parametrize("kind", FAULTS | NOTES)
@@ -106,14 +106,14 @@ def train_files(root: Path) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def spoiled(tmp_path_factory) -> tuple[Path, dict[str, Path]]:
-    """Returns a tree with a bad file of each kind in place of a training image, and the file of each kind."""
+def faulty_tree(tmp_path_factory) -> tuple[Path, dict[str, Path]]:
+    """Return a data set in which a file of each kind replaces a training image, and the path of each such file."""
     root = write_tree(tmp_path_factory.mktemp("spoiled") / "set", classes=3, images=8, val=4)
-    places = dict(zip(FAULTS | NOTES, train_files(root), strict=False))
-    for kind, file in places.items():
+    files = dict(zip(FAULTS | NOTES, train_files(root), strict=False))
+    for kind, file in files.items():
         data = (FAULTS | NOTES)[kind][0]
         file.unlink() if data is None else file.write_bytes(data)
-    return root, places
+    return root, files
 
 
 def run(arguments: list, capfd) -> tuple[int, list[str], str]:
@@ -123,12 +123,12 @@ def run(arguments: list, capfd) -> tuple[int, list[str], str]:
     return code, out.splitlines(), error
 
 
-def test_the_command_names_each_bad_file_on_its_own_line_and_exits_with_code_1(spoiled, tmp_path, capfd):
-    root, places = spoiled
+def test_the_command_names_each_bad_file_on_its_own_line_and_exits_with_code_1(faulty_tree, tmp_path, capfd):
+    root, files = faulty_tree
     manifest = tmp_path / "m.jsonl"
     code, lines, _ = run([root, "--manifest", manifest, "--threads", 3], capfd)
     assert code == 1
-    for line, (kind, file) in zip(lines, places.items(), strict=False):
+    for line, (kind, file) in zip(lines, files.items(), strict=False):
         if kind in FAULTS:
             assert line.startswith(f"{file}: {FAULTS[kind][1]}")
     summary = "\n".join(lines[len(FAULTS) :])
@@ -140,39 +140,40 @@ def test_the_command_names_each_bad_file_on_its_own_line_and_exits_with_code_1(s
     assert lines[-1] == f"manifest: {manifest}"
 
 
-def test_the_manifest_holds_every_image(spoiled, tmp_path, capfd):
-    root, places = spoiled
+def test_the_manifest_holds_every_image(faulty_tree, tmp_path, capfd):
+    root, files = faulty_tree
     manifest = tmp_path / "m.jsonl"
     run([root, "--manifest", manifest], capfd)
-    head, *images = map(json.loads, manifest.read_text().splitlines())
+    header, *images = map(json.loads, manifest.read_text().splitlines())
     tables = {"train": train_solutions(root), "val": val_solutions(root)}
-    assert head["manifest"] == 1
-    assert {name: head["splits"][name]["fingerprint"] for name in tables} == {
+    assert header["manifest"] == 1
+    assert {name: header["splits"][name]["fingerprint"] for name in tables} == {
         name: table.fingerprint for name, table in tables.items()
     }
     assert [image["split"] for image in images] == ["train"] * 24 + ["val"] * 4
     by_path = {str(root / image["path"]): image for image in images}
-    for kind, file in places.items():
+    for kind, file in files.items():
         image = by_path[str(file)]
         if kind in FAULTS:
             assert image["fault"].startswith(FAULTS[kind][1])
         else:
             assert (image["fault"], image["height"], image["width"]) == (None, 40, 48)
             assert image["bytes"] == file.stat().st_size and len(image["sha256"]) == 64
-    assert by_path[str(places["missing"])]["sha256"] is None
-    assert by_path[str(places["cmyk"])]["mode"] == "CMYK"
+    assert by_path[str(files["missing"])]["sha256"] is None
+    assert by_path[str(files["cmyk"])]["mode"] == "CMYK"
     assert [name.name for name in tmp_path.iterdir()] == ["m.jsonl"]
 
 
 def check_all(root: Path, tmp_path: Path, capfd, *options: str) -> tuple[list[str], dict]:
-    """Returns the lines of a check with faults, without the summary, and the first line of its manifest."""
+    """Return the output lines of a check that finds faults, and the first line of its manifest."""
     code, lines, error = run([root, "--manifest", tmp_path / "m.jsonl", *options], capfd)
     assert (code, error) == (1, "")
-    head = json.loads((tmp_path / "m.jsonl").read_text().splitlines()[0])
+    header = json.loads((tmp_path / "m.jsonl").read_text().splitlines()[0])
     assert (
-        f"faults in the listing of images: {len(head['refused'])}; correct them, since a run ends at the first" in lines
+        f"faults in the listing of images: {len(header['refused'])}; correct them, since a run ends at the first"
+        in lines
     )
-    return lines, head
+    return lines, header
 
 
 def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
@@ -204,17 +205,17 @@ def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
         "gone.jpg": ("missing image", lambda file: file.symlink_to("nowhere.jpg")),
         "self.jpg": ("cannot be read (Too many levels of symbolic links)", lambda file: file.symlink_to("self.jpg")),
     }
-    for name, (_, make) in in_files.items():
-        make(train / "bee" / name)
-    lines, head = check_all(root, tmp_path, capfd)
+    for name, (_, write) in in_files.items():
+        write(train / "bee" / name)
+    lines, header = check_all(root, tmp_path, capfd)
     for name, fault in in_list.items():
         assert [line for line in lines if line.startswith(f"{train / name}: {fault}")], name
     for name, (fault, _) in in_files.items():
         assert [line for line in lines if line.startswith(f"{train}/bee/{name}: {fault}")], name
     assert f"{train}/ant: the name b'\\xff.png' is not UTF-8; rename it" in lines
     assert [line for line in lines if line.startswith(f"{root}/val/cat: a class that {train} does not have")]
-    assert len(head["refused"]) == len(in_list) + 2 == len({*head["refused"]})
-    assert head["splits"]["train"] | {"examples": 10, "faults": 6, "made_of": "file"} == head["splits"]["train"]
+    assert len(header["refused"]) == len(in_list) + 2 == len({*header["refused"]})
+    assert header["splits"]["train"] | {"examples": 10, "faults": 6, "made_of": "file"} == header["splits"]["train"]
     assert "train: 10 files (4 jpeg), 6 cannot be used" in lines
     assert "train: repair or replace the images that cannot be used, or take the files out of the folder" in lines
     assert not [line for line in lines if "row" in line]
@@ -228,7 +229,7 @@ def test_one_run_reports_every_fault_of_a_list(tmp_path, capfd):
     rows = ["a.jpg,ant", "b.jpg", "b.jpg,", "/b.jpg,ant", "a.jpg,ant", "out.jpg,ant", "no.jpg,ant", "c.jpg,an\u200bt"]
     (root / "train.csv").write_bytes("\n".join(["path,label", *rows, "b.jpg,"]).encode() + b"\xff\nb.jpg,bee\n")
     (root / "val.csv").write_text("path,label\na.jpg,ant\nb.jpg,cat\n")
-    lines, head = check_all(root, tmp_path, capfd)
+    lines, header = check_all(root, tmp_path, capfd)
     for number, fault in {
         3: "1 of 2 fields",
         4: "label '' has an empty name",
@@ -241,7 +242,7 @@ def test_one_run_reports_every_fault_of_a_list(tmp_path, capfd):
         assert [line for line in lines if line.startswith(f"{root}/train.csv:{number}: {fault}")], number
     assert [line for line in lines if line.startswith(f"{root}/val.csv:3: no row of train.csv has the label 'cat'")]
     assert f"{root}/no.jpg: missing image; download it or leave it out" in lines
-    assert len(head["refused"]) == 8 and "train: 4 rows (3 jpeg), 1 cannot be used" in lines
+    assert len(header["refused"]) == 8 and "train: 4 rows (3 jpeg), 1 cannot be used" in lines
 
 
 def test_one_run_reports_every_fault_of_solution_files(tmp_path, capfd):
@@ -250,7 +251,7 @@ def test_one_run_reports_every_fault_of_solution_files(tmp_path, capfd):
         file.write(f"{synset(0)} again\n.. up\n")
     with (root / "LOC_train_solution.csv").open("a") as file:
         file.write(f"a,n0\n../b,{synset(0)} 1 2 3 4\n{synset(0)}_0,{synset(0)} 1 2 3 4\nc,n0 1 2 3 4\n")
-    lines, head = check_all(root, tmp_path, capfd)
+    lines, header = check_all(root, tmp_path, capfd)
     starts = (
         "LOC_synset_mapping.txt:3: dupl",
         "LOC_synset_mapping.txt:4: synset '..'",
@@ -258,7 +259,7 @@ def test_one_run_reports_every_fault_of_solution_files(tmp_path, capfd):
     )
     starts += tuple(f"LOC_train_solution.csv:{line}" for line in (9, 10, 11))
     assert all([line for line in lines if line.startswith(f"{root}/{start}")] for start in starts)
-    assert len(head["refused"]) == len(starts) and "train: 6 rows (6 jpeg), 0 cannot be used" in lines
+    assert len(header["refused"]) == len(starts) and "train: 6 rows (6 jpeg), 0 cannot be used" in lines
 
 
 @pytest.mark.slow
@@ -268,15 +269,15 @@ def test_one_run_reports_every_fault_of_parquet_and_of_records(tmp_path, capfd):
     table = pq.read_table(file)
     labels = pa.array([7, None, *table.column("label").to_pylist()[2:]])
     pq.write_table(table.set_column(1, "label", labels), file)
-    lines, head = check_all(parquet, tmp_path, capfd)
-    assert {line.partition(":")[0] for line in head["refused"]} == {f"{file}, row 0", f"{file}, row 1"}
+    lines, header = check_all(parquet, tmp_path, capfd)
+    assert {line.partition(":")[0] for line in header["refused"]} == {f"{file}, row 0", f"{file}, row 1"}
     assert "train: 8 rows (8 png), 0 cannot be used" in lines
     records = write_packed(tmp_path / "packed")
     index = json.loads((records / "packed.json").read_text())
     index["splits"]["train"]["files"]["train-00001.tfrecord"] = 9
     (records / "packed.json").write_text(json.dumps(index))
-    lines, head = check_all(records, tmp_path, capfd)
-    assert head["refused"] == [
+    lines, header = check_all(records, tmp_path, capfd)
+    assert header["refused"] == [
         f"{records}/train-00001.tfrecord: no such file; copy it again, or pack the data set again"
     ]
     assert "train: 9 records (9 jpeg), 0 cannot be used" in lines
@@ -290,8 +291,8 @@ def test_one_run_reports_every_file_of_parquet_that_cannot_be_read(tmp_path, cap
         pq.write_table(rows, root / f"train-{part:05d}-of-00004.parquet")
     pq.write_table(table, root / "val.parquet")
     (root / "train-00000-of-00004.parquet").write_bytes(b"PAR1" + bytes(40))
-    lines, head = check_all(root, tmp_path, capfd)
-    assert [line.partition(" ")[0] for line in head["refused"]] == [
+    lines, header = check_all(root, tmp_path, capfd)
+    assert [line.partition(" ")[0] for line in header["refused"]] == [
         f"{root}:", *(f"{root}/train-{part:05d}-of-00004.parquet:" for part in (0, 1))
     ]  # fmt: skip
     assert f"train: {len(table)} rows ({len(table)} png), 0 cannot be used" in lines
@@ -316,14 +317,14 @@ def test_a_data_set_without_a_readable_split_raises_a_one_line_error_with_exit_c
         assert code == 1 and "val: " in out
 
 
-def test_the_report_is_the_same_on_any_number_of_threads(spoiled):
-    root, _ = spoiled
+def test_the_report_is_the_same_on_any_number_of_threads(faulty_tree):
+    root, _ = faulty_tree
     tables = {"train": train_solutions(root), "val": val_solutions(root)}
-    one, many = check(tables, threads=1), check(tables, threads=7)
-    assert one.summary() == many.summary() and one.num_faults == len(FAULTS)
-    for split, other in zip(one.splits, many.splits, strict=True):
-        assert (split.columns == other.columns).all()
-        assert (split.faults, split.notes) == (other.faults, other.notes)
+    single_threaded, multi_threaded = check(tables, threads=1), check(tables, threads=7)
+    assert single_threaded.summary() == multi_threaded.summary() and single_threaded.num_faults == len(FAULTS)
+    for split, expected in zip(single_threaded.splits, multi_threaded.splits, strict=True):
+        assert (split.columns == expected.columns).all()
+        assert (split.faults, split.notes) == (expected.faults, expected.notes)
 
 
 def test_a_clean_data_set_has_no_findings(tmp_path, capfd, monkeypatch):
@@ -351,12 +352,12 @@ def test_duplicates_are_noted_with_the_image_that_they_repeat(tmp_path, capfd):
     Path(val.name(0)).write_bytes(content)
     Path(val.name(1)).write_bytes(files[1].read_bytes() + b"not the same")
     notes = [split.notes for split in check({"train": train, "val": val}).splits]
-    where = f"the same content as {files[0]}"
+    same_content = f"the same content as {files[0]}"
     assert notes[0] == {
-        3: (f"duplicate: {where}",),
-        4: (f"contradiction: {where}, which is of class {synset(0)}, and this of {synset(1)}",),
+        3: (f"duplicate: {same_content}",),
+        4: (f"contradiction: {same_content}, which is of class {synset(0)}, and this of {synset(1)}",),
     }
-    assert notes[1] == {0: (f"leak: {where}, of split train",), 1: ("bytes after the end: 12",)}
+    assert notes[1] == {0: (f"leak: {same_content}, of split train",), 1: ("bytes after the end: 12",)}
     code, lines, _ = run([root, "--manifest", tmp_path / "m"], capfd)
     assert code == 0
     assert "train: warning: contradiction: 1" in lines and "val: warning: leak: 1" in lines
@@ -374,15 +375,15 @@ def test_files_that_cannot_be_used_are_no_duplicates(tmp_path):
 def test_balance_names_classes_without_images(tmp_path):
     root = write_tree(tmp_path / "set", classes=4, images=2, val=3)
     rows = (root / "LOC_train_solution.csv").read_text().splitlines(keepends=True)
-    kept = [row for row in rows if not row.startswith(synset(0))]
-    (root / "LOC_train_solution.csv").write_text("".join(kept))
+    other_rows = [row for row in rows if not row.startswith(synset(0))]
+    (root / "LOC_train_solution.csv").write_text("".join(other_rows))
     summary = check({"train": train_solutions(root), "val": val_solutions(root)}).summary()
     assert summary["train"]["images_a_class"] == {"least": 0, "median": 2.0, "most": 2}
     assert summary["train"]["empty_classes"] == [synset(0)]
     assert summary["val"]["classes_of_train_lacking"] == [synset(3)]
 
 
-def test_arrays_are_checked_too():
+def test_arrays_are_checked_for_constant_images_and_contradictions():
     images = np.random.default_rng(0).integers(0, 256, (6, 5, 7, 3), np.uint8)
     images[2] = (9, 8, 7)
     images[5] = images[0]
@@ -396,11 +397,11 @@ def test_arrays_are_checked_too():
     assert set(split.columns["height"]) == {5} and set(split.columns["mode"]) == {b"3"}
 
 
-class Counted:
-    """A store with one small image under every name, which counts images that were read and not yet reported."""
+class CountingStore:
+    """A store with one small image under every name. `most_ahead` is the most images read but not yet reported."""
 
     def __init__(self):
-        self.read_so_far = self.told = self.furthest = 0
+        self.num_read = self.num_reported = self.most_ahead = 0
         self.lock = threading.Lock()
 
     def name(self, path: bytes, offset: int = 0) -> str:
@@ -408,8 +409,8 @@ class Counted:
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         with self.lock:
-            self.read_so_far += 1
-            self.furthest = max(self.furthest, self.read_so_far - self.told)
+            self.num_read += 1
+            self.most_ahead = max(self.most_ahead, self.num_read - self.num_reported)
         return TINY
 
     @property
@@ -419,7 +420,7 @@ class Counted:
         return []
 
     def advance(self, done: int, faults: int) -> None:
-        self.told = done
+        self.num_reported = done
 
     def print_fault(self, line: str) -> None:
         raise AssertionError(line)
@@ -428,52 +429,52 @@ class Counted:
 TINY = encode(picture(1, 1))
 
 
-def counted_table(root: Path, store: Counted, rows: int):
+def counted_table(root: Path, store: CountingStore, rows: int):
     table = train_solutions(write_tree(root / "set", classes=1, images=1, val=1))
     names = np.array([f"{row}.jpg".encode() for row in range(rows)])
     return dataclasses.replace(table, store=store, id=names, path=names, labels=np.zeros(rows, np.int32))
 
 
 def test_no_more_is_read_ahead_than_the_threads_need(tmp_path):
-    class Slow(Counted):
+    class SlowStore(CountingStore):
         def advance(self, done: int, faults: int) -> None:
             super().advance(done, faults)
             time.sleep(0.001)
 
-    store = Slow()
+    store = SlowStore()
     report = check({"train": counted_table(tmp_path, store, 600)}, threads=2, progress=store)
-    assert store.read_so_far == store.told == 600 == len(report.splits[0].source)
-    assert 2 <= store.furthest <= 120
+    assert store.num_read == store.num_reported == 600 == len(report.splits[0].source)
+    assert 2 <= store.most_ahead <= 120
 
 
 def test_an_interrupt_ends_the_reading_with_the_images_under_way(tmp_path):
-    gate = threading.Event()
-    gate.set()
+    may_finish = threading.Event()
+    may_finish.set()
 
-    class Interrupting(Counted):
+    class InterruptingStore(CountingStore):
         def advance(self, done: int, faults: int) -> None:
             super().advance(done, faults)
             if done == 20:
-                gate.clear()
+                may_finish.clear()
                 signal.raise_signal(signal.SIGINT)
 
         def read(self, path: bytes, offset: int = 0) -> bytes:
             readers.add(threading.current_thread())
             data = super().read(path)
-            gate.wait(20)
+            may_finish.wait(20)
             return data
 
     readers: set[threading.Thread] = set()
-    store = Interrupting()
+    store = InterruptingStore()
     with pytest.raises(KeyboardInterrupt):
         check({"train": counted_table(tmp_path, store, 3000)}, threads=2, progress=store)
-    under_way = store.read_so_far
-    gate.set()
+    num_read_at_interrupt = store.num_read
+    may_finish.set()
     for reader in readers:
         reader.join(20)
     assert readers and not any(reader.is_alive() for reader in readers)
-    # An image that a thread was about to start may still be counted.
-    assert store.read_so_far <= under_way + 2
+    # Each of the two threads may have been about to start another image.
+    assert store.num_read <= num_read_at_interrupt + 2
 
 
 def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, capfd, monkeypatch):
@@ -501,7 +502,7 @@ def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, c
 def test_bad_input_raises_a_one_line_error_with_exit_code_2(arguments, expected, tmp_path, capfd, monkeypatch):
     root = write_tree(tmp_path / "set", classes=2, images=2, val=2)
     monkeypatch.chdir(tmp_path)
-    assert main(["data", *(word.format(root=root) for word in arguments)]) == 2
+    assert main(["data", *(argument.format(root=root) for argument in arguments)]) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("jaxddp: ") and expected in line
 

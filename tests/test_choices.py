@@ -1,5 +1,8 @@
-"""Choices by name read the keys of their settings and no others. A key that is set and has no effect is rejected, and
-an inherited key is reset. A run of an older release, which stored all keys, can be resumed."""
+"""A choice by name, such as an optimizer, reads only the keys of its settings.
+
+A key that is set without effect is rejected, and an inherited key without effect is reset to its default. A run of an
+older release, which stored all keys, can be resumed.
+"""
 
 import dataclasses
 import functools
@@ -38,7 +41,7 @@ from jaxddp.training.checkpoints.run_identity import RunIdentity
 from jaxddp.workdir.claim import Claim, check_evaluation, claim
 
 HINTS = dict(keys_of(Config))
-OTHER = {
+OTHER_VALUES = {
     "model.width": 32,
     "model.stem": "small",
     "model.batch_norm": "sync",
@@ -71,28 +74,30 @@ OTHER = {
 """For each key, a value that is not the default of any choice."""
 
 
-def changes(*pairs: tuple[str, typing.Any]) -> dict[str, dict[str, typing.Any]]:
-    found: dict[str, dict[str, typing.Any]] = {}
+def nested(*pairs: tuple[str, typing.Any]) -> dict[str, dict[str, typing.Any]]:
+    sections: dict[str, dict[str, typing.Any]] = {}
     for key, value in pairs:
         section, _, name = key.partition(".")
-        found.setdefault(section, {})[name] = value
-    return found
+        sections.setdefault(section, {})[name] = value
+    return sections
 
 
-def named(kind, name: str, *said: tuple[str, typing.Any]) -> Config:
-    """A config with a choice, and with the keys that the choice needs to read all of its settings."""
+def config_with(kind, name: str, *pairs: tuple[str, typing.Any]) -> Config:
+    """Return a config with a choice, the keys that the choice needs to read all of its settings, and more keys."""
     needed = {"distillation": ("objective.teacher", "runs/other"), "sgd": ("optimizer.momentum", 0.5)}
     needed["rmsprop"] = needed["sgd"]
-    return Config().replace(**changes((kind.key, name), *([needed[name]] if name in needed else []), *said))
+    return Config().replace(**nested((kind.key, name), *([needed[name]] if name in needed else []), *pairs))
 
 
-def other(kind, name: str, key: str) -> typing.Any:
-    """A value of a key that is not the default of a choice."""
-    usual = resolved(flatten(Config().replace(**changes((kind.key, name))).to_dict()))
+def other_value(kind, name: str, key: str) -> typing.Any:
+    """Return a value of a key that is not the default of a choice."""
+    defaults = resolved(flatten(Config().replace(**nested((kind.key, name))).to_dict()))
     if key == "optimizer.nesterov":
-        return not usual[key]
-    assert OTHER.get(key, usual[key]) != usual[key], f"give OTHER a value of {key} that {name} does not have by itself"
-    return OTHER[key]
+        return not defaults[key]
+    assert OTHER_VALUES.get(key, defaults[key]) != defaults[key], (
+        f"OTHER_VALUES[{key!r}] is the default of {name}; give another value"
+    )
+    return OTHER_VALUES[key]
 
 
 ENTRIES = [(kind, name) for kind in CHOICES for name in kind.names()]
@@ -100,22 +105,22 @@ ENTRIES = [(kind, name) for kind in CHOICES for name in kind.names()]
 
 @pytest.mark.parametrize(("kind", "name"), ENTRIES, ids=[f"{kind.key}={name}" for kind, name in ENTRIES])
 def test_a_key_is_read_or_rejected_with_the_choices_that_read_it(kind, name):
-    usual = made(kind, named(kind, name))
+    default = built(kind, config_with(kind, name))
     for key, readers in kind.readers().items():
-        value = other(kind, name, key)
-        config = named(kind, name, (key, value))
+        value = other_value(kind, name, key)
+        config = config_with(kind, name, (key, value))
         if name in readers:
             check_read(config)
-            assert made(kind, config) != usual, key
+            assert built(kind, config) != default, key
             continue
-        with pytest.raises(InputError) as raised:
+        with pytest.raises(InputError) as error:
             check_read(config)
-        said = f"{key}={value!r} is read by {kind.key}={', '.join(readers)}, and not by {name}; leave it out"
-        assert str(raised.value) == said
+        message = f"{key}={value!r} is read by {kind.key}={', '.join(readers)}, and not by {name}; leave it out"
+        assert str(error.value) == message
 
 
-def made(kind, config: Config) -> typing.Any:
-    """The object of a config's choice, in a form that can be compared."""
+def built(kind, config: Config) -> typing.Any:
+    """Return the object of a config's choice, or its jaxpr or settings, for comparison."""
     if kind is MODELS:
         return MODELS.get(config.model.name)(config, 10)
     if kind is OPTIMIZERS:
@@ -130,27 +135,29 @@ def made(kind, config: Config) -> typing.Any:
         schedule = make_schedule(config, Steps(20, 2))
         return [str(schedule(step)) for step in range(21)], repr(configured_parts(config, 20))
     objective = OBJECTIVES.get(config.objective.name)(config, None)
-    own = dict(vars(objective)) if dataclasses.is_dataclass(objective) else {}
-    own.pop("restore", None)
-    return own, config.objective.teacher
+    fields = dict(vars(objective)) if dataclasses.is_dataclass(objective) else {}
+    fields.pop("restore", None)
+    return fields, config.objective.teacher
 
 
 @pytest.mark.parametrize("kind", CHOICES, ids=[kind.key for kind in CHOICES])
 def test_settings_are_keys_of_the_section_with_its_types_and_known_without_an_import(kind):
     section = kind.key.partition(".")[0]
     for name in kind.names():
-        own = kind.settings(name)
-        for key, hint in () if own is None else typing.get_type_hints(own, include_extras=True).items():
+        settings = kind.settings(name)
+        for key, hint in () if settings is None else typing.get_type_hints(settings, include_extras=True).items():
             assert HINTS[f"{section}.{key}"] in (hint, hint | None)
             assert getattr(getattr(Config(), section), key) is None
     folder = kind.get(kind.names()[0]).__module__ if kind is not MODELS else "jaxddp.models."
-    unseen = Registry(kind.key, folder.rpartition(".")[0])
-    assert unseen.keys_read() == kind.keys_read()
+    not_imported = Registry(kind.key, folder.rpartition(".")[0])
+    assert not_imported.keys_read() == kind.keys_read()
 
 
 def test_default_settings_of_the_standard_config_equal_the_fallback_values():
-    found = resolved(flatten(Config().to_dict()))
-    assert {key: found[key] for key in FALLBACK_VALUES if found[key] is not None}.items() <= FALLBACK_VALUES.items()
+    defaults = resolved(flatten(Config().to_dict()))
+    assert {
+        key: defaults[key] for key in FALLBACK_VALUES if defaults[key] is not None
+    }.items() <= FALLBACK_VALUES.items()
     assert FALLBACK_VALUES.keys() <= keys_of_choices()
 
 
@@ -158,12 +165,12 @@ def test_default_settings_of_the_standard_config_equal_the_fallback_values():
 def test_another_choice_replaces_inherited_settings(name):
     config, file = load(name), read_recipe(name)
     check_read(config, file.hooks)
-    others = {kind: {frozenset(keys): each for each, keys in kind.keys_read().items()} for kind in CHOICES}
-    for kind, each in ((kind, each) for kind, found in others.items() for each in found.values()):
-        other = config.replace(**changes((kind.key, each)))
-        check_read(other)
-        before, after = flatten(config.to_dict()), flatten(other.to_dict())
-        unread = kind.unread_keys(each)
+    choices = {kind: {frozenset(keys): choice for choice, keys in kind.keys_read().items()} for kind in CHOICES}
+    for kind, choice in ((kind, choice) for kind, names in choices.items() for choice in names.values()):
+        changed = config.replace(**nested((kind.key, choice)))
+        check_read(changed)
+        before, after = flatten(config.to_dict()), flatten(changed.to_dict())
+        unread = kind.unread_keys(choice)
         assert {key for key in after if after[key] != before[key]} <= {kind.key, *unread}
         assert all(after[key] is None for key in unread)
 
@@ -220,17 +227,17 @@ def with_keys(config: Config, values: dict[str, typing.Any]) -> Config:
 
 @pytest.mark.parametrize("key", NEEDS)
 def test_a_key_without_the_key_that_it_needs_is_rejected_with_both_names(key):
-    value, unmet, met = DEPENDENT[key]
-    with pytest.raises(InputError) as raised:
-        check_read(with_keys(Config(), unmet | {key: value}))
-    assert re.match(rf"{re.escape(key)}=.* has no effect with(out)? .*{re.escape(NEEDS[key].key)}", str(raised.value))
-    assert str(raised.value).endswith("; leave it out") and raised.value.key == key
-    config = with_keys(Config(), met | {key: value})
+    value, disabling, enabling = DEPENDENT[key]
+    with pytest.raises(InputError) as error:
+        check_read(with_keys(Config(), disabling | {key: value}))
+    assert re.match(rf"{re.escape(key)}=.* has no effect with(out)? .*{re.escape(NEEDS[key].key)}", str(error.value))
+    assert str(error.value).endswith("; leave it out") and error.value.key == key
+    config = with_keys(Config(), enabling | {key: value})
     check_read(config)
     # An inherited value is reset to the default.
-    gone, default = with_keys(config, unmet), Config()
-    check_read(gone)
-    assert flatten(gone.to_dict())[key] == flatten(default.to_dict())[key] != flatten(config.to_dict())[key]
+    disabled, default = with_keys(config, disabling), Config()
+    check_read(disabled)
+    assert flatten(disabled.to_dict())[key] == flatten(default.to_dict())[key] != flatten(config.to_dict())[key]
 
 
 def test_every_key_that_needs_another_key_is_tested_here():
@@ -239,42 +246,45 @@ def test_every_key_that_needs_another_key_is_tested_here():
 
 
 def test_an_option_without_the_key_that_it_needs_is_rejected_with_a_working_command(tmp_path, capfd):
-    line = refused("train digits --data d --train.ema-every 5 --train.stop-min-gain=0.1 --epochs 2", capfd)
+    line = error_line("train digits --data d --train.ema-every 5 --train.stop-min-gain=0.1 --epochs 2", capfd)
     assert line == (
         "jaxddp: --train.ema-every 5 has no effect without train.ema; --train.stop-min-gain 0.1 has no effect without "
         "train.stop_after; jaxddp train digits --data d --epochs 2 would do"
     )
     recipe = tmp_path / "mine.py"
-    made = "load('digits').replace(data={'bad_images': 'fail', 'max_bad_images': 0.5})"
-    recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {made}\n")
-    told = "data.max_bad_images=0.5 has no effect with data.bad_images=fail"
-    assert refused(f"train {recipe}", capfd) == f"jaxddp: {recipe}:3: {told}; leave data.max_bad_images out of {recipe}"
+    config = "load('digits').replace(data={'bad_images': 'fail', 'max_bad_images': 0.5})"
+    recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {config}\n")
+    message = "data.max_bad_images=0.5 has no effect with data.bad_images=fail"
+    assert (
+        error_line(f"train {recipe}", capfd)
+        == f"jaxddp: {recipe}:3: {message}; leave data.max_bad_images out of {recipe}"
+    )
 
 
 def test_a_run_that_stored_a_key_without_effect_resumes_as_the_same_run(tmp_path):
     config = Config().replace(train={"ema_every": 5}, data={"grow_by": 8})
-    begun, _ = claim(tmp_path, Claim(config.to_dict(), {}), resuming=False)
-    own = read_recipe(tmp_path).config
-    check_read(own)
-    assert own.train.ema_every == 1
-    again, is_same = claim(tmp_path, Claim(own.to_dict(), {}), resuming=True)
-    assert again == begun and is_same
-    # Together with the key that it needs it is compared, and that key is named.
+    first, _ = claim(tmp_path, Claim(config.to_dict(), {}), resuming=False)
+    stored_config = read_recipe(tmp_path).config
+    check_read(stored_config)
+    assert stored_config.train.ema_every == 1
+    resumed, is_same = claim(tmp_path, Claim(stored_config.to_dict(), {}), resuming=True)
+    assert resumed == first and is_same
+    # If the key that it needs is set, the error names that key.
     with pytest.raises(InputError, match="train.ema was None and is now 0.9"):
-        claim(tmp_path, Claim(own.replace(train={"ema": 0.9}).to_dict(), {}), resuming=True)
+        claim(tmp_path, Claim(stored_config.replace(train={"ema": 0.9}).to_dict(), {}), resuming=True)
 
 
 # --- At the terminal ---
 
 
-def refused(words: str, capfd) -> str:
-    assert main(shlex.split(words)) == 2
+def error_line(command: str, capfd) -> str:
+    assert main(shlex.split(command)) == 2
     (line,) = capfd.readouterr().err.splitlines()
     return line
 
 
 def test_all_unused_options_are_reported_at_once_with_a_working_command(capfd):
-    line = refused(
+    line = error_line(
         "train digits --data d --model vit_ti16 --optimizer.trust-coefficient=0.5 --model.no-blur-pool "
         "--objective.threshold 0.1 --data.augment.flip false --optimizer.step-at 0.3 0.6 --epochs 2",
         capfd,
@@ -283,30 +293,30 @@ def test_all_unused_options_are_reported_at_once_with_a_working_command(capfd):
         "; jaxddp train digits --data d --model vit_ti16 --data.augment.flip false --epochs 2 would do"
     )
     resnets = "resnet10, resnet101, resnet152, resnet18, resnet34, resnet50"
-    for told in (
+    for message in (
         f"--model.blur-pool False is read by --model={resnets}, and not by vit_ti16",
         "--objective.threshold 0.1 is read by objective.name=fixmatch, and not by supervised",
         "--optimizer.trust-coefficient 0.5 is read by optimizer.name=lars, and not by adamw",
         "--optimizer.step-at 0.3 0.6 is read by optimizer.schedule=step, and not by cosine",
     ):
-        assert told in line
+        assert message in line
 
 
 def test_an_unused_key_in_a_recipe_file_is_reported_for_removal_from_the_file(tmp_path, capfd):
     recipe = tmp_path / "mine.py"
-    made = "load('digits').replace(model={'drop_path': 0.5})"
-    recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {made}\n")
-    said = (
+    config = "load('digits').replace(model={'drop_path': 0.5})"
+    recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {config}\n")
+    message = (
         "model.drop_path=0.5 is read by model.name=convnext_small, convnext_tiny, vit_b16, vit_s16, vit_ti16, and not"
     )
-    said = f"jaxddp: {recipe}:3: {said} by resnet18; leave model.drop_path out of {recipe}"
-    assert refused(f"train {recipe}", capfd) == said
-    line = refused(f"train {recipe} --model.width 4 --objective.threshold 0.5", capfd)
+    message = f"jaxddp: {recipe}:3: {message} by resnet18; leave model.drop_path out of {recipe}"
+    assert error_line(f"train {recipe}", capfd) == message
+    line = error_line(f"train {recipe} --model.width 4 --objective.threshold 0.5", capfd)
     assert line.endswith(f"; leave model.drop_path out of {recipe}; jaxddp train {recipe} --model.width 4 would do")
 
 
 @pytest.mark.parametrize(
-    ("words", "left"),
+    ("arguments", "reset_keys"),
     [
         ("digits --model.name vit_ti16", {"model.width", "model.stem"}),
         ("imagenet_resnet50_lars --optimizer.name=adamw", {"optimizer.nesterov"}),
@@ -314,32 +324,32 @@ def test_an_unused_key_in_a_recipe_file_is_reported_for_removal_from_the_file(tm
         ("digits_fixmatch --objective.name supervised", {"objective.strong_rand_magnitude", "objective.strong_cutout"}),
     ],
 )
-def test_a_choice_that_overrides_the_configs_has_its_own_settings(words, left):
-    name, *options = words.split()
+def test_a_choice_that_overrides_the_configs_has_its_own_settings(arguments, reset_keys):
+    name, *options = arguments.split()
     _, file = parse_recipe(Train, "jaxddp train", [name, *options])
     before, after = flatten(load(name).to_dict()), flatten(file.config.to_dict())
-    gone = {key for key in after if before[key] is not None and after[key] is None}
-    assert gone == left and file.config.model.batch_statistics.axis_name is None
+    changed = {key for key in after if before[key] is not None and after[key] is None}
+    assert changed == reset_keys and file.config.model.batch_statistics.axis_name is None
 
 
-def page(words: str, capfd) -> str:
-    assert main(["train", *words.split(), "--help"]) == 0
+def help_text(arguments: str, capfd) -> str:
+    assert main(["train", *arguments.split(), "--help"]) == 0
     return " ".join(capfd.readouterr().out.replace("│", "").split())
 
 
 def test_help_for_a_config_lists_the_keys_of_its_choices_with_their_values(capfd):
-    said = page("digits", capfd)
-    shown = {key for key in keys_of_choices() if re.search(rf"{format_option(key)}\b(?!-)", said)}
-    flat = flatten(load("digits").to_dict())
-    assert shown == {key for kind in CHOICES for key, names in kind.readers().items() if flat[kind.key] in names}
-    assert "beta 1 of Adam and similar optimizers. (default: 0.9)" in said
-    assert "prevents division by zero. (default: 1e-08)" in said
-    assert said.index("data options") < said.index("model options") < said.index("train options")
+    text = help_text("digits", capfd)
+    shown = {key for key in keys_of_choices() if re.search(rf"{format_option(key)}\b(?!-)", text)}
+    values = flatten(load("digits").to_dict())
+    assert shown == {key for kind in CHOICES for key, names in kind.readers().items() if values[kind.key] in names}
+    assert "beta 1 of Adam and similar optimizers. (default: 0.9)" in text
+    assert "prevents division by zero. (default: 1e-08)" in text
+    assert text.index("data options") < text.index("model options") < text.index("train options")
 
 
 def test_help_for_a_config_uses_the_choices_on_the_command_line(capfd):
-    said = page("digits --model vit_ti16 --optimizer.schedule=wsd", capfd)
-    assert "--model.drop-path" in said and "--optimizer.decay-share" in said and "--model.stem" not in said
+    text = help_text("digits --model vit_ti16 --optimizer.schedule=wsd", capfd)
+    assert "--model.drop-path" in text and "--optimizer.decay-share" in text and "--model.stem" not in text
 
 
 # --- Runs ---
@@ -347,7 +357,7 @@ def test_help_for_a_config_uses_the_choices_on_the_command_line(capfd):
 
 @pytest.mark.parametrize("name", ["digits", "imagenet_vit_s16", "cifar10_fast"])
 def test_a_run_of_a_release_that_stored_every_key_resumes_as_the_same_run(name, tmp_path):
-    """Such a release also stored keys without effect, with the values of an inherited config."""
+    """An older release also stored keys without effect, with their values in an inherited config."""
     file = read_recipe(name)
     claimed = Claim(file.config.to_dict(), {}, file)
     content, _ = claim(tmp_path, claimed, resuming=False)
@@ -355,41 +365,41 @@ def test_a_run_of_a_release_that_stored_every_key_resumes_as_the_same_run(name, 
         section, _, last = key.partition(".")
         content[section][last] = plain(value) if content[section][last] is None else content[section][last]
     (tmp_path / "config.json").write_text(json.dumps(content))
-    own = read_recipe(tmp_path)
-    check_read(own.config, own.hooks)
+    stored = read_recipe(tmp_path)
+    check_read(stored.config, stored.hooks)
     check_evaluation(tmp_path, file.config)
-    assert own.config.model.stem == file.config.model.stem
-    one, two = (resolved(flatten(config.to_dict()), file.hooks) for config in (own.config, file.config))
-    assert one == two
-    for again in (claimed, Claim(own.config.to_dict(), {}, own)):
-        now, _ = claim(tmp_path, again, resuming=True)
-        assert RunIdentity.of(now) == RunIdentity.of(content)
+    assert stored.config.model.stem == file.config.model.stem
+    of_stored, of_file = (resolved(flatten(config.to_dict()), file.hooks) for config in (stored.config, file.config))
+    assert of_stored == of_file
+    for resumed_claim in (claimed, Claim(stored.config.to_dict(), {}, stored)):
+        resumed, _ = claim(tmp_path, resumed_claim, resuming=True)
+        assert RunIdentity.of(resumed) == RunIdentity.of(content)
 
 
 def test_a_choices_default_value_is_no_change_on_resume_but_any_other_value_is(tmp_path):
-    def again(**optimizer) -> dict:
+    def claim_with(**optimizer) -> dict:
         config = Config().replace(optimizer={"name": "sgd"} | optimizer)
         return claim(tmp_path, Claim(config.to_dict(), {}), resuming=(tmp_path / "config.json").exists())[0]
 
-    begun = again(momentum=0.0)
-    assert again() == begun and RunIdentity.of(again(nesterov=False)) == RunIdentity.of(begun)
+    first = claim_with(momentum=0.0)
+    assert claim_with() == first and RunIdentity.of(claim_with(nesterov=False)) == RunIdentity.of(first)
     with pytest.raises(InputError, match="optimizer.momentum was 0.0 and is now 0.9"):
-        again(momentum=0.9)
+        claim_with(momentum=0.9)
     with pytest.raises(InputError, match="optimizer.name was 'sgd' and is now 'adamw'"):
-        again(name="adamw")
+        claim_with(name="adamw")
 
 
 # --- Hooks and Python ---
 
 
 def test_a_hook_receives_default_settings(tmp_path):
-    seen = Hook(tmp_path, lambda config: config)(Config().replace(model={"width": 8}))
-    assert (seen.model.width, seen.model.stem, seen.optimizer.momentum) == (8, "imagenet", 0.9)
-    assert seen.optimizer.epsilon is None
+    config = Hook(tmp_path, lambda config: config)(Config().replace(model={"width": 8}))
+    assert (config.model.width, config.model.stem, config.optimizer.momentum) == (8, "imagenet", 0.9)
+    assert config.optimizer.epsilon is None
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("options", "expected"),
     [
         (
             {"objective": "supervised", "threshold": 0.5, "temperature": 2.0},
@@ -413,10 +423,10 @@ def test_a_hook_receives_default_settings(tmp_path):
         ),
     ],
 )
-def test_options_of_the_python_api_are_read_by_its_objective(given, expected):
-    with pytest.raises(InputError) as raised:
-        jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4, **given)
-    assert str(raised.value).startswith(expected)
+def test_options_of_the_python_api_are_read_by_its_objective(options, expected):
+    with pytest.raises(InputError) as error:
+        jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4, **options)
+    assert str(error.value).startswith(expected)
 
 
 # --- Values with a syntax of their own are parsed once ---

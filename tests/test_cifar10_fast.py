@@ -73,8 +73,8 @@ def initial(dtype: str):
     return jax.jit(adapt(net).init)(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))[0]
 
 
-def sgd_by_hand(parameter, grads, rates, decay, momentum):
-    """PyTorch's SGD with Nesterov momentum; weight decay is added to the gradient."""
+def numpy_sgd(parameter, grads, rates, decay, momentum):
+    """Compute PyTorch's SGD with Nesterov momentum; weight decay is added to the gradient."""
     velocity, parameters = 0.0, []
     for grad, rate in zip(grads, rates, strict=True):
         full = grad + decay * parameter
@@ -84,8 +84,8 @@ def sgd_by_hand(parameter, grads, rates, decay, momentum):
     return parameters
 
 
-def muon_by_hand(kernel, grads, rates, momentum):
-    """Orthogonalize by singular values, with three steps of Muon's quintic iteration."""
+def numpy_muon(kernel, grads, rates, momentum):
+    """Compute Muon; three steps of its quintic iteration are applied to the singular values."""
     velocity, parameters = 0.0, []
     for count, (grad, rate) in enumerate(zip(grads, rates, strict=True), start=1):
         velocity = momentum * velocity + (1 - momentum) * grad
@@ -104,47 +104,49 @@ def muon_by_hand(kernel, grads, rates, momentum):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_each_parameter_group_has_the_optimizer_of_the_recipe(name):
-    total, few = 20, 4
+    total, num_steps = 20, 4
     with jax.enable_x64(True):
-        # Three epochs are 7.5 of these steps.
+        # Three epochs, after which the bias of the whitening convolution is frozen, are 7.5 of these steps.
         optimizer, rates = optimizer_of(name, total, train={"batch_size": 20_000})
         params = initial("float64")
-        begin, state = jax.device_get(params), optimizer.init(params)
+        initial_params, state = jax.device_get(params), optimizer.init(params)
         rng = np.random.default_rng(0)
-        grads = [jax.tree.map(lambda p: rng.normal(size=p.shape), begin) for _ in range(few)]
-        found = []
+        grads = [jax.tree.map(lambda p: rng.normal(size=p.shape), initial_params) for _ in range(num_steps)]
+        actual = []
         for grad in grads:
             updates, state = optimizer.update(grad, state, params)
             params = optax.apply_updates(params, updates)
-            found.append(jax.device_get(params))
-    groups, rates = parameter_groups(begin), rates[:few]
-    falling, sgd = (1 - np.arange(few) / 7.5), 0.85
+            actual.append(jax.device_get(params))
+    groups, rates = parameter_groups(initial_params), rates[:num_steps]
+    linear_decay, momentum = (1 - np.arange(num_steps) / 7.5), 0.85
     if name == "cifar10_fast":
         bias, head = 0.053 * 20_000, 0.67 * 20_000
-        ways = {
-            "convolution": lambda p, g: muon_by_hand(p, g, rates, 0.6),
-            "norm": lambda p, g: sgd_by_hand(p, g, rates / 0.24 * bias, 2e-6 / 0.053, sgd),
-            "whitening bias": lambda p, g: sgd_by_hand(p, g, falling * bias, 2e-6 / 0.053, sgd),
-            "head": lambda p, g: sgd_by_hand(p, g, rates / 0.24 * head, 2e-6 / 0.67, sgd),
-            "whitening": lambda p, g: [p] * few,
+        references = {
+            "convolution": lambda p, g: numpy_muon(p, g, rates, 0.6),
+            "norm": lambda p, g: numpy_sgd(p, g, rates / 0.24 * bias, 2e-6 / 0.053, momentum),
+            "whitening bias": lambda p, g: numpy_sgd(p, g, linear_decay * bias, 2e-6 / 0.053, momentum),
+            "head": lambda p, g: numpy_sgd(p, g, rates / 0.24 * head, 2e-6 / 0.67, momentum),
+            "whitening": lambda p, g: [p] * num_steps,
         }
     else:
-        plain = functools.partial(sgd_by_hand, rates=rates, decay=1.33e-3, momentum=sgd)
-        # Logits are divided by 256 here, and by 9 in the paper.
+        plain = functools.partial(numpy_sgd, rates=rates, decay=1.33e-3, momentum=momentum)
+        # The network divides logits by 256, and the network of the paper by 9.
         head = (256 / 9) ** 2
-        ways = {
+        references = {
             "convolution": plain,
-            "norm": lambda p, g: sgd_by_hand(p, g, 64 * rates, 1.33e-3 / 64, sgd),
+            "norm": lambda p, g: numpy_sgd(p, g, 64 * rates, 1.33e-3 / 64, momentum),
             "whitening bias": plain,
-            "head": lambda p, g: sgd_by_hand(p, g, head * rates, 1.33e-3 / head, sgd),
-            "whitening": lambda p, g: [p] * few,
+            "head": lambda p, g: numpy_sgd(p, g, head * rates, 1.33e-3 / head, momentum),
+            "whitening": lambda p, g: [p] * num_steps,
         }
     for path, group in jax.tree_util.tree_leaves_with_path(groups):
-        at = [key.key for key in path]
-        own = [each[at[0]][at[1]] for each in grads]
-        expected = ways[group](begin[at[0]][at[1]], own)
-        for step in range(few):
-            np.testing.assert_allclose(found[step][at[0]][at[1]], expected[step], rtol=1e-5, atol=1e-6, err_msg=group)
+        keys = [key.key for key in path]
+        group_grads = [tree[keys[0]][keys[1]] for tree in grads]
+        expected = references[group](initial_params[keys[0]][keys[1]], group_grads)
+        for step in range(num_steps):
+            np.testing.assert_allclose(
+                actual[step][keys[0]][keys[1]], expected[step], rtol=1e-5, atol=1e-6, err_msg=group
+            )
 
 
 @pytest.mark.slow
@@ -152,19 +154,19 @@ def test_each_parameter_group_has_the_optimizer_of_the_recipe(name):
 def test_the_bias_of_the_whitening_convolution_is_frozen_after_three_epochs(name):
     optimizer, _ = optimizer_of(name, 100, train={"batch_size": 50_000})
     params = initial("float32")
-    state, moved = optimizer.init(params), []
+    state, has_update = optimizer.init(params), []
     update = jax.jit(optimizer.update)
     for _ in range(5):
         updates, state = update(jax.tree.map(jnp.ones_like, params), state, params)
-        moved.append((bool(updates["whiten"]["bias"].any()), bool(updates["norm1_1"]["bias"].any())))
-    assert moved == [(True, True)] * 3 + [(False, True)] * 2
+        has_update.append((bool(updates["whiten"]["bias"].any()), bool(updates["norm1_1"]["bias"].any())))
+    assert has_update == [(True, True)] * 3 + [(False, True)] * 2
 
 
 # --- The operations of a run ---
 
 
 def multiplications(width: int = 64) -> int:
-    """Count the operations of one image's forward pass as papers do: with padding, from the network's shapes."""
+    """Count the multiplications of a forward pass of one image as papers do, including those with padding."""
     whitening, sides, inputs = 31 * 31 * 24 * 12, (31, 15, 7, 3), 24
     groups = 0
     for group, features in enumerate((width, 4 * width, 4 * width)):
@@ -188,15 +190,15 @@ def test_a_whole_run_takes_a_fraction_of_a_petaflop(name, petaflop, padded):
     def loss(params, state, images):
         return model.apply(params, state, images, train=True, key=None)[0].sum()
 
-    def of(function) -> float:
+    def flops_of(function) -> float:
         return sum(count_flops(jax.jit(function).trace(params, state, images).jaxpr).values()) / 10
 
     batch_size = config.train.batch_size
     examples = float(config.train.duration.examples(num_examples=IMAGES, batch_size=batch_size))
-    assert examples * of(jax.grad(loss)) / 1e15 == pytest.approx(petaflop, abs=5e-4)
+    assert examples * flops_of(jax.grad(loss)) / 1e15 == pytest.approx(petaflop, abs=5e-4)
     assert examples * 6 * multiplications() / 1e15 == pytest.approx(padded, abs=2e-3)
-    # Validation: six views of 10,000 images.
-    assert 60_000 * of(loss) / 1e15 < 0.015
+    # Validation evaluates six views of 10,000 images.
+    assert 60_000 * flops_of(loss) / 1e15 < 0.015
 
 
 # --- Short runs ---
@@ -210,16 +212,16 @@ def test_the_first_convolution_whitens_a_sample_of_the_training_images(data, mon
         function = experiment.file.hooks["get_initialize"].function
         monkeypatch.setitem(function.__globals__, "IMAGES_TO_WHITEN", 10)
         kernels.append(np.asarray(initialize(experiment).state.params["whiten"]["kernel"]))
-    sample, own = experiment.resources.train.take(10), experiment.config.data
+    sample, settings = experiment.resources.train.take(10), experiment.config.data
     assert len(sample) == 10 and len(set(sample.labels)) == 5
-    expected = whitening_kernel(patch_moments(sample.images, 2, own.mean, own.std), 3)
+    expected = whitening_kernel(patch_moments(sample.images, 2, settings.mean, settings.std), 3)
     np.testing.assert_allclose(kernels[0], expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(kernels[0], kernels[1])
 
 
 def test_another_network_raises_a_one_line_error(data, capfd):
-    words = ["train", "cifar10_fast", "--data.path", str(data), "--workdir", str(data.parent / "w"), *SMALL]
-    assert main([*words, "--model.name", "resnet10"]) == 2
+    arguments = ["train", "cifar10_fast", "--data.path", str(data), "--workdir", str(data.parent / "w"), *SMALL]
+    assert main([*arguments, "--model.name", "resnet10"]) == 2
     line = capfd.readouterr().err.splitlines()[-1]
     assert "bn1/bias is not a parameter of the network airbench; set --model.name to airbench" in line
 
@@ -227,24 +229,31 @@ def test_another_network_raises_a_one_line_error(data, capfd):
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(data, tmp_path):
-    """Resume with Lookahead's slow weights. `conformance/test_optimizers.py` resumes Muon's state."""
-    words = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
-    words |= {"log": {"every": "1 step"}}
-    experiment = experiment_of("cifar10_fast_sgd", data, **words)
-    setup, val, whole, half = initialize(experiment), experiment.resources.val, Recorder(), Recorder()
-    checkpoints, states = Checkpoints(tmp_path / "c"), [train(again(setup), words, val=val, listeners=[whole])]
+    """The state has Lookahead's slow weights. `conformance/test_optimizers.py` resumes Muon's state."""
+    changes = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
+    changes |= {"log": {"every": "1 step"}}
+    experiment = experiment_of("cifar10_fast_sgd", data, **changes)
+    setup, val, uninterrupted, resumed = initialize(experiment), experiment.resources.val, Recorder(), Recorder()
+    checkpoints, states = (
+        Checkpoints(tmp_path / "c"),
+        [train(copy_of(setup), changes, val=val, listeners=[uninterrupted])],
+    )
     with pytest.raises(Preempted):
-        train(again(setup), words, checkpoints=checkpoints, should_stop=lambda step: step >= 4)
-    begin = checkpoints.latest()
-    states.append(train(again(setup), words, val=val, checkpoints=checkpoints, resume_step=begin, listeners=[half]))
+        train(copy_of(setup), changes, checkpoints=checkpoints, should_stop=lambda step: step >= 4)
+    saved_step = checkpoints.latest()
+    states.append(
+        train(copy_of(setup), changes, val=val, checkpoints=checkpoints, resume_step=saved_step, listeners=[resumed])
+    )
     assert largest_difference(*map(jax.device_get, states)) == 0
-    assert [record.metrics for record in half.steps] == [record.metrics for record in whole.steps[begin:]]
-    ((one, other),) = zip(whole.evaluations, half.evaluations, strict=True)
-    assert one.metrics == other.metrics
-    assert whole.steps[-1].metrics["loss"] < whole.steps[0].metrics["loss"]
+    assert [record.metrics for record in resumed.steps] == [
+        record.metrics for record in uninterrupted.steps[saved_step:]
+    ]
+    ((expected, actual),) = zip(uninterrupted.evaluations, resumed.evaluations, strict=True)
+    assert expected.metrics == actual.metrics
+    assert uninterrupted.steps[-1].metrics["loss"] < uninterrupted.steps[0].metrics["loss"]
 
 
-def again(setup):
+def copy_of(setup):
     return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
@@ -253,27 +262,31 @@ def again(setup):
 def test_a_resumed_run_equals_an_uninterrupted_one_and_is_evaluated_from_its_config(name, data, tmp_path, capfd):
     """Stop a run of 8 steps after the fourth, and resume it bit for bit, including Lookahead's slow weights."""
 
-    def run(workdir: str, stops: bool = False) -> list[dict]:
-        words = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
-        experiment = experiment_of(name, data, **words, log={"every": "1 step", "to": ("jsonl",)})
+    def run(workdir: str, is_stopped: bool = False) -> list[dict]:
+        changes = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
+        experiment = experiment_of(name, data, **changes, log={"every": "1 step", "to": ("jsonl",)})
         with contextlib.ExitStack() as stack:
-            if stops:
+            if is_stopped:
                 stack.enter_context(pytest.raises(Preempted))
-            train_experiment(task_of_file(experiment), tmp_path / workdir, listeners=[Terminated()] if stops else [])
+            train_experiment(
+                task_of_file(experiment), tmp_path / workdir, listeners=[SendsSigterm()] if is_stopped else []
+            )
         return [json.loads(line) for line in (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()]
 
-    whole = run("whole")
-    assert 4 <= len(run("half", stops=True)) < 8
-    half = run("half")
-    assert [(line["step"], line["loss"]) for line in half] == [(line["step"], line["loss"]) for line in whole]
-    assert whole[-1]["count"] == 25 and whole[-2]["loss"] < whole[0]["loss"]
+    uninterrupted = run("whole")
+    assert 4 <= len(run("half", is_stopped=True)) < 8
+    resumed = run("half")
+    assert [(line["step"], line["loss"]) for line in resumed] == [
+        (line["step"], line["loss"]) for line in uninterrupted
+    ]
+    assert uninterrupted[-1]["count"] == 25 and uninterrupted[-2]["loss"] < uninterrupted[0]["loss"]
     capfd.readouterr()
     assert main(["eval", str(tmp_path / "half" / "config.json")]) == 0
-    shown = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
-    assert float(shown["loss"]) == pytest.approx(whole[-1]["loss"], rel=1e-6)
+    printed = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
+    assert float(printed["loss"]) == pytest.approx(uninterrupted[-1]["loss"], rel=1e-6)
 
 
-class Terminated:
+class SendsSigterm:
     """A listener that sends SIGTERM to its own process after the fourth step."""
 
     def step(self, record) -> None:
@@ -281,7 +294,7 @@ class Terminated:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-# The tests in `conformance/` show that the network and all kinds of optimizers give the same results on any devices.
+# The tests in `conformance/` compare networks and optimizers of every kind on different numbers of devices.
 @pytest.mark.ci
 @pytest.mark.parametrize("name", few(("cifar10_fast",), "cifar10_fast_sgd"))
 def test_four_devices_with_sync_batch_norm_train_the_same_as_one(name, data):
@@ -289,10 +302,10 @@ def test_four_devices_with_sync_batch_norm_train_the_same_as_one(name, data):
     for devices in (1, 4):
         setup = initialize(experiment_of(name, data, model={"batch_norm": "sync"}, parallel={"devices": devices}))
         state, step = setup.state, setup.step()
-        series = []
+        device_losses = []
         for batch in setup.batches(0, 3):
             state, sums = step(state, batch)
-            series.append(sums.means()["loss"])
-        losses.append(series)
+            device_losses.append(sums.means()["loss"])
+        losses.append(device_losses)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
     assert losses[0][2] != losses[0][0]

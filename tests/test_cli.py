@@ -38,8 +38,8 @@ def data(tmp_path_factory) -> Path:
     return write_arrays(file, random_table(39, image=16), random_table(11, seed=1, image=16))
 
 
-def params(workdir: Path, data: Path) -> dict:
-    """Returns the parameters of the latest checkpoint."""
+def load_parameters(workdir: Path, data: Path) -> dict:
+    """Return the parameters of the latest checkpoint."""
     recipe = read_recipe(RECIPE)
     recipe = replace(recipe, config=recipe.config.replace(data={"path": str(data)}))
     checkpoints = Checkpoints(workdir / "checkpoints")
@@ -53,8 +53,8 @@ PLAIN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 
 
 @pytest.fixture(scope="module")
-def finished(data, tmp_path_factory) -> Path:
-    """A run of 12 steps on 8 simulated devices."""
+def finished_run(data, tmp_path_factory) -> Path:
+    """The work directory of a run of 12 steps on 8 simulated devices."""
     workdir = tmp_path_factory.mktemp("run") / "whole"
     with contextlib.redirect_stdout(io.StringIO()) as output:
         assert main(train_words(data, workdir, "--train.duration", "12 steps")) == 0
@@ -63,25 +63,25 @@ def finished(data, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_leaves_the_documented_files(finished):
-    result = json.loads((finished / "result.json").read_text())
+def test_a_run_writes_the_documented_files(finished_run):
+    result = json.loads((finished_run / "result.json").read_text())
     assert (result["status"], result["step"], result["devices"], result["processes"]) == ("done", 12, 8, 1)
     assert result["val"]["count"] == 11
-    assert json.loads((finished / "config.json").read_text())["train"]["batch_size"] == 8
-    assert {line["split"] for line in metrics(finished)} == {"train", "val"}
-    assert (finished / "curves.png").read_bytes().startswith(b"\x89PNG")
-    assert (finished / "parameters.txt").stat().st_size > 0
+    assert json.loads((finished_run / "config.json").read_text())["train"]["batch_size"] == 8
+    assert {line["split"] for line in metrics(finished_run)} == {"train", "val"}
+    assert (finished_run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert (finished_run / "parameters.txt").stat().st_size > 0
 
 
 @pytest.mark.slow
-def test_eval_prints_the_metrics_of_the_run(finished, data, capfd):
+def test_eval_prints_the_metrics_of_the_run(finished_run, data, capfd):
     # Training smooths the labels; validation and `eval` do not.
-    arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
+    arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished_run)]
     assert main(arguments) == 0
     output = capfd.readouterr()
     assert "read only" not in output.err
     figures = dict(line.split(": ") for line in output.out.splitlines())
-    expected = json.loads((finished / "result.json").read_text())["val"]
+    expected = json.loads((finished_run / "result.json").read_text())["val"]
     assert (figures["step"], figures["count"]) == ("12", "11")
     assert all(figures[name] == f"{expected[name]:.7g}" for name in ("loss", "top1"))
     assert "no checkpoint '7'; there" in fails([*arguments, "--step", "7"], capfd)
@@ -110,15 +110,15 @@ def test_a_mistyped_model_gets_the_nearest_name_as_a_suggestion(data, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(finished, data, tmp_path, capfd):
+def test_a_killed_and_resumed_run_equals_an_uninterrupted_run_bit_for_bit(finished_run, data, tmp_path, capfd):
     workdir = tmp_path / "killed"
-    shared = ["--train.duration", "12 steps", "--checkpoint.every", "2 steps", "--log.to", "jsonl"]
-    arguments = train_words(data, workdir, *shared)
+    options = ["--train.duration", "12 steps", "--checkpoint.every", "2 steps", "--log.to", "jsonl"]
+    arguments = train_words(data, workdir, *options)
     command = [sys.executable, "-m", "jaxddp", *arguments, "--parallel.cpu-devices", "8"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    give_up = time.monotonic() + 200
+    deadline = time.monotonic() + 200
     while not any((workdir / "checkpoints" / str(step)).is_dir() for step in (2, 4, 6)):
-        assert process.poll() is None and time.monotonic() < give_up
+        assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
@@ -127,25 +127,26 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(finish
         file.write('{"step": 3, "torn')
     assert main([*arguments, "--resume", "must"]) == 0
     assert "resum" in capfd.readouterr().out
-    whole = {line["step"]: line for line in metrics(finished) if line["split"] == "train"}
+    uninterrupted = {line["step"]: line for line in metrics(finished_run) if line["split"] == "train"}
     steps = [line["step"] for line in metrics(workdir) if line["split"] == "train"]
     assert steps == sorted(set(steps)) and steps[-1] == 12
     for line in metrics(workdir):
-        if line["split"] == "train" and line["step"] in whole:
-            assert (line["loss"], line["top1"]) == (whole[line["step"]]["loss"], whole[line["step"]]["top1"])
-    ours, theirs = params(workdir, data), params(finished, data)
+        if line["split"] == "train" and line["step"] in uninterrupted:
+            expected = uninterrupted[line["step"]]
+            assert (line["loss"], line["top1"]) == (expected["loss"], expected["top1"])
+    ours, theirs = load_parameters(workdir, data), load_parameters(finished_run, data)
     assert largest_difference(ours, theirs) == 0
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_the_same_command_resumes(data, tmp_path):
+def test_sigterm_saves_a_checkpoint_and_ends_the_run_with_code_75(data, tmp_path):
     workdir = tmp_path / "preempted"
     arguments = train_words(data, workdir, "--train.duration", "4000 steps", *PLAIN)
     command = [sys.executable, "-m", "jaxddp", *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    give_up = time.monotonic() + 200
+    deadline = time.monotonic() + 200
     while not ((workdir / "metrics.jsonl").exists() and (workdir / "metrics.jsonl").stat().st_size):
-        assert process.poll() is None and time.monotonic() < give_up
+        assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     _, error = process.communicate(timeout=120)
@@ -157,21 +158,21 @@ def test_sigterm_saves_and_the_same_command_resumes(data, tmp_path):
 
 
 @pytest.mark.slow
-def test_on_resume_a_changed_key_is_rejected_and_a_longer_duration_is_accepted(finished, data, tmp_path, capfd):
+def test_on_resume_a_changed_key_is_rejected_and_a_longer_duration_is_accepted(finished_run, data, tmp_path, capfd):
     workdir = tmp_path / "copy"
-    shutil.copytree(finished, workdir)
+    shutil.copytree(finished_run, workdir)
     arguments = train_words(data, workdir, "--train.duration", "12 steps")
     message = fails([*arguments, "--optimizer.learning-rate", "0.3"], capfd)
     assert "--optimizer.learning-rate was 0.005 and is now 0.3" in message
     message = fails([*arguments, "--resume", "never"], capfd)
     assert "step 12" in message and "a new run (--resume never) would lose them" in message
-    # Simulates a release that did not write this key.
+    # The config.json of an older release does not have this key.
     config = json.loads((workdir / "config.json").read_text())
     del config["optimizer"]["layer_decay"]
     (workdir / "config.json").write_text(json.dumps(config))
     message = fails([*arguments, "--optimizer.layer-decay", "0.5"], capfd)
     assert "--optimizer.layer-decay was 1.0 and is now 0.5" in message
-    # Keys about measuring and about keeping checkpoints do not belong to the recipe.
+    # A resumed run may change keys of evaluation and of the number of kept checkpoints.
     more = ["--eval.batch-size", "16", "--checkpoint.keep", "1", *PLAIN]
     assert main(train_words(data, workdir, "--train.duration", "14 steps", *more)) == 0
     assert json.loads((workdir / "result.json").read_text())["step"] == 14
@@ -179,13 +180,13 @@ def test_on_resume_a_changed_key_is_rejected_and_a_longer_duration_is_accepted(f
     assert "config.json: cannot be read" in fails(arguments, capfd)
 
 
-def test_eval_finds_checkpoints_through_the_config_of_a_run(finished, capfd):
-    config = str(finished / "config.json")
-    message = f"{finished / 'checkpoints'}: no checkpoint '7'; there are steps"
+def test_eval_of_a_runs_config_reads_the_checkpoints_of_the_run(finished_run, capfd):
+    config = str(finished_run / "config.json")
+    message = f"{finished_run / 'checkpoints'}: no checkpoint '7'; there are steps"
     assert message in fails(["eval", config, "--step", "7", "--parallel.cpu-devices", "None"], capfd)
 
 
-def test_the_default_work_directory_of_a_runs_config_is_the_run_itself():
+def test_the_default_work_directory_is_the_runs_own_or_has_the_name_of_the_config():
     workdirs = {name: str(workdir_of(name)) for name in ("digits", "runs/a/config.json", "recipes/big.json", "b/c.py")}
     assert list(workdirs.values()) == ["runs/digits", "runs/a", "runs/big", "runs/c"]
 
@@ -197,33 +198,36 @@ def test_help_for_a_closed_pipe_ends_with_a_one_line_error(words, unbuffered):
     os.close(read)
     env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     command = [sys.executable, "-m", "jaxddp", *words]
-    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, env=env)
+    completed = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, env=env)
     os.close(write)
-    assert (done.returncode, done.stderr) == (1, "jaxddp: standard output was closed before all of it was written\n")
+    assert (completed.returncode, completed.stderr) == (
+        1,
+        "jaxddp: standard output was closed before all of it was written\n",
+    )
 
 
 def test_an_error_message_includes_errors_during_cleanup(monkeypatch, capfd):
-    def interrupted(arguments):
+    def interrupt(arguments):
         try:
             signal.raise_signal(signal.SIGINT)
         except KeyboardInterrupt as error:
             error.add_note("then: x/checkpoints: cannot be written (No space left on device)")
             raise
 
-    # A Ctrl-C during a failing write cannot be timed from outside.
-    monkeypatch.setattr("jaxddp.cli._run", interrupted)
+    # Another process cannot time a Ctrl-C to arrive during a failing write.
+    monkeypatch.setattr("jaxddp.cli._run", interrupt)
     assert fails(["train", "digits"], capfd, code=130).endswith(
         "checkpoint, if there is one; then: x/checkpoints: cannot be written (No space left on device)"
     )
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_architecture_is_rejected(finished, data, tmp_path, capfd):
-    arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished)]
+def test_a_checkpoint_of_another_architecture_is_rejected(finished_run, data, tmp_path, capfd):
+    arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(finished_run)]
     message = fails([*arguments, "--model.width", "8"], capfd)
     assert "config.json: --model.width was 4 and is now 8; a checkpoint is evaluated as it was trained" in message
-    # Without the run's settings, the arrays show the difference.
-    shutil.copytree(finished / "checkpoints", tmp_path / "checkpoints")
+    # Without the run's config.json, `eval` compares the shapes of the arrays.
+    shutil.copytree(finished_run / "checkpoints", tmp_path / "checkpoints")
     arguments = ["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path), "--model.width", "8"]
     message = fails(arguments, capfd)
     assert f"{tmp_path}/checkpoints: the checkpoint is of another architecture: " in message
@@ -237,7 +241,7 @@ def test_a_checkpoint_of_another_architecture_is_rejected(finished, data, tmp_pa
         ("3", r"step \d+: 3 steps in a row, from step \d+, had no finite gradient"),
         ("0", r"the loss is \S+; .*not saved"),
     ],
-    ids=["guarded", "not guarded"],
+    ids=["with the guard", "without the guard"],
 )
 def test_a_loss_that_is_not_finite_ends_with_code_1(data, tmp_path, capfd, bad_steps, message):
     arguments = train_words(data, tmp_path / "w", "--train.duration", "30 steps", "--log.to", "jsonl")
@@ -255,20 +259,22 @@ BAD_OVERRIDES = {
         "jaxddp: --train.batch-size 9 cannot be divided among 8 devices; 8 or 16",
     ),
     "batch too large": (["--train.batch-size", "48"], "batch size 48: the batch is larger than the data set of 39"),
-    "groups that do not divide a device's slice": (
+    "ghost groups that do not divide a device's slice": (
         ["--train.batch-size", "24", "--model.batch-norm", "ghost:2"],
         "--model.batch-norm ghost:2 normalizes 2 images together, but --train.batch-size 24 is computed in 8 parts of "
         "3; a batch of 16, 32, or ghost:1, would do",
     ),
-    "evaluation batch": (["--eval.batch-size", "3"], "--eval.batch-size 3 cannot be divided among 8 devices; 8 would"),
-    "more devices than there are": (["--parallel.devices", "9"], "--parallel.devices 9: expected 1 to 8"),
+    "evaluation batch not divisible": (
+        ["--eval.batch-size", "3"], "--eval.batch-size 3 cannot be divided among 8 devices; 8 would"
+    ),
+    "more devices than available": (["--parallel.devices", "9"], "--parallel.devices 9: expected 1 to 8"),
     "unknown optimizer": (["--optimizer.name", "momentun"], "did you mean 'momentum'?"),
     "unknown schedule": (["--optimizer.schedule", "cosin"], "did you mean 'cosine'?"),
     "less than one step": (["--train.duration", "0 steps"], "--train.duration '0 steps' is less than one step"),
-    "a share of itself": (["--train.duration", "5%"], "a percentage needs a known length"),
+    "duration in percent": (["--train.duration", "5%"], "a percentage needs a known length"),
     "warm-up longer than the run": (["--optimizer.warmup", "90 epochs"], "longer than the run"),
-    "class that is not there": (["--data.classes", "0:6"], "0:6"),
-    "nothing kept": (["--checkpoint.keep", "0"], "--checkpoint.keep 0"),
+    "unknown class": (["--data.classes", "0:6"], "0:6"),
+    "no checkpoint kept": (["--checkpoint.keep", "0"], "--checkpoint.keep 0"),
     "negative seed": (["--seed", "-1"], "--seed -1: expected 0 to"),
     "resume without a checkpoint": (["--resume", "must"], "no checkpoint to resume from"),
 }
@@ -276,12 +282,12 @@ BAD_OVERRIDES = {
 
 
 @pytest.mark.parametrize("case", BAD_OVERRIDES)
-def test_bad_overrides(case, data, tmp_path, capfd):
+def test_an_invalid_override_raises_a_one_line_error(case, data, tmp_path, capfd):
     overrides, expected = BAD_OVERRIDES[case]
     assert expected in fails(train_words(data, tmp_path / "w", *overrides), capfd)
 
 
-def rewrite(name: str, change):
+def change_text(name: str, change):
     def damage(root: Path) -> None:
         path = root / name
         path.write_text(change(path.read_text()))
@@ -290,8 +296,8 @@ def rewrite(name: str, change):
 
 
 def add_row(row: str):
-    """Returns a tree whose solution file has a further last row; `*` stands for the first example's box."""
-    return rewrite(TRAIN, lambda text: text + row.replace("*", text.splitlines()[1].split(",")[1]) + "\n")
+    """Return a function that adds a last row to a solution file. `*` in `row` stands for the first example's box."""
+    return change_text(TRAIN, lambda text: text + row.replace("*", text.splitlines()[1].split(",")[1]) + "\n")
 
 
 def first_image(root: Path) -> Path:
@@ -299,7 +305,7 @@ def first_image(root: Path) -> Path:
 
 
 def in_every_image(change):
-    """Damage to all images appears in the first batch, in any order."""
+    """Return a function that damages all images, so that the first batch has a damaged image in any order."""
 
     def damage(root: Path) -> None:
         for path in (root / IMAGES / "train").rglob("*.JPEG"):
@@ -308,32 +314,32 @@ def in_every_image(change):
     return damage
 
 
-def huge(data: bytes) -> bytes:
-    at = data.index(b"\xff\xc0") + 5
-    return data[:at] + (60000).to_bytes(2, "big") * 2 + data[at + 4 :]
+def enlarge_size(data: bytes) -> bytes:
+    offset = data.index(b"\xff\xc0") + 5
+    return data[:offset] + (60000).to_bytes(2, "big") * 2 + data[offset + 4 :]
 
 
 BAD_DATA = {
     "missing root": (lambda root: os.rename(root, root.with_name("gone")), "tree"),
     "missing CSV": (lambda root: (root / TRAIN).unlink(), TRAIN),
-    "missing column": (rewrite(TRAIN, lambda text: text.replace("PredictionString", "Boxes")), "PredictionString"),
+    "missing column": (change_text(TRAIN, lambda text: text.replace("PredictionString", "Boxes")), "PredictionString"),
     "missing mapping": (lambda root: (root / "LOC_synset_mapping.txt").unlink(), "LOC_synset_mapping.txt"),
-    "unknown synset": (rewrite(TRAIN, lambda text: text.replace(",n", ",m", 1)), f"{TRAIN}:2"),
+    "unknown synset": (change_text(TRAIN, lambda text: text.replace(",n", ",m", 1)), f"{TRAIN}:2"),
     "blank id": (add_row(",*"), f"{TRAIN}:41"),
-    "repeated id": (rewrite(TRAIN, lambda text: text + text.splitlines()[1] + "\n"), f"{TRAIN}:41"),
-    "id that leaves": (add_row("../x,*"), "../x"),
-    "short row": (add_row("lonely"), f"{TRAIN}:41"),
+    "repeated id": (change_text(TRAIN, lambda text: text + text.splitlines()[1] + "\n"), f"{TRAIN}:41"),
+    "id outside the folder": (add_row("../x,*"), "../x"),
+    "row with too few fields": (add_row("lonely"), f"{TRAIN}:41"),
     "missing image": (lambda root: first_image(root).unlink(), "JPEG"),
     "empty image": (lambda root: first_image(root).write_bytes(b""), "JPEG"),
-    "cut short": (in_every_image(lambda data: data[:-40]), "end-of-image"),
-    "pixel bomb": (in_every_image(huge), "60000"),
-    "no image": (in_every_image(lambda data: b"GIF89a" + data), "JPEG"),
+    "truncated image": (in_every_image(lambda data: data[:-40]), "end-of-image"),
+    "huge size in the header": (in_every_image(enlarge_size), "60000"),
+    "GIF named JPEG": (in_every_image(lambda data: b"GIF89a" + data), "JPEG"),
 }  # fmt: skip
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BAD_DATA)
-def test_bad_data(case, tmp_path, capfd):
+def test_invalid_data_raises_a_one_line_error(case, tmp_path, capfd):
     damage, expected = BAD_DATA[case]
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     damage(root)
@@ -349,7 +355,7 @@ def test_a_bom_and_carriage_returns_are_accepted(tmp_path):
     assert main(train_words(root, tmp_path / "w", "--train.duration", "1 step", *PLAIN)) == 0
 
 
-def test_a_work_directory_that_cannot_be_made_is_an_error(data, tmp_path, capfd):
+def test_a_work_directory_that_cannot_be_created_raises_a_one_line_error(data, tmp_path, capfd):
     (tmp_path / "file").write_text("")
     assert str(tmp_path / "file") in fails(train_words(data, tmp_path / "file" / "w"), capfd)
 
@@ -382,7 +388,7 @@ def test_an_impossible_path_raises_a_one_line_error(words, path, reason, tmp_pat
         ("loop.py", "Too many levels"),
     ],
 )
-def test_a_recipe_that_is_no_file_raises_a_one_line_error(path, reason, tmp_path, monkeypatch, capfd):
+def test_a_recipe_that_is_not_a_regular_file_raises_a_one_line_error(path, reason, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("fifo.py")
     os.mkdir("folder.py")
@@ -391,7 +397,7 @@ def test_a_recipe_that_is_no_file_raises_a_one_line_error(path, reason, tmp_path
     assert f"cannot be read ({reason}" in line and line.endswith("; give a Python file with get_config()")
 
 
-def test_a_config_that_is_neither_a_path_nor_a_name_is_rejected(capfd):
+def test_a_config_without_a_data_set_is_rejected(capfd):
     assert "give one of data.path" in fails(["train", "digits"], capfd)
 
 
@@ -414,7 +420,7 @@ def test_a_data_set_is_found_by_its_name(data, tmp_path, monkeypatch, capfd):
         (["eval", "digits", "--workdir", "/nonexistent/run"], "no such work directory"),
     ],
 )
-def test_mistyped_commands(arguments, expected, capfd):
+def test_a_wrong_command_config_or_work_directory_raises_a_one_line_error(arguments, expected, capfd):
     assert expected in fails(arguments, capfd)
 
 
@@ -485,28 +491,28 @@ def test_help_names_commands_and_configs(capfd):
 
 
 @pytest.mark.slow
-def test_starting_a_finished_run_again_prints_its_result_and_compiles_nothing(finished, data, capfd, monkeypatch):
-    def never(*_: object, **__: object) -> None:
+def test_starting_a_finished_run_again_prints_its_result_and_compiles_nothing(finished_run, data, capfd, monkeypatch):
+    def fail(*_: object, **__: object) -> None:
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxddp.tasks.run_training.initialize", never)
-    before = {path: path.read_bytes() for path in finished.glob("*.json*")}
-    assert main(train_words(data, finished, "--train.duration", "12 steps")) == 0
-    result = json.loads((finished / "result.json").read_text())["val"]
+    monkeypatch.setattr("jaxddp.tasks.run_training.initialize", fail)
+    before = {path: path.read_bytes() for path in finished_run.glob("*.json*")}
+    assert main(train_words(data, finished_run, "--train.duration", "12 steps")) == 0
+    result = json.loads((finished_run / "result.json").read_text())["val"]
     figures = f"val loss {result['loss']:.4f} top-1 {result['top1']:.2%}"
     first, *_ = capfd.readouterr().out.splitlines()
-    assert first.startswith(f"{finished}: done at step 12 of 12: nothing to train; result: {figures}")
-    assert {path: path.read_bytes() for path in finished.glob("*.json*")} == before
+    assert first.startswith(f"{finished_run}: done at step 12 of 12: nothing to train; result: {figures}")
+    assert {path: path.read_bytes() for path in finished_run.glob("*.json*")} == before
     with pytest.raises(AssertionError, match="compiled"):
-        main(train_words(data, finished, "--train.duration", "13 steps"))
+        main(train_words(data, finished_run, "--train.duration", "13 steps"))
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "find-lr", "doctor", "data show"])
 def test_each_command_has_its_own_help_without_a_config(command, capfd):
     assert main([*command.split(), "--help"]) == 0
     output = " ".join(capfd.readouterr().out.replace("│", "").split())
-    word = "[CONFIG]" if command == "doctor" else "CONFIG"
-    assert output.startswith(f"usage: jaxddp {command} [-h] [OPTIONS] {word} ")
+    config_argument = "[CONFIG]" if command == "doctor" else "CONFIG"
+    assert output.startswith(f"usage: jaxddp {command} [-h] [OPTIONS] {config_argument} ")
     assert f"Example: jaxddp {command} digits " in output and "imagenet_resnet50" in output
     assert "--lr X Short for --optimizer.learning-rate." in output
     assert "--train.accumulate" not in output
@@ -516,19 +522,21 @@ def test_help_for_a_config_describes_every_key(capfd):
     assert main(["train", "digits", "--help"]) == 0
     output = capfd.readouterr().out
     lines = [line.strip("│ ") for line in output.splitlines()]
-    beneath = {line.split()[0]: following for line, following in itertools.pairwise(lines) if line.startswith("--")}
-    assert [name for name, text in beneath.items() if not text or text.startswith("(")] == []
-    assert len(beneath) > 100
+    descriptions = {
+        line.split()[0]: following for line, following in itertools.pairwise(lines) if line.startswith("--")
+    }
+    assert [name for name, text in descriptions.items() if not text or text.startswith("(")] == []
+    assert len(descriptions) > 100
     assert "--epochs N for --train.duration" in " ".join(output.split())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shell_completion_offers_the_keys_of_a_config(shell, tmp_path):
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit) as exit_info:
         main(["train", "digits", "--tyro-write-completion", shell, str(tmp_path / "script")])
-    assert not end.value.code
-    written = (tmp_path / "script").read_text()
-    assert "jaxddp" in written and "--optimizer.learning-rate" in written and "random_area" in written
+    assert not exit_info.value.code
+    script = (tmp_path / "script").read_text()
+    assert "jaxddp" in script and "--optimizer.learning-rate" in script and "random_area" in script
 
 
 def test_versions_are_printed_on_one_line(capfd):
@@ -541,8 +549,8 @@ def test_an_unknown_name_is_rejected_without_importing_jax():
     code = (
         f"import sys; from jaxddp.cli import main; code = main({words}); sys.exit(10 * ('jax' in sys.modules) + code)"
     )
-    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60)
-    assert done.returncode == 2
-    assert done.stderr.startswith(
+    completed = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60)
+    assert completed.returncode == 2
+    assert completed.stderr.startswith(
         "jaxddp: --model.name efficientnet_b0 is unknown; there are: airbench, convnext_small"
     )

@@ -1,4 +1,4 @@
-"""The norm of the averaged gradient, which is reported before clipping, and clipping by it."""
+"""Clipping of the averaged gradient, and the reported norm of the gradient before clipping."""
 
 import dataclasses
 
@@ -27,12 +27,12 @@ TABLE = random_table(50)
 CLIP = 0.25
 
 
-def made(parts, **more):
+def make_setup(parts, **more):
     return setup_of(linear_model(), sgd(1.0), TABLE, parts=parts, data=AS_THEY_ARE, seed=5, **more)
 
 
-def clipped_by_hand(params, batch, setup, clip):
-    """Return the result of one step of SGD at a rate of 1 with the whole batch's gradient, and that gradient's norm."""
+def compute_clipped_step(params, batch, setup, clip):
+    """Return the parameters after an SGD step of rate 1 with the batch's clipped gradient, and the gradient's norm."""
     keys = {"key": jax.random.key(0), "image_key": setup.key}
 
     def loss(params):
@@ -45,17 +45,17 @@ def clipped_by_hand(params, batch, setup, clip):
 
 
 @pytest.mark.parametrize("clip", [CLIP, 100.0])
-def test_the_averaged_gradient_is_clipped_and_its_earlier_norm_is_reported(clip):
-    setup = made((GradientNorm(clip),), devices=4)
+def test_the_averaged_gradient_is_clipped_and_its_norm_before_clipping_is_reported(clip):
+    setup = make_setup((GradientNorm(clip),), devices=4)
     batch = next(setup.batches(0, 1))
-    expected, norm = clipped_by_hand(setup.state.params, batch, setup, clip)
+    expected, norm = compute_clipped_step(setup.state.params, batch, setup, clip)
     after, sums = setup.step()(setup.state, batch)
     assert CLIP < norm < 100 and sums.means()["gradient_norm"] == pytest.approx(norm, rel=1e-5)
     assert largest_difference(jax.device_get(after.params), expected) < 1e-6
 
 
 class Doubled(Part):
-    """A part that changes gradients."""
+    """A part that doubles the gradients."""
 
     name = "doubled"
 
@@ -63,16 +63,16 @@ class Doubled(Part):
         return jax.tree.map(lambda g: 2 * g, grads)
 
 
-def test_the_reported_norm_is_that_before_any_part_changes_the_gradient():
+def test_the_reported_norm_is_computed_before_any_part_changes_the_gradient():
     config = Config().replace(optimizer={"clip_norm": CLIP}, train={"max_bad_steps": 0})
     parts = check_parts([Doubled()], "parts", configured_parts(config, 10))
     assert parts == (GradientNorm(CLIP), parts[1])
-    setups = [made(given) for given in (parts, (GradientNorm(),))]
+    setups = [make_setup(chosen) for chosen in (parts, (GradientNorm(),))]
     before = jax.device_get(setups[0].state.params["weight"])
     (after, sums), (_, plain) = (setup.step()(setup.state, next(setup.batches(0, 1))) for setup in setups)
     assert sums.means()["gradient_norm"] == plain.means()["gradient_norm"] > CLIP
-    moved = np.asarray(after.params["weight"]) - before
-    assert np.linalg.norm(moved) == pytest.approx(2 * CLIP, rel=1e-5)
+    change = np.asarray(after.params["weight"]) - before
+    assert np.linalg.norm(change) == pytest.approx(2 * CLIP, rel=1e-5)
 
 
 def test_a_config_adds_the_norm_and_clipping_parts():
@@ -88,7 +88,7 @@ def test_a_config_adds_the_norm_and_clipping_parts():
         assert configured_parts(Config().replace(**changes), 10) == expected
 
 
-def test_a_gradient_that_is_not_finite_is_skipped_with_clipping_too():
+def test_with_clipping_a_gradient_that_is_not_finite_is_skipped_too():
     """Clipping by a NaN norm does not make gradients finite; the guard checks the gradients themselves."""
     setup = setup_of(
         linear_model(),
@@ -105,21 +105,21 @@ def test_a_gradient_that_is_not_finite_is_skipped_with_clipping_too():
     losses = [record.metrics["loss"] for record in records.steps]
     np.testing.assert_array_equal(np.isnan(norms), np.isnan(losses))
     assert 1 <= np.isnan(norms).sum() <= 2 and np.isfinite(jax.device_get(state).params["weight"]).all()
-    ended = next(record.epoch_end for record in records.steps if record.epoch_end)
-    assert ended.metrics["gradient_norm"] == pytest.approx(np.nanmean(norms), rel=1e-5)
+    epoch_end = next(record.epoch_end for record in records.steps if record.epoch_end)
+    assert epoch_end.metrics["gradient_norm"] == pytest.approx(np.nanmean(norms), rel=1e-5)
 
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
-def test_clipping_hides_no_value_that_is_not_finite(value):
+def test_clipping_does_not_make_a_nan_or_infinite_gradient_finite(value):
     grads = {"a": jnp.array([1.0, value]), "b": jnp.ones(2), "frozen": None}
-    found = GradientNorm(CLIP).gradients({}, grads)
-    assert not np.isfinite(found["a"]).all() and found["frozen"] is None
+    clipped = GradientNorm(CLIP).gradients({}, grads)
+    assert not np.isfinite(clipped["a"]).all() and clipped["frozen"] is None
 
 
-def test_in_float16_the_norm_is_that_of_the_gradient_without_its_scale():
+def test_in_float16_the_reported_norm_does_not_include_the_loss_scale():
     norms = []
     for parts in ((GradientNorm(CLIP),), (GradientNorm(CLIP), Guard(), LossScale(8))):
-        setup = made(parts)
+        setup = make_setup(parts)
         _, sums = setup.step()(setup.state, next(setup.batches(0, 1)))
         norms.append(sums.means()["gradient_norm"])
     assert norms[0] == pytest.approx(norms[1], rel=1e-5)

@@ -1,4 +1,4 @@
-"""Images of unusual kinds train with the colors that another decoder gives them."""
+"""Images in unusual formats have the colors of another decoder, Pillow."""
 
 import io
 from collections.abc import Callable
@@ -14,12 +14,12 @@ from support.streams import all_of, waves
 from jaxddp.data.images.verify import verify
 from jaxddp.data.stream.decode import eval_image
 
-# In levels of 255: the decoders differ only in the last rounding of a conversion.
+# In 8-bit levels: the decoders may round the result of a color conversion differently.
 TOLERANCE = 1
 
 
 def ycck() -> bytes:
-    """Returns a JPEG as Photoshop writes it: inverted CMYK whose first three channels are stored as YCbCr."""
+    """Return a JPEG like those of Photoshop: inverted CMYK, with YCbCr in the first three channels."""
     inverted = 255 - np.asarray(Image.fromarray(waves(5)).convert("CMYK"))
     return simplejpeg.encode_jpeg(np.ascontiguousarray(inverted), 95, "CMYK", "444")
 
@@ -63,7 +63,7 @@ def test_unusual_images_have_the_colors_that_pillow_gives_them(tmp_path: Path, k
         assert np.abs(pixels - waves(5)).mean() < 12
 
 
-def test_the_upper_eight_of_sixteen_bits_are_kept(tmp_path: Path):
+def test_a_16_bit_image_is_decoded_to_its_upper_eight_bits(tmp_path: Path):
     values = np.random.default_rng(0).integers(0, 65536, (9, 11)).astype(np.uint16)
     (tmp_path / "n.JPEG").write_bytes(encode(Image.fromarray(values), "PNG"))
     pixels = all_of(str(tmp_path / "n.JPEG")).numpy()

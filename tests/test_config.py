@@ -1,4 +1,4 @@
-"""Configs: valid values, and messages for invalid ones. `conformance/test_networks.py` runs the built-in configs."""
+"""Valid configs, and messages for invalid configs. `conformance/test_networks.py` runs the built-in configs."""
 
 import dataclasses
 import json
@@ -42,7 +42,7 @@ durations = st.builds(
 
 
 @given(durations)
-def test_a_duration_is_parsed_from_its_own_text(duration):
+def test_parsing_the_text_of_a_duration_returns_an_equal_duration(duration):
     assert Duration.parse(str(duration)) == duration
 
 
@@ -72,7 +72,7 @@ def test_durations_are_exact(text, amount, unit):
     ("duration", "text"),
     [("1 steps", "1 step"), ("2 epoch", "2 epochs"), ("1_000 examples", "1000 examples"), ("5.0 %", "5%")],
 )
-def test_a_duration_writes_singular_and_plural(duration, text):
+def test_the_unit_of_a_duration_is_written_in_the_singular_or_plural(duration, text):
     assert str(Duration.parse(duration)) == text
 
 
@@ -100,8 +100,13 @@ def test_a_duration_is_finite_and_not_negative(text):
 def test_a_duration_ends_with_the_first_step_that_covers_it(duration, num_examples, batch_size, total_steps):
     run = {"num_examples": num_examples, "batch_size": batch_size, "total_steps": total_steps}
     steps = duration.steps(**run)
-    whole = {"steps": batch_size, "epochs": num_examples, "examples": 1, "%": Fraction(total_steps * batch_size, 100)}
-    examples = duration.amount * whole[duration.unit]
+    examples_of_unit = {
+        "steps": batch_size,
+        "epochs": num_examples,
+        "examples": 1,
+        "%": Fraction(total_steps * batch_size, 100),
+    }
+    examples = duration.amount * examples_of_unit[duration.unit]
     assert duration.examples(**run) == examples
     assert steps * batch_size >= examples > (steps - 1) * batch_size
 
@@ -148,7 +153,7 @@ def test_an_epochs_cadence_is_due_once_an_epoch(epochs, num_examples, batch_size
 
 
 def test_a_cadence_is_computed_in_exact_fractions():
-    """0.4 epochs of 11 examples pass 15 times in 66 of them; in binary floating point it would be 14.999… times."""
+    """0.4 epochs of 11 examples are 4.4 examples. 66 / 4.4 is 15, but 14.999… in binary floating point."""
     cadence = Cadence(Duration.parse("0.4 epochs").examples(num_examples=11, batch_size=1), 1)
     assert cadence.count(66) == 15 and cadence.due(66)
 
@@ -158,11 +163,11 @@ def test_a_cadence_in_percent_divides_the_run():
     assert [step for step in range(1, 11) if cadence.due(step)] == [3, 5, 8, 10]
 
 
-# --- What can be written into a config ---
+# --- Values of a config ---
 
 
-def values(hint: typing.Any) -> st.SearchStrategy:
-    """All values that a field of a type can hold."""
+def values_of(hint: typing.Any) -> st.SearchStrategy:
+    """Return a strategy for the valid values of a type."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Duration:
         return durations
@@ -192,34 +197,36 @@ def values(hint: typing.Any) -> st.SearchStrategy:
     if dataclasses.is_dataclass(hint):
         return fields_of(hint)
     if origin in (types.UnionType, typing.Union):
-        return st.none() | values(args[0])
+        return st.none() | values_of(args[0])
     if origin is typing.Literal:
         return st.sampled_from(args)
     if origin is tuple and args[-1] is ...:
-        return st.lists(values(args[0]), max_size=4).map(tuple)
+        return st.lists(values_of(args[0]), max_size=4).map(tuple)
     if origin is tuple:
-        return st.tuples(*map(values, args))
+        return st.tuples(*map(values_of, args))
     return st.from_type(hint)
 
 
 def layers_with(*values: str, layers=("conv1", "layer1.0", "fc")):
-    """Layers with one of these values each."""
+    """Return a strategy for settings LAYER=VALUE."""
     pairs = st.dictionaries(st.sampled_from(layers), st.sampled_from(values))
-    return pairs.map(lambda found: tuple(f"{layer}={value}" for layer, value in found.items()))
+    return pairs.map(lambda chosen: tuple(f"{layer}={value}" for layer, value in chosen.items()))
 
 
-def fields_of(kind: type, **given: st.SearchStrategy) -> st.SearchStrategy:
-    """All values of a dataclass; some of its fields are fixed."""
+def fields_of(kind: type, **strategies: st.SearchStrategy) -> st.SearchStrategy:
+    """Return a strategy for a dataclass. `strategies` has the strategies of some fields."""
     hints = typing.get_type_hints(kind, include_extras=True)
-    return st.builds(kind, **{key: values(hint) for key, hint in hints.items() if key not in given}, **given)
+    return st.builds(
+        kind, **{key: values_of(hint) for key, hint in hints.items() if key not in strategies}, **strategies
+    )
 
 
 @pytest.mark.slow
-@given(values(Config))
-def test_a_config_survives_json(config):
-    again = Config().replace(**json.loads(json.dumps(config.to_dict())))
-    assert again == config
-    assert json.dumps(again.to_dict()) == json.dumps(config.to_dict())
+@given(values_of(Config))
+def test_a_config_written_to_json_and_read_back_is_equal(config):
+    restored = Config().replace(**json.loads(json.dumps(config.to_dict())))
+    assert restored == config
+    assert json.dumps(restored.to_dict()) == json.dumps(config.to_dict())
 
 
 def test_replace_changes_only_the_named_keys():
@@ -227,8 +234,8 @@ def test_replace_changes_only_the_named_keys():
     after = before.replace(
         seed=3, train={"duration": "7 epochs"}, data={"mean": [0, 0.5, 1]}, optimizer={"warmup": "1%"}
     )
-    there, here = flatten(before.to_dict()), flatten(after.to_dict())
-    assert {key: here[key] for key in here if here[key] != there[key]} == {
+    old, new = flatten(before.to_dict()), flatten(after.to_dict())
+    assert {key: new[key] for key in new if new[key] != old[key]} == {
         "seed": 3,
         "train.duration": "7 epochs",
         "data.mean": [0.0, 0.5, 1.0],
@@ -254,8 +261,8 @@ def test_an_unknown_key_gets_the_nearest_key_as_a_suggestion(change, key, neares
 
 
 def test_an_unknown_key_unlike_any_other_gets_a_list_of_all_keys():
-    there = "config, every, gradient_norm, guard_formulas, images, name, profile, project, to"
-    with pytest.raises(InputError, match=f"unknown config key 'log.zzz'; there are: {there}"):
+    keys = "config, every, gradient_norm, guard_formulas, images, name, profile, project, to"
+    with pytest.raises(InputError, match=f"unknown config key 'log.zzz'; there are: {keys}"):
         Config().replace(log={"zzz": 1})
 
 
@@ -279,7 +286,7 @@ def test_an_unknown_key_unlike_any_other_gets_a_list_of_all_keys():
         ({"parallel": {"devices": "4"}}, "parallel.devices='4': expected a whole number"),
     ],
 )
-def test_a_value_of_another_type_is_refused(change, message):
+def test_a_value_of_a_wrong_type_is_rejected(change, message):
     with pytest.raises(InputError, match=f"^{message}"):
         Config().replace(**change)
 
@@ -306,7 +313,7 @@ def test_a_bad_duration_is_reported_with_its_key():
         Config().replace(train={"duration": "90 parsecs"})
 
 
-def test_a_duration_is_parsed_however_its_section_is_made():
+def test_the_constructor_of_a_section_and_replace_parse_durations():
     config = Config(eval=EvalConfig(every="2 epochs"), optimizer=OptimizerConfig(warmup="5%"))  # pyright: ignore
     assert config == Config().replace(eval={"every": "2 epochs"}, optimizer={"warmup": "5%"})
     assert config.eval.every.amount == 2
@@ -366,7 +373,7 @@ def test_a_missing_config_gets_the_nearest_name_as_a_suggestion(name, nearest):
         ),
     ],
 )
-def test_a_file_that_makes_no_config_is_named_in_a_one_line_error(tmp_path, source, message):
+def test_a_config_file_that_fails_is_named_in_a_one_line_error(tmp_path, source, message):
     file = tmp_path / "broken.py"
     file.write_text(source)
     with pytest.raises(InputError, match=message) as error:
@@ -393,9 +400,11 @@ def test_a_child_config_sets_only_keys_that_differ_from_its_parent(name, replace
     load(name)
     for parent, changes in replacements:
         if parent != Config():
-            there, said = flatten(parent.to_dict()), flatten(changes)
+            parent_values, child_values = flatten(parent.to_dict()), flatten(changes)
             repeated = [
-                key for key, value in said.items() if there[key] == (list(value) if type(value) is tuple else value)
+                key
+                for key, value in child_values.items()
+                if parent_values[key] == (list(value) if type(value) is tuple else value)
             ]
             assert repeated == []
 

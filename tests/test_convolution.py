@@ -1,4 +1,4 @@
-"""Convolutions: every platform's version equals XLA's, and no network of configs/ uses a slow one."""
+"""Convolutions: every platform's version equals XLA's, and no network of configs/ has a slow operation."""
 
 import functools
 import re
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from support.cases import dear
+from support.cases import costly
 
 from jaxddp.config import Config, load
 from jaxddp.models.adapt import adapt, for_platform
@@ -32,7 +32,7 @@ def float64():
         yield
 
 
-def by_xla(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+def xla_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     margins = [(padding, padding)] * 2
     return lax.conv_general_dilated(
         images,
@@ -52,23 +52,23 @@ def value_and_gradients(
     return value, *gradient(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
 
 
-def assert_same(images: np.ndarray, kernel: np.ndarray, stride: int, padding: int) -> None:
-    """Return the values and both gradients."""
+def assert_equal_to_xla(images: np.ndarray, kernel: np.ndarray, stride: int, padding: int) -> None:
+    """Assert that the outputs and both gradients of `convolve` equal those of XLA's convolution."""
     results = []
-    for convolution in (convolve, by_xla):
+    for convolution in (convolve, xla_convolution):
         results.append(value_and_gradients(convolution, images, kernel, stride, padding))
     for ours, theirs in zip(*results, strict=True):
         assert ours.dtype == theirs.dtype
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def arrays(batch: int, height: int, width: int, channels: int, features: int, size: int) -> tuple:
+def random_arguments(batch: int, height: int, width: int, channels: int, features: int, size: int) -> tuple:
     rng = np.random.default_rng(0)
     return rng.normal(size=(batch, height, width, channels)), rng.normal(size=(size, size, channels, features))
 
 
 @pytest.mark.slow
-@dear
+@costly
 @given(
     batch=st.integers(1, 5),
     height=st.integers(2, 33),
@@ -81,7 +81,7 @@ def arrays(batch: int, height: int, width: int, channels: int, features: int, si
 def test_values_and_gradients_equal_xlas(batch, height, width, channels, features, kernel, stride):
     size, padding = kernel
     if min(height, width) + 2 * padding >= size:
-        assert_same(*arrays(batch, height, width, channels, features, size), stride, padding)
+        assert_equal_to_xla(*random_arguments(batch, height, width, channels, features, size), stride, padding)
 
 
 @pytest.mark.parametrize(
@@ -96,17 +96,17 @@ def test_values_and_gradients_equal_xlas(batch, height, width, channels, feature
     ],
 )
 def test_each_way_to_compute_a_convolution_gives_the_same_result(batch, side, channels, features, stride):
-    assert_same(*arrays(batch, side, side, channels, features, 3), stride, 1)
+    assert_equal_to_xla(*random_arguments(batch, side, side, channels, features, 3), stride, 1)
 
 
 @pytest.mark.parametrize(("side", "size", "padding"), [(9, 7, 3), (4, 7, 3), (5, 3, 1), (5, 3, 0), (4, 4, 2)])
 def test_depthwise_convolutions_equal_xlas(side, size, padding):
-    images, kernel = arrays(2, side, side + 1, 6, 6, size)
-    assert_same(images, kernel[:, :, :1], 1, padding)
+    images, kernel = random_arguments(2, side, side + 1, 6, 6, size)
+    assert_equal_to_xla(images, kernel[:, :, :1], 1, padding)
 
 
 @pytest.mark.slow
-def test_half_precision_is_summed_in_float32():
+def test_bfloat16_gradients_are_summed_in_float32():
     # 4096 ones summed in bfloat16 stop at 256.
     images, kernel = jnp.ones((1, 64, 64, 1), jnp.bfloat16), jnp.ones((1, 1, 1, 1), jnp.bfloat16)
     gradient = jax.grad(lambda k: convolve(images, k, 1, 0).astype(jnp.float32).sum())(kernel)
@@ -117,25 +117,27 @@ def test_half_precision_is_summed_in_float32():
 
 
 def slow_operations(program: str) -> list[str]:
-    """Return the operations of a lowered CPU program that `jaxddp.models.ops.cpu_convolution` avoids, and max pool's
-    gradient."""
-    found = ["select_and_scatter"] * program.count("stablehlo.select_and_scatter")
+    """Return the slow operations of a lowered CPU program: the gradient of max pooling, and the convolutions that
+    `jaxddp.models.ops.cpu_convolution` replaces."""
+    slow = ["select_and_scatter"] * program.count("stablehlo.select_and_scatter")
     pattern = r"stablehlo\.convolution.*: \(tensor<(\d+)x(\d+)x(\d+)x\d+xf\d+>, tensor<(\d+)x(\d+)x"
     shapes = [tuple(map(int, match)) for match in re.findall(pattern, program)]
     assert len(shapes) == program.count("stablehlo.convolution(")
-    return found + [str(s) for s in shapes if s[3] > s[1] or s[4] > s[2] or s[3] > 7]
+    return slow + [str(s) for s in shapes if s[3] > s[1] or s[4] > s[2] or s[3] > 7]
 
 
 @functools.cache
-def traced_gradient(network, size: int, count: int):
-    """Lower the gradient of a network's loss. Equal networks are traced once."""
+def trace_gradient(network, size: int, count: int):
+    """Trace the gradient of a network's loss. Equal networks are traced once."""
     model = adapt(network)
     images = jax.ShapeDtypeStruct((count, size, size, 3), jnp.float32)
     params, state = jax.eval_shape(model.init, jax.random.key(0), images)
 
     def loss(params, state, images):
-        own = {"example_keys": jax.random.split(jax.random.key(0), len(images))} if takes_example_keys(model) else {}
-        return model.apply(params, state, images, train=True, key=None, **own)[0].sum()
+        example_keys = (
+            {"example_keys": jax.random.split(jax.random.key(0), len(images))} if takes_example_keys(model) else {}
+        )
+        return model.apply(params, state, images, train=True, key=None, **example_keys)[0].sum()
 
     traced = jax.jit(jax.grad(loss)).trace(params, state, images)
     assert "cond[" not in str(traced.jaxpr)
@@ -143,44 +145,44 @@ def traced_gradient(network, size: int, count: int):
 
 
 @functools.cache
-def lowered(network, size: int, count: int, platform: str) -> str:
-    return traced_gradient(network, size, count).lower(lowering_platforms=(platform,)).as_text()
+def lower_gradient(network, size: int, count: int, platform: str) -> str:
+    return trace_gradient(network, size, count).lower(lowering_platforms=(platform,)).as_text()
 
 
-def lowered_gradient(config: Config, platform: str = "cpu") -> str:
+def lower_gradient_of_config(config: Config, platform: str = "cpu") -> str:
     network = for_platform(MODELS.get(config.model.name)(config, 10), platform)
-    # Enough images for ghost batch norm in the configs that have it.
+    # In configs with ghost batch norm, the batch is one whole group.
     count = config.model.batch_statistics.group or 8
-    return lowered(network, config.data.image_size, count, {"gpu": "cuda"}.get(platform, platform))
+    return lower_gradient(network, config.data.image_size, count, {"gpu": "cuda"}.get(platform, platform))
 
 
-# One of each kind of network and of images.
-TELLING = {
+# At least one config for each kind of network and each kind of images.
+REPRESENTATIVE = {
     *("cifar10", "cifar10_fast", "digits", "fashion_mnist", "imagenet_resnet18_ffcv_16"),
     *("imagenet_resnet50", "imagenet_vit_s16"),
 }
-OTHERS = [pytest.param(name, marks=pytest.mark.ci) for name in config_names() if name not in TELLING]
+OTHERS = [pytest.param(name, marks=pytest.mark.ci) for name in config_names() if name not in REPRESENTATIVE]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*sorted(TELLING), *OTHERS])
+@pytest.mark.parametrize("name", [*sorted(REPRESENTATIVE), *OTHERS])
 def test_no_network_of_configs_has_a_slow_operation(name):
     with jax.enable_x64(False):
-        assert slow_operations(lowered_gradient(load(name))) == []
+        assert slow_operations(lower_gradient_of_config(load(name))) == []
 
 
 @pytest.mark.slow
 def test_no_network_has_a_slow_operation_on_images_of_64_pixels():
-    """Use a network with fewer blocks, whose feature maps have the sizes of a ResNet-34's."""
+    """The feature maps of this ResNet-10 have the same sizes as those of a ResNet-34, which has more blocks."""
     config = load("imagenet_resnet34").replace(model={"name": "resnet10"}, data={"image_size": 64})
     with jax.enable_x64(False):
-        assert slow_operations(lowered_gradient(config)) == []
+        assert slow_operations(lower_gradient_of_config(config)) == []
 
 
 def test_slow_operations_are_detected():
     def program(size: int) -> str:
         images, kernel = jnp.zeros((8, size, size, 4)), jnp.zeros((3, 3, 4, 4))
-        return jax.jit(jax.grad(lambda k: by_xla(images, k, 1, 1).sum())).lower(kernel).as_text()
+        return jax.jit(jax.grad(lambda k: xla_convolution(images, k, 1, 1).sum())).lower(kernel).as_text()
 
     assert slow_operations(program(2)) and slow_operations(program(8))
 
@@ -190,24 +192,25 @@ def test_slow_operations_are_detected():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
-def test_other_platforms_have_the_librarys_convolutions_and_nothing_else(platform):
-    """A ResNet-50 has 53 convolutions, each with two gradients, except that of the images."""
+def test_programs_for_gpu_and_tpu_have_xlas_convolutions_and_no_branches(platform):
+    """A ResNet-50 has 53 convolutions. Each has two gradients, but the first has no gradient of the images."""
     with jax.enable_x64(False):
-        program = lowered_gradient(load("imagenet_resnet50"), platform)
+        program = lower_gradient_of_config(load("imagenet_resnet50"), platform)
     assert program.count("stablehlo.convolution(") == 3 * 53 - 1
-    # The two gradients of the head; they need no logits.
+    # The two gradients of the head. The loss is the sum of the logits, so the gradients do not need the logits.
     assert program.count("stablehlo.dot_general") == 2
-    for other in ("stablehlo.case", "stablehlo.if", "stablehlo.while", "stablehlo.composite", "platform_index"):
-        assert other not in program
+    for operation in ("stablehlo.case", "stablehlo.if", "stablehlo.while", "stablehlo.composite", "platform_index"):
+        assert operation not in program
 
 
 def small_networks() -> list:
+    """Return a network in float64 for GPUs, with XLA's convolution, and the same network for CPUs."""
     network = ResNet(Architecture((1,), BASIC), 3, width=4, stem=small_stem, dtype="float64", param_dtype="float64")
     return [for_platform(network, platform) for platform in ("gpu", "cpu")]
 
 
 @pytest.mark.slow
-def test_forward_mode_works_where_the_librarys_convolution_is_used():
+def test_forward_mode_differentiates_a_network_with_xlas_convolution():
     network, _ = small_networks()
     images = jnp.array(np.random.default_rng(0).normal(size=(2, 8, 8, 3)))
     variables = jax.jit(network.init)(jax.random.key(0), images)
@@ -218,20 +221,20 @@ def test_forward_mode_works_where_the_librarys_convolution_is_used():
 
     forward, backward = jax.jit(lambda x: (jax.jvp(loss, (x,), (1.0,))[1], jax.grad(loss)(x)))(1.0)
     assert abs(forward - backward) < 1e-9 * abs(backward) and abs(backward) > 0
-    again = jax.jit(jax.hessian(loss))(1.0)
-    assert np.isfinite(again) and again != 0
+    second_derivative = jax.jit(jax.hessian(loss))(1.0)
+    assert np.isfinite(second_derivative) and second_derivative != 0
 
 
-def test_the_platforms_version_is_chosen_once_and_changes_no_number():
-    library, cpu = small_networks()
-    assert library.operations is None and cpu.operations.convolution is convolve
-    assert for_platform(cpu, "gpu") is cpu and for_platform(cpu, "cpu") is cpu
-    own = library.clone(operations=Operations(by_xla))
-    assert for_platform(own, "cpu") is own
-    assert for_platform(adapt(library), "cpu").module == cpu
-    pair = (lambda key, example: {}, lambda params, images: images)
-    assert for_platform(pair, "cpu") is pair
+def test_for_platform_sets_the_convolution_once_and_keeps_the_results():
+    for_gpu, for_cpu = small_networks()
+    assert for_gpu.operations is None and for_cpu.operations.convolution is convolve
+    assert for_platform(for_cpu, "gpu") is for_cpu and for_platform(for_cpu, "cpu") is for_cpu
+    custom = for_gpu.clone(operations=Operations(xla_convolution))
+    assert for_platform(custom, "cpu") is custom
+    assert for_platform(adapt(for_gpu), "cpu").module == for_cpu
+    functions = (lambda key, example: {}, lambda params, images: images)
+    assert for_platform(functions, "cpu") is functions
     images = np.random.default_rng(0).normal(size=(2, 8, 8, 3))
-    variables = jax.jit(library.init)(jax.random.key(0), images)
-    results = [jax.jit(network.apply)(variables, images) for network in (library, cpu)]
+    variables = jax.jit(for_gpu.init)(jax.random.key(0), images)
+    results = [jax.jit(network.apply)(variables, images) for network in (for_gpu, for_cpu)]
     np.testing.assert_allclose(*results, rtol=1e-12)

@@ -24,8 +24,8 @@ def coordinator() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def kept(coordinator) -> Iterator[tuple[subprocess.Popen, tuple[str, int]]]:
-    """The proxy's process, and the address where JAX's client would connect."""
+def proxy(coordinator) -> Iterator[tuple[subprocess.Popen, tuple[str, int]]]:
+    """The proxy's process, and the address to which JAX's client would connect."""
     host, port = coordinator.getsockname()
     command = [sys.executable, "-I", "-S", str(Path(coordinator_proxy.__file__)), host, str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -34,37 +34,37 @@ def kept(coordinator) -> Iterator[tuple[subprocess.Popen, tuple[str, int]]]:
         assert process.wait(SECONDS) == 0
 
 
-def connected(coordinator: socket.socket, place: tuple[str, int]) -> tuple[socket.socket, socket.socket]:
-    near = socket.create_connection(place, SECONDS)
-    far, _ = coordinator.accept()
-    far.settimeout(SECONDS)
-    return near, far
+def connect(coordinator: socket.socket, address: tuple[str, int]) -> tuple[socket.socket, socket.socket]:
+    client = socket.create_connection(address, SECONDS)
+    server, _ = coordinator.accept()
+    server.settimeout(SECONDS)
+    return client, server
 
 
-def test_bytes_are_carried_both_ways_and_the_client_outlives_its_coordinator(coordinator, kept):
-    near, far = connected(coordinator, kept[1])
-    near.sendall(b"there")
-    assert far.recv(10) == b"there"
-    far.sendall(b"back")
-    assert near.recv(10) == b"back"
-    far.close()
-    near.settimeout(0.3)
+def test_bytes_pass_both_ways_and_a_client_stays_connected_after_its_coordinator_closes(coordinator, proxy):
+    client, server = connect(coordinator, proxy[1])
+    client.sendall(b"there")
+    assert server.recv(10) == b"there"
+    server.sendall(b"back")
+    assert client.recv(10) == b"back"
+    server.close()
+    client.settimeout(0.3)
     with pytest.raises(TimeoutError):
-        near.recv(10)
-    near.close()
+        client.recv(10)
+    client.close()
 
 
-def test_closing_both_sides_at_once_ends_no_other_connection(coordinator, kept):
-    process, place = kept
-    other = connected(coordinator, place)
-    near, far = connected(coordinator, place)
+def test_closing_both_ends_of_a_connection_keeps_other_connections_open(coordinator, proxy):
+    process, address = proxy
+    other_ends = connect(coordinator, address)
+    client, server = connect(coordinator, address)
     os.kill(process.pid, signal.SIGSTOP)
-    near.close()
-    far.sendall(b"late")
+    client.close()
+    server.sendall(b"late")
     os.kill(process.pid, signal.SIGCONT)
-    # The rest of its bytes is not read any more.
+    # The proxy closes this connection without reading the last bytes, which may reset it.
     with contextlib.suppress(ConnectionResetError):
-        assert far.recv(10) == b""
-    other[0].sendall(b"still there")
-    assert other[1].recv(20) == b"still there"
-    assert connected(coordinator, place)
+        assert server.recv(10) == b""
+    other_ends[0].sendall(b"still there")
+    assert other_ends[1].recv(20) == b"still there"
+    assert connect(coordinator, address)

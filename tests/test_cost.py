@@ -1,5 +1,4 @@
-"""The cost of a step: operations counted by hand and compared with XLA's count, one compilation, and figures in the
-files."""
+"""The cost of a step: counts of operations by hand and by XLA, a single compilation, and figures in a run's files."""
 
 import json
 import logging
@@ -79,8 +78,8 @@ def test_operations_other_than_products_of_floats_are_not_counted():
     assert flops(jnp.matmul, shaped(3, 5, dtype="int32"), shaped(5, 7, dtype="int32")) == {}
 
 
-def test_loops_and_branches():
-    a, once = shaped(4, 4), 2 * 4**3
+def test_all_iterations_of_a_scan_count_but_one_of_a_while_loop_and_the_cheapest_branch():
+    a, product = shaped(4, 4), 2 * 4**3
 
     def scanned(a):
         return lax.scan(lambda carry, _: (carry @ a, None), a, length=5)[0]
@@ -91,21 +90,21 @@ def test_loops_and_branches():
     def branched(a, which):
         return lax.cond(which > 0, lambda a: a @ a @ a, lambda a: a @ a, a)
 
-    assert flops(scanned, a) == {"float32": 5 * once}
-    assert flops(looped, a, shaped(dtype="int32")) == {"float32": once}
-    assert flops(branched, a, shaped(dtype="int32")) == {"float32": once}
-    assert flops(jax.jit(jax.checkpoint(scanned)), a) == {"float32": 5 * once}
+    assert flops(scanned, a) == {"float32": 5 * product}
+    assert flops(looped, a, shaped(dtype="int32")) == {"float32": product}
+    assert flops(branched, a, shaped(dtype="int32")) == {"float32": product}
+    assert flops(jax.jit(jax.checkpoint(scanned)), a) == {"float32": 5 * product}
 
 
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("kernel", [(3, 3, 3, 256), (3, 3, 256, 3), (3, 3, 3, 4), (1, 1, 8, 8)], ids=str)
-def test_each_platforms_version_counts_as_many_operations_as_the_convolution(kernel, stride):
-    """XLA's count on a CPU includes products with a convolution's padding."""
+def test_the_cpu_convolution_counts_as_many_operations_as_xlas(kernel, stride):
+    """Both counts are of jaxprs, because XLA's own count on a CPU includes products with a convolution's padding."""
 
     def gradients(convolution):
         return jax.grad(lambda x, k: convolution(x, k, stride, 1).sum(), argnums=(0, 1))
 
-    def by_xla(x, k, stride, padding):
+    def xla_convolution(x, k, stride, padding):
         margins = [(padding, padding)] * 2
         groups = x.shape[-1] // k.shape[2]
         numbers = ("NHWC", "HWIO", "NHWC")
@@ -113,14 +112,14 @@ def test_each_platforms_version_counts_as_many_operations_as_the_convolution(ker
             x, k, (stride,) * 2, margins, dimension_numbers=numbers, feature_group_count=groups
         )
 
-    def assert_same(channels, kernel):
+    def assert_equal_counts(channels, kernel):
         shapes = shaped(2, 5, 4, channels, dtype="bfloat16"), shaped(*kernel, dtype="bfloat16")
-        assert flops(gradients(convolve), *shapes) == flops(gradients(by_xla), *shapes)
+        assert flops(gradients(convolve), *shapes) == flops(gradients(xla_convolution), *shapes)
         assert set(flops(gradients(convolve), *shapes)) == {"bfloat16"}
 
-    assert_same(kernel[2], kernel)
+    assert_equal_counts(kernel[2], kernel)
     if stride == 1:
-        assert_same(kernel[3], (3, 3, 1, kernel[3]))
+        assert_equal_counts(kernel[3], (3, 3, 1, kernel[3]))
 
 
 @pytest.mark.slow
@@ -131,17 +130,18 @@ def test_a_convolution_and_its_gradients_are_counted_as_xla_counts_them(data):
     def draw(low: int, high: int) -> tuple[int, int]:
         return data.draw(st.tuples(st.integers(low, high), st.integers(low, high)))
 
-    size, taps, stride, spread, holes = draw(3, 9), draw(1, 4), draw(1, 3), draw(1, 2), draw(1, 2)
+    size, kernel_size, stride = draw(3, 9), draw(1, 4), draw(1, 3)
+    input_dilation, kernel_dilation = draw(1, 2), draw(1, 2)
     padding, groups, batch = data.draw(st.tuples(*[st.tuples(*[st.integers(0, 3)] * 2)] * 2)), *draw(1, 3)
     inputs, outputs = (groups * width for width in draw(1, 3))
-    images, kernel = shaped(batch, *size, inputs), shaped(*taps, inputs // groups, outputs)
-    room = [(n - 1) * s + sum(p) for n, s, p in zip(size, spread, padding, strict=True)]
-    assume(all((t - 1) * h <= r for t, h, r in zip(taps, holes, room, strict=True)))
+    images, kernel = shaped(batch, *size, inputs), shaped(*kernel_size, inputs // groups, outputs)
+    padded_size = [(n - 1) * s + sum(p) for n, s, p in zip(size, input_dilation, padding, strict=True)]
+    assume(all((t - 1) * h <= r for t, h, r in zip(kernel_size, kernel_dilation, padded_size, strict=True)))
 
     def convolve(images, kernel):
         numbers = ("NHWC", "HWIO", "NHWC")
-        spreads = {"lhs_dilation": spread, "rhs_dilation": holes, "feature_group_count": groups}
-        return lax.conv_general_dilated(images, kernel, stride, padding, dimension_numbers=numbers, **spreads)
+        options = {"lhs_dilation": input_dilation, "rhs_dilation": kernel_dilation, "feature_group_count": groups}
+        return lax.conv_general_dilated(images, kernel, stride, padding, dimension_numbers=numbers, **options)
 
     def both_ways(images, kernel, cotangent):
         output, gradients = jax.vjp(convolve, images, kernel)
@@ -156,13 +156,13 @@ def test_a_convolution_and_its_gradients_are_counted_as_xla_counts_them(data):
 
 
 PIXELS = 6 * 6 * 3
-"""The number of multiplications for an image of the table."""
+"""The number of values of an image of the table."""
 TAPS = (3 * 6 - 2) ** 2
-"""The number of multiplications that use a pixel, for a 3x3 kernel over 6x6 padded pixels."""
+"""The number of products of a pixel and a weight, for a 3x3 kernel over 6x6 pixels with padding."""
 BY_HAND = {
     # The forward pass, and the gradient of the weights.
     "linear": 2 * BATCH * 2 * PIXELS * CLASSES,
-    # The convolution, 3 to 4 channels, has the same two. The dense layer also has the gradient of its input.
+    # The same two for the convolution from 3 to 4 channels. The dense layer also has the gradient of its input.
     "convolution": 2 * BATCH * (2 * TAPS * 3 * 4 + 3 * 4 * CLASSES),
 }
 
@@ -185,7 +185,7 @@ def test_the_count_of_a_resnets_step_is_nearly_xlas_count():
     step: Any = make_train_step(make_local_step(objective, optimizer, topology), topology)
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state)
     traced = step.trace(state, topology.place(random_batch(BATCH, image=32)))
-    # On a CPU the program has products instead of convolutions. XLA counts one device's part.
+    # A CPU program has matrix products instead of convolutions. XLA counts the operations of one device.
     expected = traced.lower(lowering_platforms=("cuda",)).cost_analysis()
     assert expected is not None
     assert 0.9 < count_flops(traced.jaxpr).total() / (2 * expected["flops"]) < 1
@@ -198,8 +198,8 @@ def test_the_reported_memory_is_that_of_the_compiled_program():
     large = jnp.zeros((256, 256))
     compiled, cost = compile_with_cost(jax.jit(lambda a, b: (a + b, b.sum()), donate_argnums=0), large, large)
     assert cost.memory is not None and cost.needed_bytes is not None
-    found = cost.memory.argument_size_in_bytes, cost.memory.alias_size_in_bytes
-    assert found == (2 * large.nbytes, large.nbytes)
+    sizes = cost.memory.argument_size_in_bytes, cost.memory.alias_size_in_bytes
+    assert sizes == (2 * large.nbytes, large.nbytes)
     needed = 2 * large.nbytes + 4
     assert needed <= cost.needed_bytes < needed + large.nbytes / 2
     assert np.asarray(compiled(large, jnp.ones((256, 256)))[1]) == 256**2
@@ -207,28 +207,28 @@ def test_the_reported_memory_is_that_of_the_compiled_program():
 
 def test_the_doctor_reports_a_steps_memory_even_if_the_backend_reports_none(monkeypatch):
     setup = setup_of(2)
-    found = rehearsal.step(setup).detail
-    assert f"{BY_HAND['linear'] / 1e9:.3g} GFLOP a step" in found and "temporary" in found
+    detail = rehearsal.step(setup).detail
+    assert f"{BY_HAND['linear'] / 1e9:.3g} GFLOP a step" in detail and "temporary" in detail
     monkeypatch.setattr(rehearsal, "compile_with_cost", lambda *_: (None, Cost({"float32": 2 * 10**9}, None)))
     assert rehearsal.step(setup).detail.startswith("2 GFLOP a step; compiled in")
 
 
 def test_the_doctor_counts_the_images_in_device_memory(monkeypatch):
-    trained, validated = "28 kB of training", "55 kB of validation"
+    training, validation = "28 kB of training", "55 kB of validation"
     plain, val = setup_of(2, cache="device"), random_table(300)
-    both, off = runs.changed(plain, {}, val), runs.changed(plain, {"eval": {"every": "0 steps"}}, val)
+    with_val, without_eval = runs.changed(plain, {}, val), runs.changed(plain, {"eval": {"every": "0 steps"}}, val)
     assert "images" not in rehearsal.step(setup_of(2)).detail
-    for alone in (plain, off):
-        assert f", {trained} images)," in rehearsal.step(alone).detail
-    assert f", {trained} and {validated} images)," in rehearsal.step(both).detail
+    for setup in (plain, without_eval):
+        assert f", {training} images)," in rehearsal.step(setup).detail
+    assert f", {training} and {validation} images)," in rehearsal.step(with_val).detail
     monkeypatch.setattr(Topology, "free_memory", lambda topology: 60_000)
     rehearsal.step(plain)
     # The state, which is counted among the arguments, is already on the device.
-    there = size(60_000 + bytes_on_a_device(both.state))
+    free = size(60_000 + bytes_on_a_device(with_val.state))
     with pytest.raises(
-        InputError, match=rf"{trained} and {validated} images\), and cpu has {there}; .* or set data.cache to none"
+        InputError, match=rf"{training} and {validation} images\), and cpu has {free}; .* or set data.cache to none"
     ):
-        rehearsal.step(both)
+        rehearsal.step(with_val)
 
 
 @pytest.mark.slow
@@ -238,9 +238,9 @@ def test_a_compiled_program_equals_the_jitted_step_and_donates_the_state():
     ours, theirs = (jax.tree.map(jnp.copy, setup.state) for _ in range(2))
     assert program.cost is None
     for batch in setup.batches(0, 3):
-        given = ours
+        donated = ours
         (ours, sums), (theirs, expected) = program(ours, batch), step(theirs, batch)
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(given))
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(donated))
         assert np.array_equal(sums.values, expected.values)
     assert largest_difference(jax.device_get(ours), jax.device_get(theirs)) == 0
     assert program.cost is not None and program.cost.flops == BY_HAND["convolution"]
@@ -248,16 +248,17 @@ def test_a_compiled_program_equals_the_jitted_step_and_donates_the_state():
 
 @pytest.mark.parametrize("cache", ("none", "device"))
 def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
-    setup, asked = setup_of(2, cache=cache, share=False), []
+    setup, compilations = setup_of(2, cache=cache, share=False), []
     monkeypatch.setattr(
-        "jaxddp.engine.step.compile_with_cost", lambda *given: asked.append(given) or compile_with_cost(*given)
+        "jaxddp.engine.step.compile_with_cost",
+        lambda *arguments: compilations.append(arguments) or compile_with_cost(*arguments),
     )
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         run(setup, steps=9)
-    done = [record.getMessage() for record in caplog.records if "Finished XLA compilation" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "Finished XLA compilation" in record.getMessage()]
     # Placing the images on the devices takes two additional programs.
-    assert len(done) == (1 if cache == "none" else 3) and sum("local_step" in line for line in done) == 1, done
-    assert len(asked) == 1
+    assert len(lines) == (1 if cache == "none" else 3) and sum("local_step" in line for line in lines) == 1, lines
+    assert len(compilations) == 1
 
 
 # --- Peaks ---
@@ -303,10 +304,10 @@ def test_peak_speeds_equal_those_in_the_data_sheets(kind, dtype, tera):
 
 
 def test_utilization_is_the_time_at_the_peak_over_the_time_taken():
-    each = {"bfloat16": 989_500_000_000_000, "float32": 494_500_000_000_000}
-    assert Cost(each, None).utilization(8.0, 2, "NVIDIA H200") == pytest.approx(2 / (2 * 8.0))
-    assert Cost(each, None).utilization(8.0, 2, "cpu") is None
-    assert Cost(each | {"float64": 1}, None).utilization(8.0, 2, "NVIDIA H200") is None
+    counts = {"bfloat16": 989_500_000_000_000, "float32": 494_500_000_000_000}
+    assert Cost(counts, None).utilization(8.0, 2, "NVIDIA H200") == pytest.approx(2 / (2 * 8.0))
+    assert Cost(counts, None).utilization(8.0, 2, "cpu") is None
+    assert Cost(counts | {"float64": 1}, None).utilization(8.0, 2, "NVIDIA H200") is None
     assert Cost({}, None).utilization(8.0, 2, "NVIDIA H200") is None
 
 
@@ -314,7 +315,7 @@ def test_utilization_is_the_time_at_the_peak_over_the_time_taken():
 
 
 def run(setup: RunSetup, *, steps: int, directory: Path | None = None, **more: Any) -> None:
-    """Record every step."""
+    """Train a setup and log every step."""
     changes = {"train": {"duration": f"{steps} steps"}, "log": {"every": "1 step"}}
     runs.train(setup, changes, listeners=[JsonLines(directory)] if directory else (), **more)
 
@@ -338,7 +339,7 @@ def test_the_files_of_a_run_have_the_cost_of_its_steps(cache, stop, tmp_path, mo
     assert result["flops_per_step"] == BY_HAND["linear"]
     memory = [line["peak_memory"] for line in lines]
     assert memory == sorted(memory) and result["peak_memory"] >= memory[-1]
-    # This process has imported JAX, and is not very large.
+    # A process that has imported JAX has more than 50 MB, and this small run needs less than 100 GB.
     assert 50e6 < memory[0] <= result["peak_memory"] < 100e9
 
 
@@ -349,7 +350,7 @@ def test_without_a_known_peak_there_is_no_utilization(tmp_path):
     assert "flops_utilization" not in (tmp_path / "result.json").read_text()
 
 
-def test_a_run_of_one_dispatch_reports_no_utilization(tmp_path, monkeypatch):
+def test_the_result_of_a_run_of_one_dispatch_has_no_utilization(tmp_path, monkeypatch):
     monkeypatch.setattr(Topology, "device_kind", "NVIDIA H200")
     run(setup_of(), steps=1, directory=tmp_path)
     assert "flops_utilization" not in json.loads((tmp_path / "result.json").read_text())

@@ -1,4 +1,4 @@
-"""CSV files that list images: rows and classes, several labels, and errors with the line."""
+"""CSV files that list images: rows and classes, several labels, and errors with line numbers."""
 
 from pathlib import Path
 
@@ -18,9 +18,9 @@ SEVERAL = "path,label\na.png,cat;dog\nb/2.png, ant \nc.png,dog; ant;cat\n"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for place, name in enumerate(("a.png", "b/2.png", "c.png", "d.png")):
+    for index, name in enumerate(("a.png", "b/2.png", "c.png", "d.png")):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        Image.fromarray(np.full((4, 4, 3), place, np.uint8)).save(tmp_path / name)
+        Image.fromarray(np.full((4, 4, 3), index, np.uint8)).save(tmp_path / name)
     return tmp_path
 
 
@@ -28,7 +28,7 @@ def data(path: Path, **more) -> DataConfig:
     return DataConfig(path=str(path), image_size=4, crop="whole", **more)
 
 
-def opened(root: Path, train: str, val: str, **more) -> list[ExampleTable]:
+def open_csv(root: Path, train: str, val: str, **more) -> list[ExampleTable]:
     (root / "train.csv").write_text(train)
     (root / "val.csv").write_text(val)
     tables = [*open_splits(data(root, **more)).values()]
@@ -36,8 +36,8 @@ def opened(root: Path, train: str, val: str, **more) -> list[ExampleTable]:
     return tables  # type: ignore[return-value]
 
 
-def test_rows_follow_the_file_and_classes_are_its_sorted_labels(root: Path):
-    train, val = opened(
+def test_rows_have_the_order_of_the_file_and_classes_are_its_sorted_labels(root: Path):
+    train, val = open_csv(
         root, "\ufeffid,label,path\n7, dog ,b/2.png\n8,cat,a.png\n\n9,dog,c.png\n", "path,label\nd.png,cat\n"
     )
     assert train.path.tolist() == train.id.tolist() == [b"b/2.png", b"a.png", b"c.png"]
@@ -45,14 +45,14 @@ def test_rows_follow_the_file_and_classes_are_its_sorted_labels(root: Path):
     assert train.labels.tolist() == [1, 0, 1] and val.labels.tolist() == [0]
     assert train.labels.dtype == np.int32 and train.label_sets is None
     open_tables(data(root))
-    # The folder may hold other data sets too; the name of the file decides.
+    # In a folder with several formats, the path must name the CSV file.
     (root / "train" / "cat").mkdir(parents=True)
     with pytest.raises(InputError, match="2 formats, csv listing and folders"):
         open_splits(data(root))
     assert [len(table) for table in open_splits(data(root / "train.csv")).values()] == [3, 1]
 
 
-def test_one_file_alone_is_divided(root: Path):
+def test_a_single_file_is_split_by_val_share(root: Path):
     file = root / "list.csv"
     file.write_text("path,label\na.png,x\nb/2.png,x\nc.png,y;x\n")
     with pytest.raises(InputError, match=rf"^{file}: has no validation split; give data.val_share"):
@@ -61,24 +61,24 @@ def test_one_file_alone_is_divided(root: Path):
     assert [len(table) for table in open_splits(data(file, val_share=0.5)).values()] == [1, 2]
 
 
-def test_several_labels_are_kept(root: Path):
-    train, val = opened(root, SEVERAL, "path,label\nd.png,ant\n")
+def test_several_labels_of_a_row_are_read_as_a_set_of_classes(root: Path):
+    train, val = open_csv(root, SEVERAL, "path,label\nd.png,ant\n")
     assert train.label_sets is not None and val.label_sets is None
     assert train.class_names == ("ant", "cat", "dog")
     assert train.label_sets.members.tolist() == [(1, 2), (0,), (0, 1, 2)]
     assert train.labels.tolist() == [-1, 0, -1]
-    taken = train.rows(np.array([2, 0]))
-    assert taken.label_sets is not None and taken.label_sets.members.tolist() == [(0, 1, 2), (1, 2)]
+    selection = train.rows(np.array([2, 0]))
+    assert selection.label_sets is not None and selection.label_sets.members.tolist() == [(0, 1, 2), (1, 2)]
 
 
 def test_several_labels_are_part_of_the_fingerprint(root: Path):
-    first, _ = opened(root, SEVERAL, SINGLE)
-    other, _ = opened(root, SEVERAL.replace("cat;dog", "ant;dog"), SINGLE)
+    first, _ = open_csv(root, SEVERAL, SINGLE)
+    other, _ = open_csv(root, SEVERAL.replace("cat;dog", "ant;dog"), SINGLE)
     assert first.labels.tolist() == other.labels.tolist() and first.fingerprint != other.fingerprint
 
 
-def test_selecting_classes_leaves_the_others_out(root: Path):
-    train, _ = opened(root, SEVERAL, SINGLE)
+def test_selecting_classes_removes_other_labels_and_rows_without_a_label(root: Path):
+    train, _ = open_csv(root, SEVERAL, SINGLE)
     pets = train.select("cat,dog")
     assert pets.path.tolist() == [b"a.png", b"c.png"] and pets.label_sets is not None
     assert pets.label_sets.members.tolist() == [(0, 1), (0, 1)]
@@ -88,8 +88,8 @@ def test_selecting_classes_leaves_the_others_out(root: Path):
     ants.check(data(root))
 
 
-def test_several_labels_are_trained_on_as_rows_and_not_packed(root: Path, tmp_path: Path):
-    opened(root, SEVERAL, "path,label\nd.png,ant\n")
+def test_several_labels_become_rows_of_zeros_and_ones_and_cannot_be_packed(root: Path, tmp_path: Path):
+    open_csv(root, SEVERAL, "path,label\nd.png,ant\n")
     expected = (
         f"{root}/train.csv:2: several labels (cat, dog), and packing takes one per row (2 of 3 rows have several); "
         "keep one label a row, or set data.classes to classes of which no row has two"
@@ -122,7 +122,7 @@ def test_several_labels_are_trained_on_as_rows_and_not_packed(root: Path, tmp_pa
         ("path,label\nout.png,cat\n", "train.csv:2: a symbolic link leads out of the data set"),
     ],
 )
-def test_a_mistake_is_reported_with_its_line_number(root: Path, train: str, fault: str):
+def test_a_mistake_in_the_file_is_reported_with_its_line_number(root: Path, train: str, fault: str):
     (root / "out.png").symlink_to("/etc/hostname")
     (root / "train.csv").write_text(train)
     with pytest.raises(InputError) as caught:
@@ -135,10 +135,10 @@ def test_a_validation_label_without_training_examples_is_rejected(root: Path):
     with pytest.raises(
         InputError, match=rf"^{root}/val.csv:3: no row of train.csv has the label 'cot', did you mean 'cat'"
     ):
-        opened(root, SINGLE, "path,label\nc.png,cat\nd.png,cot\n")
+        open_csv(root, SINGLE, "path,label\nc.png,cat\nd.png,cot\n")
 
 
-def test_a_missing_image_is_named(root: Path):
-    opened(root, SINGLE, "path,label\nnone.png,cat\n")
+def test_an_error_names_a_missing_image(root: Path):
+    open_csv(root, SINGLE, "path,label\nnone.png,cat\n")
     with pytest.raises(InputError, match=rf"^{root}/none.png: the image is missing"):
         open_tables(data(root))

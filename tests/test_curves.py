@@ -1,4 +1,4 @@
-"""The history of an invented run, and its curves."""
+"""The history of a simulated run, and its curves."""
 
 import math
 from pathlib import Path
@@ -8,10 +8,10 @@ import pytest
 from support.listeners import TOTAL, drive, evaluation_record, step_record
 
 from jaxddp.core.errors import InputError
-from jaxddp.training import pictures as curves
+from jaxddp.training import pictures
 from jaxddp.training.events import EvaluationRecord, RunEnd, StepRecord
 from jaxddp.training.listeners import curves as curves_file
-from jaxddp.training.listeners import metric_rows as rows
+from jaxddp.training.listeners import metric_rows
 from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
 
@@ -21,7 +21,7 @@ def test_reading_missing_metrics_raises_an_error(tmp_path: Path) -> None:
         curves_file.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
 
 
-def test_history_holds_the_figures_as_arrays() -> None:
+def test_history_stores_metrics_as_arrays() -> None:
     history = History()
     drive(history)
     np.testing.assert_array_equal(history.train["loss"], math.pi / np.arange(1, 11))
@@ -34,20 +34,20 @@ def test_history_holds_the_figures_as_arrays() -> None:
     assert repr(history) == "History(10 logged steps, 3 epochs, 2 evaluations: val loss 0.2718, top1 58.82%)"
 
 
-def test_history_of_a_resumed_run_equals_the_whole_one_and_a_fresh_run_begins_anew() -> None:
-    whole, resumed = History(), History()
-    drive(whole)
+def test_history_of_a_resumed_run_equals_that_of_an_uninterrupted_run_and_a_new_run_clears_it() -> None:
+    uninterrupted, resumed = History(), History()
+    drive(uninterrupted)
     drive(resumed, stop=8)
     drive(resumed, start=5)
-    for part in ("train", "epochs", "val"):
-        expected, got = getattr(whole, part), getattr(resumed, part)
-        assert list(expected) == list(got)
+    for series in ("train", "epochs", "val"):
+        expected, actual = getattr(uninterrupted, series), getattr(resumed, series)
+        assert list(expected) == list(actual)
         for name in expected:
-            np.testing.assert_array_equal(got[name], expected[name])
-    whole.evaluation(EvaluationRecord(0, 0.0, {"loss": 2.3}, 77, 77, 1.0))
-    drive(whole, stop=2)
-    np.testing.assert_array_equal(whole.train["step"], [1, 2])
-    assert whole.val == {}
+            np.testing.assert_array_equal(actual[name], expected[name])
+    uninterrupted.evaluation(EvaluationRecord(0, 0.0, {"loss": 2.3}, 77, 77, 1.0))
+    drive(uninterrupted, stop=2)
+    np.testing.assert_array_equal(uninterrupted.train["step"], [1, 2])
+    assert uninterrupted.val == {}
 
 
 def test_an_empty_history_is_reported_as_empty() -> None:
@@ -57,7 +57,7 @@ def test_an_empty_history_is_reported_as_empty() -> None:
     assert history._repr_png_() is None
 
 
-def test_curves_show_the_figures() -> None:
+def test_curves_show_the_metrics_of_the_history() -> None:
     history = History()
     drive(history)
     loss, speed, top1, rate = (
@@ -74,13 +74,13 @@ def test_curves_show_the_figures() -> None:
     assert [text.get_text() for text in top1.texts] == ["val 58.8%", "train 90.9%"]
 
 
-def test_labels_of_lines_that_end_together_do_not_touch() -> None:
+def test_labels_of_lines_that_end_at_the_same_height_do_not_overlap() -> None:
     history = History()
     drive(history)
     val = {**history.val, "loss": history.val["loss"] * 0 + history.epochs["loss"][-1]}
-    picture = curves.figure(rows.Series(history.train, history.epochs, val, {}))
+    picture = pictures.figure(metric_rows.Series(history.train, history.epochs, val, {}))
     heights = sorted(text.get_position()[1] for text in picture.axes[0].texts)
-    assert np.diff(heights) == pytest.approx([curves.LABEL_GAP])
+    assert np.diff(heights) == pytest.approx([pictures.LABEL_GAP])
 
 
 @pytest.mark.parametrize(
@@ -103,23 +103,23 @@ def test_curves_of_very_few_points_are_drawn(records: list[StepRecord | Evaluati
     picture = history.plot()
     assert len(picture.axes) == panels
     assert picture._repr_png_().startswith(b"\x89PNG")
-    shown = [np.isfinite(line.get_ydata()).sum() for line in picture.axes[0].lines]
+    point_counts = [np.isfinite(line.get_ydata()).sum() for line in picture.axes[0].lines]
     assert all(
-        line.get_marker() == "o" for line, points in zip(picture.axes[0].lines, shown, strict=True) if points == 1
+        line.get_marker() == "o" for line, count in zip(picture.axes[0].lines, point_counts, strict=True) if count == 1
     )
 
 
 def test_loss_that_falls_a_hundredfold_is_drawn_on_a_logarithmic_axis() -> None:
     def scale(last: float) -> str:
         epochs = {"epoch": np.array([1.0, 2.0]), "loss": np.array([2.0, last])}
-        return curves.figure(rows.Series({}, epochs, {}, {})).axes[0].get_yscale()
+        return pictures.figure(metric_rows.Series({}, epochs, {}, {})).axes[0].get_yscale()
 
     assert [scale(0.001), scale(0.1), scale(0.0), scale(-1.0)] == ["log", "linear", "linear", "linear"]
 
 
 @pytest.mark.slow
-def test_the_picture_of_a_resumed_run_is_whole(tmp_path: Path) -> None:
-    pictures = []
+def test_the_picture_of_a_resumed_run_equals_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    contents = []
     for name, stops in (("whole", (TOTAL,)), ("resumed", (6, TOTAL))):
         start = 0
         for stop in stops:
@@ -131,16 +131,18 @@ def test_the_picture_of_a_resumed_run_is_whole(tmp_path: Path) -> None:
                 stop=stop,
             )
             start = stop - 1
-        pictures.append((tmp_path / name / "curves.png").read_bytes())
-    assert pictures[0].startswith(b"\x89PNG")
-    assert pictures[0] == pictures[1]
+        contents.append((tmp_path / name / "curves.png").read_bytes())
+    assert contents[0].startswith(b"\x89PNG")
+    assert contents[0] == contents[1]
 
 
-def test_drawing_during_a_run_takes_a_hundredth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now, drawn = [1000.0], []
+def test_drawing_takes_at_most_a_hundredth_of_the_time_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, draw_times = [1000.0], []
 
     def draw(metrics: Path, picture: Path) -> None:
-        drawn.append(now[0])
+        draw_times.append(now[0])
         now[0] += 1
 
     monkeypatch.setattr(curves_file, "draw", draw)
@@ -150,6 +152,6 @@ def test_drawing_during_a_run_takes_a_hundredth_of_the_time(tmp_path: Path, monk
         listener.evaluation(evaluation_record(4))
         listener.evaluation(evaluation_record(4, seen=32))
         now[0] += 10
-    assert drawn == [1000.0, 1101.0, 1202.0]
+    assert draw_times == [1000.0, 1101.0, 1202.0]
     listener.end(RunEnd("done", TOTAL, 1.0))
-    assert len(drawn) == 4
+    assert len(draw_times) == 4

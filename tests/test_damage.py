@@ -1,6 +1,6 @@
-"""The share of damaged images that is detected: files that lost or gained data, and headers with another size.
+"""The share of damaged images that is detected: files with lost or additional data, and headers with another size.
 
-A damaged file that is not detected is a valid image with as many blocks as the original, without bytes after its data.
+An undetected damaged file is a valid image with as many blocks as the original, and has no bytes after its data.
 """
 
 import dataclasses
@@ -27,27 +27,27 @@ PHOTOGRAPHS = Path(
     os.environ.get("JAXDDP_PHOTOGRAPHS", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")
 )
 """A tar file of photographs, named *.JPEG."""
-real = pytest.mark.skipif(not PHOTOGRAPHS.is_file(), reason="the photographs are not there (JAXDDP_PHOTOGRAPHS)")
+needs_photographs = pytest.mark.skipif(not PHOTOGRAPHS.is_file(), reason="no photographs; set JAXDDP_PHOTOGRAPHS")
 
 OPTIONS = {
     "4:2:0": {"subsampling": 2},
     "4:2:2": {"subsampling": 1},
     "4:4:4": {"subsampling": 0},
-    "own tables": {"optimize": True},
+    "optimized tables": {"optimize": True},
     "restarts": {"restart_marker_rows": 1},
-    "restarts elsewhere": {"restart_marker_blocks": 7},
+    "restarts within rows": {"restart_marker_blocks": 7},
     "progressive": {"progressive": True},
     "gray": {},
 }
 
 
 @functools.cache
-def made(kind: str, count: int) -> tuple[bytes, ...]:
-    """Sound images of many kinds of content."""
-    return tuple(_made(kind, count))
+def encoded_pictures(kind: str, count: int) -> tuple[bytes, ...]:
+    """Return undamaged JPEGs of various pictures."""
+    return tuple(_encode_pictures(kind, count))
 
 
-def _made(kind: str, count: int) -> Iterator[bytes]:
+def _encode_pictures(kind: str, count: int) -> Iterator[bytes]:
     for seed in range(count):
         mode = "L" if kind == "gray" else "RGB"
         image = picture(170 + 5 * seed % 60, 210, mode, seed=seed, noise=(3, 12, 25, 60)[seed % 4])
@@ -62,11 +62,11 @@ def photographs(count: int) -> list[bytes]:
         return [file.read() for file in files if file is not None]
 
 
-def missed(damage: Damage, files: list[bytes], times: int = 1) -> tuple[int, int]:
-    """Returns (number of tried files, number of accepted files)."""
-    chance, tried, accepted = random.Random(0), 0, 0
+def count_accepted(damage: Damage, files: list[bytes], times: int = 1) -> tuple[int, int]:
+    """Damage the files. Return how many files changed, and how many of these are accepted."""
+    rng, tried, accepted = random.Random(0), 0, 0
     for data in times * files:
-        if (damaged := damage(data, chance)) != data:
+        if (damaged := damage(data, rng)) != data:
             tried += 1
             accepted += passes(damaged)
     return tried, accepted
@@ -74,8 +74,8 @@ def missed(damage: Damage, files: list[bytes], times: int = 1) -> tuple[int, int
 
 @pytest.mark.parametrize("kind", HEADERS)
 def test_a_header_that_contradicts_the_data_is_found(kind: str):
-    files = [data for name in ("4:2:0", "4:4:4", "own tables") for data in made(name, 12)]
-    tried, accepted = missed(HEADERS[kind], files)
+    files = [data for name in ("4:2:0", "4:4:4", "optimized tables") for data in encoded_pictures(name, 12)]
+    tried, accepted = count_accepted(HEADERS[kind], files)
     assert tried >= 24
     assert accepted <= (
         0.1 * tried if kind in ("another sampling", "a Huffman symbol", "swapped Huffman tables") else 0
@@ -84,78 +84,78 @@ def test_a_header_that_contradicts_the_data_is_found(kind: str):
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("rows", [-1, 1])
-def test_one_row_of_blocks_less_or_more_in_every_kind_of_file(name: str, rows: int):
-    for data in made(name, 8):
+def test_a_header_with_one_row_of_blocks_less_or_more_is_rejected(name: str, rows: int):
+    for data in encoded_pictures(name, 8):
         height, width = (units(data)[0] + rows) * unit_of(data)[0], size_of(data)[1]
         assert passes(data) and not passes(resized(data, height, width))
 
 
 @pytest.mark.parametrize("kind", STRETCHES)
 def test_lost_or_additional_data_is_found(kind: str):
-    """Less is detected than in photographs: in these smooth waves a few bytes are more often whole blocks."""
-    tried, accepted = missed(STRETCHES[kind], [data for name in OPTIONS for data in made(name, 12)])
+    """In photographs more is detected. In these smooth pictures a few bytes are more often whole blocks."""
+    tried, accepted = count_accepted(STRETCHES[kind], [data for name in OPTIONS for data in encoded_pictures(name, 12)])
     share = {"256 bytes deleted": 0.08, "64 bytes zeroed": 0.05}.get(kind, 0.03)
     assert tried >= 64 and accepted <= share * tried
 
 
-# The images above cover each kind; these give the shares for photographs.
-@real
+# The tests above cover each kind of damage. The tests below measure the shares for photographs.
+@needs_photographs
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", HEADERS | STRETCHES)
 def test_damage_to_photographs_is_found(kind: str):
     files = photographs(200)
-    tried, accepted = missed((HEADERS | STRETCHES)[kind], files, times=2)
+    tried, accepted = count_accepted((HEADERS | STRETCHES)[kind], files, times=2)
     assert tried >= 2 * 0.9 * len(files)
     assert accepted <= 0.015 * tried
 
 
-@real
+@needs_photographs
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", SMALL)
-def test_small_damage_to_photographs_is_found_in_part(kind: str):
-    """Such damage is only detected if the number of blocks changes."""
-    tried, accepted = missed(SMALL[kind], photographs(200))
+def test_some_small_damage_to_photographs_is_found(kind: str):
+    """Small damage is detected only if it changes the number of blocks."""
+    tried, accepted = count_accepted(SMALL[kind], photographs(200))
     share = {"64 bytes deleted": 0.7, "16 bytes zeroed": 1, "16 bytes deleted": 0.3}.get(kind, 0.1)
     assert tried >= 100 and tried - accepted >= share * tried
 
 
-@real
+@needs_photographs
 @pytest.mark.exhaustive
-def test_sound_photographs_have_nothing_left_over():
+def test_undamaged_photographs_have_no_leftover_bytes():
     files = photographs(200)
     assert len(files) == 200 and [verify(data).left_over for data in files] == 200 * [0]
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_leftover_bytes_are_counted_and_noted_and_few(name: str):
-    for data in made(name, 3):
+def test_a_few_leftover_bytes_are_noted_and_more_are_rejected(name: str):
+    for data in encoded_pictures(name, 3):
         for count in (1, 4, MAX_LEFT_OVER):
-            odd = data[:-2] + bytes(count) + EOI
-            assert verify(odd).left_over == count
-            assert f"bytes left over: {count} behind the last pixel" in examine_file(odd, "n.jpg").notes
+            changed = data[:-2] + bytes(count) + EOI
+            assert verify(changed).left_over == count
+            assert f"bytes left over: {count} behind the last pixel" in examine_file(changed, "n.jpg").notes
         for count in (MAX_LEFT_OVER + 1, 600, 20_000):
-            odd = data[:-2] + random.Random(count).randbytes(count).replace(b"\xff", b"\xfe") + EOI
+            changed = data[:-2] + random.Random(count).randbytes(count).replace(b"\xff", b"\xfe") + EOI
             with pytest.raises(
                 InputError, match=r"bytes are left over after its last pixel, so data were lost or gained"
             ):
-                verify(odd)
+                verify(changed)
 
 
-def test_a_restart_marker_at_the_end_is_a_note():
+def test_a_restart_marker_at_the_end_counts_as_leftover_bytes():
     data = encode(picture(37, 45))
-    odd = data[:-2] + b"\xff\xd0" + EOI
-    assert verify(odd).left_over == 2
+    changed = data[:-2] + b"\xff\xd0" + EOI
+    assert verify(changed).left_over == 2
     assert not passes(data[:-40] + b"\xff\xd0" + EOI)
 
 
-def test_restarts_out_of_order_or_eight_too_few():
+def test_restart_markers_out_of_order_or_missing_are_rejected():
     data = encode(picture(320, 64), subsampling=0, restart_marker_rows=1)
     starts = [data.index(bytes([0xFF, 0xD0 + i]), data.index(b"\xff\xda")) for i in range(8)]
     assert passes(data)
     assert not passes(data[: starts[0]] + data[starts[1] :])
-    again = data.index(b"\xff\xd0", starts[7])
-    assert not passes(data[: starts[0]] + data[again:])
-    assert not passes(data[:again] + EOI)
+    ninth = data.index(b"\xff\xd0", starts[7])
+    assert not passes(data[: starts[0]] + data[ninth:])
+    assert not passes(data[:ninth] + EOI)
     swapped = bytearray(data)
     swapped[starts[2] + 1], swapped[starts[3] + 1] = swapped[starts[3] + 1], swapped[starts[2] + 1]
     assert not passes(bytes(swapped))
@@ -163,20 +163,20 @@ def test_restarts_out_of_order_or_eight_too_few():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("subsampling", [1, 2])
-def test_random_bytes_in_subsampled_cmyk_are_found(subsampling: int):
+def test_damage_to_subsampled_cmyk_is_found(subsampling: int):
     """No strict decoder reads these files; see `_count_by_altering`."""
     files = [encode(picture(120, 150, "CMYK", seed), subsampling=subsampling) for seed in range(8)]
     assert [verify(data).left_over for data in files] == 8 * [0]
     for kind in ("512 random bytes", "1 KiB repeated", "1 KiB deleted"):
-        tried, accepted = missed(STRETCHES[kind], files, times=3)
+        tried, accepted = count_accepted(STRETCHES[kind], files, times=3)
         assert tried >= 20 and accepted <= 1
     for data in files:
         height, width = size_of(data)
         assert not passes(resized(data, height - 16, width)) and not passes(resized(data, height + 16, width))
 
 
-def test_random_bytes_in_ycck_are_found():
-    tried, accepted = missed(STRETCHES["64 bytes zeroed"], [ycck()], times=20)
+def test_zeroed_bytes_in_ycck_are_found():
+    tried, accepted = count_accepted(STRETCHES["64 bytes zeroed"], [ycck()], times=20)
     assert (tried, accepted) == (20, 0)
 
 
@@ -186,28 +186,28 @@ def test_zeros_that_an_encoder_wrote_are_not_a_fault():
 
 
 @pytest.mark.parametrize(("height", "width"), [(0, 45), (37, 0), (0, 0)])
-def test_no_pixels(height: int, width: int):
+def test_a_header_without_pixels_is_rejected(height: int, width: int):
     with pytest.raises(InputError, match=f"^damaged: its header says {width}x{height} pixels; download it again"):
         verify(resized(encode(picture(37, 45)), height, width))
 
 
-def test_a_thumbnail_of_any_size_changes_nothing():
+def test_embedded_thumbnails_do_not_change_the_result():
     data = encode(picture(37, 45))
-    inner = encode(picture(20, 20))
-    odd = data[:2] + segment(0xE1, b"Exif\0\0" + inner[:-30]) + segment(0xE2, inner + inner) + data[2:]
-    assert dataclasses.astuple(verify(odd)) == dataclasses.astuple(verify(data))
+    thumbnail = encode(picture(20, 20))
+    changed = data[:2] + segment(0xE1, b"Exif\0\0" + thumbnail[:-30]) + segment(0xE2, thumbnail + thumbnail) + data[2:]
+    assert dataclasses.astuple(verify(changed)) == dataclasses.astuple(verify(data))
 
 
 # --- PNG ---
 
 
-def with_header(data: bytes, place: int, value: bytes) -> bytes:
+def with_header(data: bytes, offset: int, value: bytes) -> bytes:
     (kind, body), *rest = chunks(data)
-    return png([(kind, body[:place] + value + body[place + len(value) :]), *rest])
+    return png([(kind, body[:offset] + value + body[offset + len(value) :]), *rest])
 
 
 @pytest.mark.parametrize("kind", PNGS)
-def test_a_png_holds_as_many_rows_as_its_header_says(kind: str):
+def test_a_png_header_with_another_size_or_format_is_rejected(kind: str):
     data = PNGS[kind]()
     assert dataclasses.astuple(verify(data)) == ("png", 13, 17, 0, data[24])
     for height in (1, 6, 12, 14, 26):
@@ -220,21 +220,23 @@ def test_a_png_holds_as_many_rows_as_its_header_says(kind: str):
 
 @pytest.mark.parametrize("kind", PNGS)
 def test_a_png_with_lost_or_additional_data_is_rejected(kind: str):
-    data, chance = PNGS[kind](), random.Random(1)
-    places = range(len(PNG_START), len(data) - 12)
-    changed = [data[:at] + data[at + 3 :] for at in places] + [data[:at] + b"\r" + data[at:] for at in places]
+    data, rng = PNGS[kind](), random.Random(1)
+    offsets = range(len(PNG_START), len(data) - 12)
+    changed = [data[:offset] + data[offset + 3 :] for offset in offsets] + [
+        data[:offset] + b"\r" + data[offset:] for offset in offsets
+    ]
     changed += [data.replace(*ends) for ends in ((b"\r\n", b"\n"), (b"\n", b"\r\n"), (b"\r", b"\n"))]
-    changed += [data[:at] + chance.randbytes(4) + data[at + 4 :] for at in places[:-4]]
-    # Of several equal bytes, any one may be the removed one.
-    assert [one for one in changed if one != data and passes(one)] == []
+    changed += [data[:offset] + rng.randbytes(4) + data[offset + 4 :] for offset in offsets[:-4]]
+    # A PNG without one of these line ends is unchanged by its replacement.
+    assert [file for file in changed if file != data and passes(file)] == []
 
 
 def test_a_damaged_png_with_recomputed_checksums_is_rejected():
     parts = dict(chunks(PNGS["color"]()))
     rows = zlib.decompress(parts[b"IDAT"])
 
-    def with_rows(content: bytes, behind: bytes = b"") -> bytes:
-        return png([(b"IHDR", parts[b"IHDR"]), (b"IDAT", zlib.compress(content) + behind), (b"IEND", b"")])
+    def with_rows(content: bytes, leftover: bytes = b"") -> bytes:
+        return png([(b"IHDR", parts[b"IHDR"]), (b"IDAT", zlib.compress(content) + leftover), (b"IEND", b"")])
 
     assert verify(with_rows(rows)).left_over == 0
     assert verify(with_rows(rows, bytes(5))).left_over == 5

@@ -1,4 +1,4 @@
-"""No damaged image reaches a model: the stream, data on the devices, evaluation and packing reject it by name."""
+"""No damaged image is trained on: training, data on the devices, evaluation and packing reject it by its name."""
 
 import contextlib
 import io
@@ -22,19 +22,19 @@ from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.soundness.bad_images import Omissions
 from jaxddp.data.table import ExampleTable
 
-WHOLE = encode(picture(170, 210), quality=90)
-LOST = {
-    kind: (HEADERS | STRETCHES)[kind](WHOLE, random.Random(3))
+INTACT = encode(picture(170, 210), quality=90)
+DAMAGED = {
+    kind: (HEADERS | STRETCHES)[kind](INTACT, random.Random(3))
     for kind in (
         *("one row of blocks less", "half the width", "arithmetic codes", "swapped Huffman tables"),
         *("1 KiB deleted", "1 KiB repeated", "512 bytes inserted", "256 bytes zeroed", "line ends for Windows"),
     )
 }
-LOST |= {
-    "height 0": resized(WHOLE, 0, 210),
+DAMAGED |= {
+    "height 0": resized(INTACT, 0, 210),
     "no palette": png([part for part in chunks(PNGS["palette"]()) if part[0] != b"PLTE"]),
 }
-BAD = 2
+BAD_ROW = 2
 DATA = DataConfig(image_size=16, resize=16)
 
 
@@ -44,80 +44,82 @@ def table(tmp_path: Path) -> ExampleTable:
 
 
 @pytest.fixture(scope="module")
-def refusals(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExampleTable, dict[str, dict[int, str]]]:
-    """Returns a set with every kind of damage before sound images, and the messages of each reader by row."""
-    place = tmp_path_factory.mktemp("all")
-    table = train_solutions(write_tree(place / "tree", classes=2, images=8, val=2, size=20))
-    for row, content in enumerate(LOST.values()):
+def messages_by_reader(tmp_path_factory: pytest.TempPathFactory) -> tuple[ExampleTable, dict[str, dict[int, str]]]:
+    """Return a table that begins with every kind of damaged image, and each reader's messages by row."""
+    folder = tmp_path_factory.mktemp("all")
+    table = train_solutions(write_tree(folder / "tree", classes=2, images=8, val=2, size=20))
+    for row, content in enumerate(DAMAGED.values()):
         Path(table.name(row)).write_bytes(content)
     size = len(table)
-    everything, whole = EvalOrder(size, size), replace(DATA, crop="whole")
-    said: dict[str, dict[int, str]] = {}
+    all_rows, whole = EvalOrder(size, size), replace(DATA, crop="whole")
+    messages: dict[str, dict[int, str]] = {}
     for reader, batches in {
-        "training": lambda left: table.train_batches(SampleOrder(size, size, 0), DATA, range(1), substitutes=left),
-        "data on the devices": lambda left: table.train_batches(everything, whole, range(1), substitutes=left),
-        "evaluation": lambda left: table.eval_batches(everything, DATA, omissions=left),
+        "training": lambda faults: table.train_batches(SampleOrder(size, size, 0), DATA, range(1), substitutes=faults),
+        "data on the devices": lambda faults: table.train_batches(all_rows, whole, range(1), substitutes=faults),
+        "evaluation": lambda faults: table.eval_batches(all_rows, DATA, omissions=faults),
     }.items():
-        left = Omissions(size)
-        list(batches(left))
-        said[reader] = left.faults
+        omissions = Omissions(size)
+        list(batches(omissions))
+        messages[reader] = omissions.faults
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        main(["data", "check", str(place / "tree"), "--manifest", str(place / "m.jsonl")])
+        main(["data", "check", str(folder / "tree"), "--manifest", str(folder / "m.jsonl")])
     lines = [line for line in out.getvalue().splitlines() if line.startswith("/")]
     rows = {table.name(row): row for row in range(size)}
-    said["data check"] = {rows[line.partition(": ")[0]]: line for line in lines}
-    return table, said
+    messages["data check"] = {rows[line.partition(": ")[0]]: line for line in lines}
+    return table, messages
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", LOST)
-def test_every_reader_rejects_a_damaged_image_by_name(refusals, tmp_path: Path, kind: str):
-    (table, said), row = refusals, [*LOST].index(kind)
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_every_reader_rejects_a_damaged_image_by_name(messages_by_reader, tmp_path: Path, kind: str):
+    (table, messages), row = messages_by_reader, [*DAMAGED].index(kind)
     for reader in ("training", "data on the devices", "evaluation", "data check"):
-        line = said[reader][row]
+        line = messages[reader][row]
         assert line.startswith(f"{table.name(row)}: ") and "\n" not in line and "object at" not in line
     with pytest.raises(InputError, match=f"^{table.name(row)}: "):
         pack({"train": table.rows(np.array([row]))}, tmp_path / "packed", PackOptions())
     assert not (tmp_path / "packed").exists()
 
 
-def test_readers_reject_no_other_image(refusals):
-    assert all(sorted(faults) == [*range(len(LOST))] for faults in refusals[1].values())
+def test_readers_reject_only_damaged_images(messages_by_reader):
+    assert all(sorted(faults) == [*range(len(DAMAGED))] for faults in messages_by_reader[1].values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", few(("1 KiB repeated",), *(kind for kind in LOST if kind != "1 KiB repeated")))
+@pytest.mark.parametrize("kind", few(("1 KiB repeated",), *(kind for kind in DAMAGED if kind != "1 KiB repeated")))
 def test_damage_ends_every_reader_with_a_one_line_error(table: ExampleTable, tmp_path: Path, capfd, kind: str):
-    Path(table.name(BAD)).write_bytes(LOST[kind])
-    everything = EvalOrder(8, 8)
+    Path(table.name(BAD_ROW)).write_bytes(DAMAGED[kind])
+    all_rows = EvalOrder(8, 8)
     for batches in (
         table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1)),
-        table.eval_batches(everything, DATA),
-        table.train_batches(everything, replace(DATA, crop="whole"), range(1)),
+        table.eval_batches(all_rows, DATA),
+        table.train_batches(all_rows, replace(DATA, crop="whole"), range(1)),
     ):
         with pytest.raises(InputError) as caught:
             next(batches)
-        assert str(caught.value).startswith(f"{table.name(BAD)}: ") and "\n" not in str(caught.value)
+        assert str(caught.value).startswith(f"{table.name(BAD_ROW)}: ") and "\n" not in str(caught.value)
         assert "object at" not in str(caught.value)
-    with pytest.raises(InputError, match=f"^{table.name(BAD)}: "):
+    with pytest.raises(InputError, match=f"^{table.name(BAD_ROW)}: "):
         pack({"train": table}, tmp_path / "packed", PackOptions())
     assert not (tmp_path / "packed").exists()
     assert main(["data", "check", str(tmp_path / "tree"), "--manifest", str(tmp_path / "m.jsonl")]) == 1
     faults = [line for line in capfd.readouterr().out.splitlines() if line.startswith("/")]
-    assert len(faults) == 1 and faults[0].startswith(f"{table.name(BAD)}: ")
+    assert len(faults) == 1 and faults[0].startswith(f"{table.name(BAD_ROW)}: ")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", few(("no palette",), "1 KiB repeated"))
 def test_another_image_of_its_class_is_substituted_for_a_damaged_one(table: ExampleTable, kind: str):
-    Path(table.name(BAD)).write_bytes(LOST[kind])
+    Path(table.name(BAD_ROW)).write_bytes(DAMAGED[kind])
     substitutes = table.substitutes(DataConfig(bad_images="substitute"))
     batch = next(table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1), substitutes=substitutes))
-    assert batch.substituted is not None and batch.row[batch.substituted > 0].tolist() == [BAD]
+    assert batch.substituted is not None and batch.row[batch.substituted > 0].tolist() == [BAD_ROW]
 
 
-def test_images_with_few_leftover_bytes_are_trained_on_and_logged(table: ExampleTable, tmp_path: Path, capfd):
-    file = Path(table.name(BAD))
+def test_images_with_few_leftover_bytes_are_trained_on_and_noted_by_data_check(
+    table: ExampleTable, tmp_path: Path, capfd
+):
+    file = Path(table.name(BAD_ROW))
     file.write_bytes(file.read_bytes()[:-2] + bytes(3) + b"\xff\xd9")
     next(table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1)))
     assert main(["data", "check", str(tmp_path / "tree"), "--manifest", str(tmp_path / "m.jsonl")]) == 0

@@ -1,4 +1,4 @@
-"""Images are compared with the SHA-256 that `data check` wrote: a changed image is not trained on, and is named."""
+"""Images are compared with the SHA-256 that `data check` wrote: an error names a changed image."""
 
 import contextlib
 import io
@@ -29,7 +29,7 @@ from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.workdir.paths import with_absolute_paths
 
-N, BATCH, BAD = 8, 4, 3
+N, BATCH, BAD_ROW = 8, 4, 3
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def data(root: Path, **more) -> DataConfig:
     return DataConfig(**{"path": str(root), "verify": "manifest", **images, **more})  # pyright: ignore[reportArgumentType]
 
 
-def epoch(train: Source, config: DataConfig) -> list:
+def read_epoch(train: Source, config: DataConfig) -> list:
     batches = train.train_batches(
         SampleOrder(N, BATCH, seed=0), config, range(N // BATCH), substitutes=train.substitutes(config)
     )
@@ -55,32 +55,32 @@ def epoch(train: Source, config: DataConfig) -> list:
 
 
 def flip_a_bit(file: Path) -> None:
-    """Flips a bit that changes pixels and that no decoder notices."""
+    """Flip a bit that changes pixels without an error of the decoder."""
     content, before = bytearray(file.read_bytes()), np.asarray(Image.open(file))
-    for place in reversed(range(len(content) - 2)):
-        content[place] ^= 1
+    for offset in reversed(range(len(content) - 2)):
+        content[offset] ^= 1
         with contextlib.suppress(InputError, OSError):
             verify(bytes(content))
             if (np.asarray(Image.open(io.BytesIO(content))) != before).any():
                 file.write_bytes(content)
                 return
-        content[place] ^= 1
-    raise AssertionError("each bit is noticed")
+        content[offset] ^= 1
+    raise AssertionError("every flipped bit is an error")
 
 
 @pytest.mark.slow
 def test_only_the_manifest_finds_a_flipped_bit(root: Path):
     config = data(root)
     train, val = open_tables(config)
-    sound = epoch(train, config)
-    flip_a_bit(file := Path(train.name(BAD)))
+    sound = read_epoch(train, config)
+    flip_a_bit(file := Path(train.name(BAD_ROW)))
     first = data(root, verify="first")
-    differs = [(a.image != b.image).any() for a, b in zip(sound, epoch(open_tables(first)[0], first), strict=True)]
+    differs = [(a.image != b.image).any() for a, b in zip(sound, read_epoch(open_tables(first)[0], first), strict=True)]
     assert sum(differs) == 1
-    # This holds for a table that was read before, too.
+    # The table that was opened before the change raises the same error.
     for table in (train, open_tables(config)[0]):
         with pytest.raises(InputError) as caught:
-            epoch(table, config)
+            read_epoch(table, config)
         line = str(caught.value)
         assert line.startswith(f"{file}: its SHA-256 is ") and f"… in {root}.manifest.jsonl; put the file back" in line
     flip_a_bit(file := Path(val.name(0)))
@@ -88,43 +88,43 @@ def test_only_the_manifest_finds_a_flipped_bit(root: Path):
         next(val.eval_batches(EvalOrder(4, 4), config))
 
 
-@pytest.mark.parametrize("lack", ["differs", "is not listed"])
-def test_another_image_of_its_class_may_be_substituted_for_a_changed_one(root: Path, lack: str, caplog):
+@pytest.mark.parametrize("fault", ["differs", "is not listed"])
+def test_another_image_of_its_class_may_be_substituted_for_a_changed_image(root: Path, fault: str, caplog):
     config = data(root, bad_images="substitute")
-    (name,) = {Path(open_splits(config)["train"].name(BAD))}
-    if lack == "differs":
+    (name,) = {Path(open_splits(config)["train"].name(BAD_ROW))}
+    if fault == "differs":
         flip_a_bit(name)
     else:
         manifest = root.with_name("tree.manifest.jsonl")
-        kept = [line for line in manifest.read_text().splitlines(keepends=True) if name.stem not in line]
-        manifest.write_text("".join(kept))
+        lines = [line for line in manifest.read_text().splitlines(keepends=True) if name.stem not in line]
+        manifest.write_text("".join(lines))
     train, _ = open_tables(config)
-    substituted = [row for batch in epoch(train, config) for row in batch.row[batch.substituted > 0].tolist()]
-    assert substituted == [BAD] and any(str(name) in message for message in caplog.messages)
+    substituted = [row for batch in read_epoch(train, config) for row in batch.row[batch.substituted > 0].tolist()]
+    assert substituted == [BAD_ROW] and any(str(name) in message for message in caplog.messages)
 
 
-def test_with_never_nothing_is_compared_and_nothing_is_cached_as_sound(root: Path, monkeypatch: pytest.MonkeyPatch):
-    looked: list[int] = []
-    monkeypatch.setattr(graph, "verify", lambda image: looked.append(len(image)) or verify(image))
-    # `data check` has cached them as sound.
+def test_with_verify_never_images_are_neither_verified_nor_cached_as_sound(root: Path, monkeypatch: pytest.MonkeyPatch):
+    verified_sizes: list[int] = []
+    monkeypatch.setattr(graph, "verify", lambda image: verified_sizes.append(len(image)) or verify(image))
+    # `data check` has cached the images as sound.
     shutil.rmtree(root.with_name("cache"))
     config = data(root, verify="never")
-    epoch(open_tables(config)[0], config)
-    assert looked == []
+    read_epoch(open_tables(config)[0], config)
+    assert verified_sizes == []
     config = data(root, verify="first")
-    epoch(open_tables(config)[0], config)
-    assert len(looked) == N
+    read_epoch(open_tables(config)[0], config)
+    assert len(verified_sizes) == N
 
 
-def removed(manifest: Path) -> None:
+def remove(manifest: Path) -> None:
     manifest.unlink()
 
 
-def shortened(manifest: Path) -> None:
+def shorten(manifest: Path) -> None:
     manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[:-2]))
 
 
-def rewritten(change: Callable[[dict], object]) -> Callable[[Path], None]:
+def rewrite_line(change: Callable[[dict], object]) -> Callable[[Path], None]:
     def rewrite(manifest: Path) -> None:
         head, first, *others = map(json.loads, manifest.read_text().splitlines())
         change(first)
@@ -137,13 +137,16 @@ def rewritten(change: Callable[[dict], object]) -> Callable[[Path], None]:
     ("change", "line"),
     [
         (
-            removed,
+            remove,
             r"^data\.verify=manifest: no tree\.manifest\.jsonl in {0}; run `jaxddp data check {0}/tree`, or give ",
         ),
-        (shortened, r"^{0}/tree/.*JPEG: {0}/tree\.manifest\.jsonl does not list it, nor 1 other; run `jaxddp data "),
-        (rewritten(lambda image: image.pop("path")), r"^{0}/tree\.manifest\.jsonl, line 2: not a line of a manifest; "),
-        (rewritten(lambda image: image.update(sha256=5)), r"^{0}/tree\.manifest\.jsonl, line 2: not a line of "),
-        (rewritten(lambda image: image.update(sha256="ab")), r"^{0}/tree\.manifest\.jsonl, line 2: not a line of "),
+        (shorten, r"^{0}/tree/.*JPEG: {0}/tree\.manifest\.jsonl does not list it, nor 1 other; run `jaxddp data "),
+        (
+            rewrite_line(lambda image: image.pop("path")),
+            r"^{0}/tree\.manifest\.jsonl, line 2: not a line of a manifest; ",
+        ),
+        (rewrite_line(lambda image: image.update(sha256=5)), r"^{0}/tree\.manifest\.jsonl, line 2: not a line of "),
+        (rewrite_line(lambda image: image.update(sha256="ab")), r"^{0}/tree\.manifest\.jsonl, line 2: not a line of "),
         (lambda file: file.write_text("{}\n"), r"^{0}/tree\.manifest\.jsonl, line 1: not a line of a manifest; write "),
         (
             lambda file: file.write_bytes(b"\xff"),
@@ -160,22 +163,22 @@ def test_an_incomplete_manifest_raises_a_one_line_error_at_the_start(root: Path,
 def test_the_manifest_is_found_by_its_key_or_beside_the_data_set(root: Path, tmp_path: Path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
-    found = open_tables(data(root))[0].digests
-    moved = root.with_name("tree.manifest.jsonl").rename(tmp_path / "m")
+    digests = open_tables(data(root))[0].digests
+    new_path = root.with_name("tree.manifest.jsonl").rename(tmp_path / "m")
     with pytest.raises(InputError, match=f"no tree.manifest.jsonl in {tmp_path}/elsewhere or {tmp_path}; run"):
         open_tables(data(root))
     with pytest.raises(InputError, match=f"^{tmp_path}/n: no such file; give data.manifest what `jaxddp data check`"):
         open_tables(data(root, manifest=str(tmp_path / "n")))
-    assert (open_tables(data(root, manifest=str(moved)))[0].digests.sha256 == found.sha256).all()
-    # The config of a run holds the place of its manifest.
-    assert open_tables(data(root, verify="first", manifest=str(moved)))[0].digests is None
+    assert (open_tables(data(root, manifest=str(new_path)))[0].digests.sha256 == digests.sha256).all()
+    # With another value of `verify`, the path of a manifest is allowed and ignored.
+    assert open_tables(data(root, verify="first", manifest=str(new_path)))[0].digests is None
 
 
-def test_a_run_records_the_place_of_its_manifest(root: Path):
+def test_a_run_records_the_path_of_its_manifest(root: Path):
     config = Config().replace(data={"path": "tree", "verify": "manifest"})
     assert with_absolute_paths(config).data.manifest == f"{root}.manifest.jsonl"
-    moved = root.with_name("tree.manifest.jsonl").rename(root.with_name("m"))
-    assert with_absolute_paths(config.replace(data={"manifest": "m"})).data.manifest == str(moved)
+    new_path = root.with_name("tree.manifest.jsonl").rename(root.with_name("m"))
+    assert with_absolute_paths(config.replace(data={"manifest": "m"})).data.manifest == str(new_path)
 
 
 def test_a_selection_of_a_table_keeps_its_digests(root: Path, caplog):
@@ -188,18 +191,18 @@ def test_a_selection_of_a_table_keeps_its_digests(root: Path, caplog):
     assert caplog.messages == ["data.verify=manifest: the images of data.unlabelled are compared with no manifest"]
 
 
-def test_arrays_are_compared_with_the_manifest_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_arrays_are_compared_with_the_manifest_when_they_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     file = write_npz(tmp_path / "arrays")
     config = DataConfig(path=str(file), image_size=12, resize=12, crop="whole")
     write_manifest(check(open_splits(config)), tmp_path / "arrays.npz.manifest.jsonl")
-    held = DataConfig(path=str(file), image_size=12, resize=12, crop="whole", verify="manifest")
-    assert len(open_tables(held)[0]) == 10
+    with_manifest = DataConfig(path=str(file), image_size=12, resize=12, crop="whole", verify="manifest")
+    assert len(open_tables(with_manifest)[0]) == 10
     arrays = dict(np.load(file))
     arrays["train_images"][4, 0, 0, 0] ^= 1
     np.savez(file, **arrays)
     with pytest.raises(InputError, match=rf"^row 4: {file}.manifest.jsonl lists no image of its pixels \(SHA-256 "):
-        open_tables(held)
+        open_tables(with_manifest)
 
 
 def test_from_python_a_table_is_opened_with_its_manifest(root: Path):

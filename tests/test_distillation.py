@@ -40,7 +40,7 @@ MEAN, STD = (0.3, 0.5, 0.4), (0.2, 0.1, 0.3)
 
 
 def teacher_of(topology, dtype=jnp.float32, **more):
-    """A linear network with its own weights, which normalizes differently from the student and takes one image size."""
+    """Return a linear teacher for one image size. Its weights and its normalization differ from the student's."""
     model = adapt(linear_model())
     params, model_state = model.init(jax.random.key(5), jnp.zeros((1, 6, 6, 3), dtype))
     state = topology.replicate(jax.device_get(TrainState(jnp.zeros((), jnp.int32), params, model_state, ())))
@@ -50,6 +50,7 @@ def teacher_of(topology, dtype=jnp.float32, **more):
 
 
 def step_in_float64(devices: int, loss, share=0.7, pad=1):
+    """Return the parameters before and after one step, the mean loss, and the teacher."""
     topology, optimizer, batch = Topology.create(devices), sgd(0.1), random_batch(24, masked=5)
     supervised = Objective(
         adapt(linear_model()),
@@ -74,54 +75,54 @@ def test_a_step_is_the_same_on_any_number_of_devices(weights):
         loss = cross_entropy(0.1, weights)
         before, after, value, _ = step_in_float64(1, loss)
         assert largest_difference(before, after) > 1e-3
-        _, others, other, _ = step_in_float64(8, loss)
-        assert largest_difference(others, after) < 1e-9 and other == pytest.approx(value, abs=1e-9)
+        _, other_params, other_value, _ = step_in_float64(8, loss)
+        assert largest_difference(other_params, after) < 1e-9 and other_value == pytest.approx(value, abs=1e-9)
 
 
 @pytest.mark.parametrize("weights", (None, (1.0, 4.0, 0.5, 2.0, 3.0)))
 def test_the_distillation_loss_equals_its_formula(weights):
-    """Compute (1 - a) CE + a T^2 KL from pixels with NumPy alone, over the unmasked examples, with their weights."""
+    """Compute (1 - a) CE + a T^2 KL in NumPy, as a mean over the unmasked examples with their class weights."""
     with jax.enable_x64(True):
         params, _, value, teacher = step_in_float64(4, cross_entropy(0.0, weights), pad=0)
-        batch, real = random_batch(24, masked=5), 19
-        pixels = batch.image[:real] / 255
+        batch, count = random_batch(24, masked=5), 19
+        pixels = batch.image[:count] / 255
 
         def log_softmax(logits):
             return logits - np.log(np.exp(logits).sum(1, keepdims=True))
 
         def logits(weight, mean, std):
-            return ((pixels - np.array(mean)) / np.array(std)).reshape(real, -1) @ np.asarray(weight)
+            return ((pixels - np.array(mean)) / np.array(std)).reshape(count, -1) @ np.asarray(weight)
 
         student = logits(params["weight"], (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-        other = log_softmax(logits(teacher.state.params["weight"], MEAN, STD) / 3)
-        hard = -log_softmax(student)[np.arange(real), batch.label[:real]]
-        soft = (np.exp(other) * (other - log_softmax(student / 3))).sum(1)
-    counts = np.array(weights or (1.0,) * 5)[batch.label[:real]]
-    assert value == pytest.approx(np.average(0.3 * hard + 0.7 * 9 * soft, weights=counts), abs=1e-6)
+        teacher_log_probs = log_softmax(logits(teacher.state.params["weight"], MEAN, STD) / 3)
+        hard = -log_softmax(student)[np.arange(count), batch.label[:count]]
+        soft = (np.exp(teacher_log_probs) * (teacher_log_probs - log_softmax(student / 3))).sum(1)
+    class_weights = np.array(weights or (1.0,) * 5)[batch.label[:count]]
+    assert value == pytest.approx(np.average(0.3 * hard + 0.7 * 9 * soft, weights=class_weights), abs=1e-6)
 
 
 def test_the_divergence_equals_pytorchs():
-    """A result of torch 2.13: `16 * F.kl_div((student / 4).log_softmax(-1), (teacher / 4).softmax(-1),
+    """The expected value is from torch 2.13: `16 * F.kl_div((student / 4).log_softmax(-1), (teacher / 4).softmax(-1),
     reduction="batchmean")`."""
     student = jnp.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
     teacher = jnp.array([[2.0, 0.0, 1.0], [0.0, 1.0, -1.0], [0.5, 0.5, -2.0], [-1.0, 2.0, 0.0]])
-    found = Distillation(lambda: teacher_of(Topology.create(1)), 4.0).divergence(teacher, student)
-    assert float(found.mean()) == pytest.approx(0.4075199717948448, abs=1e-6)
+    divergence = Distillation(lambda: teacher_of(Topology.create(1)), 4.0).divergence(teacher, student)
+    assert float(divergence.mean()) == pytest.approx(0.4075199717948448, abs=1e-6)
 
 
 def test_with_a_teachers_share_of_zero_training_is_supervised():
-    seen = {}
+    weights = {}
     for name in ("supervised", "distillation"):
         setup = setup_of(linear_model(), sgd(0.1), devices=2, data=AS_THEY_ARE)
-        own = setup.recipe.objective
+        objective = setup.recipe.objective
         if name == "distillation":
-            own = jaxddp.distillation(teacher_of(setup.topology), teacher_share=0.0)
-        state = train(changed(setup, {}, objective=own), {"train": {"duration": "3 steps"}})
-        seen[name] = np.asarray(state.params["weight"])
-    np.testing.assert_array_equal(*seen.values())
+            objective = jaxddp.distillation(teacher_of(setup.topology), teacher_share=0.0)
+        state = train(changed(setup, {}, objective=objective), {"train": {"duration": "3 steps"}})
+        weights[name] = np.asarray(state.params["weight"])
+    np.testing.assert_array_equal(*weights.values())
 
 
-def test_the_self_test_of_the_gradient_takes_a_teacher_too():
+def test_the_self_test_of_the_gradient_passes_with_a_teacher():
     config = Config().replace(parallel={"self_test": "always"})
     setup = setup_of(linear_model(), sgd(0.1), devices=4, config=config, data=AS_THEY_ARE)
     distilled = changed(setup, {}, objective=jaxddp.distillation(teacher_of(setup.topology)))
@@ -143,31 +144,32 @@ def test_the_self_test_of_the_gradient_takes_a_teacher_too():
     ],
 )
 def test_an_unsuitable_teacher_raises_a_one_line_error(more, message):
-    resources = resources_of()
+    resources = make_resources()
     teacher = teacher_of(resources.topology if more else Topology.create(1), **more)
     with pytest.raises(InputError, match=f"objective.teacher: .*{message}"):
-        jaxddp.distillation(teacher).fingerprints(*seen_by_a_teacher(Config(), resources))
+        jaxddp.distillation(teacher).fingerprints(*fingerprint_arguments(Config(), resources))
 
 
 def test_a_teacher_that_does_not_take_all_image_sizes_raises_a_one_line_error():
-    resources = resources_of()
+    resources = make_resources()
     config = Config().replace(data={"grow_from": 4, "grow_by": 2}, train={"batch_size": 8, "duration": "4 epochs"})
     message = r"teacher does not take this run's training images of \(4, 4, 3\) \(.+\); give a teacher that takes them"
     with pytest.raises(InputError, match=message):
-        jaxddp.distillation(teacher_of(resources.topology)).fingerprints(*seen_by_a_teacher(config, resources))
+        jaxddp.distillation(teacher_of(resources.topology)).fingerprints(*fingerprint_arguments(config, resources))
 
 
-def seen_by_a_teacher(config: Config, resources: Resources) -> tuple[Config, Resources, Layout]:
+def fingerprint_arguments(config: Config, resources: Resources) -> tuple[Config, Resources, Layout]:
+    """Return the arguments of `Distillation.fingerprints`."""
     config = config.replace(train={"batch_size": 8})
     return config, resources, Layout.of(config, resources.topology, TrainingData.of(resources.train, config.data))
 
 
-def resources_of() -> Resources:
+def make_resources() -> Resources:
     """Return resources with images like the teacher's, on two devices."""
     return Resources(Topology.create(2), random_table(30))
 
 
-def student(tmp_path, share=0.5, epochs=2, teacher=None, workdir="student"):
+def train_student(tmp_path, share=0.5, epochs=2, teacher=None, workdir="student"):
     setup = jaxddp.prepare_training(
         *(linear_model(), TABLE, 2, sgd(0.1), 4),
         epochs=epochs,
@@ -184,18 +186,18 @@ def test_a_student_resumes_only_with_its_own_teacher(tmp_path):
     setup = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.3), 4, epochs=1)
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path / "teacher", self_test="never")
     teacher = jaxddp.load_run(tmp_path / "teacher", model=linear_model(), devices=2)
-    student(tmp_path, epochs=1, teacher=teacher)
-    moved = (tmp_path / "teacher").rename(tmp_path / "moved")
-    again = jaxddp.load_run(moved, model=linear_model(), devices=2)
-    whole = student(tmp_path, teacher=again, workdir="whole")
-    np.testing.assert_array_equal(student(tmp_path, teacher=again), whole)
-    other = dataclasses.replace(teacher, state=jax.tree.map(lambda leaf: leaf * 2, teacher.state))
+    train_student(tmp_path, epochs=1, teacher=teacher)
+    new_folder = (tmp_path / "teacher").rename(tmp_path / "moved")
+    reloaded = jaxddp.load_run(new_folder, model=linear_model(), devices=2)
+    uninterrupted = train_student(tmp_path, teacher=reloaded, workdir="whole")
+    np.testing.assert_array_equal(train_student(tmp_path, teacher=reloaded), uninterrupted)
+    other_teacher = dataclasses.replace(teacher, state=jax.tree.map(lambda leaf: leaf * 2, teacher.state))
     with pytest.raises(InputError, match="fingerprint.teacher was '.{8}' and is now '.{8}'; a resumed run keeps"):
-        student(tmp_path, epochs=3, teacher=other)
+        train_student(tmp_path, epochs=3, teacher=other_teacher)
     with pytest.raises(InputError, match="objective was 'Distillation .*' and is now 'Distillation"):
-        student(tmp_path, epochs=3, teacher=again, share=0.25)
+        train_student(tmp_path, epochs=3, teacher=reloaded, share=0.25)
     with pytest.raises(InputError, match="fingerprint.teacher was '.{8}' and is now None; a resumed run keeps"):
-        student(tmp_path, epochs=3)
+        train_student(tmp_path, epochs=3)
 
 
 RECIPE = """
@@ -229,46 +231,48 @@ def run(words, capfd) -> tuple[int, str]:
     return code, capfd.readouterr().err.strip().splitlines()[-1:]
 
 
-# The tests of the API above use the same teacher.
+# The tests above cover a teacher from Python.
 @pytest.mark.ci
 @pytest.mark.slow
-def test_a_recipe_names_its_teacher_on_the_command_line(tmp_path, capfd):
+def test_distillation_runs_from_the_command_line(tmp_path, capfd):
     file = write_arrays(tmp_path / "set.npz", random_table(30), random_table(9, seed=1))
     (tmp_path / "mine.py").write_text(RECIPE)
     common = ["train", tmp_path / "mine.py", "--data.path", file]
-    own = [*common, "--model.width", 4, "--objective.name", "distillation", "--workdir", tmp_path / "student"]
-    code, line = run(own, capfd)
+    student_words = [*common, "--model.width", 4, "--objective.name", "distillation", "--workdir", tmp_path / "student"]
+    code, line = run(student_words, capfd)
     assert code == 2 and "objective.teacher: distillation has no teacher; give a run's work directory" in line[0]
-    code, line = run([*own, "--objective.teacher", tmp_path / "none"], capfd)
+    code, line = run([*student_words, "--objective.teacher", tmp_path / "none"], capfd)
     assert code == 2 and "objective.teacher: " in line[0] and "no such file; give a run's work directory" in line[0]
     assert not (tmp_path / "student").exists()
     assert main([str(word) for word in [*common, "--model.width", 8, "--workdir", tmp_path / "teacher"]]) == 0
     code, line = run([*common, "--objective.teacher", tmp_path / "teacher", "--workdir", tmp_path / "student"], capfd)
     assert code == 2 and "is read by objective.name=distillation, and not by supervised" in line[0]
-    assert main([str(word) for word in [*own, "--objective.teacher", tmp_path / "teacher"]]) == 0
-    kept = json.loads((tmp_path / "student" / "config.json").read_text())
-    assert set(kept["fingerprint"]) == {"train", "val", "teacher"}
-    # The teacher may be moved, and evaluation needs none.
-    moved = (tmp_path / "teacher").rename(tmp_path / "elsewhere")
+    assert main([str(word) for word in [*student_words, "--objective.teacher", tmp_path / "teacher"]]) == 0
+    config = json.loads((tmp_path / "student" / "config.json").read_text())
+    assert set(config["fingerprint"]) == {"train", "val", "teacher"}
+    # Evaluation needs no teacher, and a run resumes with a teacher that was moved.
+    new_folder = (tmp_path / "teacher").rename(tmp_path / "elsewhere")
     assert main(["eval", str(tmp_path / "student" / "config.json")]) == 0
-    more = ["--objective.teacher", moved, "--train.duration", "2 epochs"]
-    assert main([str(word) for word in [*own, *more]]) == 0
-    code, line = run([*own, *more, "--objective.temperature", 2, "--train.duration", "3 epochs"], capfd)
+    resume_words = ["--objective.teacher", new_folder, "--train.duration", "2 epochs"]
+    assert main([str(word) for word in [*student_words, *resume_words]]) == 0
+    code, line = run(
+        [*student_words, *resume_words, "--objective.temperature", 2, "--train.duration", "3 epochs"], capfd
+    )
     assert code == 2 and "--objective.temperature was 4.0 and is now 2.0; a resumed run keeps its recipe" in line[0]
 
 
 def test_reproducible_distillation_is_refused():
-    own = resources_of()
+    resources = make_resources()
     config = Config().replace(parallel={"reproducible": True})
     with pytest.raises(InputError, match=r"^parallel\.reproducible: distillation does not give the same bits on any"):
-        jaxddp.distillation(teacher_of(own.topology)).fingerprints(*seen_by_a_teacher(config, own))
+        jaxddp.distillation(teacher_of(resources.topology)).fingerprints(*fingerprint_arguments(config, resources))
 
 
-def test_distillation_does_not_read_the_second_source():
+def test_distillation_does_not_read_unlabelled_images():
     setup = setup_of(linear_model(), sgd(0.1), devices=2)
     resources = dataclasses.replace(setup.resources, unlabelled=random_table(60).without_labels())
-    read = [
-        make_feed(dataclasses.replace(setup.recipe, objective=own), resources).unlabelled
-        for own in (jaxddp.distillation(teacher_of(setup.topology)), lambda supervised: supervised)
+    sources = [
+        make_feed(dataclasses.replace(setup.recipe, objective=objective), resources).unlabelled
+        for objective in (jaxddp.distillation(teacher_of(setup.topology)), lambda supervised: supervised)
     ]
-    assert read[0] is None and read[1] is not None
+    assert sources[0] is None and sources[1] is not None

@@ -1,4 +1,4 @@
-"""The division of a batch, compared with an enumeration of all divisions."""
+"""The division of a batch into microbatches, compared with an enumeration of all divisions."""
 
 from dataclasses import replace
 
@@ -17,36 +17,36 @@ DIVISIONS = st.builds(
 )
 
 
-def in_pieces(division: Division) -> list[int]:
-    """Returns the number of examples in each microbatch, dealt out one by one."""
-    pieces = [0] * (division.shares * division.accumulate)
+def microbatch_sizes(division: Division) -> list[int]:
+    """Return the number of examples in each microbatch, when the examples are dealt out in turn."""
+    sizes = [0] * (division.shares * division.accumulate)
     for example in range(division.batch_size):
-        pieces[example % len(pieces)] += 1
-    return pieces
+        sizes[example % len(sizes)] += 1
+    return sizes
 
 
 @given(DIVISIONS)
 def test_a_batch_divides_evenly_if_all_microbatches_are_equal_and_hold_whole_groups(division):
-    pieces = in_pieces(division)
-    expected = min(pieces) == max(pieces) > 0 and pieces[0] % division.group_size == 0
+    sizes = microbatch_sizes(division)
+    expected = min(sizes) == max(sizes) > 0 and sizes[0] % division.group_size == 0
     assert division.is_even == expected
     if expected:
-        assert division.microbatch == pieces[0]
+        assert division.microbatch == sizes[0]
 
 
 @given(DIVISIONS)
-def test_finer_divisions_are_all_even_ones_in_order(division):
+def test_finer_divisions_are_all_even_divisions_into_more_microbatches_in_order(division):
     counts = range(division.accumulate + 1, division.batch_size + 2)
-    expected = [each for count in counts if (each := replace(division, accumulate=count)).is_even]
+    expected = [candidate for count in counts if (candidate := replace(division, accumulate=count)).is_even]
     assert list(division.finer_divisions()) == expected
 
 
 @given(DIVISIONS, st.integers(0, 200))
-def test_the_largest_fitting_batch_is_the_largest_smaller_one_that_divides_evenly(division, most):
+def test_the_largest_batch_that_fits_is_the_largest_smaller_batch_that_divides_evenly(division, most):
     smaller = [replace(division, batch_size=size) for size in range(1, division.batch_size)]
-    does = [each for each in smaller if each.is_even and each.batch_size <= most]
-    found = division.largest_that_fits(lambda each: each.batch_size <= most)
-    assert found == (does[-1] if does else None)
+    fitting = [candidate for candidate in smaller if candidate.is_even and candidate.batch_size <= most]
+    largest = division.largest_that_fits(lambda candidate: candidate.batch_size <= most)
+    assert largest == (fitting[-1] if fitting else None)
 
 
 def test_a_config_determines_how_its_batch_is_divided():
@@ -54,7 +54,7 @@ def test_a_config_determines_how_its_batch_is_divided():
     assert Division.of(config, 4) == Division(96, 4, 3, 1)
     for kind in ("mixup", "cutmix"):
         mixing = config.replace(data={"augment": {kind: 0.2}})
-        # 96 examples in 4 x 3 microbatches are 8 each; in 4 x 8 they are 3, which would separate a pair.
-        assert [each.accumulate for each in Division.of(mixing, 4).finer_divisions()] == [4, 6, 12]
+        # 96 examples in 4 x 3 microbatches are 8 each. In 4 x 8 they are 3 each, which would separate a pair.
+        assert [candidate.accumulate for candidate in Division.of(mixing, 4).finer_divisions()] == [4, 6, 12]
         assert Division.of(mixing.replace(model={"batch_norm": "ghost:3"}), 4).group_size == 6
-    assert [each.accumulate for each in Division.of(config, 4).finer_divisions()] == [4, 6, 8, 12, 24]
+    assert [candidate.accumulate for candidate in Division.of(config, 4).finer_divisions()] == [4, 6, 8, 12, 24]

@@ -34,7 +34,7 @@ FOLDERS = ("jaxddp", "launch", "configs", "tests", "benchmarks", "notebooks", "d
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
 KEYS = flatten(Config().to_dict())
 
-# Commands whose first argument is a config, which decides their options.
+# The first argument of these commands is a config, on which their options depend.
 CONFIG_COMMANDS = (("train",), ("eval",), ("find-lr",), ("doctor",), ("config",), ("data", "show"))
 COMMANDS = (
     *CONFIG_COMMANDS,
@@ -57,7 +57,7 @@ def anchors(page: Path) -> set[str]:
 
 
 def links(path: str, text: str) -> list[str]:
-    """Every relative link leads to a file, and its anchor to a heading of that file."""
+    """Return errors for relative links without a file, or with an anchor that no heading of the file has."""
     errors = []
     for target in re.findall(r"\]\(([^)]+)\)", prose(text)):
         file, _, anchor = target.partition("#")
@@ -90,7 +90,7 @@ def command_lines(text: str) -> Iterator[list[str]]:
 
 
 def commands(path: str, text: str) -> list[str]:
-    """Commands exist, and so do their options and configs."""
+    """Return errors for commands, options and configs that do not exist."""
     return [f"{path}: jaxddp {' '.join(line)}: {error}" for line in command_lines(text) for error in command(line)]
 
 
@@ -110,7 +110,7 @@ def command(words: list[str]) -> list[str]:
         exists = config in CONFIGS or config.startswith("runs/") or config.endswith((".py", "config.json"))
         if not (exists or config.isupper() or config == "…"):
             errors.append(f"there is no config {config}")
-        # A config's `--help` leaves out keys that its choices do not read.
+        # The `--help` of a config omits keys that its network, optimizer and other choices do not read.
         pairs = itertools.pairwise(rest)
         name = (*name, "digits", *(word for pair in pairs if pair[0].endswith((".name", ".schedule")) for word in pair))
     known = options(*name)
@@ -119,7 +119,7 @@ def command(words: list[str]) -> list[str]:
 
 
 def lone_options(path: str, text: str) -> list[str]:
-    """An option alone between backticks belongs to a command or to a script."""
+    """Return errors for options alone between backticks that no command and no script has."""
     scripts = [
         file.read_text() for folder in ("launch", "benchmarks", "docs") for file in (ROOT / folder).rglob("*.py")
     ]
@@ -133,18 +133,18 @@ def lone_options(path: str, text: str) -> list[str]:
 
 
 def keys(path: str, text: str) -> list[str]:
-    """Every config key exists, or is a section of the config (`parallel.*`)."""
-    parts = {key.partition(".")[0] for key in KEYS if "." in key}
-    named = [span for span in spans(text) if re.fullmatch(rf"({'|'.join(parts)})(\.[a-z_0-9]+|\.\*)+", span)]
-    trees = {key[: end.start()] for key in KEYS for end in re.finditer(r"\.", key)}
-    return [f"{path}: there is no key {key}" for key in named if key.removesuffix(".*") not in KEYS.keys() | trees]
+    """Return errors for dotted names that begin with a section of the config and are neither a key nor a section."""
+    sections = {key.partition(".")[0] for key in KEYS if "." in key}
+    named = [span for span in spans(text) if re.fullmatch(rf"({'|'.join(sections)})(\.[a-z_0-9]+|\.\*)+", span)]
+    prefixes = {key[: dot.start()] for key in KEYS for dot in re.finditer(r"\.", key)}
+    return [f"{path}: there is no key {key}" for key in named if key.removesuffix(".*") not in KEYS.keys() | prefixes]
 
 
-def places(path: str, text: str) -> list[str]:
-    """Every file, module and script exists."""
+def files_and_modules(path: str, text: str) -> list[str]:
+    """Return errors for files, modules and scripts that do not exist."""
     errors = []
-    runs = [line for block in blocks(text) for line in block.text.splitlines() if line.startswith("python ")]
-    for span in [*spans(text), *runs]:
+    script_lines = [line for block in blocks(text) for line in block.text.splitlines() if line.startswith("python ")]
+    for span in [*spans(text), *script_lines]:
         name = span.removeprefix("python ").split("(")[0].split(" ")[0]
         if re.fullmatch(rf"({'|'.join(map(re.escape, FOLDERS))})/[\w./-]*", name):
             if not (ROOT / name).exists():
@@ -184,7 +184,7 @@ def undefined(code: ast.Module) -> set[str]:
 
 
 def examples(path: str, text: str) -> list[str]:
-    """Python and TOML parse, names of jaxddp exist, and an example of a whole file has its imports."""
+    """Return errors for unknown names of jaxddp, and for undefined names in examples of whole files."""
     errors = []
     for block in blocks(text):
         if block.language == "toml":
@@ -205,14 +205,22 @@ def examples(path: str, text: str) -> list[str]:
 
 
 def targets(path: str, text: str) -> list[str]:
-    """Every target of make exists."""
+    """Return errors for targets of make that do not exist."""
     known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     lines = [line for block in blocks(text) for line in block.text.splitlines()]
     calls = [line.split("#")[0].split()[1:] for line in [*lines, *spans(text)] if line.startswith("make ")]
     return [f"{path}: there is no make {word}" for call in calls for word in call if word not in known]
 
 
-RULES: tuple[Callable[[str, str], list[str]], ...] = (links, commands, lone_options, keys, places, examples, targets)
+RULES: tuple[Callable[[str, str], list[str]], ...] = (
+    links,
+    commands,
+    lone_options,
+    keys,
+    files_and_modules,
+    examples,
+    targets,
+)
 BAD = [
     (links, "[a](docs/nothing.md)"),
     (links, "[a](README.md#no-such-heading)"),
@@ -230,13 +238,13 @@ BAD = [
     (keys, "`train.batchsize`"),
     (keys, "`data.augment.none`"),
     (keys, "`parallel.x.*`"),
-    (places, "`jaxddp/nothing.py`"),
-    (places, "`tests/nothing/`"),
-    (places, "`python benchmarks/nothing.py DIR`"),
-    (places, "```\npython docs/nothing.py\n```"),
-    (places, "`jaxddp.nothing`"),
-    (places, "`jaxddp.config.Confg`"),
-    (places, "`jaxddp.core.errors.InputError.nothing`"),
+    (files_and_modules, "`jaxddp/nothing.py`"),
+    (files_and_modules, "`tests/nothing/`"),
+    (files_and_modules, "`python benchmarks/nothing.py DIR`"),
+    (files_and_modules, "```\npython docs/nothing.py\n```"),
+    (files_and_modules, "`jaxddp.nothing`"),
+    (files_and_modules, "`jaxddp.config.Confg`"),
+    (files_and_modules, "`jaxddp.core.errors.InputError.nothing`"),
     (examples, "```python\nfrom jaxddp.config import Confg\n```"),
     (examples, "```python\njaxddp.trian(1)\n```"),
     (examples, "```python\n# jaxddp/losses/mine.py\nimport jax\n\nx = settings_of(jax)\n```"),
@@ -250,10 +258,10 @@ GOOD = [
     (lone_options, "`--model.batch-norm sync` `--nr` `-n`"),
     (keys, "`train.batch_size` `data.augment` `parallel.*` `metrics.jsonl` `data.txt.gz/x`"),
     (
-        places,
+        files_and_modules,
         "`jaxddp/engine/` `launch/main.py` `jaxddp.train(…)` `jaxddp.config.Config.replace` `jaxddp[cuda12]`",
     ),
-    (places, "`python docs/lists.py --check`"),
+    (files_and_modules, "`python docs/lists.py --check`"),
     (examples, "```python\nfrom jaxddp.config import Config\njaxddp.train\nimport nothing\n```"),
     (examples, "```python\n# jaxddp/losses/mine.py\nimport jax\n\ndef f(x): return len(jax.y(x))\n```"),
     (targets, "`make demo` and `make lint types`"),
@@ -265,12 +273,12 @@ def case_name(value: object) -> str | None:
 
 
 @pytest.mark.parametrize(("rule", "text"), BAD, ids=case_name)
-def test_an_error_is_caught(rule, text):
+def test_a_rule_catches_an_error_in_a_page(rule, text):
     assert rule("README.md", text)
 
 
 @pytest.mark.parametrize(("rule", "text"), GOOD, ids=case_name)
-def test_a_correct_text_is_accepted(rule, text):
+def test_a_rule_accepts_a_correct_page(rule, text):
     assert rule("README.md", text) == []
 
 
@@ -281,7 +289,7 @@ def test_a_page_matches_the_code(page):
     assert not errors, "\n".join(errors)
 
 
-def test_the_rules_find_something_in_the_pages():
+def test_the_patterns_of_the_rules_match_text_in_the_pages():
     """A pattern that matches nothing would report no error."""
     text = "\n".join((ROOT / page).read_text() for page in PAGES)
     assert len(list(command_lines(text))) > 30
@@ -292,9 +300,7 @@ def test_the_rules_find_something_in_the_pages():
 @pytest.mark.parametrize(("page", "most"), [("BUILD_NOTES.md", 15_000), ("README.md", 8_000)])
 def test_a_page_stays_short(page, most):
     length = len((ROOT / page).read_text())
-    assert length <= most, (
-        f"{page} has {length:,} characters, of at most {most:,}: move what is not for everybody to docs/"
-    )
+    assert length <= most, f"{page} has {length:,} characters, of at most {most:,}: move details to docs/"
 
 
 def test_the_recipe_of_the_readme_runs(tmp_path):
@@ -305,7 +311,7 @@ def test_the_recipe_of_the_readme_runs(tmp_path):
 
 @pytest.mark.slow
 def test_the_hooks_of_the_complete_recipe_return_valid_objects(tmp_path):
-    """Each hook alone; the tests of recipe files show that a run uses them."""
+    """Call each hook by itself. The tests of recipe files show that a run uses the hooks."""
     source = page_block("docs/extending.md", "get_listeners(config")
     (tmp_path / "my_recipe.py").write_text(source)
     config = load(tmp_path / "my_recipe.py")

@@ -32,7 +32,7 @@ from jaxddp.training.checkpoints.run_identity import FREE
 
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
 KEYS = flatten(Config().to_dict())
-KINDS = (MODELS, LOSSES, METRICS, OPTIMIZERS, OBJECTIVES, SCHEDULES, AUGMENTATIONS, LOGGERS)
+REGISTRIES = (MODELS, LOSSES, METRICS, OPTIMIZERS, OBJECTIVES, SCHEDULES, AUGMENTATIONS, LOGGERS)
 # Pages for developers, and the generated list that has every key.
 NOT_FOR_USERS = (
     "CONTRIBUTING.md",
@@ -50,9 +50,9 @@ def test_a_page_explains_every_key_of_a_config():
     assert not [key for key in KEYS if key not in words and format_option(key) not in words]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=[kind.key for kind in KINDS])
+@pytest.mark.parametrize("kind", REGISTRIES, ids=[kind.key for kind in REGISTRIES])
 def test_a_page_has_every_name_that_a_config_may_choose(kind):
-    # Other tests of this worker may have added names. An augmentation may have the name of a key.
+    # Other tests of this pytest worker may have added names. An augmentation may have the name of a key.
     names = [name for name in kind.names() if not getattr(kind.get(name), "__module__", "").startswith("test")]
     assert not [name for name in names if f"`{name}`" not in USER_PAGES and f"data.augment.{name}" not in KEYS]
 
@@ -79,11 +79,11 @@ def test_the_hooks_of_a_recipe_file_are_in_the_table_with_their_arguments():
 
 
 def test_the_page_names_the_configs_whose_batch_norm_is_not_local():
-    others = {name for name in CONFIGS if load(name).model.batch_norm not in (None, "local")}
+    expected = {name for name in CONFIGS if load(name).model.batch_norm not in (None, "local")}
     (listed,) = re.findall(
         r"shipped config but(.*?), which are `ghost`", (ROOT / "docs/scaling.md").read_text(), re.DOTALL
     )
-    assert set(re.findall(r"`(\w+)`", listed)) == others
+    assert set(re.findall(r"`(\w+)`", listed)) == expected
 
 
 def test_the_tables_of_timeouts_and_phases_match_the_code():
@@ -93,7 +93,7 @@ def test_the_tables_of_timeouts_and_phases_match_the_code():
         key: value for key, value in KEYS.items() if key.startswith("parallel.") and key.endswith("_timeout")
     }
     (table,) = re.findall(r"^\| phase \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
-    # "none, unless others wait for it": then once.
+    # The limit of "none, unless others wait for it" is that of "once".
     numbers = {"none": 1.0, "once": 1.0, "3": 3.0, "6": 6.0}
     rows = re.findall(r"^\| (`.*?) \|.*\| (\w+)[^|]* \|$", table, re.MULTILINE)
     limits = {phase: numbers[limit] for cell, limit in rows for phase in re.findall(r"`(\w+)`", cell)}
@@ -101,7 +101,7 @@ def test_the_tables_of_timeouts_and_phases_match_the_code():
     assert limits == {name: phases.Progress(name, 0, 0.0).limit(1.0) for name in names}
 
 
-def test_the_table_of_scripts_has_every_one():
+def test_the_table_of_scripts_has_every_file_of_launch():
     page = (ROOT / "docs/scaling.md").read_text()
     (table,) = re.findall(r"^\| script \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
     assert sorted(re.findall(r"^\| `(launch/[\w.-]+)`", table, re.MULTILINE)) == sorted(
@@ -109,13 +109,13 @@ def test_the_table_of_scripts_has_every_one():
     )
 
 
-def test_the_table_of_kinds_has_every_registry():
+def test_the_table_of_decorators_has_every_registry():
     table = re.findall(r"`@(\w+)\.add", (ROOT / "CONTRIBUTING.md").read_text())
     assert sorted(table) == sorted(name for name, value in vars(registry).items() if isinstance(value, Registry))
 
 
 def clauses() -> Iterator[re.Pattern[str]]:
-    """Yield the clauses of the package's texts that have three words or more, with anything for a formatted value."""
+    """Yield a pattern for each clause of three or more words in the package's strings. Any formatted value matches."""
     for file in (ROOT / "jaxddp").rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             match node:
@@ -143,12 +143,12 @@ def test_the_messages_on_the_page_of_troubleshooting_are_in_the_code():
 
 @pytest.mark.slow
 def test_the_lists_in_the_pages_are_up_to_date():
-    # In a process of its own: other tests may have added names to the registries.
-    done = subprocess.run(
+    # A new process, because other tests of this process may have added names to the registries.
+    completed = subprocess.run(
         [sys.executable, ROOT / "docs/lists.py", "--check"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert completed.returncode == 0, completed.stdout + completed.stderr

@@ -1,4 +1,4 @@
-"""The doctor: its rows for a good machine, and a row for each fault while the other checks continue."""
+"""The rows of `jaxddp doctor`: those of a good machine, and a row for each fault while other checks continue."""
 
 import dataclasses
 import os
@@ -24,13 +24,13 @@ from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile, read_recipe
 
 ROOT = Path(__file__).parent.parent
-MACHINE = ["environment", "coordinator", "devices", "versions", "all-reduce"]
-OF_A_CONFIG = ["data", "images", "recipe", "step", "work directory"]
+MACHINE_CHECKS = ["environment", "coordinator", "devices", "versions", "all-reduce"]
+CONFIG_CHECKS = ["data", "images", "recipe", "step", "work directory"]
 
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
-    """Sum less, because the real sizes take seconds. They are private, because users have no reason to change them."""
+    """Sum small arrays, because the real sizes take seconds. `_SIZES` is private, because users need not change it."""
     monkeypatch.setattr(machine_checks, "_SIZES", {"4 kB": 4_000, "1 MB": 1_000_000})
 
 
@@ -46,7 +46,7 @@ def small_config(tree: Path, **changes) -> Config:
 
 
 def small_recipe(tree: Path, **changes) -> RecipeFile:
-    """A recipe whose network compiles in a second."""
+    """Return a recipe whose network compiles in a second."""
     return dataclasses.replace(read_recipe(RECIPE), config=small_config(tree, **changes))
 
 
@@ -56,9 +56,9 @@ def by_check(rows: list[CheckRow]) -> dict[str, CheckRow]:
 
 
 @pytest.mark.slow
-def test_a_good_machine_and_config(tree, tmp_path):
+def test_a_good_machine_and_config_pass_every_check(tree, tmp_path):
     rows = by_check(doctor(small_recipe(tree), tmp_path / "w"))
-    assert list(rows) == MACHINE + OF_A_CONFIG
+    assert list(rows) == MACHINE_CHECKS + CONFIG_CHECKS
     assert {row.verdict for row in rows.values()} == {"ok"}, rows
     details = {check: row.detail for check, row in rows.items()}
     assert "a single process" in details["environment"]
@@ -76,7 +76,7 @@ def test_a_good_machine_and_config(tree, tmp_path):
 
 
 def test_without_a_config_only_the_machine_is_checked():
-    assert list(by_check(doctor(None, None))) == MACHINE
+    assert list(by_check(doctor(None, None))) == MACHINE_CHECKS
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_an_image_that_does_not_decode_is_named_and_the_other_checks_continue(tm
 
 def test_unreadable_data_does_not_stop_the_other_checks(tree, tmp_path):
     rows = by_check(doctor(small_recipe(tree / "nowhere"), tmp_path / "w"))
-    assert list(rows) == [*MACHINE, "data", "work directory"]
+    assert list(rows) == [*MACHINE_CHECKS, "data", "work directory"]
     assert rows["data"].verdict == "fail" and "nowhere" in rows["data"].detail
     assert rows["work directory"].verdict == "ok"
 
@@ -118,7 +118,7 @@ def test_a_step_that_does_not_fit_is_reported_with_the_memory_it_needs(tree, mon
     )
 
 
-def test_a_work_directory_that_cannot_be_made_is_an_error(tmp_path):
+def test_a_work_directory_that_cannot_be_created_is_reported_as_a_row(tmp_path):
     (tmp_path / "file").write_text("")
     row = by_check(doctor(None, tmp_path / "file" / "w"))["work directory"]
     assert row.verdict == "fail" and str(tmp_path / "file" / "w") in row.detail
@@ -141,7 +141,9 @@ def test_a_wrong_sum_on_any_device_is_caught(device, monkeypatch):
             total = reduce(parts)
             copies = [np.array(shard.data) for shard in total.addressable_shards]
             copies[device][3] += 1
-            placed = [jax.device_put(copy, at) for copy, at in zip(copies, topology.mesh.devices.flat, strict=True)]
+            placed = [
+                jax.device_put(copy, target) for copy, target in zip(copies, topology.mesh.devices.flat, strict=True)
+            ]
             return jax.make_array_from_single_device_arrays(total.shape, total.sharding, placed)
 
         return wrong
@@ -164,9 +166,9 @@ def test_any_exception_is_reported_as_a_row_of_one_line():
 
 def test_a_slurm_batch_script_is_advised_to_use_srun(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    found = machine_checks.environment()
-    assert found.verdict == "warn" and found.value == []
-    assert found.detail.endswith("a single process; SLURM has 4 tasks for this job; start them with srun")
+    finding = machine_checks.environment()
+    assert finding.verdict == "warn" and finding.value == []
+    assert finding.detail.endswith("a single process; SLURM has 4 tasks for this job; start them with srun")
     monkeypatch.setenv("SLURM_NTASKS", "1")
     assert machine_checks.environment().verdict == "ok"
 
@@ -201,7 +203,7 @@ FINE, BAD = CheckRow("images", "ok", "fine"), CheckRow("images", "fail", "bad")
         ([[], [BAD]], [CheckRow("images", "fail", "process 1: bad")]),
     ],
 )
-def test_merging(reports, expected):
+def test_rows_of_processes_are_merged_and_failures_name_their_process(reports, expected):
     assert merge(reports) == expected
 
 
@@ -222,14 +224,14 @@ def test_no_failure_is_lost_in_merging(reports):
 
 
 @pytest.mark.slow
-def test_the_table_and_the_exit_code(tmp_path, capfd):
+def test_the_command_prints_a_table_and_returns_1_after_a_failed_check(tmp_path, capfd):
     assert main(["doctor", "--workdir", str(tmp_path / "w")]) == 0
     table = capfd.readouterr().out
-    assert all(name in table for name in [*MACHINE, "work directory", "verdict"])
+    assert all(name in table for name in [*MACHINE_CHECKS, "work directory", "verdict"])
     (tmp_path / "[bold]").write_text("")
     assert main(["doctor", "--workdir", str(tmp_path / "[bold]")]) == 1
     lines = capfd.readouterr().out.splitlines()
-    # The line has the whole reason, and no part of a path is interpreted as markup.
+    # The table does not shorten the reason, and does not interpret a path as markup.
     assert any("fail" in line and str(tmp_path / "[bold]") in line for line in lines)
 
 
@@ -238,7 +240,7 @@ def test_a_config_from_the_terminal_takes_overrides(tree, capfd):
     assert str(tree / "gone") in capfd.readouterr().out
 
 
-def test_an_unknown_config(capfd):
+def test_an_unknown_config_gets_the_nearest_name_as_a_suggestion(capfd):
     assert main(["doctor", "digitss"]) == 2
     assert "did you mean 'digits'?" in capfd.readouterr().err
 
@@ -275,20 +277,25 @@ def launch(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_two_processes_print_one_table(tmp_path):
-    done = launch(tmp_path, "doctor", "--workdir", str(tmp_path / "w"))
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = [line for line in done.stdout.splitlines() if " ok " in line]
+    completed = launch(tmp_path, "doctor", "--workdir", str(tmp_path / "w"))
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    rows = [line for line in completed.stdout.splitlines() if " ok " in line]
     assert all(line.startswith("[0] ") for line in rows)
-    assert [line.split()[1] for line in rows] == [*(name.split()[0] for name in MACHINE), "settings", "work", "shared"]
-    assert "2 x cpu in 2 processes" in done.stdout and "2 processes met at 127.0.0.1:" in done.stdout
+    assert [line.split()[1] for line in rows] == [
+        *(name.split()[0] for name in MACHINE_CHECKS),
+        "settings",
+        "work",
+        "shared",
+    ]
+    assert "2 x cpu in 2 processes" in completed.stdout and "2 processes met at 127.0.0.1:" in completed.stdout
 
 
-# The tests above cover merging.
+# The tests above merge rows without processes.
 @pytest.mark.ci
 def test_failures_of_process_1_are_shown_by_process_0_without_a_wait(tmp_path):
-    done = launch(tmp_path, "python", "-c", BROKEN_IN_ONE, "--workdir", str(tmp_path / "w"))
-    assert done.returncode == 1, done.stdout + done.stderr
-    failed = [line for line in done.stdout.splitlines() if " fail " in line]
+    completed = launch(tmp_path, "python", "-c", BROKEN_IN_ONE, "--workdir", str(tmp_path / "w"))
+    assert completed.returncode == 1, completed.stdout + completed.stderr
+    failed = [line for line in completed.stdout.splitlines() if " fail " in line]
     assert all(line.startswith("[0] ") for line in failed)
     assert [line.split("process 1: ")[1].strip() for line in failed] == ["17 is not 18", "this disk is full"]
-    assert " shared " not in done.stdout and "did not say" not in done.stdout
+    assert " shared " not in completed.stdout and "gave no" not in completed.stdout

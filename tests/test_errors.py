@@ -44,17 +44,19 @@ def get_config():
 """
 
 
-def unreadable():
+def read_without_permission():
     with reading(Path("runs/a")):
         raise PermissionError(13, "Permission denied")
 
 
 @dataclass(frozen=True)
-class Told:
-    """An error, its fields, and its message, in which each entry point has its own words for the keys.
+class ErrorCase:
+    """An error, its fields, and its message, in which each entry point has its own names for the keys.
 
     Attributes:
-        line: the beginning of the message, without these words. words: the words of a command line that sets the key.
+        line: the beginning of the message, with {} for each key.
+        dotted, python, typed: the names of the keys in a config, in Python and on the command line.
+        words: the words of a command line that sets the key.
         number: the number of the line of RECIPE that sets the key.
     """
 
@@ -70,76 +72,76 @@ class Told:
     advice: str = ""
 
 
-DOORS = {
-    "a batch": Told(
+CASES = {
+    "a batch": ErrorCase(
         lambda: Topology.create(4).check_batch_size(30),
         *("train.batch_size", 30, "{} cannot be divided among 4 devices; 28 or 32 would do"),
         *(("train.batch_size=30",), ("a global batch of 30",)),
         *(("--batch-size", "30"), ("--batch-size 30",), 6, "28 or 32 would do"),
     ),
-    "several keys": Told(
+    "several keys": ErrorCase(
         lambda: Gradients(accumulate=3).check_batch_size(8, Topology.create(2)),
         *("train.batch_size", 8, "{} cannot be divided among 2 devices with {} microbatches each; 6 or 12 would do"),
         *(("train.batch_size=8", "train.accumulate=3"), ("a global batch of 8", "accumulate=3")),
         *(("--train.accumulate=3",), ("train.batch_size=8", "--train.accumulate 3"), 6, "6 or 12 would do"),
     ),
-    "a range": Told(
+    "a range": ErrorCase(
         lambda: Config().replace(train={"accumulate": 0}),
         *("train.accumulate", 0, "{}: expected 1 to 65,536"),
         *(("train.accumulate=0",), ("accumulate=0",)),
         *(("--train.accumulate", "0"), ("--train.accumulate 0",), 6),
     ),
-    "no section": Told(
+    "no section": ErrorCase(
         lambda: Config().replace(seed=-1),
         *("seed", -1, "{}: expected 0 to 9,223,372,036,854,775,807"),
         *(("seed=-1",), ("seed=-1",)),
         *(("--seed", "-1"), ("--seed -1",), 5),
     ),
-    "a word": Told(
+    "a text value": ErrorCase(
         lambda: BatchStatistics.parse("both"),
         *("model.batch_norm", "both", "{}: expected 'local', 'sync' or 'ghost:K'"),
         *(("model.batch_norm='both'",), ("batch_norm='both'",)),
         *(("--model.batch-norm", "both"), ("--model.batch-norm both",), 7),
     ),
-    "a name": Told(
+    "a name": ErrorCase(
         lambda: MODELS.check("resnet5"),
         *("model.name", "resnet5", "{} is unknown; did you mean 'resnet50'?"),
         *(("model.name='resnet5'",), ("model='resnet5'",)),
         *(("--model", "resnet5"), ("--model resnet5",), 7, "did you mean 'resnet50'?"),
     ),
-    "what it is about": Told(
+    "the subject of an error": ErrorCase(
         lambda: Config().replace(eval={"every": "soon"}),
         *("eval.every", None, "{}: 'soon' is not a duration; write"),
         *(("eval.every",), ("eval_every",)),
         *(("--eval.every", "soon"), ("--eval.every",), 9),
     ),
-    "within a key": Told(
+    "an item of a key": ErrorCase(
         lambda: OptimizerConfig(groups=("fc:rate=x",)).layer_settings,
         *("optimizer.groups", None, "{}: fc:rate='x': expected a number, 0 to 1,000,000"),
         *(("optimizer.groups",), ("groups",)),
         *(("--optimizer.groups", "fc:rate=x"), ("--optimizer.groups",), 11),
     ),
-    "layers": Told(
+    "layers": ErrorCase(
         lambda: Layers.parse("conv", "model.freeze").check(["fc/kernel"], "model.freeze"),
         *("model.freeze", None, "{}: no layer's name begins with 'conv'; there are: fc"),
         *(("model.freeze",), ("freeze",)),
         *(("--model.freeze", "conv"), ("--model.freeze",), 7, "there are: fc"),
     ),
-    "a choice": Told(
+    "a key that is not read": ErrorCase(
         lambda: check_read(Config().replace(objective={"threshold": 0.9})),
         *("objective.threshold", 0.9, "{} is read by {}, and not by supervised; leave it out"),
         *(("objective.threshold=0.9", "objective.name=fixmatch"), ("threshold=0.9", "objective=fixmatch")),
         *(("--objective.threshold", "0.9"), ("--objective.threshold 0.9", "objective.name=fixmatch"), 12),
         advice="leave it out",
     ),
-    "skipped steps": Told(
+    "skipped steps": ErrorCase(
         lambda: SkippedSteps(limit=1).count_step(3, {"loss": float("nan"), "skipped": 1.0}),
         *("train.max_bad_steps", 1, "step 3: 1 step had no finite gradient, as many as {}. Lower the learning rate"),
         *(("train.max_bad_steps=1",), ("max_bad_steps=1",)),
         *(("--train.max-bad-steps", "1"), ("--train.max-bad-steps 1",)),
     ),
-    "advice of the terminal": Told(
-        unreadable,
+    "advice with an option": ErrorCase(
+        read_without_permission,
         *("workdir", None, "runs/a: cannot be read (Permission denied); check {}"),
         *(("--workdir",), ("workdir",)),
         *(("--workdir", "runs/a"), ("--workdir",)),
@@ -148,23 +150,25 @@ DOORS = {
 }
 
 
-def raised(fail: Callable[[], Any]) -> JaxddpError:
+def raised_error(fail: Callable[[], Any]) -> JaxddpError:
     with pytest.raises(JaxddpError) as error:
         fail()
     return error.value
 
 
-@pytest.mark.parametrize("told", DOORS.values(), ids=DOORS)
-def test_each_entry_point_reports_an_error_in_its_own_words(told, tmp_path):
-    error, dotted = raised(told.fail), told.line.format(*told.dotted)
-    assert (error.key, error.value) == (told.key, told.value) and str(error).startswith(dotted)
-    assert "".join(map(str, error.advice)).startswith(told.advice)
-    assert str(raised(errors_name_arguments()(told.fail))).startswith(told.line.format(*told.python))
-    assert format_error(raised(told.fail), ["train", "digits", *told.words]).startswith(told.line.format(*told.typed))
-    assert format_error(raised(told.fail), ["train", "digits"]).startswith(dotted)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_each_entry_point_names_the_keys_of_an_error_as_its_user_writes_them(case, tmp_path):
+    error, dotted = raised_error(case.fail), case.line.format(*case.dotted)
+    assert (error.key, error.value) == (case.key, case.value) and str(error).startswith(dotted)
+    assert "".join(map(str, error.advice)).startswith(case.advice)
+    assert str(raised_error(errors_name_arguments()(case.fail))).startswith(case.line.format(*case.python))
+    assert format_error(raised_error(case.fail), ["train", "digits", *case.words]).startswith(
+        case.line.format(*case.typed)
+    )
+    assert format_error(raised_error(case.fail), ["train", "digits"]).startswith(dotted)
     (recipe := tmp_path / "my.py").write_text(RECIPE)
-    line = format_error(raised(told.fail), ["train", str(recipe), "--data", "d"])
-    assert line.startswith(dotted if told.number is None else f"{recipe}:{told.number}: {dotted}")
+    line = format_error(raised_error(case.fail), ["train", str(recipe), "--data", "d"])
+    assert line.startswith(dotted if case.number is None else f"{recipe}:{case.number}: {dotted}")
 
 
 @pytest.mark.parametrize(
@@ -183,28 +187,28 @@ def test_each_entry_point_reports_an_error_in_its_own_words(told, tmp_path):
         (("/runs/train.precision: cannot be read",), "/runs/train.precision: cannot be read"),
     ],
 )  # fmt: skip
-def test_keys_become_arguments(problem, python):
+def test_in_python_messages_name_arguments_instead_of_keys(problem, python):
     with pytest.raises(InputError) as error, errors_name_arguments():
         raise InputError(*problem)
     assert str(error.value) == python
 
 
 def test_an_option_is_quoted_as_it_was_typed(tmp_path):
-    def said(key, *words):
+    def format_typed(key, *words):
         return format_error(InputError(key, ": no"), ["train", "digits", *words])
 
-    assert said(Key("train.duration", "0 steps"), "--epochs=0") == "--epochs '0 steps': no"
-    assert said(Key("data.augment.flip", True), "--data.augment.no-flip") == "--data.augment.flip True: no"
-    assert said(Key("data.std", (0.2, 0.3)), "--data.std", "0.2", "0.3") == "--data.std 0.2 0.3: no"
+    assert format_typed(Key("train.duration", "0 steps"), "--epochs=0") == "--epochs '0 steps': no"
+    assert format_typed(Key("data.augment.flip", True), "--data.augment.no-flip") == "--data.augment.flip True: no"
+    assert format_typed(Key("data.std", (0.2, 0.3)), "--data.std", "0.2", "0.3") == "--data.std 0.2 0.3: no"
     # Control characters are escaped and long values are shortened, as in other messages.
-    assert said(Key("model.name", "\x1b[2J"), "--model", "x") == r"--model '\x1b[2J': no"
-    assert len(said(Key("model.name", "x" * 1000), "--model", "x")) < 110
+    assert format_typed(Key("model.name", "\x1b[2J"), "--model", "x") == r"--model '\x1b[2J': no"
+    assert len(format_typed(Key("model.name", "x" * 1000), "--model", "x")) < 110
     error = InputError(Key("seed", 1), ": no")
     assert format_error(error, ["data", "show", str(tmp_path / "none.py"), "--step", "3"]) == "seed=1: no"
     assert format_error(error, ["train"]) == "seed=1: no"
 
 
-def test_the_command_line_ends_with_the_error_in_its_own_words(tmp_path, capfd):
+def test_the_command_line_names_the_option_or_the_line_of_the_recipe(tmp_path, capfd):
     recipe = tmp_path / "my.py"
     config = "from jaxddp.config import Config\n\n\ndef get_config():\n    return Config().replace({})\n"
     recipe.write_text(config.format('loss={"name": "hinge"}'))
@@ -223,9 +227,9 @@ def test_the_innermost_of_several_entry_points_names_the_keys():
         raise InputError(Key("train.batch_size", 30), ": no; see ", Key("data.path"))
 
     typed = ["train", "digits", "--train.batch-size", "30", "--data.path", "d"]
-    error = raised(errors_name_arguments()(fail))
+    error = raised_error(errors_name_arguments()(fail))
     assert format_error(error, typed) == "a global batch of 30: no; see data.path"
-    assert format_error(raised(with_keys_of_file()(fail)), typed) == "train.batch_size=30: no; see data.path"
+    assert format_error(raised_error(with_keys_of_file()(fail)), typed) == "train.batch_size=30: no; see data.path"
     assert (error.key, error.value) == ("train.batch_size", 30)
 
 
@@ -235,11 +239,11 @@ def test_a_message_begins_with_the_subject_of_the_error():
     def fail():
         raise Unreachable("no answer", advice="try again")
 
-    error = raised(fail)
+    error = raised_error(fail)
     line = "my.py: data.unlabelled with objective.unlabelled_ratio=7: no answer; try again"
     assert isinstance(error, Unreachable) and str(error) == line and error.problem == ("no answer",)
     assert error.key == "data.unlabelled" and error.value is None
-    assert str(raised(errors_name_arguments()(fail))) == line.replace("data.unlabelled", "unlabelled", 1).replace(
+    assert str(raised_error(errors_name_arguments()(fail))) == line.replace("data.unlabelled", "unlabelled", 1).replace(
         "objective.", ""
     )
 
@@ -255,18 +259,18 @@ def test_an_error_keeps_its_type_and_its_origin():
 
 
 def test_an_error_is_sent_to_other_processes_with_its_keys():
-    given = (Key("a.b", (1, 2)), Key("c.d", 3), Option("e.f", "x"), Key.plain("g.h", "y"), Key("i.j"))
-    error = InputError(*joined(" ", given), advice=("give ", Option("k.l"))).within("k.json")
-    told = error_from(2, error.to_json())
-    assert isinstance(told, InputError) and str(told) == str(error)
-    assert str(told) == "k.json: a.b=(1, 2) c.d=3 --e.f x g.h=y i.j; give --k.l"
-    assert (told.key, told.problem[2], told.advice) == ("a.b", Key("c.d", 3, "3"), error.advice)
-    with pytest.raises(Unreachable) as again, errors_name_arguments({"i.j": "own"}):
+    keys = (Key("a.b", (1, 2)), Key("c.d", 3), Option("e.f", "x"), Key.plain("g.h", "y"), Key("i.j"))
+    error = InputError(*joined(" ", keys), advice=("give ", Option("k.l"))).within("k.json")
+    received = error_from(2, error.to_json())
+    assert isinstance(received, InputError) and str(received) == str(error)
+    assert str(received) == "k.json: a.b=(1, 2) c.d=3 --e.f x g.h=y i.j; give --k.l"
+    assert (received.key, received.problem[2], received.advice) == ("a.b", Key("c.d", 3, "3"), error.advice)
+    with pytest.raises(Unreachable) as caught, errors_name_arguments({"i.j": "own"}):
         raise error_from(1, error.to_json())
-    assert str(again.value) == str(error).replace("i.j", "own")
+    assert str(caught.value) == str(error).replace("i.j", "own")
     error.add_note("then: lost")
-    again = pickle.loads(pickle.dumps(error))
-    assert isinstance(again, InputError) and str(again) == str(error) and again.__notes__ == ["then: lost"]
+    copy = pickle.loads(pickle.dumps(error))
+    assert isinstance(copy, InputError) and str(copy) == str(error) and copy.__notes__ == ["then: lost"]
     # The value may be anything.
     assert str(pickle.loads(pickle.dumps(InputError(Key("a", len), ": no")))) == f"a={len!r}: no"
 
@@ -278,17 +282,19 @@ def test_a_message_is_one_line_whatever_its_values_contain():
     assert str(error) == r"a b \x1b[2Jg \x1b; f"
 
 
-NAMED = re.compile(rf"(?<![\w/.])(?:{'|'.join(re.escape(name) for name, _ in keys_of(Config) if '.' in name)})(?!\w)")
+CONFIG_KEY = re.compile(
+    rf"(?<![\w/.])(?:{'|'.join(re.escape(name) for name, _ in keys_of(Config) if '.' in name)})(?!\w)"
+)
 
 
-def named_in_text(source: str) -> list[str]:
-    """Find keys of a config in the text of raised errors: an entry point cannot rename them there."""
-    if not NAMED.search(source):
+def texts_with_keys(source: str) -> list[str]:
+    """Return the texts of raised errors that contain a config key, which an entry point could not rename."""
+    if not CONFIG_KEY.search(source):
         return []
-    raised = [node.exc for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)]
-    parts = [part for call in raised if isinstance(call, ast.Call) for part in (*call.args, *call.keywords)]
-    constants = [each for part in parts if not is_key(part) for each in literals(part)]
-    return [text for text in constants if NAMED.search(text)]
+    exceptions = [node.exc for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Raise)]
+    parts = [part for call in exceptions if isinstance(call, ast.Call) for part in (*call.args, *call.keywords)]
+    constants = [text for part in parts if not is_key(part) for text in literals(part)]
+    return [text for text in constants if CONFIG_KEY.search(text)]
 
 
 def is_key(node: ast.AST) -> bool:
@@ -304,9 +310,11 @@ def literals(node: ast.AST) -> Iterator[str]:
 
 
 def test_no_error_text_contains_a_config_key():
-    assert named_in_text('raise InputError(f"train.batch_size={size} is odd")')
-    assert named_in_text('raise InputError("no", advice=("lower ", "data.image_size"))')
-    assert not named_in_text('raise InputError(Key("train.batch_size"), " is odd")')
+    assert texts_with_keys('raise InputError(f"train.batch_size={size} is odd")')
+    assert texts_with_keys('raise InputError("no", advice=("lower ", "data.image_size"))')
+    assert not texts_with_keys('raise InputError(Key("train.batch_size"), " is odd")')
     package = Path(errors.__file__).parent
-    found = {str(path.relative_to(package)): named_in_text(path.read_text()) for path in package.rglob("*.py")}
-    assert {path: texts for path, texts in found.items() if texts} == {}
+    texts_by_path = {
+        str(path.relative_to(package)): texts_with_keys(path.read_text()) for path in package.rglob("*.py")
+    }
+    assert {path: texts for path, texts in texts_by_path.items() if texts} == {}

@@ -35,14 +35,14 @@ def data(tmp_path_factory) -> Path:
     return write_arrays(file, random_table(24, image=16), random_table(8, seed=1, image=16))
 
 
-def train(data: Path, workdir: Path, *more: str) -> list[str]:
+def train_command(data: Path, workdir: Path, *more: str) -> list[str]:
     return ["train", "digits", *SMALL, *LEAN, "--data.path", str(data), "--workdir", str(workdir), *more]
 
 
 @pytest.fixture(scope="module")
 def run(data, tmp_path_factory) -> Path:
     workdir = tmp_path_factory.mktemp("run") / "first"
-    arguments = train(data, workdir, "--train.duration", "6 steps", "--eval.every", "3 steps")
+    arguments = train_command(data, workdir, "--train.duration", "6 steps", "--eval.every", "3 steps")
     assert main(arguments) == 0
     return workdir
 
@@ -51,7 +51,7 @@ def last_line(capfd) -> str:
     return capfd.readouterr().err.rstrip("\n").split("\n")[-1]
 
 
-def test_a_run_is_exported_and_another_starts_from_it(data, run, tmp_path, capfd):
+def test_a_run_starts_from_the_exported_weights_of_another_run(data, run, tmp_path, capfd):
     file = tmp_path / "w.safetensors"
     assert main(["export", str(run), "--out", str(file), "--step", "latest"]) == 0
     assert capfd.readouterr().out == f"{file}: 32 arrays of step 6 of {run}\n"
@@ -62,30 +62,30 @@ def test_a_run_is_exported_and_another_starts_from_it(data, run, tmp_path, capfd
     assert np.array_equal(arrays["layer2.0.downsample.1.running_var"], ours["batch_stats/layer2_0/downsample_bn/var"])
 
     more = ["--model.weights", str(file), "--model.freeze", "all but fc", "--train.duration", "2 steps"]
-    assert main(train(data, tmp_path / "probe", *more)) == 0
+    assert main(train_command(data, tmp_path / "probe", *more)) == 0
     _, probed = read_run(tmp_path / "probe", "latest", Topology.create(1))
     assert {path for path in ours if not np.array_equal(ours[path], probed[path])} == {
         "params/fc/bias",
         "params/fc/kernel",
     }
-    # The weights are not read again: a run resumes, and is evaluated, without the file.
+    # The run resumes and is evaluated without the file.
     file.unlink()
     more = [*more[:-1], "3 steps"]
-    assert main(train(data, tmp_path / "probe", *more)) == 0
+    assert main(train_command(data, tmp_path / "probe", *more)) == 0
     assert main(["eval", str(tmp_path / "probe" / "config.json"), "--workdir", str(tmp_path / "probe")]) == 0
     capfd.readouterr()
-    assert main(train(data, tmp_path / "other", *more)) == 2
+    assert main(train_command(data, tmp_path / "other", *more)) == 2
     assert last_line(capfd).startswith(f"jaxddp: {file}: no such file; give a .safetensors file")
 
 
 def test_a_run_starts_from_another_run(data, run, tmp_path):
     more = ["--model.weights", str(run), "--optimizer.learning-rate", "0", "--train.duration", "1 step"]
-    assert main(train(data, tmp_path / "w", *more)) == 0
+    assert main(train_command(data, tmp_path / "w", *more)) == 0
     best = max(json.loads((run / "checkpoints/validation.json").read_text()).items(), key=lambda each: each[1]["top1"])
     step, ours = read_run(run, "best", Topology.create(1))
-    _, found = read_run(tmp_path / "w", "latest", Topology.create(1))
+    _, theirs = read_run(tmp_path / "w", "latest", Topology.create(1))
     assert len(ours) == 32 and best[1]["top1"] >= 0 and step in (3, 6)
-    assert all(np.array_equal(found[path], ours[path]) for path in ours if path.startswith("params/"))
+    assert all(np.array_equal(theirs[path], ours[path]) for path in ours if path.startswith("params/"))
 
 
 def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
@@ -94,8 +94,10 @@ def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
     ids = signature.class_ids
     model, topology = model_of(file.config, len(ids), objects_of_hooks(file.hooks)), Topology.create(1)
     shapes = shapes_of(model, (16, 16, 3))
-    found = [initial_weights(run, model, shapes, len(ids), topology, class_ids=each) for each in (ids, ids[::-1])]
-    assert [shapes.keys() - each for each in found] == [set(), {"params/fc/kernel", "params/fc/bias"}]
+    weights = [
+        initial_weights(run, model, shapes, len(ids), topology, class_ids=class_ids) for class_ids in (ids, ids[::-1])
+    ]
+    assert [shapes.keys() - arrays for arrays in weights] == [set(), {"params/fc/kernel", "params/fc/bias"}]
     assert caplog.messages == [
         f"{run}: 30 of the network's 32 arrays; a new head for 5 other classes: params/fc/bias, params/fc/kernel"
     ]
@@ -114,13 +116,13 @@ def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
         (["{run}", "--out", "w.safetensors", "--step", "5"], "{run}/checkpoints: no checkpoint '5'; there are steps"),
     ],
 )
-def test_a_mistake_raises_a_one_line_error(run, tmp_path, capfd, arguments, message):
+def test_a_wrong_export_argument_raises_a_one_line_error(run, tmp_path, capfd, arguments, message):
     places = {"tmp": tmp_path, "run": run}
     assert main(["export", *(argument.format(**places) for argument in arguments)]) == 2
     assert last_line(capfd).startswith(f"jaxddp: {message.format(**places)}")
 
 
-def test_exporting_a_run_from_python_is_an_error_that_says_so(run, tmp_path, capfd):
+def test_exporting_a_run_that_came_from_python_raises_a_one_line_error(run, tmp_path, capfd):
     content = json.loads((run / "config.json").read_text())
     del content["model"]
     (tmp_path / "config.json").write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""Optimizers that take extra arguments get the loss and its gradient. Programs of other optimizers do not change."""
+"""Optimizers that take extra arguments get the loss and its gradient, and other optimizers keep their programs."""
 
 import re
 
@@ -33,11 +33,12 @@ def recorder() -> optax.GradientTransformationExtraArgs:
 RECORDER = recorder()
 
 
-def prepared(optimizer, devices=4, per_device=4, **options):
+def make_setup(optimizer, devices=4, per_device=4, **options):
     return shared(prepare_training(linear_model(), TABLE, devices, optimizer, per_device, **options))
 
 
-def given(setup):
+def first_step(setup):
+    """Return the optimizer's state after a step, the expected loss and gradient, and the reported loss."""
     batch = next(setup.batches(0, 1))
     after, sums = setup.step()(jax.tree.map(jnp.copy, setup.state), batch)
 
@@ -49,53 +50,53 @@ def given(setup):
     return jax.device_get((after.opt_state, *expected, sums.means()["loss"]))
 
 
-ALL_SHARDS = {"reproducible": True, "accumulate": 2}
+REPRODUCIBLE = {"reproducible": True, "accumulate": 2}
 
 
 @pytest.mark.parametrize(
     ("devices", "options"),
-    [(1, {}), (4, {"accumulate": 2}), (4, {"reproducible": True}), rarely(4, {}), rarely(1, ALL_SHARDS)],
+    [(1, {}), (4, {"accumulate": 2}), (4, {"reproducible": True}), rarely(4, {}), rarely(1, REPRODUCIBLE)],
 )
-def test_the_loss_and_its_gradient_on_any_number_of_devices(devices, options):
-    kept, value, grad, logged = given(prepared(RECORDER, devices, 16 // devices, clip_norm=0.1, **options))
+def test_the_optimizer_gets_the_loss_and_its_gradient_on_any_number_of_devices(devices, options):
+    stored, value, grad, reported = first_step(make_setup(RECORDER, devices, 16 // devices, clip_norm=0.1, **options))
     assert np.linalg.norm(grad["weight"]) > 1
-    assert kept["value"] == pytest.approx(value, rel=1e-5) == pytest.approx(logged, rel=1e-5)
-    np.testing.assert_allclose(kept["grad"]["weight"], grad["weight"], rtol=1e-4, atol=1e-6)
+    assert stored["value"] == pytest.approx(value, rel=1e-5) == pytest.approx(reported, rel=1e-5)
+    np.testing.assert_allclose(stored["grad"]["weight"], grad["weight"], rtol=1e-4, atol=1e-6)
     # Clipping changes the optimizer's gradients, but not the extra argument `grad`.
-    assert np.linalg.norm(kept["updates"]["weight"]) == pytest.approx(0.1, rel=1e-4)
+    assert np.linalg.norm(stored["updates"]["weight"]) == pytest.approx(0.1, rel=1e-4)
 
 
 PLATEAU = optax.contrib.reduce_on_plateau(factor=0.5, patience=1, cooldown=0, accumulation_size=1)
 STEEP = optax.chain(sgd(3.0), PLATEAU)
 
 
-def of_layers(options):
-    return prepared(STEEP, epochs=6, **options)
+def plateau_setup(options):
+    return make_setup(STEEP, epochs=6, **options)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [{}, {"rate_factors": "weight=0.5"}, {"unfreeze": "weight=1 steps"}], ids=["plain", "factors", "thawing"]
 )
-def test_reduce_on_plateau(options, tmp_path):
-    setup = of_layers(options)
+def test_reduce_on_plateau_lowers_the_rate_and_its_run_resumes(options, tmp_path):
+    setup = plateau_setup(options)
     state, history = train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step", workdir=tmp_path)
     expected = PLATEAU.init({})
     for loss in history.train["loss"]:
         _, expected = PLATEAU.update({}, expected, value=jnp.float32(loss))
-    (found,) = [each for _, each in optax.tree_utils.tree_get_all_with_path(state.opt_state, "scale")]
-    assert found == expected.scale < 1
-    # The identity decides whether a run resumes.
-    again, _ = train(jaxddp.softmax_cross_entropy, of_layers(options), listeners=(), workdir=tmp_path)
-    np.testing.assert_array_equal(again.params["weight"], state.params["weight"])
+    (scale,) = [leaf for _, leaf in optax.tree_utils.tree_get_all_with_path(state.opt_state, "scale")]
+    assert scale == expected.scale < 1
+    # A run resumes only with an optimizer of the same identity.
+    resumed, _ = train(jaxddp.softmax_cross_entropy, plateau_setup(options), listeners=(), workdir=tmp_path)
+    np.testing.assert_array_equal(resumed.params["weight"], state.params["weight"])
     with pytest.raises(InputError, match="objects.optimizer was|optimizer was"):
-        train(jaxddp.softmax_cross_entropy, prepared(sgd(3.0), epochs=6), listeners=(), workdir=tmp_path)
+        train(jaxddp.softmax_cross_entropy, make_setup(sgd(3.0), epochs=6), listeners=(), workdir=tmp_path)
 
 
-def test_an_optimizer_state_may_begin_with_infinity(tmp_path):
+def test_an_optimizer_state_with_infinity_is_saved(tmp_path):
     plateau = optax.contrib.reduce_on_plateau(accumulation_size=100)
     state, _ = train(
-        jaxddp.softmax_cross_entropy, prepared(optax.chain(sgd(0.1), plateau)), listeners=(), workdir=tmp_path
+        jaxddp.softmax_cross_entropy, make_setup(optax.chain(sgd(0.1), plateau)), listeners=(), workdir=tmp_path
     )
     assert np.isinf(state.opt_state[1].best_value)
     assert (tmp_path / "checkpoints" / "2").is_dir()
@@ -105,17 +106,17 @@ def test_frozen_parameters_pass_no_gradient_to_the_optimizer():
     def two_layers():
         init, apply = linear_model()
 
-        def both(key, example):
+        def init_both(key, example):
             return {**init(key, example), "bias": jnp.zeros(5)}
 
-        return both, lambda params, images: apply(params, images) + params["bias"]
+        return init_both, lambda params, images: apply(params, images) + params["bias"]
 
     setup = prepare_training(two_layers(), TABLE, 4, RECORDER, 4, freeze="bias", rate_factors="weight=2")
     state, _ = setup.step()(setup.state, next(setup.batches(0, 1)))
     assert state.opt_state["grad"]["bias"] is None is state.opt_state["updates"]["bias"]
     np.testing.assert_array_equal(state.opt_state["grad"]["weight"], state.opt_state["updates"]["weight"])
-    _, whole = setup.optimizer.update(state.params, state.opt_state, state.params, value=0.0, grad=state.params)
-    assert whole["grad"]["bias"] is None
+    _, new_state = setup.optimizer.update(state.params, state.opt_state, state.params, value=0.0, grad=state.params)
+    assert new_state["grad"]["bias"] is None
 
 
 @pytest.mark.parametrize(
@@ -126,18 +127,18 @@ def test_frozen_parameters_pass_no_gradient_to_the_optimizer():
         (optax.apply_if_finite(sgd(0.1, momentum=0.9), 3), {"clip_norm": 1.0}),
     ],
 )
-def test_an_optimizer_that_ignores_extra_arguments_has_the_program_of_a_plain_one(optimizer, options):
+def test_an_optimizer_that_ignores_extra_arguments_has_the_program_of_a_plain_optimizer(optimizer, options):
     assert isinstance(optimizer, optax.GradientTransformationExtraArgs)
     programs = []
-    for each in (optimizer, optax.GradientTransformation(*optimizer)):
-        setup = prepared(each, **options)
+    for transformation in (optimizer, optax.GradientTransformation(*optimizer)):
+        setup = make_setup(transformation, **options)
         traced = jax.make_jaxpr(setup.step())(setup.state, next(setup.batches(0, 1)))
         programs.append(re.sub(" at 0x[0-9a-f]+", "", str(traced)))
     assert programs[0] == programs[1]
 
 
 def test_an_extra_argument_that_a_step_lacks_raises_a_one_line_error():
-    gives = (
+    advice = (
         "; the step passes only value (the mean loss) and grad (its gradient) to an "
         "optax.GradientTransformationExtraArgs; choose an optimizer that needs no other argument"
     )
@@ -146,6 +147,6 @@ def test_an_extra_argument_that_a_step_lacks_raises_a_one_line_error():
         (optax.GradientTransformation(*RECORDER), "'value' and 'grad'"),
     ):
         with pytest.raises(InputError) as error:
-            train(jaxddp.softmax_cross_entropy, prepared(optimizer), listeners=())
+            train(jaxddp.softmax_cross_entropy, make_setup(optimizer), listeners=())
         assert str(error.value).startswith("optimizer: ")
-        assert str(error.value).endswith(f"{missing}{gives}")
+        assert str(error.value).endswith(f"{missing}{advice}")

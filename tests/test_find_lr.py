@@ -1,4 +1,4 @@
-"""The learning-rate range test: its rates, its suggestion, and that it writes only the picture."""
+"""The learning-rate range test: its rates, its suggestion, and its only file, the picture."""
 
 import os
 import shlex
@@ -24,7 +24,7 @@ def get_optimizer(config, learning_rate):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("find_lr")
     write_arrays(folder / "set.npz", random_table(200), random_table(9, seed=1))
     (folder / "recipe.py").write_text(DENSE)
@@ -32,13 +32,13 @@ def place(tmp_path_factory) -> Path:
     return folder
 
 
-def find(place, monkeypatch, capfd, recipe: str, *words: str) -> tuple[int, str, str]:
-    monkeypatch.chdir(place)
+def run_find_lr(folder, monkeypatch, capfd, recipe: str, *words: str) -> tuple[int, str, str]:
+    monkeypatch.chdir(folder)
     code = main(["find-lr", recipe, "--data.path", "set.npz", *words])
     return code, *capfd.readouterr()
 
 
-def after(losses, lowest=1e-4, highest=1.0, steps=None, finite=True) -> RateTest:
+def rate_test(losses, lowest=1e-4, highest=1.0, steps=None, finite=True) -> RateTest:
     return RateTest(RateRange(lowest, highest, steps or len(losses)), list(losses), finite)
 
 
@@ -51,7 +51,7 @@ def test_rates_rise_by_equal_factors_from_the_lowest_to_the_highest(lowest, time
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=60), st.integers(10, 400))
 def test_the_smoothed_loss_is_a_mean_with_weights_that_add_up_to_one(losses, steps):
-    test = after(losses, steps=steps)
+    test = rate_test(losses, steps=steps)
     smoothed, keep = test.smoothed, 1 - 1 / max(1, round(steps / 20))
     for count in range(1, len(losses) + 1):
         weights = keep ** np.arange(count)[::-1]
@@ -59,39 +59,41 @@ def test_the_smoothed_loss_is_a_mean_with_weights_that_add_up_to_one(losses, ste
 
 
 def descent(start: int, stop: int, steps: int = 100) -> np.ndarray:
-    """Returns a loss of 2 that falls to 1 between two steps."""
+    """Return losses that fall from 2 to 1 between two steps."""
     return np.interp(np.arange(steps), [start, stop], [2.0, 1.0])
 
 
 def test_the_rate_of_the_steepest_descent_is_suggested():
-    test = after(descent(50, 60))
+    test = rate_test(descent(50, 60))
     rate, steepest, diverged = test.suggestion()
     assert rate == steepest and diverged is None and test.diverged_at is None
     # The smoothed loss falls a little later.
     assert float(test.rates.schedule(50)) <= rate <= float(test.rates.schedule(53))
 
 
-def test_a_fall_after_a_rise_is_not_suggested():
+def test_the_suggestion_ignores_a_fall_after_a_rise():
     spiked = descent(50, 60)
     spiked[75:80] = 3.5
-    assert after(spiked).suggestion() == after(descent(50, 60)).suggestion()
+    assert rate_test(spiked).suggestion() == rate_test(descent(50, 60)).suggestion()
 
 
 def test_the_suggestion_is_at_most_a_tenth_of_the_diverging_rate():
     losses = np.append(descent(80, 90, 91), [50.0])
-    test = after(losses, steps=100)
+    test = rate_test(losses, steps=100)
     rate, steepest, diverged = test.suggestion()
     assert test.diverged_at == 91 and diverged == pytest.approx(float(test.rates.schedule(91)))
     assert rate == diverged / 10 < steepest
-    # The loss of a step that was already dispatched is small again.
-    assert after(np.append(losses, [2.0]), steps=100).suggestion() == test.suggestion()
-    finite = after(losses[:-1], steps=100, finite=False)
-    assert finite.diverged_at is None and finite.suggestion().diverged == pytest.approx(float(test.rates.schedule(91)))
+    # A step that was dispatched before the loss diverged may have a small loss.
+    assert rate_test(np.append(losses, [2.0]), steps=100).suggestion() == test.suggestion()
+    not_finite = rate_test(losses[:-1], steps=100, finite=False)
+    assert not_finite.diverged_at is None and not_finite.suggestion().diverged == pytest.approx(
+        float(test.rates.schedule(91))
+    )
 
 
 @pytest.mark.parametrize("losses", [[], [2.0], np.full(50, 2.0), np.linspace(2, 3, 50)])
 def test_without_a_falling_loss_no_rate_is_suggested(losses):
-    assert after(losses, steps=50).suggestion()[:2] == (None, None)
+    assert rate_test(losses, steps=50).suggestion()[:2] == (None, None)
 
 
 def test_a_lowest_rate_above_the_highest_raises_a_one_line_error():
@@ -100,49 +102,51 @@ def test_a_lowest_rate_above_the_highest_raises_a_one_line_error():
 
 
 @pytest.mark.parametrize(
-    ("words", "left"),
+    ("words", "remaining"),
     [
         (["digits", "--steps", "50", "--seed", "1"], ["digits", "--seed", "1"]),
         (["digits", "--optimizer.learning_rate=3", "--out", "x.png"], ["digits"]),
         (["digits", "--optimizer.learning-rate", "3", "--lowest=1"], ["digits"]),
     ],
 )
-def test_the_suggested_command_repeats_the_users_options(words, left):
-    assert words_without(words, ["--steps", "--out", "--lowest", "--optimizer.learning-rate"]) == left
+def test_the_suggested_command_repeats_the_users_options(words, remaining):
+    assert words_without(words, ["--steps", "--out", "--lowest", "--optimizer.learning-rate"]) == remaining
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("recipe", "devices"), [("recipe.py", "1"), ("hook.py", "4")])
-def test_a_range_test_of_a_recipe_writes_only_the_picture(place, monkeypatch, capfd, recipe, devices):
-    """Test also a warm-up that is longer than the range test, and an optimizer of the recipe file."""
-    before = set(os.listdir(place)) - {"__pycache__"}
+def test_a_range_test_of_a_recipe_writes_only_the_picture(folder, monkeypatch, capfd, recipe, devices):
+    """The warm-up of both recipes is longer than the range test, and hook.py has its own optimizer."""
+    before = set(os.listdir(folder)) - {"__pycache__"}
     words = ("--parallel.devices", devices, "--steps", "40", "--out", f"{recipe}.png")
-    code, out, err = find(place, monkeypatch, capfd, recipe, *words)
+    code, out, err = run_find_lr(folder, monkeypatch, capfd, recipe, *words)
     assert code == 0, err
-    assert set(os.listdir(place)) - before - {"__pycache__"} == {f"{recipe}.png"}
-    assert (place / f"{recipe}.png").read_bytes().startswith(b"\x89PNG")
-    *_, said, command = out.splitlines()
-    assert said.startswith("the loss falls fastest at ") and "; suggested: " in said
-    given = shlex.split(command)
+    assert set(os.listdir(folder)) - before - {"__pycache__"} == {f"{recipe}.png"}
+    assert (folder / f"{recipe}.png").read_bytes().startswith(b"\x89PNG")
+    *_, summary, command = out.splitlines()
+    assert summary.startswith("the loss falls fastest at ") and "; suggested: " in summary
+    suggested = shlex.split(command)
     expected = ["jaxddp", "train", recipe, "--data.path", "set.npz", "--parallel.devices", devices]
-    assert given[:-1] == [*expected, "--optimizer.learning-rate"] and float(given[-1]) == float(said.split()[-1])
-    assert 1e-6 <= float(given[-1]) <= 10
+    assert suggested[:-1] == [*expected, "--optimizer.learning-rate"] and float(suggested[-1]) == float(
+        summary.split()[-1]
+    )
+    assert 1e-6 <= float(suggested[-1]) <= 10
 
 
 @pytest.mark.slow
-def test_with_a_reference_batch_size_the_suggested_rate_is_for_that_size(place, monkeypatch, capfd):
+def test_with_a_reference_batch_size_the_suggested_rate_is_for_that_size(folder, monkeypatch, capfd):
     words = ("--steps", "20", "--out", "r.png", "--optimizer.reference-batch", "80", "--highest", "1")
-    code, out, _ = find(place, monkeypatch, capfd, "recipe.py", *words)
-    *_, said, command = out.splitlines()
-    assert code == 0 and float(command.split()[-1]) == pytest.approx(10 * float(said.split()[-1]), rel=0.1)
+    code, out, _ = run_find_lr(folder, monkeypatch, capfd, "recipe.py", *words)
+    *_, summary, command = out.splitlines()
+    assert code == 0 and float(command.split()[-1]) == pytest.approx(10 * float(summary.split()[-1]), rel=0.1)
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_ends_the_range_test_with_the_results_so_far(place, monkeypatch, capfd):
+def test_a_loss_that_is_not_finite_ends_the_range_test_with_the_results_so_far(folder, monkeypatch, capfd):
     words = ("--steps", "20", "--out", "n.png", "--highest", "1e6", "--lowest", "1e-3", "--optimizer.momentum", "0.99")
-    code, out, _ = find(place, monkeypatch, capfd, "recipe.py", *words)
+    code, out, _ = run_find_lr(folder, monkeypatch, capfd, "recipe.py", *words)
     steps = int(out.splitlines()[0].split()[0])
-    assert code == 0 and steps < 20 and (place / "n.png").exists()
+    assert code == 0 and steps < 20 and (folder / "n.png").exists()
     assert "diverges at" in out
 
 
@@ -154,8 +158,8 @@ def test_a_loss_that_is_not_finite_ends_the_range_test_with_the_results_so_far(p
         (("--out", "no/x.png"), "jaxddp: no/x.png: cannot be written (No such file or directory); choose another"),
     ],
 )
-def test_a_mistake_raises_a_one_line_error(place, monkeypatch, capfd, words, message):
-    code, _, err = find(place, monkeypatch, capfd, "recipe.py", *words)
+def test_a_wrong_option_raises_a_one_line_error(folder, monkeypatch, capfd, words, message):
+    code, _, err = run_find_lr(folder, monkeypatch, capfd, "recipe.py", *words)
     assert code == 2 and err.splitlines()[-1].startswith(message)
 
 
@@ -164,7 +168,7 @@ def test_the_range_test_requires_a_config(capfd):
     assert "find-lr: the first argument is the config; there are: " in capfd.readouterr().err
 
 
-def test_the_range_test_works_as_a_listener():
-    test = after([], steps=10)
+def test_the_range_test_records_losses_and_rates_as_a_listener():
+    test = rate_test([], steps=10)
     test.step(StepRecord(1, 0.1, {"loss": 2.0}, None, 1.0, 0.0))
     assert test.losses == [2.0] and test.step_rates.tolist() == pytest.approx([1e-4])

@@ -32,22 +32,22 @@ FOUR_STEPS = {"train": {"duration": "4 steps"}, "log": {"every": "4 steps"}}
 
 
 def resnet(dtype="float32", blocks=2, **options):
-    """Build a network with a stem, a number of layers of one block each, and a head."""
+    """Build a network with a stem, `blocks` layers of one block each, and a head."""
     network = build(ModelConfig("resnet10", width=2, stem="small", **options), CLASSES, dtype, dtype)
     return network.clone(architecture=Architecture(blocks * (1,), BASIC))
 
 
-def made(config=None, *, model=None, optimizer=None, devices=1, **more):
+def make_setup(config=None, *, model=None, optimizer=None, devices=1, **more):
     config = Config().replace(**(QUIET | (config or {})))
     optimizer = optimizer or ADAMW
     setup = setup_of(model or resnet(), optimizer, devices=devices, config=config, batch_size=12, **more)
-    # With a scale of zero, a missing gradient would not show.
+    # Scales of zero would hide a missing gradient.
     state = setup.state.replace(params=randomized(setup.state.params))
     return dataclasses.replace(setup, state=setup.topology.replicate(state))
 
 
-def again(setup):
-    """Return the same setup, with its compiled programs, and a new state."""
+def copy_setup(setup):
+    """Return the setup, with its compiled programs and a copy of its state."""
     return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
@@ -61,6 +61,7 @@ def changed_between(before, after):
     return {path for path in before if before[path].tobytes() != after[path].tobytes()}
 
 
+# The frozen layers, and the modules that are trained.
 HEAD = ("all but layer2,fc", {"layer2_0", "fc"})
 STEM = ("conv1,layer1.0", {"bn1", "layer2_0", "fc"})
 
@@ -74,20 +75,20 @@ STEM = ("conv1,layer1.0", {"bn1", "layer2_0", "fc"})
 )
 def test_frozen_layers_keep_every_bit(freeze, trained, devices, accumulate):
     config = {"model": {"freeze": freeze}, "train": {"accumulate": accumulate}}
-    setup = made(config, devices=devices)
+    setup = make_setup(config, devices=devices)
     before = arrays(setup.state)
     after = arrays(train(setup, FOUR_STEPS))
-    moved = {path for path in before if path.split("/")[1] in trained}
-    assert changed_between(before, after) == moved
+    expected = {path for path in before if path.split("/")[1] in trained}
+    assert changed_between(before, after) == expected
 
 
 @pytest.mark.slow
 def test_frozen_parameters_have_no_optimizer_state_and_no_gradient():
-    setup = made({"model": {"freeze": "all but layer2,fc"}})
-    moving = [path for path in arrays(setup.state) if path.startswith(("params/layer2", "params/fc"))]
-    held = [leaf for leaf in jax.tree.leaves(setup.state.opt_state) if leaf.ndim]
-    assert len(held) == 2 * len(moving)
-    plain = made()
+    setup = make_setup({"model": {"freeze": "all but layer2,fc"}})
+    trained = [path for path in arrays(setup.state) if path.startswith(("params/layer2", "params/fc"))]
+    moments = [leaf for leaf in jax.tree.leaves(setup.state.opt_state) if leaf.ndim]
+    assert len(moments) == 2 * len(trained)
+    plain = make_setup()
     assert setup.step().lower(setup.state, next(setup.batches(0, 1))).cost_analysis()["flops"] < (
         0.6 * plain.step().lower(plain.state, next(plain.batches(0, 1))).cost_analysis()["flops"]
     )
@@ -95,9 +96,9 @@ def test_frozen_parameters_have_no_optimizer_state_and_no_gradient():
 
 @pytest.mark.slow
 def test_a_linear_probe_equals_the_regression_on_features():
-    """The loss follows the gradient of the head alone, on the frozen network's features in evaluation."""
+    """A step follows the gradient of the head, for the features of the frozen network in evaluation mode."""
     data = DataConfig(augment=AugmentConfig(flip=False))
-    setup = made({"model": {"freeze": "all but fc"}}, optimizer=sgd(0.5), data=data)
+    setup = make_setup({"model": {"freeze": "all but fc"}}, optimizer=sgd(0.5), data=data)
     params, state, batch = setup.state.params, setup.state.model_state, next(setup.batches(0, 1))
 
     def loss(head):
@@ -111,13 +112,13 @@ def test_a_linear_probe_equals_the_regression_on_features():
     assert np.abs(grads["kernel"]).max() > 1e-3
 
 
-# The tests above show that frozen layers do not change on several devices; `conformance/` shows equality.
+# The tests above cover frozen layers on several devices, and `conformance/` covers equal results.
 @pytest.mark.ci
-def test_any_number_of_devices_equals_one():
+def test_training_with_frozen_layers_is_the_same_on_any_number_of_devices():
     with jax.enable_x64(True):
         states = [
             train(
-                made(
+                make_setup(
                     {"model": {"freeze": "conv1,bn1", "batch_norm": "sync"}},
                     model=resnet("float64", blocks=1, batch_norm="sync"),
                     optimizer=sgd(0.05),
@@ -131,7 +132,7 @@ def test_any_number_of_devices_equals_one():
 
 
 @pytest.mark.slow
-def test_frozen_layers_in_a_reproducible_step():
+def test_reproducible_training_with_frozen_layers_has_the_same_bits_on_any_number_of_devices():
     config = {"model": {"freeze": "norm"}, "parallel": {"reproducible": True, "self_test": "never"}}
     config = Config().replace(**config)
     states = [train(setup_of(LinenNet(), ADAMW, devices=n, config=config), FOUR_STEPS) for n in (1, 4)]
@@ -149,7 +150,7 @@ class NNXNet(nnx.Module):
 
 
 class LinenNet(nn.Module):
-    """A network that passes the mode to its norm in the call, while `resnet` sets an attribute."""
+    """A network that passes the mode to batch norm in the call. `resnet` sets an attribute."""
 
     by_position: bool = False
 
@@ -163,36 +164,36 @@ class LinenNet(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("network", [NNXNet, LinenNet, lambda: LinenNet(by_position=True)])
 def test_a_frozen_batch_norm_of_any_module_uses_its_running_statistics(network):
-    setup = made({"model": {"freeze": "conv,norm"}}, model=network(), optimizer=sgd(0.1))
+    setup = make_setup({"model": {"freeze": "conv,norm"}}, model=network(), optimizer=sgd(0.1))
     before = arrays(setup.state)
     _, params, state = setup.objective, setup.state.params, setup.state.model_state
     images = jax.random.normal(jax.random.key(1), (4, 6, 6, 3))
     frozen, plain = setup.model, adapt(network())
-    told = [model.apply(params, state, images, train=True, key=None)[0] for model in (frozen, plain)]
+    logits = [model.apply(params, state, images, train=True, key=None)[0] for model in (frozen, plain)]
     expected = plain.apply(params, state, images, train=False, key=None)[0]
-    assert largest_difference(told[0], expected) == 0 and largest_difference(told[1], expected) > 1e-2
+    assert largest_difference(logits[0], expected) == 0 and largest_difference(logits[1], expected) > 1e-2
     assert {path.split("/")[-2] for path in changed_between(before, arrays(train(setup, FOUR_STEPS)))} == {"fc"}
 
 
 @pytest.mark.slow
-def test_rates_by_layer():
+def test_updates_are_multiplied_by_the_rate_factors_of_their_layers():
     factors = ("layer1=0.5", "layer1_0.conv2=0", "fc=10")
-    setup = made({"optimizer": {"rate_factors": factors}}, optimizer=sgd(0.5, momentum=0.9))
-    plain = made(optimizer=sgd(0.5, momentum=0.9))
+    setup = make_setup({"optimizer": {"rate_factors": factors}}, optimizer=sgd(0.5, momentum=0.9))
+    plain = make_setup(optimizer=sgd(0.5, momentum=0.9))
     batch = next(setup.batches(0, 1))
     before = arrays(setup.state)
-    one, other = (arrays(each.step()(each.state, batch)[0]) for each in (setup, plain))
+    scaled, unscaled = (arrays(chosen.step()(chosen.state, batch)[0]) for chosen in (setup, plain))
     expected = {"layer1_0/bn1/scale": 0.5, "layer1_0/conv2/kernel": 0, "fc/bias": 10, "conv1/kernel": 1}
     for name, factor in expected.items():
         path = f"params/{name}"
-        moved, plainly = one[path] - before[path], other[path] - before[path]
-        assert np.abs(plainly).max() > 1e-4
-        assert np.allclose(moved, factor * plainly, atol=1e-6)
+        change, plain_change = scaled[path] - before[path], unscaled[path] - before[path]
+        assert np.abs(plain_change).max() > 1e-4
+        assert np.allclose(change, factor * plain_change, atol=1e-6)
 
 
 @pytest.mark.slow
-def test_rates_that_decay_by_layer():
-    setup = made({"optimizer": {"layer_decay": 0.5}}, optimizer=sgd(1.0))
+def test_with_layer_decay_earlier_layers_have_lower_rates():
+    setup = make_setup({"optimizer": {"layer_decay": 0.5}}, optimizer=sgd(1.0))
     ones = jax.tree.map(jnp.ones_like, setup.state.params)
     updates, _ = setup.optimizer.update(ones, setup.state.opt_state, setup.state.params)
     rates = {"conv1": 1 / 8, "bn1": 1 / 8, "layer1_0": 1 / 4, "layer2_0": 1 / 2, "fc": 1}
@@ -203,25 +204,30 @@ def test_rates_that_decay_by_layer():
 @pytest.mark.slow
 def test_layers_are_trained_from_their_unfreezing_step_on(tmp_path):
     model = {"unfreeze": ("layer3=2 steps", "conv1=50%"), "freeze": "layer2"}
-    six = {"train": {"duration": "6 steps"}, "log": {"every": "6 steps"}}
-    setup = made({"model": model, "train": {"duration": "6 steps"}}, model=resnet(blocks=3))
-    begin = arrays(setup.state)
-    moved, before = [], begin
+    six_steps = {"train": {"duration": "6 steps"}, "log": {"every": "6 steps"}}
+    setup = make_setup({"model": model, "train": {"duration": "6 steps"}}, model=resnet(blocks=3))
+    initial = arrays(setup.state)
+    trained_layers, before = [], initial
     for steps in range(1, 5):
-        after = arrays(train(again(setup), {"train": {"duration": f"{steps} steps"}}))
+        after = arrays(train(copy_setup(setup), {"train": {"duration": f"{steps} steps"}}))
         params = {path for path in changed_between(before, after) if path.startswith("params")}
-        moved.append({path.split("/")[1] for path in params})
+        trained_layers.append({path.split("/")[1] for path in params})
         before = after
-    always = {"bn1", "layer1_0", "fc"}
-    assert moved == [always, always, always | {"layer3_0"}, always | {"layer3_0", "conv1"}]
+    always_trained = {"bn1", "layer1_0", "fc"}
+    assert trained_layers == [
+        always_trained,
+        always_trained,
+        always_trained | {"layer3_0"},
+        always_trained | {"layer3_0", "conv1"},
+    ]
     with Checkpoints(tmp_path / "c") as checkpoints:
-        whole = train(again(setup), six)
+        uninterrupted = train(copy_setup(setup), six_steps)
         with pytest.raises(Preempted):
-            train(again(setup), six, checkpoints=checkpoints, should_stop=lambda step: step >= 1)
-        resumed = train(again(setup), six, checkpoints=checkpoints, resume_step=checkpoints.latest())
-    assert not changed_between(arrays(whole), arrays(resumed))
-    # The statistics of layers that train later do not change, because their scales fit them.
-    statistics = {path for path in changed_between(begin, arrays(whole)) if path.startswith("batch_stats")}
+            train(copy_setup(setup), six_steps, checkpoints=checkpoints, should_stop=lambda step: step >= 1)
+        resumed = train(copy_setup(setup), six_steps, checkpoints=checkpoints, resume_step=checkpoints.latest())
+    assert not changed_between(arrays(uninterrupted), arrays(resumed))
+    # Layers that train later keep their running statistics, because their scales fit these statistics.
+    statistics = {path for path in changed_between(initial, arrays(uninterrupted)) if path.startswith("batch_stats")}
     assert {path.split("/")[1] for path in statistics} == {"bn1", "layer1_0"}
 
 
@@ -230,19 +236,21 @@ def test_parameter_groups_equal_freezing_and_rate_factors():
     """Frozen parameters and statistics keep their bits, and have no optimizer state."""
     keys = {"model": {"freeze": "norm"}, "optimizer": {"rate_factors": ["fc=10", "conv=0.5"]}}
     groups = ["norm:frozen=true", "fc:rate=10", "conv:rate=0.5"]
-    one, other = (made(config, model=LinenNet()) for config in (keys, {"optimizer": {"groups": groups}}))
-    assert jax.tree.structure(one.state.opt_state) == jax.tree.structure(other.state.opt_state)
-    begin = arrays(one.state)
-    first, second = (arrays(train(setup, FOUR_STEPS)) for setup in (one, other))
+    by_keys, by_groups = (make_setup(config, model=LinenNet()) for config in (keys, {"optimizer": {"groups": groups}}))
+    assert jax.tree.structure(by_keys.state.opt_state) == jax.tree.structure(by_groups.state.opt_state)
+    initial = arrays(by_keys.state)
+    first, second = (arrays(train(setup, FOUR_STEPS)) for setup in (by_keys, by_groups))
     assert not changed_between(first, second)
-    kept = {path.split("/")[1] for path in begin} - {path.split("/")[1] for path in changed_between(begin, first)}
-    assert kept == {"norm"}
+    unchanged = {path.split("/")[1] for path in initial} - {
+        path.split("/")[1] for path in changed_between(initial, first)
+    }
+    assert unchanged == {"norm"}
 
 
 def test_weight_decay_of_parameters_that_are_never_decayed_raises_a_one_line_error():
     message = "^optimizer.groups: norm:decay=0.1: batch norm and biases are never decayed; leave it out"
     with pytest.raises(InputError, match=message):
-        made({"optimizer": {"groups": ["norm:decay=0.1"]}}, model=LinenNet())
+        make_setup({"optimizer": {"groups": ["norm:decay=0.1"]}}, model=LinenNet())
 
 
 def test_the_first_updates_of_an_unfrozen_layer_have_its_learning_rate():
@@ -327,7 +335,7 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
         ),
     ],
 )
-def test_a_mistake_raises_a_one_line_error(changes, message):
+def test_a_wrong_layer_setting_raises_a_one_line_error(changes, message):
     with pytest.raises(InputError, match=f"^{message}"):
         prepare_training(resnet(), random_table(20), 1, sgd(0.1), 4, **changes)
 
@@ -342,7 +350,7 @@ def test_a_network_without_parameters_is_rejected():
         prepare_training(Sums(), random_table(20), 1, sgd(0.1), 4)
 
 
-def test_a_share_of_a_run_of_another_length_raises_a_one_line_error():
+def test_unfreezing_at_a_percentage_raises_an_error_if_the_run_has_another_length():
     setup = prepare_training(LinenNet(), random_table(20), 1, sgd(0.1), 4, unfreeze="conv=50%")
     with pytest.raises(
         InputError, match="conv=50% is a fraction of a run of 1 epoch, but the length is now 3 epochs; give the "

@@ -1,4 +1,4 @@
-"""FixMatch: its loss is the paper's on any number of devices, and its labels are the network's own predictions."""
+"""FixMatch: its loss equals the paper's on any number of devices, and the network predicts the pseudo-labels."""
 
 import dataclasses
 import functools
@@ -40,12 +40,12 @@ TABLE, VAL, OTHERS = random_table(50), random_table(20, seed=1), random_table(40
 SGD = sgd(0.05)
 
 
-def both(size: int, ratio: int, *, seed: int = 0, masked: int = 0) -> Batch:
+def batch_with_unlabelled(size: int, ratio: int, *, seed: int = 0, masked: int = 0) -> Batch:
     """Return a batch with an unlabelled batch of several colours. The last examples of both are padding."""
-    others, rng = random_batch(size * ratio, seed=100 + seed, masked=masked * ratio), np.random.default_rng(seed)
-    image = (others.image * rng.random((size * ratio, 1, 1, 3))).astype(np.uint8)
-    others = others._replace(image=image, label=np.full(size * ratio, -1, np.int32))
-    return random_batch(size, seed=seed, masked=masked)._replace(unlabelled=others)
+    unlabelled, rng = random_batch(size * ratio, seed=100 + seed, masked=masked * ratio), np.random.default_rng(seed)
+    image = (unlabelled.image * rng.random((size * ratio, 1, 1, 3))).astype(np.uint8)
+    unlabelled = unlabelled._replace(image=image, label=np.full(size * ratio, -1, np.int32))
+    return random_batch(size, seed=seed, masked=masked)._replace(unlabelled=unlabelled)
 
 
 # --- The loss ---
@@ -58,38 +58,40 @@ def cross_entropies(logits, labels):
 
 @pytest.mark.parametrize("masked", few((2,), 0))
 def test_the_fixmatch_loss_equals_the_papers(masked):
-    """Compute the loss of softmax regression in NumPy, without augmentation, where both views are the image."""
+    """Compute the loss of softmax regression in NumPy. Without augmentation, both views equal the image."""
     settings = FixMatchSettings(threshold=0.6, unlabelled_weight=0.7, strong_rand_augment=0, strong_cutout=0.0)
-    batch = both(6, 3, masked=masked)
+    batch = batch_with_unlabelled(6, 3, masked=masked)
     with jax.enable_x64(True):
         preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
         loss = example_loss(cross_entropy(), LabelKind(CLASSES))
         supervised = Objective(adapt(linear_model()), loss, preprocess)
         params = {"weight": jax.random.normal(jax.random.key(1), (108, CLASSES), jnp.float64) / 8}
-        minimized = FixMatch(settings)(supervised)
+        objective = FixMatch(settings)(supervised)
 
         def mean(params):
-            sums, _ = minimized(params, {}, batch, train=True, key=jax.random.key(0))
+            sums, _ = objective(params, {}, batch, train=True, key=jax.random.key(0))
             return sums.values[0, 0] / sums.values[0, 1], sums
 
-        (found, sums), gradient = jax.jit(jax.value_and_grad(mean, has_aux=True))(params)
-        images = [np.asarray(preprocess(each, train=False).images) for each in (batch, batch.unlabelled)]
-    real = [slice(None, 6 - masked), slice(None, 18 - 3 * masked)]
-    x, u = (image.reshape(len(image), -1)[rows] for image, rows in zip(images, real, strict=True))
-    logits, others = x @ np.asarray(params["weight"]), u @ np.asarray(params["weight"])
-    shares = np.exp(others) / np.exp(others).sum(-1, keepdims=True)
-    sure, guess = shares.max(-1) >= 0.6, shares.argmax(-1)
-    assert 0.2 < sure.mean() < 0.9
-    labelled = cross_entropies(logits, batch.label[real[0]]).mean()
-    unlabelled = (sure * cross_entropies(others, guess)).sum() / len(u)
+        (value, sums), gradient = jax.jit(jax.value_and_grad(mean, has_aux=True))(params)
+        images = [np.asarray(preprocess(part, train=False).images) for part in (batch, batch.unlabelled)]
+    unmasked = [slice(None, 6 - masked), slice(None, 18 - 3 * masked)]
+    x, u = (image.reshape(len(image), -1)[rows] for image, rows in zip(images, unmasked, strict=True))
+    logits, unlabelled_logits = x @ np.asarray(params["weight"]), u @ np.asarray(params["weight"])
+    probabilities = np.exp(unlabelled_logits) / np.exp(unlabelled_logits).sum(-1, keepdims=True)
+    confident, pseudo_labels = probabilities.max(-1) >= 0.6, probabilities.argmax(-1)
+    assert 0.2 < confident.mean() < 0.9
+    labelled = cross_entropies(logits, batch.label[unmasked[0]]).mean()
+    unlabelled = (confident * cross_entropies(unlabelled_logits, pseudo_labels)).sum() / len(u)
     assert sums.names == ("loss", *ADDED_METRICS)
     means = sums.means()
-    np.testing.assert_allclose([means[name] for name in ADDED_METRICS], [labelled, unlabelled, sure.mean()], rtol=1e-9)
-    np.testing.assert_allclose([found, means["loss"]], labelled + 0.7 * unlabelled, rtol=1e-9)
+    np.testing.assert_allclose(
+        [means[name] for name in ADDED_METRICS], [labelled, unlabelled, confident.mean()], rtol=1e-9
+    )
+    np.testing.assert_allclose([value, means["loss"]], labelled + 0.7 * unlabelled, rtol=1e-9)
     # The labels are constants: only the strong view has a gradient.
-    own = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) - np.eye(CLASSES)[batch.label[real[0]]]
-    pseudo = (shares - np.eye(CLASSES)[guess]) * sure[:, None]
-    expected = x.T @ own / len(x) + 0.7 * u.T @ pseudo / len(u)
+    residual = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True) - np.eye(CLASSES)[batch.label[unmasked[0]]]
+    pseudo_residual = (probabilities - np.eye(CLASSES)[pseudo_labels]) * confident[:, None]
+    expected = x.T @ residual / len(x) + 0.7 * u.T @ pseudo_residual / len(u)
     np.testing.assert_allclose(gradient["weight"], expected, atol=1e-9)
 
 
@@ -102,13 +104,13 @@ def test_the_strong_view_is_augmented_more_and_each_view_has_its_own_random_numb
     preprocess = Preprocess((0.0,), (1.0,), augment)
     model = adapt((lambda key, example: (linear_model()[0](key, example), {"seen": example}), apply))
     supervised = Objective(model, example_loss(cross_entropy(), LabelKind(CLASSES)), preprocess)
-    params, batch = linear_model()[0](jax.random.key(0), jnp.zeros((1, 6, 6, 3))), both(6, 2)
+    params, batch = linear_model()[0](jax.random.key(0), jnp.zeros((1, 6, 6, 3))), batch_with_unlabelled(6, 2)
     batch = batch._replace(unlabelled=batch.unlabelled._replace(image=np.full((12, 6, 6, 3), 200, np.uint8)))
 
     def views(**settings):
-        minimized = jax.jit(functools.partial(FixMatch(FixMatchSettings(**settings))(supervised), train=True))
-        _, state = minimized(params, {"seen": None}, batch, image_key=jax.random.key(3))
-        # All views go through the network in one batch, so batch norm sees all of them.
+        objective = jax.jit(functools.partial(FixMatch(FixMatchSettings(**settings))(supervised), train=True))
+        _, state = objective(params, {"seen": None}, batch, image_key=jax.random.key(3))
+        # The network gets all views in one batch, so batch norm normalizes the views together.
         assert len(state["seen"]) == 30
         return np.split(np.asarray(state["seen"]), [6, 18])
 
@@ -130,37 +132,37 @@ def test_the_strong_view_is_augmented_more_and_each_view_has_its_own_random_numb
 # --- Devices ---
 
 
-def with_keys(params, images, example_keys=None):
-    """Softmax regression with noise in the logits, drawn for each example."""
+def noisy_logits(params, images, example_keys=None):
+    """Return logits of softmax regression, with noise that is drawn for each example."""
     logits = LINEAR[1](params, images)
     if example_keys is None:
         return logits
     return logits + jax.vmap(lambda key: jax.random.normal(key, (CLASSES,)))(example_keys) / 8
 
 
-KEYED = LINEAR[0], with_keys
+KEYED = LINEAR[0], noisy_logits
 # RandAugment takes long to compile. A separate test shows that it is the same on any device.
 SETTINGS = FixMatchSettings(threshold=0.6, unlabelled_weight=2.0, strong_rand_augment=0, strong_cutout=0.3)
 
 
 @functools.cache
-def trained(net, devices: int, gradients: Gradients, settings: FixMatchSettings | None = SETTINGS):
-    """Return parameters, statistics and sums after three steps of plain SGD in float64; None is the supervised
-    objective."""
+def train_three_steps(net, devices: int, gradients: Gradients, settings: FixMatchSettings | None = SETTINGS):
+    """Return parameters, statistics and means of three steps of plain SGD in float64. If `settings` is None, the
+    objective is supervised."""
     with jax.enable_x64(True):
         objective, topology = objective_of(net, augment=AugmentConfig()), topology_of(devices)
         minimized = objective if settings is None else FixMatch(settings)(objective)
         optimizer = sgd(0.1)
         state = fresh_state(objective, optimizer, topology)
-        before, found = jax.device_get(state.params), []
+        before, means = jax.device_get(state.params), []
         step = make_train_step(make_local_step(minimized, optimizer, topology, gradients=gradients), topology)
         for number in range(3):
-            state, sums = step(state, topology.place(both(8, 3, seed=number)), jax.random.key(4))
-            found.append(sums.means())
+            state, sums = step(state, topology.place(batch_with_unlabelled(8, 3, seed=number)), jax.random.key(4))
+            means.append(sums.means())
         after = jax.device_get(state)
         pairs = zip(*map(jax.tree.leaves, (before, after.params)), strict=True)
         assert all(np.abs(a - b).max() > 1e-6 for a, b in pairs)
-        return after.params, after.model_state, found
+        return after.params, after.model_state, means
 
 
 @pytest.mark.slow
@@ -176,34 +178,34 @@ def trained(net, devices: int, gradients: Gradients, settings: FixMatchSettings 
         rarely(KEYED, 2, Gradients(reproducible=True, for_cpu=True)),
     ],
 )
-def test_fixmatch_on_n_devices_equals_one(net, devices, gradients):
-    one, several = trained(net, 1, Gradients()), trained(net, devices, gradients)
-    assert largest_difference(one, several) < 1e-9
-    assert 0.3 < min(each["pseudo_labels"] for each in one[2]) < 1
+def test_fixmatch_gives_the_same_result_on_any_number_of_devices(net, devices, gradients):
+    on_one, on_several = train_three_steps(net, 1, Gradients()), train_three_steps(net, devices, gradients)
+    assert largest_difference(on_one, on_several) < 1e-9
+    assert 0.3 < min(means["pseudo_labels"] for means in on_one[2]) < 1
 
 
 @pytest.mark.slow
 def test_fixmatch_with_an_unlabelled_weight_of_zero_is_supervised():
-    without = dataclasses.replace(SETTINGS, unlabelled_weight=0.0)
-    params, _, means = trained(KEYED, 2, Gradients(), without)
-    expected, _, supervised = trained(KEYED, 2, Gradients(), None)
+    unweighted = dataclasses.replace(SETTINGS, unlabelled_weight=0.0)
+    params, _, means = train_three_steps(KEYED, 2, Gradients(), unweighted)
+    expected, _, supervised = train_three_steps(KEYED, 2, Gradients(), None)
     assert largest_difference(params, expected) < 1e-9
     assert [each["loss"] for each in means] == pytest.approx([each["loss"] for each in supervised], rel=1e-9)
 
 
 @pytest.mark.slow
-def test_random_keys_of_examples_are_made_for_all_views():
-    one, several = trained(KEYED, 1, Gradients()), trained(KEYED, 2, Gradients())
-    assert largest_difference(one, several) < 1e-9
+def test_examples_of_all_views_have_random_keys():
+    on_one, on_several = train_three_steps(KEYED, 1, Gradients()), train_three_steps(KEYED, 2, Gradients())
+    assert largest_difference(on_one, on_several) < 1e-9
     # Without the noise the first loss is different.
     plain = Objective(adapt(LINEAR), example_loss(cross_entropy(), LabelKind(CLASSES)), Preprocess())
     keyed = dataclasses.replace(plain, model=adapt(KEYED))
     settings = {"train": True, "image_key": jax.random.key(4)}
     losses = [
-        jax.jit(functools.partial(FixMatch(SETTINGS)(each), **settings))(
-            LINEAR[0](jax.random.key(0), jnp.zeros((1, 6, 6, 3))), {}, both(8, 3)
+        jax.jit(functools.partial(FixMatch(SETTINGS)(objective), **settings))(
+            LINEAR[0](jax.random.key(0), jnp.zeros((1, 6, 6, 3))), {}, batch_with_unlabelled(8, 3)
         )[0].means()["loss"]
-        for each in (plain, keyed)
+        for objective in (plain, keyed)
     ]
     assert losses[0] != losses[1]
 
@@ -211,7 +213,7 @@ def test_random_keys_of_examples_are_made_for_all_views():
 # --- A run ---
 
 
-def made(table=None, unlabelled=OTHERS, devices: int = 2, **more):
+def make_setup(table=None, unlabelled=OTHERS, devices: int = 2, **more):
     settings = {"objective": "fixmatch", **more, "epochs": 3, "unlabelled": unlabelled}
     if settings["objective"] == "fixmatch":
         settings = {"threshold": 0.22, "unlabelled_ratio": 3, "strong_rand_augment": 0} | settings
@@ -224,15 +226,15 @@ def run(setup, **more):
 
 
 @pytest.fixture(scope="module")
-def whole():
+def whole_run():
     """Return a setup, the state at the end of its eight steps, and the history."""
-    setup = made()
+    setup = make_setup()
     return setup, *run(setup, val=VAL)
 
 
 @pytest.mark.slow
-def test_a_fixmatch_run_logs_its_metrics_and_validates_labelled_images(whole):
-    _, state, history = whole
+def test_a_fixmatch_run_logs_its_metrics_and_validates_labelled_images(whole_run):
+    _, state, history = whole_run
     assert int(state.step) == 8
     parts = history.train["supervised_loss"] + history.train["unlabelled_loss"]
     np.testing.assert_allclose(history.train["loss"], parts, rtol=1e-5)
@@ -241,8 +243,8 @@ def test_a_fixmatch_run_logs_its_metrics_and_validates_labelled_images(whole):
 
 
 @pytest.mark.slow
-def test_a_resumed_fixmatch_run_ends_with_the_same_bits(whole, tmp_path):
-    setup, state, _ = whole
+def test_a_resumed_fixmatch_run_ends_with_the_same_bits(whole_run, tmp_path):
+    setup, state, _ = whole_run
 
     class Interrupt(jaxddp.History):
         def step(self, record):
@@ -252,54 +254,54 @@ def test_a_resumed_fixmatch_run_ends_with_the_same_bits(whole, tmp_path):
     settings = {"workdir": tmp_path, "save_every": "3 steps", "log_every": "1 step"}
     with pytest.raises(KeyboardInterrupt):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[Interrupt()], **settings)
-    # From step 3 on, in another process that shares nothing with the first.
-    resumed, _ = jaxddp.train(jaxddp.softmax_cross_entropy, made(), listeners=(), **settings)
+    # A new setup resumes from the checkpoint of step 3.
+    resumed, _ = jaxddp.train(jaxddp.softmax_cross_entropy, make_setup(), listeners=(), **settings)
     assert largest_difference(resumed, state) == 0
-    for other, key in (
-        (made(threshold=0.3), "objective"),
-        (made(objective="supervised"), "objective"),
-        (made(unlabelled_ratio=2), "objective"),
-        (made(unlabelled=TABLE), "unlabelled.fingerprint"),
+    for changed_setup, key in (
+        (make_setup(threshold=0.3), "objective"),
+        (make_setup(objective="supervised"), "objective"),
+        (make_setup(unlabelled_ratio=2), "objective"),
+        (make_setup(unlabelled=TABLE), "unlabelled.fingerprint"),
     ):
         with pytest.raises(InputError, match=f"config.json: {key} was '.*' and is now .*; a resumed run keeps its"):
-            run(other, workdir=tmp_path)
+            run(changed_setup, workdir=tmp_path)
 
 
-def test_labels_of_the_second_source_never_reach_the_step(whole):
+def test_labels_of_the_unlabelled_images_do_not_change_training(whole_run):
     renamed = ArrayTable(OTHERS.images, (OTHERS.labels + 2) % CLASSES, OTHERS.class_names)
-    state, history = run(made(unlabelled=renamed))
-    assert largest_difference(state, whole[1]) == 0
-    assert (history.train["loss"] == whole[2].train["loss"]).all()
-    other, _ = run(made(unlabelled=TABLE))
-    assert largest_difference(other, whole[1]) > 1e-4
+    state, history = run(make_setup(unlabelled=renamed))
+    assert largest_difference(state, whole_run[1]) == 0
+    assert (history.train["loss"] == whole_run[2].train["loss"]).all()
+    other, _ = run(make_setup(unlabelled=TABLE))
+    assert largest_difference(other, whole_run[1]) > 1e-4
 
 
 @pytest.mark.slow
-def test_images_on_the_devices_give_the_same_steps(whole):
-    setup = made(data=DataConfig(augment=AugmentConfig(flip=False), cache="device"))
+def test_images_on_the_devices_give_the_same_steps(whole_run):
+    setup = make_setup(data=DataConfig(augment=AugmentConfig(flip=False), cache="device"))
     state, history = run(setup)
-    np.testing.assert_allclose(history.train["loss"], whole[2].train["loss"], rtol=1e-5)
-    assert largest_difference(state, whole[1]) < 1e-5
+    np.testing.assert_allclose(history.train["loss"], whole_run[2].train["loss"], rtol=1e-5)
+    assert largest_difference(state, whole_run[1]) < 1e-5
 
 
-def test_training_a_setup_under_another_seed_equals_a_run_of_that_seed(whole):
-    state, _ = run(whole[0].with_seed(5))
-    assert largest_difference(state, run(made(seed=5))[0]) == 0
-    assert largest_difference(state, whole[1]) > 1e-4
+def test_training_a_setup_under_another_seed_equals_a_run_of_that_seed(whole_run):
+    state, _ = run(whole_run[0].with_seed(5))
+    assert largest_difference(state, run(make_setup(seed=5))[0]) == 0
+    assert largest_difference(state, whole_run[1]) > 1e-4
 
 
 @pytest.mark.slow
-def test_the_self_test_masks_both_sources(whole, monkeypatch):
+def test_the_self_test_masks_labelled_and_unlabelled_images(whole_run, monkeypatch):
     monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
-    test = make_run(changed(made(devices=8), {"parallel": {"self_test": "always"}}, VAL))
+    test = make_run(changed(make_setup(devices=8), {"parallel": {"self_test": "always"}}, VAL))
     assert test.checks.self_test is not None
-    # These weights give pseudo-labels without training.
+    # Larger weights give pseudo-labels without training.
     state = test.state.replace(params=jax.tree.map(lambda leaf: 3 * leaf, test.state.params))
     test.checks.self_test(state, *next(test.steps.chunks(0)).feed)
     assert list(test.checks.self_test._unmasked_devices) == [0, 3, 6] and test.checks.self_test._averaged is not None
 
 
-def test_a_function_from_python_sees_the_second_source():
+def test_an_objective_from_python_gets_the_unlabelled_images():
     def mean_of_pixels(supervised):
         def objective(params, model_state, batch, **options):
             sums, model_state = supervised(params, model_state, batch, **options)
@@ -308,23 +310,23 @@ def test_a_function_from_python_sees_the_second_source():
 
         return objective
 
-    _, history = run(made(objective=mean_of_pixels, devices=1, unlabelled_ratio=3))
-    # 8 steps of 24 are more than four epochs of 40.
+    _, history = run(make_setup(objective=mean_of_pixels, devices=1, unlabelled_ratio=3))
+    # 5 steps of 24 images are three epochs of 40.
     assert history.train["seen"][:5].mean() == pytest.approx(OTHERS.images.mean(), rel=1e-3)
 
 
 # --- Errors ---
 
 
-def line(**more) -> str:
+def error_line(**more) -> str:
     with pytest.raises(InputError) as caught:
-        made(**more)
+        make_setup(**more)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 @pytest.mark.slow
-def test_images_of_both_sources_grow_with_the_steps_of_the_labelled_one():
+def test_labelled_and_unlabelled_images_grow_at_the_same_steps():
     growing = {"grow_from": 4, "grow_by": 2, "grow_start": "1 epoch", "grow_end": "2 epochs"}
     data = DataConfig(image_size=6, resize=6, crop="whole", augment=AugmentConfig(flip=False), **growing)
     setup = prepare_training(
@@ -332,13 +334,14 @@ def test_images_of_both_sources_grow_with_the_steps_of_the_labelled_one():
         **{"data": data, "epochs": 3, "unlabelled": OTHERS, "objective": "fixmatch", "unlabelled_ratio": 3},
         strong_rand_augment=0,
     )
-    sides = [(each.side, each.unlabelled.side) for each in setup.batches(0, 8)]
-    assert [own == other for own, other in sides] == 8 * [True] and len({own and own.pixels for own, _ in sides}) == 2
+    sides = [(batch.side, batch.unlabelled.side) for batch in setup.batches(0, 8)]
+    assert [labelled == unlabelled for labelled, unlabelled in sides] == 8 * [True]
+    assert len({labelled and labelled.pixels for labelled, _ in sides}) == 2
     assert int(run(setup)[0].step) == 8
 
 
 class NoSource:
-    """An object with all members of a source but one."""
+    """An object with all members of a source except `without_labels`."""
 
     def __getattr__(self, name):
         if name == "without_labels":
@@ -347,7 +350,7 @@ class NoSource:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("options", "expected"),
     [
         ({"threshold": 1.01}, "threshold=1.01: expected 0 to 1"),
         ({"unlabelled_weight": -1}, "unlabelled_weight=-1.0: expected 0 to 1,000,000"),
@@ -372,24 +375,24 @@ class NoSource:
         ({"data": DataConfig(unlabelled="train")}, "unlabelled='train': from Python, give a table as unlabelled"),
     ],
 )  # fmt: skip
-def test_wrong_fixmatch_settings_raise_a_one_line_error(given, expected):
-    assert line(**given) == expected
+def test_wrong_fixmatch_settings_raise_a_one_line_error(options, expected):
+    assert error_line(**options) == expected
 
 
 def test_images_unsuitable_for_rand_augment_are_rejected_before_compiling():
-    gray = [ArrayTable(np.zeros((40, 6, 6, 4), np.uint8), np.arange(40) % 5, tuple("abcde")) for _ in range(2)]
-    given = {"table": gray[0], "unlabelled": gray[1], "data": DataConfig(mean=(0.5,), std=(0.5,))}
+    tables = [ArrayTable(np.zeros((40, 6, 6, 4), np.uint8), np.arange(40) % 5, tuple("abcde")) for _ in range(2)]
+    options = {"table": tables[0], "unlabelled": tables[1], "data": DataConfig(mean=(0.5,), std=(0.5,))}
     expected = "strong_rand_augment=2: needs images with 1 or 3 channels, and these have 4; give 0"
-    assert line(**given, strong_rand_augment=2) == expected
-    made(**given)
+    assert error_line(**options, strong_rand_augment=2) == expected
+    make_setup(**options)
 
 
-def test_a_loss_that_is_divided_by_weights_is_refused(whole):
+def test_a_loss_that_is_divided_by_weights_is_refused(whole_run):
     def weighted(logits, labels):
         return jaxddp.softmax_cross_entropy(logits, labels).sum(), jnp.float32(len(labels))
 
     with pytest.raises(InputError, match="^objective=fixmatch averages the losses of examples, and this loss is"):
-        jaxddp.train(weighted, whole[0], listeners=())
+        jaxddp.train(weighted, whole_run[0], listeners=())
 
 
 # --- Command line ---
@@ -403,7 +406,7 @@ def test_fixmatch_runs_from_the_command_line(tmp_path, capfd):
     fixmatch = ["--objective.name", "fixmatch", "--objective.unlabelled-ratio", "2"]
     fixmatch += ["--objective.strong-rand-augment", "0"]
     work = ["--workdir", str(tmp_path / "run")]
-    # This happens before there is a work directory.
+    # The command fails before it creates the work directory.
     assert main(["train", *words, *work, *fixmatch]) == 2
     assert capfd.readouterr().err.endswith(
         "jaxddp: --objective.name fixmatch needs images without labels; give data.unlabelled\n"
@@ -411,20 +414,27 @@ def test_fixmatch_runs_from_the_command_line(tmp_path, capfd):
     assert not (tmp_path / "run").exists()
     words += ["--data.unlabelled", "train"]
     assert main(["train", *words, *work, *fixmatch, "--objective.threshold", "0.2"]) == 0
-    lines = [json.loads(each) for each in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(text) for text in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert {*ADDED_METRICS} <= lines[0].keys() and lines[-1]["split"] == "val" and lines[-1]["count"] == 16
-    kept = json.loads((tmp_path / "run" / "config.json").read_text())["fingerprint"]
-    assert len({kept[split] for split in ("train", "val", "unlabelled")}) == 3
+    fingerprint = json.loads((tmp_path / "run" / "config.json").read_text())["fingerprint"]
+    assert len({fingerprint[split] for split in ("train", "val", "unlabelled")}) == 3
     assert main(["train", *words, *work]) == 2
     assert "objective.name was 'fixmatch' and is now 'supervised'; a resumed run" in capfd.readouterr().err
 
 
 @pytest.mark.ci
-def test_the_doctor_counts_the_second_source_which_a_supervised_run_ignores(tmp_path, capfd):
+def test_the_doctor_counts_unlabelled_images_and_a_supervised_run_ignores_them(tmp_path, capfd):
     arrays = write_arrays(tmp_path / "set.npz", random_table(60, image=16), random_table(16, seed=1, image=16))
     words = [RECIPE, "--data.path", str(arrays), "--parallel.devices", "2", "--train.duration", "3 steps"]
     words += ["--data.labels-per-class", "2", "--data.unlabelled", "train"]
     assert main(["train", *words, "--workdir", str(tmp_path / "supervised")]) == 0
-    own = ["--objective.name", "fixmatch", "--objective.unlabelled-ratio", "2", "--objective.strong-rand-augment", "0"]
-    assert main(["doctor", *words, *own, "--workdir", str(tmp_path / "run")]) == 0
+    fixmatch = [
+        "--objective.name",
+        "fixmatch",
+        "--objective.unlabelled-ratio",
+        "2",
+        "--objective.strong-rand-augment",
+        "0",
+    ]
+    assert main(["doctor", *words, *fixmatch, "--workdir", str(tmp_path / "run")]) == 0
     assert "10 rows to train, 16 to validate, 60 without labels" in " ".join(capfd.readouterr().out.split())

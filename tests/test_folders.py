@@ -1,4 +1,4 @@
-"""A tree with one folder a class: names of classes, order of rows, and files that are rejected."""
+"""Data sets with one folder per class: class names, the order of rows, and rejected files."""
 
 import os
 from pathlib import Path
@@ -30,7 +30,7 @@ TREE = (
 
 
 def color(name: str) -> np.ndarray:
-    """Returns one color for each path, uint8[3], which JPEG keeps within a few levels."""
+    """Return a color for a path, uint8[3]. JPEG changes a uniform image of a color by a few levels at most."""
     return np.random.default_rng(list(name.encode())).integers(0, 256, 3, np.uint8)
 
 
@@ -49,12 +49,12 @@ def root(tmp_path: Path) -> Path:
 
 
 def rows(table: ExampleTable) -> list[tuple[str, str]]:
-    """Returns (path, class) of each row."""
+    """Return the path and the class of each row."""
     names = [table.class_ids[label] for label in table.labels]
     return list(zip((path.decode() for path in table.path.tolist()), names, strict=True))
 
 
-def fault(root: Path, split: str = "train") -> str:
+def error_message(root: Path, split: str = "train") -> str:
     with pytest.raises(InputError) as raised:
         read_folders(root, split)  # type: ignore[arg-type]
     message = str(raised.value)
@@ -73,7 +73,9 @@ def test_rows_are_sorted_by_class_and_path(root: Path):
         ("train/cat/b.jpg", "cat"),
         ("train/cat/deep/er/z.png", "cat"),
     ]
-    assert [one.decode() for one in table.id.tolist()] == [os.path.splitext(path)[0] for path, _ in rows(table)]
+    assert [example_id.decode() for example_id in table.id.tolist()] == [
+        os.path.splitext(path)[0] for path, _ in rows(table)
+    ]
     assert table.class_ids == table.class_names == ("ant", "bee", "cat")
     assert table.class_indices == (0, 1, 2) and table.labels.dtype == np.int32 and table.offset is None
     table.check(DATA)
@@ -93,14 +95,14 @@ def test_selected_classes_agree_between_the_splits(root: Path):
 
 
 @pytest.mark.parametrize("name", ["validation", "test"])
-def test_other_names_of_the_validation_folder(root: Path, name: str):
+def test_the_validation_folder_may_have_other_names(root: Path, name: str):
     (root / "val").rename(root / name)
     assert rows(read_folders(root, "val"))[0] == (f"{name}/ant/w.jpg", "ant")
     write(root, "val/bee/first.png")
     assert rows(read_folders(root, "val")) == [("val/bee/first.png", "bee")]
 
 
-def test_files_that_are_no_images_are_ignored(root: Path):
+def test_files_that_are_not_images_are_ignored(root: Path):
     before = rows(read_folders(root, "train"))
     write(root, "train/.ipynb_checkpoints/a.png", "train/ant/.hidden/b.png", "train/ant/.c.png")
     for name in ("README.md", "Thumbs.db", ".DS_Store", "labels", "a.png.txt"):
@@ -111,15 +113,15 @@ def test_files_that_are_no_images_are_ignored(root: Path):
 
 @given(names=st.lists(st.tuples(st.sampled_from("abcABC"), st.text("ab0. é-", min_size=1, max_size=5)), min_size=1))
 def test_rows_are_in_the_order_of_the_names(tmp_path_factory: pytest.TempPathFactory, names: list[tuple[str, str]]):
-    """Rows are sorted by class, then by path, as Python sorts text, and not by the time of creation."""
+    """Rows are sorted by class and then by path, in Python's order of strings. The time of creation does not matter."""
     root = tmp_path_factory.mktemp("tree")
     files = list(dict.fromkeys(f"train/{label}/x{name}.png" for label, name in names))
     for file in files:
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).write_bytes(b"")
     table = read_folders(root, "train")
-    found = [path for path, _ in rows(table)]
-    assert found == sorted(files, key=lambda file: (file.split("/")[1], file))
+    paths = [path for path, _ in rows(table)]
+    assert paths == sorted(files, key=lambda file: (file.split("/")[1], file))
     assert list(table.class_ids) == sorted({label for label, _ in names})
     assert len(np.unique(table.id)) == len(files)
 
@@ -134,52 +136,54 @@ def test_folders_of_classes_are_recognized(root: Path, tmp_path: Path):
 
 def test_a_missing_split_is_named(root: Path, tmp_path: Path):
     (root / "val").rename(root / "value")
-    assert "no folder val/ or validation/ or test/" in fault(root, "val")
-    assert "no folder train/" in fault(tmp_path / "nowhere")
+    assert "no folder val/ or validation/ or test/" in error_message(root, "val")
+    assert "no folder train/" in error_message(tmp_path / "nowhere")
 
 
 def test_a_class_without_images_is_named(root: Path):
     (root / "train/dog/.hidden").mkdir(parents=True)
     (root / "train/dog/README").write_text("none yet")
-    assert fault(root).startswith(f"{root / 'train/dog'}: no image")
-    # It is still a class, and val may have examples of it.
+    assert error_message(root).startswith(f"{root / 'train/dog'}: no image")
+    # The folder is still a class: val may have examples of it.
     assert read_folders(root, "val").num_classes == 4
     (root / "val/dog").mkdir()
-    assert fault(root, "val").startswith(f"{root / 'val/dog'}: no image")
+    assert error_message(root, "val").startswith(f"{root / 'val/dog'}: no image")
 
 
 def test_a_class_of_val_that_train_lacks_is_named(root: Path):
     write(root, "val/catt/x.png")
-    assert fault(root, "val").startswith(f"{root / 'val/catt'}: a class") and "did you mean 'cat'?" in fault(
-        root, "val"
-    )
+    assert error_message(root, "val").startswith(
+        f"{root / 'val/catt'}: a class"
+    ) and "did you mean 'cat'?" in error_message(root, "val")
 
 
 def test_a_data_set_without_class_folders_is_rejected(root: Path, tmp_path: Path):
-    assert "no class folders" in fault(write(tmp_path / "flat", "train/a.png"))
+    assert "no class folders" in error_message(write(tmp_path / "flat", "train/a.png"))
     (root / "val").rename(root / "old")
-    assert "no class folders" in fault(write(root, "val/a.png"), "val")
+    assert "no class folders" in error_message(write(root, "val/a.png"), "val")
 
 
 def test_an_image_without_a_class_folder_is_named(root: Path):
     write(root, "train/stray.png")
-    assert fault(root).startswith(f"{root / 'train/stray.png'}: an image outside the class folders")
+    assert error_message(root).startswith(f"{root / 'train/stray.png'}: an image outside the class folders")
 
 
 @pytest.mark.parametrize("name", ["a.gif", "b.HEIC", "c.avif"])
 def test_an_image_of_an_unsupported_type_is_named(root: Path, name: str):
     (root / "train/bee" / name).write_bytes(b"GIF89a")
-    assert fault(root).startswith(f"{root / 'train/bee' / name}: its image type is not supported")
+    assert error_message(root).startswith(f"{root / 'train/bee' / name}: its image type is not supported")
 
 
-def test_two_images_of_one_id_are_named(root: Path):
+def test_two_images_with_the_same_id_are_rejected(root: Path):
     write(root, "train/cat/b.png")
-    assert fault(root).startswith(f"{root / 'train/cat/b.jpg'}: the name of another image differs only in the suffix")
+    assert error_message(root).startswith(
+        f"{root / 'train/cat/b.jpg'}: the name of another image differs only in the suffix"
+    )
 
 
-def test_a_name_that_is_not_utf8_is_named(root: Path):
+def test_a_file_name_that_is_not_utf8_is_rejected(root: Path):
     (root / "train/cat" / os.fsdecode(b"\xff.png")).write_bytes(b"")
-    assert "is not UTF-8" in fault(root) and "\\xff.png" in fault(root)
+    assert "is not UTF-8" in error_message(root) and "\\xff.png" in error_message(root)
 
 
 def test_links_within_the_root_are_followed(root: Path):
@@ -195,12 +199,12 @@ def test_links_within_the_root_are_followed(root: Path):
 def test_links_out_of_the_root_are_refused(root: Path, tmp_path: Path, link: str):
     write(tmp_path, "elsewhere/e.png")
     (root / link).symlink_to(tmp_path / "elsewhere" / ("e.png" if link.endswith("png") else ""))
-    assert fault(root).startswith(f"{root / link}: a symbolic link leads out of the data set, to '{tmp_path}")
+    assert error_message(root).startswith(f"{root / link}: a symbolic link leads out of the data set, to '{tmp_path}")
 
 
 def test_a_link_into_a_folder_above_itself_is_refused(root: Path):
     (root / "train/cat/deep/loop").symlink_to("..")
-    assert fault(root).startswith(f"{root / 'train/cat/deep/loop'}: a symbolic link leads into a folder above")
+    assert error_message(root).startswith(f"{root / 'train/cat/deep/loop'}: a symbolic link leads into a folder above")
 
 
 def test_the_root_may_be_a_link(root: Path, tmp_path: Path):

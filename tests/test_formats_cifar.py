@@ -1,4 +1,4 @@
-"""CIFAR's binary files: pixels and labels of either archive; every fault gets one line."""
+"""CIFAR's binary files: both archives are read, and a damaged file raises a one-line error."""
 
 import tempfile
 from pathlib import Path
@@ -12,38 +12,38 @@ from hypothesis.extra import numpy as npst
 from jaxddp.core.errors import InputError
 from jaxddp.data.formats.cifar import holds_cifar, read_cifar
 
-TEN, HUNDRED = "cifar-10-batches-bin", "cifar-100-binary"
+CIFAR_10, CIFAR_100 = "cifar-10-batches-bin", "cifar-100-binary"
 NAMES = tuple("abcdefghij")
 
 
 def records(images: np.ndarray, *labels: np.ndarray) -> bytes:
-    """Returns the records of a file pixel by pixel, as the format's page describes them."""
+    """Return the bytes of a CIFAR file. A record has its labels, then the red, green and blue planes of its image."""
     return b"".join(
         bytes(int(column[row]) for column in labels) + b"".join(image[:, :, c].tobytes() for c in range(3))
         for row, image in enumerate(images)
     )
 
 
-def some_images(count: int, seed: int = 0) -> np.ndarray:
+def random_images(count: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 3), np.uint8)
 
 
-def write_ten(parent: Path, sizes: tuple[int, ...] = (2, 1, 3, 1, 1), val: int = 2) -> Path:
-    """Writes CIFAR-10; batch i holds images of seed i with labels i, i + 1, …"""
-    folder = parent / TEN
+def write_cifar_10(parent: Path, sizes: tuple[int, ...] = (2, 1, 3, 1, 1), val: int = 2) -> Path:
+    """Write CIFAR-10; batch i has images of seed i with labels i, i + 1, …"""
+    folder = parent / CIFAR_10
     folder.mkdir()
     for i, size in enumerate(sizes, 1):
-        (folder / f"data_batch_{i}.bin").write_bytes(records(some_images(size, i), np.arange(i, i + size)))
-    (folder / "test_batch.bin").write_bytes(records(some_images(val, 9), np.arange(val)))
+        (folder / f"data_batch_{i}.bin").write_bytes(records(random_images(size, i), np.arange(i, i + size)))
+    (folder / "test_batch.bin").write_bytes(records(random_images(val, 9), np.arange(val)))
     (folder / "batches.meta.txt").write_text("\n".join(NAMES) + "\n\n")
     return folder
 
 
-def write_hundred(parent: Path) -> Path:
-    folder = parent / HUNDRED
+def write_cifar_100(parent: Path) -> Path:
+    folder = parent / CIFAR_100
     folder.mkdir()
-    (folder / "train.bin").write_bytes(records(some_images(3, 1), np.array([19, 18, 0]), np.array([2, 0, 1])))
-    (folder / "test.bin").write_bytes(records(some_images(1, 2), np.array([7]), np.array([1])))
+    (folder / "train.bin").write_bytes(records(random_images(3, 1), np.array([19, 18, 0]), np.array([2, 0, 1])))
+    (folder / "test.bin").write_bytes(records(random_images(1, 2), np.array([7]), np.array([1])))
     (folder / "fine_label_names.txt").write_text("apple\naquarium_fish\nbaby\n")
     (folder / "coarse_label_names.txt").write_text("aquatic_mammals\n")
     return folder
@@ -51,32 +51,32 @@ def write_hundred(parent: Path) -> Path:
 
 def test_cifar10_is_found_in_its_folder_or_in_the_parent_folder(tmp_path):
     assert not holds_cifar(tmp_path)
-    folder = write_ten(tmp_path)
-    for place in (folder, tmp_path):
-        assert holds_cifar(place)
-        train, val = read_cifar(place, "train"), read_cifar(place, "val")
-        expected = np.concatenate([some_images(size, i) for i, size in enumerate((2, 1, 3, 1, 1), 1)])
+    folder = write_cifar_10(tmp_path)
+    for path in (folder, tmp_path):
+        assert holds_cifar(path)
+        train, val = read_cifar(path, "train"), read_cifar(path, "val")
+        expected = np.concatenate([random_images(size, i) for i, size in enumerate((2, 1, 3, 1, 1), 1)])
         np.testing.assert_array_equal(train.images, expected)
         assert train.labels.tolist() == [1, 2, 2, 3, 4, 5, 4, 5]
-        np.testing.assert_array_equal(val.images, some_images(2, 9))
+        np.testing.assert_array_equal(val.images, random_images(2, 9))
         assert val.labels.tolist() == [0, 1]
         assert train.class_names == val.class_names == NAMES
         assert train.images.flags.c_contiguous
 
 
 def test_cifar100_has_fine_labels(tmp_path):
-    folder = write_hundred(tmp_path)
-    for place in (folder, tmp_path):
-        assert holds_cifar(place)
-        train, val = read_cifar(place, "train"), read_cifar(place, "val")
-        np.testing.assert_array_equal(train.images, some_images(3, 1))
-        np.testing.assert_array_equal(val.images, some_images(1, 2))
+    folder = write_cifar_100(tmp_path)
+    for path in (folder, tmp_path):
+        assert holds_cifar(path)
+        train, val = read_cifar(path, "train"), read_cifar(path, "val")
+        np.testing.assert_array_equal(train.images, random_images(3, 1))
+        np.testing.assert_array_equal(val.images, random_images(1, 2))
         assert (train.labels.tolist(), val.labels.tolist()) == ([2, 0, 1], [1])
         assert train.class_names == val.class_names == ("apple", "aquarium_fish", "baby")
 
 
 def test_a_renamed_folder_is_recognized_by_its_file_names(tmp_path):
-    write_ten(tmp_path).rename(tmp_path / "cifar10")
+    write_cifar_10(tmp_path).rename(tmp_path / "cifar10")
     assert holds_cifar(tmp_path / "cifar10") and not holds_cifar(tmp_path)
     assert len(read_cifar(tmp_path / "cifar10", "train")) == 8
 
@@ -88,7 +88,7 @@ def test_a_renamed_folder_is_recognized_by_its_file_names(tmp_path):
 def test_the_written_data_are_read_back(images, data):
     coarse, fine = (data.draw(npst.arrays(np.uint8, len(images), elements=st.integers(0, top))) for top in (255, 2))
     with tempfile.TemporaryDirectory() as name:
-        folder = write_hundred(Path(name))
+        folder = write_cifar_100(Path(name))
         (folder / "test.bin").write_bytes(records(images, coarse, fine))
         table = read_cifar(folder, "val")
     np.testing.assert_array_equal(table.images, images)
@@ -107,7 +107,7 @@ def test_the_written_data_are_read_back(images, data):
     ],
 )
 def test_a_faulty_file_raises_a_one_line_error(tmp_path, file, content, message):
-    folder = write_ten(tmp_path)
+    folder = write_cifar_10(tmp_path)
     (folder / file).unlink()
     if content is not None:
         (folder / file).write_bytes(content)
@@ -119,7 +119,7 @@ def test_a_faulty_file_raises_a_one_line_error(tmp_path, file, content, message)
 
 
 def test_a_folder_in_place_of_a_file_is_named(tmp_path):
-    folder = write_ten(tmp_path)
+    folder = write_cifar_10(tmp_path)
     (folder / "data_batch_1.bin").unlink()
     (folder / "data_batch_1.bin").mkdir()
     with pytest.raises(InputError, match="data_batch_1.bin: cannot be read .a directory, not a regular file.; give"):
@@ -127,16 +127,18 @@ def test_a_folder_in_place_of_a_file_is_named(tmp_path):
 
 
 def test_records_of_the_other_archive_are_refused(tmp_path):
-    folder = write_hundred(tmp_path)
-    (folder / "train.bin").write_bytes(records(some_images(2), np.zeros(2)))
+    folder = write_cifar_100(tmp_path)
+    (folder / "train.bin").write_bytes(records(random_images(2), np.zeros(2)))
     with pytest.raises(InputError, match="train.bin: 6146 bytes: expected whole records of 3074 bytes"):
         read_cifar(folder, "train")
 
 
-def test_missing_archives_and_two_archives_are_different_errors(tmp_path):
-    with pytest.raises(InputError, match=f"no CIFAR in its binary version; give the folder {TEN} or {HUNDRED}, or"):
+def test_a_missing_archive_and_two_archives_raise_different_errors(tmp_path):
+    with pytest.raises(
+        InputError, match=f"no CIFAR in its binary version; give the folder {CIFAR_10} or {CIFAR_100}, or"
+    ):
         read_cifar(tmp_path, "train")
-    write_ten(tmp_path), write_hundred(tmp_path)
+    write_cifar_10(tmp_path), write_cifar_100(tmp_path)
     assert holds_cifar(tmp_path)
-    with pytest.raises(InputError, match=f"two data sets, .*{TEN} and .*{HUNDRED}; give one of these folders"):
+    with pytest.raises(InputError, match=f"two data sets, .*{CIFAR_10} and .*{CIFAR_100}; give one of these folders"):
         read_cifar(tmp_path, "train")

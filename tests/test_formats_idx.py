@@ -1,4 +1,4 @@
-"""IDX files: every pixel is read as written, and every fault gets one line, for any header."""
+"""IDX files: pixels are read as they were written, and a damaged file raises a one-line error."""
 
 import gzip
 import os
@@ -21,7 +21,9 @@ from jaxddp.data.formats.idx import holds_idx, read_idx
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 VAL_IMAGES, VAL_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
 
-REAL = Path(os.environ.get("JAXDDP_FASHION_MNIST", Path(__file__).parents[2] / "shared/data/fashion-mnist-part"))
+FASHION_MNIST = Path(
+    os.environ.get("JAXDDP_FASHION_MNIST", Path(__file__).parents[2] / "shared/data/fashion-mnist-part")
+)
 
 
 def idx(array: np.ndarray, *, code: int = 8) -> bytes:
@@ -34,32 +36,37 @@ def pixels(count: int, *shape: int) -> np.ndarray:
 
 
 def write(folder: Path, **changed: bytes | None) -> Path:
-    """Writes five training and three validation examples of 4x6 pixels, with labels below 4; None leaves a file out."""
+    """Write five training and three validation examples of 4x6 pixels, with labels below 4.
+
+    `changed` are other contents for some files. The content None omits a file.
+    """
     files = {
         "train_images": (TRAIN_IMAGES, idx(pixels(5, 4, 6))),
         "train_labels": (TRAIN_LABELS, idx(np.array([0, 1, 2, 1, 0]))),
         "val_images": (VAL_IMAGES, idx(pixels(3, 4, 6))),
         "val_labels": (VAL_LABELS, idx(np.array([3, 0, 1]))),
     }
-    for key, (name, content) in files.items():
-        chosen = changed.get(key, content)
-        if chosen is not None:
-            (folder / name).write_bytes(chosen)
+    for key, (name, default) in files.items():
+        content = changed.get(key, default)
+        if content is not None:
+            (folder / name).write_bytes(content)
     return folder
 
 
 @given(
     images=npst.arrays(np.uint8, npst.array_shapes(min_dims=3, max_dims=4, max_side=5)),
-    packed=st.booleans(),
+    is_compressed=st.booleans(),
     data=st.data(),
 )
-def test_the_written_data_are_read_back(images, packed, data):
+def test_the_written_data_are_read_back(images, is_compressed, data):
     labels = data.draw(npst.arrays(np.uint8, len(images)))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         assert not holds_idx(folder)
         for file, content in ((VAL_IMAGES, idx(images)), (VAL_LABELS, idx(labels))):
-            (folder / f"{file}{'.gz' * packed}").write_bytes(gzip.compress(content) if packed else content)
+            (folder / f"{file}{'.gz' * is_compressed}").write_bytes(
+                gzip.compress(content) if is_compressed else content
+            )
         assert holds_idx(folder)
         table = read_idx(folder, "val")
     np.testing.assert_array_equal(table.images, images if images.ndim == 4 else images[..., None])
@@ -67,7 +74,7 @@ def test_the_written_data_are_read_back(images, packed, data):
     assert table.class_names == tuple(map(str, range(int(labels.max()) + 1)))
 
 
-def test_each_split_has_its_files_and_both_the_same_classes(tmp_path):
+def test_the_splits_have_separate_files_and_the_same_classes(tmp_path):
     train, val = (read_idx(write(tmp_path), split) for split in ("train", "val"))
     np.testing.assert_array_equal(train.images[..., 0], pixels(5, 4, 6))
     np.testing.assert_array_equal(val.images[..., 0], pixels(3, 4, 6))
@@ -97,14 +104,14 @@ def test_the_content_decides_whether_a_file_is_compressed(tmp_path):
     np.testing.assert_array_equal(read_idx(tmp_path, "train").images[..., 0], pixels(5, 4, 6))
 
 
-def test_colour_images_may_be_named_by_their_dimensions(tmp_path):
+def test_the_file_name_of_colour_images_may_contain_idx4(tmp_path):
     write(tmp_path, train_images=None)
     (tmp_path / "train-images-idx4-ubyte").write_bytes(idx(pixels(5, 4, 6, 3)))
     np.testing.assert_array_equal(read_idx(tmp_path, "train").images, pixels(5, 4, 6, 3))
 
 
 IMAGES = idx(pixels(5, 4, 6))
-PACKED = gzip.compress(IMAGES, mtime=0)
+COMPRESSED = gzip.compress(IMAGES, mtime=0)
 
 
 @pytest.mark.parametrize(
@@ -129,11 +136,19 @@ PACKED = gzip.compress(IMAGES, mtime=0)
         ({"train_images": IMAGES[:-1]}, TRAIN_IMAGES, "the header promises 120 bytes, 119 follow it; download"),
         ({"train_images": IMAGES + b"x"}, TRAIN_IMAGES, "the header promises 120 bytes, more follow it; download"),
         ({"train_images": gzip.compress(IMAGES[:-7])}, TRAIN_IMAGES, "the header promises 120 bytes, 113 follow it"),
-        ({"train_images": PACKED[:-9]}, TRAIN_IMAGES, "the compressed data end after 1?[0-9]?[0-9] of the 120 bytes"),
-        ({"train_images": PACKED[:-3]}, TRAIN_IMAGES, "the compressed data end after 120 of the 120 bytes"),
-        ({"train_images": PACKED[:-8] + b"\0" * 8}, TRAIN_IMAGES, "damaged .CRC check failed .*; download it again"),
-        ({"train_images": PACKED[:10] + b"\xff" * 99}, TRAIN_IMAGES, "damaged .Error -3 while decompressing"),
-        ({"train_images": PACKED[:5]}, TRAIN_IMAGES, "damaged .Compressed file ended before"),
+        (
+            {"train_images": COMPRESSED[:-9]},
+            TRAIN_IMAGES,
+            "the compressed data end after 1?[0-9]?[0-9] of the 120 bytes",
+        ),
+        ({"train_images": COMPRESSED[:-3]}, TRAIN_IMAGES, "the compressed data end after 120 of the 120 bytes"),
+        (
+            {"train_images": COMPRESSED[:-8] + b"\0" * 8},
+            TRAIN_IMAGES,
+            "damaged .CRC check failed .*; download it again",
+        ),
+        ({"train_images": COMPRESSED[:10] + b"\xff" * 99}, TRAIN_IMAGES, "damaged .Error -3 while decompressing"),
+        ({"train_images": COMPRESSED[:5]}, TRAIN_IMAGES, "damaged .Compressed file ended before"),
         ({"train_labels": idx(np.zeros(4))}, TRAIN_LABELS, r"labels of shape \(4,\) for 5 images: give one label per"),
         ({"train_labels": idx(np.zeros(0)), "val_labels": None}, TRAIN_LABELS, r"labels of shape \(0,\) for 5 images"),
         ({"train_images": idx(pixels(0, 4, 6))}, TRAIN_IMAGES, "a data set needs at least one example"),
@@ -161,7 +176,7 @@ def test_unsuitable_class_names_raise_a_one_line_error(tmp_path, names, message)
         read_idx(tmp_path, "train")
 
 
-def test_an_unreadable_file_is_named(tmp_path):
+def test_a_broken_link_to_class_names_is_ignored_and_a_missing_folder_is_an_error(tmp_path):
     write(tmp_path)
     (tmp_path / "classes.txt").symlink_to(tmp_path / "nowhere")
     assert read_idx(tmp_path, "train").num_classes == 4
@@ -182,7 +197,7 @@ BOMB = gzip.compress(idx(pixels(5, 4, 6)) + bytes(2**27))
         (struct.pack(">HBBIII", 0, 8, 3, 0, 2**32 - 1, 2**32 - 1), "damaged|at least one example"),
         (BOMB, "the header promises 120 bytes, more follow it"),
     ],
-    ids=["plain", "packed", "nothing", "bomb"],
+    ids=["uncompressed", "compressed", "no images", "decompression bomb"],
 )
 def test_forged_headers_and_decompression_bombs_allocate_little_memory(tmp_path, content, message):
     write(tmp_path, train_images=content)
@@ -195,9 +210,9 @@ def test_forged_headers_and_decompression_bombs_allocate_little_memory(tmp_path,
         tracemalloc.stop()
 
 
-@given(st.integers(0, len(PACKED) - 1), st.integers(1, 255))
+@given(st.integers(0, len(COMPRESSED) - 1), st.integers(1, 255))
 def test_a_flipped_byte_is_an_error_or_changes_nothing(position, change):
-    damaged = bytearray(PACKED)
+    damaged = bytearray(COMPRESSED)
     damaged[position] ^= change
     with tempfile.TemporaryDirectory() as name:
         folder = write(Path(name), train_images=bytes(damaged))
@@ -220,9 +235,11 @@ def softmax_regression():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not holds_idx(REAL), reason="the part of Fashion-MNIST is not there (JAXDDP_FASHION_MNIST)")
+@pytest.mark.skipif(
+    not holds_idx(FASHION_MNIST), reason="the part of Fashion-MNIST is not there (JAXDDP_FASHION_MNIST)"
+)
 def test_fashion_mnist_is_read_and_learned():
-    train, val = read_idx(REAL, "train"), read_idx(REAL, "val")
+    train, val = read_idx(FASHION_MNIST, "train"), read_idx(FASHION_MNIST, "val")
     assert (len(train), len(val)) == (4699, 1000)
     assert train.pixel_shape == val.pixel_shape == (28, 28, 1)
     assert train.class_names == val.class_names == tuple("0123456789")

@@ -29,7 +29,7 @@ ARRAYS = {
     "val_labels": np.array([3, 0, 1], np.uint8),
 }
 NAMES = np.array(["ant", "bee", "cat", "dög"])
-KINDS = ("npz", "packed npz", "folder")
+KINDS = ("npz", "compressed npz", "folder")
 
 
 def save(folder: Path, kind: str, arrays: dict) -> Path:
@@ -42,25 +42,25 @@ def save(folder: Path, kind: str, arrays: dict) -> Path:
     return folder / "data.npz"
 
 
-def place(path: Path, name: str) -> str:
+def error_prefix(path: Path, name: str) -> str:
     return f"{path}: {name}: " if path.is_file() else f"{path / name}.npy: "
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("named", [False, True])
-def test_both_splits_are_read(tmp_path, kind, named):
+@pytest.mark.parametrize("has_names", [False, True])
+def test_both_splits_are_read(tmp_path, kind, has_names):
     assert not holds_numpy(tmp_path)
-    path = save(tmp_path, kind, ARRAYS | ({"class_names": NAMES} if named else {}))
+    path = save(tmp_path, kind, ARRAYS | ({"class_names": NAMES} if has_names else {}))
     assert holds_numpy(path)
     for split in ("train", "val"):
         table = read_numpy(path, split)
         np.testing.assert_array_equal(table.images, ARRAYS[f"{split}_images"])
         np.testing.assert_array_equal(table.labels, ARRAYS[f"{split}_labels"])
-        assert table.class_names == (("ant", "bee", "cat", "dög") if named else ("0", "1", "2", "3"))
+        assert table.class_names == (("ant", "bee", "cat", "dög") if has_names else ("0", "1", "2", "3"))
         assert [type(name) for name in table.class_names] == [str] * 4
 
 
-def test_places_without_arrays_do_not_match(tmp_path):
+def test_paths_without_arrays_are_not_recognized(tmp_path):
     np.save(tmp_path / "other.npy", IMAGES)
     assert not holds_numpy(tmp_path) and not holds_numpy(tmp_path / "other.npy") and not holds_numpy(tmp_path / "no")
 
@@ -74,9 +74,9 @@ def test_places_without_arrays_do_not_match(tmp_path):
 )
 def test_the_saved_arrays_are_read_back(images, kind, column_major, dtype, data):
     labels = data.draw(npst.arrays(dtype, len(images), elements=st.integers(0, 7)))
-    saved = np.asfortranarray(images) if column_major else images
+    stored = np.asfortranarray(images) if column_major else images
     with tempfile.TemporaryDirectory() as name:
-        path = save(Path(name), kind, {"train_images": saved, "train_labels": labels})
+        path = save(Path(name), kind, {"train_images": stored, "train_labels": labels})
         table = read_numpy(path, "train")
         np.testing.assert_array_equal(table.images, images)
         np.testing.assert_array_equal(table.labels, labels)
@@ -96,8 +96,8 @@ def test_images_in_a_folder_are_memory_mapped_and_give_the_same_batches(tmp_path
         train = table.train_batches(SampleOrder(5, 4, seed=1), DataConfig(), range(3))
         return [*train, *table.eval_batches(EvalOrder(5, 4), DataConfig())]
 
-    for one, other in zip(batches(table), batches(memory), strict=True):
-        for leaf, expected in zip(one, other, strict=True):
+    for mapped, loaded in zip(batches(table), batches(memory), strict=True):
+        for leaf, expected in zip(mapped, loaded, strict=True):
             np.testing.assert_array_equal(leaf, expected)
 
 
@@ -138,16 +138,16 @@ def test_a_batch_of_a_four_gigabyte_file_reads_only_its_rows(tmp_path):
         ("class_names", np.zeros(4, "V0"), r"\|V0 of shape \(4,\): neither numbers nor strings; save it again"),
     ],
 )
-def test_arrays_that_do_not_fit_raise_a_one_line_error(tmp_path, kind, name, array, message):
+def test_invalid_arrays_raise_a_one_line_error(tmp_path, kind, name, array, message):
     path = save(tmp_path, kind, ARRAYS | {"class_names": NAMES} | {name: array})
     with pytest.raises(InputError, match=message) as error:
         read_numpy(path, "train")
-    assert str(error.value).startswith(place(path, name))
+    assert str(error.value).startswith(error_prefix(path, name))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("labels", [np.zeros(5), np.array([-2, -1, -1, -1, -1])])
-def test_labels_that_are_no_class_numbers_raise_the_same_error(tmp_path, kind, labels):
+def test_labels_that_are_not_class_numbers_raise_an_error(tmp_path, kind, labels):
     path = save(tmp_path, kind, {"train_images": IMAGES, "train_labels": labels})
     with pytest.raises(InputError, match="labels of float64|label -2 of row 0: 1 class names"):
         read_numpy(path, "train")
@@ -170,33 +170,33 @@ def test_the_error_for_a_missing_array_names_the_existing_ones(tmp_path, kind):
         read_numpy(tmp_path / "nowhere", "val")
 
 
-def saved(array: np.ndarray) -> bytes:
+def npy_bytes(array: np.ndarray) -> bytes:
     stream = io.BytesIO()
     np.save(stream, array)
     return stream.getvalue()
 
 
 def header(shape: str, dtype: str = "|u1") -> bytes:
-    return any_header(f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}\n".encode())
+    return raw_header(f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}\n".encode())
 
 
-def any_header(text: bytes) -> bytes:
+def raw_header(text: bytes) -> bytes:
     return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
 def write_raw(folder: Path, kind: str, content: bytes) -> Path:
-    """Writes a data set whose training images are these bytes; all other arrays are valid."""
+    """Write a data set whose file of training images has these bytes. All other arrays are valid."""
     if kind == "folder":
         save(folder, kind, ARRAYS)
         (folder / "train_images.npy").write_bytes(content)
         return folder
     with zipfile.ZipFile(folder / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in ARRAYS.items():
-            archive.writestr(f"{name}.npy", content if name == "train_images" else saved(array))
+            archive.writestr(f"{name}.npy", content if name == "train_images" else npy_bytes(array))
     return folder / "data.npz"
 
 
-WHOLE = saved(IMAGES)
+VALID = npy_bytes(IMAGES)
 
 
 @pytest.mark.parametrize("kind", ["npz", "folder"])
@@ -205,13 +205,13 @@ WHOLE = saved(IMAGES)
     [
         (b"", "not an array that NumPy saved; write it with np.save or np.savez"),
         (pickle.dumps(IMAGES), "not an array that NumPy saved"),
-        (WHOLE[:50], "not an array that NumPy saved"),
-        (b"\x93NUMPY\x09\x00" + WHOLE[8:], "not an array that NumPy saved"),
-        (any_header(b"{[]: 1}"), "not an array that NumPy saved"),
-        (any_header(b"(\n"), "not an array that NumPy saved"),
-        (any_header(b"a\n  b\n c"), "not an array that NumPy saved"),
-        (WHOLE[:-1], "cut short: the header promises 360 bytes, 359 follow it; download it again"),
-        (WHOLE + b"x", "the header promises 360 bytes, more follow it"),
+        (VALID[:50], "not an array that NumPy saved"),
+        (b"\x93NUMPY\x09\x00" + VALID[8:], "not an array that NumPy saved"),
+        (raw_header(b"{[]: 1}"), "not an array that NumPy saved"),
+        (raw_header(b"(\n"), "not an array that NumPy saved"),
+        (raw_header(b"a\n  b\n c"), "not an array that NumPy saved"),
+        (VALID[:-1], "cut short: the header promises 360 bytes, 359 follow it; download it again"),
+        (VALID + b"x", "the header promises 360 bytes, more follow it"),
         (header("(1099511627776,)"), "the header promises 1099511627776 bytes, 0 follow it"),
         (header("(5, -4, 6, 3)") + bytes(360), r"uint8 of shape \(5, -4, 6, 3\): neither"),
         (header("(0, 4611686018427387904, 4611686018427387904, 3)"), "damaged|at least one example"),
@@ -219,7 +219,7 @@ WHOLE = saved(IMAGES)
         (header("(5, 4, 6, 3)") + bytes(2**26), "the header promises 360 bytes, more follow it"),
     ],
 )
-def test_damaged_and_forged_files_raise_a_one_line_error_and_allocate_little(tmp_path, kind, content, message):
+def test_damaged_and_forged_files_raise_a_one_line_error_and_allocate_little_memory(tmp_path, kind, content, message):
     path = write_raw(tmp_path, kind, content)
     tracemalloc.start()
     try:
@@ -228,7 +228,7 @@ def test_damaged_and_forged_files_raise_a_one_line_error_and_allocate_little(tmp
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
         tracemalloc.stop()
-    assert str(error.value).startswith(place(path, "train_images"))
+    assert str(error.value).startswith(error_prefix(path, "train_images"))
 
 
 def test_a_truncated_or_encrypted_archive_raises_a_one_line_error(tmp_path):
@@ -237,9 +237,11 @@ def test_a_truncated_or_encrypted_archive_raises_a_one_line_error(tmp_path):
     path.write_bytes(whole[:-30])
     with pytest.raises(InputError, match="data.npz: damaged .File is not a zip file.; download it again"):
         read_numpy(path, "train")
-    # Bit 0 of the flags in each entry of the directory, 8 bytes from its signature, says encrypted.
-    parts = whole.split(b"PK\x01\x02")
-    path.write_bytes(b"PK\x01\x02".join([parts[0], *(p[:4] + bytes([p[4] | 1]) + p[5:] for p in parts[1:])]))
+    # Bit 0 of the flags marks an entry as encrypted. In the directory, the flags begin at byte 8 of an entry.
+    entries = whole.split(b"PK\x01\x02")
+    path.write_bytes(
+        b"PK\x01\x02".join([entries[0], *(entry[:4] + bytes([entry[4] | 1]) + entry[5:] for entry in entries[1:])])
+    )
     with pytest.raises(InputError, match="encrypted, password required for extraction; save it again with np.savez"):
         read_numpy(path, "train")
 
@@ -247,7 +249,7 @@ def test_a_truncated_or_encrypted_archive_raises_a_one_line_error(tmp_path):
 @given(st.data())
 def test_a_flipped_byte_of_an_archive_is_an_error_or_changes_nothing(data):
     with tempfile.TemporaryDirectory() as name:
-        path = save(Path(name), "packed npz", ARRAYS)
+        path = save(Path(name), "compressed npz", ARRAYS)
         damaged = bytearray(path.read_bytes())
         damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
         path.write_bytes(damaged)
@@ -263,7 +265,7 @@ def test_a_flipped_byte_of_an_archive_is_an_error_or_changes_nothing(data):
 def test_a_damaged_header_is_an_error_or_gives_a_table(data):
     with tempfile.TemporaryDirectory() as name:
         path = save(Path(name), "folder", ARRAYS)
-        damaged = bytearray(WHOLE)
+        damaged = bytearray(VALID)
         for _ in range(data.draw(st.integers(1, 3))):
             damaged[data.draw(st.integers(0, 127))] = data.draw(st.sampled_from(b"\0\xff 0'\"(){}[],:\n-5LTaO|<"))
         (path / "train_images.npy").write_bytes(damaged)

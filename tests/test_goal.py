@@ -1,4 +1,4 @@
-"""The comparison of validations: which one is the best, and when they end a run, as pure functions of metrics."""
+"""The comparison of validations: the best validation, and early stopping, as pure functions of metrics."""
 
 import json
 import math
@@ -21,68 +21,68 @@ GOALS = st.builds(
 
 
 def smoothed(values: list[float], share: float) -> list[float]:
-    """Returns the weighted means of the values so far; the weight of each value is `share` times that of the next."""
-    found = []
+    """Return the weighted mean of each value and all earlier values. A step back multiplies the weight by `share`."""
+    means = []
     for count in range(1, len(values) + 1):
-        weights = [share ** (count - 1 - place) for place in range(count)]
-        found.append(sum(w * v for w, v in zip(weights, values[:count], strict=True)) / sum(weights))
-    return found
+        weights = [share ** (count - 1 - index) for index in range(count)]
+        means.append(sum(w * v for w, v in zip(weights, values[:count], strict=True)) / sum(weights))
+    return means
 
 
 @given(VALUES, GOALS)
 def test_the_best_validation_equals_that_of_a_plain_loop(values, goal):
-    known = {step: value for step, value in enumerate(values, start=1) if value is not None}
-    means = dict(zip(known, goal.values(known.values()), strict=True))
-    plain = smoothed(list(known.values()), goal.smoothing)
+    measured = {step: value for step, value in enumerate(values, start=1) if value is not None}
+    means = dict(zip(measured, goal.values(measured.values()), strict=True))
+    plain = smoothed(list(measured.values()), goal.smoothing)
     assert list(means.values()) == pytest.approx(plain, rel=1e-9, abs=1e-12)
     if goal.smoothing == 0:
-        assert means == known
+        assert means == measured
     best = None
     for step, value in means.items():
         if best is None or value == means[best] or (value < means[best]) == goal.lowest:
             best = step
-    judgement = EarlyStopping(goal)
+    stopping = EarlyStopping(goal)
     for step, value in enumerate(values, start=1):
-        judgement = judgement.after(step, {"loss": value, "count": 3})
+        stopping = stopping.after(step, {"loss": value, "count": 3})
     if best is None:
-        assert judgement.best is None
+        assert stopping.best is None
     else:
         assert [*means][goal.best([*means.values()])] == best
-        # The run counts from the first of equal values.
+        # Patience is counted from the first of equal values.
         first = next(step for step, value in means.items() if value == means[best])
-        assert (judgement.best, judgement.step) == (means[best], first)
+        assert (stopping.best, stopping.step) == (means[best], first)
 
 
 @given(VALUES, GOALS, st.integers(1, 4), st.sampled_from((0.0, 0.1)), st.data())
 def test_a_run_stops_after_patience_validations_without_gain_also_if_interrupted(values, goal, patience, gain, data):
-    known = iter(goal.values([value for value in values if value is not None]))
-    least, count, stops = None, 0, []
+    means = iter(goal.values([value for value in values if value is not None]))
+    best, count, expected = None, 0, []
     for value in values:
-        mean = math.nan if value is None else next(known)
-        better = least is None or (mean < least - gain if goal.lowest else mean > least + gain)
-        if not math.isnan(mean) and better:
-            least, count = mean, 0
+        mean = math.nan if value is None else next(means)
+        is_better = best is None or (mean < best - gain if goal.lowest else mean > best + gain)
+        if not math.isnan(mean) and is_better:
+            best, count = mean, 0
         else:
             count += 1
-        stops.append(count >= patience)
-    empty = EarlyStopping(goal, patience, gain)
-    judgement, cut = empty, data.draw(st.integers(0, len(values)))
-    for step, (value, stop) in enumerate(zip(values, stops, strict=True), start=1):
-        if step == cut:
+        expected.append(count >= patience)
+    initial = EarlyStopping(goal, patience, gain)
+    stopping, resume_step = initial, data.draw(st.integers(0, len(values)))
+    for step, (value, is_stopped) in enumerate(zip(values, expected, strict=True), start=1):
+        if step == resume_step:
             # A checkpoint holds the state as JSON.
-            judgement = empty.restored(json.loads(json.dumps(judgement.saved())))
-        judgement = judgement.after(step, {"loss": value})
-        assert judgement.stops == stop
-    assert not judgement.reset_patience().stops
+            stopping = initial.restored(json.loads(json.dumps(stopping.saved())))
+        stopping = stopping.after(step, {"loss": value})
+        assert stopping.stops == is_stopped
+    assert not stopping.reset_patience().stops
 
 
 def test_another_goal_resets_the_comparison_and_another_patience_continues_it():
-    judgement = EarlyStopping(Goal(), 2)
+    stopping = EarlyStopping(Goal(), 2)
     for step, value in enumerate((0.5, 0.4, 0.4), start=1):
-        judgement = judgement.after(step, {"top1": value})
-    saved = json.loads(json.dumps(judgement.saved()))
-    assert judgement.stops
-    assert judgement.reason == "no gain in val top1 in 2 validations since step 1, where it was 50.00%"
+        stopping = stopping.after(step, {"top1": value})
+    saved = json.loads(json.dumps(stopping.saved()))
+    assert stopping.stops
+    assert stopping.reason == "no gain in val top1 in 2 validations since step 1, where it was 50.00%"
     assert not EarlyStopping(Goal(), 3).restored(saved).stops
     assert EarlyStopping(Goal(), 3).restored(saved).after(4, {"top1": 0.5}).stops
     other = EarlyStopping(Goal("loss", lowest=True), 1)
@@ -112,7 +112,7 @@ def test_an_invalid_goal_raises_a_one_line_error(name):
         Config().replace(checkpoint={"best": name})
 
 
-def test_an_unknown_metric_gets_a_list_of_the_known_ones():
+def test_an_unknown_metric_raises_an_error_with_the_known_metrics():
     with pytest.raises(InputError) as raised:
         EarlyStopping(Goal("val_ema f1")).check(["loss", "f1", "val_ema loss", "count"])
     assert str(raised.value) == (
@@ -124,27 +124,27 @@ def test_an_unknown_metric_gets_a_list_of_the_known_ones():
         EarlyStopping(stop_after=1).check(["loss"])
 
 
-def test_metrics_of_splits_have_one_name_each():
+def test_metrics_of_splits_are_flattened_and_divided_again():
     measured = {"val": {"loss": 1.0, "count": 3}, "val_ema": {"loss": 0.5, "count": 3}}
-    found = {"loss": 1.0, "count": 3, "val_ema loss": 0.5}
-    assert flat(measured) == found
-    assert by_split(found) == {"val": {"loss": 1.0, "count": 3}, "val_ema": {"loss": 0.5}}
+    flat_metrics = {"loss": 1.0, "count": 3, "val_ema loss": 0.5}
+    assert flat(measured) == flat_metrics
+    assert by_split(flat_metrics) == {"val": {"loss": 1.0, "count": 3}, "val_ema": {"loss": 0.5}}
 
 
 def test_the_file_records_the_goal_of_the_run(tmp_path):
     manifests, goal = Integrity(tmp_path), Goal("loss", lowest=True, smoothing=0.5)
-    written = ValidationFile(tmp_path, manifests, goal)
+    writer = ValidationFile(tmp_path, manifests, goal)
     for step, loss in ((2, 1.0), (4, 0.0), (6, 0.4), (8, None)):
-        written.put(step, {"loss": math.inf if loss is None else loss, "top1": 1 - step / 10})
-    for read in (ValidationFile(tmp_path, manifests), ValidationFile(tmp_path, None)):
-        assert read.goal == goal and read.steps == [2, 4, 6, 8]
+        writer.put(step, {"loss": math.inf if loss is None else loss, "top1": 1 - step / 10})
+    for reader in (ValidationFile(tmp_path, manifests), ValidationFile(tmp_path, None)):
+        assert reader.goal == goal and reader.steps == [2, 4, 6, 8]
         # The means are 1, 1/3 and 0.371: a single low value is not a trend.
-        assert (read.best([2, 4, 6, 8]), read.best([2, 6]), read.best([8])) == (4, 6, None)
-    # Another goal is written when the run resumes with it, and not before, because it may be rejected.
-    again = ValidationFile(tmp_path, manifests, Goal())
-    assert again.best([2, 4]) == 2 and ValidationFile(tmp_path, None).goal == goal
-    again.resume(8)
+        assert (reader.best([2, 4, 6, 8]), reader.best([2, 6]), reader.best([8])) == (4, 6, None)
+    # A new goal is written when a run resumes, and not earlier, because the run may reject it.
+    resumed = ValidationFile(tmp_path, manifests, Goal())
+    assert resumed.best([2, 4]) == 2 and ValidationFile(tmp_path, None).goal == goal
+    resumed.resume(8)
     content = json.loads((tmp_path / "validation.json").read_text())
     assert list(content) == ["2", "4", "6", "8"] and ValidationFile(tmp_path, manifests).goal == Goal()
-    again.resume(4)
+    resumed.resume(4)
     assert ValidationFile(tmp_path, manifests).steps == [2, 4]

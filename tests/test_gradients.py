@@ -1,4 +1,4 @@
-"""Microbatches: the gradient of the whole batch, one all-reduce, and less memory."""
+"""Microbatches: their gradient equals that of the whole batch, with one all-reduce and less memory."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.step import make_local_step, make_train_step
 
 SMALL, LARGE = random_table(32), random_table(64, image=16)
-PLAIN, NORMED = SmallNet(dtype=jnp.float64), SmallNet(batch_norm=True, dtype=jnp.float64)
+PLAIN, BATCH_NORMALIZED = SmallNet(dtype=jnp.float64), SmallNet(batch_norm=True, dtype=jnp.float64)
 
 
 @functools.cache
@@ -47,41 +47,42 @@ def trained(net, devices: int, gradients: Gradients, masked: int = 0, size: int 
         return after.params, after.model_state, losses
 
 
-WAYS = [(*way, unrolled) for way in ((1, 2, 1), (1, 8, 1), (2, 4, 1), (3, 2, 3)) for unrolled in (False, True)]
-TELLING = {(2, 4, 1, False), (3, 2, 3, True)}
+LAYOUTS = [(*layout, unrolled) for layout in ((1, 2, 1), (1, 8, 1), (2, 4, 1), (3, 2, 3)) for unrolled in (False, True)]
+ESSENTIAL = {(2, 4, 1, False), (3, 2, 3, True)}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "accumulate", "buckets", "unrolled"), [each if each in TELLING else rarely(*each) for each in WAYS]
+    ("devices", "accumulate", "buckets", "unrolled"),
+    [layout if layout in ESSENTIAL else rarely(*layout) for layout in LAYOUTS],
 )
 def test_microbatches_equal_the_whole_batch(devices, accumulate, buckets, unrolled):
-    """Test also with padding, which is spread unevenly over the microbatches."""
+    """The batch has no padding, or padding that is spread unevenly over the microbatches."""
     gradients = Gradients(Averaging(buckets), accumulate, for_cpu=unrolled)
     for masked in (0, 7):
-        found, expected = trained(PLAIN, devices, gradients, masked), trained(PLAIN, 1, Gradients(), masked)
-        assert largest_difference(found, expected) < 1e-9
+        result, expected = trained(PLAIN, devices, gradients, masked), trained(PLAIN, 1, Gradients(), masked)
+        assert largest_difference(result, expected) < 1e-9
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unrolled", few((False,), True))
 def test_a_microbatch_is_normalized_like_the_slice_of_a_device(unrolled):
-    """Batch norm normalizes each microbatch, and running statistics take their mean, as they do over devices."""
-    found = trained(NORMED, 1, Gradients(accumulate=4, for_cpu=unrolled))
-    assert largest_difference(found, trained(NORMED, 4, Gradients())) < 1e-9
-    assert largest_difference(found, trained(NORMED, 2, Gradients(accumulate=2, for_cpu=unrolled))) < 1e-9
-    assert largest_difference(found, trained(NORMED, 1, Gradients())) > 1e-4
+    """Batch norm normalizes each microbatch separately, and averages the running statistics, as over devices."""
+    result = trained(BATCH_NORMALIZED, 1, Gradients(accumulate=4, for_cpu=unrolled))
+    assert largest_difference(result, trained(BATCH_NORMALIZED, 4, Gradients())) < 1e-9
+    assert largest_difference(result, trained(BATCH_NORMALIZED, 2, Gradients(accumulate=2, for_cpu=unrolled))) < 1e-9
+    assert largest_difference(result, trained(BATCH_NORMALIZED, 1, Gradients())) > 1e-4
 
 
 def lowered(setup, gradients: Gradients):
-    """Return the lowered step of a setup with these gradients."""
+    """Return the lowered training step of a setup that computes gradients as `gradients` specifies."""
     local_step = make_local_step(setup.objective, setup.optimizer, setup.topology, gradients=gradients)
     return make_train_step(local_step, setup.topology).lower(setup.state, next(setup.batches(0, 1)))
 
 
 @pytest.mark.parametrize("unrolled", [False, True])
-def test_accumulation_has_one_collective(unrolled):
-    """Count in the lowered program, before XLA merges all-reduces."""
+def test_accumulation_uses_one_all_reduce(unrolled):
+    """Collectives are counted in the lowered program, before XLA merges all-reduces."""
     setup = setup_of(SmallNet(batch_norm=True), sgd(0.1), devices=2, batch_size=12, data=AS_THEY_ARE)
     text = lowered(setup, Gradients(accumulate=3, for_cpu=unrolled)).as_text()
     assert text.count("stablehlo.all_reduce") == 1
@@ -90,11 +91,11 @@ def test_accumulation_has_one_collective(unrolled):
 @pytest.mark.slow
 @pytest.mark.parametrize("unrolled", [pytest.param(False, marks=pytest.mark.ci), True])
 def test_memory_falls_with_the_number_of_microbatches(unrolled):
-    """Temporary memory is that of activations, which are nearly all that this step needs beside its arguments."""
+    """Activations are nearly all of the temporary memory of this step."""
     setup = setup_of(SmallNet(width=32), sgd(0.1), LARGE, batch_size=64, data=AS_THEY_ARE)
     programs = [lowered(setup, Gradients(accumulate=n, for_cpu=unrolled)).compile() for n in (1, 2, 4)]
-    needed = [program.memory_analysis().temp_size_in_bytes for program in programs]
-    assert all(later < 0.7 * earlier for earlier, later in itertools.pairwise(needed)), needed
+    temporary_bytes = [program.memory_analysis().temp_size_in_bytes for program in programs]
+    assert all(later < 0.7 * earlier for earlier, later in itertools.pairwise(temporary_bytes)), temporary_bytes
 
 
 def test_the_state_of_microbatches_is_averaged_and_counters_take_the_maximum():
@@ -107,21 +108,21 @@ def test_the_parts_of_a_step_run_in_order_even_if_a_sum_is_infinite(unrolled):
     batch = random_batch(12)
 
     @jax.jit
-    def rows(batch):
-        def take(total, part, number):
+    def scan(batch):
+        def add_part(total, part, number):
             total = total + jnp.where(number == 1, jnp.inf, 1.0)
             return total, (part.row, number, total)
 
-        return scan_parts(take, jnp.float32(0), batch, 4, unrolled=unrolled)
+        return scan_parts(add_part, jnp.float32(0), batch, 4, unrolled=unrolled)
 
-    total, (found, numbers, totals) = rows(batch)
-    assert found.reshape(-1).tolist() == batch.row.tolist()
+    total, (rows, numbers, totals) = scan(batch)
+    assert rows.reshape(-1).tolist() == batch.row.tolist()
     assert numbers.tolist() == [0, 1, 2, 3] and float(total) == np.inf
     assert totals.tolist() == [1, np.inf, np.inf, np.inf]
 
 
 def noisy_net():
-    """A network that adds a random number to each logit, drawn with the key of each part of the batch."""
+    """Return a network that adds noise to its logits in training, drawn with the key of a part of the batch."""
 
     def init(key, example):
         return {"weight": jnp.zeros((example[0].size, CLASSES)), "noise": jnp.zeros(())}
@@ -199,8 +200,6 @@ def test_a_batch_that_microbatches_cannot_share_raises_a_one_line_error():
 
 @pytest.mark.slow
 def test_a_run_may_be_resumed_with_another_number_of_microbatches(tmp_path):
-    """Accumulation may change on resume, like the number of devices."""
-
     def run(accumulate: int, epochs: int, workdir):
         options = {"accumulate": accumulate, "data": AS_THEY_ARE}
         setup = shared(prepare_training(linear_model(), SMALL, 2, sgd(0.1), 8, **options))
@@ -213,14 +212,14 @@ def test_a_run_may_be_resumed_with_another_number_of_microbatches(tmp_path):
 
 
 @pytest.mark.slow
-def test_data_sets_in_device_memory_are_accumulated_over_too():
+def test_microbatches_of_a_data_set_in_device_memory_equal_the_whole_batch():
     data, changes = dataclasses.replace(AS_THEY_ARE, cache="device"), {"duration": "6 steps"}
-    found = []
+    params = []
     for accumulate in (1, 2):
         setup = setup_of(linear_model(), sgd(0.1), SMALL, devices=2, batch_size=16, data=data)
         state = train(setup, {"train": changes | {"accumulate": accumulate}, "log": {"every": "3 steps"}})
-        found.append(jax.device_get(state.params))
-    assert largest_difference(*found) < 1e-5
+        params.append(jax.device_get(state.params))
+    assert largest_difference(*params) < 1e-5
 
 
 def test_microbatches_are_unrolled_on_cpus_only():

@@ -1,4 +1,4 @@
-"""Growing images: the side at each step, decoding and resizing, and the equality of resumed and whole runs."""
+"""Growing images: the side at each step, decoding and resizing, and the equality of resumed and uninterrupted runs."""
 
 import dataclasses
 import functools
@@ -68,17 +68,19 @@ def test_the_image_side_grows_from_the_first_to_the_last_in_multiples(growth, to
         if seen >= growth.end:
             assert side == growth.last
         if growth.start < seen < growth.end and side not in (growth.first, growth.last):
-            line = growth.first + (growth.last - growth.first) * (seen - growth.start) / (growth.end - growth.start)
-            assert abs(side - line) <= Fraction(growth.by, 2)
+            linear_side = growth.first + (growth.last - growth.first) * (seen - growth.start) / (
+                growth.end - growth.start
+            )
+            assert abs(side - linear_side) <= Fraction(growth.by, 2)
 
 
 @given(growths(), st.integers(0, 200), st.integers(0, 200))
-def test_chunks_of_steps_end_where_the_side_changes_from_any_first_step(growth, start, length):
+def test_segments_of_steps_end_where_the_side_changes_from_any_first_step(growth, start, length):
     steps = range(start, start + length)
-    found = list(growth.segments(steps))
-    assert [step for part, _ in found for step in part] == list(steps)
-    assert all({growth.side(step) for step in part} == {side} for part, side in found)
-    assert all(before[1] < after[1] for before, after in itertools.pairwise(found))
+    segments = list(growth.segments(steps))
+    assert [step for part, _ in segments for step in part] == list(steps)
+    assert all({growth.side(step) for step in part} == {side} for part, side in segments)
+    assert all(before[1] < after[1] for before, after in itertools.pairwise(segments))
     changes = [step for step in range(1, steps.stop) if growth.side(step) != growth.side(step - 1)]
     assert growth.changes(steps.stop) == changes
 
@@ -100,7 +102,7 @@ def test_sides_equal_those_of_ffcv():
         assert len(set(expected)) == 1 + (high - low) // 32
 
 
-def test_growth_durations_are_shares_of_the_run():
+def test_growth_durations_are_converted_to_numbers_of_examples():
     data = DataConfig(grow_from=16, grow_start="10%", grow_end="1 epoch", grow_by=8)
     sizes = {"num_examples": 1000, "batch_size": 10, "total_steps": 200}
     growth = Growth.of(data, 32, **sizes)
@@ -131,7 +133,7 @@ def test_a_duration_in_python_is_parsed_at_once():
         DataConfig(grow_start="soon")
 
 
-# --- Resized on the device ---
+# --- Resizing on the device ---
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -140,17 +142,17 @@ def test_resizing_on_the_device_equals_jaxs_rounded_resize(dtype, height, width,
     white = np.iinfo(dtype).max
     images = np.random.default_rng(0).integers(0, white, (5, height, width, 3), dtype, endpoint=True)
     images[0], images[1] = 0, white
-    found = np.asarray(jax.jit(lambda x: resized(x, Side(side), jnp.float32))(images))
+    result = np.asarray(jax.jit(lambda x: resized(x, Side(side), jnp.float32))(images))
     with jax.enable_x64(True):
         expected = np.asarray(jax.image.resize(images.astype(np.float64), (5, side, side, 3), "bilinear"))
-    assert found.dtype == dtype and found.shape == (5, side, side, 3)
-    assert np.abs(found - expected).max() <= 0.5 + 1 / 16
-    assert (found[0] == 0).all() and (found[1] == white).all()
+    assert result.dtype == dtype and result.shape == (5, side, side, 3)
+    assert np.abs(result - expected).max() <= 0.5 + 1 / 16
+    assert (result[0] == 0).all() and (result[1] == white).all()
 
 
 @pytest.mark.slow
 def test_a_mean_half_way_between_two_levels_is_rounded_up():
-    """From 24 pixels to 18 the weights are 1/2, 3/11 and 7/11, so float32 may round such a mean up or down."""
+    """From 24 pixels to 18 the weights are 1/2, 3/11 and 7/11. In float32 a mean may be just above or below a half."""
     images = np.random.default_rng(0).integers(0, 256, (16, 24, 24, 3), np.uint8)
     with jax.enable_x64(True):
         means = np.asarray(jax.image.resize(images.astype(np.float64), (16, 18, 18, 3), "bilinear"))
@@ -167,13 +169,12 @@ def test_a_mean_half_way_between_two_levels_is_rounded_up():
 
 @pytest.mark.slow
 def test_any_number_of_devices_gives_the_same_step_with_resizing():
-    """Return the results of two steps of plain SGD in float64, with random crops and flips of resized images, and sync
-    batch norm."""
+    """The steps are plain SGD in float64, with random crops and flips of resized images, and sync batch norm."""
     with jax.enable_x64(True):
         objective = objective_of(
             SmallNet(batch_norm=True, sync="data", dtype=jnp.float64), augment=AugmentConfig(pad=1, flip=True)
         )
-        optimizer, found = sgd(0.1), {}
+        optimizer, results = sgd(0.1), {}
         for devices in (1, 4):
             topology = Topology.create(devices)
             state = fresh_state(objective, optimizer, topology)
@@ -183,10 +184,10 @@ def test_any_number_of_devices_gives_the_same_step_with_resizing():
                 batch = random_batch(8, masked=number, seed=number)._replace(side=Side(4))
                 state, sums = step(state, topology.place(batch))
                 losses.append(sums.means())
-            found[devices] = jax.device_get((state.params, state.model_state)), losses
-        moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, found[1][0][0])
-        assert min(jax.tree.leaves(moved)) > 1e-9
-        assert largest_difference(found[4], found[1]) < 1e-9
+            results[devices] = jax.device_get((state.params, state.model_state)), losses
+        changes = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, results[1][0][0])
+        assert min(jax.tree.leaves(changes)) > 1e-9
+        assert largest_difference(results[4], results[1]) < 1e-9
 
 
 # --- Runs ---
@@ -194,14 +195,14 @@ def test_any_number_of_devices_gives_the_same_step_with_resizing():
 TABLE, VAL = random_table(40, image=12), random_table(11, seed=1, image=12)
 GROWING = {"grow_from": 6, "grow_start": "4 steps", "grow_end": "16 steps", "grow_by": 3, "image_size": 12}
 SIDES = [6] * 7 + [9] * 6 + [12] * 11
-"""At steps 7 and 13 the line reaches 7.5 and 10.5 pixels."""
+"""The side at each step. The linear growth reaches 7.5 pixels at step 7 and 10.5 at step 13, which are rounded up."""
 STEPS = len(SIDES)
 CACHES = ("none", "device")
 
 
 @functools.cache
 def statistics_model(classes: int = CLASSES):
-    """A linear model of the mean and the mean square of each channel, for images of any size."""
+    """Return a linear model of the mean and the mean square of each channel, for images of any size."""
 
     def init(key, example):
         return {"weight": 0.1 * jax.random.normal(key, (2 * example.shape[-1], classes), example.dtype)}
@@ -227,13 +228,13 @@ def run(setup, *, log: str = "1 step", every: str = "1000 steps", **more):
     return jax.device_get(state), recorder
 
 
-def again(setup):
-    """Returns the same setup, with its compiled programs, and a new state."""
+def copy_of(setup):
+    """Return a copy of the setup with the same compiled programs. Training consumes the state of a setup."""
     return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
-class Whole(NamedTuple):
-    """A setup, its uninterrupted run, and the sides of the images for which it was compiled."""
+class UninterruptedRun(NamedTuple):
+    """A setup, the results of its run, and the image sides for which its programs were compiled, in order."""
 
     setup: Any
     state: Any
@@ -242,9 +243,9 @@ class Whole(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def grown():
-    """Setups of streamed images, and of images that are kept on the devices."""
-    found = {}
+def uninterrupted_runs():
+    """Return runs of streamed images, and of images in device memory."""
+    runs_of_caches = {}
     for cache in CACHES:
         setup, compiled = setup_of(cache=cache), []
 
@@ -255,66 +256,68 @@ def grown():
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("jaxddp.engine.step.compile_with_cost", compiling)
-            found[cache] = Whole(setup, *run(again(setup)), compiled)
-            run(again(setup))
-    return found
+            runs_of_caches[cache] = UninterruptedRun(setup, *run(copy_of(setup)), compiled)
+            # A second run compiles no program.
+            run(copy_of(setup))
+    return runs_of_caches
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
-def test_each_step_has_its_image_side_and_logs_it(grown, cache):
-    recorder = grown[cache].recorder
+def test_each_step_has_its_image_side_and_logs_it(uninterrupted_runs, cache):
+    recorder = uninterrupted_runs[cache].recorder
     assert [record.image_size for record in recorder.steps] == SIDES
     assert all(np.isfinite(record.metrics["loss"]) for record in recorder.steps)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES)
-def test_each_size_is_compiled_once_and_the_largest_before_the_first_step(grown, cache):
-    assert grown[cache].compiled == [6, 12, 9]
+def test_each_size_is_compiled_once_and_the_largest_before_the_first_step(uninterrupted_runs, cache):
+    assert uninterrupted_runs[cache].compiled == [6, 12, 9]
 
 
-def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(grown):
+def test_a_run_reports_the_cost_of_each_size_and_the_mean_of_its_steps(uninterrupted_runs):
     """The cost includes resizing; images of the last side are not resized."""
-    recorder = grown["none"].recorder
-    each = [record.used.flops_per_step for record in recorder.steps]
-    of_side = dict(zip(SIDES, each, strict=True))
-    assert each == [of_side[side] for side in SIDES] and len(set(each)) == 3
-    assert recorder.ends[0].used.flops_per_step == sum(each) // STEPS
+    recorder = uninterrupted_runs["none"].recorder
+    costs = [record.used.flops_per_step for record in recorder.steps]
+    of_side = dict(zip(SIDES, costs, strict=True))
+    assert costs == [of_side[side] for side in SIDES] and len(set(costs)) == 3
+    assert recorder.ends[0].used.flops_per_step == sum(costs) // STEPS
 
 
 @pytest.mark.slow
-def test_images_on_the_devices_train_like_streamed_ones(grown):
-    """Both give the same bits, also if several steps are one dispatch."""
-    records = {record.step: record.metrics for record in grown["none"].recorder.steps}
-    several = run(again(grown["device"].setup), log="6 steps")
-    for state, recorder in (grown["device"][1:3], several):
-        assert largest_difference(state, grown["none"].state) == 0
+def test_images_on_the_devices_train_like_streamed_ones(uninterrupted_runs):
+    """The states and metrics are equal bit for bit, also if a dispatch has several steps."""
+    records = {record.step: record.metrics for record in uninterrupted_runs["none"].recorder.steps}
+    several = run(copy_of(uninterrupted_runs["device"].setup), log="6 steps")
+    for state, recorder in (uninterrupted_runs["device"][1:3], several):
+        assert largest_difference(state, uninterrupted_runs["none"].state) == 0
         assert [record.metrics for record in recorder.steps] == [records[record.step] for record in recorder.steps]
 
 
 @pytest.mark.parametrize(
     ("cache", "stop"), [("none", 7), ("device", 14), rarely("none", 6), rarely("none", 8), rarely("device", 7)]
 )
-def test_a_run_resumed_around_a_change_of_the_side_is_the_same_bit_for_bit(grown, cache, stop, tmp_path):
-    setup, state, uninterrupted, _ = grown[cache]
+def test_a_run_resumed_around_a_change_of_the_side_is_the_same_bit_for_bit(uninterrupted_runs, cache, stop, tmp_path):
+    setup, state, expected, _ = uninterrupted_runs[cache]
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
-        run(again(setup), checkpoints=checkpoints, should_stop=lambda step: step == stop)
-    resumed, recorder = run(again(setup), checkpoints=checkpoints, resume_step=stop)
+        run(copy_of(setup), checkpoints=checkpoints, should_stop=lambda step: step == stop)
+    resumed, recorder = run(copy_of(setup), checkpoints=checkpoints, resume_step=stop)
     assert largest_difference(resumed, state) == 0
-    told = [
+    logged = [
         [(record.step, record.metrics, record.image_size) for record in records]
-        for records in (recorder.steps, uninterrupted.steps[stop:])
+        for records in (recorder.steps, expected.steps[stop:])
     ]
-    assert told[0] == told[1]
+    assert logged[0] == logged[1]
 
 
-# Only the step differs from other runs; see `test_any_number_of_devices_gives_the_same_step_with_resizing`.
+# Not in `make test`, because growth changes only the step of a run; see
+# `test_any_number_of_devices_gives_the_same_step_with_resizing`.
 @pytest.mark.ci
-def test_any_number_of_devices_gives_the_same_growing_run(grown):
+def test_any_number_of_devices_gives_the_same_growing_run(uninterrupted_runs):
     state, _ = run(setup_of(devices=4, cache="device"))
-    assert largest_difference(state.params, grown["device"].state.params) < 1e-5
+    assert largest_difference(state.params, uninterrupted_runs["device"].state.params) < 1e-5
 
 
 def test_all_steps_of_a_chunk_have_one_side():
@@ -332,8 +335,8 @@ def test_all_steps_of_a_chunk_have_one_side():
 
 def test_growing_images_does_not_change_the_order_of_examples():
     growing, plain = setup_of(), setup_of(grow_from=None)
-    for own, other in zip(growing.batches(0, STEPS), plain.batches(0, STEPS), strict=True):
-        for column, expected in zip(own[:5], other[:5], strict=True):
+    for batch, expected_batch in zip(growing.batches(0, STEPS), plain.batches(0, STEPS), strict=True):
+        for column, expected in zip(batch[:5], expected_batch[:5], strict=True):
             np.testing.assert_array_equal(column, expected)
 
 
@@ -348,28 +351,28 @@ def test_a_run_without_growth_logs_no_side():
 def test_a_lack_of_memory_for_the_largest_side_is_an_error_before_the_first_step(monkeypatch):
     setup = setup_of(devices=1, net=SmallNet(width=16))
     program, chunks = setup.program()
-    fed = next(chunks(0)).feed
-    largest, needs = setup.feed.growing(STEPS).largest(fed), []
-    for each in (fed, largest):
-        program.prepare(setup.state, *each)
+    feed = next(chunks(0)).feed
+    largest, needs = setup.feed.growing(STEPS).largest(feed), []
+    for arguments in (feed, largest):
+        program.prepare(setup.state, *arguments)
         needs.append(Needs.of(program.cost, setup.state.params, setup.topology).total)
-    missing = needs[1] - bytes_on_a_device((setup.state, fed))
+    missing = needs[1] - bytes_on_a_device((setup.state, feed))
     assert needs[0] < needs[1] - 1 and missing > 0
     for free, fits in ((missing, True), (missing - 1, False)):
         monkeypatch.setattr(Topology, "free_memory", lambda _, free=free: free)
         recorder = Recorder()
         with nullcontext() if fits else pytest.raises(InputError, match="the step needs "):
-            runs.train(again(setup), {"log": {"every": "1 step"}}, listeners=[recorder])
+            runs.train(copy_of(setup), {"log": {"every": "1 step"}}, listeners=[recorder])
         assert len(recorder.steps) == (STEPS if fits else 0)
 
 
-def test_reported_costs_are_those_of_the_sizes_that_ran():
-    work = MeanCost()
-    assert work.mean() is None
-    work.add(2, None)
+def test_the_mean_cost_weights_each_size_by_its_number_of_steps():
+    costs = MeanCost()
+    assert costs.mean() is None
+    costs.add(2, None)
     for steps, flops in ((3, 10), (1, 50)):
-        work.add(steps, Cost({"float32": flops}, memory=flops))
-    mean = work.mean()
+        costs.add(steps, Cost({"float32": flops}, memory=flops))
+    mean = costs.mean()
     assert mean is not None and (mean.flops, mean.memory) == (20, 50)
 
 
@@ -382,45 +385,45 @@ def tree(tmp_path_factory) -> Path:
 
 
 FILES = {**GROWING, "grow_by": 6, "image_size": 18, "resize": 20, "grow_start": "1 step", "grow_end": "5 steps"}
-OF_FILES = [6, 6, 12, 12, 18, 18]
+FILE_SIDES = [6, 6, 12, 12, 18, 18]
 
 
 @pytest.mark.slow
 def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tree):
-    """Each example appears once an epoch, with the pixels of a run whose images have that side from the first step."""
+    """Each example appears once in an epoch. Its pixels equal those of a run in which all images have its side."""
     setup = setup_of(table=train_solutions(tree), **FILES)
     batches = list(setup.batches(0, 6))
-    assert [batch.image.shape[1:] for batch in batches] == [(side, side, 3) for side in OF_FILES]
+    assert [batch.image.shape[1:] for batch in batches] == [(side, side, 3) for side in FILE_SIDES]
     assert all(batch.side is None for batch in batches)
     rows = np.concatenate([np.asarray(batch.row) for batch in batches])
     assert all(sorted(epoch) == list(range(24)) for epoch in rows.reshape(2, 24).tolist())
     fixed = setup_of(table=train_solutions(tree), **{**FILES, "grow_from": None, "image_size": 12})
     for batch, expected in zip(batches[2:4], fixed.batches(2, 4), strict=True):
         np.testing.assert_array_equal(batch.image, expected.image)
-    # The resumed run starts between two changes of the side.
+    # A run that resumes between two changes of the side has the same batches.
     for batch, expected in zip(setup.batches(3, 6), batches[3:], strict=True):
         for column, other in zip(batch[:5], expected[:5], strict=True):
             np.testing.assert_array_equal(column, other)
 
 
 @pytest.mark.slow
-def test_files_kept_on_the_devices_are_decoded_whole_and_resized_by_the_step(tree):
+def test_files_in_device_memory_are_decoded_whole_and_resized_by_the_step(tree):
     data = {**FILES, "crop": "whole"}
-    there = setup_of(table=train_solutions(tree), cache="device", **data)
-    (first, *_) = there.batches(0, 1)
+    cached = setup_of(table=train_solutions(tree), cache="device", **data)
+    (first, *_) = cached.batches(0, 1)
     assert first.image.shape[1:] == (18, 18, 3) and first.side == Side(6)
-    assert there.feed.images.shape[1:] == (18, 18, 3)
-    chunk = next(there.program()[1](0))
+    assert cached.feed.images.shape[1:] == (18, 18, 3)
+    chunk = next(cached.program()[1](0))
     assert chunk.feed[1].side == Side(6)
-    # The two ways of resizing the same pictures differ by a few levels.
+    # Resizing on the device and in the decoder differ by a few levels.
     decoded = next(setup_of(table=train_solutions(tree), **data).batches(0, 1))
     difference = np.abs(np.asarray(resized(first.image, Side(6), jnp.float32)).astype(int) - np.asarray(decoded.image))
     assert 0 < difference.mean() < 12
 
 
 @pytest.mark.slow
-def test_the_self_test_sees_the_images_that_a_run_begins_with(tree):
-    """The images of a resumed run have another shape, but the self-test uses the first ones."""
+def test_the_self_test_uses_the_first_images_of_a_run(tree):
+    """A run that resumes at step 5 has larger images, but its self-test uses the size of the first step."""
     setup = setup_of(table=train_solutions(tree), **FILES)
     run = make_run(runs.changed(setup, {"parallel": {"self_test": "always"}, "train": {"duration": "6 steps"}}))
     for step in (0, 5):
@@ -437,12 +440,12 @@ def test_evaluation_and_training_have_separate_image_sizes(tree):
     setup, val = setup_of(table=train_solutions(tree), net=SmallNet(classes=3), **data), val_solutions(tree)
     assert next(setup.batches(0, 1)).image.shape[1:] == (12, 12, 3)
     expected = next(iter(val.eval_batches(EvalOrder(7, 8), DataConfig(image_size=20, resize=20))))
-    found = next(setup.feed.eval_batches(val, 8))
-    np.testing.assert_array_equal(found.image, expected.image)
+    batch = next(setup.feed.eval_batches(val, 8))
+    np.testing.assert_array_equal(batch.image, expected.image)
     assert setup.evaluator(val)(setup.state)["count"] == 7
     resident = dataclasses.replace(setup.feed, data=dataclasses.replace(setup.data, cache="device", crop="whole"))
     resident.place(val)
-    assert [held.images.shape[1:] for held in resident.resident.values()] == [(12, 12, 3), (20, 20, 3)]
+    assert [placed.images.shape[1:] for placed in resident.resident.values()] == [(12, 12, 3), (20, 20, 3)]
     assert Signature.of(setup.table, setup.data).image_shape == (20, 20, 3)
 
 
@@ -499,7 +502,7 @@ def test_a_run_that_ends_before_its_images_have_grown_logs_it(caplog):
 
 # --- Python API and command line ---
 
-FLAT = """
+FIXED_SIZE_RECIPE = """
 from jaxddp.config import load
 
 
@@ -519,15 +522,15 @@ def get_model(config, num_classes):
 def test_growth_as_a_share_of_a_run_whose_length_changed_is_rejected():
     data = DataConfig(**{**GROWING, "grow_end": "80%"})
     setup = jaxddp.prepare_training(statistics_model(), TABLE, 2, sgd(0.05), 4, epochs=2, data=data)
-    told = r"^data.grow_end=80% is a fraction of a run of 2 epochs, but the length is now 3 epochs; give"
-    with pytest.raises(InputError, match=told):
+    message = r"^data.grow_end=80% is a fraction of a run of 2 epochs, but the length is now 3 epochs; give"
+    with pytest.raises(InputError, match=message):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, epochs=3, listeners=())
     _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step")
     assert history.train["image_size"].tolist() == [6] * 5 + [9] * 2 + [12] * 3
 
 
 @pytest.mark.slow
-def test_a_recipe_grows_and_is_shown_and_refused_with_other_sizes(tmp_path, capfd):
+def test_a_recipe_with_growing_images_is_trained_and_shown_and_not_resumed_with_other_sizes(tmp_path, capfd):
     arrays = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, seed=1, image=16))
     keys = ["--data.grow-from", "8", "--data.grow-by", "4", "--data.grow-end", "80%"]
     recipe, workdir = [RECIPE, "--data.path", str(arrays), *keys, *LEAN], tmp_path / "run"
@@ -535,7 +538,7 @@ def test_a_recipe_grows_and_is_shown_and_refused_with_other_sizes(tmp_path, capf
     lines = [line for line in metrics(workdir) if line["split"] == "train"]
     assert [line["image_size"] for line in lines] == [8] * 2 + [12] * 4 + [16] * 4
     assert json.loads((workdir / "result.json").read_text())["status"] == "done"
-    # The step is the seventh of the run, after its images have grown.
+    # Step 3 is one of the four steps with images of 12 pixels.
     assert (
         main(["data", "show", *recipe, "--step", "3", "--train.duration", "10 steps", "--out", str(tmp_path / "a.png")])
         == 0
@@ -548,7 +551,7 @@ def test_a_recipe_grows_and_is_shown_and_refused_with_other_sizes(tmp_path, capf
 def test_an_unsuitable_network_is_an_error_before_the_work_directory_exists(tmp_path, capfd):
     arrays = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, seed=1, image=16))
     recipe = tmp_path / "flat.py"
-    recipe.write_text(FLAT)
+    recipe.write_text(FIXED_SIZE_RECIPE)
     options = ["--data.path", str(arrays), "--data.grow-from", "8", "--data.grow-by", "4"]
     message = fails(["train", str(recipe), *options, "--workdir", str(tmp_path / "run")], capfd)
     assert "--data.grow-from 8: the network that is made for 16x16 pixels does not take 8x8 (" in message

@@ -1,5 +1,5 @@
-"""A step whose gradient is not finite changes nothing, on any device. Too many in a row end the run, with a message
-that names their rows."""
+"""A step whose gradient is not finite changes nothing on any device. Too many bad steps in a row end the run, with an
+error that names their rows."""
 
 import dataclasses
 import itertools
@@ -37,7 +37,7 @@ TABLE, GUARD = random_table(50), Guard()
 NET = SmallNet(batch_norm=True, sync="data")
 
 
-def made(table, devices: int = 4, parts=(GUARD,), **more):
+def make_setup(table, devices: int = 4, parts=(GUARD,), **more):
     more = {"data": AS_THEY_ARE, "parts": parts, "augmentation": spoil, "seed": 5} | more
     return setup_of(NET, sgd(0.05, momentum=0.9), table, devices=devices, **more)
 
@@ -47,52 +47,54 @@ def step_of(setup, row: int) -> int:
     return next(step for step in range(100) if row in setup.order.rows(step))
 
 
-PLACES = [(devices, cache) for devices in (1, 2, 4) for cache in ("none", "device")]
-TELLING = {(1, "none"), (4, "device")}
+LAYOUTS = [(devices, cache) for devices in (1, 2, 4) for cache in ("none", "device")]
+ESSENTIAL = {(1, "none"), (4, "device")}
 
 
-@pytest.mark.parametrize(("devices", "cache"), [each if each in TELLING else rarely(*each) for each in PLACES])
+@pytest.mark.parametrize(
+    ("devices", "cache"), [layout if layout in ESSENTIAL else rarely(*layout) for layout in LAYOUTS]
+)
 def test_a_bad_step_changes_nothing(devices, cache):
-    """Test all devices with a NaN in the slice of one: parameters, statistics, optimizer and averages."""
-    setup = made(
+    """One device has a NaN in its images. Parameters, statistics, optimizer and averages stay equal on all devices."""
+    setup = make_setup(
         poisoned(7), devices, (ParameterAverage(0.9), GUARD), data=dataclasses.replace(AS_THEY_ARE, cache=cache)
     )
-    bad, step, state = step_of(setup, 7), setup.step(), setup.state
+    bad_step, step, state = step_of(setup, 7), setup.step(), setup.state
     states = [jax.device_get(state)]
-    for batch in setup.batches(0, bad + 2):
+    for batch in setup.batches(0, bad_step + 2):
         state, sums = step(state, batch)
         states.append(jax.device_get(state))
-        assert sums.means()["skipped"] == (len(states) - 2 == bad)
+        assert sums.means()["skipped"] == (len(states) - 2 == bad_step)
     for number, (before, after) in enumerate(itertools.pairwise(states)):
         assert int(after.step) == number + 1
         same = jax.tree.map(np.array_equal, before.replace(step=0), after.replace(step=0))
-        assert all(jax.tree.leaves(same)) if number == bad else not any(jax.tree.leaves((same.params, same.parts)))
+        assert all(jax.tree.leaves(same)) if number == bad_step else not any(jax.tree.leaves((same.params, same.parts)))
     for device in range(devices):
-        own = jax.tree.map(lambda leaf, device=device: np.asarray(leaf.addressable_data(device)), state)
-        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, own, states[-1])))
+        local_state = jax.tree.map(lambda leaf, device=device: np.asarray(leaf.addressable_data(device)), state)
+        assert all(jax.tree.leaves(jax.tree.map(np.array_equal, local_state, states[-1])))
 
 
 @pytest.mark.slow
 def test_the_guard_changes_no_bit_of_a_good_run():
-    states = [train(made(TABLE, parts=parts), {"train": {"duration": "12 steps"}}) for parts in ((), (GUARD,))]
-    for one, other in zip(*map(jax.tree.leaves, jax.device_get(states)), strict=True):
-        np.testing.assert_array_equal(one, other)
+    states = [train(make_setup(TABLE, parts=parts), {"train": {"duration": "12 steps"}}) for parts in ((), (GUARD,))]
+    for leaf, expected in zip(*map(jax.tree.leaves, jax.device_get(states)), strict=True):
+        np.testing.assert_array_equal(leaf, expected)
 
 
 def test_a_run_continues_without_the_bad_step_and_logs_it(caplog):
     records, changes = Records(), {"train": {"duration": "2 epochs"}, "log": {"every": "1 step"}}
     with caplog.at_level(logging.WARNING, "jaxddp.training"):
-        state = train(made(poisoned(7)), changes, listeners=[records])
+        state = train(make_setup(poisoned(7)), changes, listeners=[records])
     losses = [record.metrics["loss"] for record in records.steps]
-    bad = [number for number, loss in enumerate(losses, start=1) if np.isnan(loss)]
+    bad_steps = [number for number, loss in enumerate(losses, start=1) if np.isnan(loss)]
     # 50 examples in batches of 8 are 13 steps of two epochs, and each epoch contains the row once.
-    assert len(losses) == 13 and len(bad) == 2 and bad[0] == step_of(made(TABLE), 7) + 1
+    assert len(losses) == 13 and len(bad_steps) == 2 and bad_steps[0] == step_of(make_setup(TABLE), 7) + 1
     assert [message for message in caplog.messages if "was skipped" in message] == [
-        f"step {step}: the loss is nan, so the step was skipped; 1 of at most 10 in a row" for step in bad
+        f"step {step}: the loss is nan, so the step was skipped; 1 of at most 10 in a row" for step in bad_steps
     ]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state)))
     ends = [record.epoch_end for record in records.steps if record.epoch_end]
-    # The means of an epoch are those of the steps that were not skipped.
+    # The mean of an epoch excludes skipped steps.
     first = [record.metrics["loss"] for record in records.steps[:7] if np.isfinite(record.metrics["loss"])]
     assert ends[0].metrics["loss"] == pytest.approx(np.mean(first), rel=1e-6)
     assert all("skipped" not in record.metrics for record in records.steps)
@@ -100,23 +102,23 @@ def test_a_run_continues_without_the_bad_step_and_logs_it(caplog):
 
 @pytest.mark.slow
 def test_too_many_bad_steps_in_a_row_end_the_run_with_a_message_naming_their_rows(tmp_path):
-    """The last state is not saved, and the earlier checkpoints are finite."""
-    rows = made(TABLE).order.rows(5)
-    setup = made(poisoned(int(rows[2]), int(rows[6])))
+    """Only checkpoints from before the first bad step are kept."""
+    rows = make_setup(TABLE).order.rows(5)
+    setup = make_setup(poisoned(int(rows[2]), int(rows[6])))
     with Checkpoints(tmp_path / "checkpoints") as checkpoints, pytest.raises(NonFiniteError) as raised:
         changes = {"duration": "12 steps", "max_bad_steps": 1}
         train(setup, {"train": changes, "checkpoint": {"every": "2 steps"}}, checkpoints=checkpoints)
     first = min(step_of(setup, int(rows[2])), step_of(setup, int(rows[6])))
-    there = [int(row) for row in setup.order.rows(first) if row in (rows[2], rows[6])]
-    named = f"row{'s' if len(there) > 1 else ''} {', '.join(map(str, there))} of the training data"
+    bad_rows = [int(row) for row in setup.order.rows(first) if row in (rows[2], rows[6])]
+    description = f"row{'s' if len(bad_rows) > 1 else ''} {', '.join(map(str, bad_rows))} of the training data"
     assert str(raised.value) == (
         f"step {first + 1}: 1 step had no finite gradient, as many as train.max_bad_steps=1. "
-        f"Lower the learning rate, or lengthen its warm-up. The loss is not finite for {named}"
+        f"Lower the learning rate, or lengthen its warm-up. The loss is not finite for {description}"
     )
     assert checkpoints.steps() == [step for step in (2, 4) if step <= first][-2:]
 
 
-def test_a_gradient_that_alone_is_not_finite_is_blamed_on_no_row():
+def test_a_non_finite_gradient_of_a_finite_loss_names_the_whole_batch():
     """The square root of 0 is finite, but its derivative is not."""
 
     def init(key, example):
@@ -135,16 +137,16 @@ def test_a_gradient_that_alone_is_not_finite_is_blamed_on_no_row():
 
 
 def test_an_image_whose_nan_the_network_hides_is_named():
-    """A ReLU on a CPU can do this, where XLA computes the maximum of NaN and 0 as 0."""
+    """A ReLU can hide a NaN on a CPU, where XLA computes the maximum of NaN and 0 as 0."""
 
     def apply(params, images):
         return jnp.nan_to_num(images).reshape(len(images), -1)[:, :5] * params["weight"]
 
     model = (lambda key, example: {"weight": jnp.ones(5)}), apply
-    rows = made(TABLE).order.rows(0)
+    rows = make_setup(TABLE).order.rows(0)
     setup = setup_of(model, sgd(0.1), poisoned(int(rows[3])), devices=2, parts=(GUARD,), augmentation=spoil, seed=5)
-    named = describe_non_finite(setup.state, 1, setup.objective, setup.feed, setup.key)
-    assert named == f"Images are not finite after augmentation: row {rows[3]} of the training data"
+    message = describe_non_finite(setup.state, 1, setup.objective, setup.feed, setup.key)
+    assert message == f"Images are not finite after augmentation: row {rows[3]} of the training data"
 
 
 def test_bad_steps_in_a_row_are_counted_across_a_resume(tmp_path):
@@ -152,9 +154,9 @@ def test_bad_steps_in_a_row_are_counted_across_a_resume(tmp_path):
     changes |= {"log": {"every": "1 step"}}
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         with pytest.raises(Preempted):
-            train(made(table), changes, checkpoints=checkpoints, should_stop=lambda step: step == 4)
+            train(make_setup(table), changes, checkpoints=checkpoints, should_stop=lambda step: step == 4)
         with pytest.raises(NonFiniteError, match="^step 6: 6 steps in a row, from step 1,"):
-            train(made(table), changes, checkpoints=checkpoints, resume_step=4)
+            train(make_setup(table), changes, checkpoints=checkpoints, resume_step=4)
 
 
 @pytest.mark.slow
@@ -171,7 +173,7 @@ def test_a_run_may_be_resumed_with_the_guard_or_without_it(tmp_path):
     assert int(run(3, max_bad_steps=0).step) == 15
 
 
-def test_the_guard_is_active_unless_switched_off():
+def test_the_guard_is_active_by_default_and_can_be_switched_off():
     assert configured_parts(Config(), 10) == (GUARD,)
     assert configured_parts(Config().replace(train={"max_bad_steps": 0}), 10) == ()
     setup = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 5)
@@ -179,21 +181,23 @@ def test_the_guard_is_active_unless_switched_off():
 
 
 def test_without_the_guard_the_first_bad_step_ends_the_run():
-    with pytest.raises(NonFiniteError, match=f"^step {step_of(made(TABLE), 7) + 1}: the loss is nan; the run stops"):
-        train(made(poisoned(7), parts=()), {"train": {"duration": "12 steps", "max_bad_steps": 0}})
+    with pytest.raises(
+        NonFiniteError, match=f"^step {step_of(make_setup(TABLE), 7) + 1}: the loss is nan; the run stops"
+    ):
+        train(make_setup(poisoned(7), parts=()), {"train": {"duration": "12 steps", "max_bad_steps": 0}})
 
 
 @given(st.lists(st.booleans(), max_size=40), st.integers(1, 5))
 def test_only_bad_steps_in_a_row_count(skipped, limit):
-    found, longest, run = SkippedSteps(limit), 0, 0
+    counter, longest, in_a_row = SkippedSteps(limit), 0, 0
     try:
-        for step, bad in enumerate(skipped, start=1):
-            run = run + 1 if bad else 0
-            longest = max(longest, run)
-            assert found.count_step(step, {"loss": np.nan if bad else 1.0, "skipped": float(bad)}) != bad
-            assert found.in_a_row == run
+        for step, is_bad in enumerate(skipped, start=1):
+            in_a_row = in_a_row + 1 if is_bad else 0
+            longest = max(longest, in_a_row)
+            assert counter.count_step(step, {"loss": np.nan if is_bad else 1.0, "skipped": float(is_bad)}) != is_bad
+            assert counter.in_a_row == in_a_row
     except TooManySkipped as error:
-        assert (error.step, run) == (step, limit)
+        assert (error.step, in_a_row) == (step, limit)
     else:
         assert longest < limit
 
@@ -211,7 +215,7 @@ def sums_of(skipped: float, **metrics: float) -> MetricSums:
 
 
 def test_scalars_of_a_skipped_step_are_not_in_the_epochs_mean():
-    """Test a scalar of a step, such as a gradient norm that a loss scale made infinite while the loss is finite."""
+    """A loss scale can make the gradient norm of a step infinite while the loss is finite."""
     sums = EpochSums()
     sums.add(range(1, 2), sums_of(1, loss=3.0, gradient_norm=np.inf, loss_scale=4.0))
     sums.add(range(2, 3), sums_of(0, loss=1.0, gradient_norm=5.0, loss_scale=4.0))
@@ -229,20 +233,20 @@ def test_substituted_images_of_a_skipped_step_are_counted():
     assert sums.end_epoch() == {"loss": 1.0, "top1": 0.75, "substituted": 0.25}
 
 
-def test_without_a_limit_a_bad_step_that_no_loss_scale_mends_ends_the_run():
-    """In float16 the guard is always there, and would skip steps to the end."""
-    setup = made(poisoned(*range(50)), parts=(GUARD, LossScale(8)))
+def test_with_a_loss_scale_and_no_limit_a_step_with_a_nan_loss_ends_the_run():
+    """In float16 the guard is always active. Without this error it would skip every step of the run."""
+    setup = make_setup(poisoned(*range(50)), parts=(GUARD, LossScale(8)))
     with pytest.raises(
         NonFiniteError, match="^step 1: 1 step had no finite gradient, and train.max_bad_steps=0. Lower"
     ):
         train(setup, {"train": {"duration": "12 steps", "max_bad_steps": 0}})
 
 
-def test_a_loss_scale_mends_gradients_but_not_losses_until_it_falls_below_1():
-    found, bad = SkippedSteps(3), {"loss": 1.0, "skipped": 1.0, "loss_scale": 1.0}
+def test_a_skipped_step_counts_if_its_loss_is_not_finite_or_its_loss_scale_is_below_1():
+    counter, skipped = SkippedSteps(3), {"loss": 1.0, "skipped": 1.0, "loss_scale": 1.0}
     for step in range(1, 10):
-        assert found.count_step(step, bad) and found.in_a_row == 0
-    assert found.count_step(10, bad | {"loss_scale": 0.5}) and found.in_a_row == 1
-    assert not found.count_step(11, bad | {"loss": np.inf}) and found.in_a_row == 2
+        assert counter.count_step(step, skipped) and counter.in_a_row == 0
+    assert counter.count_step(10, skipped | {"loss_scale": 0.5}) and counter.in_a_row == 1
+    assert not counter.count_step(11, skipped | {"loss": np.inf}) and counter.in_a_row == 2
     with pytest.raises(TooManySkipped):
-        found.count_step(12, bad | {"loss_scale": 0.25})
+        counter.count_step(12, skipped | {"loss_scale": 0.25})

@@ -1,5 +1,5 @@
-"""A validation split chosen by ids: a share of each class. It is the same on every machine, and changes little as a set
-grows."""
+"""A validation split that holds out a share of each class by the ids of examples. It is the same on every machine, and
+changes little when examples are added."""
 
 import subprocess
 import sys
@@ -24,55 +24,55 @@ def columns(examples: dict[str, int]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([name.encode() for name in examples], "S"), np.array([*examples.values()], np.int32)
 
 
-def held(examples: dict[str, int], share: float) -> set[str]:
+def held_out(examples: dict[str, int], share: float) -> set[str]:
     names, labels = columns(examples)
     return {name.decode() for name in names[held_out_rows(names, labels, share)].tolist()}
 
 
-def of_several(examples: dict[str, int]) -> dict[str, int]:
-    """Returns the examples of classes that have at least two examples. A class with one is rejected elsewhere."""
+def without_single_examples(examples: dict[str, int]) -> dict[str, int]:
+    """Return the examples of classes with at least two examples. A class with a single example is an error."""
     labels = [*examples.values()]
     return {name: label for name, label in examples.items() if labels.count(label) > 1}
 
 
 @given(EXAMPLES, SHARES)
 def test_each_class_gives_its_share_rounded_and_keeps_at_least_one_example(examples: dict[str, int], share: float):
-    examples = of_several(examples)
-    chosen = held(examples, share)
+    examples = without_single_examples(examples)
+    chosen = held_out(examples, share)
     for label in {*examples.values()}:
-        names = {name for name, own in examples.items() if own == label}
-        taken = len(names & chosen)
-        assert 1 <= taken <= len(names) - 1
-        assert abs(taken - share * len(names)) <= 0.5 or taken in (1, len(names) - 1)
+        names = {name for name, other in examples.items() if other == label}
+        count = len(names & chosen)
+        assert 1 <= count <= len(names) - 1
+        assert abs(count - share * len(names)) <= 0.5 or count in (1, len(names) - 1)
 
 
 @given(EXAMPLES, SHARES, st.randoms(use_true_random=False))
-def test_the_order_of_the_rows_does_not_matter(examples: dict[str, int], share: float, random):
+def test_the_choice_does_not_depend_on_the_order_of_the_rows(examples: dict[str, int], share: float, random):
     shuffled = [*examples.items()]
     random.shuffle(shuffled)
-    assert held(dict(shuffled), share) == held(examples, share)
+    assert held_out(dict(shuffled), share) == held_out(examples, share)
 
 
 @given(EXAMPLES, SHARES)
 def test_an_additional_example_moves_at_most_one_other_of_its_class(examples: dict[str, int], share: float):
-    examples = of_several(examples)
+    examples = without_single_examples(examples)
     for label in (0, 1):
-        fewer, more = held(examples, share), held(examples | {"new": label}, share)
-        moved = (fewer ^ more) - {"new"}
+        without, with_new = held_out(examples, share), held_out(examples | {"new": label}, share)
+        changed = (without ^ with_new) - {"new"}
         if [*examples.values()].count(label) > 1:
-            assert len(moved) <= 1 and all(examples[name] == label for name in moved)
+            assert len(changed) <= 1 and all(examples[name] == label for name in changed)
 
 
 def test_the_choice_of_held_out_examples_is_pinned():
-    """A golden choice: another hash, or byte order, would change the splits of old runs."""
+    """Another hash or byte order would change the validation splits of old runs."""
     examples = {f"cat/{number}": 0 for number in range(10)} | {f"dog/{number}": 1 for number in range(5)}
-    assert held(examples, 0.3) == {"cat/1", "cat/7", "cat/9", "dog/3", "dog/4"}
+    assert held_out(examples, 0.3) == {"cat/1", "cat/7", "cat/9", "dog/3", "dog/4"}
 
 
 def write(root: Path, *names: str) -> Path:
-    for place, name in enumerate(names):
+    for value, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(np.full((4, 4, 3), place, np.uint8)).save(root / name)
+        Image.fromarray(np.full((4, 4, 3), value, np.uint8)).save(root / name)
     return root
 
 
@@ -80,7 +80,7 @@ NAMES = [f"{label}/{number}.png" for label in ("ant", "bee") for number in range
 
 
 def ids(table) -> list[str]:
-    return [one.decode() for one in table.id.tolist()]
+    return [example_id.decode() for example_id in table.id.tolist()]
 
 
 def test_a_folder_of_classes_is_divided_for_validation(tmp_path: Path):
@@ -101,7 +101,7 @@ def test_train_without_val_is_divided_too(tmp_path: Path):
 
 def test_a_class_called_train_is_not_taken_for_the_split(tmp_path: Path):
     root = write(tmp_path / "set", "car/1.png", "train/steam/1.png", "train/steam/2.png")
-    assert fault(DataConfig(path=str(root), val_share=0.3)) == (
+    assert error_message(DataConfig(path=str(root), val_share=0.3)) == (
         f"{root / 'car'}: images beside train/, which is taken for the training split; move them into a class folder "
         "there, or call train/ something else if it is a class"
     )
@@ -114,12 +114,12 @@ def test_another_process_makes_the_same_division(tmp_path: Path):
         f"splits = open_splits(DataConfig(path={str(root)!r}, val_share=0.3))\n"
         "print(*(table.fingerprint for table in splits.values()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    own = open_splits(DataConfig(path=str(root), val_share=0.3))
-    assert done.stdout.split() == [table.fingerprint for table in own.values()]
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    splits = open_splits(DataConfig(path=str(root), val_share=0.3))
+    assert process.stdout.split() == [table.fingerprint for table in splits.values()]
 
 
-def fault(data: DataConfig) -> str:
+def error_message(data: DataConfig) -> str:
     with pytest.raises(InputError) as raised:
         open_splits(data)
     assert "\n" not in str(raised.value)
@@ -128,20 +128,20 @@ def fault(data: DataConfig) -> str:
 
 def test_data_that_cannot_be_divided_raise_a_one_line_error(tmp_path: Path):
     root = write(tmp_path / "set", *NAMES)
-    assert fault(DataConfig(path=str(root))) == (
+    assert error_message(DataConfig(path=str(root))) == (
         f"{root}: has no validation split; give data.val_share, such as 0.1 to hold out a tenth of each class"
     )
     write(root, "cow/only.png")
-    message = fault(DataConfig(path=str(root), val_share=0.1))
+    message = error_message(DataConfig(path=str(root), val_share=0.1))
     assert message.startswith(f"{root}: class 'cow' has one example, {root}/cow/only.png, and data.val_share=0.1 ")
     both = write(tmp_path / "both", "train/ant/1.png", "val/ant/2.png")
-    assert fault(DataConfig(path=str(both), val_share=0.1)) == (
+    assert error_message(DataConfig(path=str(both), val_share=0.1)) == (
         f"data.val_share=0.1: {both} has its own validation split; leave data.val_share out, "
         "which is for folders, CSV and Parquet without one"
     )
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])
-def test_a_validation_share_of_nothing_or_of_all_is_rejected(share: float):
+def test_a_validation_share_outside_0_to_1_is_rejected(share: float):
     with pytest.raises(InputError, match=r"^data.val_share=.*: expected above 0, below 1$"):
         Config().replace(data={"val_share": share})

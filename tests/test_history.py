@@ -1,4 +1,4 @@
-"""A history as a table, read from a work directory, and copied from process 0 to the others."""
+"""A history as a table, and read from a work directory."""
 
 import json
 import math
@@ -21,7 +21,7 @@ def workdir(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def history(workdir) -> History:
-    """50 examples in batches of 8, two epochs: 13 logged steps, and two evaluations, of steps 7 and 13."""
+    """Return the history of two epochs of 50 examples in batches of 8: 13 logged steps, two evaluations."""
     setup = jaxddp.prepare_training(linear_model(), random_table(50), 4, sgd(0.05), 2, epochs=2)
     odd = iter((math.inf, 0.5))
     _, history = jaxddp.train(
@@ -36,7 +36,7 @@ def history(workdir) -> History:
 
 
 @pytest.mark.slow
-def test_all_rows_as_one_table_in_the_order_of_logging(history, workdir):
+def test_a_table_has_all_rows_in_the_order_of_logging(history, workdir):
     frame = history.to_frame()
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert len(frame) == len(lines) == 15
@@ -48,13 +48,13 @@ def test_all_rows_as_one_table_in_the_order_of_logging(history, workdir):
     for name in frame:
         for value, line in zip(frame[name], lines, strict=True):
             # JSON cannot represent numbers that are not finite.
-            given = line.get(name)
-            assert value == given or (given is None and not math.isfinite(value))
+            logged = line.get(name)
+            assert value == logged or (logged is None and not math.isfinite(value))
     assert frame["odd"].iloc[7] == math.inf
 
 
 @pytest.mark.parametrize("part", ["train", "epochs", "val"])
-def test_a_part_of_the_history_as_a_table_has_its_own_columns(history, part):
+def test_the_table_of_a_part_of_the_history_has_the_columns_of_the_part(history, part):
     frame, columns = history.to_frame(part), getattr(history, part)
     assert list(frame) == list(columns) and len(frame) == {"train": 13, "epochs": 2, "val": 2}[part]
     for name, values in columns.items():
@@ -63,13 +63,13 @@ def test_a_part_of_the_history_as_a_table_has_its_own_columns(history, part):
 
 
 def test_a_history_is_read_from_the_folder_of_a_run(history, workdir):
-    for given in (workdir, str(workdir)):
-        read = History.read(given)
+    for path in (workdir, str(workdir)):
+        read = History.read(path)
         for part in ("train", "epochs", "val"):
-            expected, found = getattr(history, part), getattr(read, part)
-            assert list(found) == list(expected)
+            expected, columns = getattr(history, part), getattr(read, part)
+            assert list(columns) == list(expected)
             for name in expected:
-                np.testing.assert_array_equal(found[name], np.where(np.isinf(expected[name]), np.nan, expected[name]))
+                np.testing.assert_array_equal(columns[name], np.where(np.isinf(expected[name]), np.nan, expected[name]))
         assert repr(read) == repr(history)
     assert read._repr_png_().startswith(b"\x89PNG")
 
@@ -80,20 +80,24 @@ def test_an_empty_history_is_an_empty_table():
     assert len(History().to_frame("val")) == 0
 
 
-def line(call, *given) -> str:
+def error_message(call, *arguments) -> str:
     with pytest.raises(InputError) as error:
-        call(*given)
+        call(*arguments)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
 def test_an_unreadable_history_raises_a_one_line_error(history, workdir, tmp_path, monkeypatch):
-    assert line(History.read, tmp_path) == (
+    assert error_message(History.read, tmp_path) == (
         f"{tmp_path}/metrics.jsonl: no such file; give the work directory of a run that was logged"
     )
-    assert line(History.read, 5) == "workdir=5: expected a path"
+    assert error_message(History.read, 5) == "workdir=5: expected a path"
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert line(History.read, tmp_path).startswith(f"{tmp_path}/metrics.jsonl:1: not a JSON object with a step")
-    assert line(history.to_frame, "test") == "part='test': expected 'train' or 'epochs' or 'val' or 'val_ema'"
+    assert error_message(History.read, tmp_path).startswith(
+        f"{tmp_path}/metrics.jsonl:1: not a JSON object with a step"
+    )
+    assert error_message(history.to_frame, "test") == "part='test': expected 'train' or 'epochs' or 'val' or 'val_ema'"
     monkeypatch.setitem(sys.modules, "pandas", None)
-    assert line(history.to_frame) == "history.to_frame(): pandas is not installed; pip install 'jaxddp[pandas]'"
+    assert (
+        error_message(history.to_frame) == "history.to_frame(): pandas is not installed; pip install 'jaxddp[pandas]'"
+    )

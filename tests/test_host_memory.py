@@ -1,4 +1,4 @@
-"""A machine's memory, read from files as Linux writes them."""
+"""The memory of a machine, read from the files of Linux."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def machine(root: Path, cgroup: str, limits: dict[str, str], *, swap: int = 0) -> Path:
+def write_machine(root: Path, cgroup: str, limits: dict[str, str], *, swap: int = 0) -> Path:
     meminfo = (
         f"MemTotal:       {16 * GB // KB} kB\nMemFree:  100 kB\nSwapTotal:  {swap // KB} kB\nHugePages_Total:       0\n"
     )
-    own = {"proc/meminfo": meminfo, "proc/self/cgroup": cgroup, "proc/sys/kernel/random/boot_id": "one\n"}
-    return write(root, own | {f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in limits.items()})
+    files = {"proc/meminfo": meminfo, "proc/self/cgroup": cgroup, "proc/sys/kernel/random/boot_id": "one\n"}
+    return write(root, files | {f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in limits.items()})
 
 
 @pytest.mark.parametrize(
@@ -41,11 +41,11 @@ def machine(root: Path, cgroup: str, limits: dict[str, str], *, swap: int = 0) -
     ],
 )
 def test_the_smallest_memory_limit_around_the_process_applies(tmp_path, cgroup, limits, allowed):
-    assert host_memory(machine(tmp_path, cgroup, limits)) == HostMemory("one", 16 * GB, allowed)
+    assert host_memory(write_machine(tmp_path, cgroup, limits)) == HostMemory("one", 16 * GB, allowed)
 
 
 def test_swap_is_added_to_memory(tmp_path):
-    root = machine(tmp_path, "0::/", {"memory.max": str(3 * GB)}, swap=2 * GB)
+    root = write_machine(tmp_path, "0::/", {"memory.max": str(3 * GB)}, swap=2 * GB)
     assert host_memory(root) == HostMemory("one", 18 * GB, 5 * GB)
 
 
@@ -57,5 +57,5 @@ def test_without_the_files_the_memory_is_unknown(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="no Linux")
 def test_this_machine_reports_some_memory():
-    found = host_memory()
-    assert found is not None and 0 < found.allowed <= found.installed and found.machine
+    memory = host_memory()
+    assert memory is not None and 0 < memory.allowed <= memory.installed and memory.machine

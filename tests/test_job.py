@@ -1,4 +1,4 @@
-"""Several processes over gloo: they meet, compare values, compute as one, and end when one of them is lost."""
+"""Jobs of several processes over gloo: they join, compare values, compute together, and end if a process is lost."""
 
 import os
 import signal
@@ -39,39 +39,39 @@ def test_without_variables_a_process_is_alone():
     assert find_job({**SLURM, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
 
 
-def test_jax_variables_come_first():
+def test_jax_variables_take_precedence():
     job = find_job({**TORCHRUN, **JOB, "JAX_LOCAL_DEVICE_IDS": "0,2"})
     assert job is not None
     assert (job.coordinator, job.num_processes, job.process_id, job.local_device_ids) == ("10.0.0.1:1234", 4, 3, (0, 2))
     assert (job.host, job.port) == ("10.0.0.1", 1234)
-    line = "process 3 of 4, coordinator 10.0.0.1:1234 (from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID"
-    assert str(job).startswith(line)
+    text = "process 3 of 4, coordinator 10.0.0.1:1234 (from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID"
+    assert str(job).startswith(text)
     mixed = find_job({**TORCHRUN, "JAX_COORDINATOR_ADDRESS": "other:1"})
     assert mixed is not None and (mixed.coordinator, mixed.num_processes) == ("other:1", 8)
 
 
-def test_torchrun():
+def test_torchrun_variables_are_read():
     job = find_job({**TORCHRUN, "LOCAL_WORLD_SIZE": "4"})
     assert job == Job("h0:29500", 8, 5, (1,), "", ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK"))
     bound = find_job({**TORCHRUN, "LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "1"})
     assert bound is not None and bound.local_device_ids is None
 
 
-def test_slurm_takes_the_first_node_of_the_step_and_a_port_for_the_step():
+def test_slurm_uses_the_first_node_of_the_step_and_a_port_for_the_step():
     job, other = find_job(SLURM), find_job({**SLURM, "SLURM_STEP_ID": "3"})
     assert job is not None and other is not None
     assert (job.run_id, other.run_id) == ("77.2", "77.3")
     assert (job.host, job.num_processes, job.process_id, job.local_device_ids) == ("gpu003", 6, 4, (0,))
     assert job.port != other.port
-    here = find_job({**SLURM, "SLURM_STEP_NUM_NODES": "1"})
-    assert here is not None and here.host == "127.0.0.1"
+    on_one_node = find_job({**SLURM, "SLURM_STEP_NUM_NODES": "1"})
+    assert on_one_node is not None and on_one_node.host == "127.0.0.1"
 
 
-def test_open_mpi_takes_the_loopback_where_all_ranks_are_local():
+def test_open_mpi_uses_the_loopback_address_if_all_ranks_are_local():
     job = find_job({**OPEN_MPI, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"})
     assert job is not None and (job.host, job.num_processes, job.process_id) == ("127.0.0.1", 2, 1)
-    far = find_job({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
-    assert far is not None and far.host == "192.0.2.7"
+    remote = find_job({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+    assert remote is not None and remote.host == "192.0.2.7"
 
 
 def test_pmi_and_kubernetes_variables_are_read():
@@ -123,7 +123,7 @@ def test_pmi_and_kubernetes_variables_are_read():
         ({**JOB, "JAX_LOCAL_DEVICE_IDS": "0,x"}, "JAX_LOCAL_DEVICE_IDS='x': expected a whole number"),
     ],
 )
-def test_incomplete_variables_are_an_error_that_names_the_missing_ones(environ, expected):
+def test_missing_and_invalid_variables_are_named_in_the_error(environ, expected):
     with pytest.raises(InputError, match=expected):
         find_job(environ)
 
@@ -153,9 +153,14 @@ FOREVER = ADD + "    while True: total(placed).block_until_ready(); time.sleep(0
 
 
 class Group:
-    """Real processes of one job, each with its own environment. They run `body` in PROGRAM, or as a whole script."""
+    """The processes of a job. They run `body` inside PROGRAM, or `body` alone if it begins with #.
 
-    def __init__(self, tmp_path: Path, body: str, count: int = 2, port: int | None = None, **each: dict[str, str]):
+    `environments` are additional variables of a process, with the keys process0, process1, …
+    """
+
+    def __init__(
+        self, tmp_path: Path, body: str, count: int = 2, port: int | None = None, **environments: dict[str, str]
+    ):
         program = tmp_path / "program.py"
         program.write_text(body if body.startswith("#") else PROGRAM.replace("{body}", body.strip()))
         address = f"127.0.0.1:{port or free_port()}"
@@ -166,7 +171,7 @@ class Group:
         self.processes = [
             subprocess.Popen(
                 [sys.executable, str(program)],
-                env={**common, "JAX_PROCESS_ID": str(process), **each.get(f"process{process}", {})},
+                env={**common, "JAX_PROCESS_ID": str(process), **environments.get(f"process{process}", {})},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -174,13 +179,13 @@ class Group:
             for process in range(count)
         ]
 
-    def until_all_say(self, word: str) -> None:
+    def wait_for_output(self, word: str) -> None:
         for process in self.processes:
             assert process.stdout is not None
             while word not in (line := process.stdout.readline()):
                 assert line, process.communicate()[1]
 
-    def ends(self, timeout: float = 60) -> list[tuple[int, str]]:
+    def results(self, timeout: float = 60) -> list[tuple[int, str]]:
         """Return the exit code of each process and the last line of its stderr, in bounded time."""
         try:
             errors = [process.communicate(timeout=timeout)[1] for process in self.processes]
@@ -192,7 +197,7 @@ class Group:
 
 
 def line_of(words: str, folder: Path) -> int:
-    """Return a line's number in the program of a `Group`, from 1; 0 if it is not there."""
+    """Return the number of the first line with `words` in the program of a `Group`, from 1; 0 without such a line."""
     lines = (folder / "program.py").read_text().splitlines()
     return next((number for number, line in enumerate(lines, 1) if words in line), 0)
 
@@ -204,10 +209,10 @@ def free_port() -> int:
 
 
 @pytest.mark.slow
-def test_processes_compute_as_one_and_print_their_variables(tmp_path):
-    # Proxies in the environment do not matter.
-    dead = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY")}
-    group = Group(tmp_path, ADD + "    peers.agree({'seed': '1'})\n", process0=dead, process1=dead)
+def test_processes_compute_together_and_process_0_prints_its_variables(tmp_path):
+    # The processes ignore proxies in the environment.
+    proxies = {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "grpc_proxy", "HTTP_PROXY")}
+    group = Group(tmp_path, ADD + "    peers.agree({'seed': '1'})\n", process0=proxies, process1=proxies)
     outputs = [process.communicate(timeout=60) for process in group.processes]
     assert [process.returncode for process in group.processes] == [0, 0], outputs
     assert all("sum 11.0" in output for output, _ in outputs)
@@ -219,7 +224,7 @@ def test_processes_compute_as_one_and_print_their_variables(tmp_path):
 @pytest.mark.slow
 def test_a_differing_value_is_named_with_both_versions(tmp_path):
     body = "peers.agree({'train.batch_size': '8', 'seed': str(jax.process_index() * 7)})"
-    for process, (code, line) in enumerate(Group(tmp_path, body).ends()):
+    for process, (code, line) in enumerate(Group(tmp_path, body).results()):
         assert code == 2
         assert "seed differs: process" in line or "process 0 has '0'" in line or f"process {1 - process} ended" in line
 
@@ -229,13 +234,13 @@ def test_a_differing_value_is_named_with_both_versions(tmp_path):
 def test_a_surplus_process_is_rejected_and_a_killed_one_is_named_by_all_others(tmp_path, killed):
     port = free_port()
     group = Group(tmp_path, FOREVER, count=3, port=port)
-    group.until_all_say("sum 111.0")
+    group.wait_for_output("sum 111.0")
     late = Group(tmp_path, ADD, count=1, port=port, process0={"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "3"})
-    ((code, line),) = late.ends()
+    ((code, line),) = late.results()
     assert code == 2 and "have joined already; is JAX_PROCESS_ID=1 given twice" in line
     assert [process.poll() for process in group.processes] == [None] * 3
     group.processes[killed].send_signal(signal.SIGKILL)
-    ends = group.ends()
+    ends = group.results()
     assert ends.pop(killed)[0] == -signal.SIGKILL
     for code, line in ends:
         assert code == 1
@@ -245,10 +250,10 @@ def test_a_surplus_process_is_rejected_and_a_killed_one_is_named_by_all_others(t
 @pytest.mark.slow
 @pytest.mark.parametrize("ended", ["killed", "failed"])
 def test_the_end_of_process_0_prints_one_line_in_a_process_that_does_not_wait(tmp_path, ended):
-    """If JAX noticed it first, it would end the process by SIGABRT, with other lines."""
+    """If JAX noticed the end first, it would end the other process by SIGABRT, with other lines."""
     fails = "    if topology.process_index == 0: raise RuntimeError('disk on fire')\n" * (ended == "failed")
     group = Group(tmp_path, f"{ADD}{fails}    time.sleep(600)\n")
-    group.until_all_say("sum 11.0")
+    group.wait_for_output("sum 11.0")
     if ended == "killed":
         group.processes[0].send_signal(signal.SIGKILL)
     raised = f"{tmp_path}/program.py:{line_of('disk on fire', tmp_path)}: RuntimeError: disk on fire"
@@ -258,15 +263,15 @@ def test_the_end_of_process_0_prints_one_line_in_a_process_that_does_not_wait(tm
     }
     first, other = group.processes
     assert (other.communicate(timeout=60)[1], other.returncode) == (line[ended], 1)
-    own = first.communicate(timeout=60)[1].splitlines()
+    lines = first.communicate(timeout=60)[1].splitlines()
     if ended == "failed":
-        assert (first.returncode, own[-1]) == (1, f"jaxddp: {raised}")
+        assert (first.returncode, lines[-1]) == (1, f"jaxddp: {raised}")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_process_killed_while_all_leave_is_named(tmp_path, lost):
-    """JAX waits for it then, and would end the other by SIGABRT."""
+    """When all leave, JAX waits for the killed process, and would end the other process by SIGABRT."""
     dies = f"    if {lost} == topology.process_index: jax.distributed.shutdown = lambda: os.kill(os.getpid(), 9)\n"
     group = Group(tmp_path, ADD + dies)
     errors = [process.communicate(timeout=60)[1] for process in group.processes]
@@ -277,30 +282,30 @@ def test_a_process_killed_while_all_leave_is_named(tmp_path, lost):
 
 
 @pytest.mark.slow
-# The connection does not break here; test_admission.py loses one of a hundred processes.
+# The connection of a stopped process does not break. test_admission.py tests the loss of one of a hundred processes.
 @pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.ci)])
 def test_a_stopped_process_ends_the_other_which_names_it(tmp_path, stopped):
     group = Group(tmp_path, FOREVER, process0={"SILENCE": "3"}, process1={"SILENCE": "3"})
-    group.until_all_say("sum 11.0")
+    group.wait_for_output("sum 11.0")
     group.processes[stopped].send_signal(signal.SIGSTOP)
     other = group.processes[1 - stopped]
     assert other.wait(timeout=60) == 1
     group.processes[stopped].kill()
-    assert f"jaxddp: process {stopped} gave no sign of life for 3 s" in group.ends()[1 - stopped][1]
+    assert f"jaxddp: process {stopped} gave no sign of life for 3 s" in group.results()[1 - stopped][1]
 
 
-# A test above has the end of process 0 while another process waits. Bad input has another exit code.
+# Not in `make test`: other tests cover an exception in process 0, and bad input, which has another exit code.
 @pytest.mark.ci
 def test_an_exception_ends_the_others_with_its_cause(tmp_path):
     body = ADD + "    if topology.process_index == 1: raise RuntimeError('disk on fire')\n" + FOREVER[len(ADD) :]
-    (first, told), (second, own) = Group(tmp_path, body).ends()
-    assert (first, second) == (1, 1)
+    (first_code, first_line), (second_code, second_line) = Group(tmp_path, body).results()
+    assert (first_code, second_code) == (1, 1)
     raised = f"{tmp_path}/program.py:{line_of('disk on fire', tmp_path)}: RuntimeError: disk on fire"
-    assert f"process 1 ended: {raised}" in told
-    assert own == f"jaxddp: {raised}"
+    assert f"process 1 ended: {raised}" in first_line
+    assert second_line == f"jaxddp: {raised}"
 
 
-SCRIPT = """# A script of one's own, which catches nothing.
+SCRIPT = """# A user's script, which catches no exception.
 from jaxddp.core.errors import {error}
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import join
@@ -310,29 +315,29 @@ peers.agree({"all": "well"})
 """
 
 
-OWN_JOB = """# A program that joins its job by itself.
+INITIALIZED_JAX = """# A program that initializes JAX itself.
 import os
 import jax
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import join
-place = int(os.environ["JAX_PROCESS_ID"])
-jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], 2, place)
+process_id = int(os.environ["JAX_PROCESS_ID"])
+jax.distributed.initialize(os.environ["JAX_COORDINATOR_ADDRESS"], 2, process_id)
 peers = join(find_job())
 peers.agree({"all": "well"})
-assert peers.exchange("places", "x" * 300 * place) == ["", "x" * 300]
-assert peers.from_first("the first", lambda: str(place)) == "0" and peers.is_first == (place == 0)
+assert peers.exchange("texts", "x" * 300 * process_id) == ["", "x" * 300]
+assert peers.from_first("the first", lambda: str(process_id)) == "0" and peers.is_first == (process_id == 0)
 try:
-    peers.agree({"same": "1", "seed": str(place)})
+    peers.agree({"same": "1", "seed": str(process_id)})
 except InputError as error:
-    print("said", error, flush=True)
+    print("raised:", error, flush=True)
 """
 
 
 @pytest.mark.slow
 def test_if_a_program_initialized_jax_itself_values_travel_over_the_devices(tmp_path):
-    group = Group(tmp_path, OWN_JOB)
-    line = "said seed differs: process 0 has '0', process 1 has '1'; start every process with the same value"
+    group = Group(tmp_path, INITIALIZED_JAX)
+    line = "raised: seed differs: process 0 has '0', process 1 has '1'; start every process with the same value"
     ends = [process.communicate(timeout=60) for process in group.processes]
     assert [out.splitlines()[-1] for out, _ in ends] == [line] * 2, ends
     assert [process.returncode for process in group.processes] == [0, 0]
@@ -341,10 +346,10 @@ def test_if_a_program_initialized_jax_itself_values_travel_over_the_devices(tmp_
 @pytest.mark.slow
 def test_bad_input_in_a_user_script_ends_all_with_its_code(tmp_path):
     script = SCRIPT.replace("{error}", "InputError").replace("{where}", "find_job().process_id == 1")
-    (first, told), (second, own) = Group(tmp_path, script).ends()
-    assert (first, second) == (2, 2)
-    assert "process 1 ended: train.csv:7: empty ImageId" in told
-    assert own == "jaxddp: train.csv:7: empty ImageId"
+    (first_code, first_line), (second_code, second_line) = Group(tmp_path, script).results()
+    assert (first_code, second_code) == (2, 2)
+    assert "process 1 ended: train.csv:7: empty ImageId" in first_line
+    assert second_line == "jaxddp: train.csv:7: empty ImageId"
 
 
 LEAVES_EARLY = """# A script that ends in one process.
@@ -357,20 +362,20 @@ time.sleep(600)
 """
 
 
-# Other tests have its parts: a process that fails, and a process that is killed while all leave.
+# Not in `make test`: other tests cover a process that fails, and a process that is killed while all leave.
 @pytest.mark.ci
 def test_a_process_that_leaves_long_before_the_others_ends_the_job_with_an_error(tmp_path):
-    (first, told), (second, own) = Group(tmp_path, LEAVES_EARLY).ends()
-    assert (first, second) == (1, 1)
-    assert told == "jaxddp: process 1 ended its program, and waited 1 s for the others; the job ends here"
-    assert own.startswith(
+    (first_code, first_line), (second_code, second_line) = Group(tmp_path, LEAVES_EARLY).results()
+    assert (first_code, second_code) == (1, 1)
+    assert first_line == "jaxddp: process 1 ended its program, and waited 1 s for the others; the job ends here"
+    assert second_line.startswith(
         "jaxddp: the other processes were not done 1 s after this one; let all processes end in the same way"
     )
 
 
 @pytest.mark.slow
 def test_processes_with_unequal_devices_are_named(tmp_path):
-    for code, line in Group(tmp_path, "Topology.create(peers=peers)", process1={"JAX_NUM_CPU_DEVICES": "2"}).ends():
+    for code, line in Group(tmp_path, "Topology.create(peers=peers)", process1={"JAX_NUM_CPU_DEVICES": "2"}).results():
         assert code == 2
         assert (
             "devices: process 1 has 2 devices and process 0 has 1; use the same number of devices in every process"
@@ -381,47 +386,48 @@ def test_processes_with_unequal_devices_are_named(tmp_path):
 @pytest.mark.slow
 def test_a_preempted_script_leaves_the_job_in_order(tmp_path):
     script = SCRIPT.replace("{error}", "Preempted").replace("{where}", "True")
-    assert Group(tmp_path, script).ends() == [(75, "jaxddp: train.csv:7: empty ImageId")] * 2
+    assert Group(tmp_path, script).results() == [(75, "jaxddp: train.csv:7: empty ImageId")] * 2
 
 
 # --- Jobs whose processes are threads of this process ---
 
 
-def met(*jobs: Job, timeout: float = 20, versions: tuple[str, ...] = ()) -> list[Exception]:
-    """Return the error of each of these, if all try to join at the same time."""
-    facts = [{"jax": version} for version in versions] or [dict[str, str]()] * len(jobs)
+def join_errors(*jobs: Job, timeout: float = 20, versions: tuple[str, ...] = ()) -> list[Exception]:
+    """Return the error of each job, if all try to join at the same time."""
+    values_of_jobs = [{"jax": version} for version in versions] or [dict[str, str]()] * len(jobs)
     with ThreadPoolExecutor(len(jobs)) as pool:
-        tries = [
-            pool.submit(ControlPlane.join, job, own, timeout, end=print) for job, own in zip(jobs, facts, strict=True)
+        futures = [
+            pool.submit(ControlPlane.join, job, values, timeout, end=print)
+            for job, values in zip(jobs, values_of_jobs, strict=True)
         ]
-        found = [each.exception(60) for each in tries]
-    assert all(isinstance(error, Exception) for error in found), found
-    return [error for error in found if isinstance(error, Exception)]
+        errors = [future.exception(60) for future in futures]
+    assert all(isinstance(error, Exception) for error in errors), errors
+    return [error for error in errors if isinstance(error, Exception)]
 
 
 def test_different_process_counts_are_named():
     coordinator = f"127.0.0.1:{free_port()}"
-    for error in met(Job(coordinator, 2, 0), Job(coordinator, 3, 1)):
+    for error in join_errors(Job(coordinator, 2, 0), Job(coordinator, 3, 1)):
         assert isinstance(error, InputError)
         assert "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on" in str(error) and "has 3" in str(error)
 
 
 def test_different_versions_are_named():
     coordinator = f"127.0.0.1:{free_port()}"
-    for error in met(Job(coordinator, 2, 0), Job(coordinator, 2, 1), versions=("0.6.1", "0.6.0")):
+    for error in join_errors(Job(coordinator, 2, 0), Job(coordinator, 2, 1), versions=("0.6.1", "0.6.0")):
         assert isinstance(error, InputError)
         assert "jax differs: process 0 has '0.6.1', process 1 on" in str(error) and "has '0.6.0'" in str(error)
 
 
 def test_a_process_id_beyond_the_job_is_rejected():
     coordinator = f"127.0.0.1:{free_port()}"
-    for error in met(Job(coordinator, 2, 0), Job(coordinator, 2, 2)):
+    for error in join_errors(Job(coordinator, 2, 0), Job(coordinator, 2, 2)):
         assert isinstance(error, InputError) and "JAX_PROCESS_ID=2 on" in str(error) and "expected 0 to 1" in str(error)
 
 
 def test_a_process_id_given_twice_is_rejected():
     coordinator = f"127.0.0.1:{free_port()}"
-    errors = met(*(Job(coordinator, 3, process) for process in (0, 1, 1)))
+    errors = join_errors(*(Job(coordinator, 3, process) for process in (0, 1, 1)))
     assert [type(error) for error in errors] == [InputError] * 3
     assert all("JAX_PROCESS_ID=1 twice" in str(error) or "did not join" in str(error) for error in errors)
     assert any("JAX_PROCESS_ID=1 twice" in str(error) for error in errors)
@@ -429,9 +435,9 @@ def test_a_process_id_given_twice_is_rejected():
 
 @pytest.mark.slow
 def test_another_job_at_the_same_address_is_detected():
-    """For process 0, the other is absent; for the other one, it is a mistake."""
+    """Process 0 reports that process 1 is absent. Process 1 reports that the address serves another job."""
     coordinator = f"127.0.0.1:{free_port()}"
-    first, second = met(Job(coordinator, 2, 0, run_id="own"), Job(coordinator, 2, 1, run_id="other"), timeout=2)
+    first, second = join_errors(Job(coordinator, 2, 0, run_id="own"), Job(coordinator, 2, 1, run_id="other"), timeout=2)
     assert isinstance(first, Unreachable) and "process 1 of 2 did not join" in str(first)
     assert isinstance(second, InputError) and "it serves another job" in str(second)
 
@@ -468,16 +474,16 @@ def test_an_impossible_host_name_is_an_error(name):
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_or_not_permitted_is_an_error():
+def test_a_taken_port_or_an_address_of_another_machine_is_an_error():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(InputError, match=f"coordinator {address}: port .* is taken; choose another"):
             ControlPlane.join(Job(address, 2, 0), {}, timeout=5)
-        begin = time.monotonic()
+        start = time.monotonic()
         with pytest.raises(Unreachable, match="no answer in 0.5 s"):
             ControlPlane.join(Job(address, 2, 1), {}, timeout=0.5)
-        assert time.monotonic() - begin < 30
+        assert time.monotonic() - start < 30
     with pytest.raises(InputError, match="192.0.2.1:4321: not an address of this machine; start process 0 .* on the"):
         ControlPlane.join(Job("192.0.2.1:4321", 2, 0), {}, timeout=5)

@@ -1,5 +1,5 @@
-"""The types of a state do not change: an optimizer, a network or a part that changes them ends the run before the first
-step."""
+"""The types of a training state do not change. An optimizer, a network or a part that changes them is an error before
+the first step."""
 
 import jax
 import jax.numpy as jnp
@@ -18,22 +18,22 @@ from jaxddp.mesh import Topology
 TABLE = random_table(24, image=6)
 
 
-def optimizer(begins, follows, updates=lambda updates: updates) -> optax.GradientTransformation:
-    """Train plain steps with a state that the first step changes."""
+def optimizer(initial, later, updates=lambda updates: updates) -> optax.GradientTransformation:
+    """Return an optimizer whose state is `initial` at first and `later` after each step."""
     return optax.GradientTransformation(
-        lambda params: begins, lambda grads, state, params=None: (updates(jax.tree.map(lambda g: -g, grads)), follows)
+        lambda params: initial, lambda grads, state, params=None: (updates(jax.tree.map(lambda g: -g, grads)), later)
     )
 
 
-def keeping(begins, follows):
-    """A network whose model state changes type in training."""
+def network(initial, later):
+    """Return a network whose model state is `initial` at first and `later` after each step."""
 
     def init(key, example):
-        params, state = linear_model()[0](key, example), {"seen": begins}
+        params, state = linear_model()[0](key, example), {"seen": initial}
         return params, state
 
     def apply(params, model_state, images, *, train):
-        return linear_model()[1](params, images), {"seen": follows} if train else model_state
+        return linear_model()[1](params, images), {"seen": later} if train else model_state
 
     return init, apply
 
@@ -68,7 +68,7 @@ CASES = {
         "optimizer: params/weight is float32[108, 5] before a step and float32[2, 108, 5] after it",
     ),
     "a network": (
-        {"model": keeping(jnp.zeros((), jnp.int32), SCALAR)},
+        {"model": network(jnp.zeros((), jnp.int32), SCALAR)},
         "model: model_state/seen is int32[] before a step and float32[] after it",
     ),
     "a part": (
@@ -78,27 +78,27 @@ CASES = {
 }
 
 
-# Images in device memory are used in a loop, in which JAX itself would raise.
+# With images in device memory, several steps form a loop, in which JAX itself would raise an error.
 @pytest.mark.parametrize(("case", "cache"), [*((case, "none") for case in CASES), ("a shape", "device")])
-def test_a_state_type_that_a_step_changes_raises_a_one_line_error_before_the_first(case, cache, tmp_path):
+def test_a_step_that_changes_a_state_type_raises_a_one_line_error_before_training(case, cache, tmp_path):
     changes, expected = CASES[case]
-    given = {"model": linear_model(), "optimizer": optax.sgd(0.1), "parts": []} | changes
-    made = jaxddp.prepare_training(
-        *(given["model"], TABLE, 2, given["optimizer"], 4),
-        parts=given["parts"],
+    arguments = {"model": linear_model(), "optimizer": optax.sgd(0.1), "parts": []} | changes
+    setup = jaxddp.prepare_training(
+        *(arguments["model"], TABLE, 2, arguments["optimizer"], 4),
+        parts=arguments["parts"],
         data=jaxddp.DataConfig(cache=cache),
     )
-    told = []
+    records = []
 
     class Listener:
         def step(self, record):
-            told.append(record)
+            records.append(record)
 
     with pytest.raises(InputError) as raised:
-        jaxddp.train(jaxddp.softmax_cross_entropy, made, listeners=[Listener()], workdir=tmp_path / "run")
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[Listener()], workdir=tmp_path / "run")
     assert str(raised.value).startswith(expected)
     # The run has not started.
-    assert told == [] and not (tmp_path / "run").exists()
+    assert records == [] and not (tmp_path / "run").exists()
 
 
 RECIPE = """
@@ -126,8 +126,8 @@ def get_optimizer(config, learning_rate):
 def test_an_optimizer_of_a_recipe_file_that_changes_types_is_rejected(tmp_path, capfd):
     (tmp_path / "recipe.py").write_text(RECIPE)
     data = write_arrays(tmp_path / "images.npz", TABLE, random_table(8, image=6))
-    words = ["train", str(tmp_path / "recipe.py"), "--data.path", str(data), "--workdir", str(tmp_path / "run")]
-    assert "optimizer: opt_state is float32[] before a step and float32[2] after it" in fails(words, capfd)
+    arguments = ["train", str(tmp_path / "recipe.py"), "--data.path", str(data), "--workdir", str(tmp_path / "run")]
+    assert "optimizer: opt_state is float32[] before a step and float32[2] after it" in fails(arguments, capfd)
     assert not (tmp_path / "run").exists()
 
 

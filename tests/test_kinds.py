@@ -84,8 +84,8 @@ FILES = {
 
         @OPTIMIZERS.add("added", Settings)
         def optimizer(config, learning_rate):
-            own = settings_of(config.optimizer, Settings)
-            return optax.chain(optax.clip(own.beta2), optax.sgd(learning_rate))
+            settings = settings_of(config.optimizer, Settings)
+            return optax.chain(optax.clip(settings.beta2), optax.sgd(learning_rate))
         """,
     "schedules": """
         @SCHEDULES.add("added")
@@ -139,7 +139,7 @@ def test_the_built_in_entries_are_found_in_their_folder(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_unknown_name_is_reported_with_its_key_the_nearest_and_all_names(kind):
+def test_an_unknown_name_is_an_error_with_its_key_the_nearest_name_and_all_names(kind):
     registry, names = KINDS[kind], KINDS[kind].names()
     name = names[0]
     with pytest.raises(InputError) as caught:
@@ -157,16 +157,16 @@ def test_an_unknown_name_is_reported_with_its_key_the_nearest_and_all_names(kind
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_names_are_known_without_an_import(kind):
-    """Metrics are excluded, because their names are computed."""
+    """The list of metrics is not compared, because the names of metrics are computed."""
     registry, names = KINDS[kind], KINDS[kind].names()
-    unseen = Registry("some.key", f"jaxddp.{kind}")
+    new_registry = Registry("some.key", f"jaxddp.{kind}")
     # Other tests of this worker may have added entries.
     for name in names:
         if getattr(registry.get(name), "__module__", "jaxddp.").startswith("jaxddp."):
-            unseen.check(name)
+            new_registry.check(name)
     if kind != "metrics":
         with pytest.raises(InputError) as caught:
-            unseen.check("none of them")
+            new_registry.check("none of them")
         built_in = {name for name in names if name in str(caught.value)}
         assert str(caught.value).endswith(f"there are: {', '.join(sorted(built_in))}") and built_in >= BUILT_IN[kind]
     registry.check(names[0])
@@ -188,8 +188,8 @@ def test_a_model_is_added_by_one_file(added):
     check_read(config)
     with pytest.raises(InputError, match="model.stem='small' is read by model.name=resnet10, .*, and not by added"):
         check_read(config.replace(model={"stem": "small"}))
-    for own, value in ((config, 7), (Config().replace(model={"name": "added"}), 5)):
-        model = adapt(MODELS.get("added")(own, 3))
+    for variant, value in ((config, 7), (Config().replace(model={"name": "added"}), 5)):
+        model = adapt(MODELS.get("added")(variant, 3))
         params, _ = model.init(jax.random.key(0), jnp.zeros((1, 4, 4, 3)))
         assert params.tolist() == [value] * 3
 
@@ -232,9 +232,9 @@ def test_an_augmentation_is_added_by_one_file(added):
     config = Config().replace(data={"augment": {"flip": False, "then": ["added"], "rand_magnitude": 5.0}})
     batch = random_batch(8)
     plain = Preprocess()(batch, train=False).images
-    moved = np.array(Preprocess(augment=config.data.augment)(batch, train=True).images - plain).reshape(8, -1)
-    assert np.ptp(moved, 1).max() < 1e-5 and (moved > 5).all() and (moved < 6).all()
-    assert len(set(moved[:, 0].tolist())) == 8
+    changes = np.array(Preprocess(augment=config.data.augment)(batch, train=True).images - plain).reshape(8, -1)
+    assert np.ptp(changes, 1).max() < 1e-5 and (changes > 5).all() and (changes < 6).all()
+    assert len(set(changes[:, 0].tolist())) == 8
 
 
 def test_a_logger_is_added_by_one_file(added, tmp_path):
@@ -254,7 +254,7 @@ def test_a_name_added_twice_is_refused():
         registry.add("mine")(max)
 
 
-def test_unused_settings_are_rejected():
-    assert {*CHOICES} == {each for each in KINDS.values() if each.has_settings}
+def test_settings_of_a_kind_without_settings_are_rejected():
+    assert {*CHOICES} == {registry for registry in KINDS.values() if registry.has_settings}
     with pytest.raises(ValueError, match="log.to: 'mine' is given settings, which this kind does not have; read the"):
         LOGGERS.add("mine", dict)

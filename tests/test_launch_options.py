@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.launches import TELL, Ran, free_port, plain_environment, program
+from support.launches import PRINT_ENVIRONMENT, LaunchResult, free_port, plain_environment, program
 
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
@@ -18,13 +18,13 @@ from jaxddp.core.errors import InputError
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch):
+def clean_environment(monkeypatch):
     plain_environment(monkeypatch)
 
 
 @pytest.fixture
 def run(capfd, tmp_path):
-    return lambda text, **options: Ran(capfd, tmp_path / "logs", text, **options)
+    return lambda text, **options: LaunchResult(capfd, tmp_path / "logs", text, **options)
 
 
 AFFINITY = "say(*sorted(os.sched_getaffinity(0)))"
@@ -32,26 +32,26 @@ AFFINITY = "say(*sorted(os.sched_getaffinity(0)))"
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this system")
 class TestCores:
-    def cores(self, ran: Ran, processes: int) -> list[list[int]]:
+    def cores(self, ran: LaunchResult, processes: int) -> list[list[int]]:
         return [[int(core) for core in ran.of(rank)[0].split()] for rank in range(processes)]
 
-    def test_each_process_gets_its_share(self, run):
-        mine = local_cores()
-        processes = min(2, len(mine))
-        given = self.cores(run(AFFINITY, processes=processes), processes)
-        assert [core for part in given for core in part] == mine and all(given)
+    def test_each_process_gets_its_share_of_the_cores(self, run):
+        available = local_cores()
+        processes = min(2, len(available))
+        assigned = self.cores(run(AFFINITY, processes=processes), processes)
+        assert [core for part in assigned for core in part] == available and all(assigned)
 
     def test_a_number_of_cores_may_be_requested(self, run):
         assert self.cores(run(AFFINITY, processes=1, cores=1), 1) == [local_cores()[:1]]
         assert self.cores(run(AFFINITY, processes=1, cores=0), 1) == [local_cores()]
 
-    def test_more_processes_than_cores_share_them_all_with_a_line(self, run):
-        mine = local_cores()
-        ran = run(AFFINITY, processes=len(mine) + 1)
-        assert self.cores(ran, len(mine) + 1) == [mine] * (len(mine) + 1)
-        assert f"oversubscribed: {len(mine) + 1} processes on {len(mine)} core" in ran.err
+    def test_more_processes_than_cores_share_all_cores_with_a_warning(self, run):
+        available = local_cores()
+        ran = run(AFFINITY, processes=len(available) + 1)
+        assert self.cores(ran, len(available) + 1) == [available] * (len(available) + 1)
+        assert f"oversubscribed: {len(available) + 1} processes on {len(available)} core" in ran.err
 
-    def test_processes_with_gpus_are_not_bound(self, run, monkeypatch):
+    def test_processes_with_gpus_are_not_bound_to_cores(self, run, monkeypatch):
         monkeypatch.delenv("JAX_PLATFORMS")
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
         assert self.cores(run(AFFINITY), 2) == [local_cores()] * 2
@@ -78,9 +78,11 @@ def test_shares_of_cores_are_even_and_leave_no_core_unused(items, count):
 def test_gpus_are_divided_among_the_processes(options, expected, run, monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,GPU-ab,1")
-    told = run(TELL, **({"processes": None} | options)).told()
-    assert [each["CUDA_VISIBLE_DEVICES"] for each in told] == expected
-    assert [each.get("JAX_PLATFORMS") for each in told] == [None if any(expected) else "cpu"] * len(expected)
+    environments = run(PRINT_ENVIRONMENT, **({"processes": None} | options)).environments()
+    assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == expected
+    assert [environment.get("JAX_PLATFORMS") for environment in environments] == [
+        None if any(expected) else "cpu"
+    ] * len(expected)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ BAD_OPTIONS = {
 
 
 @pytest.mark.parametrize("case", BAD_OPTIONS)
-def test_bad_options(case, tmp_path):
+def test_bad_options_are_an_error_before_the_log_folder_exists(case, tmp_path):
     options, expected = BAD_OPTIONS[case]
     with pytest.raises(InputError) as error:
         launch(Launch(**({"processes": 2, "logs": tmp_path / "logs"} | options)), ["true"])
@@ -146,7 +148,7 @@ def test_bad_options(case, tmp_path):
     assert not (tmp_path / "logs").exists()
 
 
-def test_gpus_that_cannot_be_shared_evenly(tmp_path, monkeypatch):
+def test_gpus_that_cannot_be_divided_evenly_are_an_error(tmp_path, monkeypatch):
     monkeypatch.delenv("JAX_PLATFORMS")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     with pytest.raises(InputError, match="--processes 2: 3 GPUs cannot be divided evenly among 2 processes; use fewer"):
@@ -161,10 +163,10 @@ def test_a_taken_port_is_an_error(tmp_path):
             launch(options, ["true"])
 
 
-def test_a_name_of_the_loopback_is_reported(run, monkeypatch):
+def test_a_coordinator_that_resolves_to_the_loopback_address_is_reported(run, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "host0")
-    plain = socket.getaddrinfo
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **named: plain("127.0.0.1", *rest, **named))
+    original = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, *rest, **options: original("127.0.0.1", *rest, **options))
     ran = run("", nodes="2", nr=0, processes=1, coordinator=f"host0:{free_port()}")
     assert "host0 resolves to 127.0.0.1 here, which no other machine can reach" in ran.err
 
@@ -174,28 +176,30 @@ def children() -> set[str]:
     return {pid for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
 
 
-def test_an_interrupted_start_leaves_the_signals_as_they_were(tmp_path):
-    others = children()
-    before = [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
+def test_a_failed_start_restores_the_signal_handlers_and_leaves_no_process(tmp_path):
+    children_before = children()
+    handlers = [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
     (tmp_path / "process-1.log").mkdir()
     with pytest.raises(InputError, match=r"process-1\.log: cannot be written .* choose another folder with --logs"):
         launch(Launch(processes=2, logs=tmp_path), program("time.sleep(600)"))
-    assert [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)] == before
-    assert children() == others
+    assert [
+        signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+    ] == handlers
+    assert children() == children_before
 
 
-def test_split():
+def test_options_and_the_command_are_separated_by_two_dashes():
     assert split(["--processes", "2", "--", "train", "x", "--", "y"]) == (
         ["--processes", "2"],
         ["train", "x", "--", "y"],
     )
     assert split(["--help"]) == (["--help"], [])
-    for words in ([], ["--processes", "2"], ["--processes", "2", "--"], ["train", "digits"]):
+    for arguments in ([], ["--processes", "2"], ["--processes", "2", "--"], ["train", "digits"]):
         with pytest.raises(InputError, match=r"launch: no command; write the command after --, as in: jaxddp launch"):
-            split(words)
+            split(arguments)
 
 
-def test_the_command_of_each_process_is_right(run, tmp_path, monkeypatch, capfd):
+def test_the_command_is_a_command_of_jaxddp_or_a_program(run, tmp_path, monkeypatch, capfd):
     with pytest.raises(InputError, match="'trian' is neither a command of jaxddp nor a program, did you mean 'train'?"):
         launch(Launch(processes=1, logs=tmp_path), ["trian", "digits"])
     package = tmp_path / "jaxddp"

@@ -1,4 +1,4 @@
-"""The output of processes becomes prefixed lines and log files, whatever they write."""
+"""The output of processes, any bytes, becomes prefixed lines and log files."""
 
 import os
 from pathlib import Path
@@ -56,7 +56,7 @@ def test_carriage_returns_end_lines(chunks, expected):
     assert lines_of(*chunks) == expected
 
 
-def test_a_line_without_an_end_is_not_kept_whole_in_memory():
+def test_a_long_line_is_returned_before_its_end():
     assert Lines().feed(b"x" * 100_000) == ["x" * 100_000]
 
 

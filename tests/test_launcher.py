@@ -1,6 +1,7 @@
 """The launcher with real processes: their environment, their output and their end.
 
-The children are small Python programs without JAX. No test asserts a time; `HANGING` only bounds a wait without an end.
+The processes run small Python programs without JAX. No test asserts a duration. `HANGING` only limits the time of a
+test that hangs.
 """
 
 import os
@@ -9,7 +10,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from support.launches import TELL, Ran, free_port, plain_environment, program, wait_for
+from support.launches import PRINT_ENVIRONMENT, LaunchResult, free_port, plain_environment, program, wait_for
 
 from jaxddp.cluster import worker_group
 from jaxddp.cluster.launcher import launch
@@ -17,19 +18,19 @@ from jaxddp.cluster.options import Launch
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch):
+def clean_environment(monkeypatch):
     plain_environment(monkeypatch)
 
 
 @pytest.fixture
-def brief(monkeypatch):
-    """Give the other processes little time after a failure. Users have no reason to change it, so it is private."""
+def short_wait(monkeypatch):
+    """Shorten the time that other processes get after a failure. The constant is private: users need not change it."""
     monkeypatch.setattr(worker_group, "_SELF_END_SECONDS", 0.05)
 
 
 @pytest.fixture
 def run(capfd, tmp_path):
-    return lambda text, **options: Ran(capfd, tmp_path / "logs", text, **options)
+    return lambda text, **options: LaunchResult(capfd, tmp_path / "logs", text, **options)
 
 
 def test_output_is_prefixed_and_logged_to_files(run, tmp_path):
@@ -60,15 +61,15 @@ def test_logs_are_kept_in_the_work_directory(words, tmp_path, monkeypatch):
     assert (tmp_path / ("w/logs" if "w" in "".join(words) else "runs/launch") / "process-0.log").is_file()
 
 
-def test_environment_variables_of_processes(run, monkeypatch):
+def test_processes_get_the_environment_variables_of_their_job(run, monkeypatch):
     monkeypatch.setenv("JAX_LOCAL_DEVICE_IDS", "3")
     monkeypatch.setenv("JAXDDP_COORDINATOR_FD", "99")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
-    first, second = run(TELL).told()
+    first, second = run(PRINT_ENVIRONMENT).environments()
     assert (first.pop("JAX_PROCESS_ID"), second.pop("JAX_PROCESS_ID")) == ("0", "1")
     assert int(first.pop("JAXDDP_COORDINATOR_FD")) != 99
-    # Each has its own pipe; see tests/test_restarts.py.
-    assert all(int(told.pop("JAXDDP_STATUS_FD")) for told in (first, second))
+    # Each process has its own pipe; see tests/test_restarts.py.
+    assert all(int(environment.pop("JAXDDP_STATUS_FD")) for environment in (first, second))
     assert first == second
     assert first["JAX_COORDINATOR_ADDRESS"].startswith("127.0.0.1:")
     assert first["JAX_NUM_PROCESSES"] == "2"
@@ -76,36 +77,38 @@ def test_environment_variables_of_processes(run, monkeypatch):
     assert first["PYTHONUNBUFFERED"] == "1"
     assert "JAX_LOCAL_DEVICE_IDS" not in first and "CUDA_VISIBLE_DEVICES" not in first
     monkeypatch.delenv("GLIBC_TUNABLES")
-    again = run(TELL).told()[0]
+    again = run(PRINT_ENVIRONMENT).environments()[0]
     assert again["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
     assert re.fullmatch("[0-9a-f]{64}", first["JAXDDP_JOB_KEY"]) and first["JAXDDP_JOB_KEY"] != again["JAXDDP_JOB_KEY"]
     assert re.fullmatch("[0-9a-f]{16}", first["JAXDDP_RUN_ID"]) and first["JAXDDP_RUN_ID"] != again["JAXDDP_RUN_ID"]
 
 
 def test_several_machines_run_one_job(run, monkeypatch):
-    place = {"nodes": "2", "processes": 3, "coordinator": f"127.0.0.1:{free_port()}"}
-    told = run(TELL, nr=0, **place).told() + run(TELL, nr=1, **place).told()
-    assert [each["JAX_PROCESS_ID"] for each in told] == ["0", "1", "2", "3", "4", "5"]
-    assert {each["JAX_NUM_PROCESSES"] for each in told} == {"6"}
-    assert {each["JAX_COORDINATOR_ADDRESS"] for each in told} == {place["coordinator"]}
-    assert len({each["JAXDDP_RUN_ID"] for each in told}) == 1
-    assert ["JAXDDP_COORDINATOR_FD" in each for each in told] == [True] + [False] * 5
-    # Each machine has its own launcher, and none could know the key of another.
-    assert not any("JAXDDP_JOB_KEY" in each for each in told)
+    options = {"nodes": "2", "processes": 3, "coordinator": f"127.0.0.1:{free_port()}"}
+    environments = (
+        run(PRINT_ENVIRONMENT, nr=0, **options).environments() + run(PRINT_ENVIRONMENT, nr=1, **options).environments()
+    )
+    assert [environment["JAX_PROCESS_ID"] for environment in environments] == ["0", "1", "2", "3", "4", "5"]
+    assert {environment["JAX_NUM_PROCESSES"] for environment in environments} == {"6"}
+    assert {environment["JAX_COORDINATOR_ADDRESS"] for environment in environments} == {options["coordinator"]}
+    assert len({environment["JAXDDP_RUN_ID"] for environment in environments}) == 1
+    assert ["JAXDDP_COORDINATOR_FD" in environment for environment in environments] == [True] + [False] * 5
+    # Each machine has its own launcher, which cannot get the key of another launcher.
+    assert not any("JAXDDP_JOB_KEY" in environment for environment in environments)
     monkeypatch.setenv("JAXDDP_JOB_KEY", "ours")
-    named = run(TELL, nr=1, run_id="mine", **place).told()
-    assert {each["JAXDDP_JOB_KEY"] for each in named} == {"ours"}
-    assert {each["JAXDDP_RUN_ID"] for each in named} == {"mine"}
+    with_given_ids = run(PRINT_ENVIRONMENT, nr=1, run_id="mine", **options).environments()
+    assert {environment["JAXDDP_JOB_KEY"] for environment in with_given_ids} == {"ours"}
+    assert {environment["JAXDDP_RUN_ID"] for environment in with_given_ids} == {"mine"}
 
 
 def test_process_0_inherits_the_port_and_the_others_reach_it(run):
     ran = run(
         """
         if rank == 0:
-            door = socket.socket(fileno=int(os.environ["JAXDDP_COORDINATOR_FD"]))
+            listener = socket.socket(fileno=int(os.environ["JAXDDP_COORDINATOR_FD"]))
             for _ in range(2):
-                visitor, _ = door.accept()
-                say("heard", visitor.recv(100).decode())
+                connection, _ = listener.accept()
+                say("received", connection.recv(100).decode())
         else:
             host, port = os.environ["JAX_COORDINATOR_ADDRESS"].split(":")
             socket.create_connection((host, int(port))).sendall(f"process {rank}".encode())
@@ -113,7 +116,7 @@ def test_process_0_inherits_the_port_and_the_others_reach_it(run):
         processes=3,
     )
     assert ran.code == 0
-    assert sorted(ran.of(0)) == ["heard process 1", "heard process 2"]
+    assert sorted(ran.of(0)) == ["received process 1", "received process 2"]
 
 
 def test_after_the_end_of_process_0_its_port_is_closed(run):
@@ -132,7 +135,7 @@ def test_after_the_end_of_process_0_its_port_is_closed(run):
 
 
 @pytest.mark.parametrize("code", (1, 2, 77))
-def test_the_first_failure_is_named_with_its_last_lines(code, run, brief, tmp_path):
+def test_the_first_failure_is_named_with_its_last_lines(code, run, short_wait, tmp_path):
     ran = run(f"""
         if rank == 1:
             for number in range(15):
@@ -143,12 +146,12 @@ def test_the_first_failure_is_named_with_its_last_lines(code, run, brief, tmp_pa
     assert ran.code == code
     start = ran.errors.index(f"process 1: exit code {code}")
     assert ran.errors[start + 1] == "process 0: killed by SIGTERM"
-    head, *last = ran.errors[start + 2 :]
-    assert head.startswith(f"process 1: exit code {code}") and str(tmp_path / "logs/process-1.log") in head
+    summary, *last = ran.errors[start + 2 :]
+    assert summary.startswith(f"process 1: exit code {code}") and str(tmp_path / "logs/process-1.log") in summary
     assert last == [f"[1] line {number}" for number in range(5, 15)]
 
 
-def test_a_killed_process_is_named_with_its_signal(run, brief):
+def test_a_killed_process_is_named_with_its_signal(run, short_wait):
     ran = run("""
         if rank == 0:
             say("so far")
@@ -160,14 +163,14 @@ def test_a_killed_process_is_named_with_its_signal(run, brief):
     assert ran.errors[-1] == "[0] so far"
 
 
-OF_JAX = (
+JAX_ERROR = (
     "F1125 13:17:36.224196 1859 client.h:80] Terminating process because the JAX distributed service detected fatal "
     "errors. This most likely indicates that another task died. absl::Status: ABORTED: 1 "
 )
 
 
 @pytest.mark.parametrize(
-    ("status", "perhaps"),
+    ("status", "explanation"),
     [
         (
             "unexpectedly tried to connect with a different incarnation.",
@@ -176,20 +179,20 @@ OF_JAX = (
         ("is unhealthy.", "Perhaps another process ended; see its log)"),
     ],
 )
-def test_an_abort_by_jax_is_explained(status, perhaps, run, brief):
+def test_an_abort_by_jax_is_explained(status, explanation, run, short_wait):
     ran = run(
         f"""
-        print({OF_JAX + status!r}, *range(20), sep=chr(10), flush=True)
+        print({JAX_ERROR + status!r}, *range(20), sep=chr(10), flush=True)
         os.abort()
         """,
         processes=1,
     )
     assert ran.code == 128 + signal.SIGABRT
-    line = f"process 0: killed by SIGABRT (JAX's service: ABORTED: 1 {status} {perhaps}"
+    line = f"process 0: killed by SIGABRT (JAX's service: ABORTED: 1 {status} {explanation}"
     assert any(error.startswith(line) for error in ran.errors)
 
 
-def test_a_process_that_ignores_sigterm_is_killed(run, brief, tmp_path):
+def test_a_process_that_ignores_sigterm_is_killed(run, short_wait, tmp_path):
     ran = run(
         f"""
         ready = {str(tmp_path / "ready")!r}
@@ -197,7 +200,7 @@ def test_a_process_that_ignores_sigterm_is_killed(run, brief, tmp_path):
             while not os.path.exists(ready):
                 time.sleep(0.01)
             sys.exit(3)
-        signal.signal(signal.SIGTERM, lambda *_: say("not me"))
+        signal.signal(signal.SIGTERM, lambda *_: say("ignored"))
         open(ready, "w").close()
         while True:
             time.sleep(0.01)
@@ -206,7 +209,7 @@ def test_a_process_that_ignores_sigterm_is_killed(run, brief, tmp_path):
     )
     assert ran.code == 3
     assert "process 0: killed by SIGKILL" in ran.errors
-    assert ran.of(0) == ["not me"]
+    assert ran.of(0) == ["ignored"]
 
 
 def test_workers_are_direct_children_in_sessions_of_their_own(run):
@@ -219,7 +222,7 @@ def test_signals_that_python_ignores_are_not_ignored_in_programs(tmp_path):
     assert launch(Launch(processes=1, logs=tmp_path), command) == 128 + signal.SIGPIPE
 
 
-def test_the_others_may_end_by_themselves(run):
+def test_after_a_failure_other_processes_may_end_by_themselves(run):
     ran = run("""
         if rank == 1:
             sys.exit(4)
@@ -231,7 +234,7 @@ def test_the_others_may_end_by_themselves(run):
     assert not any("SIGTERM" in line for line in ran.errors)
 
 
-def test_a_process_that_is_done_does_not_end_the_others(run, brief):
+def test_a_process_that_is_done_does_not_end_the_others(run, short_wait):
     ran = run("""
         if rank == 1:
             time.sleep(0.5)
@@ -240,7 +243,7 @@ def test_a_process_that_is_done_does_not_end_the_others(run, brief):
     assert (ran.code, ran.of(1)) == (0, ["still here"])
 
 
-def test_a_process_that_saved_lets_the_others_save(run, brief):
+def test_a_process_that_saved_lets_the_others_save(run, short_wait):
     ran = run("""
         if rank == 1:
             time.sleep(0.5)
@@ -255,7 +258,7 @@ def test_a_process_that_saved_waits_for_the_others_within_bounds(run):
     assert ran.code == 128 + signal.SIGTERM and "process 1: killed by SIGTERM" in ran.errors
 
 
-def test_a_failure_takes_precedence_over_a_preemption(run, brief):
+def test_a_failure_takes_precedence_over_a_preemption(run, short_wait):
     assert run("sys.exit(75) if rank == 0 else (time.sleep(0.2), sys.exit(5))").code == 5
 
 
@@ -286,7 +289,7 @@ def test_a_grandchild_that_keeps_the_pipe_open_is_not_waited_for(run):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux's /proc")
 def test_the_pid_of_an_ended_process_is_not_reused_while_the_job_runs(run, tmp_path):
-    """The rest of its group is ended by this pid."""
+    """The launcher needs the pid to end the process group of the ended process."""
     ran = run(f"""
         path = {str(tmp_path / "pid")!r}
         if rank == 0:

@@ -1,6 +1,7 @@
-"""A launcher that is signalled, killed or left: none of its processes outlives it, and each can save first.
+"""A launcher that receives a signal or is killed: its processes can save, and none of them outlives it.
 
-The children are small Python programs without JAX. No test asserts a time; `HANGING` only bounds a wait without an end.
+The processes run small Python programs without JAX. No test asserts a duration. `HANGING` only limits the time of a
+test that hangs.
 """
 
 import os
@@ -11,29 +12,29 @@ import time
 from pathlib import Path
 
 import pytest
-from support.launches import HANGING, LAUNCHER, Ran, Started, plain_environment, program, wait_for
+from support.launches import HANGING, LAUNCHER, LauncherProcess, LaunchResult, plain_environment, program, wait_for
 
 from jaxddp.cluster import starter, worker_group
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch):
+def clean_environment(monkeypatch):
     plain_environment(monkeypatch)
 
 
 @pytest.fixture
-def brief(monkeypatch):
-    """Give the other processes little time after a failure. Users have no reason to change it, so it is private."""
+def short_wait(monkeypatch):
+    """Shorten the time that other processes get after a failure. The constant is private: users need not change it."""
     monkeypatch.setattr(worker_group, "_SELF_END_SECONDS", 0.05)
 
 
 @pytest.fixture
 def run(capfd, tmp_path):
-    return lambda text, **options: Ran(capfd, tmp_path / "logs", text, **options)
+    return lambda text, **options: LaunchResult(capfd, tmp_path / "logs", text, **options)
 
 
-class Launcher(Started):
-    """A launcher whose two children have said `ready`."""
+class Launcher(LauncherProcess):
+    """A launcher whose two processes have printed `ready`."""
 
     def __init__(self, folder: Path, text: str, options: str = "processes=2"):
         super().__init__(folder, standalone(folder, text, options))
@@ -53,8 +54,8 @@ signal.signal(signal.SIGTERM, save)
 say("ready")
 time.sleep(600)
 """
-CARELESS = "say('ready'); time.sleep(600)"
-DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say('ready'); time.sleep(600)"
+NO_HANDLER = "say('ready'); time.sleep(600)"
+IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say('ready'); time.sleep(600)"
 
 
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), ids=lambda number: number.name)
@@ -68,14 +69,14 @@ def test_a_signal_lets_processes_save_and_end(number, tmp_path):
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM), ids=lambda number: number.name)
 @pytest.mark.parametrize(
     ("text", "code"),
-    [(SAVE.format(code=0), 0), (SAVE.format(code="75 + rank"), None), (CARELESS, None)],
-    ids=("done", "one failing", "careless"),
+    [(SAVE.format(code=0), 0), (SAVE.format(code="75 + rank"), None), (NO_HANDLER, None)],
+    ids=("all done", "one failing", "no handler"),
 )
 def test_a_signal_ends_processes_that_do_not_save(number, text, code, tmp_path):
     assert Launcher(tmp_path, text).send(number).end() == (128 + number if code is None else code)
 
 
-def test_a_mistake_while_all_save_ends_the_job_with_its_code(tmp_path):
+def test_an_error_while_all_save_ends_the_job_with_its_code(tmp_path):
     text = SAVE.format(code="(143, 2)[rank]").replace('"saved"', '"disk full"')
     launcher = Launcher(tmp_path, text).send(signal.SIGTERM)
     assert launcher.end() == 2
@@ -90,7 +91,7 @@ if rank == 1:
         time.sleep(0.01)
     sys.exit(9)
 libc = ctypes.CDLL(None)
-libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER: whoever wants to
+libc.prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)  # PR_SET_PTRACER, to any process
 seize = "import ctypes, sys, time; print(ctypes.CDLL(None).ptrace(0x4206, int(sys.argv[1]), 0, 0), flush=True)"
 traced = [sys.executable, "-c", f"{{seize}}; time.sleep(60)", str(os.getpid())]
 tracer = subprocess.Popen(traced, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, text=True)
@@ -101,9 +102,9 @@ time.sleep(600)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ptrace is Linux's")
-def test_a_process_that_cannot_be_killed_is_not_waited_for_forever(run, brief, monkeypatch, tmp_path):
+def test_a_process_that_cannot_be_killed_is_not_waited_for_forever(run, short_wait, monkeypatch, tmp_path):
     """A debugger hides the end of a process from the launcher, as if the process hung in the kernel."""
-    # The time limit for a kill is private, because users have no reason to change it.
+    # The time limit for a kill is private, because users need not change it.
     monkeypatch.setattr(worker_group, "_DEATH_SECONDS", 0.5)
     ran = run(TRACED.format(ready=str(tmp_path / "ready")), grace=0.2)
     tracer, result = ran.of(0)[0].split()
@@ -115,14 +116,14 @@ def test_a_process_that_cannot_be_killed_is_not_waited_for_forever(run, brief, m
 
 
 def test_a_second_ctrl_c_kills(tmp_path):
-    launcher = Launcher(tmp_path, DEAF).send(signal.SIGINT)
+    launcher = Launcher(tmp_path, IGNORES_SIGTERM).send(signal.SIGINT)
     launcher.wait_until(lambda: "SIGINT: " in launcher.err)
     assert launcher.send(signal.SIGINT).end() == 130
     assert sorted(launcher.err.splitlines()[-2:]) == ["process 0: killed by SIGKILL", "process 1: killed by SIGKILL"]
 
 
 def test_processes_that_do_not_end_when_asked_are_killed_in_the_end(tmp_path):
-    assert Launcher(tmp_path, DEAF, "processes=2, save_grace=0.3").send(signal.SIGTERM).end() == 143
+    assert Launcher(tmp_path, IGNORES_SIGTERM, "processes=2, save_grace=0.3").send(signal.SIGTERM).end() == 143
 
 
 def test_of_two_processes_that_end_together_the_killed_one_is_the_cause(tmp_path):
@@ -141,7 +142,7 @@ def test_of_two_processes_that_end_together_the_killed_one_is_the_cause(tmp_path
         sys.exit(1)
         """,
     )
-    # The launcher is asleep, and finds both ends at once.
+    # While the launcher is stopped, both processes end, so it finds both at once.
     launcher.send(signal.SIGSTOP)
     (tmp_path / "go").touch()
     for rank in (0, 1):
@@ -159,7 +160,7 @@ def test_no_process_outlives_a_killed_launcher(tmp_path):
         import fcntl
         file = open(os.path.join({str(tmp_path)!r}, str(rank)), "w")
         fcntl.flock(file, fcntl.LOCK_EX)
-        {DEAF}
+        {IGNORES_SIGTERM}
         """,
     )
     assert launcher.send(signal.SIGKILL).end() == -signal.SIGKILL
@@ -168,12 +169,12 @@ def test_no_process_outlives_a_killed_launcher(tmp_path):
 
 
 def test_a_worker_whose_launcher_has_ended_runs_nothing():
-    started = [sys.executable, "-I", "-S", starter.__file__, "1", "", sys.executable, "-c", "print('ran')"]
-    done = subprocess.run(started, capture_output=True, text=True, timeout=HANGING)
-    assert (done.returncode, done.stdout) == (1, "") and "the launcher is gone" in done.stderr
+    command = [sys.executable, "-I", "-S", starter.__file__, "1", "", sys.executable, "-c", "print('ran')"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=HANGING)
+    assert (result.returncode, result.stdout) == (1, "") and "the launcher is gone" in result.stderr
 
 
-def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):
+def test_a_closed_output_pipe_does_not_end_the_run(tmp_path):
     command = standalone(tmp_path, "for number in range(2000): say('line', number)")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout and process.stdout.readline()
@@ -186,11 +187,11 @@ def test_a_reader_that_leaves_does_not_end_the_run(tmp_path):
 def test_the_launcher_needs_no_third_party_library(tmp_path):
     code = f"""{LAUNCHER}
 code = launch(Launch(processes=1, logs=Path("logs")), ["true"])
-homes = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
-print([home for home in homes if "site-packages" in home and "jaxddp" not in home])
+paths = [getattr(module, "__file__", None) or "" for module in list(sys.modules.values())]
+print([path for path in paths if "site-packages" in path and "jaxddp" not in path])
 sys.exit(code)
 """
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=HANGING
     )
-    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
+    assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr

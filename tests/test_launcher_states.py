@@ -1,7 +1,7 @@
-"""The states of launchers that meet, as pure functions of events: simulated machines, networks and clocks.
+"""The states of the launchers of a job, as pure functions of events. Machines, networks and clocks are simulated.
 
-The machines of `World` fail, vanish, lose their connections and come again in any order. No start begins before the
-previous one has ended, and the job ends with one exit code for all.
+The machines of `World` fail, vanish, lose their connections and return in any order. A generation starts only after
+the previous generation has ended, and all launchers end with one exit code.
 """
 
 import signal
@@ -53,14 +53,14 @@ def options(nodes: str, restarts: int, nr: int = 0) -> Launch:
 
 
 class World:
-    """Machines with a launcher each, their processes, and the network between them."""
+    """A simulation of machines, each with a launcher and processes, and of the network between them."""
 
     def __init__(self, nodes: str, restarts: int):
         self.nodes, self.restarts, self.now = nodes, restarts, 0.0
-        given = options(nodes, restarts)
-        self.sizes = range(given.machines.least, given.machines.most + 1)
-        self.most = given.machines.most
-        self.coordinator = Coordinator.initial(given, PROCESSES, self.sizes, "name", self.now)
+        launch = options(nodes, restarts)
+        self.sizes = range(launch.machines.least, launch.machines.most + 1)
+        self.most = launch.machines.most
+        self.coordinator = Coordinator.initial(launch, PROCESSES, self.sizes, "name", self.now)
         self.agents = {machine: self.agent(machine) for machine in range(1, self.most)}
         self.reaching, self.connected = set[int](), set[int]()
         self.queues = {machine: deque[Event]() for machine in range(self.most)}
@@ -68,12 +68,12 @@ class World:
         self.running, self.stopped = dict[int, int](), dict[int, End]()
         self.run_ids, self.failures, self.error = list[str](), 0, False
         for machine in range(self.most):
-            self.take(machine, TimePassed())
+            self.handle(machine, TimePassed())
 
     def agent(self, machine: int) -> Agent:
         return Agent(options(self.nodes, self.restarts, machine))
 
-    def take(self, machine: int, event: Event) -> None:
+    def handle(self, machine: int, event: Event) -> None:
         before = self.state(machine)
         if before is None or before.is_over:
             return
@@ -85,7 +85,7 @@ class World:
             self.coordinator = state
         for effect in effects:
             self.perform(machine, effect)
-        # A launcher that waits while nothing runs is woken by a message or by its clock.
+        # A launcher that waits without running processes is woken by a message or by its clock.
         is_idle = machine not in self.running and not state.is_over
         if is_idle and (machine == 0 and not self.awaited()):
             assert state.wake is not None
@@ -124,14 +124,14 @@ class World:
                 pass
 
     def check_start(self, assignments: dict[int, Assignment]) -> None:
-        # Every machine that is still connected has ended the last start.
+        # The previous generation has ended on every machine that is still connected.
         assert not (self.running.keys() & (self.connected | {0}))
         assert len(assignments) in self.sizes and next(iter(assignments)) == 0
         assert assignments.keys() <= self.coordinator.present.keys()
-        parts = [one.first_rank for one in assignments.values()]
-        assert parts == list(range(0, len(parts) * PROCESSES, PROCESSES))
-        assert {one.processes for one in assignments.values()} == {len(parts) * PROCESSES}
-        (run_id,) = {one.run_id for one in assignments.values()}
+        ranks = [assignment.first_rank for assignment in assignments.values()]
+        assert ranks == list(range(0, len(ranks) * PROCESSES, PROCESSES))
+        assert {assignment.processes for assignment in assignments.values()} == {len(ranks) * PROCESSES}
+        (run_id,) = {assignment.run_id for assignment in assignments.values()}
         assert run_id not in self.run_ids
         self.run_ids.append(run_id)
         assert self.coordinator.budget.used <= self.restarts
@@ -150,7 +150,7 @@ class World:
             self.stopped.setdefault(machine, SAVED if saved else KILLED)
 
     def close(self, machine: int) -> None:
-        """End a launcher in order."""
+        """End a launcher after its last messages."""
         last = self.state(machine).last_messages(None)
         for other in list(self.connected) if machine == 0 else [machine] * (machine in self.connected):
             receiver = 0 if machine else other
@@ -160,19 +160,19 @@ class World:
         self.running.pop(machine, None)
         self.reaching.discard(machine)
 
-    # The possible events
+    # --- The possible events ---
 
     def deliver(self, machine: int, _: End) -> None:
         if self.queues[machine]:
-            self.take(machine, self.queues[machine].popleft())
+            self.handle(machine, self.queues[machine].popleft())
 
     def end(self, machine: int, end: End) -> None:
         """End the processes of a machine."""
         if machine in self.running:
             if end.code not in (0, 75) and not end.asked:
-                self.take(machine, LocalFailed(end))
+                self.handle(machine, LocalFailed(end))
             self.running.pop(machine, None)
-            self.take(machine, LocalEnded(end))
+            self.handle(machine, LocalEnded(end))
 
     def connect(self, machine: int, _: End) -> None:
         if machine in self.reaching:
@@ -201,20 +201,20 @@ class World:
             self.running.pop(machine, None)
             self.queues[machine].clear()
             self.agents[machine] = self.agent(machine)
-            self.take(machine, TimePassed())
+            self.handle(machine, TimePassed())
 
     def signal(self, machine: int, _: End) -> None:
         if machine in self.running:
             self.end(machine, End(75, "asked to stop", asked=True))
         else:
-            self.take(machine, Signalled(signal.SIGTERM))
+            self.handle(machine, Signalled(signal.SIGTERM))
 
     def wait(self, machine: int, _: End) -> None:
         """Let time pass until a launcher wakes."""
         state = self.state(machine)
         if state is not None and not state.is_over and state.wake is not None:
             self.now = max(self.now, state.wake)
-            self.take(machine, TimePassed())
+            self.handle(machine, TimePassed())
 
     def start(self) -> None:
         """Connect all machines, which starts the processes on them."""
@@ -260,7 +260,7 @@ ENDS = [DONE, SAVED, KILLED, End(137, "process 0: killed by SIGKILL"), End(2, "a
     st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.sampled_from(ENDS)), max_size=40),
 )
 def test_any_sequence_of_events_ends_with_one_exit_code_for_all_machines(nodes, restarts, is_started, actions):
-    # Launchers of a fixed number of machines meet only to restart.
+    # With a fixed number of machines, launchers connect to each other only if restarts are allowed.
     world = World(nodes, restarts if ":" in nodes else max(restarts, 1))
     if is_started:
         world.start()
@@ -273,14 +273,14 @@ def test_any_sequence_of_events_ends_with_one_exit_code_for_all_machines(nodes, 
 
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from(["2", "3", "1:3"]), st.integers(1, 3))
-def test_a_job_in_which_nothing_happens_starts_once_and_is_done(nodes, restarts):
+def test_a_job_without_failures_starts_once_and_ends_with_exit_code_0(nodes, restarts):
     world = World(nodes, restarts)
     world.settle()
     assert world.run_ids == ["name.0"]
     assert {world.state(machine).code for machine in range(world.most)} == {0}
 
 
-# --- One event after the other ---
+# --- Chosen sequences of events ---
 
 
 def states(state, *events: tuple[float, Event]) -> tuple[Coordinator | Agent, list[Effect]]:
@@ -292,9 +292,9 @@ def states(state, *events: tuple[float, Event]) -> tuple[Coordinator | Agent, li
 
 
 def coordinator(nodes: str, restarts: int = 3, sizes: tuple[int, ...] = ()) -> Coordinator:
-    given = options(nodes, restarts)
-    allowed = sizes or range(given.machines.least, given.machines.most + 1)
-    return Coordinator.initial(given, PROCESSES, allowed, "n", 0.0)
+    launch = options(nodes, restarts)
+    allowed = sizes or range(launch.machines.least, launch.machines.most + 1)
+    return Coordinator.initial(launch, PROCESSES, allowed, "n", 0.0)
 
 
 def arrivals(*machines: int) -> list[tuple[float, Event]]:
@@ -333,14 +333,14 @@ def test_an_additional_machine_joins_after_join_after_seconds():
     state, effects = states(state, (15.0, TimePassed()))
     assert effects[0] == Say("2 machines are connected; all processes save, and restart on these machines")
     assert effects[-1] == SaveProcesses() and state.wake is None
-    # It was asked to stop before it could save, so it has not failed.
+    # Machine 0 was killed by SIGTERM before it could save, which is no failure after a request to save.
     state, effects = states(state, (16.0, LocalEnded(KILLED)))
     assert isinstance(effects[0], Say) and effects[0].line == "saved; all processes restart with the new machines"[7:]
     state, (start,) = states(state, (16.0, TimePassed()))
     assert isinstance(start, StartGeneration) and [*start.assignments] == [0, 1] and state.budget.used == 0
 
 
-def test_the_first_failure_decides_and_stops_the_other_machines():
+def test_the_first_failure_stops_the_other_machines_and_sets_the_exit_code():
     state, _ = states(coordinator("3"), *arrivals(1, 2))
     late = MachineFailed(7, 9, "of another start")
     assert states(state, (3.0, Received(1, late))) == (state, [])
@@ -364,7 +364,7 @@ def test_a_signal_to_a_machine_that_waits_for_another_ends_the_job():
 
 
 @pytest.mark.parametrize("nr", [0, 1])
-def test_launchers_without_a_meeting_know_their_own_processes(nr):
+def test_without_restarts_each_launcher_starts_its_own_processes_alone(nr):
     alone = Coordinator.initial(options("2", 0, nr), PROCESSES, [2], "name", 0.0)
     state, (start,) = states(alone, (0, TimePassed()))
     assert isinstance(start, StartGeneration) and start.assignments == {

@@ -1,4 +1,4 @@
-"""`jaxddp runs`: which directories are runs, their status, and that listing does not disturb an active run."""
+"""`jaxddp runs`: it finds runs and their status, and does not disturb an active run."""
 
 import fcntl
 import json
@@ -28,8 +28,8 @@ from jaxddp.training.progress.lines import RunLines
 from jaxddp.workdir.lock import LOCK_FILE, is_locked, locked
 
 
-def listed(folder: Path) -> dict[str, list[str]]:
-    """Returns the cells of each run, without its name."""
+def cells_by_run(folder: Path) -> dict[str, list[str]]:
+    """Return the other cells of each row by the name of the run."""
     table = run_table(read_runs(runs_below(folder)))
     return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
 
@@ -39,28 +39,28 @@ def test_each_status_of_a_run_is_listed(tmp_path):
         write_run(tmp_path / name, status=status)
     (tmp_path / "e" / LOCK_FILE).unlink()
     with locked(tmp_path / "f"):
-        shown_statuses = {name: cells[0] for name, cells in listed(tmp_path).items()}
+        shown_statuses = {name: cells[0] for name, cells in cells_by_run(tmp_path).items()}
     statuses = {"a": "done", "b": "failed", "c": "preempted", "d": "ended", "e": "unknown", "f": "running"}
     assert shown_statuses == statuses
-    assert listed(tmp_path)["f"][0] == "ended"
+    assert cells_by_run(tmp_path)["f"][0] == "ended"
 
 
 def test_a_resumed_run_that_was_done_is_listed_as_running(tmp_path):
     write_run(tmp_path / "a", status="preempted")
     with locked(tmp_path / "a"):
-        assert listed(tmp_path / "a")["a"][0] == "running"
+        assert cells_by_run(tmp_path / "a")["a"][0] == "running"
 
 
 def test_a_run_of_another_process_is_listed_as_running(tmp_path):
     workdir = write_run(tmp_path / "a", status=None)
     program = (
         "import sys, pathlib, jaxddp.workdir.lock as lock\n"
-        "with lock.locked(pathlib.Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+        "with lock.locked(pathlib.Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(workdir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        assert process.stdout is not None and process.stdout.readline() == "locked\n"
         assert is_locked(workdir) is True
         with pytest.raises(InputError, match=f"{workdir}: another run is writing there"), locked(workdir):
             pass
@@ -79,15 +79,15 @@ def test_listing_writes_nothing_and_several_processes_may_list(tmp_path):
 
 def test_a_run_can_begin_while_another_process_lists(tmp_path):
     workdir = write_run(tmp_path / "a")
-    with (workdir / LOCK_FILE).open("rb") as looking:
-        fcntl.flock(looking, fcntl.LOCK_SH)
-        threading.Timer(0.02, fcntl.flock, (looking, fcntl.LOCK_UN)).start()
-        began = False
+    with (workdir / LOCK_FILE).open("rb") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        threading.Timer(0.02, fcntl.flock, (reader, fcntl.LOCK_UN)).start()
+        is_running = False
         with locked(workdir):
-            began = is_locked(workdir)
+            is_running = is_locked(workdir)
         # The reader's file stays open until its lock is released.
         time.sleep(0.05)
-    assert began is True
+    assert is_running is True
 
 
 def test_only_runs_are_found_below_a_folder(tmp_path):
@@ -102,36 +102,36 @@ def test_only_runs_are_found_below_a_folder(tmp_path):
     (tmp_path / "torn" / "metrics.jsonl").write_text('{"st')
     assert runs_below(tmp_path) == sorted([*visible, tmp_path / "torn"])
     assert runs_below(visible[0]) == [visible[0]]
-    assert [*listed(tmp_path)] == ["a", "sweep/lr0.1/seed0", "sweep/lr0.1/seed1", "torn"]
+    assert [*cells_by_run(tmp_path)] == ["a", "sweep/lr0.1/seed0", "sweep/lr0.1/seed1", "torn"]
 
 
-def test_the_columns_of_an_active_run_are_right(tmp_path):
+def test_an_active_run_is_listed_with_its_last_complete_metrics(tmp_path):
     workdir = write_run(tmp_path / "a", status=None)
     lines = (workdir / "metrics.jsonl").read_text().splitlines(keepends=True)
     (workdir / "metrics.jsonl").write_text("".join(lines[:5]) + lines[5][:30])
-    val = rows_of_whole(workdir)
-    _, step, best, at, last, epoch, _ = listed(tmp_path / "a")["a"]
-    assert (step, epoch, at, best) == ("20 of 40", "2", "10", f"top1 {val['top1']:.2%}") and last == best
+    val = complete_validation(workdir)
+    _, step, best, best_step, last_value, epoch, _ = cells_by_run(tmp_path / "a")["a"]
+    assert (step, epoch, best_step, best) == ("20 of 40", "2", "10", f"top1 {val['top1']:.2%}") and last_value == best
     (workdir / "metrics.jsonl").unlink()
-    assert listed(tmp_path / "a")["a"][1:] == ["0", "-", "-", "-", "-", "-"]
+    assert cells_by_run(tmp_path / "a")["a"][1:] == ["0", "-", "-", "-", "-", "-"]
 
 
-def rows_of_whole(workdir: Path) -> dict:
-    """Returns the only validation before the torn line."""
+def complete_validation(workdir: Path) -> dict:
+    """Return the only validation before the incomplete last line."""
     lines = (workdir / "metrics.jsonl").read_text().splitlines()[:-1]
     (row,) = [row for row in map(json.loads, lines) if row["split"] == "val"]
     return row
 
 
-def test_without_an_accuracy_the_best_is_that_of_the_lowest_loss(tmp_path):
+def test_without_an_accuracy_the_best_validation_has_the_lowest_loss(tmp_path):
     workdir = write_run(tmp_path / "a")
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in ((1, 0.5), (2, 0.25), (3, None), (4, 0.75))]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert listed(workdir)["a"][2:5] == ["loss 0.2500", "2", "loss 0.7500"]
+    assert cells_by_run(workdir)["a"][2:5] == ["loss 0.2500", "2", "loss 0.7500"]
 
 
-def test_the_best_follows_the_runs_own_goal_and_its_average(tmp_path):
-    """Tables, seeds, charts and the replacement for lost lines have the second validation split."""
+def test_the_best_validation_follows_the_goal_of_the_run(tmp_path):
+    """The split val_ema is in all tables and charts, and in the validations that replace a missing metrics.jsonl."""
     goal, workdirs = Goal.parse("val_ema loss", None, 0.0), [tmp_path / "a", tmp_path / "b"]
     for seed, workdir in enumerate(workdirs):
         write_run(workdir, seed)
@@ -143,9 +143,9 @@ def test_the_best_follows_the_runs_own_goal_and_its_average(tmp_path):
         validations.put(10, {"loss": 0.5, "top1": 0.25, "val_ema loss": 0.125, "count": 100})
     runs = read_runs(workdirs)
     first = runs[0]
-    least = [min(row["loss"] for row in rows_of(workdir, "val_ema")) for workdir in workdirs]
+    minima = [min(row["loss"] for row in rows_of(workdir, "val_ema")) for workdir in workdirs]
     assert [run.best.metric for run in runs] == ["val_ema loss"] * 2
-    assert [run.best.value for run in runs] == pytest.approx(least)
+    assert [run.best.value for run in runs] == pytest.approx(minima)
     assert np.isnan(first.validations["val_ema loss"][0]) and len(first.validations["val_ema loss"]) == 4
     assert first.validation_seconds == pytest.approx(7 * 0.5)
     rows = {(row[1].text, row[2].text): row for row in seed_table(runs, [SeedGroup("all", "#000000", (0, 1))]).rows}
@@ -153,8 +153,8 @@ def test_the_best_follows_the_runs_own_goal_and_its_average(tmp_path):
     names = [trace["name"] for chart in curves(runs, ["#000000"] * 2) for trace in chart.data]
     assert "a, validation of averaged parameters" in names and "b, validation" in names
     (workdirs[1] / "metrics.jsonl").unlink()
-    (again,) = read_runs(workdirs[1:])
-    assert again.best is not None and (again.best.value, again.best.step) == (0.125, 10)
+    (restored,) = read_runs(workdirs[1:])
+    assert restored.best is not None and (restored.best.value, restored.best.step) == (0.125, 10)
 
 
 def test_the_command_prints_a_table(tmp_path, capfd):
@@ -183,10 +183,10 @@ def test_a_table_fits_the_terminal_and_a_file_has_one_line_per_run(columns, tmp_
     narrow = capfd.readouterr().out
     assert max(map(len, narrow.splitlines())) <= columns
     # Cells are folded between words.
-    assert all(word in narrow for cells in listed(tmp_path).values() for cell in cells for word in cell.split())
+    assert all(word in narrow for cells in cells_by_run(tmp_path).values() for cell in cells for word in cell.split())
 
 
-def test_a_run_and_the_list_of_runs_show_the_same_seconds(tmp_path):
+def test_a_run_and_the_list_of_runs_show_the_same_duration(tmp_path):
     printed: list[str] = []
     (tmp_path / "config.json").write_text(json.dumps({"seed": 0, "data": {}, "train": {"batch_size": BATCH}}))
     drive(JsonLines(tmp_path), RunLines(printed.append))

@@ -1,4 +1,4 @@
-"""The files of a run: metrics.jsonl, result.json, parameters.txt and TensorBoard's, from an invented run."""
+"""The files of a simulated run: metrics.jsonl, result.json, parameters.txt and TensorBoard's files."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def metrics_lines(directory: Path) -> list[dict[str, object]]:
     return [strict_json(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_metrics_lines_hold_every_figure_with_all_its_digits(tmp_path: Path) -> None:
+def test_metrics_lines_have_every_value_with_all_its_digits(tmp_path: Path) -> None:
     drive(JsonLines(tmp_path))
     written = metrics_lines(tmp_path)
     assert [(row["step"], row["split"]) for row in written] == [
@@ -59,7 +59,7 @@ def test_metrics_lines_hold_every_figure_with_all_its_digits(tmp_path: Path) -> 
     assert written[4] == {"step": 4, "epoch": 1.28, "split": "val", **validation}
 
 
-def test_numpy_figures_keep_their_digits_and_their_loss_scale(tmp_path: Path) -> None:
+def test_numpy_values_keep_their_digits_and_the_loss_scale_is_written(tmp_path: Path) -> None:
     listener = JsonLines(tmp_path)
     listener.start(run_start())
     loss = np.float32(0.1)
@@ -84,11 +84,11 @@ def test_known_device_utilization_is_in_the_metrics_line_and_the_result(tmp_path
     assert "flops_per_step" not in first
     assert "flops_utilization" not in second and second["peak_memory"] == 7
     result = strict_json((tmp_path / "result.json").read_text())
-    known = {"flops_per_step": 24 * 10**12, "flops_utilization": 0.41234, "peak_memory": 12_345_678_901}
-    assert result == {"status": "done", "step": 2, "devices": 4, "processes": 2, "val": None, **known}
+    usage = {"flops_per_step": 24 * 10**12, "flops_utilization": 0.41234, "peak_memory": 12_345_678_901}
+    assert result == {"status": "done", "step": 2, "devices": 4, "processes": 2, "val": None, **usage}
 
 
-def test_figures_that_are_not_finite_are_null(tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_null(tmp_path: Path) -> None:
     listener = JsonLines(tmp_path)
     listener.start(run_start())
     listener.step(step_record(1, metrics={"loss": math.nan, "top1": -math.inf}))
@@ -110,7 +110,7 @@ def test_a_line_is_readable_before_the_next_step(tmp_path: Path) -> None:
         assert [row["step"] for row in metrics_lines(tmp_path)] == list(range(1, step + 1))
 
 
-def test_result_says_how_the_run_ended(tmp_path: Path) -> None:
+def test_the_result_records_how_the_run_ended(tmp_path: Path) -> None:
     drive(JsonLines(tmp_path))
     assert strict_json((tmp_path / "result.json").read_text()) == {
         "status": "done",
@@ -154,39 +154,39 @@ def test_result_of_a_resumed_run_keeps_an_evaluation_that_was_not_finite(tmp_pat
 def test_a_run_that_trains_no_more_steps_keeps_its_result(tmp_path: Path) -> None:
     drive(JsonLines(tmp_path))
     before = (tmp_path / "result.json").read_bytes()
-    again = JsonLines(tmp_path)
-    again.start(run_start(TOTAL, devices=7))
+    resumed = JsonLines(tmp_path)
+    resumed.start(run_start(TOTAL, devices=7))
     assert not (tmp_path / "result.json").exists()
-    again.end(RunEnd("done", TOTAL, 0.1, {}))
+    resumed.end(RunEnd("done", TOTAL, 0.1, {}))
     assert (tmp_path / "result.json").read_bytes() == before
-    again.start(run_start(TOTAL, devices=7))
-    again.step(step_record(TOTAL + 1))
-    again.end(RunEnd("done", TOTAL + 1, 0.1, {}))
+    resumed.start(run_start(TOTAL, devices=7))
+    resumed.step(step_record(TOTAL + 1))
+    resumed.end(RunEnd("done", TOTAL + 1, 0.1, {}))
     assert strict_json((tmp_path / "result.json").read_text())["devices"] == 7
 
 
-def test_result_has_no_val_where_nothing_was_evaluated(tmp_path: Path) -> None:
+def test_the_result_of_a_run_without_evaluations_has_no_val(tmp_path: Path) -> None:
     drive(JsonLines(tmp_path), evaluate=())
     assert strict_json((tmp_path / "result.json").read_text())["val"] is None
 
 
 @settings(max_examples=40)
-@example(killed=5, back=1, torn=b'{"step": 6, "lo')
-@example(killed=5, back=0, torn=b"\0\r\0")
+@example(killed=5, repeated=1, incomplete=b'{"step": 6, "lo')
+@example(killed=5, repeated=0, incomplete=b"\0\r\0")
 @given(
     killed=st.integers(1, TOTAL - 1),
-    back=st.integers(0, 3),
-    torn=st.binary(max_size=9).filter(lambda tail: b"\n" not in tail),
+    repeated=st.integers(0, 3),
+    incomplete=st.binary(max_size=9).filter(lambda tail: b"\n" not in tail),
 )
 def test_a_killed_and_resumed_run_writes_the_same_bytes(
-    tmp_path_factory: pytest.TempPathFactory, killed: int, back: int, torn: bytes
+    tmp_path_factory: pytest.TempPathFactory, killed: int, repeated: int, incomplete: bytes
 ) -> None:
     whole, resumed = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("resumed")
     drive(JsonLines(whole))
     drive(JsonLines(resumed), stop=killed)
     with (resumed / "metrics.jsonl").open("ab") as file:
-        file.write(torn)
-    drive(JsonLines(resumed), start=max(1, killed - back))
+        file.write(incomplete)
+    drive(JsonLines(resumed), start=max(1, killed - repeated))
     for name in ("metrics.jsonl", "result.json"):
         assert (resumed / name).read_bytes() == (whole / name).read_bytes()
 
@@ -203,7 +203,7 @@ def test_resuming_does_not_rewrite_a_file_that_needs_no_cut(tmp_path: Path) -> N
     assert path.read_bytes() == b""
 
 
-def test_a_fresh_run_begins_both_files_anew(tmp_path: Path) -> None:
+def test_a_new_run_empties_the_metrics_and_removes_the_result(tmp_path: Path) -> None:
     drive(JsonLines(tmp_path))
     JsonLines(tmp_path).start(run_start())
     assert (tmp_path / "metrics.jsonl").read_bytes() == b""
@@ -261,7 +261,7 @@ def test_tensorboard_files_that_cannot_be_opened_raise_a_one_line_error(
     def refuse(directory: Path) -> None:
         raise InputError("the disk is full")
 
-    # A disk that becomes full when TensorBoard opens its file would need a mount.
+    # The test would need a mount to fill the disk exactly when TensorBoard opens its file.
     monkeypatch.setattr(tensorboard, "_open", refuse)
     listener = tensorboard.TensorBoard(tmp_path)
     listener.start(run_start())

@@ -4,20 +4,20 @@ import logging
 from pathlib import Path
 
 
-def test_information_is_plain_and_warnings_look_like_errors(monkeypatch, capfd):
-    # Simulates a program that has not configured logging; pytest installs its own handlers.
+def test_information_is_plain_and_warnings_have_the_format_of_errors(monkeypatch, capfd):
+    # pytest installs handlers. Without them the program has not configured logging.
     monkeypatch.setattr(logging.root, "handlers", [])
     log = logging.getLogger("jaxddp.experiment")
     log.info("26 of the network's 32 arrays")
     log.warning("%s: is missing", "x")
     assert capfd.readouterr().err == "26 of the network's 32 arrays\njaxddp: warning: x: is missing\n"
-    # absl calls this too, but it does not mean that the program has chosen the format.
+    # absl also calls basicConfig, so this default handler does not mean that the program has chosen a format.
     logging.basicConfig()
     log.warning("again")
     assert capfd.readouterr().err == "jaxddp: warning: again\n"
 
 
-def test_a_program_that_chose_a_format_has_the_lines_in_it_once(monkeypatch, tmp_path: Path, capfd):
+def test_lines_appear_once_in_the_format_that_a_program_has_chosen(monkeypatch, tmp_path: Path, capfd):
     monkeypatch.setattr(logging.root, "handlers", [])
     logging.basicConfig(filename=tmp_path / "log", format="%(name)s says %(message)s")
     logging.getLogger("jaxddp.data").warning("damaged")

@@ -1,4 +1,4 @@
-"""What loggers receive besides the metrics, and that a failing logger does not end the run."""
+"""The data that loggers receive besides metrics, and failures of loggers, which do not end the run."""
 
 import dataclasses
 import json
@@ -41,8 +41,8 @@ PLAN = {"train": {"duration": "9 steps"}, "log": {"every": "3 steps"}}
 
 
 class Recorder:
-    def __init__(self, wants: int = 0):
-        self.wants_predictions = wants
+    def __init__(self, predictions: int = 0):
+        self.wants_predictions = predictions
         self.evaluations: list[Any] = []
 
     def evaluation(self, record):
@@ -51,29 +51,29 @@ class Recorder:
 
 
 class Failing:
-    """Raises in one of its methods, and records the calls."""
+    """A logger that raises an error in one of its methods, and records the calls."""
 
     def __init__(self, moment: str, error: Exception):
-        self.heard: list[str] = []
+        self.calls: list[str] = []
         for name in ("start", "step", "evaluation", "end"):
-            setattr(self, name, lambda record, name=name: self._hear(name, name == moment, error))
+            setattr(self, name, lambda record, name=name: self._record(name, name == moment, error))
 
-    def _hear(self, moment: str, fails: bool, error: Exception) -> None:
-        self.heard.append(moment)
+    def _record(self, moment: str, fails: bool, error: Exception) -> None:
+        self.calls.append(moment)
         if fails:
             raise error
 
 
-def evaluations(*listeners: Any, val: Any = VAL, devices: int = 2, **more: Any) -> tuple[jaxddp.RunSetup, Any]:
+def train_with(*listeners: Any, val: Any = VAL, devices: int = 2, **more: Any) -> tuple[jaxddp.RunSetup, Any]:
     setup = setup_of(linear_model(), sgd(0.1), devices=devices, **more)
     return setup, runs.train(setup, PLAN, val=val, listeners=listeners)
 
 
-# A logger that fails
+# --- Failing loggers ---
 
 
 @pytest.mark.parametrize(
-    ("moment", "step", "heard"),
+    ("moment", "step", "calls"),
     [
         ("start", 0, ["start", "end"]),
         ("step", 3, ["start", "step", "end"]),
@@ -81,49 +81,49 @@ def evaluations(*listeners: Any, val: Any = VAL, devices: int = 2, **more: Any) 
         ("end", 9, ["start", *["step"] * 3, "evaluation", *["step"], "evaluation", "end"]),
     ],
 )
-def test_a_failing_logger_is_reported_once_and_does_not_change_the_run(moment, step, heard, caplog):
+def test_a_failing_logger_is_reported_once_and_does_not_change_the_run(moment, step, calls, caplog):
     logger, recorder = Failing(moment, RuntimeError("no\nanswer")), Recorder()
-    _, state = evaluations(OptionalLogger("mine", logger), recorder)
-    _, alone = evaluations(plain := Recorder())
-    said = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
-    assert said == [f"the logger mine failed at step {step} (RuntimeError: no answer) and is left out from here on"]
-    assert logger.heard == heard
-    assert largest_difference(state.params, alone.params) == 0
-    assert [record.metrics for record in recorder.evaluations] == [record.metrics for record in plain.evaluations]
+    _, state = train_with(OptionalLogger("mine", logger), recorder)
+    _, expected_state = train_with(expected := Recorder())
+    messages = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
+    assert messages == [f"the logger mine failed at step {step} (RuntimeError: no answer) and is left out from here on"]
+    assert logger.calls == calls
+    assert largest_difference(state.params, expected_state.params) == 0
+    assert [record.metrics for record in recorder.evaluations] == [record.metrics for record in expected.evaluations]
 
 
-def test_exceptions_that_are_no_failure_of_a_logger_are_raised():
+def test_a_keyboard_interrupt_in_a_logger_ends_the_run():
     with pytest.raises(KeyboardInterrupt):
-        evaluations(OptionalLogger("mine", Failing("step", KeyboardInterrupt())))
+        train_with(OptionalLogger("mine", Failing("step", KeyboardInterrupt())))
 
 
 def test_a_failing_listener_of_the_user_ends_the_run():
     with pytest.raises(RuntimeError, match="mine"):
-        evaluations(Failing("evaluation", RuntimeError("mine")))
+        train_with(Failing("evaluation", RuntimeError("mine")))
 
 
 @pytest.fixture
-def words(tmp_path) -> list[str]:
-    """A command that trains a few steps."""
+def arguments(tmp_path) -> list[str]:
+    """Return the arguments of a command that trains a few steps."""
     data = write_arrays(tmp_path / "set.npz", random_table(24, image=16), random_table(9, seed=1, image=16))
     return ["train", RECIPE, "--data.path", str(data), "--train.duration", "3 steps", "--parallel.devices", "1"]
 
 
 @pytest.mark.slow
 def test_a_disk_that_rejects_the_loggers_files_logs_one_line_for_each_logger(
-    words, tmp_path, capfd, caplog, monkeypatch
+    arguments, tmp_path, capfd, caplog, monkeypatch
 ):
     replace = files.replace
 
-    def refused(path: Path, data: Any) -> None:
+    def failing_replace(path: Path, data: Any) -> None:
         if path.name in ("curves.png", "parameters.txt"):
             with files.readable_errors(path):
                 raise OSError(28, os.strerror(28))
         replace(path, data)
 
-    monkeypatch.setattr(files, "replace", refused)
+    monkeypatch.setattr(files, "replace", failing_replace)
     caplog.set_level(logging.WARNING, "jaxddp.training")
-    assert main([*words, "--workdir", str(tmp_path / "run")]) == 0
+    assert main([*arguments, "--workdir", str(tmp_path / "run")]) == 0
     full = "cannot be written (No space left on device); free some space there"
     assert [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"] == [
         f"the logger parameters failed at step 0 ({tmp_path}/run/parameters.txt: {full}) and is left out from here on",
@@ -133,12 +133,12 @@ def test_a_disk_that_rejects_the_loggers_files_logs_one_line_for_each_logger(
 
 
 @pytest.mark.slow
-def test_a_disk_that_rejects_the_runs_own_record_ends_the_run(words, tmp_path, capfd, monkeypatch):
-    def refused(path: Path, data: bytes) -> None:
+def test_a_disk_that_rejects_metrics_jsonl_ends_the_run(arguments, tmp_path, capfd, monkeypatch):
+    def failing_append(path: Path, data: bytes) -> None:
         raise InputError(f"{path}: cannot be written (No space left on device); free some space there")
 
-    monkeypatch.setattr(files, "append", refused)
-    assert main([*words, "--workdir", str(tmp_path / "run")]) == 2
+    monkeypatch.setattr(files, "append", failing_append)
+    assert main([*arguments, "--workdir", str(tmp_path / "run")]) == 2
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.startswith(f"jaxddp: {tmp_path}/run/metrics.jsonl: cannot be written")
 
@@ -155,7 +155,7 @@ def test_settings_of_a_logger_that_the_run_does_not_use_are_rejected(check):
         check(Config().replace(log={"to": ["curves"]}))
 
 
-def test_all_loggers_of_a_config_but_the_runs_own_record_are_optional(tmp_path):
+def test_all_loggers_of_a_config_except_jsonl_are_optional(tmp_path):
     loggers = make_loggers(Config().replace(log={"to": ("jsonl", "curves", "tensorboard"), "images": 5}), tmp_path)
     assert [type(logger).__name__ for logger in loggers] == ["JsonLines", "OptionalLogger", "OptionalLogger"]
     assert [logger.wants_predictions for logger in loggers] == [0, 0, 5]
@@ -163,9 +163,11 @@ def test_all_loggers_of_a_config_but_the_runs_own_record_are_optional(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_logger_without_its_library_raises_a_one_line_error_at_the_start(name, words, tmp_path, capfd, monkeypatch):
+def test_a_logger_without_its_library_raises_a_one_line_error_at_the_start(
+    name, arguments, tmp_path, capfd, monkeypatch
+):
     monkeypatch.setattr("importlib.util.find_spec", lambda library: None)
-    assert main([*words, "--workdir", str(tmp_path / "run"), "--log.to", f"jsonl,{name}"]) == 2
+    assert main([*arguments, "--workdir", str(tmp_path / "run"), "--log.to", f"jsonl,{name}"]) == 2
     line = f"jaxddp: --log.to {name}: the package {name} is not installed; pip install 'jaxddp[{name}]'"
     assert capfd.readouterr().err.splitlines()[-1] == line
     assert not (tmp_path / "run").exists()
@@ -184,23 +186,23 @@ def test_from_python_loggers_need_a_work_directory(tmp_path):
     assert {"curves.png", "parameters.txt", "metrics.jsonl"} <= {path.name for path in tmp_path.iterdir()}
 
 
-# Predictions to show
+# --- Predicted images ---
 
 
 @pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.exhaustive)])
-def test_evaluations_hold_predictions_of_the_same_images(devices):
-    some, most = Recorder(3), Recorder(11)
-    setup, state = evaluations(some, most, devices=devices)
-    records = most.evaluations
+def test_all_evaluations_have_predictions_of_the_same_images(devices):
+    three, eleven = Recorder(3), Recorder(11)
+    setup, state = train_with(three, eleven, devices=devices)
+    records = eleven.evaluations
     assert [record.step for record in records] == [7, 9]
-    few = VAL.take(11)
+    shown = VAL.take(11)
     for record in records:
-        np.testing.assert_array_equal(record.predictions.images, few.images)
-        np.testing.assert_array_equal(record.predictions.labels, few.labels)
+        np.testing.assert_array_equal(record.predictions.images, shown.images)
+        np.testing.assert_array_equal(record.predictions.labels, shown.labels)
         assert tuple(record.predictions.class_names) == VAL.class_names
     # All listeners receive the same record.
-    assert [record.predictions for record in some.evaluations] == [record.predictions for record in records]
-    batch = setup.topology.place(next(iter(setup.feed.eval_batches(few, 16))))
+    assert [record.predictions for record in three.evaluations] == [record.predictions for record in records]
+    batch = setup.topology.place(next(iter(setup.feed.eval_batches(shown, 16))))
     logits = make_predict(setup.classifier.objective(), setup.topology)(state, batch)
     expected = np.asarray(jax.nn.softmax(logits))[:11]
     np.testing.assert_array_equal(records[-1].predictions.predicted, expected.argmax(-1))
@@ -210,16 +212,16 @@ def test_evaluations_hold_predictions_of_the_same_images(devices):
 
 def test_classes_have_their_shares_of_the_shown_images_up_to_all_images():
     table = random_table(200, seed=2)
-    evaluations(recorder := Recorder(50), val=table)
+    train_with(recorder := Recorder(50), val=table)
     labels, shares = recorder.evaluations[-1].predictions.labels, np.bincount(table.labels, minlength=CLASSES) / 4
     assert len(labels) == 50 and np.abs(np.bincount(labels, minlength=CLASSES) - shares).max() <= 1
-    evaluations(everything := Recorder(256))
-    assert len(everything.evaluations[-1].predictions.images) == 23
+    train_with(all_images := Recorder(256))
+    assert len(all_images.evaluations[-1].predictions.images) == 23
 
 
 def test_without_a_listener_that_requests_predictions_none_are_made():
-    # With new programs, in which no other test has requested a prediction.
-    setup, _ = evaluations(recorder := Recorder(0), share=False)
+    # The programs are not shared, because other tests request predictions.
+    setup, _ = train_with(recorder := Recorder(0), share=False)
     assert [record.predictions for record in recorder.evaluations] == [None, None]
     assert not [kind for (kind, _), *_ in setup.programs._programs if kind.startswith("classify")]
     assert make_run(setup_of(linear_model(), sgd(0.1)), listeners=[Recorder(4)]).validation.predictor is None
@@ -247,15 +249,15 @@ def test_captions_show_the_class_its_probability_and_the_label():
     assert predictions.wrong.tolist() == [False, True, False]
 
 
-# Where a run comes from
+# --- The provenance of a run ---
 
 
-def git(folder: Path, *words: str) -> str:
-    who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
-    return subprocess.run(["git", "-C", folder, *who, *words], check=True, capture_output=True, text=True).stdout
+def git(folder: Path, *command: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+    return subprocess.run(["git", "-C", folder, *identity, *command], check=True, capture_output=True, text=True).stdout
 
 
-def test_the_commit_of_the_code_and_whether_its_files_differ(tmp_path, monkeypatch):
+def test_the_code_version_is_the_commit_and_whether_its_files_differ(tmp_path, monkeypatch):
     assert tracking.code_version(tmp_path) == {}
     git(tmp_path, "init", "-q")
     assert tracking.code_version(tmp_path) == {}
@@ -280,13 +282,13 @@ def test_a_missing_or_hanging_git_leaves_the_commit_out(tmp_path, monkeypatch):
     assert tracking.code_version(tmp_path) == {}
 
 
-def test_the_objects_of_a_run_have_dotted_names():
+def test_the_provenance_of_a_run_has_dotted_names():
     config = {"seed": 3, "train": {"batch_size": 8}, "recipe": {"file": "a.py", "digest": "d"}}
     params = {"kernel": np.zeros((3, 4)), "bias": np.zeros(4)}
-    found = tracking.provenance(RunStart(0, 10, 8, 100, 4, 2, params=params, config=config))
+    provenance = tracking.provenance(RunStart(0, 10, 8, 100, 4, 2, params=params, config=config))
     expected = {"seed": 3, "train.batch_size": 8, "recipe.file": "a.py", "recipe.digest": "d"}
     expected |= {"run.devices": 4, "run.processes": 2, "run.parameters": 16, "versions.jax": jax.__version__}
-    assert expected.items() <= found.items()
+    assert expected.items() <= provenance.items()
 
 
 @pytest.mark.slow
@@ -309,7 +311,7 @@ def test_a_run_gives_its_loggers_the_content_of_config_json(tmp_path):
     assert started.run.config["train"]["batch_size"] == 4
 
 
-# The id of a run
+# --- The id of a run ---
 
 
 def test_an_id_is_kept_for_a_run_that_resumes(tmp_path):

@@ -1,4 +1,4 @@
-"""Names that look alike are rejected with their code points in every format, and so are columns of the same name."""
+"""Every format rejects names that look alike, with their code points, and columns with the same name."""
 
 import json
 import zipfile
@@ -73,8 +73,8 @@ def strings_of_parquet(root: Path, *names: str) -> tuple[Callable[[], Any], str]
 
 def schema_of_parquet(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     table = pa.table({"image": pa.array([{"bytes": b""}], CELL), "label": pa.array([0])})
-    told = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
-    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(told)}), root / "train.parquet")
+    metadata = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
+    pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(metadata)}), root / "train.parquet")
     return lambda: read_parquet(root, "train"), "train.parquet: the names of label"
 
 
@@ -108,50 +108,54 @@ def catalog(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     return lambda: resolve(names[0]), "datasets.toml:3"
 
 
-FORMS = (
+FORMATS = (
     *(listing, several_labels, folders, solutions, strings_of_parquet, schema_of_parquet, packed, names_file),
     *(numpy_file, arrays, catalog),
 )
 
 
-def refused(call: Callable[[], Any]) -> str:
+def error_message(call: Callable[[], Any]) -> str:
     with pytest.raises(InputError) as caught:
         call()
     return str(caught.value)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("write", FORMATS, ids=lambda write: write.__name__)
 @pytest.mark.parametrize("kind", ["NFC and NFD", "zero width"])
-def test_two_names_that_look_alike_are_refused_where_they_are_written(form, kind: str, tmp_path: Path, monkeypatch):
+def test_two_names_that_look_alike_are_refused_where_they_are_written(write, kind: str, tmp_path: Path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     one, other, points = ALIKE[kind]
-    read, where = form(tmp_path, one, other)
-    line = refused(read)
-    assert on_screen(where) in line and f"({points})" in line and " looks like " in line
+    read, location = write(tmp_path, one, other)
+    line = error_message(read)
+    assert on_screen(location) in line and f"({points})" in line and " looks like " in line
     assert line.endswith("spell both the same, or rename one")
 
 
-@pytest.mark.parametrize("form", [form for form in FORMS if form is not solutions], ids=lambda form: form.__name__)
-def test_names_that_look_different_are_separate_classes(form, tmp_path: Path, monkeypatch):
+@pytest.mark.parametrize(
+    "write", [write for write in FORMATS if write is not solutions], ids=lambda write: write.__name__
+)
+def test_names_that_look_different_are_separate_classes(write, tmp_path: Path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
-    found = form(tmp_path, "Ant", "ant")[0]()
-    # datasets.toml has the entry of one name.
+    result = write(tmp_path, "Ant", "ant")[0]()
+    # A catalog returns the entry of a single name.
     names = (
-        found if isinstance(found, tuple) else getattr(found, "class_ids", {"Ant", "ant"} if form is catalog else ())
+        result
+        if isinstance(result, tuple)
+        else getattr(result, "class_ids", {"Ant", "ant"} if write is catalog else ())
     )
     assert {"Ant", "ant"} <= {*names}
 
 
 @pytest.mark.parametrize("kind", ALIKE)
-def test_these_names_look_alike(kind: str, tmp_path: Path):
+def test_names_that_differ_in_invisible_or_equivalent_characters_look_alike(kind: str, tmp_path: Path):
     one, other, points = ALIKE[kind]
     assert appearance(one) == appearance(other)
-    assert f"({points})" in refused(names_file(tmp_path, one, other)[0])
+    assert f"({points})" in error_message(names_file(tmp_path, one, other)[0])
     assert f"did you mean {one!r} (" in nearest(other, [one])
 
 
 @pytest.mark.parametrize(("one", "other"), APART)
-def test_these_names_look_different(one: str, other: str):
+def test_names_that_differ_in_visible_characters_look_different(one: str, other: str):
     assert appearance(one) != appearance(other)
 
 
@@ -161,16 +165,16 @@ def test_appearance_is_idempotent(name: str):
     assert appearance(f" {name}\u200b\n") == appearance(name)
 
 
-def test_a_class_in_another_spelling_in_validation_is_named_with_its_code_points(tmp_path: Path):
+def test_a_validation_class_in_another_spelling_is_named_with_its_code_points(tmp_path: Path):
     (tmp_path / "train.csv").write_text("path,label\na.png,caf\u00e9\n")
     (tmp_path / "val.csv").write_text("path,label\nb.png,cafe\u0301\n")
-    line = refused(lambda: read_csv(tmp_path / "train.csv", "val"))
+    line = error_message(lambda: read_csv(tmp_path / "train.csv", "val"))
     assert line.startswith(f"{tmp_path}/val.csv:2: no row of train.csv has the label ")
     assert "(U+0063 U+0061 U+0066 U+00E9, where this is U+0063 U+0061 U+0066 U+0065 U+0301)?" in line
 
 
 @pytest.mark.parametrize(
-    ("header", "fault"),
+    ("header", "message"),
     [
         ("path,label,label", "columns 2 and 3 have the same name, 'label'"),
         ("path,path,label", "columns 1 and 2 have the same name, 'path'"),
@@ -182,9 +186,9 @@ def test_a_class_in_another_spelling_in_validation_is_named_with_its_code_points
         ("path,label,la\u200bbel", "columns 2 and 3 have the same name, 'label'"),
     ],
 )
-def test_a_column_appears_once(header: str, fault: str, tmp_path: Path):
+def test_a_column_that_appears_twice_is_rejected(header: str, message: str, tmp_path: Path):
     (tmp_path / "train.csv").write_text(f"{header}\na.png,cat,dog\n")
-    assert refused(lambda: read_csv(tmp_path / "train.csv")).startswith(f"{tmp_path}/train.csv:1: {fault}")
+    assert error_message(lambda: read_csv(tmp_path / "train.csv")).startswith(f"{tmp_path}/train.csv:1: {message}")
 
 
 def test_columns_that_are_not_read_may_appear_twice(tmp_path: Path):
@@ -192,27 +196,27 @@ def test_columns_that_are_not_read_may_appear_twice(tmp_path: Path):
     assert read_csv(tmp_path / "train.csv").class_names == ("cat",)
 
 
-def test_a_column_of_parquet_appears_once(tmp_path: Path):
+def test_a_column_of_parquet_that_appears_twice_is_rejected(tmp_path: Path):
     label = pa.array([0])
     table = pa.Table.from_arrays([pa.array([{"bytes": b""}], CELL), label, label], ["image", "label", "label"])
     pq.write_table(table, tmp_path / "train.parquet")
-    fault = f"{tmp_path}/train.parquet: columns 2 and 3 have the same name, 'label'"
-    assert refused(lambda: read_parquet(tmp_path, "train")).startswith(fault)
+    message = f"{tmp_path}/train.parquet: columns 2 and 3 have the same name, 'label'"
+    assert error_message(lambda: read_parquet(tmp_path, "train")).startswith(message)
 
 
-def test_names_in_files_appear_once(tmp_path: Path):
-    assert "classes.txt:3: 'ant' is also the name in " in refused(names_file(tmp_path, "ant", "bee", "ant")[0])
+def test_a_class_name_that_appears_twice_in_a_file_is_rejected(tmp_path: Path):
+    assert "classes.txt:3: 'ant' is also the name in " in error_message(names_file(tmp_path, "ant", "bee", "ant")[0])
     read, _ = numpy_file(tmp_path, "ant", "bee", "ant")
-    assert "a.npz: class_names[2]: 'ant' is also the name in " in refused(read)
+    assert "a.npz: class_names[2]: 'ant' is also the name in " in error_message(read)
 
 
-def test_an_array_appears_once(tmp_path: Path):
+def test_an_array_that_appears_twice_is_rejected(tmp_path: Path):
     read, _ = numpy_file(tmp_path, "ant", "bee")
     with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
         archive.writestr("train_labels.npy", archive.read("train_labels.npy"))
-    assert refused(read).startswith(f"{tmp_path}/a.npz: two arrays 'train_labels'; save it again")
+    assert error_message(read).startswith(f"{tmp_path}/a.npz: two arrays 'train_labels'; save it again")
 
 
 def test_a_name_without_visible_characters_is_rejected(tmp_path: Path):
-    fault = f"{tmp_path}/train.csv:3: the name '\\u200b' has no visible character; write one that can be read"
-    assert refused(listing(tmp_path, "ant", "\u200b")[0]) == fault
+    message = f"{tmp_path}/train.csv:3: the name '\\u200b' has no visible character; write one that can be read"
+    assert error_message(listing(tmp_path, "ant", "\u200b")[0]) == message

@@ -38,7 +38,7 @@ def setup_of(devices: int = 4, optimizer=None, net=None, table=TABLE) -> RunSetu
 
 
 def plan_of(steps: int = STEPS, **cadences: str) -> dict:
-    """Options of a config."""
+    """Return changes to a config: the number of steps, and the cadences of its sections."""
     every = {"log": "5 steps", "eval": "1 epoch", "checkpoint": "4 steps", **cadences}
     sections = {name: {"every": value} for name, value in every.items()}
     sections["eval"]["batch_size"] = 8
@@ -53,17 +53,16 @@ def run(setup, plan, **settings):
 
 @functools.cache
 def uninterrupted():
-    """A run that is not interrupted, with a record of every step."""
+    """Return the state and the records of a run that logs every step and is not interrupted."""
     return run(setup_of(), plan_of(log="1 step"))
 
 
 @pytest.mark.slow
 def test_listeners_are_called_in_the_order_that_fit_documents(tmp_path, monkeypatch):
-    # Listeners are called for every batch of a validation, and no such record is final.
-    # The report interval is private.
+    # With this private interval, each batch of a validation is reported. `Recorder` ignores records that are not final.
     monkeypatch.setattr("jaxddp.training.validation.evaluator._REPORT_SECONDS", -1.0)
     _, recorder = run(setup_of(), plan_of(8, log="3 steps"), checkpoints=Checkpoints(tmp_path / "c"))
-    # An epoch of 50 examples in batches of 8 ends with step 7; the run with step 8; step 4 saves and so has a record.
+    # An epoch of 50 examples in batches of 8 ends with step 7, and the run with step 8. Step 4 is logged, as it saves.
     assert recorder.moments == [
         ("start", 0), ("step", 3), ("step", 4), ("step", 6), ("step", 7), ("evaluation", 7), ("step", 8),
         ("evaluation", 8), ("end", "done"),
@@ -76,11 +75,11 @@ def test_an_epochs_end_and_the_last_step_are_logged_whatever_the_cadence():
 
 
 def test_the_loss_of_a_record_is_that_of_its_step():
-    _, each = uninterrupted()
-    _, some = run(setup_of(), plan_of(log="5 steps"))
-    of_each = {record.step: record.metrics["loss"] for record in each.steps}
-    assert len(of_each) == STEPS
-    assert all(record.metrics["loss"] == of_each[record.step] for record in some.steps)
+    _, all_records = uninterrupted()
+    _, some_records = run(setup_of(), plan_of(log="5 steps"))
+    losses = {record.step: record.metrics["loss"] for record in all_records.steps}
+    assert len(losses) == STEPS
+    assert all(record.metrics["loss"] == losses[record.step] for record in some_records.steps)
 
 
 def test_epoch_figures_are_means_over_the_steps_of_the_epoch():
@@ -114,7 +113,7 @@ def test_speed_and_waiting_are_those_of_the_steps_since_the_last_record(monkeypa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", (1, 8))
-def test_evaluation_is_exact_for_set_sizes_that_are_no_multiples(devices):
+def test_evaluation_is_exact_for_sizes_that_are_not_multiples_of_the_batch_size(devices):
     setup = setup_of(devices)
     for size in (1, 7, 23):
         figures = setup.evaluator(random_table(size, seed=1))(setup.state)
@@ -137,14 +136,14 @@ def test_training_learns():
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", (1, 5, 7, pytest.param(13, marks=pytest.mark.exhaustive)))
 def test_a_run_interrupted_anywhere_and_resumed_is_the_same_bit_for_bit(tmp_path, stop):
-    whole, told = uninterrupted()
+    whole, expected = uninterrupted()
     plan, checkpoints = plan_of(log="1 step"), Checkpoints(tmp_path)
     with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
         run(setup_of(), plan, checkpoints=checkpoints, should_stop=lambda step: step == stop)
     resumed, recorder = run(setup_of(), plan, checkpoints=checkpoints, resume_step=stop)
     assert largest_difference(resumed, whole) == 0
     assert [record.step for record in recorder.steps] == list(range(stop + 1, STEPS + 1))
-    records = {record.step: record for record in told.steps}
+    records = {record.step: record for record in expected.steps}
     for record in recorder.steps:
         assert record.metrics == records[record.step].metrics
         if record.epoch_end:
@@ -153,14 +152,14 @@ def test_a_run_interrupted_anywhere_and_resumed_is_the_same_bit_for_bit(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ("4 steps", "0 steps"))
-def test_a_stop_during_validation_is_followed_and_a_resumed_run_repeats_the_validation(tmp_path, checkpoint):
-    whole, told = uninterrupted()
-    for stop in (7, STEPS):  # The end of an epoch, and of the run.
-        asked: list[int] = []
+def test_a_stop_during_validation_saves_and_a_resumed_run_repeats_the_validation(tmp_path, checkpoint):
+    whole, expected = uninterrupted()
+    for stop in (7, STEPS):  # The last steps of an epoch and of the run.
+        calls: list[int] = []
 
-        def before_the_last_batch(step: int, stop=stop, asked=asked) -> bool:
-            asked.append(step)
-            return asked.count(stop) == 3  # Once after the step; there are three batches.
+        def before_the_last_batch(step: int, stop=stop, calls=calls) -> bool:
+            calls.append(step)
+            return calls.count(stop) == 3  # One call after the step, then one for each of three batches.
 
         plan, checkpoints = plan_of(log="1 step", checkpoint=checkpoint), Checkpoints(tmp_path / str(stop))
         with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
@@ -170,7 +169,7 @@ def test_a_stop_during_validation_is_followed_and_a_resumed_run_repeats_the_vali
         assert recorder.moments[:2] == [("start", stop), ("evaluation", stop)]
         assert stop in checkpoints.validations
         assert largest_difference(resumed, whole) == 0
-        measured = {record.step: record.metrics for record in told.evaluations}
+        measured = {record.step: record.metrics for record in expected.evaluations}
         assert {record.step: record.metrics for record in recorder.evaluations} == {
             step: metrics for step, metrics in measured.items() if step >= stop
         }
@@ -205,10 +204,10 @@ def test_a_run_resumed_on_another_number_of_devices_is_equal_within_tolerance(tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bad", (1, pytest.param(6, marks=pytest.mark.exhaustive), 11))
-def test_a_run_that_turns_non_finite_leaves_only_good_checkpoints(tmp_path, bad):
+def test_a_run_that_turns_non_finite_leaves_only_finite_checkpoints(tmp_path, bad):
     checkpoints = Checkpoints(tmp_path / "c", keep=100)
     setup = setup_of(net=linear_model(), optimizer=exploding(bad))
-    like = jax.tree.map(jnp.copy, setup.state)  # Training reuses the memory of the state.
+    template = jax.tree.map(jnp.copy, setup.state)  # Training reuses the memory of the state.
     with pytest.raises(NonFiniteError) as raised:
         run(setup, plan_of(30, log="10 steps", checkpoint="2 steps"), checkpoints=checkpoints)
     assert raised.value.exit_code == 1
@@ -216,12 +215,12 @@ def test_a_run_that_turns_non_finite_leaves_only_good_checkpoints(tmp_path, bad)
     saved = checkpoints.steps()
     assert saved == list(range(2, bad, 2))
     for step in saved:
-        params = jax.device_get(checkpoints.restore(step, like)[0].params)
+        params = jax.device_get(checkpoints.restore(step, template)[0].params)
         assert np.isfinite(params["weight"]).all()
 
 
 def test_the_error_names_the_first_step_that_is_not_finite_not_the_logged_one():
-    # Update number 11 spoils the parameters, so step 12 is the first to see them; the figures are fetched at step 13.
+    # Update number 11 spoils the parameters, so step 12 is the first to use them. The metrics are fetched at step 13.
     with pytest.raises(NonFiniteError, match="^step 12: the loss is nan"):
         run(setup_of(net=linear_model(), optimizer=exploding(11)), plan_of(30, log="20 steps", checkpoint="0 steps"))
 
@@ -291,17 +290,17 @@ def test_reading_does_not_disturb_a_checkpoint_that_is_being_written(tmp_path):
         state, _ = reader.restore(reader.step("best"), setup.state)
     assert largest_difference(state.params, setup.state.params) == 0
     assert unfinished.exists()
-    # The next run that writes there removes it, in a thread.
-    give_up = time.monotonic() + 20
+    # The next run in this directory removes the unfinished checkpoint, in a thread.
+    deadline = time.monotonic() + 20
     with Checkpoints(tmp_path / "c"):
-        while unfinished.exists() and time.monotonic() < give_up:
+        while unfinished.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
     assert not unfinished.exists()
     with Checkpoints(tmp_path / "none", read_only=True) as reader:
         assert reader.steps() == [] and not (tmp_path / "none").exists()
 
 
-def test_another_architecture_is_refused_by_name(tmp_path):
+def test_a_checkpoint_of_another_architecture_is_rejected(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
     checkpoints.save(1, setup_of().state, {})
     checkpoints.wait()
@@ -334,7 +333,7 @@ def test_a_checkpoint_that_cannot_be_written_raises_a_one_line_error(tmp_path):
         checkpoints.save(1, state, {})
         with pytest.raises(InputError, match=expected):
             checkpoints.wait()
-        # It does not hide the error that ended the run.
+        # The write error does not hide the error that ended the run.
         with pytest.raises(NonFiniteError) as raised, checkpoints:
             checkpoints.save(2, state, {})
             raise NonFiniteError("step 3")
@@ -348,14 +347,14 @@ def test_a_timeout_of_another_process_is_not_reported_as_a_file_error(tmp_path, 
         raise TimeoutError("Timed out while waiting for a barrier")
 
     checkpoints = Checkpoints(tmp_path)
-    # The other process of the barrier would have to be killed while Orbax waits in it.
+    # Otherwise the test would have to kill another process while Orbax waits for it in a barrier.
     monkeypatch.setattr(checkpoints._manager, "wait_until_finished", waits_in_vain)
     with pytest.raises(TimeoutError, match="waiting for a barrier"):
         checkpoints.wait()
 
 
-class Sees(Second):
-    """The peers of a process that receives what the first one sends."""
+class ReceivingSecond(Second):
+    """The peers of process 1, which receives the value `first` from process 0."""
 
     def __init__(self, first: str):
         self._first = first
@@ -368,7 +367,7 @@ def test_processes_resume_from_the_checkpoint_that_process_0_finds(tmp_path):
     with Checkpoints(tmp_path) as saved:
         saved.save(4, setup_of().state, {})
     for first, expected in (("8", 8), ("None", None)):
-        checkpoints = Checkpoints(tmp_path, Sees(first), read_only=True)
+        checkpoints = Checkpoints(tmp_path, ReceivingSecond(first), read_only=True)
         assert resume_step(checkpoints, "auto") == expected
         if expected is None:
             assert resume_step(checkpoints, "never") is None
@@ -380,7 +379,7 @@ def test_processes_resume_from_the_checkpoint_that_process_0_finds(tmp_path):
                 resume_step(checkpoints, "never")
 
 
-def test_listeners_are_called_after_a_failure():
+def test_listeners_receive_the_end_of_a_failed_run():
     class Broken(Recorder):
         def step(self, record):
             raise RuntimeError("disk on fire")
@@ -396,25 +395,25 @@ def test_listeners_are_called_after_a_failure():
 def test_batches_that_miss_an_example_are_detected():
     setup = setup_of()
     evaluator = setup.evaluator(VAL)
-    short = type(evaluator)(evaluator.step, lambda: list(evaluator.batches())[:-1], evaluator.num_examples)
+    incomplete = type(evaluator)(evaluator.step, lambda: list(evaluator.batches())[:-1], evaluator.num_examples)
     with pytest.raises(RuntimeError, match="saw 16 examples of 23"):
-        short(setup.state)
+        incomplete(setup.state)
 
 
 @pytest.mark.slow
 def test_the_schedule_of_the_notebook_multiplies_the_updates():
-    recorder, known = Recorder(), Recorder()
-    half = train(
+    recorder, rate_recorder = Recorder(), Recorder()
+    scheduled = train(
         setup_of(net=linear_model(), optimizer=sgd(0.1)),
         plan_of(3),
-        # 0 for the first step, and none after the second.
+        # The schedule gets 0 for the first step. There are no updates after the second step.
         schedule=lambda step: jnp.where(step < 2, 0.5, 0.0),
         listeners=[recorder],
     )
     # The rate of the caller's optimizer is unknown, so it is not logged, whatever the factor.
     assert recorder.steps and all(record.learning_rate is None for record in recorder.steps)
-    # A logged rate is that of the step of its record.
-    told = {"learning_rate": lambda step: 0.25 * step, "listeners": [known]}
-    plain = train(setup_of(net=linear_model(), optimizer=sgd(0.05)), plan_of(2, log="1 step"), **told)
-    assert [(record.step, record.learning_rate) for record in known.steps] == [(1, 0.0), (2, 0.25)]
-    assert largest_difference(jax.device_get(half.params), jax.device_get(plain.params)) < 1e-7
+    # A record has the learning rate of its step.
+    options = {"learning_rate": lambda step: 0.25 * step, "listeners": [rate_recorder]}
+    plain = train(setup_of(net=linear_model(), optimizer=sgd(0.05)), plan_of(2, log="1 step"), **options)
+    assert [(record.step, record.learning_rate) for record in rate_recorder.steps] == [(1, 0.0), (2, 0.25)]
+    assert largest_difference(jax.device_get(scheduled.params), jax.device_get(plain.params)) < 1e-7

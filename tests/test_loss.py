@@ -1,4 +1,4 @@
-"""Losses of every accepted form as values of examples, and error messages for all other losses."""
+"""Accepted losses are converted to losses of single examples, and all other losses raise an error."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cases import dear, few
+from support.cases import costly, few
 from support.data import AS_THEY_ARE, CLASSES, random_batch, random_table
 from support.networks import largest_difference, linear_model
 from support.runs import setup_of, train
@@ -47,21 +47,21 @@ def weighted(logits, labels):
 
 
 def normalized(logits, labels):
-    """A loss like PyTorch's weighted loss, whose value is not the mean of its examples' values."""
+    """Return a loss like PyTorch's weighted loss, which is not the mean of the losses of its examples."""
     total, weight = weighted(logits, labels)
     return total / weight
 
 
 @pytest.mark.parametrize(("loss", "form"), [(nll, "examples"), (mean, "mean"), (weighted, "weighted")])
 @pytest.mark.parametrize("classes", few((2, 300), 5, 9))
-def test_the_form_of_a_loss_is_detected_and_its_values_of_examples_add_up(loss, form, classes):
+def test_the_form_of_a_loss_is_detected_and_examples_get_their_losses_and_weights(loss, form, classes):
     if form == "weighted" and classes > len(WEIGHTS):
         pytest.skip("there are weights for five classes")
-    taken_apart = example_loss(loss, LabelKind(classes))
-    assert taken_apart.form == form
+    per_example = example_loss(loss, LabelKind(classes))
+    assert per_example.form == form
     rng = np.random.default_rng(1)
     logits, labels = rng.normal(size=(12, classes)).astype(np.float32), rng.integers(0, classes, 12)
-    values, weights = taken_apart(logits, labels)
+    values, weights = per_example(logits, labels)
     expected = np.asarray(nll(logits, labels))
     scale = WEIGHTS[labels] if form == "weighted" else np.ones(12)
     np.testing.assert_allclose(values, scale * expected, rtol=1e-5)
@@ -104,13 +104,13 @@ def test_an_invalid_loss_raises_a_one_line_error(loss, message):
 
 @pytest.mark.slow
 @given(st.lists(st.floats(0.25, 4), min_size=CLASSES, max_size=CLASSES))
-@dear
+@costly
 def test_class_weights_that_are_normalized_within_the_batch_are_never_taken_for_a_mean(weights):
     table = jnp.asarray(weights, jnp.float32)
 
     def loss(logits, labels):
-        own = table[labels]
-        return (own * nll(logits, labels)).sum() / own.sum()
+        example_weights = table[labels]
+        return (example_weights * nll(logits, labels)).sum() / example_weights.sum()
 
     equal = max(weights) / min(weights) < 1 + 1e-6
     if equal:
@@ -120,7 +120,7 @@ def test_class_weights_that_are_normalized_within_the_batch_are_never_taken_for_
             example_loss(loss, LabelKind(CLASSES))
 
 
-def parts64(loss, devices: int):
+def float64_objects(loss, devices: int):
     topology, optimizer = Topology.create(devices), sgd(0.1)
     preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
     objective = Objective(adapt(linear_model()), example_loss(loss, LabelKind(CLASSES)), preprocess)
@@ -134,7 +134,7 @@ def test_a_weighted_loss_on_any_number_of_devices_is_that_of_the_whole_batch():
     """Compare with the normalized loss of the whole global batch, with padding on the last devices."""
     batch = random_batch(24, masked=5)
     with jax.enable_x64(True):
-        objective, topology, _, state = parts64(weighted, 1)
+        objective, topology, _, state = float64_objects(weighted, 1)
         real = batch.mask > 0
 
         def whole(params):
@@ -145,7 +145,7 @@ def test_a_weighted_loss_on_any_number_of_devices_is_that_of_the_whole_batch():
         loss, gradient = jax.jit(jax.value_and_grad(whole))(jax.device_get(state.params))
         expected = jax.tree.map(lambda p, g: np.asarray(p - 0.1 * g), state.params, gradient)
         for devices in (1, 8):
-            objective, topology, optimizer, state = parts64(weighted, devices)
+            objective, topology, optimizer, state = float64_objects(weighted, devices)
             after, sums = make_train_step(make_local_step(objective, optimizer, topology), topology)(
                 state, topology.place(batch)
             )
@@ -158,7 +158,7 @@ def test_a_weighted_loss_on_any_number_of_devices_is_that_of_the_whole_batch():
 def test_evaluation_divides_by_the_weights_and_counts_the_examples():
     batch = random_batch(24, masked=5)
     with jax.enable_x64(True):
-        objective, topology, _, state = parts64(weighted, 4)
+        objective, topology, _, state = float64_objects(weighted, 4)
         sums = make_eval_step(make_local_eval_step(objective), topology)(state, topology.place(batch))
         images = objective.preprocess(batch, train=False).images
         logits = objective.model.apply(state.params, {}, images, train=False, key=None)[0]
@@ -172,11 +172,13 @@ def test_a_weighted_run_is_the_same_on_one_device_and_on_four():
     losses = []
     for devices in (1, 4):
         setup = setup_of(linear_model(), sgd(0.05), TABLE, devices=devices, data=AS_THEY_ARE, loss=weighted)
-        seen: list[float] = []
-        listener = type("Losses", (), {"step": lambda self, record, seen=seen: seen.append(record.metrics["loss"])})()
+        recorded: list[float] = []
+        listener = type(
+            "Losses", (), {"step": lambda self, record, recorded=recorded: recorded.append(record.metrics["loss"])}
+        )()
         changes = {"train": {"duration": "8 steps"}, "log": {"every": "1 step"}}
         train(setup, changes, val=VAL, listeners=[listener])
-        losses.append(seen)
+        losses.append(recorded)
     assert len(losses[0]) == 8
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 

@@ -1,4 +1,4 @@
-"""float16: the loss scale follows Flax's rule, overflowing steps change nothing, and resuming is exact."""
+"""The loss scale for float16 follows Flax's rule, and a step that overflows changes only the scale."""
 
 import dataclasses
 import itertools
@@ -31,14 +31,14 @@ from jaxddp.models.resnet import BASIC, Architecture, ResNet
 TABLE = random_table(48, image=8)
 
 
-def one_block(dtype: str) -> ResNet:
+def one_block_resnet(dtype: str) -> ResNet:
     return ResNet(Architecture((1,), BASIC), 5, width=2, stem=small_stem, dtype=dtype)
 
 
-HALF = one_block("float16")
+FLOAT16_RESNET = one_block_resnet("float16")
 
 
-def made(devices: int = 2, model: Any = HALF, **scale: Any):
+def make_setup(devices: int = 2, model: Any = FLOAT16_RESNET, **scale: Any):
     parts = (Guard(), LossScale(16, **scale)) if scale else ()
     return setup_of(
         model, sgd(0.05, momentum=0.9), TABLE, devices=devices, batch_size=16, parts=parts, data=AS_THEY_ARE
@@ -47,62 +47,63 @@ def made(devices: int = 2, model: Any = HALF, **scale: Any):
 
 @pytest.mark.slow
 @given(st.lists(st.booleans(), max_size=30), st.integers(1, 4), st.sampled_from([1.0, 2.0**126, 2.0**-125]))
-def test_the_loss_scale_follows_flaxs_rule(finite, interval, initial):
-    ours, state = LossScale(1, initial, growth_interval=interval), object()
-    theirs: Any = DynamicScale(growth_interval=interval, scale=initial)
-    own = ours.init(None, None)
-    for good in finite:
-        own, after = ours.judge(own, state, state, jnp.array(good))
-        theirs = theirs.value_and_grad(lambda x, good=good: x * (1.0 if good else jnp.nan))(1.0)[0]
-        assert after is state
-        assert float(own["scale"]) == float(theirs.scale)
-        assert int(own["finite_steps"]) == int(theirs.fin_steps)
-        assert ours.report(own, None)["loss_scale"] == own["scale"]
+def test_the_loss_scale_follows_flaxs_rule(are_finite, interval, initial):
+    loss_scale, train_state = LossScale(1, initial, growth_interval=interval), object()
+    flax_scale: Any = DynamicScale(growth_interval=interval, scale=initial)
+    scale_state = loss_scale.init(None, None)
+    for is_finite in are_finite:
+        scale_state, returned_state = loss_scale.judge(scale_state, train_state, train_state, jnp.array(is_finite))
+        flax_scale = flax_scale.value_and_grad(lambda x, ok=is_finite: x * (1.0 if ok else jnp.nan))(1.0)[0]
+        assert returned_state is train_state
+        assert float(scale_state["scale"]) == float(flax_scale.scale)
+        assert int(scale_state["finite_steps"]) == int(flax_scale.fin_steps)
+        assert loss_scale.report(scale_state, None)["loss_scale"] == scale_state["scale"]
 
 
 def test_the_loss_scale_multiplies_the_mean_loss():
-    """The step differentiates the sum over the batch."""
+    """The step differentiates the sum of 16 losses, so the scale 8 becomes 8 / 16."""
     scale = LossScale(16, initial=8.0)
     assert scale.loss_scale(scale.init(None, None)) == 0.5
 
 
 @pytest.mark.slow
 def test_a_scale_that_is_a_power_of_two_changes_no_bit():
-    model = one_block("float32")
-    states = [train(made(2, model, **scale), {"train": {"duration": "4 steps"}}) for scale in ({}, {"initial": 1024.0})]
-    for one, other in zip(*(jax.tree.leaves(jax.device_get(state.params)) for state in states), strict=True):
-        np.testing.assert_array_equal(one, other)
+    model = one_block_resnet("float32")
+    states = [
+        train(make_setup(2, model, **scale), {"train": {"duration": "4 steps"}}) for scale in ({}, {"initial": 1024.0})
+    ]
+    for unscaled, scaled in zip(*(jax.tree.leaves(jax.device_get(state.params)) for state in states), strict=True):
+        np.testing.assert_array_equal(unscaled, scaled)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((2,), 1, 4))
-def test_a_step_that_overflows_changes_nothing_and_the_scale_falls(devices):
-    setup = made(devices, initial=2.0**30, growth_interval=2)
+def test_a_step_that_overflows_halves_the_scale_and_changes_nothing_else(devices):
+    setup = make_setup(devices, initial=2.0**30, growth_interval=2)
     step, state, scales = setup.step(), setup.state, [2.0**30]
     for batch in setup.batches(0, 24):
         before = jax.device_get(state)
         state, sums = step(state, batch)
         after, means = jax.device_get(state), sums.means()
-        same = jax.tree.map(np.array_equal, before, after.replace(step=before.step, parts=before.parts))
+        is_equal = jax.tree.map(np.array_equal, before, after.replace(step=before.step, parts=before.parts))
         scales.append(means["loss_scale"])
         assert np.isfinite(means["loss"])
         if means["skipped"]:
-            assert all(jax.tree.leaves(same)) and scales[-1] == scales[-2] / 2
+            assert all(jax.tree.leaves(is_equal)) and scales[-1] == scales[-2] / 2
         else:
-            assert not all(jax.tree.leaves(same.params)) and not all(jax.tree.leaves(same.model_state))
+            assert not all(jax.tree.leaves(is_equal.params)) and not all(jax.tree.leaves(is_equal.model_state))
             assert scales[-1] in (scales[-2], 2 * scales[-2])
-    falls = [after < before for before, after in itertools.pairwise(scales)]
+    decreases = [after < before for before, after in itertools.pairwise(scales)]
     # The scale falls until no step overflows in float16, and then rises and falls around that value.
-    assert falls[:3] == [True] * 3 and not all(falls) and any(b > a for a, b in itertools.pairwise(scales))
+    assert decreases[:3] == [True] * 3 and not all(decreases) and any(b > a for a, b in itertools.pairwise(scales))
 
 
 @pytest.mark.slow
 def test_a_loss_scale_part_follows_the_guard_and_decreases():
-    """If the scale came before the guard, the guard would undo each decrease, and skip all steps to the end of the
-    run."""
-    given = [LossScale(16, 2.0**30), ParameterAverage(0.9)]
-    setup = shared(prepare_training(HALF, TABLE, 2, sgd(0.05), 8, parts=given))
-    assert setup.recipe.parts == (given[1], Guard(), given[0])
+    """If the scale came before the guard, the guard would undo each decrease, so all later steps would be skipped."""
+    user_parts = [LossScale(16, 2.0**30), ParameterAverage(0.9)]
+    setup = shared(prepare_training(FLOAT16_RESNET, TABLE, 2, sgd(0.05), 8, parts=user_parts))
+    assert setup.recipe.parts == (user_parts[1], Guard(), user_parts[0])
     step, state = setup.step(), setup.state
     for batch in setup.batches(0, 24):
         state, _ = step(state, batch)
@@ -111,8 +112,8 @@ def test_a_loss_scale_part_follows_the_guard_and_decreases():
 
 @pytest.mark.slow
 def test_a_tiny_loss_scale_does_not_divide_zero_by_zero():
-    """The guard checks gradients before their division, and would accept it."""
-    setup = made(2, initial=float(jnp.finfo(jnp.float32).tiny))
+    """The guard checks gradients before the division by the scale, so it would not detect the NaN of 0 / 0."""
+    setup = make_setup(2, initial=float(jnp.finfo(jnp.float32).tiny))
     state, sums = setup.step()(setup.state, next(setup.batches(0, 1)))
     assert not sums.means()["skipped"]
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(jax.device_get(state)))
@@ -125,39 +126,39 @@ def test_the_loss_scale_keeps_gradients_that_are_too_small_for_float16():
         return {"weight": jnp.zeros((example[0].size, 5))}
 
     def apply(params, images):
-        # The gradient passes through float16 in the cast and its inverse.
+        # The backward pass of these casts converts the gradient to float16 and back.
         logits = images.reshape(len(images), -1) @ params["weight"]
         return logits.astype(jnp.float16).astype(jnp.float32) * 2.0**-26
 
-    found = []
+    largest_weights = []
     for scale in ({}, {"initial": 65536.0}):
-        setup = made(2, (init, apply), **scale)
+        setup = make_setup(2, (init, apply), **scale)
         state, _ = setup.step()(setup.state, next(setup.batches(0, 1)))
-        found.append(float(jnp.abs(state.params["weight"]).max()))
-    assert found[0] == 0 < found[1]
+        largest_weights.append(float(jnp.abs(state.params["weight"]).max()))
+    assert largest_weights[0] == 0 < largest_weights[1]
 
 
 @pytest.mark.slow
-def test_the_loss_scale_is_set_on_the_command_line_and_from_python(tmp_path, capsys):
-    data = write_arrays(tmp_path / "data.npz", random_table(32, image=16), random_table(8, image=16, seed=1))
-    work = tmp_path / "run"
-    words = ["train", RECIPE, "--data.path", str(data), "--workdir", str(work)]
-    words += ["--train.precision", "float16", "--train.duration", "4 steps", "--log.every", "1 step"]
-    assert main([*words, "--parallel.devices", "2"]) == 0, capsys.readouterr().err
-    lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+def test_precision_float16_adds_a_loss_scale_on_the_command_line_and_from_python(tmp_path, capsys):
+    data_file = write_arrays(tmp_path / "data.npz", random_table(32, image=16), random_table(8, image=16, seed=1))
+    workdir = tmp_path / "run"
+    arguments = ["train", RECIPE, "--data.path", str(data_file), "--workdir", str(workdir)]
+    arguments += ["--train.precision", "float16", "--train.duration", "4 steps", "--log.every", "1 step"]
+    assert main([*arguments, "--parallel.devices", "2"]) == 0, capsys.readouterr().err
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     assert [line["loss_scale"] for line in lines if line["split"] == "train"] == [65536.0] * 4
-    assert json.loads((work / "config.json").read_text())["train"]["precision"] == "float16"
-    setup = prepare_training(HALF, TABLE, 2, sgd(0.1), 8, precision="float16")
+    assert json.loads((workdir / "config.json").read_text())["train"]["precision"] == "float16"
+    setup = prepare_training(FLOAT16_RESNET, TABLE, 2, sgd(0.1), 8, precision="float16")
     assert setup.recipe.parts == (Guard(), LossScale(16))
     assert setup.preprocess.dtype == "float16" and list(setup.state.parts) == ["loss_scale"]
 
 
-def test_the_guard_skips_for_the_scale_even_where_no_bad_step_is_allowed():
+def test_float16_adds_the_guard_even_if_max_bad_steps_is_0():
     config = Config().replace(train={"precision": "float16", "max_bad_steps": 0, "batch_size": 32})
     assert configured_parts(config, 10) == (Guard(), LossScale(32))
 
 
 @pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("initial", 0), ("factor", 1), ("growth_interval", 0)])
-def test_an_invalid_loss_scale_rule_raises_a_one_line_error(key, value):
+def test_invalid_settings_of_the_loss_scale_raise_a_one_line_error(key, value):
     with pytest.raises(InputError, match=f"^LossScale: {key}={value}; give"):
         dataclasses.replace(LossScale(8), **{key: value})

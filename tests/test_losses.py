@@ -1,4 +1,4 @@
-"""Built-in losses, with label smoothing and class weights, compared with PyTorch's results."""
+"""The built-in losses equal PyTorch's, also with label smoothing and with class weights."""
 
 import dataclasses
 
@@ -33,12 +33,12 @@ from jaxddp.recipe.user_objects import objects_of_arguments
 
 LOGITS = np.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
 LABELS, WEIGHTS = np.array([2, 0, 1, 1]), (1.0, 4.0, 0.5)
-SETS = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0], [0, 1, 1]])
+LABEL_SETS = np.array([[1, 0, 1], [0, 0, 0], [1, 1, 0], [0, 1, 1]])
 COUNTS = np.array([10, 2, 4])
 
 
-def of_batch(loss, logits, labels):
-    """Return the loss of a batch for a loss of any form."""
+def batch_loss(loss, logits, labels):
+    """Return the weighted mean of a loss over a batch. The loss may have any supported signature."""
     values, weights = example_loss(loss, LabelKind(logits.shape[1]))(jnp.asarray(logits), jnp.asarray(labels))
     return float(values.sum() / weights.sum())
 
@@ -53,13 +53,14 @@ def of_batch(loss, logits, labels):
     ],
 )
 def test_cross_entropy_and_nll_equal_pytorchs(smoothing, weights, expected):
-    """Results of torch 2.13: `F.cross_entropy(torch.tensor(LOGITS), torch.tensor(LABELS), weight=torch.tensor(WEIGHTS),
-    label_smoothing=0.1)`, and so on. Without smoothing, `F.nll_loss` of `log_softmax` gives the same."""
+    """The expected values are results of torch 2.13, such as `F.cross_entropy(torch.tensor(LOGITS),
+    torch.tensor(LABELS), weight=torch.tensor(WEIGHTS), label_smoothing=0.1)`. Without smoothing, `F.nll_loss` of
+    `log_softmax` returns the same values."""
     with jax.enable_x64(True):
-        assert of_batch(cross_entropy(smoothing, weights), LOGITS, LABELS) == pytest.approx(expected, abs=1e-12)
+        assert batch_loss(cross_entropy(smoothing, weights), LOGITS, LABELS) == pytest.approx(expected, abs=1e-12)
         log_probabilities = np.asarray(jax.nn.log_softmax(LOGITS))
         nll = negative_log_likelihood(smoothing, weights)
-        assert of_batch(nll, log_probabilities, LABELS) == pytest.approx(expected, abs=1e-12)
+        assert batch_loss(nll, log_probabilities, LABELS) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -69,40 +70,42 @@ def test_cross_entropy_and_nll_equal_pytorchs(smoothing, weights, expected):
         (LABELS, 0.1, None, 0.7546738852036953),
         (LABELS, 0.0, WEIGHTS, 1.1554476371111964),
         (LABELS, 0.1, WEIGHTS, 1.1967670815556406),
-        (SETS, 0.0, None, 0.35814610742591757),
-        (SETS, 0.0, WEIGHTS, 0.8116976371111964),
+        (LABEL_SETS, 0.0, None, 0.35814610742591757),
+        (LABEL_SETS, 0.0, WEIGHTS, 0.8116976371111964),
     ],
 )
 def test_binary_cross_entropy_equals_pytorchs(labels, smoothing, weights, expected):
-    """Results of torch 2.13: `F.binary_cross_entropy_with_logits(torch.tensor(LOGITS), targets,
-    weight=torch.tensor(WEIGHTS))` with one-hot targets, smoothed as `one_hot * 0.9 + 0.1 / 3`, or with the rows of
-    SETS."""
+    """The expected values are results of torch 2.13: `F.binary_cross_entropy_with_logits(torch.tensor(LOGITS), targets,
+    weight=torch.tensor(WEIGHTS))`. The targets are one-hot and smoothed as `one_hot * 0.9 + 0.1 / 3`, or are the rows
+    of LABEL_SETS."""
     with jax.enable_x64(True):
         loss = binary_cross_entropy(smoothing, weights)
-        found = loss(jnp.asarray(LOGITS), jnp.asarray(labels)).mean()
-    assert float(found) == pytest.approx(expected, abs=1e-12)
+        value = loss(jnp.asarray(LOGITS), jnp.asarray(labels)).mean()
+    assert float(value) == pytest.approx(expected, abs=1e-12)
 
 
-def test_multi_hot_targets_move_towards_one_half():
-    smoothed = binary_cross_entropy(0.2)(jnp.asarray(LOGITS), jnp.asarray(SETS))
-    by_hand = optax.sigmoid_binary_cross_entropy(jnp.asarray(LOGITS), jnp.asarray(np.where(SETS, 0.9, 0.1))).mean(-1)
-    np.testing.assert_allclose(smoothed, by_hand, rtol=1e-6)
+def test_smoothing_moves_multi_hot_targets_towards_one_half():
+    losses = binary_cross_entropy(0.2)(jnp.asarray(LOGITS), jnp.asarray(LABEL_SETS))
+    expected = optax.sigmoid_binary_cross_entropy(
+        jnp.asarray(LOGITS), jnp.asarray(np.where(LABEL_SETS, 0.9, 0.1))
+    ).mean(-1)
+    np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
 @given(st.floats(0, 1), st.floats(0, 0.9), st.integers(0, 2**31))
 def test_mixed_losses_are_the_losses_of_mixed_targets(share, smoothing, seed):
-    """Test bce and cross entropy: an objective mixes losses, other libraries mix targets."""
+    """An objective mixes the losses of two labels, while other libraries mix the targets."""
     rng = np.random.default_rng(seed)
-    logits, one, two = rng.normal(size=(6, 3)) * 3, rng.integers(0, 3, 6), rng.integers(0, 3, 6)
+    logits, labels, other_labels = rng.normal(size=(6, 3)) * 3, rng.integers(0, 3, 6), rng.integers(0, 3, 6)
     with jax.enable_x64(True):
         loss = binary_cross_entropy(smoothing)
-        mixed = share * loss(jnp.asarray(logits), jnp.asarray(one)) + (1 - share) * loss(
-            jnp.asarray(logits), jnp.asarray(two)
+        mixed_losses = share * loss(jnp.asarray(logits), jnp.asarray(labels)) + (1 - share) * loss(
+            jnp.asarray(logits), jnp.asarray(other_labels)
         )
-        targets = share * np.eye(3)[one] + (1 - share) * np.eye(3)[two]
+        targets = share * np.eye(3)[labels] + (1 - share) * np.eye(3)[other_labels]
         targets = (1 - smoothing) * targets + smoothing / 3
-        whole = optax.sigmoid_binary_cross_entropy(jnp.asarray(logits), jnp.asarray(targets)).mean(-1)
-    np.testing.assert_allclose(mixed, whole, atol=1e-12)
+        losses_of_mixed_targets = optax.sigmoid_binary_cross_entropy(jnp.asarray(logits), jnp.asarray(targets)).mean(-1)
+    np.testing.assert_allclose(mixed_losses, losses_of_mixed_targets, atol=1e-12)
 
 
 def config_of(**loss) -> Config:
@@ -113,8 +116,8 @@ def test_balanced_weights_equal_scikit_learns():
     from sklearn.utils.class_weight import compute_class_weight
 
     labels = np.repeat(np.arange(3), COUNTS)
-    found = class_weights(config_of(class_weights="balanced"), COUNTS)
-    np.testing.assert_allclose(found, compute_class_weight("balanced", classes=np.arange(3), y=labels), rtol=1e-15)
+    weights = class_weights(config_of(class_weights="balanced"), COUNTS)
+    np.testing.assert_allclose(weights, compute_class_weight("balanced", classes=np.arange(3), y=labels), rtol=1e-15)
     assert class_weights(config_of(class_weights="1,4,0.5"), COUNTS).tolist() == [1, 4, 0.5]
     assert class_weights(config_of(), COUNTS) is None
 
@@ -122,17 +125,19 @@ def test_balanced_weights_equal_scikit_learns():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ("cross_entropy", "nll", "bce"))
 def test_evaluation_is_weighted_and_not_smoothed(name):
-    training, evaluation = configured_losses(
+    train_loss, eval_loss = configured_losses(
         config_of(name=name, class_weights="balanced"), LabelKind(len(COUNTS)), COUNTS
     )
     weights = tuple(16 / (3 * COUNTS))
     function = {"cross_entropy": cross_entropy, "nll": negative_log_likelihood, "bce": binary_cross_entropy}[name]
     logits = np.asarray(jax.nn.log_softmax(LOGITS.astype(np.float32)))
-    for found, smoothing in ((training, 0.1), (evaluation, 0.0)):
-        assert found.form == ("examples" if name == "bce" else "weighted")
-        expected = of_batch(function(smoothing, weights), logits, LABELS)
-        assert of_batch(found.function, logits, LABELS) == pytest.approx(expected, rel=1e-6)
-    assert of_batch(training.function, logits, LABELS) != pytest.approx(of_batch(evaluation.function, logits, LABELS))
+    for loss, smoothing in ((train_loss, 0.1), (eval_loss, 0.0)):
+        assert loss.form == ("examples" if name == "bce" else "weighted")
+        expected = batch_loss(function(smoothing, weights), logits, LABELS)
+        assert batch_loss(loss.function, logits, LABELS) == pytest.approx(expected, rel=1e-6)
+    assert batch_loss(train_loss.function, logits, LABELS) != pytest.approx(
+        batch_loss(eval_loss.function, logits, LABELS)
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,29 +169,31 @@ def test_a_class_without_images_cannot_be_balanced():
 
 
 def step_in_float64(loss, devices: int, batch):
-    """Return (parameters after a step of plain SGD, sums of the step, sums of evaluation)."""
+    """Return the parameters after a step of plain SGD, the metrics of the step, and the metrics of evaluation."""
     topology, optimizer = Topology.create(devices), optax.sgd(0.1)
     preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
     objective = Objective(adapt(linear_model()), example_loss(loss, LabelKind(CLASSES)), preprocess)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
-    state, placed = topology.replicate(jax.device_get(state)), topology.place(batch)
-    measured = make_eval_step(make_local_eval_step(objective), topology)(state, placed).means()
-    after, sums = make_train_step(make_local_step(objective, optimizer, topology), topology)(state, placed)
-    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(jax.device_get(after.params)))
-    return jax.device_get(after.params), sums.means(), measured
+    state, sharded_batch = topology.replicate(jax.device_get(state)), topology.place(batch)
+    eval_metrics = make_eval_step(make_local_eval_step(objective), topology)(state, sharded_batch).means()
+    next_state, sums = make_train_step(make_local_step(objective, optimizer, topology), topology)(state, sharded_batch)
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(jax.device_get(next_state.params)))
+    return jax.device_get(next_state.params), sums.means(), eval_metrics
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", (cross_entropy, binary_cross_entropy))
-def test_weighted_and_smoothed_losses_are_equal_on_any_number_of_devices(make):
+@pytest.mark.parametrize("make_loss", (cross_entropy, binary_cross_entropy))
+def test_weighted_and_smoothed_losses_are_equal_on_any_number_of_devices(make_loss):
     batch = random_batch(24, masked=5)
     with jax.enable_x64(True):
-        loss = make(0.1, (1.0, 4.0, 0.5, 2.0, 3.0))
-        params, trained, measured = step_in_float64(loss, 1, batch)
-        others = step_in_float64(loss, 4, batch)
-        assert largest_difference(others[0], params) < 1e-9
-        assert others[1] == pytest.approx(trained, abs=1e-9) and others[2] == pytest.approx(measured, abs=1e-9)
+        loss = make_loss(0.1, (1.0, 4.0, 0.5, 2.0, 3.0))
+        params, train_metrics, eval_metrics = step_in_float64(loss, 1, batch)
+        on_four_devices = step_in_float64(loss, 4, batch)
+        assert largest_difference(on_four_devices[0], params) < 1e-9
+        assert on_four_devices[1] == pytest.approx(train_metrics, abs=1e-9) and on_four_devices[2] == pytest.approx(
+            eval_metrics, abs=1e-9
+        )
 
 
 @pytest.mark.slow
@@ -203,7 +210,7 @@ def test_balanced_weights_of_a_recipe_come_from_its_training_data():
     np.testing.assert_allclose(values, 0.9 * weights * np.log(5) + 0.1 * np.mean(weights) * np.log(5), rtol=1e-6)
 
 
-def test_an_experiment_is_refused_before_it_starts(tmp_path):
+def test_invalid_class_weights_end_an_experiment_before_it_starts(tmp_path):
     file = write_arrays(tmp_path / "set.npz", random_table(20), random_table(9, seed=1))
     config = config_of(class_weights="1,2").replace(
         data={"path": str(file), "image_size": 6, "crop": "whole"}, train={"batch_size": 8}, eval={"batch_size": 8}

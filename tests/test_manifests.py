@@ -1,4 +1,4 @@
-"""The manifests in `launch/`: what can be checked of them without a cluster."""
+"""The manifests in `launch/` are valid, as far as a test without a cluster can check."""
 
 import json
 import shlex
@@ -19,12 +19,12 @@ KUBERNETES = "1.31"
 
 
 def documents(name: str) -> dict[str, Any]:
-    """Returns the documents of a manifest by their kind."""
+    """Return the documents of a manifest by their kind."""
     return {document["kind"]: document for document in yaml.safe_load_all((LAUNCH / name).read_text())}
 
 
 def job_of(name: str) -> dict[str, Any]:
-    """The Job, with the environment that the job controller and Kubeflow add to its one container."""
+    """Return the Job of a manifest, with the command and the variables that Kubeflow sets in its only container."""
     declared = documents(name)
     if "Job" in declared:
         return declared["Job"]
@@ -61,40 +61,40 @@ def test_every_field_of_the_kubernetes_manifests_exists(name):
 def test_each_pod_finds_its_process_number(name):
     job = job_of(name)
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    told = {variable["name"]: variable.get("value", "told by the cluster") for variable in container["env"]}
+    environment = {variable["name"]: variable.get("value", "set by the cluster") for variable in container["env"]}
     count = job["spec"]["completions"]
-    places = [find_job(told | {"JOB_COMPLETION_INDEX": str(index)}) for index in range(count)]
-    assert [place.process_id for place in places if place] == list(range(count)) and count == job["spec"]["parallelism"]
-    assert all(place.num_processes == count for place in places if place)
-    # The pod of index 0, by the name that its controller gives it, in the domain that is declared or the controller's.
-    pods = {"kubernetes-job.yaml": "jaxddp-0.jaxddp", "jobset.yaml": "jaxddp-train-0-0.jaxddp"}
-    assert {place.host for place in places if place} == {pods.get(name, "jaxddp-node-0-0.jaxddp")}
+    pod_jobs = [find_job(environment | {"JOB_COMPLETION_INDEX": str(index)}) for index in range(count)]
+    assert [pod.process_id for pod in pod_jobs if pod] == list(range(count)) and count == job["spec"]["parallelism"]
+    assert all(pod.num_processes == count for pod in pod_jobs if pod)
+    # The coordinator is pod 0. Its host is the pod's name in the declared domain or in the controller's domain.
+    coordinators = {"kubernetes-job.yaml": "jaxddp-0.jaxddp", "jobset.yaml": "jaxddp-train-0-0.jaxddp"}
+    assert {pod.host for pod in pod_jobs if pod} == {coordinators.get(name, "jaxddp-node-0-0.jaxddp")}
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
-def test_a_mistake_ends_the_kubernetes_job_and_a_saved_run_continues(name):
+def test_exit_code_2_ends_the_kubernetes_job_and_exit_code_75_restarts_it(name):
     spec = job_of(name)["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     rules = {rule["action"]: rule["onExitCodes"] for rule in spec["podFailurePolicy"]["rules"]}
     assert {action: codes["values"] for action, codes in rules.items()} == {"FailJob": [2], "Ignore": [75]}
     assert {codes["containerName"] for codes in rules.values()} == {container["name"]}
-    # A policy for failures of pods is allowed only where their containers are not restarted in place.
+    # Kubernetes allows podFailurePolicy only with this restartPolicy.
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
 
 @pytest.mark.parametrize("name", ["jobset.yaml", "kubeflow-trainjob.yaml"])
-def test_a_job_set_restarts_except_after_a_mistake_of_the_user(name):
+def test_a_job_set_restarts_except_after_a_pod_failure_that_its_policy_names(name):
     declared = documents(name)
     jobs = declared["JobSet"] if "JobSet" in declared else declared["TrainingRuntime"]["spec"]["template"]
     (rule,) = jobs["spec"]["failurePolicy"]["rules"]
     assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert jobs["spec"]["failurePolicy"]["maxRestarts"] > 0
-    # With these values any failed pod is a failed job, which restarts the set.
+    # With backoffLimit 0 a failed pod fails its job, and a failed job restarts the set.
     assert job_of(name)["spec"]["backoffLimit"] == 0
 
 
 def test_a_train_job_names_its_runtime_and_its_container():
-    """Kubeflow looks for these names: `pkg/constants/constants.go` of Trainer 2."""
+    """Kubeflow Trainer 2 requires these names and defines them in `pkg/constants/constants.go`."""
     declared = documents("kubeflow-trainjob.yaml")
     runtime, job = declared["TrainingRuntime"], declared["TrainJob"]["spec"]
     assert job["runtimeRef"] == {"kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
@@ -115,7 +115,7 @@ def test_every_field_of_the_aws_job_definition_exists():
     assert "commands" in validator.validate(definition, shape).generate_report()
 
 
-def test_aws_batch_retries_a_job_except_after_a_mistake_of_the_user():
+def test_aws_batch_retries_a_job_except_after_exit_code_2():
     definition = json.loads((LAUNCH / "aws-batch.json").read_text())
     assert definition["retryStrategy"]["evaluateOnExit"] == [{"onExitCode": "2", "action": "EXIT"}]
     assert definition["retryStrategy"]["attempts"] > 1
@@ -123,25 +123,25 @@ def test_aws_batch_retries_a_job_except_after_a_mistake_of_the_user():
     assert nodes["targetNodes"] == "0:" and definition["nodeProperties"]["mainNode"] == 0
 
 
-def test_skypilot_continues_a_saved_run():
-    """Their fields are those of SkyPilot's reference of tasks; nothing offline checks them."""
+def test_skypilot_restarts_a_run_that_ends_with_exit_code_75():
+    """The expected fields are from SkyPilot's reference of tasks, because no validator works offline."""
     task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
     assert set(task) == {"name", "num_nodes", "resources", "volumes", "workdir", "secrets", "setup", "run"}
     assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75] and task["num_nodes"] == 2
 
 
 def commands() -> dict[str, list[str]]:
-    """Returns the command of each manifest."""
-    found = {}
+    """Return the command of each manifest."""
+    commands_by_name = {}
     for name in MANIFESTS:
         (container,) = job_of(name)["spec"]["template"]["spec"]["containers"]
-        found[name] = [*container["command"], *container["args"]]
+        commands_by_name[name] = [*container["command"], *container["args"]]
     definition = json.loads((LAUNCH / "aws-batch.json").read_text())
-    found["aws-batch.json"] = definition["nodeProperties"]["nodeRangeProperties"][0]["container"]["command"]
-    found["skypilot.yaml"] = shlex.split(
+    commands_by_name["aws-batch.json"] = definition["nodeProperties"]["nodeRangeProperties"][0]["container"]["command"]
+    commands_by_name["skypilot.yaml"] = shlex.split(
         yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())["run"].replace("\\\n", "")
     )
-    return found
+    return commands_by_name
 
 
 @pytest.mark.parametrize(("name", "command"), commands().items(), ids=commands())

@@ -1,4 +1,4 @@
-"""The network of launchers: which ones are admitted, which are lost, and their messages."""
+"""The network of launchers: its server admits or rejects launchers, detects lost launchers, and relays messages."""
 
 import contextlib
 import math
@@ -39,54 +39,54 @@ def server() -> Iterator[tuple[LauncherServer, EventQueue, Job]]:
     listener = socket.create_server(("127.0.0.1", 0))
     job = Job("{}:{}".format(*listener.getsockname()), 3, 0, run_id="run/launchers", key="secret")
     events = EventQueue()
-    opened = LauncherServer(listener, job, {"--nodes": "3"}, events.put)
-    yield opened, events, job
-    opened.close()
+    launcher_server = LauncherServer(listener, job, {"--nodes": "3"}, events.put)
+    yield launcher_server, events, job
+    launcher_server.close()
     events.close()
 
 
 def client(job: Job, machine: int = 1, *, seconds: float = 20, **changes: object) -> tuple[LauncherClient, EventQueue]:
     events = EventQueue()
     facts = changes.pop("facts", {"--nodes": "3"})
-    joining = LauncherClient(Job(**{**vars(job), "process_id": machine, **changes}), facts, events.put)
-    joining.reach(seconds)
-    return joining, events
+    launcher = LauncherClient(Job(**{**vars(job), "process_id": machine, **changes}), facts, events.put)
+    launcher.reach(seconds)
+    return launcher, events
 
 
-def soon(events: EventQueue) -> object:
-    found = events.next(time.monotonic() + HANGING)
-    assert found is not None
-    return found
+def next_event(events: EventQueue) -> object:
+    event = events.next(time.monotonic() + HANGING)
+    assert event is not None
+    return event
 
 
-def test_strangers_do_not_disturb_launchers(server):
-    opened, events, job = server
-    where = ("127.0.0.1", job.port)
-    silent = [socket.create_connection(where, timeout=20) for _ in range(100)]
+def test_connections_of_other_programs_do_not_disturb_launchers(server):
+    launcher_server, events, job = server
+    address = ("127.0.0.1", job.port)
+    silent = [socket.create_connection(address, timeout=20) for _ in range(100)]
     connections = {}
-    for name, said in STRANGERS.items():
-        connections[name] = socket.create_connection(where, timeout=20)
-        connections[name].sendall(said)
-    joined, heard = client(job)
-    assert soon(heard) == Arrived(0, "127.0.0.1") and soon(events).machine == 1
+    for name, request in STRANGERS.items():
+        connections[name] = socket.create_connection(address, timeout=20)
+        connections[name].sendall(request)
+    launcher, received_events = client(job)
+    assert next_event(received_events) == Arrived(0, "127.0.0.1") and next_event(events).machine == 1
     for name, connection in connections.items():
-        challenge, *more = answers(connection)
+        challenge, *replies = answers(connection)
         assert isinstance(challenge, Challenge)
-        refused = name == "another run"
-        assert [type(each) for each in more] == [Refusal] * refused, name
-    joined.send(0, MachineFailed(4, 9, "process 7: exit code 9"))
-    assert soon(events) == Received(1, MachineFailed(4, 9, "process 7: exit code 9"))
-    opened.send(1, Notice("a line"))
-    assert soon(heard) == Received(0, Notice("a line"))
-    joined.close(MachineEnded(4, 9, "over", asked=False, quits=False))
-    assert soon(events) == Received(1, MachineEnded(4, 9, "over", asked=False, quits=False))
-    assert soon(events) == Disconnected(1, "left")
+        is_refused = name == "another run"
+        assert [type(reply) for reply in replies] == [Refusal] * is_refused, name
+    launcher.send(0, MachineFailed(4, 9, "process 7: exit code 9"))
+    assert next_event(events) == Received(1, MachineFailed(4, 9, "process 7: exit code 9"))
+    launcher_server.send(1, Notice("a line"))
+    assert next_event(received_events) == Received(0, Notice("a line"))
+    launcher.close(MachineEnded(4, 9, "over", asked=False, quits=False))
+    assert next_event(events) == Received(1, MachineEnded(4, 9, "over", asked=False, quits=False))
+    assert next_event(events) == Disconnected(1, "left")
     for connection in silent:
         connection.close()
 
 
 @pytest.mark.parametrize(
-    ("changes", "line"),
+    ("changes", "message"),
     [
         ({"key": "guess"}, "JAXDDP_JOB_KEY differs from that of machine 0; give all machines of a job the same"),
         ({"key": ""}, "JAXDDP_JOB_KEY differs from that of machine 0; give all machines of a job the same"),
@@ -97,54 +97,54 @@ def test_strangers_do_not_disturb_launchers(server):
     ],
     ids=str,
 )
-def test_launchers_that_are_refused(changes, line, server):
+def test_a_launcher_with_another_key_run_or_option_is_rejected(changes, message, server):
     _, events, job = server
-    joined, heard = client(job, **changes)
-    said = soon(heard)
-    assert isinstance(said, Unreached) and f"--coordinator {job.coordinator}: {line}" in str(said.error)
-    joined.close()
+    launcher, received_events = client(job, **changes)
+    event = next_event(received_events)
+    assert isinstance(event, Unreached) and f"--coordinator {job.coordinator}: {message}" in str(event.error)
+    launcher.close()
     assert events.next(time.monotonic()) is None
 
 
-def test_a_machine_that_comes_again_is_admitted_once_its_earlier_launcher_is_lost(server, monkeypatch):
+def test_a_restarted_machine_is_admitted_once_its_earlier_launcher_is_lost(server, monkeypatch):
     _, events, job = server
-    old, _ = client(job)
-    assert isinstance(soon(events), Arrived)
+    earlier, _ = client(job)
+    assert isinstance(next_event(events), Arrived)
     monkeypatch.setattr(network, "_TAKEOVER_SECONDS", 0.3)
-    twin, heard = client(job)
-    said = soon(heard)
-    assert isinstance(said, Unreached) and "--nr 1 twice: on " in str(said.error)
+    rejected, received_events = client(job)
+    event = next_event(received_events)
+    assert isinstance(event, Unreached) and "--nr 1 twice: on " in str(event.error)
     monkeypatch.setattr(network, "_TAKEOVER_SECONDS", 20)
-    new, heard = client(job)
-    assert heard.next(time.monotonic() + 0.3) is None
-    old.close()
+    restarted, received_events = client(job)
+    assert received_events.next(time.monotonic() + 0.3) is None
+    earlier.close()
     assert (
-        isinstance(soon(events), Disconnected)
-        and isinstance(soon(events), Arrived)
-        and isinstance(soon(heard), Arrived)
+        isinstance(next_event(events), Disconnected)
+        and isinstance(next_event(events), Arrived)
+        and isinstance(next_event(received_events), Arrived)
     )
-    for each in (twin, new):
-        each.close()
+    for launcher in (rejected, restarted):
+        launcher.close()
 
 
 @pytest.mark.slow
 def test_a_silent_machine_is_lost(server, monkeypatch):
     _, events, job = server
     monkeypatch.setattr(network, "SILENCE_SECONDS", 0.4)
-    # The launcher joins, and sends nothing more, because `_block` blocks its thread. There is no public way to do this.
-    joined, _ = client(job)
-    assert isinstance(soon(events), Arrived)
-    joined._thread.begin(_block())
-    gone = soon(events)
-    assert isinstance(gone, Disconnected) and re.fullmatch(r"gave no sign of life for 0\.4 s \(on .*\)", gone.reason)
-    joined.close()
+    # The launcher joins and then sends nothing, because `_block` blocks its thread. The public API cannot block it.
+    launcher, _ = client(job)
+    assert isinstance(next_event(events), Arrived)
+    launcher._thread.begin(_block())
+    event = next_event(events)
+    assert isinstance(event, Disconnected) and re.fullmatch(r"gave no sign of life for 0\.4 s \(on .*\)", event.reason)
+    launcher.close()
 
 
 async def _block() -> None:
     time.sleep(2)
 
 
-NOTES = [
+MESSAGES = [
     Assignment(1, 2, 4, "h:1", "run.1"),
     Stop(1, saved=True),
     MachineFailed(1, 3, "process 1: exit code 3"),
@@ -154,9 +154,9 @@ NOTES = [
 ]
 
 
-@pytest.mark.parametrize("note", NOTES, ids=lambda note: type(note).__name__)
-def test_messages_are_decoded_as_they_were_encoded(note):
-    assert CODEC.decode(encode(note)[LENGTH:]) == note
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_messages_are_decoded_as_they_were_encoded(message):
+    assert CODEC.decode(encode(message)[LENGTH:]) == message
 
 
 @pytest.mark.parametrize(
@@ -176,16 +176,16 @@ def test_messages_are_decoded_as_they_were_encoded(note):
     ],
     ids=lambda content: content[:70],
 )
-def test_malformed_messages(content):
+def test_malformed_messages_are_rejected(content):
     with pytest.raises(Malformed):
         CODEC.decode(content.encode())
 
 
-@given(st.sampled_from([type(note).__name__ for note in NOTES]), st.text(max_size=60))
-def test_any_text_is_a_message_or_malformed(name, text):
+@given(st.sampled_from([type(message).__name__ for message in MESSAGES]), st.text(max_size=60))
+def test_any_text_is_decoded_or_raises_malformed(name, text):
     with contextlib.suppress(Malformed):
-        note = CODEC.decode(f'{{"kind": "{name}", {text}}}'.encode(errors="replace"))
-        assert CODEC.decode(encode(note)[LENGTH:]) == note
+        message = CODEC.decode(f'{{"kind": "{name}", {text}}}'.encode(errors="replace"))
+        assert CODEC.decode(encode(message)[LENGTH:]) == message
 
 
 def test_a_queue_keeps_the_order_and_its_time_limit():
@@ -198,18 +198,18 @@ def test_a_queue_keeps_the_order_and_its_time_limit():
     events.put("late")
     assert events.next() == "late"
     events.close()
-    # A late event of another thread does no harm.
+    # An event that another thread puts after close raises no error.
     events.put("too late")
 
 
 def test_a_late_process_of_an_earlier_start_is_refused():
     """A process of generation 0 may reach the coordinator of generation 1, if both have the same port by chance."""
     job = Job(f"127.0.0.1:{free_port()}", 2, 0, run_id="name.1")
-    late = Job(job.coordinator, 2, 1, run_id="name.0")
+    late_job = Job(job.coordinator, 2, 1, run_id="name.0")
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(ControlPlane.join, job, {}, 20, end=print)
         with pytest.raises(InputError, match="it serves another job; give each job its own port"):
-            ControlPlane.join(late, {}, 20)
+            ControlPlane.join(late_job, {}, 20)
         second = ControlPlane.join(Job(job.coordinator, 2, 1, run_id="name.1"), {}, 20, end=print)
-        for link in (second, first.result(20)):
-            link.leave()
+        for plane in (second, first.result(20)):
+            plane.leave()

@@ -1,5 +1,4 @@
-"""A step that does not fit its devices: the arithmetic of the message, before the first step and when memory runs
-out."""
+"""The error message of a step that does not fit in memory, before the first step and when memory runs out."""
 
 import dataclasses
 import functools
@@ -57,7 +56,7 @@ DIVISIONS = st.builds(
 )
 
 
-def uncompiled(then: Division) -> Needs | None:
+def reject_compilation(division: Division) -> Needs | None:
     raise AssertionError("a second program is compiled")
 
 
@@ -73,11 +72,11 @@ def test_the_memory_of_a_step_is_read_from_the_compiled_program():
     assert needs == Needs(100, 10, 500, 48 + 8, None, {"training": 1000})
     assert needs.persistent == 1110 and needs.total == 1610
     assert Needs.of(Cost({}, None), params, topology) is None
-    # The parts of the temporary memory cannot exceed it.
+    # The temporary memory includes the gradients, so they cannot exceed it.
     assert Needs.of(Cost({}, memory), {"kernel": jnp.zeros(1000)}, topology).gradients == 500  # pyright: ignore
 
 
-def test_the_size_of_arrays_is_that_on_one_device():
+def test_the_size_of_arrays_counts_the_bytes_on_one_device():
     topology = Topology.create(4)
     tree = {
         "sharded": topology.place(jnp.zeros((8, 3))),
@@ -94,43 +93,48 @@ def test_the_estimate_for_the_compiled_division_equals_its_memory(needs, divisio
 
 
 @given(NEEDS, DIVISIONS, st.integers(1, 100))
-def test_on_a_cpu_a_second_program_shows_the_memory_that_does_not_depend_on_the_batch(needs, division, share):
+def test_on_a_cpu_a_second_program_shows_the_memory_that_does_not_depend_on_the_batch(needs, division, factor):
     """For any step whose memory is linear in the examples computed at once, two batch sizes determine the estimate."""
-    then = dataclasses.replace(division, batch_size=division.batch_size * (share + 1))
-    larger = dataclasses.replace(needs, temporary=needs.estimate_bytes(division, then) - needs.persistent)
-    unknown = dataclasses.replace(larger, scratch=None)
-    assert abs(unknown.with_estimates(then, needs, division).scratch - needs.scratch) <= 3
+    larger_division = dataclasses.replace(division, batch_size=division.batch_size * (factor + 1))
+    larger_needs = dataclasses.replace(
+        needs, temporary=needs.estimate_bytes(division, larger_division) - needs.persistent
+    )
+    without_scratch = dataclasses.replace(larger_needs, scratch=None)
+    assert abs(without_scratch.with_estimates(larger_division, needs, division).scratch - needs.scratch) <= 3
 
 
 def test_on_a_cpu_suggestions_come_from_a_program_compiled_for_them():
-    # 180 bytes do not depend on the batch: without them 40 images would fit, and with them 35 do.
-    asked: list[Division] = []
+    # 180 bytes do not depend on the batch. Without these bytes 40 images would fit. With them, 35 images fit.
+    compiled_divisions: list[Division] = []
 
-    def compiled(then: Division) -> Needs:
-        asked.append(then)
-        return Needs(100, 0, 20 + 180 + 16 * then.microbatch, 20, None)
+    def compile_needs(smaller: Division) -> Needs:
+        compiled_divisions.append(smaller)
+        return Needs(100, 0, 20 + 180 + 16 * smaller.microbatch, 20, None)
 
-    whole = Division(64, 1)
-    needs = compiled(whole)
-    fit = Fit(whole, needs, 900, "there").with_estimated_scratch(compiled)
-    assert asked == [whole, Division(40, 1)] and fit.needs is not None and fit.needs.scratch == 180
-    words = "--train.accumulate 2 would need about 852 B, or --train.batch-size 35 would need about 860 B"
-    assert text_of(fit.advice()) == words
-    # The network takes no other batch, or an allocation fails later: no number is suggested.
-    for unknown in (Fit(whole, needs, 900).with_estimated_scratch(lambda then: None), Fit(whole, needs, 1500)):
-        assert text_of(unknown.advice()) == "raise --train.accumulate, or lower --train.batch-size"
+    division = Division(64, 1)
+    needs = compile_needs(division)
+    fit = Fit(division, needs, 900, "there").with_estimated_scratch(compile_needs)
+    assert compiled_divisions == [division, Division(40, 1)] and fit.needs is not None and fit.needs.scratch == 180
+    expected = "--train.accumulate 2 would need about 852 B, or --train.batch-size 35 would need about 860 B"
+    assert text_of(fit.advice()) == expected
+    # No number is suggested if the program for a smaller batch is unknown, or if memory runs out despite the estimate.
+    for unestimated in (
+        Fit(division, needs, 900).with_estimated_scratch(lambda smaller: None),
+        Fit(division, needs, 1500),
+    ):
+        assert text_of(unestimated.advice()) == "raise --train.accumulate, or lower --train.batch-size"
 
 
 @given(NEEDS, DIVISIONS)
 def test_more_microbatches_need_less_memory_except_for_sums_of_gradients(needs, division):
-    before = None
-    for then in division.finer_divisions():
-        found = needs.estimate_bytes(division, then)
-        activations = (needs.temporary - needs.gradients - needs.scratch) * then.microbatch / division.microbatch
+    previous = None
+    for finer in division.finer_divisions():
+        estimate = needs.estimate_bytes(division, finer)
+        activations = (needs.temporary - needs.gradients - needs.scratch) * finer.microbatch / division.microbatch
         gradients = needs.gradients * (3 if division.accumulate == 1 else 1)
-        assert 0 <= found - (needs.persistent + gradients + needs.scratch + activations) <= 1
-        assert before is None or found <= before
-        before = found
+        assert 0 <= estimate - (needs.persistent + gradients + needs.scratch + activations) <= 1
+        assert previous is None or estimate <= previous
+        previous = estimate
 
 
 # --- The message ---
@@ -140,11 +144,11 @@ def test_the_message_has_the_needed_and_free_memory_and_a_suggestion():
     needs = Needs(arguments=GB, output=0, temporary=92 * GB, gradients=2 * GB)
     fit = Fit(Division(1024, 1), needs, 84 * GB, "NVIDIA H100 has 84 GB")
     with pytest.raises(InputError) as caught:
-        fit.check(uncompiled)
+        fit.check(reject_compilation)
     assert str(caught.value) == (
         "the step needs 93 GB on each device (arguments 1.0 GB, output 0 B, temporary 92 GB), "
         "and NVIDIA H100 has 84 GB; "
-        # 1 + 3 * 2 + 90 / 2; and 1 + 2 + 90 * 892 / 1024 is the last below 0.97 * 84.
+        # 52 = 1 + 3 * 2 + 90 / 2. With 892 images, 1 + 2 + 90 * 892 / 1024 is still below 0.97 * 84.
         "--train.accumulate 2 would need about 52 GB, or --train.batch-size 892 would need about 81 GB"
     )
 
@@ -152,7 +156,7 @@ def test_the_message_has_the_needed_and_free_memory_and_a_suggestion():
 def test_the_message_says_if_no_batch_would_fit():
     needs = Needs(arguments=90 * GB, output=0, temporary=12 * GB, gradients=2 * GB)
     fit = Fit(Division(64, 4, group_size=2), needs, 84 * GB, "NVIDIA H100 has 84 GB")
-    # 90 + 2 + 10 * 2 / 16
+    # 93 = 90 + 2 + 10 * 2 / 16
     expected = "no accumulate and no batch size would help (even 2 at a time would need about 93 GB); choose a smaller"
     assert expected in text_of(fit.advice())
     images = dataclasses.replace(needs, arguments=GB, images={"training": 89 * GB})
@@ -167,16 +171,20 @@ def test_the_suggestion_fits_and_is_the_smallest_change_that_fits(needs, divisio
     assert fit.is_short == (needs.total > room)
     assume(fit.is_short)
     words = text_of(fit.advice()).split()
-    suggested = {word: int(words[place + 1]) for place, word in enumerate(words) if word.startswith("--")}
-    finer = [each for each in division.finer_divisions() if needs.estimate_bytes(division, each) <= (1 - 0.03) * room]
+    suggested = {word: int(words[index + 1]) for index, word in enumerate(words) if word.startswith("--")}
+    finer = [
+        candidate
+        for candidate in division.finer_divisions()
+        if needs.estimate_bytes(division, candidate) <= (1 - 0.03) * room
+    ]
     assert suggested.get("--train.accumulate") == (finer[0].accumulate if finer else None)
     smaller = [dataclasses.replace(division, batch_size=size) for size in range(division.batch_size - 1, 0, -1)]
-    does = [
-        each.batch_size
-        for each in smaller
-        if each.is_even and needs.estimate_bytes(division, each) <= (1 - 0.03) * room
+    fitting_sizes = [
+        candidate.batch_size
+        for candidate in smaller
+        if candidate.is_even and needs.estimate_bytes(division, candidate) <= (1 - 0.03) * room
     ]
-    assert suggested.get("--train.batch-size") == (does[0] if does else None)
+    assert suggested.get("--train.batch-size") == (fitting_sizes[0] if fitting_sizes else None)
     assert ("no accumulate and no batch size would help" in text_of(fit.advice())) == (not suggested)
 
 
@@ -184,11 +192,11 @@ def test_the_suggestion_fits_and_is_the_smallest_change_that_fits(needs, divisio
 def test_if_memory_ran_out_despite_the_estimate_the_suggestion_needs_a_tenth_less(needs, division):
     fit = Fit(division, needs, needs.total, "there")
     assert not fit.is_short
-    fit.check(uncompiled)
-    for each in (
-        each for each in division.finer_divisions() if f"accumulate {each.accumulate} " in text_of(fit.advice())
+    fit.check(reject_compilation)
+    for finer in (
+        finer for finer in division.finer_divisions() if f"accumulate {finer.accumulate} " in text_of(fit.advice())
     ):
-        assert needs.estimate_bytes(division, each) <= 0.9 * needs.total
+        assert needs.estimate_bytes(division, finer) <= 0.9 * needs.total
 
 
 # --- All processes ---
@@ -209,20 +217,22 @@ REPORTS = st.lists(
 
 
 @given(REPORTS)
-def test_the_process_with_the_least_free_memory_decides(reports):
+def test_the_message_is_about_the_process_with_the_least_free_memory(reports):
     assert [MemoryReport.from_json(report.to_json()) for report in reports] == reports
-    fit, left = Fit.of(Division(8, 2), reports), []
+    fit, margins = Fit.of(Division(8, 2), reports), []
     for report in reports:
         room = report.room
         if report.host is not None:
-            sharing = sum(2 for each in reports if each.host and each.host.machine == report.host.machine)
-            room = min(report.host.allowed // 2, 900 // sharing)
+            sharing_devices = sum(
+                2 for other_report in reports if other_report.host and other_report.host.machine == report.host.machine
+            )
+            room = min(report.host.allowed // 2, 900 // sharing_devices)
         if report.needs is not None and room is not None:
-            left.append(room - report.needs.total)
-    if left:
+            margins.append(room - report.needs.total)
+    if margins:
         assert fit.needs is not None and fit.room is not None
-        assert fit.room - fit.needs.total == min(left)
-    assert fit.is_short == (min(left, default=0) < 0)
+        assert fit.room - fit.needs.total == min(margins)
+    assert fit.is_short == (min(margins, default=0) < 0)
 
 
 def test_the_message_names_the_process_and_the_machine():
@@ -238,22 +248,24 @@ def test_the_message_names_the_process_and_the_machine():
     assert str(Fit.of(Division(8, 1), [alone])).endswith(", and the machine has 60 B for its device")
 
 
-@pytest.mark.parametrize(("free", "platform", "known"), [(None, "cpu", True), (None, "gpu", False), (50, "cpu", False)])
-def test_cpu_devices_without_a_known_memory_have_that_of_the_host(free, platform, known):
-    one = SimpleNamespace(platform=platform)
+@pytest.mark.parametrize(
+    ("free", "platform", "has_host"), [(None, "cpu", True), (None, "gpu", False), (50, "cpu", False)]
+)
+def test_cpu_devices_without_a_known_memory_report_the_memory_of_the_host(free, platform, has_host):
+    device = SimpleNamespace(platform=platform)
     topology = SimpleNamespace(
-        free_memory=lambda: free, platform=platform, device_kind="a kind", mesh=SimpleNamespace(local_devices=[one])
+        free_memory=lambda: free, platform=platform, device_kind="a kind", mesh=SimpleNamespace(local_devices=[device])
     )
     report = MemoryReport.of(None, topology, jnp.zeros(3))  # pyright: ignore[reportArgumentType]
-    assert (report.room, report.host is not None) == (None if free is None else 62, known)
+    assert (report.room, report.host is not None) == (None if free is None else 62, has_host)
 
 
 # --- Before the first step ---
 
 
-def small_setup(devices: int = 2, net: Any = None, **more: Any) -> Any:
-    more.setdefault("table", random_table(50))
-    return runs.setup_of(net or linear_model(), sgd(0.1), devices=devices, **more)
+def small_setup(devices: int = 2, net: Any = None, **options: Any) -> Any:
+    options.setdefault("table", random_table(50))
+    return runs.setup_of(net or linear_model(), sgd(0.1), devices=devices, **options)
 
 
 def changes(steps: int = 4) -> dict[str, Any]:
@@ -273,32 +285,32 @@ def test_arguments_already_on_the_devices_are_not_counted_twice(monkeypatch):
     """With one byte less than the step still needs, the first step does not run."""
     setup = small_setup()
     needs = needs_of(setup)
-    held = bytes_on_a_device((setup.state, next(setup.batches(0, 1)), setup.key))
-    missing = needs.total - held
+    placed_bytes = bytes_on_a_device((setup.state, next(setup.batches(0, 1)), setup.key))
+    missing = needs.total - placed_bytes
     assert 0 < missing < needs.total
     for free, fits in ((missing, True), (missing - 1, False)):
-        again = dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
+        setup_copy = dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
         monkeypatch.setattr(Topology, "free_memory", lambda _, free=free: free)
         if fits:
-            assert int(train(again, changes()).step) == 4
+            assert int(train(setup_copy, changes()).step) == 4
         else:
             with pytest.raises(InputError, match=rf"^the step needs {needs.total / 1000:.1f} kB on each device"):
-                train(again, changes())
+                train(setup_copy, changes())
 
 
 @pytest.mark.slow
 def test_a_run_that_does_not_fit_ends_before_its_first_step_with_a_one_line_error(tmp_path, monkeypatch, capfd):
     data = write_arrays(tmp_path / "images.npz", random_table(39, image=16), random_table(11, image=16))
     monkeypatch.setattr(Topology, "free_memory", lambda _: 10_000)
-    own = ["--data.path", str(data), "--train.duration", "3 steps"]
+    options = ["--data.path", str(data), "--train.duration", "3 steps"]
     workdir = tmp_path / "run"
-    assert main(["train", RECIPE, *LEAN, *own, "--workdir", str(workdir)]) == 2
+    assert main(["train", RECIPE, *LEAN, *options, "--workdir", str(workdir)]) == 2
     captured = capfd.readouterr()
     last = captured.err.rstrip("\n").split("\n")[-1]
     assert last.startswith("jaxddp: the step needs ") and ", and cpu has " in last
     assert "step 1/3" not in captured.out and not list((workdir / "checkpoints").glob("[0-9]*"))
-    ended = json.loads((workdir / "result.json").read_text())
-    assert (ended["status"], ended["step"]) == ("failed", 0)
+    result = json.loads((workdir / "result.json").read_text())
+    assert (result["status"], result["step"]) == ("failed", 0)
 
 
 def test_a_reproducible_step_is_divided_into_its_shards():
@@ -309,16 +321,16 @@ def test_a_reproducible_step_is_divided_into_its_shards():
 def test_the_doctor_reports_the_same_memory_of_a_step_as_the_run(monkeypatch):
     monkeypatch.setattr(Topology, "free_memory", lambda _: 2_000)
     setup, lines = small_setup(), []
-    for ask in (lambda: rehearsal.step(setup), lambda: train(setup, changes())):
+    for call in (lambda: rehearsal.step(setup), lambda: train(setup, changes())):
         with pytest.raises(InputError) as caught:
-            ask()
+            call()
         lines.append(str(caught.value))
-    # The doctor has placed no batch, so it reports a little less memory.
-    needed, there = zip(*(line.split(";")[0].split(", and cpu has ") for line in lines), strict=True)
-    assert needed[0] == needed[1] and there[0] != there[1]
+    # The doctor places no batch on the devices, so it reports a little less available memory.
+    needed, available = zip(*(line.split(";")[0].split(", and cpu has ") for line in lines), strict=True)
+    assert needed[0] == needed[1] and available[0] != available[1]
 
 
-def test_unknown_memory_gives_no_message(monkeypatch):
+def test_a_run_whose_free_memory_is_unknown_starts(monkeypatch):
     monkeypatch.setattr("jaxddp.measure.memory.host_memory", lambda: None)
     assert int(train(small_setup(), changes()).step) == 4
 
@@ -326,11 +338,11 @@ def test_unknown_memory_gives_no_message(monkeypatch):
 # --- When memory runs out ---
 
 
-GPU_WORDS = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5.00GiB.\nAllocator dump:\n ... 200 lines"
+GPU_MESSAGE = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 5.00GiB.\nAllocator dump:\n ... 200 lines"
 
 
-class Failing:
-    """A program that fails in its n-th call, like XLA."""
+class FailingProgram:
+    """A program whose n-th call raises an error, as a program of XLA does."""
 
     def __init__(self, program: Program, number: int, error: BaseException):
         self.program, self.number, self.error = program, number, error
@@ -350,22 +362,24 @@ def failing_run(number: int, error: BaseException, *listeners: Any, val: Any = N
     setup = runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), val)
     run = make_run(setup, listeners=listeners)
     return dataclasses.replace(
-        run, steps=dataclasses.replace(run.steps, program=Failing(run.steps.program, number, error))
+        run, steps=dataclasses.replace(run.steps, program=FailingProgram(run.steps.program, number, error))
     )
 
 
 def test_a_later_failed_allocation_raises_a_one_line_error_with_its_step():
     ends = []
-    error = jax.errors.JaxRuntimeError(GPU_WORDS)
+    error = jax.errors.JaxRuntimeError(GPU_MESSAGE)
     listener = SimpleNamespace(end=ends.append)
     with pytest.raises(InputError) as caught:
         fit(failing_run(3, error, listener))
-    line = str(caught.value)
-    assert line.startswith("memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs ")
+    message = str(caught.value)
+    assert message.startswith(
+        "memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs "
+    )
     # On a CPU the memory that does not depend on the batch is unknown at that point.
-    assert "Allocator" not in line and line.endswith("; raise --train.accumulate, or lower --train.batch-size")
+    assert "Allocator" not in message and message.endswith("; raise --train.accumulate, or lower --train.batch-size")
     assert caught.value.__cause__ is error
-    assert [(end.status, end.step, end.reason) for end in ends] == [("failed", 2, line)]
+    assert [(end.status, end.step, end.reason) for end in ends] == [("failed", 2, message)]
 
 
 @pytest.mark.parametrize(
@@ -382,9 +396,9 @@ def test_another_failure_is_raised_unchanged(error):
     assert caught.value is error
 
 
-def test_a_validation_that_runs_out_of_memory_names_its_own_batch(monkeypatch):
+def test_a_validation_that_runs_out_of_memory_suggests_a_smaller_eval_batch_size(monkeypatch):
     def run_out(*_: Any) -> None:
-        raise jax.errors.JaxRuntimeError(GPU_WORDS)
+        raise jax.errors.JaxRuntimeError(GPU_MESSAGE)
 
     monkeypatch.setattr(Evaluator, "measure", run_out)
     run = make_run(runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), random_table(20)))
@@ -397,10 +411,10 @@ def test_a_validation_that_runs_out_of_memory_names_its_own_batch(monkeypatch):
 
 
 @dataclasses.dataclass(frozen=True)
-class Greedy(Part):
-    """Sort a TiB in the middle of a step."""
+class MemoryHungry(Part):
+    """A part that sorts a TiB in the middle of a step."""
 
-    name: str = "greedy"
+    name: str = "memory_hungry"
 
     def gradients(self, own: Any, grads: Any) -> Any:
         first = jax.tree.leaves(grads)[0].ravel()[0]
@@ -416,15 +430,15 @@ def test_an_allocation_that_xla_rejects_is_reported_before_and_during_the_run(de
     with pytest.raises(
         InputError, match=r"^the step needs 1\.1 TB .* and the machine has .*; no accumulate and no batch"
     ):
-        train(small_setup(devices, net, parts=(Greedy(),)), changes())
+        train(small_setup(devices, net, parts=(MemoryHungry(),)), changes())
     monkeypatch.setattr("jaxddp.measure.memory.host_memory", lambda: None)
     with pytest.raises(
         InputError, match=r"^memory ran out by step \d \(Out of memory allocating 1\d{12} bytes\): the step"
     ):
-        train(small_setup(devices, net, parts=(Greedy(),)), changes())
+        train(small_setup(devices, net, parts=(MemoryHungry(),)), changes())
 
 
-def test_a_network_that_does_not_fit_is_named():
+def test_a_network_that_does_not_fit_raises_a_one_line_error():
     def init(key: jax.Array, example: Any) -> Any:
         return {"weight": jax.random.normal(key, (1 << 20, 1 << 20))}
 
@@ -434,7 +448,7 @@ def test_a_network_that_does_not_fit_is_named():
 
 
 def test_only_jaxs_exception_with_status_resource_exhausted_is_out_of_memory():
-    assert is_out_of_memory(jax.errors.JaxRuntimeError(GPU_WORDS))
+    assert is_out_of_memory(jax.errors.JaxRuntimeError(GPU_MESSAGE))
     assert not is_out_of_memory(MemoryError("RESOURCE_EXHAUSTED: Out of memory"))
     with (
         pytest.raises(InputError, match=r"^memory ran out here \(no colon\): do$"),
@@ -446,11 +460,11 @@ def test_only_jaxs_exception_with_status_resource_exhausted_is_out_of_memory():
 # --- Memory of the process ---
 
 
-def a_wide_network() -> Any:
-    """A network of 1x1 convolutions, which needs memory almost only for activations."""
+def wide_network() -> Any:
+    """Return a network of 1x1 convolutions, which needs memory almost only for activations."""
 
     def init(key: jax.Array, example: Any) -> Any:
-        first, *others = jax.random.normal(key, (4, WIDE, WIDE)) / 8
+        first, *others = jax.random.normal(key, (4, WIDTH, WIDTH)) / 8
         return {"first": first[: example.shape[-1]], "others": jnp.stack(others), "head": others[0][:, :CLASSES]}
 
     def apply(params: Any, images: jax.Array) -> jax.Array:
@@ -462,57 +476,57 @@ def a_wide_network() -> Any:
     return init, apply
 
 
-WIDE, CLASSES = 32, 5
-LINUX = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no Linux")
+WIDTH, CLASSES = 32, 5
+needs_linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="no Linux")
 
 
-def in_memory(key: str) -> int:
+def process_memory(key: str) -> int:
     return 1024 * int(re.findall(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())[0])
 
 
 @pytest.mark.slow
-@LINUX
+@needs_linux
 @pytest.mark.parametrize(("devices", "accumulate"), [(1, 1), (2, 1), (1, 2)])
 def test_on_a_cpu_the_process_grows_by_the_reported_memory_of_a_step(devices, accumulate):
-    """`benchmarks/step_costs/memory.py` measures real networks."""
+    """`benchmarks/step_costs/memory.py` makes this comparison for real networks."""
     config = Config().replace(train={"accumulate": accumulate}, parallel={"self_test": "never"})
     table = random_table(64, image=64)
-    setup = small_setup(devices, a_wide_network(), table=table, config=config, batch_size=64)
+    setup = small_setup(devices, wide_network(), table=table, config=config, batch_size=64)
     program = setup.programs.train(setup.objective, setup.experiment, resident=False)
-    state, feed = setup.state, (next(setup.batches(0, 1)), setup.key)
-    program.prepare(state, *feed)
+    state, inputs = setup.state, (next(setup.batches(0, 1)), setup.key)
+    program.prepare(state, *inputs)
     needs = Needs.of(program.cost, state.params, setup.topology)
-    jax.block_until_ready((state, feed))
+    jax.block_until_ready((state, inputs))
     gc.collect()
-    before = in_memory("VmRSS")
-    # This resets the peak.
+    before = process_memory("VmRSS")
+    # Linux then resets the peak, VmHWM.
     Path("/proc/self/clear_refs").write_text("5")
-    jax.block_until_ready(program(state, *feed))
-    peak = in_memory("VmHWM") - before + devices * bytes_on_a_device(feed)
+    jax.block_until_ready(program(state, *inputs))
+    peak = process_memory("VmHWM") - before + devices * bytes_on_a_device(inputs)
     assert 0.8 <= devices * needs.total / peak <= 1.2
 
 
-# --- Suggestions, compiled ---
+# --- Estimates and compiled programs ---
 
 
 def test_the_estimate_for_a_smaller_batch_equals_the_memory_of_its_program():
     setup, smaller = (small_setup(2, table=random_table(64), batch_size=size) for size in (16, 8))
     program = setup.programs.train(setup.objective, setup.experiment, resident=False)
-    feed = next(setup.batches(0, 1)), setup.key
-    found = needs_of_batch(smaller.division, setup.division, program.function, setup.state, feed, setup.topology)
-    assert found == needs_of(smaller)
+    inputs = next(setup.batches(0, 1)), setup.key
+    estimate = needs_of_batch(smaller.division, setup.division, program.function, setup.state, inputs, setup.topology)
+    assert estimate == needs_of(smaller)
 
 
 def test_a_network_for_one_batch_size_has_no_estimate():
     setup = small_setup(2, table=random_table(64), batch_size=16)
     function = jax.jit(lambda state, batch, key: batch.label.reshape(16))
-    feed, half = (next(setup.batches(0, 1)), setup.key), dataclasses.replace(setup.division, batch_size=8)
-    assert needs_of_batch(half, setup.division, function, setup.state, feed, setup.topology) is None
+    inputs, half_batch = (next(setup.batches(0, 1)), setup.key), dataclasses.replace(setup.division, batch_size=8)
+    assert needs_of_batch(half_batch, setup.division, function, setup.state, inputs, setup.topology) is None
 
 
 @functools.cache
 def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
-    """Return a step that needs memory mostly for activations."""
+    """Return the needs and the division of a step whose memory is mostly for activations."""
     config = Config().replace(train={"accumulate": accumulate})
     net = resnet("resnet10", 5, width=8, stem="small").clone(architecture=Architecture((1,), BASIC))
     table = random_table(64, image=32)
@@ -529,9 +543,11 @@ def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
 def test_the_suggestion_compiles_to_less_than_the_free_memory(share):
     needs, division = compiled_needs(1, 64)
     room = int(share * needs.total)
-    fit = Fit(division, needs, room, "there").with_estimated_scratch(lambda then: compiled_needs(1, then.batch_size)[0])
+    fit = Fit(division, needs, room, "there").with_estimated_scratch(
+        lambda smaller: compiled_needs(1, smaller.batch_size)[0]
+    )
     words = text_of(fit.advice()).split()
     accumulate, batch_size = (int(words[words.index(f"--train.{key}") + 1]) for key in ("accumulate", "batch-size"))
     assert accumulate == {0.95: 2, 0.7: 2, 0.45: 4}[share]
-    for found, _ in (compiled_needs(accumulate, 64), compiled_needs(1, batch_size)):
-        assert found.total <= room
+    for suggested, _ in (compiled_needs(accumulate, 64), compiled_needs(1, batch_size)):
+        assert suggested.total <= room

@@ -1,5 +1,4 @@
-"""Mixup and cutmix: pairs, shares, labels and losses compared with their definitions in NumPy, on any number of
-devices."""
+"""Mixup and cutmix: pairs, weights, labels and losses equal their definitions in NumPy, on any number of devices."""
 
 import functools
 
@@ -33,7 +32,7 @@ NEIGHBOUR = np.arange(SIZE) ^ 1
 
 
 def inputs_of(batch: Batch, mode: str, seed: int = 0) -> Inputs:
-    """Mix images of 0..255 without flips and normalization."""
+    """Return the mixed batch without flips and normalization, so pixels range from 0 to 255."""
     augment = AugmentConfig(flip=False, **MODES[mode])
     plain = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
     return jax.device_get(preprocessed(batch, Preprocess(augment=augment, **plain), jax.random.key(seed)))
@@ -44,9 +43,9 @@ def preprocessed(batch: Batch, preprocess: Preprocess, key: jax.Array | None = N
     return preprocess(batch, train=True, key=key)
 
 
-def is_boxed(image: np.ndarray, own: np.ndarray, other: np.ndarray) -> bool:
-    """Tell whether each pixel comes from one of the two images."""
-    return bool(((np.abs(image - own) < 0.01).all(-1) | (np.abs(image - other) < 0.01).all(-1)).all())
+def is_boxed(image: np.ndarray, first: np.ndarray, second: np.ndarray) -> bool:
+    """Return whether each pixel comes from one of the two other images."""
+    return bool(((np.abs(image - first) < 0.01).all(-1) | (np.abs(image - second) < 0.01).all(-1)).all())
 
 
 # --- Pixels and weights ---
@@ -58,43 +57,43 @@ def test_mixup_is_a_weighted_sum_of_an_image_and_its_neighbour():
     pixels = BATCH.image.astype(np.float64)
     assert np.abs(images - (weight * pixels + (1 - weight) * pixels[NEIGHBOUR])).max() < 1e-3
     assert (mixing.label == BATCH.label[NEIGHBOUR]).all()
-    # Each pair has its own draw.
+    # Each example has its own weight.
     assert len(set(mixing.weight.tolist())) == SIZE
 
 
 def test_cutmix_takes_a_box_from_the_neighbour():
     images, mixing = inputs_of(BATCH, "cutmix")
-    for place in range(SIZE):
-        own, other = (BATCH.image[where].astype(float) for where in (place, place ^ 1))
-        foreign = (np.abs(images[place] - other) < 0.01).all(-1)
-        assert is_boxed(images[place], own, other)
-        assert abs(mixing.weight[place] - (1 - foreign.mean())) < 1e-6
-        if foreign.any():
-            rows, columns = np.flatnonzero(foreign.any(1)), np.flatnonzero(foreign.any(0))
-            assert foreign[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
+    for index in range(SIZE):
+        original, neighbour = (BATCH.image[position].astype(float) for position in (index, index ^ 1))
+        from_neighbour = (np.abs(images[index] - neighbour) < 0.01).all(-1)
+        assert is_boxed(images[index], original, neighbour)
+        assert abs(mixing.weight[index] - (1 - from_neighbour.mean())) < 1e-6
+        if from_neighbour.any():
+            rows, columns = np.flatnonzero(from_neighbour.any(1)), np.flatnonzero(from_neighbour.any(0))
+            assert from_neighbour[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all()
     assert (mixing.label == BATCH.label[NEIGHBOUR]).all()
     assert 0.1 < mixing.weight.mean() < 0.9
 
 
 @pytest.mark.slow
 def test_with_mixup_and_cutmix_each_pair_uses_one_of_them():
-    big = random_batch(400, image=12)
-    images, mixing = inputs_of(big, "both")
-    pixels = big.image.astype(float)
+    batch = random_batch(400, image=12)
+    images, mixing = inputs_of(batch, "both")
+    pixels = batch.image.astype(float)
     weight = mixing.weight[:, None, None, None]
     blended = (np.abs(images - (weight * pixels + (1 - weight) * pixels[np.arange(400) ^ 1])) < 1e-3).all((1, 2, 3))
     boxed = np.array([is_boxed(images[i], pixels[i], pixels[i ^ 1]) for i in range(400)])
-    # A weight of 0 or 1 fits both methods.
-    of_pair = {name: kind.reshape(-1, 2).all(1) for name, kind in (("blended", blended), ("boxed", boxed))}
-    assert (of_pair["blended"] | of_pair["boxed"]).all()
-    assert abs((~of_pair["blended"]).sum() - 100) < 5 * np.sqrt(50)
+    # An image with weight 0 or 1 matches both methods.
+    pair_matches = {name: matches.reshape(-1, 2).all(1) for name, matches in (("blended", blended), ("boxed", boxed))}
+    assert (pair_matches["blended"] | pair_matches["boxed"]).all()
+    assert abs((~pair_matches["blended"]).sum() - 100) < 5 * np.sqrt(50)
 
 
 # --- Distributions ---
 
 
 weights_of = jax.jit(jax.vmap(mixup_weight, (0, None)))
-"""Use one compiled program for every alpha."""
+"""`mixup_weight` for many keys, as one compiled program for every alpha."""
 
 
 @pytest.mark.parametrize("alpha", [0.2, 1.0, 4.0])
@@ -113,34 +112,34 @@ def test_a_cutmix_box_has_sides_that_follow_from_lambda_and_a_uniform_centre(hei
     keys = jax.random.split(jax.random.key(1), 3000)
     kept = np.array(jax.jit(jax.vmap(lambda key: cutmix_mask(key, 1.0, height, width)))(keys))
     weights = jax.jit(jax.vmap(lambda key: mixup_weight(jax.random.split(key)[0], 1.0)))(keys)
-    whole = 0
+    unclipped = 0
     for mask, side in zip(~kept, np.sqrt(1 - np.array(weights, np.float64)), strict=True):
-        tall, wide = mask.any(1).sum(), mask.any(0).sum()
-        assert mask.sum() == tall * wide
-        assert tall <= side * height + 1e-3 and wide <= side * width + 1e-3
-        whole += tall == int(side * height) and wide == int(side * width)
+        box_height, box_width = mask.any(1).sum(), mask.any(0).sum()
+        assert mask.sum() == box_height * box_width
+        assert box_height <= side * height + 1e-3 and box_width <= side * width + 1e-3
+        unclipped += box_height == int(side * height) and box_width == int(side * width)
         # The centre is inside the image, so at most half the box is clipped on one side.
-        assert not mask.any() or (tall >= int(side * height) // 2 and wide >= int(side * width) // 2)
+        assert not mask.any() or (box_height >= int(side * height) // 2 and box_width >= int(side * width) // 2)
         assert mask.any() or int(side * height) <= 1 or int(side * width) <= 1
-    assert 0 < whole < 3000
+    assert 0 < unclipped < 3000
     # The position is uniform: opposite pixels are covered equally often.
-    often = (~kept).mean(0)
-    assert np.abs(often - often[::-1]).max() < 0.06 and np.abs(often - often[:, ::-1]).max() < 0.06
-    assert often.min() > 0.05
+    coverage = (~kept).mean(0)
+    assert np.abs(coverage - coverage[::-1]).max() < 0.06 and np.abs(coverage - coverage[:, ::-1]).max() < 0.06
+    assert coverage.min() > 0.05
 
 
 # --- Keys ---
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_moving_pairs_moves_their_results(mode):
+def test_a_permutation_of_pairs_permutes_the_mixed_images(mode):
     pairs = np.random.default_rng(3).permutation(SIZE // 2)
-    moved = np.stack([2 * pairs + 1, 2 * pairs], 1).ravel()
+    new_order = np.stack([2 * pairs + 1, 2 * pairs], 1).ravel()
     images, mixing = inputs_of(BATCH, mode)
-    again = inputs_of(jax.tree.map(lambda column: column[moved], BATCH), mode)
-    assert np.abs(images[moved] - again.images).max() < 1e-3
-    assert (mixing.label[moved] == again.mixing.label).all()
-    assert (mixing.weight[moved] == again.mixing.weight).all()
+    moved_inputs = inputs_of(jax.tree.map(lambda column: column[new_order], BATCH), mode)
+    assert np.abs(images[new_order] - moved_inputs.images).max() < 1e-3
+    assert (mixing.label[new_order] == moved_inputs.mixing.label).all()
+    assert (mixing.weight[new_order] == moved_inputs.mixing.weight).all()
 
 
 def test_weights_are_keyed_by_seed_epoch_and_row():
@@ -166,8 +165,8 @@ def test_an_example_whose_partner_is_padding_is_not_mixed(mode):
     images, mixing = inputs_of(batch, mode)
     assert mixing.weight[2] == 1 and mixing.label[2] == batch.label[2]
     assert np.abs(images[2] - batch.image[2]).max() < 1e-3
-    rest = [place for place in range(SIZE) if place not in (2, 3, 8, 9)]
-    assert (mixing.weight[rest] == inputs_of(BATCH, mode).mixing.weight[rest]).all()
+    other_rows = [row for row in range(SIZE) if row not in (2, 3, 8, 9)]
+    assert (mixing.weight[other_rows] == inputs_of(BATCH, mode).mixing.weight[other_rows]).all()
 
 
 # --- The objective ---
@@ -198,20 +197,20 @@ def test_the_mixed_loss_is_the_weighted_sum_of_the_losses_of_both_labels(mode, m
     with jax.enable_x64(True):
         objective = objective_of(linear_model(), mode, loss)
         batch = random_batch(SIZE, masked=masked)
-        # Padding must not matter, even with an invalid label.
+        # The loss must not depend on padding, even if the label of padding is invalid.
         batch.label[SIZE - masked :] = -1
         params, _ = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3)))
         sums, _ = jax.jit(lambda batch: objective(params, {}, batch, train=True))(batch)
         images, mixing = jax.device_get(preprocessed(batch, objective.preprocess))
         logits = images.reshape(SIZE, -1) @ np.array(params["weight"])
-        real, weight = batch.mask > 0, mixing.weight.astype(np.float64)
-        guess = logits.argmax(-1)
+        is_real, weight = batch.mask > 0, mixing.weight.astype(np.float64)
+        predicted = logits.argmax(-1)
         losses = weight * numpy_losses(logits, batch.label) + (1 - weight) * numpy_losses(logits, mixing.label)
-        right = weight * (guess == batch.label) + (1 - weight) * (guess == mixing.label)
-        assert abs(float(sums.values[0, 0]) - losses[real].sum()) < 1e-9
-        assert abs(float(sums.values[1, 0]) - right[real].sum()) < 1e-5
+        hits = weight * (predicted == batch.label) + (1 - weight) * (predicted == mixing.label)
+        assert abs(float(sums.values[0, 0]) - losses[is_real].sum()) < 1e-9
+        assert abs(float(sums.values[1, 0]) - hits[is_real].sum()) < 1e-5
         assert float(sums.values[0, 1]) == SIZE - masked
-        assert 0 < right[real].sum() != (guess == batch.label)[real].sum()
+        assert 0 < hits[is_real].sum() != (predicted == batch.label)[is_real].sum()
 
 
 def test_without_mixing_there_is_one_label():
@@ -240,29 +239,29 @@ def test_evaluation_does_not_mix():
 
 @functools.cache
 def trained(devices: int):
-    """Return parameters and losses after three steps with all augmentations switched on."""
-    everything = {"rand_augment": 1, "cutout": 3, "erase": 0.5}
+    """Return the parameters, the losses and the largest parameter change of three steps with all augmentations."""
+    augmentations = {"rand_augment": 1, "cutout": 3, "erase": 0.5}
     objective, topology, optimizer = (
-        objective_of(linear_model(), "both", **everything),
+        objective_of(linear_model(), "both", **augmentations),
         Topology.create(devices),
         optax.sgd(1.0),
     )
     state = fresh_state(objective, optimizer, topology, 12)
-    params = jax.device_get(state.params)
+    initial_params = jax.device_get(state.params)
     step, losses = make_train_step(make_local_step(objective, optimizer, topology), topology), []
     for number in range(3):
         state, sums = step(state, topology.place(random_batch(SIZE, seed=number, image=12)))
         losses.append(sums.means()["loss"])
-    return jax.device_get(state.params), np.array(losses), largest_difference(params, state.params)
+    return jax.device_get(state.params), np.array(losses), largest_difference(initial_params, state.params)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((4,), 2))
 def test_training_with_all_augmentations_is_the_same_on_any_number_of_devices(devices):
     with jax.enable_x64(True):
-        params, losses, moved = trained(1)
-        others, again, _ = trained(devices)
-    assert moved > 1e-3
+        params, losses, change = trained(1)
+        other_params, other_losses, _ = trained(devices)
+    assert change > 1e-3
     # Weights and shares of images are drawn in float32.
-    assert np.abs(losses - again).max() < 1e-6
-    assert largest_difference(params, others) < 1e-6
+    assert np.abs(losses - other_losses).max() < 1e-6
+    assert largest_difference(params, other_params) < 1e-6

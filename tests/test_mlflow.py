@@ -1,6 +1,6 @@
-"""MLflow with a local store, with its server, and without an answer of the server: what only this logger does.
+"""The MLflow logger with a local store, with a server, and with a server that does not answer.
 
-tests/conformance has the rest.
+tests/conformance tests the behavior that all loggers have in common.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.data import random_table
-from support.logged import alone, forget_mlflow, mlflow_client, mlflow_run
+from support.logged import alone, mlflow_client, mlflow_run, remove_mlflow_variables
 from support.networks import linear_model
 from support.shared import sgd, shared
 
@@ -27,12 +27,12 @@ TRAIN, VAL = random_table(24), random_table(9, seed=1)
 
 @pytest.fixture(scope="module", autouse=True)
 def store(tmp_path_factory) -> Iterator[Path]:
-    """The current directory of these tests, in which the library makes its store."""
+    """Return the current directory of these tests, in which MLflow creates its local store."""
     folder = tmp_path_factory.mktemp("store")
     with pytest.MonkeyPatch.context() as patch:
         alone(folder, patch)
         yield folder
-        forget_mlflow()
+        remove_mlflow_variables()
 
 
 @pytest.mark.slow
@@ -46,23 +46,23 @@ def test_a_resumed_run_has_status_running_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_from_step_0_begins_a_new_logger_run_and_the_environment_is_respected(tmp_path, monkeypatch):
+def test_a_run_from_step_0_begins_a_new_mlflow_run_in_the_experiment_that_the_environment_names(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "flowers")
-    found = []
+    runs = []
     for _ in range(2):
         logger = MLflow(tmp_path)
         logger.start(RunStart(0, 9, 8, 9, 1, 1))
-        found.append(mlflow_run(tmp_path).info)
-    assert found[0].run_id != found[1].run_id
-    assert {info.experiment_id for info in found} == {mlflow_client().get_experiment_by_name("flowers").experiment_id}
+        runs.append(mlflow_run(tmp_path).info)
+    assert runs[0].run_id != runs[1].run_id
+    assert {info.experiment_id for info in runs} == {mlflow_client().get_experiment_by_name("flowers").experiment_id}
 
 
-def test_project_name_and_config_are_those_of_the_run(tmp_path, monkeypatch):
-    """The config takes precedence over the environment; Python has the same options."""
+def test_the_log_options_of_a_run_set_mlflows_experiment_name_and_parameters(tmp_path, monkeypatch):
+    """The options take precedence over the environment."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "others")
     setup = shared(jaxddp.prepare_training(linear_model(), TRAIN, 1, sgd(0.1), 8))
-    own = {"log_project": "petals", "log_name": "first", "log_config": {"fold": 3, "note": "baseline"}}
-    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path, log_to="mlflow", **own)
+    options = {"log_project": "petals", "log_name": "first", "log_config": {"fold": 3, "note": "baseline"}}
+    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path, log_to="mlflow", **options)
     run = mlflow_run(tmp_path)
     assert run.info.experiment_id == mlflow_client().get_experiment_by_name("petals").experiment_id
     assert run.info.run_name == "first"
@@ -87,9 +87,9 @@ def test_a_silent_server_disables_the_logger_and_does_not_end_the_run(tmp_path, 
             jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path / "run", log_to="mlflow"
         )
     assert int(state.step) == 3
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
-    assert said.startswith("the logger mlflow failed at step 0 (MlflowException: ")
-    assert said.endswith("and is left out from here on") and "ReadTimeoutError" in said
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
+    assert message.startswith("the logger mlflow failed at step 0 (MlflowException: ")
+    assert message.endswith("and is left out from here on") and "ReadTimeoutError" in message
 
 
 SERVER = """
@@ -104,14 +104,14 @@ server.serve_forever()
 
 @pytest.fixture
 def server(tmp_path) -> Iterator[str]:
-    """MLflow's server, with a store, which also serves the artifacts."""
-    told = {
+    """Return the URL of an MLflow server with its own store, which also serves the artifacts."""
+    settings = {
         "FILE_STORE": f"sqlite:///{tmp_path}/server.db",
         "ARTIFACT_ROOT": "mlflow-artifacts:/",
         "ARTIFACT_DESTINATION": str(tmp_path / "artifacts"),
         "SERVE_ARTIFACTS": "true",
     }
-    environment = {f"_MLFLOW_SERVER_{name}": value for name, value in told.items()}
+    environment = {f"_MLFLOW_SERVER_{name}": value for name, value in settings.items()}
     environment |= {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
     command = [sys.executable, "-c", SERVER]
     with (tmp_path / "server.log").open("wb") as log:
@@ -125,7 +125,7 @@ def server(tmp_path) -> Iterator[str]:
 
 
 @pytest.mark.ci
-def test_a_server_receives_the_same_as_the_local_store(server, tmp_path, monkeypatch, capfd):
+def test_a_server_receives_the_metrics_images_and_status_of_a_run(server, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     setup = shared(jaxddp.prepare_training(linear_model(), TRAIN, 1, sgd(0.1), 8))
     workdir = tmp_path / "served"
@@ -133,16 +133,18 @@ def test_a_server_receives_the_same_as_the_local_store(server, tmp_path, monkeyp
         jaxddp.softmax_cross_entropy, setup, val=VAL, listeners=(), workdir=workdir, log_to="mlflow", log_every="1 step"
     )
     run = mlflow_run(workdir)
-    logged = [(one.step, one.value) for one in mlflow_client().get_metric_history(run.info.run_id, "train/loss")]
+    logged = [
+        (metric.step, metric.value) for metric in mlflow_client().get_metric_history(run.info.run_id, "train/loss")
+    ]
     written = [row for _, row in rows.parse(workdir / "metrics.jsonl")]
     assert logged == [(row["step"], row["loss"]) for row in written if row["split"] == "train"]
     assert run.info.status == "FINISHED"
     names = [file.path for file in mlflow_client().list_artifacts(run.info.run_id, "images")]
     assert [name for name in names if "+step+3+" in name and name.endswith(".png")]
-    said = capfd.readouterr().out
-    assert said == f"mlflow: run {run.info.run_id} at {server.replace('someone:secret@', '')}\n"
+    output = capfd.readouterr().out
+    assert output == f"mlflow: run {run.info.run_id} at {server.replace('someone:secret@', '')}\n"
 
 
 def test_the_config_sets_the_number_of_logged_images(tmp_path):
-    wanted = [MLflow.of(Config().replace(log={"images": count}), tmp_path).wants_predictions for count in (None, 0, 5)]
-    assert wanted == [16, 0, 5]
+    numbers = [MLflow.of(Config().replace(log={"images": count}), tmp_path).wants_predictions for count in (None, 0, 5)]
+    assert numbers == [16, 0, 5]

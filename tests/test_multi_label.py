@@ -1,4 +1,4 @@
-"""Examples of several labels or none: training with losses and metrics that support them, else one line."""
+"""Examples with several labels or none: training accepts losses and metrics that support them, and rejects others."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ METRIC_NAMES = ("map", "f1", "exact_match")
 
 
 def table_of(size: int, seed: int = 0) -> jaxddp.ArrayTable:
-    """Returns images of any of five colours; some have none."""
+    """Return images whose colour is the sum of the colours of their labels. Some images have no label."""
     rng = np.random.default_rng(seed)
     labels = (rng.random((size, 5)) < 0.3).astype(np.uint8)
     colours = np.random.default_rng(99).integers(0, 60, (5, 3))
@@ -57,16 +57,19 @@ def test_a_table_of_arrays_keeps_label_rows():
     assert labels.kind == SEVERAL
     assert labels.counts.tolist() == TABLE.labels.sum(0).tolist()
     assert labels.of(3).tolist() == np.flatnonzero(TABLE.labels[3]).tolist()
-    alone = np.flatnonzero(TABLE.labels.sum(1) == 1)
-    assert np.flatnonzero(labels.single >= 0).tolist() == alone.tolist()
-    assert TABLE.labels[alone, labels.single[alone]].all()
-    some = TABLE.select("b,e")
-    own = TABLE.labels[:, [1, 4]]
-    assert some.class_names == ("b", "e") and some.labels.tolist() == own[own.any(1)].tolist()
+    with_one_label = np.flatnonzero(TABLE.labels.sum(1) == 1)
+    assert np.flatnonzero(labels.single >= 0).tolist() == with_one_label.tolist()
+    assert TABLE.labels[with_one_label, labels.single[with_one_label]].all()
+    selected = TABLE.select("b,e")
+    selected_labels = TABLE.labels[:, [1, 4]]
+    assert (
+        selected.class_names == ("b", "e")
+        and selected.labels.tolist() == selected_labels[selected_labels.any(1)].tolist()
+    )
     with pytest.raises(InputError, match="classes 'b': none of 1 example, the first of which is row 0, is of the 1"):
         TABLE.rows(np.flatnonzero(TABLE.labels[:, 1] == 0)[:1]).select("b")
-    few = TABLE.take(20)
-    assert len(few) == 20 and few.fingerprint != TABLE.fingerprint
+    subset = TABLE.take(20)
+    assert len(subset) == 20 and subset.fingerprint != TABLE.fingerprint
     flipped = jaxddp.ArrayTable(TABLE.images, 1 - TABLE.labels, NAMES)
     assert flipped.fingerprint != TABLE.fingerprint
     assert jaxddp.ArrayTable(TABLE.images, TABLE.labels.astype(bool), NAMES).fingerprint == TABLE.fingerprint
@@ -106,21 +109,21 @@ def step_in_float64(devices: int):
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
     step = make_train_step(make_local_step(objective, optimizer, topology), topology)
-    after, sums = step(topology.replicate(jax.device_get(state)), topology.place(batch))
-    return jax.device_get(after.params), sums.means()
+    next_state, sums = step(topology.replicate(jax.device_get(state)), topology.place(batch))
+    return jax.device_get(next_state.params), sums.means()
 
 
 @pytest.mark.slow
 def test_a_step_of_mixed_images_is_the_same_on_any_number_of_devices():
     with jax.enable_x64(True):
         params, means = step_in_float64(1)
-        others, theirs = step_in_float64(4)
-        assert largest_difference(others, params) < 1e-9 and theirs == pytest.approx(means, abs=1e-9)
+        other_params, other_means = step_in_float64(4)
+        assert largest_difference(other_params, params) < 1e-9 and other_means == pytest.approx(means, abs=1e-9)
 
 
 @pytest.mark.slow
 def test_a_multi_label_run_learns_and_its_metrics_equal_scikit_learns():
-    found = {}
+    results = {}
     for devices, cache in [(1, "none"), (4, "device")]:
         data = DataConfig(image_size=6, crop="whole", cache=cache, augment=AugmentConfig(flip=False))
         setup = jaxddp.prepare_training(
@@ -132,39 +135,39 @@ def test_a_multi_label_run_learns_and_its_metrics_equal_scikit_learns():
         state, history = jaxddp.train(
             *(jaxddp.sigmoid_cross_entropy, setup), val=VAL, listeners=(), eval_every="10 epochs", self_test="always"
         )
-        found[devices] = np.asarray(state.params["weight"]), {name: history.val[name] for name in METRIC_NAMES}
-    np.testing.assert_allclose(found[1][0], found[4][0], rtol=1e-4, atol=1e-6)
+        results[devices] = np.asarray(state.params["weight"]), {name: history.val[name] for name in METRIC_NAMES}
+    np.testing.assert_allclose(results[1][0], results[4][0], rtol=1e-4, atol=1e-6)
     pixels = (VAL.images / 255 - np.array(data.mean)) / np.array(data.std)
-    logits = pixels.reshape(23, -1) @ found[4][0]
-    assert found[4][1]["map"][-1] == pytest.approx(average_precision_score(VAL.labels, logits), abs=1e-6)
-    assert found[4][1]["f1"][-1] == pytest.approx(f1_score(VAL.labels, logits > 0, average="macro"), abs=1e-12)
+    logits = pixels.reshape(23, -1) @ results[4][0]
+    assert results[4][1]["map"][-1] == pytest.approx(average_precision_score(VAL.labels, logits), abs=1e-6)
+    assert results[4][1]["f1"][-1] == pytest.approx(f1_score(VAL.labels, logits > 0, average="macro"), abs=1e-12)
     exact = ((logits > 0) == VAL.labels).all(1).mean()
-    assert found[4][1]["exact_match"][-1] == pytest.approx(exact, abs=1e-6)
-    assert found[4][1]["map"][-1] > 0.5
+    assert results[4][1]["exact_match"][-1] == pytest.approx(exact, abs=1e-6)
+    assert results[4][1]["map"][-1] > 0.5
 
 
-def prepared(**more):
-    return jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, **more)
+def prepare(**options):
+    return jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, **options)
 
 
-def test_from_python_objects_for_one_label_raise_a_one_line_error():
-    setup = prepared()
+def test_python_objects_for_one_label_raise_a_one_line_error():
+    setup = prepare()
     assert list(setup.recipe.metrics) == ["map"] and setup.recipe.loss.function is sigmoid_cross_entropy
     with pytest.raises(InputError, match=r"loss .*: fails for .* labels float32\[9, 5\], several of an image"):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=())
     with pytest.raises(InputError, match=r"metrics: mine: fails for .*several of an image"):
-        prepared(metrics={"mine": METRICS.get("top1")})
+        prepare(metrics={"mine": METRICS.get("top1")})
     with pytest.raises(InputError, match="validation data: one label per image, and several in the training data"):
         jaxddp.train(jaxddp.sigmoid_cross_entropy, setup, val=random_table(9), listeners=())
     with pytest.raises(InputError, match="data.sampling=balanced takes one label per image"):
-        prepared(data=DataConfig(sampling="balanced", image_size=6, crop="whole"))
-    for ask in (jaxddp.topk_accuracy, jaxddp.show_predictions):
+        prepare(data=DataConfig(sampling="balanced", image_size=6, crop="whole"))
+    for function in (jaxddp.topk_accuracy, jaxddp.show_predictions):
         with pytest.raises(InputError, match="table: its images may have several labels, and this function takes one"):
-            ask(setup.state, setup, VAL)
+            function(setup.state, setup, VAL)
     assert "map" in jaxddp.evaluate(setup.state, setup, VAL, jaxddp.sigmoid_cross_entropy)
 
 
-def test_in_a_config_names_for_one_label_raise_a_one_line_error():
+def test_config_names_for_one_label_raise_a_one_line_error():
     config = Config().replace(loss={"name": "cross_entropy"})
     with pytest.raises(InputError, match="loss.name=cross_entropy does not take several labels of an image, which the"):
         configured_losses(config, SEVERAL, np.ones(5))
@@ -173,12 +176,12 @@ def test_in_a_config_names_for_one_label_raise_a_one_line_error():
         InputError, match="eval.metrics: top1 takes one label per image, and the data have several; name "
     ):
         configured_metrics(config, SEVERAL)
-    own = config.replace(eval={"metrics": METRIC_NAMES})
-    assert tuple(configured_metrics(own, SEVERAL)) == METRIC_NAMES
+    multi_label_config = config.replace(eval={"metrics": METRIC_NAMES})
+    assert tuple(configured_metrics(multi_label_config, SEVERAL)) == METRIC_NAMES
     with pytest.raises(
         InputError, match="eval.metrics: exact_match takes several labels per image, and the data have one"
     ):
-        configured_metrics(own, LabelKind(5))
+        configured_metrics(multi_label_config, LabelKind(5))
 
 
 RECIPE = """
@@ -209,76 +212,76 @@ def get_model(config, num_classes):
 COLOURS = {"red": (200, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 200)}
 
 
-def write_listing(root: Path, name: str, size: int, seed: int, damaged: int = -1) -> None:
+def write_listing(root: Path, name: str, size: int, seed: int, damaged_number: int = -1) -> None:
     rng, lines = np.random.default_rng(seed), ["path,label"]
     for number in range(size):
-        own = [each for each in COLOURS if rng.random() < 0.5] or ["red"]
-        pixels = rng.integers(0, 50, (8, 8, 3)) + sum(np.array(COLOURS[each]) for each in own)
+        colours = [colour for colour in COLOURS if rng.random() < 0.5] or ["red"]
+        pixels = rng.integers(0, 50, (8, 8, 3)) + sum(np.array(COLOURS[colour]) for colour in colours)
         Image.fromarray(pixels.astype(np.uint8)).save(root / f"{name}{number}.png")
-        if number == damaged:
+        if number == damaged_number:
             (root / f"{name}{number}.png").write_bytes(b"\x89PNG\r\n\x1a\nnone")
-        lines.append(f"{name}{number}.png,{';'.join(own)}")
+        lines.append(f"{name}{number}.png,{';'.join(colours)}")
     (root / f"{name}.csv").write_text("\n".join(lines) + "\n")
 
 
-# The tests above cover its parts.
+# This test runs only in CI, because the tests above cover its steps.
 @pytest.mark.ci
 @pytest.mark.slow
-def test_a_listing_is_trained_on_and_its_run_predicts(tmp_path, capfd):
-    write_listing(tmp_path, "train", 24, 0, damaged=5)
+def test_a_run_trains_on_a_listing_with_several_labels_and_predicts(tmp_path, capfd):
+    write_listing(tmp_path, "train", 24, 0, damaged_number=5)
     write_listing(tmp_path, "val", 9, 1)
     (tmp_path / "mine.py").write_text(RECIPE)
     run = tmp_path / "run"
     common = ["train", str(tmp_path / "mine.py"), "--data.path", str(tmp_path), "--workdir", str(run)]
-    bad = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1"]
-    assert main([*common, "--loss.name", "nll", *bad]) == 2
+    options = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1"]
+    assert main([*common, "--loss.name", "nll", *options]) == 2
     assert "--loss.name nll does not take several labels of an image" in capfd.readouterr().err.splitlines()[-1]
-    assert main([*common, *bad, "--log.to", "jsonl", "confusion"]) == 2
-    wanted = (
+    assert main([*common, *options, "--log.to", "jsonl", "confusion"]) == 2
+    expected = (
         "log.to: confusion: its metric: confusion takes one label per image, and the data have several; leave it out"
     )
-    assert wanted in capfd.readouterr().err.splitlines()[-1] and not run.exists()
-    assert main([*common, *bad]) == 0
+    assert expected in capfd.readouterr().err.splitlines()[-1] and not run.exists()
+    assert main([*common, *options]) == 0
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validated = [line for line in lines if line["split"] == "val"]
     assert len(validated) == 2 and all(0 <= line["map"] <= 1 and "f1_micro" in line for line in validated)
-    assert main([*common, *bad, "--train.duration", "3 epochs"]) == 0
+    assert main([*common, *options, "--train.duration", "3 epochs"]) == 0
     assert main(["eval", str(run / "config.json")]) == 0
     loaded = jaxddp.load_run(run, devices=1)
     pixels = np.asarray([np.asarray(Image.open(tmp_path / f"val{number}.png")) for number in range(9)])
-    found = loaded.predict(pixels).probabilities
+    probabilities = loaded.predict(pixels).probabilities
     # Each class has its own probability.
-    assert found.shape == (9, 3) and (np.abs(found.sum(1) - 1) > 1e-3).any()
+    assert probabilities.shape == (9, 3) and (np.abs(probabilities.sum(1) - 1) > 1e-3).any()
     weights, normalized = (
         loaded.state.params["Dense_0"],
         (pixels / 255 - np.array(loaded.config.data.mean)) / np.array(loaded.config.data.std),
     )
     logits = normalized.mean((1, 2)) @ np.asarray(weights["kernel"]) + np.asarray(weights["bias"])
-    np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), atol=1e-4)
+    np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), atol=1e-4)
     _, val = jaxddp.open_data(tmp_path)
     with pytest.raises(InputError, match="its images may have several labels, and this method takes one; use predict"):
         loaded.outcome(val)
 
 
-def test_inputs_are_shown_under_all_their_labels():
+def test_the_titles_of_shown_inputs_list_all_their_labels():
     from jaxddp.notebook.figures import show_inputs
 
-    figure = show_inputs(prepared(), 8)
+    figure = show_inputs(prepare(), 8)
     titles = [axes.get_title().splitlines() for axes in figure.axes if axes.get_title()]
     for label, row in titles:
-        own = TABLE.labels[int(row.removeprefix("row "))]
-        assert label == (", ".join(np.array(NAMES)[own > 0]) or "no label")
+        label_row = TABLE.labels[int(row.removeprefix("row "))]
+        assert label == (", ".join(np.array(NAMES)[label_row > 0]) or "no label")
 
 
 def test_arrays_in_a_file_keep_their_label_rows(tmp_path):
     file = write_arrays(tmp_path / "set.npz", TABLE, VAL)
     train_table, val_table = jaxddp.open_data(file)
     assert train_table.class_names == tuple("01234")
-    for table, given in ((train_table, TABLE), (val_table, VAL)):
-        np.testing.assert_array_equal(table.labels, given.labels)
+    for table, original in ((train_table, TABLE), (val_table, VAL)):
+        np.testing.assert_array_equal(table.labels, original.labels)
 
 
-def test_one_label_is_trained_on_by_bce_too():
+def test_bce_also_trains_on_examples_with_one_label():
     setup = setup_of(linear_model(), sgd(0.1), random_table(50), loss=sigmoid_cross_entropy)
     before = np.asarray(setup.state.params["weight"])
     state = train(setup, {"train": {"duration": "2 steps"}})

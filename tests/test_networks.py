@@ -22,7 +22,7 @@ from jaxddp.models.ops.gelu import gelu
 from jaxddp.models.vit import ViT, ViTSize
 from jaxddp.registry import MODELS
 
-COUNTS = {
+PARAMETER_COUNTS = {
     "vit_ti16": 5_717_416,
     "vit_s16": 22_050_664,
     "vit_b16": 86_567_656,
@@ -36,7 +36,7 @@ def network(name):
 
 
 def shapes_of(model, size=224):
-    """Return the arrays by path, such as "params/fc/kernel"."""
+    """Return the shapes of the arrays by path, such as "params/fc/kernel"."""
     variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, size, size, 3), jnp.float32))
     return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(dict(variables), sep="/").items()}
 
@@ -46,12 +46,12 @@ def test_depths_grow_from_the_stem_to_the_head(name):
     model = network(name)
     depths = [model.depth_of(path) for path in shapes_of(model) if path.startswith("params/")]
     assert sorted(set(depths)) == list(range(model.depth))
-    # Most arrays of the first and of the last layer fit.
+    # The first layer and the last layer have at least two arrays each.
     assert depths.count(0) >= 2
     assert depths.count(model.depth - 1) >= 2
 
 
-def test_depths_of_a_resnet():
+def test_the_depths_of_a_resnet_count_its_blocks():
     model = network("resnet50")
     depths = {
         "params/conv1/kernel": 0,
@@ -65,13 +65,13 @@ def test_depths_of_a_resnet():
     assert {path: model.depth_of(path) for path in depths} == depths
 
 
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize("name", PARAMETER_COUNTS)
 def test_parameter_counts_are_the_published_ones(name):
     variables = shapes_of(MODELS.get(name)(Config(), 1000))
-    assert sum(map(math.prod, variables.values())) == COUNTS[name]
+    assert sum(map(math.prod, variables.values())) == PARAMETER_COUNTS[name]
 
 
-def test_depths_of_a_vit():
+def test_the_depths_of_a_vit_count_its_blocks():
     model = network("vit_ti16")
     depths = {
         "params/cls_token": 0,
@@ -85,7 +85,7 @@ def test_depths_of_a_vit():
     assert {path: model.depth_of(path) for path in depths} == depths
 
 
-def test_depths_of_a_convnext():
+def test_the_depths_of_a_convnext_count_its_blocks():
     model = network("convnext_small")
     depths = {
         "params/stem/norm/scale": 0,
@@ -112,20 +112,20 @@ def test_logits_have_at_least_float32_and_parameters_keep_their_dtype(name, dtyp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wide", [False, True])
-def test_gelu_and_its_derivative_are_exact(wide):
-    with jax.enable_x64(wide):
-        x = np.linspace(-7, 7, 57).astype(np.float64 if wide else np.float32)
-        tolerance = 1e-14 if wide else 2e-6
-        shares = np.array([(1 + math.erf(each * math.sqrt(0.5))) / 2 for each in x.tolist()])
-        densities = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+@pytest.mark.parametrize("is_float64", [False, True])
+def test_gelu_and_its_derivative_are_exact(is_float64):
+    with jax.enable_x64(is_float64):
+        x = np.linspace(-7, 7, 57).astype(np.float64 if is_float64 else np.float32)
+        tolerance = 1e-14 if is_float64 else 2e-6
+        cdf = np.array([(1 + math.erf(value * math.sqrt(0.5))) / 2 for value in x.tolist()])
+        pdf = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
         value, gradient = gelu(x), jax.vmap(jax.grad(gelu))(x)
         assert value.dtype == gradient.dtype == x.dtype
-        np.testing.assert_allclose(value, x * shares, rtol=0, atol=tolerance)
-        np.testing.assert_allclose(gradient, shares + x * densities, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(value, x * cdf, rtol=0, atol=tolerance)
+        np.testing.assert_allclose(gradient, cdf + x * pdf, rtol=0, atol=tolerance)
 
 
-def test_gelu_has_a_gradient_where_devices_differ():
+def test_gelu_has_a_gradient_inside_shard_map():
     topology = Topology.create(2)
 
     def gradient(x):
@@ -136,34 +136,34 @@ def test_gelu_has_a_gradient_where_devices_differ():
     np.testing.assert_allclose(jax.jit(sharded)(topology.place(x)), gradient(x), rtol=1e-6)
 
 
-def test_images_of_another_size_than_the_position_table_raise_a_one_line_error():
+def test_images_that_do_not_fit_the_position_embeddings_raise_a_one_line_error():
     model = network("vit_ti16")
     variables = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32))
     with pytest.raises(InputError) as raised:
         jax.eval_shape(model.apply, variables, jax.ShapeDtypeStruct((1, 96, 80, 3), jnp.float32))
-    line = (
+    expected = (
         "vit: images of 96x80 pixels have 30 patches, but the position embeddings are for 16; give data.image_size=64"
     )
-    assert first_line(raised) == line
+    assert first_line(raised) == expected
 
 
 def first_line(raised):
-    """JAX adds a note to the exception."""
+    """Return the first line of a message, without the note that JAX adds to the exception."""
     return str(raised.value).splitlines()[0]
 
 
 @pytest.mark.parametrize(
-    ("name", "side", "line"),
+    ("name", "side", "expected"),
     [
         ("vit_ti16", 100, "vit: images of 100x100 pixels are not whole patches of 16; give data.image_size=96 or 112"),
         ("vit_ti16", 8, "vit: images of 8x8 pixels are not whole patches of 16; give data.image_size=16"),
         ("convnext_tiny", 28, "convnext: images of 28x28 pixels are too small; give data.image_size=32 or more"),
     ],
 )
-def test_images_that_a_network_cannot_take_raise_a_one_line_error(name, side, line):
+def test_images_that_a_network_cannot_take_raise_a_one_line_error(name, side, expected):
     with pytest.raises(InputError) as raised:
         shapes_of(network(name), side)
-    assert first_line(raised) == line
+    assert first_line(raised) == expected
 
 
 SMALL = {
@@ -175,7 +175,7 @@ SMALL = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_initial_logits_are_small_and_differ_between_images(name):
-    """A network with a part that starts with zeros, or with much too large numbers, would not learn."""
+    """A network in which a layer starts with zeros or with very large numbers would not learn."""
     model = for_platform(SMALL[name], "cpu")
     images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
     logits = jax.jit(lambda key, images: model.apply(model.init(key, images), images))(jax.random.key(0), images)

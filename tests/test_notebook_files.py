@@ -1,4 +1,4 @@
-"""The notebooks as they are kept; tests/integration/test_notebooks.py runs them."""
+"""Notebooks are committed without outputs; tests/integration/test_notebooks.py runs them."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "notebooks"
 
 
 @pytest.mark.parametrize("path", sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: path.stem)
-def test_a_notebook_is_kept_without_outputs(path):
+def test_a_notebook_is_committed_without_outputs(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     for cell in notebook.cells:

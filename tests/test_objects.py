@@ -49,8 +49,8 @@ pytestmark = pytest.mark.timeout(120)
 ROOT = "s3://bucket/imagenet"
 DATA = DataConfig(image_size=16, resize=20)
 # The deadline is long, because the machine may be busy. The limited number of tries still ends a test soon.
-SHORT = RetryPolicy(deadline=20, read_timeout=10, tries=3)
-KEYS = {
+FEW_TRIES = RetryPolicy(deadline=20, read_timeout=10, tries=3)
+CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "somebody",
     "AWS_SECRET_ACCESS_KEY": "do-not-tell",
     "AWS_REGION": "us-east-1",
@@ -88,50 +88,50 @@ class Server:
 
 @pytest.fixture(scope="session")
 def server(tree) -> Iterator[Server]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    # A page of a listing has three names, so every folder has several pages.
+    # A page of a listing has at most three names, so the list of each folder has several pages.
     environment = os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": "3"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        one = Server(port)
+        server = Server(port)
         for _ in range(150):
             with contextlib.suppress(OSError):
-                one.request("PUT", "/bucket")
+                server.request("PUT", "/bucket")
                 break
             assert process.poll() is None, "the S3 server ended"
             time.sleep(0.2)
-        one.upload(tree, ROOT)
-        yield one
+        server.upload(tree, ROOT)
+        yield server
     finally:
         process.kill()
         process.wait(20)
 
 
 class Proxy(ThreadingHTTPServer):
-    """Passes requests on to the S3 server, except those for which `fault` returns a failure."""
+    """A proxy that forwards requests to the S3 server, except requests for which `fault` returns a failure."""
 
     daemon_threads = True
 
     def __init__(self, target: int):
         super().__init__(("127.0.0.1", 0), Forward)
         self.target = target
-        self.over = threading.Event()
+        self.stopping = threading.Event()
         self.url = f"http://127.0.0.1:{self.server_port}"
-        self.calm()
+        self.reset()
 
-    def calm(self) -> None:
+    def reset(self) -> None:
         self.requests: list[str] = []
         self.fault: Callable[[int], str | None] = lambda number: None
 
-    def first(self, count: int, fault: str) -> None:
-        """Makes the next requests fail in this way."""
-        self.calm()
+    def fail_first(self, count: int, fault: str) -> None:
+        """Let the next `count` requests fail with `fault`."""
+        self.reset()
         self.fault = lambda number: fault if number <= count else None
 
     def handle_error(self, request, client_address) -> None:
-        """Ignores clients that gave up."""
+        """Ignore clients that closed their connection."""
 
 
 class Forward(BaseHTTPRequestHandler):
@@ -145,7 +145,7 @@ class Forward(BaseHTTPRequestHandler):
         self.server.requests.append(self.path)
         fault = self.server.fault(len(self.server.requests))
         if fault == "silence":
-            self.server.over.wait()
+            self.server.stopping.wait()
         elif fault == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         elif fault and fault.isdecimal():
@@ -153,13 +153,13 @@ class Forward(BaseHTTPRequestHandler):
         if fault in ("silence", "reset"):
             self.close_connection = True
             return self.connection.close()
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=20)
-        with contextlib.closing(connection):
-            connection.request("GET", self.path, headers={k: v for k, v in self.headers.items() if k != "host"})
-            reply = connection.getresponse()
+        upstream = http.client.HTTPConnection("127.0.0.1", self.server.target, timeout=20)
+        with contextlib.closing(upstream):
+            upstream.request("GET", self.path, headers={k: v for k, v in self.headers.items() if k != "host"})
+            reply = upstream.getresponse()
             body = reply.read()
-            kept = {k: v for k, v in reply.getheaders() if k.lower() in ("content-type", "etag", "last-modified")}
-        self.answer(reply.status, kept, body, fault)
+            headers = {k: v for k, v in reply.getheaders() if k.lower() in ("content-type", "etag", "last-modified")}
+        self.answer(reply.status, headers, body, fault)
 
     do_PUT = do_GET
 
@@ -172,32 +172,32 @@ class Forward(BaseHTTPRequestHandler):
             self.close_connection = True
             body = body[: len(body) // 2]
         elif fault == "drip":
-            while body and not self.server.over.wait(0.1):
+            while body and not self.server.stopping.wait(0.1):
                 self.wfile.write(body[:1])
                 body = body[1:]
         self.wfile.write(body)
 
 
 @pytest.fixture(scope="session")
-def running(server) -> Iterator[Proxy]:
+def running_proxy(server) -> Iterator[Proxy]:
     with Proxy(server.port) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield proxy
-        proxy.over.set()
+        proxy.stopping.set()
         proxy.shutdown()
         thread.join(10)
 
 
 @pytest.fixture
-def proxy(running, monkeypatch) -> Iterator[Proxy]:
+def proxy(running_proxy, monkeypatch) -> Iterator[Proxy]:
     for name in [name for name in os.environ if name.startswith(("AWS_", "GOOGLE_"))]:
         monkeypatch.delenv(name)
-    for name, value in (KEYS | {"AWS_ENDPOINT_URL": running.url}).items():
+    for name, value in (CREDENTIALS | {"AWS_ENDPOINT_URL": running_proxy.url}).items():
         monkeypatch.setenv(name, value)
-    running.calm()
-    yield running
-    running.calm()
+    running_proxy.reset()
+    yield running_proxy
+    running_proxy.reset()
 
 
 @pytest.fixture(scope="session")
@@ -207,10 +207,10 @@ def tree(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def store(proxy) -> Objects:
-    return Objects.open(ROOT, SHORT)
+    return Objects.open(ROOT, FEW_TRIES)
 
 
-def message(kind: type[JaxddpError], call, *args, **kwargs) -> str:
+def error_of(kind: type[JaxddpError], call, *args, **kwargs) -> str:
     with pytest.raises(kind) as error:
         call(*args, **kwargs)
     text = str(error.value)
@@ -227,20 +227,20 @@ def batches(table: ExampleTable, index: int = 0, count: int = 1) -> list:
     return list(table.train_batches(order, DATA, range(4), Shard(index, count)))
 
 
-def pairs(halves: list) -> list:
-    """Returns the two shards of each step, with the fields that a batch always has."""
-    return [(one[:5], other[:5]) for one, other in zip(*halves, strict=True)]
+def shard_pairs(shards: list) -> list:
+    """Return the two shards of each step, with the fields that every batch has."""
+    return [(first[:5], second[:5]) for first, second in zip(*shards, strict=True)]
 
 
 @pytest.fixture(scope="module")
-def from_disk(tree) -> list:
+def disk_batches(tree) -> list:
     return batches(train_solutions(tree))
 
 
-def assert_same(ones: list, others: list) -> None:
-    for one, other in zip(ones, others, strict=True):
-        for leaf, other_leaf in zip(one[:5], other[:5], strict=True):
-            np.testing.assert_array_equal(leaf, other_leaf)
+def assert_equal_batches(actual_batches: list, expected_batches: list) -> None:
+    for batch, expected in zip(actual_batches, expected_batches, strict=True):
+        for leaf, expected_leaf in zip(batch[:5], expected[:5], strict=True):
+            np.testing.assert_array_equal(leaf, expected_leaf)
 
 
 # The same data set as on disk
@@ -248,25 +248,27 @@ def assert_same(ones: list, others: list) -> None:
 
 @pytest.mark.parametrize("reader", [train_solutions, val_solutions, ilsvrc.test_listing])
 def test_a_table_from_s3_equals_that_of_the_disk(proxy, tree, reader):
-    here, there = reader(tree), reader(ROOT)
-    assert there.fingerprint == here.fingerprint and there.class_names == here.class_names
+    local, remote = reader(tree), reader(ROOT)
+    assert remote.fingerprint == local.fingerprint and remote.class_names == local.class_names
     for column in ("id", "path", "labels"):
-        np.testing.assert_array_equal(getattr(there, column), getattr(here, column))
-    assert there.name(1) == f"{ROOT}/{os.fsdecode(here.path[1])}"
-    there.check(DATA)
-    assert [there.read(row) for row in range(len(there))] == [here.read(row) for row in range(len(here))]
+        np.testing.assert_array_equal(getattr(remote, column), getattr(local, column))
+    assert remote.name(1) == f"{ROOT}/{os.fsdecode(local.path[1])}"
+    remote.check(DATA)
+    assert [remote.read(row) for row in range(len(remote))] == [local.read(row) for row in range(len(local))]
 
 
 @pytest.mark.slow
-def test_batches_from_s3_equal_those_of_the_disk_on_one_and_on_two_shards(proxy, from_disk, tree):
+def test_batches_from_s3_equal_those_of_the_disk_on_one_and_on_two_shards(proxy, disk_batches, tree):
     table = train_solutions(ROOT)
-    assert_same(batches(table), from_disk)
-    halves = [batches(table, index, 2) for index in range(2)]
-    assert_same([[*map(np.concatenate, zip(*pair, strict=True))] for pair in pairs(halves)], from_disk)
-    here, there = (
+    assert_equal_batches(batches(table), disk_batches)
+    shards = [batches(table, index, 2) for index in range(2)]
+    assert_equal_batches(
+        [[*map(np.concatenate, zip(*pair, strict=True))] for pair in shard_pairs(shards)], disk_batches
+    )
+    local, remote = (
         list(table.eval_batches(EvalOrder(5, 4), DATA)) for table in (val_solutions(tree), val_solutions(ROOT))
     )
-    assert_same(there, here)
+    assert_equal_batches(remote, local)
 
 
 @pytest.mark.ci
@@ -278,34 +280,37 @@ def test_training_from_s3_equals_training_from_the_disk(proxy, tree, tmp_path):
         assert int(state.step) == 2
         return [np.asarray(state.params["weight"]), history.train["loss"]], history.val
 
-    there, val = trained(train_solutions(ROOT, cache=tmp_path), val_solutions(ROOT, cache=tmp_path))
-    here, _ = trained(train_solutions(tree), None)
-    assert val["count"][-1] == 5 and len(kept(tmp_path)) == 17
-    for one, other in zip(there, here, strict=True):
-        np.testing.assert_array_equal(one, other)
+    remote, val = trained(train_solutions(ROOT, cache=tmp_path), val_solutions(ROOT, cache=tmp_path))
+    local, _ = trained(train_solutions(tree), None)
+    assert val["count"][-1] == 5 and len(files_in(tmp_path)) == 17
+    for remote_result, local_result in zip(remote, local, strict=True):
+        np.testing.assert_array_equal(remote_result, local_result)
 
 
 def test_a_data_set_is_read_from_a_plain_web_server(proxy, tree, tmp_path):
-    seen: list[str] = []
+    requests: list[str] = []
 
     class Quiet(SimpleHTTPRequestHandler):
         def log_message(self, format, *args) -> None:
-            seen.append(self.path)
+            requests.append(self.path)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=tree)) as web:
         thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:
             url = f"http://127.0.0.1:{web.server_port}"
-            there, here = train_solutions(f"{url}/"), train_solutions(tree)
-            assert there.fingerprint == here.fingerprint
-            assert [there.read(row) for row in range(12)] == [here.read(row) for row in range(12)]
-            lost = dataclasses.replace(there, path=np.array([b"no.JPEG", *there.path[1:]]))
-            seen.clear()
-            lost.check(DATA)
-            assert seen == [], "a web server lists nothing, so nothing is to be asked"
-            assert message(InputError, lost.read, 0) == f"{url}/no.JPEG: missing image; upload it or leave it out"
-            text = message(InputError, train_solutions, f"{url}/ILSVRC")
+            remote, local = train_solutions(f"{url}/"), train_solutions(tree)
+            assert remote.fingerprint == local.fingerprint
+            assert [remote.read(row) for row in range(12)] == [local.read(row) for row in range(12)]
+            with_missing_image = dataclasses.replace(remote, path=np.array([b"no.JPEG", *remote.path[1:]]))
+            requests.clear()
+            with_missing_image.check(DATA)
+            assert requests == [], "a web server lists no folder, so the check sends no request"
+            assert (
+                error_of(InputError, with_missing_image.read, 0)
+                == f"{url}/no.JPEG: missing image; upload it or leave it out"
+            )
+            text = error_of(InputError, train_solutions, f"{url}/ILSVRC")
             assert text == f"{url}/ILSVRC/LOC_synset_mapping.txt: no such file; check the URL"
         finally:
             web.shutdown()
@@ -316,7 +321,7 @@ def test_unusual_file_names_are_requested_correctly(proxy, server):
     names = ["é b.JPEG", "a#b.JPEG", "a%20b.JPEG", "a+b&c.JPEG", "a'(b).JPEG"]
     for name in names:
         server.put(f"s3://bucket/odd/of all/{name}", name.encode())
-    store = Objects.open("s3://bucket/odd", SHORT)
+    store = Objects.open("s3://bucket/odd", FEW_TRIES)
     paths = np.array([f"of all/{name}".encode() for name in names])
     assert store.faults(paths) == []
     assert [store.read(path) for path in paths.tolist()] == [name.encode() for name in names]
@@ -329,17 +334,17 @@ def test_messages_name_the_url_and_the_line(proxy, server, tree):
     root = "s3://bucket/wrong"
     train = (tree / "LOC_train_solution.csv").read_bytes()
     server.put(f"{root}/LOC_train_solutions.csv", train)
-    text = message(InputError, train_solutions, root)
+    text = error_of(InputError, train_solutions, root)
     assert text == f"{root}/LOC_synset_mapping.txt: no such file; check the URL"
     server.put(f"{root}/LOC_synset_mapping.txt", (tree / "LOC_synset_mapping.txt").read_bytes())
-    text = message(InputError, train_solutions, root)
+    text = error_of(InputError, train_solutions, root)
     assert text == f"{root}/LOC_train_solution.csv: no such file, did you mean 'LOC_train_solutions.csv'?"
     lines = train.splitlines(keepends=True)
     server.put(f"{root}/LOC_train_solution.csv", b"".join([*lines[:6], b"../x,n01 1 2 3 4\n", *lines[7:]]))
-    text = message(InputError, train_solutions, root)
+    text = error_of(InputError, train_solutions, root)
     assert text.startswith(f"{root}/LOC_train_solution.csv:7: ImageId '../x' cannot name a file")
     server.put(f"{root}/LOC_train_solution.csv", b"".join([*lines[:4], b"\xff\n"]))
-    text = message(InputError, train_solutions, root)
+    text = error_of(InputError, train_solutions, root)
     assert text == f"{root}/LOC_train_solution.csv:5: not UTF-8; save the file as UTF-8"
 
 
@@ -348,22 +353,22 @@ def test_a_local_solution_file_may_list_images_in_a_store(proxy, tree, tmp_path)
     (tmp_path / "some.csv").write_text("".join(rows[:5]))
     table = train_solutions(ROOT, tmp_path / "some.csv")
     assert len(table) == 4 and table.read(3) == train_solutions(tree).read(3)
-    assert "cannot" not in message(InputError, train_solutions, ROOT, tmp_path / "none.csv")
-    assert "../some.csv' is not a path in a store" in message(InputError, train_solutions, ROOT, "../some.csv")
+    assert "cannot" not in error_of(InputError, train_solutions, ROOT, tmp_path / "none.csv")
+    assert "../some.csv' is not a path in a store" in error_of(InputError, train_solutions, ROOT, "../some.csv")
 
 
-def test_check_images_names_the_first_and_counts_the_rest(proxy, server, tree):
+def test_check_names_the_first_unusable_image_and_counts_all(proxy, server, tree):
     root = "s3://bucket/holes"
     server.upload(tree, root)
     table = train_solutions(root)
     for row in (1, 7):
         server.request("DELETE", f"/bucket/holes/{os.fsdecode(table.path[row])}")
-    text = message(InputError, table.check, DATA)
+    text = error_of(InputError, table.check, DATA)
     assert text.startswith(f"{table.name(1)}: the image is missing (2 of 12 images cannot be used)")
     server.put(table.name(0), b"")
-    assert f"{table.name(0)}: the image is empty (3 of 12" in message(InputError, table.check, DATA)
-    other = dataclasses.replace(table, path=np.strings.add(b"no/", table.path))
-    assert "the image's folder is missing (12 of 12" in message(InputError, other.check, DATA)
+    assert f"{table.name(0)}: the image is empty (3 of 12" in error_of(InputError, table.check, DATA)
+    without_folder = dataclasses.replace(table, path=np.strings.add(b"no/", table.path))
+    assert "the image's folder is missing (12 of 12" in error_of(InputError, without_folder.check, DATA)
     assert table.store.faults(table.path) == [(0, "the image is empty"), (1, "the image is missing"),
                                               (7, "the image is missing")]  # fmt: skip
 
@@ -373,16 +378,17 @@ def test_check_images_names_the_first_and_counts_the_rest(proxy, server, tree):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "fault", ["503", "429", "reset", "cut", *(pytest.param(each, marks=pytest.mark.ci) for each in ("500", "silence"))]
+    "fault",
+    ["503", "429", "reset", "cut", *(pytest.param(fault, marks=pytest.mark.ci) for fault in ("500", "silence"))],
 )
 def test_temporary_failures_are_retried(proxy, tree, fault):
-    store = Objects.open(ROOT, dataclasses.replace(SHORT, read_timeout=1 if fault == "silence" else 10))
+    store = Objects.open(ROOT, dataclasses.replace(FEW_TRIES, read_timeout=1 if fault == "silence" else 10))
     table = train_solutions(tree)
     path = bytes(table.path[0])
-    proxy.first(2, fault)
+    proxy.fail_first(2, fault)
     assert store.read(path) == table.read(0)
     assert len(proxy.requests) == 3
-    proxy.first(1, fault)
+    proxy.fail_first(1, fault)
     assert store.sizes(f"{IMAGES}/val".encode()) == {
         f"{IMAGES}/val/{file.name}".encode(): file.stat().st_size for file in (tree / IMAGES / "val").iterdir()
     }
@@ -402,28 +408,28 @@ def test_temporary_failures_are_retried(proxy, tree, fault):
     ],
 )
 def test_permanent_failures_raise_a_one_line_error(proxy, tree, fault, limits, reason):
-    store = Objects.open(ROOT, dataclasses.replace(SHORT, **limits))
+    store = Objects.open(ROOT, dataclasses.replace(FEW_TRIES, **limits))
     path = bytes(train_solutions(tree).path[0])
     proxy.fault = lambda number: fault
-    text = message(Unreachable, store.read, path)
+    text = error_of(Unreachable, store.read, path)
     assert text.startswith(f"{store.name(path)}: no answer in ") and reason in text
     assert text.endswith("; check that the store and the network are up, and start again")
     assert len(proxy.requests) == int(reason[0])
-    # The deadline ends it after a second; the transport would wait longer.
+    # The deadline ends a slow answer after a second; obstore would wait longer.
     assert fault != "drip" or "bytes had arrived" in text
 
 
-def test_a_missing_store_is_named(proxy, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def test_a_refused_connection_raises_a_one_line_error(proxy, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    store = Objects.open(ROOT, SHORT)
-    assert "3 tries, the last: Connection refused;" in message(Unreachable, store.read, b"a")
-    assert "3 tries, the last: Connection refused;" in message(Unreachable, store.faults, np.array([b"a", b"b/c"]))
+    store = Objects.open(ROOT, FEW_TRIES)
+    assert "3 tries, the last: Connection refused;" in error_of(Unreachable, store.read, b"a")
+    assert "3 tries, the last: Connection refused;" in error_of(Unreachable, store.faults, np.array([b"a", b"b/c"]))
 
 
 def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store, monkeypatch):
-    """The transport checks the length already; this covers a transport that does not."""
+    """obstore already checks the length; this test covers a release that does not."""
 
     class Answer:
         def __init__(self, body: bytes):
@@ -436,7 +442,7 @@ def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store,
     monkeypatch.setattr("obstore.get", lambda client, key: Answer(bodies.pop(0)))
     assert store.read(b"x") == b"enough" and not bodies
     bodies += [b"some"] * 9
-    assert "3 tries, the last: 4 of 6 bytes arrived;" in message(Unreachable, store.read, b"x")
+    assert "3 tries, the last: 4 of 6 bytes arrived;" in error_of(Unreachable, store.read, b"x")
 
 
 def test_a_lost_store_ends_the_stream_with_a_one_line_error(proxy, store):
@@ -444,14 +450,14 @@ def test_a_lost_store_ends_the_stream_with_a_one_line_error(proxy, store):
     stream = table.train_batches(SampleOrder(12, 4, 0), DATA, range(9))
     next(stream)
     proxy.fault = lambda number: "503"
-    text = message(Unreachable, list, stream)
+    text = error_of(Unreachable, list, stream)
     assert text.startswith(ROOT) and "the last: 503 Service Unavailable" in text
 
 
-def test_a_store_that_answers_too_late_is_named(proxy, tree):
-    """Every image of the batch can be read by then, and TensorFlow reports only a traceback."""
+def test_the_error_of_a_store_that_answers_too_late_is_raised(proxy, tree):
+    """When the stream searches for a bad image, all images are readable, and TensorFlow's error is a traceback."""
 
-    class Late(Objects):
+    class LateStore(Objects):
         missed: ClassVar[list[bytes]] = []
 
         def read(self, path: bytes, offset: int = 0) -> bytes:
@@ -460,7 +466,7 @@ def test_a_store_that_answers_too_late_is_named(proxy, tree):
                 raise Unreachable("too late")
             return super().read(path, offset)
 
-    assert message(Unreachable, batches, with_store(train_solutions(tree), Late(ROOT, SHORT))) == "too late"
+    assert error_of(Unreachable, batches, with_store(train_solutions(tree), LateStore(ROOT, FEW_TRIES))) == "too late"
 
 
 @pytest.mark.slow
@@ -469,27 +475,27 @@ def test_another_image_is_substituted_for_a_missing_one(proxy, server, tree):
     table = train_solutions("s3://bucket/gone")
     server.request("DELETE", f"/bucket/gone/{os.fsdecode(table.path[4])}")
     order = SampleOrder(len(table), 4, seed=3)
-    with_others = list(table.train_batches(order, DATA, range(4), substitutes=Substitutes(table)))
-    assert sum(batch.substituted.sum() for batch in with_others) == sum((batch.row == 4).sum() for batch in with_others)
+    stream = list(table.train_batches(order, DATA, range(4), substitutes=Substitutes(table)))
+    assert sum(batch.substituted.sum() for batch in stream) == sum((batch.row == 4).sum() for batch in stream)
 
 
-# Faults that the user must mend
+# Errors that the user must correct
 
 
 def test_missing_objects_and_buckets_are_named(proxy, store):
-    assert message(InputError, store.read, b"no.JPEG") == f"{ROOT}/no.JPEG: missing image; upload it or leave it out"
-    # Threads of a closed stream may still request images, at a port that this test now uses.
+    assert error_of(InputError, store.read, b"no.JPEG") == f"{ROOT}/no.JPEG: missing image; upload it or leave it out"
+    # Threads of an earlier test's stream may still send requests to the proxy, so the test counts one path only.
     assert sum(path.endswith("/no.JPEG") for path in proxy.requests) == 1
-    store = Objects.open("s3://buckets/imagenet", SHORT)
-    assert "s3://buckets/imagenet/a: no such bucket; check AWS_ACCESS_KEY_ID" in message(InputError, store.read, b"a")
-    assert "s3://buckets/imagenet/: " in message(InputError, store.faults, np.array([b"a"]))
+    store = Objects.open("s3://buckets/imagenet", FEW_TRIES)
+    assert "s3://buckets/imagenet/a: no such bucket; check AWS_ACCESS_KEY_ID" in error_of(InputError, store.read, b"a")
+    assert "s3://buckets/imagenet/: " in error_of(InputError, store.faults, np.array([b"a"]))
 
 
 def test_wrong_credentials_are_reported(proxy, store, server):
     server.request("POST", "/moto-api/reset-auth", b"0")
     try:
         for call in (lambda: store.read(b"a"), lambda: store.faults(np.array([b"a"])), lambda: train_solutions(ROOT)):
-            text = message(InputError, call)
+            text = error_of(InputError, call)
             assert text.startswith(ROOT)
             assert ": 403 Forbidden (InvalidAccessKeyId); check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, " in text
     finally:
@@ -500,39 +506,39 @@ def test_wrong_credentials_are_reported(proxy, store, server):
 def test_missing_credentials_are_reported(proxy, monkeypatch):
     """On Amazon's machines the library requests keys from a metadata service, which the proxy replaces here."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    assert ": 'Missing AccessKeyId'; check AWS_ACCESS_KEY_ID, " in message(InputError, train_solutions, ROOT)
+    assert ": 'Missing AccessKeyId'; check AWS_ACCESS_KEY_ID, " in error_of(InputError, train_solutions, ROOT)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", proxy.url)
     proxy.fault = lambda number: "404"
-    text = message(InputError, Objects.open(ROOT, SHORT).read, b"a")
+    text = error_of(InputError, Objects.open(ROOT, FEW_TRIES).read, b"a")
     assert f"{ROOT}/a: no credentials are set, and the machine has none: 404 Not Found; check AWS_ACCESS_KEY_ID" in text
 
 
 def test_plain_http_needs_a_setting(proxy, monkeypatch):
     monkeypatch.delenv("AWS_ALLOW_HTTP")
-    text = message(InputError, Objects.open(ROOT, SHORT).read, b"a")
+    text = error_of(InputError, Objects.open(ROOT, FEW_TRIES).read, b"a")
     assert f"{ROOT}/a: plain http is not allowed unless AWS_ALLOW_HTTP=true is set;" in text
 
 
-def test_google_storage_is_tested_up_to_the_request(proxy, monkeypatch, tmp_path):
-    """Without the real service, this tests the URL and missing keys."""
+def test_google_storage_without_a_key_file_raises_a_one_line_error(proxy, monkeypatch, tmp_path):
+    """The test covers the URL and missing keys, because it does not use the real service."""
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no.json"))
-    text = message(InputError, train_solutions, "gs://bucket/imagenet")
+    text = error_of(InputError, train_solutions, "gs://bucket/imagenet")
     assert text.startswith("gs://bucket/imagenet") and "check GOOGLE_APPLICATION_CREDENTIALS" in text
 
 
-def fetching() -> set[threading.Thread]:
+def fetch_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")}
 
 
 @pytest.mark.slow
 def test_the_threads_of_an_evaluation_end_with_it(proxy, store, tree):
-    table, before = with_store(train_solutions(tree), store), fetching()
+    table, before = with_store(train_solutions(tree), store), fetch_threads()
     for _ in range(3):
         assert len(list(table.eval_batches(EvalOrder(len(table), 4), DATA))) == 3
-    for thread in fetching() - before:
+    for thread in fetch_threads() - before:
         thread.join(20)
-    assert fetching() <= before
+    assert fetch_threads() <= before
 
 
 @pytest.mark.parametrize(
@@ -549,49 +555,49 @@ def test_the_threads_of_an_evaluation_end_with_it(proxy, store, tree):
     ],
 )
 def test_invalid_urls_are_rejected(proxy, url, expected):
-    text = message(InputError, train_solutions, url)
+    text = error_of(InputError, train_solutions, url)
     assert expected in text and "password" not in text
     assert proxy.requests == []
 
 
 @pytest.mark.parametrize("path", [b"../secret", b"a/../../secret", b"/a", b"a//b", b"./a", b"a/", b""])
 def test_no_path_leaves_the_prefix(proxy, path):
-    store = Objects.open(f"{ROOT}/ILSVRC", SHORT)
-    assert "is not a path in a store" in message(InputError, store.read, path)
+    store = Objects.open(f"{ROOT}/ILSVRC", FEW_TRIES)
+    assert "is not a path in a store" in error_of(InputError, store.read, path)
     assert proxy.requests == []
 
 
 def test_without_obstore_the_error_says_what_to_install(proxy, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    text = message(InputError, train_solutions, ROOT)
+    text = error_of(InputError, train_solutions, ROOT)
     assert text == f"{ROOT}: obstore is not installed; pip install 'jaxddp[cloud]'"
 
 
 def test_a_store_is_pickled_without_its_credentials(proxy, store):
     expected = store.read(b"LOC_synset_mapping.txt")
-    packed = pickle.dumps(store)
-    assert b"do-not-tell" not in packed and len(packed) < 500
-    again = pickle.loads(packed)
-    assert again == store and again.read(b"LOC_synset_mapping.txt") == expected
+    pickled = pickle.dumps(store)
+    assert b"do-not-tell" not in pickled and len(pickled) < 500
+    restored = pickle.loads(pickled)
+    assert restored == store and restored.read(b"LOC_synset_mapping.txt") == expected
 
 
 # The cache
 
 
 @pytest.mark.slow
-def test_the_second_epoch_requests_nothing(proxy, from_disk, tmp_path):
-    """Three batches are an epoch; the fourth belongs to the next."""
-    proxy.calm()
-    assert_same(batches(train_solutions(ROOT, cache=tmp_path)), from_disk)
+def test_with_a_cache_the_second_epoch_sends_no_requests(proxy, disk_batches, tmp_path):
+    """Three batches are an epoch, and the fourth batch belongs to the second epoch."""
+    proxy.reset()
+    assert_equal_batches(batches(train_solutions(ROOT, cache=tmp_path)), disk_batches)
     # Batches of both epochs are fetched at the same time, so an image in both may be requested twice.
     assert len(set(proxy.requests)) == 2 + 12
-    again = train_solutions(ROOT, cache=tmp_path)
-    proxy.calm()
-    assert_same(batches(again), from_disk)
+    table = train_solutions(ROOT, cache=tmp_path)
+    proxy.reset()
+    assert_equal_batches(batches(table), disk_batches)
     assert proxy.requests == []
 
 
-def test_solution_files_are_fetched_anew(proxy, server, tree, tmp_path):
+def test_solution_files_are_not_cached(proxy, server, tree, tmp_path):
     root = "s3://bucket/changing"
     server.upload(tree, root)
     assert len(train_solutions(root, cache=tmp_path)) == 12
@@ -614,34 +620,35 @@ print(hashlib.sha256(b"".join(images)).hexdigest())
 @pytest.mark.slow
 def test_two_processes_share_a_cache(proxy, tree, tmp_path):
     command = [sys.executable, "-c", READER, ROOT, str(tmp_path)]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    texts = [process.communicate(timeout=50)[0] for process in both]
-    alone = subprocess.run([*command[:3], str(tmp_path / "other"), ""], capture_output=True, check=False)
-    assert alone.returncode != 0
-    assert texts[0] == texts[1] and len(texts[0]) == 65
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=50)[0] for process in processes]
+    # The program fails if the path has no data set.
+    failed = subprocess.run([*command[:3], str(tmp_path / "other"), ""], capture_output=True, check=False)
+    assert failed.returncode != 0
+    assert outputs[0] == outputs[1] and len(outputs[0]) == 65
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert len(files) == 12
-    proxy.calm()
-    table, here = CachedStore(Objects.open(ROOT, SHORT), tmp_path), train_solutions(tree)
-    assert [table.read(bytes(path)) for path in here.path] == [here.read(row) for row in range(12)]
+    proxy.reset()
+    cached, local = CachedStore(Objects.open(ROOT, FEW_TRIES), tmp_path), train_solutions(tree)
+    assert [cached.read(bytes(path)) for path in local.path] == [local.read(row) for row in range(12)]
     assert proxy.requests == []
 
 
-def kept(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
-@pytest.mark.parametrize("spoil", ["cut", "emptied", "flipped", "of another image", "a folder"])
-def test_a_damaged_file_in_the_cache_is_fetched_again(proxy, store, tree, tmp_path, spoil):
-    here = train_solutions(tree)
-    paths = [bytes(path) for path in here.path[:2]]
+@pytest.mark.parametrize("damage", ["cut", "emptied", "flipped", "of another image", "a folder"])
+def test_a_damaged_file_in_the_cache_is_fetched_again(proxy, store, tree, tmp_path, damage):
+    local = train_solutions(tree)
+    paths = [bytes(path) for path in local.path[:2]]
     cached = CachedStore(store, tmp_path)
     cached.read(paths[0])
-    (file,) = kept(tmp_path)
+    (file,) = files_in(tmp_path)
     content = file.read_bytes()
     cached.read(paths[1])
-    (other,) = (one for one in kept(tmp_path) if one != file)
-    if spoil == "a folder":
+    (other,) = (path for path in files_in(tmp_path) if path != file)
+    if damage == "a folder":
         file.unlink()
         file.mkdir()
     else:
@@ -650,29 +657,29 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(proxy, store, tree, tmp_pa
             "emptied": b"",
             "flipped": content[:100] + bytes([content[100] ^ 1]) + content[101:],
             "of another image": other.read_bytes(),
-        }[spoil])  # fmt: skip
-    # The unfinished file of a killed process.
+        }[damage])  # fmt: skip
+    # A killed process leaves such an unfinished file.
     (file.parent / ".0123").write_bytes(content[:100])
-    proxy.calm()
+    proxy.reset()
     for row, path in enumerate(paths):
-        assert cached.read(path) == here.read(row)
+        assert cached.read(path) == local.read(row)
     assert len(proxy.requests) == 1
-    if spoil != "a folder":
+    if damage != "a folder":
         assert file.read_bytes() == content
 
 
 def test_each_store_has_its_own_files_in_a_shared_cache_folder(proxy, server, store, tmp_path):
     server.put("s3://bucket/other/LOC_synset_mapping.txt", b"another")
-    other = CachedStore(Objects.open("s3://bucket/other", SHORT), tmp_path)
-    one = CachedStore(store, tmp_path)
+    other_cached = CachedStore(Objects.open("s3://bucket/other", FEW_TRIES), tmp_path)
+    cached = CachedStore(store, tmp_path)
     path = b"LOC_synset_mapping.txt"
     for _ in range(2):
-        assert other.read(path) == b"another" and one.read(path) == store.read(path)
+        assert other_cached.read(path) == b"another" and cached.read(path) == store.read(path)
 
 
 @pytest.fixture(params=["full disk", "file in the way"])
 def unwritable(request, tmp_path) -> Iterator[Path]:
-    """A cache folder in which nothing, or almost nothing, can be written."""
+    """Return a cache folder on a full disk, or one in which files replace the subfolders."""
     folder = tmp_path / "cache"
     folder.mkdir()
     if request.param == "full disk":
@@ -690,12 +697,12 @@ def unwritable(request, tmp_path) -> Iterator[Path]:
 
 
 def test_without_a_writable_cache_reading_continues(proxy, store, tree, unwritable, caplog):
-    here = train_solutions(tree)
+    local = train_solutions(tree)
     cached = CachedStore(store, unwritable)
     with caplog.at_level(logging.WARNING, "jaxddp.data"), ThreadPoolExecutor(8) as pool:
         for _ in range(2):
-            images = [*pool.map(lambda path: cached.read(bytes(path)), here.path)]
-            assert images == [here.read(row) for row in range(12)]
+            images = [*pool.map(lambda path: cached.read(bytes(path)), local.path)]
+            assert images == [local.read(row) for row in range(12)]
     (record,) = caplog.records
     text = record.getMessage()
     assert text.startswith(f"{unwritable}: cannot be written (") and "free some space or name another folder" in text
@@ -704,7 +711,7 @@ def test_without_a_writable_cache_reading_continues(proxy, store, tree, unwritab
 
 def test_an_impossible_cache_folder_is_rejected(proxy, tree, tmp_path):
     (tmp_path / "file").write_text("")
-    text = message(InputError, train_solutions, ROOT, cache=tmp_path / "file")
+    text = error_of(InputError, train_solutions, ROOT, cache=tmp_path / "file")
     assert text.startswith(f"{tmp_path}/file: cannot be written (File exists); choose another place")
-    text = message(InputError, train_solutions, tree, cache=tmp_path)
+    text = error_of(InputError, train_solutions, tree, cache=tmp_path)
     assert text == f"{tree}: images of a directory are read in place; leave out the cache {tmp_path}"

@@ -1,4 +1,4 @@
-"""The content of data.path decides its format; every format gives two tables of one class."""
+"""The content of data.path determines its format, and every format opens as a training and a validation table."""
 
 import shutil
 import subprocess
@@ -24,8 +24,8 @@ def test_the_python_api_divides_a_folder_as_a_config_does(tmp_path: Path):
     folder = write_folders(tmp_path / "data") / "train"
     train, val = jaxddp.open_data(folder, 0.3)
     assert (len(train), len(val)) == (6, 3)
-    named = open_splits(DataConfig(path=str(folder), val_share=0.3))
-    assert [val.name(row) for row in range(3)] == [named["val"].name(row) for row in range(3)]
+    splits = open_splits(DataConfig(path=str(folder), val_share=0.3))
+    assert [val.name(row) for row in range(3)] == [splits["val"].name(row) for row in range(3)]
     with pytest.raises(InputError) as caught:
         jaxddp.open_data(folder.parent, 0.3)
     assert str(caught.value) == (
@@ -34,8 +34,8 @@ def test_the_python_api_divides_a_folder_as_a_config_does(tmp_path: Path):
     )
 
 
-def test_solution_files_come_first(tmp_path: Path):
-    """Otherwise the archive's folders would count as folders of classes."""
+def test_solution_files_take_precedence_over_folders_of_classes(tmp_path: Path):
+    """Otherwise the folders of an ILSVRC archive would be read as folders of classes."""
     root = write_solutions(tmp_path / "data")
     (root / "train" / "cat").mkdir(parents=True)
     (root / "val").mkdir()
@@ -60,7 +60,7 @@ def test_settings_that_do_not_apply_to_images_in_memory_are_rejected(tmp_path: P
 
 
 def test_limited_validation_keeps_the_class_shares_on_any_number_of_devices(tmp_path: Path):
-    """Every chosen example is counted once, also where the last batch is padded."""
+    """Every chosen example is counted once, even if the last batch has padding."""
     train, val = random_table(16), random_table(40, seed=1)
     path, counts = str(write_arrays(tmp_path / "data.npz", train, val)), []
     for limit, devices in ((None, 1), (13, 1), (13, 4), (100, 1)):
@@ -78,12 +78,18 @@ def test_limited_validation_keeps_the_class_shares_on_any_number_of_devices(tmp_
     assert counts == [40, 13, 13, 40]
 
 
-def test_a_folder_of_no_known_format_gets_a_list_of_formats(tmp_path: Path):
+def test_the_error_for_an_unknown_format_lists_the_formats(tmp_path: Path):
     with pytest.raises(InputError, match="holds no data set of a known format; give one of: ") as caught:
         open_tables(DataConfig(path=str(tmp_path)))
-    for sign in ("LOC_train_solution.csv", "packed.json", "train/CLASS/IMAGE", "train-images-idx3-ubyte", "tfds:NAME"):
-        assert sign in str(caught.value)
-    # The config names a solution file, which decides.
+    for name in (
+        "LOC_train_solution.csv",
+        "packed.json",
+        "train/CLASS/IMAGE",
+        "train-images-idx3-ubyte",
+        "tfds:NAME",
+    ):
+        assert name in str(caught.value)
+    # A solution file in the config determines the format.
     with pytest.raises(InputError, match="LOC_synset_mapping.txt: no such file"):
         open_tables(DataConfig(path=str(write_folders(tmp_path / "data")), train="first100.csv"))
     with pytest.raises(InputError, match="no such directory"):
@@ -107,15 +113,15 @@ FORMATS.add("text")(LocalFormat("a directory with train.csv", lambda path: (path
 
 
 def test_a_file_in_the_folder_of_formats_adds_a_format(tmp_path: Path):
-    """It runs in a new process, whose registry has not read the folder yet."""
+    """The test starts a new process, because the registry of this process has already read the folder."""
     (tmp_path / "formats").mkdir()
     (tmp_path / "formats" / "text_files.py").write_text(NEW_FORMAT)
     data = tmp_path / "data"
     data.mkdir()
     (data / "train.csv").write_text("0,1,2,3,4\n1,5,6,7,8\n0,9,10,11,12\n")
     (data / "val.csv").write_text("0,13,14,15,16\n")
-    both = write_idx(tmp_path / "both")
-    shutil.copy(data / "train.csv", both)
+    with_two_formats = write_idx(tmp_path / "both")
+    shutil.copy(data / "train.csv", with_two_formats)
     code = f"""
 import sys
 import jaxddp.data.formats
@@ -125,7 +131,7 @@ from jaxddp.core.errors import InputError
 jaxddp.data.formats.__path__.append({str(tmp_path / "formats")!r})
 train, val = open_tables(DataConfig(path={str(data)!r}, image_size=2, crop="whole", classes="0:1"))
 print(train.images.tolist(), train.labels.tolist(), train.class_names)
-for place in ({str(tmp_path)!r}, {str(both)!r}):
+for place in ({str(tmp_path)!r}, {str(with_two_formats)!r}):
     try:
         open_tables(DataConfig(path=place))
     except InputError as error:
@@ -133,11 +139,14 @@ for place in ({str(tmp_path)!r}, {str(both)!r}):
 heavy = {{"tensorflow", "tensorflow_datasets", "obstore", "PIL"}} & {{*sys.modules}}
 print(heavy or "quick")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    opened, none, two, imports = done.stdout.splitlines()
-    assert opened == "[[[[1], [2]], [[3], [4]]], [[[9], [10]], [[11], [12]]]] [0, 0] ('ant',)"
-    assert none.startswith(f"{tmp_path}: holds no data set of a known format") and "a directory with train.csv" in none
-    assert two.startswith(f"{both}: holds data sets of 2 formats, idx and text; give")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    table, unknown_format, two_formats, imports = process.stdout.splitlines()
+    assert table == "[[[[1], [2]], [[3], [4]]], [[[9], [10]], [[11], [12]]]] [0, 0] ('ant',)"
+    assert (
+        unknown_format.startswith(f"{tmp_path}: holds no data set of a known format")
+        and "a directory with train.csv" in unknown_format
+    )
+    assert two_formats.startswith(f"{with_two_formats}: holds data sets of 2 formats, idx and text; give")
     assert imports == "quick"
 
 
@@ -161,7 +170,9 @@ def test_a_path_without_permission_raises_a_one_line_error(tmp_path: Path, monke
         jaxddp.train_solutions(tmp_path)
 
 
-def test_a_set_of_tensorflow_datasets_by_path_and_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_unknown_tensorflow_data_set_raises_an_error_by_path_and_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     with pytest.raises(InputError, match=f"nothing_such.*{tmp_path}"):
         open_tables(DataConfig(path="tfds:nothing_such", data_dir=str(tmp_path)))
     (tmp_path / "datasets.toml").write_text('[mine]\npath = "tfds:nothing_such"\n')
@@ -183,9 +194,9 @@ def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: p
         parallel={"devices": 2, "self_test": "never"},
     )
     train_config(config, tmp_path / "run")
-    # Moved data are still the data of the run.
-    moved = str((tmp_path / "data").rename(tmp_path / "elsewhere"))
-    longer = config.replace(train={"duration": "3 steps"}, data={"path": moved})
+    # The run also resumes after its data set has moved.
+    new_path = str((tmp_path / "data").rename(tmp_path / "elsewhere"))
+    longer = config.replace(train={"duration": "3 steps"}, data={"path": new_path})
     assert int(train_config(longer, tmp_path / "run", resume="must").step) == 3
-    assert f"is now '{moved}': the fingerprints are equal" in caplog.text
+    assert f"is now '{new_path}': the fingerprints are equal" in caplog.text
     assert evaluate_config(longer, tmp_path / "run")["count"] == 5

@@ -1,4 +1,4 @@
-"""Single schedules and optimizers, beyond `conformance/test_optimizers.py`, and the peak learning rate for another
+"""Single schedules and optimizers, besides `conformance/test_optimizers.py`, and the peak learning rate for another
 batch size."""
 
 import math
@@ -43,11 +43,11 @@ def test_cosine_ends_at_zero():
 
 
 @pytest.mark.slow
-def test_one_cycle_equals_optaxs_after_the_rise():
-    """Test with the warm-up of the paper's policy."""
-    found = rates(200, 60, PEAK, schedule="one_cycle")
-    whole = optax.linear_onecycle_schedule(200, PEAK)
-    np.testing.assert_allclose(found[60:], [whole(step) for step in range(60, 200)], rtol=1e-5)
+def test_one_cycle_equals_optaxs_schedule_after_the_warm_up():
+    """The warm-up of 60 of 200 steps is that of the paper's policy."""
+    learning_rates = rates(200, 60, PEAK, schedule="one_cycle")
+    optax_schedule = optax.linear_onecycle_schedule(200, PEAK)
+    np.testing.assert_allclose(learning_rates[60:], [optax_schedule(step) for step in range(60, 200)], rtol=1e-5)
 
 
 # --- The peak for another batch size ---
@@ -82,9 +82,9 @@ def test_a_peak_out_of_range_raises_a_one_line_error():
 
 @pytest.mark.parametrize("warmup", [0, 5])
 def test_the_step_schedule_falls_at_its_shares_of_the_run(warmup):
-    found = rates(90, warmup, PEAK, schedule="step", step_at=(1 / 3, 2 / 3, 8 / 9), step_factor=0.1)
+    learning_rates = rates(90, warmup, PEAK, schedule="step", step_at=(1 / 3, 2 / 3, 8 / 9), step_factor=0.1)
     expected = PEAK * np.repeat([1, 0.1, 0.01, 0.001], [30, 30, 20, 10])
-    np.testing.assert_allclose(found[warmup:], expected[warmup:], rtol=1e-6)
+    np.testing.assert_allclose(learning_rates[warmup:], expected[warmup:], rtol=1e-6)
 
 
 def test_a_warm_up_may_be_as_long_as_the_run_but_not_longer():
@@ -96,7 +96,7 @@ def test_a_warm_up_may_be_as_long_as_the_run_but_not_longer():
         make_schedule(config, Steps(10, 11))
 
 
-def test_a_percentage_warm_up_keeps_its_shape_in_a_short_run():
+def test_a_warm_up_in_percent_keeps_its_share_of_a_short_run_and_has_at_least_one_step():
     warmup = Config().optimizer.warmup
     for total, steps in ((1000, 50), (10, 1), (1, 1)):
         assert warmup.steps(num_examples=100, batch_size=10, total_steps=total) == steps
@@ -116,9 +116,9 @@ def test_an_unknown_optimizer_gets_the_nearest_name_as_a_suggestion(name, neares
 
 def test_absent_settings_take_the_optimizers_defaults():
     assert settings_of(Config().optimizer, SgdSettings) == SgdSettings(momentum=0.0, nesterov=False)
-    given = config_of(momentum=0.8, nesterov=True).optimizer
-    assert settings_of(given, SgdSettings) == SgdSettings(momentum=0.8, nesterov=True)
-    # Plain SGD keeps no buffer.
+    section = config_of(momentum=0.8, nesterov=True).optimizer
+    assert settings_of(section, SgdSettings) == SgdSettings(momentum=0.8, nesterov=True)
+    # SGD without momentum has no buffer.
     state = make_optimizer(config_of(name="sgd"), optax.constant_schedule(0.1)).init(parameters())
     assert all(leaf.ndim == 0 for leaf in jax.tree.leaves(state))
 
@@ -154,15 +154,17 @@ def test_the_training_script_decays_only_kernels():
 
 
 @pytest.mark.slow
-def test_the_tables_of_a_vit_are_not_decayed():
+def test_only_kernels_of_a_vit_are_decayed():
     model = MODELS.get("vit_ti16")(Config(), 10)
     images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
-    left = [path for path, is_decayed in traverse_util.flatten_dict(decay_mask(params), sep="/").items() if is_decayed]
-    assert len(left) == 12 * 4 + 2 and all(path.endswith("/kernel") for path in left)
+    decayed = [
+        path for path, is_decayed in traverse_util.flatten_dict(decay_mask(params), sep="/").items() if is_decayed
+    ]
+    assert len(decayed) == 12 * 4 + 2 and all(path.endswith("/kernel") for path in decayed)
 
 
-def test_the_schedule_of_a_config_drives_its_optimizer():
+def test_the_optimizer_of_a_config_uses_its_schedule():
     """With a gradient of one, plain SGD moves by the sum of the learning rates."""
     config = config_of(momentum=0.0, nesterov=False, weight_decay=0.0)
     schedule = make_schedule(config, Steps(20, 4))
@@ -177,6 +179,6 @@ def test_the_schedule_of_a_config_drives_its_optimizer():
 
 
 def test_the_step_schedule_falls_once_for_each_share_even_in_a_short_run():
-    """Test two shares of a short run that are the same step."""
-    found = rates(3, 0, PEAK, schedule="step", step_at=(0.6, 0.7), step_factor=0.5)
-    np.testing.assert_allclose(found, [PEAK, PEAK, PEAK / 4], rtol=1e-6)
+    """In a run of three steps both shares are step 2."""
+    learning_rates = rates(3, 0, PEAK, schedule="step", step_at=(0.6, 0.7), step_factor=0.5)
+    np.testing.assert_allclose(learning_rates, [PEAK, PEAK, PEAK / 4], rtol=1e-6)

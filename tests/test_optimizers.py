@@ -1,5 +1,4 @@
-"""Single optimizers, beyond `conformance/test_optimizers.py`: their error messages, and the average of a schedule-free
-one."""
+"""Single optimizers, besides `conformance/test_optimizers.py`: their error messages, and the schedule-free average."""
 
 import dataclasses
 import json
@@ -48,15 +47,15 @@ def test_lars_equals_optaxs_with_decay_and_scaling_of_kernels_only(float64):
 
 
 @pytest.mark.slow
-def test_muon_moves_kernels_as_far_as_adam_moves_other_arrays():
-    """The root mean square is the same for both, so one learning rate suits both."""
+def test_muon_scales_updates_of_kernels_to_the_usual_size_of_adams_updates():
+    """Muon scales updates of kernels to a root mean square of 0.2, a usual value for Adam after its first step."""
     optimizer = OPTIMIZERS.get("muon")(config_of(name="muon", weight_decay=0.0, nesterov=False), lambda step: 1.0)
     params = {"wide": jnp.zeros((8, 64)), "conv": jnp.zeros((3, 3, 8, 16)), "bias": jnp.zeros(32)}
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), params)
     updates, _ = optimizer.update(grads, optimizer.init(params), params)
-    size = jax.tree.map(lambda u: float(jnp.sqrt(jnp.mean(u**2))), updates)
-    assert 0.1 < size["wide"] < 0.3 and 0.1 < size["conv"] < 0.3 and size["bias"] == pytest.approx(1, abs=1e-3)
+    rms = jax.tree.map(lambda u: float(jnp.sqrt(jnp.mean(u**2))), updates)
+    assert 0.1 < rms["wide"] < 0.3 and 0.1 < rms["conv"] < 0.3 and rms["bias"] == pytest.approx(1, abs=1e-3)
 
 
 def test_schedule_free_cannot_be_combined_with_another_average():
@@ -90,50 +89,57 @@ def test_the_longest_matching_layer_prefix_decides(float64):
     assert_equal(updated(config, 2)["head"], updated(config_of(name="adamw", weight_decay=0.2), 2)["head"])
 
 
-# --- As runs ---
+# --- Runs ---
 
 
-def made(optimizer, devices: int = 1, net=None, **more):
+def make_setup(optimizer, devices: int = 1, net=None, **options):
     net = net or SmallNet(batch_norm=True, sync="data")
-    setup = setup_of(net, optimizer, TABLE, devices=devices, seed=5, **more)
+    setup = setup_of(net, optimizer, TABLE, devices=devices, seed=5, **options)
     params = randomized(setup.state.params)
     state = setup.state.replace(params=params, opt_state=setup.optimizer.init(params))
     return dataclasses.replace(setup, state=setup.topology.replicate(state))
 
 
-def again(setup):
+def copy_setup(setup):
     return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
 
 
 @pytest.mark.slow
-def test_a_checkpoint_gives_the_metrics_of_its_validation(tmp_path, capsys):
-    """From the command line, with the peak given once: evaluation and prediction need the average alone."""
+def test_evaluation_of_a_checkpoint_repeats_the_metrics_of_its_validation(tmp_path, capsys):
+    """Evaluation and prediction restore the schedule-free average of the checkpoint."""
     write_arrays(tmp_path / "set.npz", TABLE, VAL)
     (tmp_path / "recipe.py").write_text(DENSE)
-    work, recipe = tmp_path / "run", str(tmp_path / "recipe.py")
-    words = [recipe, "--data.path", str(tmp_path / "set.npz"), "--optimizer.name", "schedule_free"]
-    words += ["--optimizer.schedule", "constant", "--optimizer.warmup", "2 steps", "--optimizer.learning-rate", "0.03"]
-    words += ["--optimizer.reference-batch", "16", "--parallel.devices", "1", "--log.to", "jsonl"]
-    assert main(["train", *words, "--workdir", str(work), "--train.duration", "9 steps"]) == 0
+    workdir, recipe = tmp_path / "run", str(tmp_path / "recipe.py")
+    args = [recipe, "--data.path", str(tmp_path / "set.npz"), "--optimizer.name", "schedule_free"]
+    args += [
+        "--optimizer.schedule",
+        "constant",
+        "--optimizer.warmup",
+        "2 steps",
+        "--optimizer.learning-rate",
+        "0.03",
+    ]
+    args += ["--optimizer.reference-batch", "16", "--parallel.devices", "1", "--log.to", "jsonl"]
+    assert main(["train", *args, "--workdir", str(workdir), "--train.duration", "9 steps"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    said = "learning rate 0.015 = 0.03 x 8 / 16 (linear, for optimizer.reference_batch=16)"
-    assert [line for line in lines if line.startswith("learning rate")] == [said]
-    rows = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+    peak_line = "learning rate 0.015 = 0.03 x 8 / 16 (linear, for optimizer.reference_batch=16)"
+    assert [line for line in lines if line.startswith("learning rate")] == [peak_line]
+    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     last = rows[-1]
     assert last["split"] == "val" and max(row.get("learning_rate", 0) for row in rows) == pytest.approx(0.015)
-    assert main(["eval", *words, "--workdir", str(work)]) == 0
+    assert main(["eval", *args, "--workdir", str(workdir)]) == 0
     measured = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
     assert all(measured[name] == f"{last[name]:.7g}" for name in ("loss", "top1"))
-    asked = jaxddp.load_run(work, "latest", devices=1)
-    state = checkpointed(work)
-    assert largest_difference(asked.state.params, state.eval_params) == 0
-    assert largest_difference(asked.state.params, state.params) > 1e-4
-    told = np.asarray(asked.predict(VAL.images).probabilities).argmax(-1)
-    assert (told == VAL.labels).mean() == pytest.approx(last["top1"])
+    loaded = jaxddp.load_run(workdir, "latest", devices=1)
+    state = restored_state(workdir)
+    assert largest_difference(loaded.state.params, state.eval_params) == 0
+    assert largest_difference(loaded.state.params, state.params) > 1e-4
+    predicted = np.asarray(loaded.predict(VAL.images).probabilities).argmax(-1)
+    assert (predicted == VAL.labels).mean() == pytest.approx(last["top1"])
 
 
-def checkpointed(work):
-    return jax.device_get(restore_state(work, "latest", Topology.create(1)))
+def restored_state(workdir):
+    return jax.device_get(restore_state(workdir, "latest", Topology.create(1)))
 
 
 # --- The average of a schedule-free optimizer ---
@@ -141,41 +147,41 @@ def checkpointed(work):
 
 @pytest.fixture(scope="module")
 def averaging():
-    """Return a setup with an optimizer object, a frozen layer, and a learning rate by layer."""
+    """Return a setup with a schedule-free optimizer, a frozen layer, and a learning rate by layer."""
     config = Config().replace(
         model={"freeze": "Conv_0"},
         optimizer={"groups": ["Dense_0.bias:rate=0.5"]},
         parallel={"self_test": "never"},
     )
     optimizer = optax.chain(optax.clip(1.0), contrib.schedule_free_adamw(0.05, warmup_steps=2))
-    return made(optimizer, 2, config=config)
+    return make_setup(optimizer, 2, config=config)
 
 
 @pytest.mark.slow
 def test_evaluation_measures_the_average_which_is_added_automatically(averaging):
-    setup, state = averaging, again(averaging).state
+    setup, state = averaging, copy_setup(averaging).state
     assert [type(part) for part in setup.recipe.parts] == [ScheduleFreeAverage]
     for batch in setup.batches(0, 5):
         state, _ = setup.step()(state, batch)
     (_, inner), params = state.opt_state, state.params
-    z, dense = inner.z, {"Dense_0": params["Dense_0"], "BatchNorm_0": params["BatchNorm_0"]}
+    z, trained = inner.z, {"Dense_0": params["Dense_0"], "BatchNorm_0": params["BatchNorm_0"]}
     assert z["Conv_0"]["kernel"] is None
-    x = contrib.schedule_free_eval_params(inner._replace(z={name: z[name] for name in dense}), dense)
-    found = jax.device_get(state.eval_params)
-    assert largest_difference({name: found[name] for name in dense}, jax.device_get(x)) < 1e-6
-    assert largest_difference(found["Conv_0"], jax.device_get(params["Conv_0"])) == 0
-    assert largest_difference(found["Dense_0"], jax.device_get(params["Dense_0"])) > 1e-4
+    expected = contrib.schedule_free_eval_params(inner._replace(z={name: z[name] for name in trained}), trained)
+    average = jax.device_get(state.eval_params)
+    assert largest_difference({name: average[name] for name in trained}, jax.device_get(expected)) < 1e-6
+    assert largest_difference(average["Conv_0"], jax.device_get(params["Conv_0"])) == 0
+    assert largest_difference(average["Dense_0"], jax.device_get(params["Dense_0"])) > 1e-4
     swapped = state.replace(params=state.eval_params, parts={})
     evaluator = setup.evaluator(VAL)
     assert evaluator(state) == evaluator(swapped) != evaluator(state.replace(parts={}))
 
 
 def test_other_optimizers_have_no_schedule_free_average():
-    assert made(optax.adam(0.1)).recipe.parts == ()
+    assert make_setup(optax.adam(0.1)).recipe.parts == ()
 
 
-def scaled_inside(factor):
-    """Schedule-free Adam whose base multiplies its steps by a function of the array's name and the step."""
+def scaled_schedule_free(factor):
+    """Return schedule-free Adam whose base optimizer multiplies updates by `factor` of array name and step."""
 
     def by_layer():
         def update(updates, count, params=None):
@@ -188,49 +194,49 @@ def scaled_inside(factor):
     return contrib.schedule_free(optax.chain(base, optax.scale_by_learning_rate(rate), by_layer()), rate)
 
 
-PLAIN = contrib.schedule_free_adamw(rate)
+SCHEDULE_FREE = contrib.schedule_free_adamw(rate)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("outside", "factor"),
     [
-        (with_factors(PLAIN, {"a/b": 0.3}), lambda name, step: 0.3 if name == "a" else 1),
-        (with_factors(PLAIN, {"a/b": 0.0}), lambda name, step: 0.0 if name == "a" else 1),
-        (with_factors(PLAIN, {"a/b": 4.0}), lambda name, step: 4.0 if name == "a" else 1),
-        (thawing(PLAIN, {"a/b": 3}), lambda name, step: jnp.where(step < 3, 0, 1) if name == "a" else 1),
+        (with_factors(SCHEDULE_FREE, {"a/b": 0.3}), lambda name, step: 0.3 if name == "a" else 1),
+        (with_factors(SCHEDULE_FREE, {"a/b": 0.0}), lambda name, step: 0.0 if name == "a" else 1),
+        (with_factors(SCHEDULE_FREE, {"a/b": 4.0}), lambda name, step: 4.0 if name == "a" else 1),
+        (thawing(SCHEDULE_FREE, {"a/b": 3}), lambda name, step: jnp.where(step < 3, 0, 1) if name == "a" else 1),
     ],
 )
 def test_learning_rates_by_layer_scale_schedule_free_steps(outside, factor, float64):
-    """A factor of y's updates also scales z's, so the average is that of such steps."""
+    """A factor on the updates of y also scales the updates of z, so the average is that of the scaled updates."""
     rng = np.random.default_rng(0)
     params = {"a": {"b": jnp.asarray(rng.normal(size=(3, 2)))}, "c": jnp.asarray(rng.normal(size=4))}
-    inside, ours, theirs = scaled_inside(factor), params, params
-    one, other = outside.init(params), inside.init(params)
+    inside, outer, inner = scaled_schedule_free(factor), params, params
+    outer_state, inner_state = outside.init(params), inside.init(params)
     for step in range(6):
         grads = jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape)), params)
-        updates, one = outside.update(grads, one, ours)
-        ours = optax.apply_updates(ours, updates)
-        updates, other = inside.update(grads, other, theirs)
-        theirs = optax.apply_updates(theirs, updates)
-        assert largest_difference(ours, theirs) < 1e-12
-        assert largest_difference(compute_average(one, ours), compute_average(other, theirs)) < 1e-12
+        updates, outer_state = outside.update(grads, outer_state, outer)
+        outer = optax.apply_updates(outer, updates)
+        updates, inner_state = inside.update(grads, inner_state, inner)
+        inner = optax.apply_updates(inner, updates)
+        assert largest_difference(outer, inner) < 1e-12
+        assert largest_difference(compute_average(outer_state, outer), compute_average(inner_state, inner)) < 1e-12
         if not factor("a", step):
-            assert ours["a"]["b"].tobytes() == params["a"]["b"].tobytes()
+            assert outer["a"]["b"].tobytes() == params["a"]["b"].tobytes()
 
 
 def test_a_schedule_from_python_multiplies_schedule_free_steps():
-    setup = made(contrib.schedule_free_sgd(0.1), net=linear_model())
+    setup = make_setup(contrib.schedule_free_sgd(0.1), net=linear_model())
     halved = setup.changed(schedule=lambda step: 0.5)
     batch, before = next(setup.batches(0, 1)), np.asarray(setup.state.params["weight"])
-    (full, _), (half, _) = (each.step()(again(setup).state, batch) for each in (setup, halved))
+    (full, _), (half, _) = (prepared.step()(copy_setup(setup).state, batch) for prepared in (setup, halved))
     for tree in (lambda state: state.params, lambda state: state.opt_state.z, lambda state: state.eval_params):
-        moved, twice = (np.asarray(tree(state)["weight"]) - before for state in (half, full))
-        assert largest_difference(2 * moved, twice) < 1e-6 and np.abs(moved).max() > 1e-3
+        half_change, full_change = (np.asarray(tree(state)["weight"]) - before for state in (half, full))
+        assert largest_difference(2 * half_change, full_change) < 1e-6 and np.abs(half_change).max() > 1e-3
 
 
 def test_a_frozen_layer_has_no_schedule_free_average():
-    optimizer = only_trained(PLAIN, Layers(("a",)))
+    optimizer = only_trained(SCHEDULE_FREE, Layers(("a",)))
     params = {"a": jnp.ones(2), "b": jnp.ones(3)}
     state = optimizer.init(params)
     updates, state = optimizer.update(params, state, params)

@@ -1,4 +1,4 @@
-"""Promise 2: every example exactly once an epoch, in batches that depend on (N, B, seed, step) alone."""
+"""Promise 2: every example appears once an epoch, in batches that depend only on (N, B, seed, step)."""
 
 import hashlib
 
@@ -15,7 +15,7 @@ SIZES = st.integers(1, 200).flatmap(lambda n: st.tuples(st.just(n), st.integers(
 SEEDS = st.integers(0, 2**63 - 1)
 
 
-def stream(order: SampleOrder, stop: int, start: int = 0) -> np.ndarray:
+def rows_of_steps(order: SampleOrder, stop: int, start: int = 0) -> np.ndarray:
     return np.concatenate([order.rows(step) for step in range(start, stop)])
 
 
@@ -32,32 +32,32 @@ def test_each_example_appears_once_an_epoch(sizes: tuple[int, int], seed: int, e
     order = SampleOrder(num_examples, batch_size, seed)
     stop = order.steps(epochs)
     assert (stop - 1) * batch_size < epochs * num_examples <= stop * batch_size
-    rows = stream(order, stop)[: epochs * num_examples].reshape(epochs, num_examples)
+    rows = rows_of_steps(order, stop)[: epochs * num_examples].reshape(epochs, num_examples)
     assert (np.sort(rows, axis=1) == np.arange(num_examples)).all()
     seen = np.concatenate([order.epochs(step) for step in range(stop)])[: epochs * num_examples]
     assert (seen.reshape(epochs, num_examples) == np.arange(epochs)[:, None]).all()
 
 
-@given(size=st.integers(1, 7), spare=st.integers(0, 50), seed=SEEDS, step=st.integers(0, 10**6))
-def test_shards_of_any_count_make_the_same_batch(size: int, spare: int, seed: int, step: int):
+@given(size=st.integers(1, 7), extra=st.integers(0, 50), seed=SEEDS, step=st.integers(0, 10**6))
+def test_shards_of_any_count_make_the_same_batch(size: int, extra: int, seed: int, step: int):
     batch_size = size * 30
-    for order in (SampleOrder(batch_size + spare, batch_size, seed), EvalOrder(batch_size + spare, batch_size)):
+    for order in (SampleOrder(batch_size + extra, batch_size, seed), EvalOrder(batch_size + extra, batch_size)):
         for count in SHARDS:
-            local = [Shard(index, count).of(order.rows(step)) for index in range(count)]
-            assert {len(rows) for rows in local} == {batch_size // count}
-            np.testing.assert_array_equal(np.concatenate(local), order.rows(step))
+            shards = [Shard(index, count).of(order.rows(step)) for index in range(count)]
+            assert {len(rows) for rows in shards} == {batch_size // count}
+            np.testing.assert_array_equal(np.concatenate(shards), order.rows(step))
 
 
-def test_orders_differ_between_epochs_and_seeds_and_not_between_objects():
-    epochs = stream(SampleOrder(100, 100, seed=5), 3).reshape(3, 100)
+def test_orders_differ_between_epochs_and_seeds_and_not_between_batch_sizes():
+    epochs = rows_of_steps(SampleOrder(100, 100, seed=5), 3).reshape(3, 100)
     assert len({tuple(rows) for rows in epochs}) == 3
-    assert (stream(SampleOrder(100, 50, seed=5), 6) == epochs.ravel()).all()
+    assert (rows_of_steps(SampleOrder(100, 50, seed=5), 6) == epochs.ravel()).all()
     assert (SampleOrder(100, 100, seed=6).rows(0) != epochs[0]).any()
     assert SampleOrder(5, 3, seed=1).epochs(1).tolist() == [0, 0, 1]
 
 
 @given(num_examples=st.integers(1, 300), batch_size=st.integers(1, 400))
-def test_evaluation_sees_every_row_once_and_pads_with_minus_one(num_examples: int, batch_size: int):
+def test_evaluation_has_every_row_once_and_pads_with_minus_one(num_examples: int, batch_size: int):
     order = EvalOrder(num_examples, batch_size)
     rows = np.concatenate([order.rows(step) for step in range(order.num_batches)])
     assert rows[:num_examples].tolist() == list(range(num_examples))
@@ -87,6 +87,6 @@ def test_evaluation_sees_every_row_once_and_pads_with_minus_one(num_examples: in
         (lambda: Shard(-1, 2).of(np.arange(4)), "part -1 of a batch"),
     ],
 )
-def test_bad_numbers_raise_a_one_line_error(make, message: str):
+def test_invalid_sizes_seeds_and_steps_raise_a_one_line_error(make, message: str):
     with pytest.raises(InputError, match=message):
         make()

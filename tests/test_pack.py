@@ -1,4 +1,4 @@
-"""A packed copy has the same table, and images of the requested size; the stream reads it in the graph."""
+"""A packed copy of a data set has the same rows and images of the requested size, and the stream reads the copy."""
 
 import io
 import json
@@ -39,7 +39,7 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_a_packed_table_differs_only_in_the_place_of_the_images(tables, packed: Path, split):
+def test_a_packed_table_has_the_same_rows_and_classes_and_smaller_images(tables, packed: Path, split):
     assert holds_packed(packed)
     copy, original = read_packed(packed, split), tables[split]
     np.testing.assert_array_equal(copy.id, original.id)
@@ -54,24 +54,24 @@ def test_a_packed_table_differs_only_in_the_place_of_the_images(tables, packed: 
 def test_each_packed_image_is_the_resized_original(tables, packed: Path):
     copy = read_packed(packed, "train")
     for row in range(len(copy)):
-        # Compares brightness: JPEG keeps color at half the resolution, which loses the color of noise.
+        # Only brightness is compared, because JPEG stores color at half the resolution and loses the color of noise.
         small = np.asarray(Image.open(io.BytesIO(copy.read(row))).convert("L"), float)
         large = Image.open(io.BytesIO(tables["train"].read(row))).resize((32, 24), Image.Resampling.LANCZOS)
         assert np.abs(small - np.asarray(large.convert("L"), float)).mean() < 2
 
 
 @pytest.mark.slow
-def test_the_graph_reads_the_records_that_python_reads(packed: Path):
+def test_the_tensorflow_graph_reads_the_same_records_as_python(packed: Path):
     table = read_packed(packed, "train")
     order = SampleOrder(len(table), 5, seed=1)
     batches = list(table.train_batches(order, DATA, range(6)))
     assert sorted(np.concatenate([batch.row for batch in batches[:3]])) == list(range(15))
-    alone = {row: next(_evaluated(table, row)) for row in range(len(table))}
-    val = list(table.eval_batches(EvalOrder(15, 4), DATA))
-    for batch in val:
+    image_of_row = {row: next(_evaluated(table, row)) for row in range(len(table))}
+    eval_batches = list(table.eval_batches(EvalOrder(15, 4), DATA))
+    for batch in eval_batches:
         for row, image, mask in zip(batch.row, batch.image, batch.mask, strict=True):
             if mask:
-                np.testing.assert_array_equal(image, alone[int(row)])
+                np.testing.assert_array_equal(image, image_of_row[int(row)])
 
 
 def _evaluated(table: ExampleTable, row: int):
@@ -80,33 +80,35 @@ def _evaluated(table: ExampleTable, row: int):
     yield eval_image(table.read(row), 24, 24).numpy()
 
 
-def test_classes_are_selected_as_from_the_original(tables, packed: Path):
+def test_a_class_selection_from_a_packed_table_equals_that_from_the_original(tables, packed: Path):
     copy, original = read_packed(packed, "train").select("1:3"), tables["train"].select("1:3")
     np.testing.assert_array_equal(copy.id, original.id)
     np.testing.assert_array_equal(copy.labels, original.labels)
     assert copy.read(0) == read_packed(packed, "train").read(int(np.flatnonzero(tables["train"].labels)[0]))
 
 
-def encoded(image: Image.Image, form: str, **options) -> bytes:
+def encoded(image: Image.Image, image_format: str, **options) -> bytes:
     file = io.BytesIO()
-    image.save(file, form, **options)
+    image.save(file, image_format, **options)
     return file.getvalue()
 
 
-def test_small_plain_images_are_copied_and_others_are_reencoded():
+def test_small_rgb_jpegs_are_copied_and_other_images_are_reencoded():
     color = Image.fromarray(np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8))
     jpeg = encoded(color, "JPEG", quality=77)
     assert packed_image(jpeg, PackOptions(short_side=30)) == jpeg
     for other in (encoded(color, "PNG"), encoded(color.convert("CMYK"), "JPEG"), encoded(color.convert("L"), "JPEG")):
-        made = Image.open(io.BytesIO(packed_image(other, PackOptions(short_side=64))))
-        assert (made.format, made.mode, made.size) == ("JPEG", "RGB", (40, 30))
+        packed = Image.open(io.BytesIO(packed_image(other, PackOptions(short_side=64))))
+        assert (packed.format, packed.mode, packed.size) == ("JPEG", "RGB", (40, 30))
 
 
 def test_an_image_with_broken_metadata_is_packed():
-    whole = encoded(Image.fromarray(np.full((40, 60, 3), 90, np.uint8)), "JPEG")
+    image = encoded(Image.fromarray(np.full((40, 60, 3), 90, np.uint8)), "JPEG")
     profile = b"\xff\xe2" + (14).to_bytes(2, "big") + b"ICC_PROFILE\0"
-    odd = whole[:2] + profile + whole[2:]
-    assert packed_image(odd, PackOptions(short_side=24)) == packed_image(whole, PackOptions(short_side=24))
+    with_broken_profile = image[:2] + profile + image[2:]
+    assert packed_image(with_broken_profile, PackOptions(short_side=24)) == packed_image(
+        image, PackOptions(short_side=24)
+    )
 
 
 def test_the_shorter_side_has_the_requested_size():
@@ -115,7 +117,7 @@ def test_the_shorter_side_has_the_requested_size():
         assert size_of(packed_image(image, PackOptions(short_side=100))) == expected
 
 
-def test_shards_are_cut_and_found_again(tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_copy_of_several_files_is_read_completely(tables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("jaxddp.curate.pack.SHARD_BYTES", 3000)
     manifest = pack(tables, tmp_path / "copy", PackOptions(short_side=48))
     assert len(manifest["splits"]["train"]["files"]) > 2
@@ -145,7 +147,7 @@ def test_a_bad_image_leaves_no_packed_files(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["tree"]
 
 
-def test_a_damaged_copy_is_noticed(tables, tmp_path: Path):
+def test_a_damaged_packed_copy_raises_a_one_line_error(tables, tmp_path: Path):
     root = tmp_path / "copy"
     pack(tables, root, PackOptions(short_side=24))
     index = (root / "val.npz").read_bytes()

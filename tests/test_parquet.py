@@ -1,4 +1,4 @@
-"""Parquet as `datasets` writes it: order of rows, names of classes from the schema, images by row."""
+"""Parquet files as `datasets` writes them: the order of rows, the class names, and reading of single images."""
 
 import io
 import json
@@ -34,41 +34,41 @@ def encoded(number: int) -> bytes:
     return stream.getvalue()
 
 
-def write(file: Path, numbers: Iterable[int], **more: Any) -> Path:
-    """Writes images of these colors as `datasets` does: ClassLabel names in the schema's metadata, few rows a group."""
+def write_file(file: Path, numbers: Iterable[int], **options: Any) -> Path:
+    """Write images of these gray values as `datasets` does: class names in the schema, three rows in a row group."""
     numbers = list(numbers)
-    cells = more.get("cells", [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers])
-    labels = more.get("labels", pa.array([number % 3 for number in numbers], pa.int64()))
-    image, label = more.get("columns", ("image", "label"))
+    cells = options.get("cells", [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers])
+    labels = options.get("labels", pa.array([number % 3 for number in numbers], pa.int64()))
+    image, label = options.get("columns", ("image", "label"))
     features = {image: {"_type": "Image"}, label: {"names": list(NAMES), "_type": "ClassLabel"}}
     table = pa.table({"note": ["x"] * len(numbers), image: pa.array(cells, CELL), label: labels})
-    if more.get("named", True):
+    if options.get("named", True):
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     file.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table, file, row_group_size=3, compression=more.get("compression", "snappy"))
+    pq.write_table(table, file, row_group_size=3, compression=options.get("compression", "snappy"))
     return file
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    write(tmp_path / "set/data/train-00000-of-00002.parquet", range(8))
-    write(tmp_path / "set/data/train-00001-of-00002.parquet", range(8, 13))
-    write(tmp_path / "set/data/test-00000-of-00001.parquet", range(100, 104))
+    write_file(tmp_path / "set/data/train-00000-of-00002.parquet", range(8))
+    write_file(tmp_path / "set/data/train-00001-of-00002.parquet", range(8, 13))
+    write_file(tmp_path / "set/data/test-00000-of-00001.parquet", range(100, 104))
     return tmp_path / "set"
 
 
-def data(path: Path, **more: Any) -> DataConfig:
-    return DataConfig(path=str(path), image_size=SIZE, crop="whole", **more)
+def config_of(path: Path, **options: Any) -> DataConfig:
+    return DataConfig(path=str(path), image_size=SIZE, crop="whole", **options)
 
 
-def opened(path: Path, **more: Any) -> tuple[ExampleTable, ExampleTable]:
-    train, val = open_splits(data(path, **more)).values()
+def open_both(path: Path, **options: Any) -> tuple[ExampleTable, ExampleTable]:
+    train, val = open_splits(config_of(path, **options)).values()
     assert isinstance(train, ExampleTable) and isinstance(val, ExampleTable)
     return train, val
 
 
 def test_rows_follow_the_files_in_their_order(root: Path):
-    train, val = opened(root)
+    train, val = open_both(root)
     assert train.class_names == val.class_names == NAMES
     assert train.labels.tolist() == [number % 3 for number in range(13)] and train.labels.dtype == np.int32
     assert val.labels.tolist() == [number % 3 for number in range(100, 104)]
@@ -76,78 +76,82 @@ def test_rows_follow_the_files_in_their_order(root: Path):
     assert train.id[9] == b"data/train-00001-of-00002.parquet__1"
     assert train.name(9) == f"{root}/data/train-00001-of-00002.parquet, row 1"
     assert train.record(9)[1:] == ("data/train-00001-of-00002.parquet", 1)
-    open_tables(data(root))
+    open_tables(config_of(root))
 
 
 def test_one_parquet_file_is_divided_for_validation(root: Path):
     file = root / "data/train-00000-of-00002.parquet"
     (root / "alone.parquet").write_bytes(file.read_bytes())
     with pytest.raises(InputError, match="alone.parquet: has no validation split; give data.val_share"):
-        open_splits(data(root / "alone.parquet"))
-    train, val = opened(root / "alone.parquet", val_share=0.3)
+        open_splits(config_of(root / "alone.parquet"))
+    train, val = open_both(root / "alone.parquet", val_share=0.3)
     assert sorted([*train.id.tolist(), *val.id.tolist()]) == [b"alone.parquet__%d" % row for row in range(8)]
     assert len(val) == 3 and {*val.labels.tolist()} == {0, 1, 2}
 
 
 def test_labels_without_names_are_numbered_and_strings_are_sorted(tmp_path: Path):
-    write(tmp_path / "a/train.parquet", range(3), named=False)
-    write(tmp_path / "a/validation.parquet", range(2), named=False, labels=pa.array([4, 0]))
-    train, val = opened(tmp_path / "a")
+    write_file(tmp_path / "a/train.parquet", range(3), named=False)
+    write_file(tmp_path / "a/validation.parquet", range(2), named=False, labels=pa.array([4, 0]))
+    train, val = open_both(tmp_path / "a")
     assert train.class_names == val.class_names == tuple("01234") and val.labels.tolist() == [4, 0]
     strings = {"named": False, "columns": ("img", "labels")}
-    write(tmp_path / "b/train.parquet", range(3), labels=pa.array(["dog", "ant", "cat"]), **strings)
-    write(tmp_path / "b/val.parquet", range(1), labels=pa.array(["cat"]).dictionary_encode(), **strings)
-    train, val = opened(tmp_path / "b")
+    write_file(tmp_path / "b/train.parquet", range(3), labels=pa.array(["dog", "ant", "cat"]), **strings)
+    write_file(tmp_path / "b/val.parquet", range(1), labels=pa.array(["cat"]).dictionary_encode(), **strings)
+    train, val = open_both(tmp_path / "b")
     assert train.class_names == ("ant", "cat", "dog") and train.labels.tolist() == [2, 0, 1]
     assert val.labels.tolist() == [1]
-    write(tmp_path / "b/val.parquet", range(1), labels=pa.array(["cow"]), **strings)
+    write_file(tmp_path / "b/val.parquet", range(1), labels=pa.array(["cow"]), **strings)
     with pytest.raises(InputError, match=r"val.parquet, row 0: label 'cow' is none of the 3 classes"):
-        open_splits(data(tmp_path / "b"))
+        open_splits(config_of(tmp_path / "b"))
 
 
-def test_classes_and_limits_select_rows(root: Path):
-    train, _ = opened(root, classes="cat,ant")
+def test_a_class_selection_keeps_the_rows_of_its_classes(root: Path):
+    train, _ = open_both(root, classes="cat,ant")
     assert train.class_names == ("cat", "ant")
     assert [train.read(row) for row in range(3)] == [encoded(number) for number in (0, 2, 3)]
 
 
-def test_row_groups_are_kept_within_bounds(root: Path, monkeypatch: pytest.MonkeyPatch):
-    path, read = b"data/train-00000-of-00002.parquet", []
-    # No public name shows which row groups came from memory.
+def test_the_number_of_cached_row_groups_is_limited(root: Path, monkeypatch: pytest.MonkeyPatch):
+    path, groups_read = b"data/train-00000-of-00002.parquet", []
+    # The public API does not show which row groups are read from the file.
     cells = ParquetFiles._cells
-    monkeypatch.setattr(ParquetFiles, "_cells", lambda *given: read.append(given[2]) or cells(*given))
+    monkeypatch.setattr(
+        ParquetFiles, "_cells", lambda *arguments: groups_read.append(arguments[2]) or cells(*arguments)
+    )
     store = ParquetFiles(root, "image")
     for row in (0, 1, 2, 7, 0, 5):
         assert store.read(path, row) == encoded(row)
-    assert read == [0, 2, 1]
-    read.clear()
-    least = ParquetFiles(root, "image", max_cached=1)
+    assert groups_read == [0, 2, 1]
+    groups_read.clear()
+    smallest_store = ParquetFiles(root, "image", max_cached=1)
     for row in (0, 1, 4, 5, 2):
-        assert least.read(path, row) == encoded(row)
-    assert read == [0, 1, 0] and len(least._groups._groups) == 1
+        assert smallest_store.read(path, row) == encoded(row)
+    assert groups_read == [0, 1, 0] and len(smallest_store._groups._groups) == 1
 
 
 def test_threads_that_need_one_row_group_read_it_once(root: Path, monkeypatch: pytest.MonkeyPatch):
-    # No public name counts the reads of a row group.
-    read, cells = [], ParquetFiles._cells
-    monkeypatch.setattr(ParquetFiles, "_cells", lambda *given: read.append(given[2]) or cells(*given))
-    store, found = ParquetFiles(root, "image"), {}
-    work = [
+    # The public API does not count the reads of a row group.
+    groups_read, cells = [], ParquetFiles._cells
+    monkeypatch.setattr(
+        ParquetFiles, "_cells", lambda *arguments: groups_read.append(arguments[2]) or cells(*arguments)
+    )
+    store, images = ParquetFiles(root, "image"), {}
+    threads = [
         threading.Thread(
-            target=lambda row=row: found.update({row: store.read(b"data/train-00001-of-00002.parquet", row)})
+            target=lambda row=row: images.update({row: store.read(b"data/train-00001-of-00002.parquet", row)})
         )
         for row in range(5)
     ]
-    for thread in work:
+    for thread in threads:
         thread.start()
-    for thread in work:
+    for thread in threads:
         thread.join(30)
-    assert found == {row: encoded(8 + row) for row in range(5)} and sorted(read) == [0, 1]
+    assert images == {row: encoded(8 + row) for row in range(5)} and sorted(groups_read) == [0, 1]
 
 
-def fault(path: Path, **more: Any) -> str:
+def message_of(path: Path, **options: Any) -> str:
     with pytest.raises(InputError) as caught:
-        for table in open_splits(data(path, **more)).values():
+        for table in open_splits(config_of(path, **options)).values():
             [table.read(row) for row in range(len(table))]
     assert "\n" not in str(caught.value)
     return str(caught.value)
@@ -155,65 +159,68 @@ def fault(path: Path, **more: Any) -> str:
 
 def test_wrong_columns_raise_a_one_line_error(tmp_path: Path):
     file = tmp_path / "a.parquet"
-    half = {"val_share": 0.5}
-    write(file, range(6), columns=("photo", "kind"), named=False)
-    assert fault(file, **half) == (
+    options = {"val_share": 0.5}
+    write_file(file, range(6), columns=("photo", "kind"), named=False)
+    assert message_of(file, **options) == (
         f"{file}: no column of labels; its columns are note, photo, kind; call one label or labels"
     )
     pq.write_table(pa.table({"label": [0, 1]}), file)
-    assert fault(file, **half).startswith(
+    assert message_of(file, **options).startswith(
         f"{file}: no column of images (structs with a field bytes); its columns are label"
     )
-    write(tmp_path / "b/train-0.parquet", range(3))
-    write(tmp_path / "b/train-1.parquet", range(3), columns=("image", "kind"))
-    write(tmp_path / "b/val.parquet", range(3))
-    assert fault(tmp_path / "b").startswith(
+    write_file(tmp_path / "b/train-0.parquet", range(3))
+    write_file(tmp_path / "b/train-1.parquet", range(3), columns=("image", "kind"))
+    write_file(tmp_path / "b/val.parquet", range(3))
+    assert message_of(tmp_path / "b").startswith(
         f"{tmp_path}/b/train-1.parquet: no column 'label', which the first file has; "
     )
-    write(file, range(3), labels=pa.array([0, None, 1]))
-    assert fault(file, **half) == f"{file}, row 1: no label; give each row one, or leave the row out"
-    write(file, range(3), labels=pa.array([0, 3, 1]))
-    assert fault(file, **half) == f"{file}, row 1: label 3 is none of the 3 classes; correct it"
-    write(file, range(3), labels=pa.array([[0], [1], [0, 1]]))
-    assert fault(file, **half).startswith(f"{file}: label is of list<")
+    write_file(file, range(3), labels=pa.array([0, None, 1]))
+    assert message_of(file, **options) == f"{file}, row 1: no label; give each row one, or leave the row out"
+    write_file(file, range(3), labels=pa.array([0, 3, 1]))
+    assert message_of(file, **options) == f"{file}, row 1: label 3 is none of the 3 classes; correct it"
+    write_file(file, range(3), labels=pa.array([[0], [1], [0, 1]]))
+    assert message_of(file, **options).startswith(f"{file}: label is of list<")
     for cell in (None, {"bytes": None, "path": "a.png"}, {"bytes": b"", "path": "a.png"}):
         cells = [{"bytes": encoded(number), "path": None} for number in range(5)]
-        write(file, range(6), cells=[*cells, cell])
+        write_file(file, range(6), cells=[*cells, cell])
         message = f"{file}, row 5: 'image' holds no bytes; write the file again with its images in it"
-        assert fault(file, **half) == message
-        assert check(open_splits(data(file, **half))).num_faults == 1
+        assert message_of(file, **options) == message
+        assert check(open_splits(config_of(file, **options))).num_faults == 1
 
 
 @pytest.mark.slow
 def test_a_null_image_ends_training_with_its_row_or_is_substituted(tmp_path: Path):
     cells = [{"bytes": encoded(number), "path": None} for number in range(5)]
     for split in ("train", "val"):
-        write(tmp_path / f"{split}.parquet", range(6), cells=[*cells, None])
-    train, _ = opened(tmp_path)
+        write_file(tmp_path / f"{split}.parquet", range(6), cells=[*cells, None])
+    train, _ = open_both(tmp_path)
     order = SampleOrder(6, 6, seed=0)
     with pytest.raises(InputError, match=r"train.parquet, row 5: 'image' holds no bytes"):
-        list(train.train_batches(order, data(tmp_path), range(1)))
+        list(train.train_batches(order, config_of(tmp_path), range(1)))
     (batch,) = train.train_batches(
-        order, data(tmp_path), range(1), substitutes=train.substitutes(data(tmp_path, bad_images="substitute"))
+        order,
+        config_of(tmp_path),
+        range(1),
+        substitutes=train.substitutes(config_of(tmp_path, bad_images="substitute")),
     )
     assert batch.image[batch.row == 5, 0, 0, 0].tolist() == [2]
 
 
-def test_damaged_and_missing_files_are_named(root: Path):
+def test_damaged_and_missing_parquet_files_raise_a_one_line_error(root: Path):
     first, second = sorted((root / "data").glob("train-*"))
     content = first.read_bytes()
     for damaged in (b"", content[: len(content) // 2], b"PAR1" + bytes(40)):
         first.write_bytes(damaged)
-        assert fault(root).startswith(f"{first}: damaged, or not a Parquet file (")
-    # This damages the first page of images; the footer is sound.
+        assert message_of(root).startswith(f"{first}: damaged, or not a Parquet file (")
+    # This damages the first page of images and not the footer.
     first.write_bytes(content[:200] + bytes(400) + content[600:])
-    assert fault(root).startswith(f"{first}")
+    assert message_of(root).startswith(f"{first}")
     first.write_bytes(content)
     second.unlink()
-    assert fault(root) == f"{root}/data: part 00001 of 2 is missing; download it again"
+    assert message_of(root) == f"{root}/data: part 00001 of 2 is missing; download it again"
 
 
-def test_without_pyarrow_the_extra_is_named(root: Path):
+def test_without_pyarrow_the_error_names_the_extra_to_install(root: Path):
     code = f"""
 import sys
 sys.modules["pyarrow"] = None
@@ -225,7 +232,7 @@ try:
 except InputError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == (
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert process.stdout == (
         f"{root}/data/train-00000-of-00002.parquet: pyarrow is not installed; pip install 'jaxddp[parquet]'\n"
     )

@@ -1,4 +1,4 @@
-"""Optional parts of the step: their arrays are saved with the state, and unused parts do not change the program."""
+"""Optional parts of the step: a part has arrays in the state, and an absent part does not change the program."""
 
 from dataclasses import dataclass
 
@@ -33,36 +33,37 @@ CHANGES = {
 }
 
 
-def made(devices: int = 4, parts: tuple[Part, ...] = (), net=None, **more):
+def make_setup(devices: int = 4, parts: tuple[Part, ...] = (), net=None, **options):
     net = net or SmallNet(batch_norm=True, sync="data")
-    return setup_of(net, sgd(0.05, momentum=0.9), TABLE, devices=devices, data=AS_THEY_ARE, parts=parts, seed=5, **more)
+    return setup_of(
+        net, sgd(0.05, momentum=0.9), TABLE, devices=devices, data=AS_THEY_ARE, parts=parts, seed=5, **options
+    )
 
 
-def run(setup, **more):
+def run_training(setup, **options):
     records = Records()
-    state = train(setup, CHANGES, val=VAL, listeners=[records], **more)
+    state = train(setup, CHANGES, val=VAL, listeners=[records], **options)
     return jax.device_get(state), records
 
 
-AVERAGE = (ParameterAverage(0.9), GradientNorm())
+AVERAGE_AND_NORM = (ParameterAverage(0.9), GradientNorm())
 
 
 @pytest.mark.slow
-def test_an_absent_part_costs_nothing():
-    """Without parts, the program has no additional array and no additional operation."""
-    setup = made()
+def test_an_absent_part_adds_no_array_and_no_operation():
+    setup = make_setup()
     assert jax.tree.leaves(setup.state.parts) == []
     batch = next(setup.batches(0, 1))
     plain = str(jax.make_jaxpr(setup.step())(setup.state, batch))
-    normed = made(parts=(GradientNorm(),))
+    normed = make_setup(parts=(GradientNorm(),))
     assert len(plain) < len(str(jax.make_jaxpr(normed.step())(normed.state, batch)))
     _, sums = setup.step()(setup.state, batch)
     assert sums.names == ("loss", "top1")
 
 
-def test_the_average_is_of_the_parameters_and_evaluation_measures_it():
-    class Parameters(Part):
-        name = "seen"
+def test_evaluation_measures_the_moving_average_of_the_parameters():
+    class StepCounter(Part):
+        name = "counter"
 
         def init(self, params, model_state):
             return {"step": jnp.zeros((), jnp.int32)}
@@ -70,14 +71,14 @@ def test_the_average_is_of_the_parameters_and_evaluation_measures_it():
         def update(self, own, before, after, grads):
             return {"step": own["step"] + 1}, after
 
-    setup = made(parts=(ParameterAverage(0.9), Parameters()))
+    setup = make_setup(parts=(ParameterAverage(0.9), StepCounter()))
     step, state = setup.step(), setup.state
     average = jax.device_get(state.params)
     for number, batch in enumerate(setup.batches(0, 6)):
         state, _ = step(state, batch)
         decay = min(0.9, (1 + number) / (10 + number))
         average = jax.tree.map(lambda a, p, d=decay: a + (1 - d) * (np.asarray(p) - a), average, state.params)
-    assert int(state.parts["seen"]["step"]) == 6
+    assert int(state.parts["counter"]["step"]) == 6
     assert largest_difference(jax.device_get(state.eval_params), average) < 1e-6
     assert largest_difference(jax.device_get(state.params), average) > 1e-3
     swapped = state.replace(params=state.eval_params, parts={})
@@ -87,27 +88,28 @@ def test_the_average_is_of_the_parameters_and_evaluation_measures_it():
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", few((7,), 6))
 def test_lookahead_draws_training_back_to_slow_weights(steps):
-    """Compare Lookahead with its definition, including batch statistics. The last step of the run ends on the slow
-    weights."""
-    plain = made()
+    """The parameters and the batch statistics equal their definition, and the run ends with the slow weights."""
+    plain = make_setup()
     step = plain.step()
-    setup = made(parts=(Lookahead(3, lambda step: step / 10, steps),))
-    state, by_hand = setup.state, plain.state
-    slow = jax.device_get((by_hand.params, by_hand.model_state))
+    setup = make_setup(parts=(Lookahead(3, lambda step: step / 10, steps),))
+    state, expected_state = setup.state, plain.state
+    slow = jax.device_get((expected_state.params, expected_state.model_state))
     for number, batch in enumerate(plain.batches(0, steps), start=1):
         state, _ = setup.step()(state, batch)
-        by_hand, _ = step(by_hand, batch)
-        trained = jax.device_get((by_hand.params, by_hand.model_state))
+        expected_state, _ = step(expected_state, batch)
+        trained = jax.device_get((expected_state.params, expected_state.model_state))
         if number % 3 == 0:
             slow = jax.tree.map(lambda s, t, d=number / 10: d * s + (1 - d) * t, slow, trained)
         if number % 3 == 0 or number == steps:
             params, model_state = plain.topology.replicate(slow)
-            by_hand = by_hand.replace(params=params, model_state=model_state)
-        found, expected = (jax.device_get((each.params, each.model_state)) for each in (state, by_hand))
-        assert largest_difference(found, expected) < 1e-6
-    own = jax.device_get(state.parts["lookahead"])
-    assert largest_difference((own["params"], own["model_state"]), slow) < 1e-6
-    assert largest_difference(jax.device_get(state.params), own["params"]) == 0
+            expected_state = expected_state.replace(params=params, model_state=model_state)
+        actual, expected = (
+            jax.device_get((train_state.params, train_state.model_state)) for train_state in (state, expected_state)
+        )
+        assert largest_difference(actual, expected) < 1e-6
+    lookahead_arrays = jax.device_get(state.parts["lookahead"])
+    assert largest_difference((lookahead_arrays["params"], lookahead_arrays["model_state"]), slow) < 1e-6
+    assert largest_difference(jax.device_get(state.params), lookahead_arrays["params"]) == 0
 
 
 def test_lookahead_without_a_period_is_rejected():
@@ -117,24 +119,24 @@ def test_lookahead_without_a_period_is_rejected():
 
 @pytest.mark.slow
 def test_averages_do_not_change_the_trained_parameters():
-    plain, without = run(made())
-    state, records = run(made(parts=AVERAGE))
+    plain, plain_records = run_training(make_setup())
+    state, records = run_training(make_setup(parts=AVERAGE_AND_NORM))
     assert largest_difference(state.params, plain.params) == 0
-    assert [r.metrics["loss"] for r in records.steps] == [r.metrics["loss"] for r in without.steps]
+    assert [r.metrics["loss"] for r in records.steps] == [r.metrics["loss"] for r in plain_records.steps]
 
 
 @pytest.mark.slow
 def test_a_step_reports_scalars_beside_its_metrics():
-    setup = made(parts=(GradientNorm(),), net=linear_model())
-    _, records = run(setup)
+    setup = make_setup(parts=(GradientNorm(),), net=linear_model())
+    _, records = run_training(setup)
     norms = [record.metrics["gradient_norm"] for record in records.steps]
     assert len(norms) == 12 and min(norms) > 0
-    ended = [record.epoch_end for record in records.steps if record.epoch_end]
+    epoch_ends = [record.epoch_end for record in records.steps if record.epoch_end]
     # An epoch of 50 examples in batches of 8 ends with step 7. The history shows a scalar's mean over the epoch's
     # steps.
-    assert ended[0].metrics["gradient_norm"] == pytest.approx(np.mean(norms[:7]), rel=1e-5)
-    again = made(net=linear_model())
-    grads = jax.jit(jax.grad(loss_of(again)))(again.state.params)
+    assert epoch_ends[0].metrics["gradient_norm"] == pytest.approx(np.mean(norms[:7]), rel=1e-5)
+    plain_setup = make_setup(net=linear_model())
+    grads = jax.jit(jax.grad(loss_of(plain_setup)))(plain_setup.state.params)
     assert norms[0] == pytest.approx(float(optax.tree.norm(grads)), rel=1e-5)
     assert all("gradient_norm" not in record.metrics for record in records.evaluations)
 
@@ -150,14 +152,14 @@ def loss_of(setup):
     return loss
 
 
-def test_a_checkpoint_with_other_parts_is_refused_by_name(tmp_path):
+def test_a_checkpoint_with_other_parts_raises_an_error_that_names_them(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    checkpoints.save(1, made(parts=AVERAGE).state, {})
+    checkpoints.save(1, make_setup(parts=AVERAGE_AND_NORM).state, {})
     checkpoints.wait()
     with pytest.raises(
         InputError, match="another architecture or optimizer: parts/average/eval_params/.* absent in this run"
     ):
-        checkpoints.restore(1, made().state)
+        checkpoints.restore(1, make_setup().state)
 
 
 @dataclass(frozen=True)
@@ -176,11 +178,11 @@ class Scaled(Part):
 
 
 def test_a_part_may_scale_the_loss_and_skip_steps():
-    setup, plain = made(parts=(Scaled(),), net=linear_model()), made(net=linear_model())
+    setup, plain = make_setup(parts=(Scaled(),), net=linear_model()), make_setup(net=linear_model())
     batches = list(plain.batches(0, 2))
     state, sums = setup.step()(setup.state, batches[0])
     expected, expected_sums = plain.step()(plain.state, batches[0])
-    # With a power of two the bits are the same.
+    # Scaling by a power of two changes no bit.
     assert largest_difference(jax.device_get(state.params), jax.device_get(expected.params)) == 0
     assert sums.means()["loss"] == expected_sums.means()["loss"]
     params = jax.device_get(state.params)
@@ -192,7 +194,7 @@ def test_fresh_parameters_can_be_transformed():
     def halve(params, model_state):
         return jax.tree.map(lambda x: x / 2, params), model_state
 
-    plain, halved = made(net=linear_model()), made(net=linear_model(), initialize=halve)
+    plain, halved = make_setup(net=linear_model()), make_setup(net=linear_model(), initialize=halve)
     difference = largest_difference(
         jax.tree.map(lambda x: 2 * np.asarray(x), halved.state.params), jax.device_get(plain.state.params)
     )
@@ -219,7 +221,7 @@ def test_a_transform_that_changes_more_than_values_is_refused(transform, message
         create_state(model, sgd(0.1), (6, 6, 3), seed=0, topology=topology, transform=transform)
 
 
-def test_parts_are_reachable_from_python():
+def test_the_python_api_accepts_parts():
     setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=1, parts=[GradientNorm()]))
     _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step")
     assert (history.train["gradient_norm"] > 0).all()

@@ -1,4 +1,4 @@
-"""Peers compare values in the same way, whatever carries them."""
+"""The peers of a job and the peers of a single process compare values in the same way."""
 
 import socket
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ class Device(NamedTuple):
     id: int
 
 
-class Asked(Peers):
+class RecordingPeers(Peers):
     """The peers of a single process, which record the names of its exchanges."""
 
     def __init__(self) -> None:
@@ -43,46 +43,49 @@ class Asked(Peers):
 
 @pytest.fixture(scope="module")
 def job() -> Iterator[list[Peers]]:
-    """The peers of each process of a job whose processes are threads of this one."""
+    """Yield the peers of each process of a job. The processes are threads of this process."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         coordinator = "{}:{}".format(*probe.getsockname())
     jobs = [Job(coordinator, COUNT, process) for process in range(COUNT)]
     with ThreadPoolExecutor(COUNT) as pool:
-        planes = list(pool.map(lambda own: ControlPlane.join(own, {}, 30, end=print), jobs))
+        planes = list(pool.map(lambda process_job: ControlPlane.join(process_job, {}, 30, end=print), jobs))
         yield [JobPeers(plane) for plane in planes]
         assert all(pool.map(ControlPlane.finish, planes))
         for plane in planes:
             plane.leave()
 
 
-def of_each(job: list[Peers], ask: Callable[[Peers], Any]) -> list[Any]:
-    """Return the result or the error of each process, if all call a function at the same time."""
+def results_of(job: list[Peers], call: Callable[[Peers], Any]) -> list[Any]:
+    """Call a function for all processes at the same time, and return the result or the error of each process."""
     with ThreadPoolExecutor(len(job)) as pool:
-        asked = [pool.submit(ask, peers) for peers in job]
-        return [each.exception(30) or each.result() for each in asked]
+        futures = [pool.submit(call, peers) for peers in job]
+        return [future.exception(30) or future.result() for future in futures]
 
 
-@pytest.mark.parametrize("kind", ["job", "alone"])
-def test_peers_compare_and_exchange_values(kind, job):
-    everyone = job if kind == "job" else [ALONE]
-    count = len(everyone)
-    assert [(peers.process_index, peers.process_count) for peers in everyone] == [
-        (each, count) for each in range(count)
+@pytest.mark.parametrize("peer_kind", ["job", "alone"])
+def test_peers_compare_and_exchange_values(peer_kind, job):
+    all_peers = job if peer_kind == "job" else [ALONE]
+    count = len(all_peers)
+    assert [(peers.process_index, peers.process_count) for peers in all_peers] == [
+        (index, count) for index in range(count)
     ]
-    assert [peers.is_first for peers in everyone] == [True] + [False] * (count - 1)
-    assert {peers.is_alone for peers in everyone} == {kind == "alone"}
-    places = [str(each) for each in range(count)]
-    assert of_each(everyone, lambda peers: peers.exchange("places", str(peers.process_index))) == [places] * count
-    assert of_each(everyone, lambda peers: peers.from_first("place", lambda: str(peers.process_index))) == ["0"] * count
-    assert of_each(everyone, lambda peers: peers.agree({"seed": "1"})) == [None] * count
+    assert [peers.is_first for peers in all_peers] == [True] + [False] * (count - 1)
+    assert {peers.is_alone for peers in all_peers} == {peer_kind == "alone"}
+    indices = [str(index) for index in range(count)]
+    assert results_of(all_peers, lambda peers: peers.exchange("indices", str(peers.process_index))) == [indices] * count
+    assert (
+        results_of(all_peers, lambda peers: peers.from_first("index", lambda: str(peers.process_index)))
+        == ["0"] * count
+    )
+    assert results_of(all_peers, lambda peers: peers.agree({"seed": "1"})) == [None] * count
 
 
 @pytest.mark.parametrize("other", [1, 2])
-def test_a_differing_value_is_named_to_all_processes(other, job):
-    found = of_each(job, lambda peers: peers.agree({"same": "1", "seed": str(int(peers.process_index == other))}))
-    line = f"seed differs: process 0 has '0', process {other} has '1'; start every process with the same value"
-    assert [(type(error), str(error)) for error in found] == [(InputError, line)] * COUNT
+def test_a_differing_value_raises_the_same_error_in_all_processes(other, job):
+    errors = results_of(job, lambda peers: peers.agree({"same": "1", "seed": str(int(peers.process_index == other))}))
+    message = f"seed differs: process 0 has '0', process {other} has '1'; start every process with the same value"
+    assert [(type(error), str(error)) for error in errors] == [(InputError, message)] * COUNT
 
 
 def test_a_process_waits_as_long_as_its_job_allows(job):
@@ -95,26 +98,26 @@ def test_a_process_without_a_job_is_alone():
 
 
 def test_a_process_without_a_job_rejects_devices_of_other_processes(monkeypatch):
-    """Otherwise it would compare nothing, and each process would write for all."""
+    """Otherwise the processes would compare no values, and each process would write the files of the run."""
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    line = "^devices: they belong to 2 processes, but `peers` has only this process; give Topology.create the peers"
-    with pytest.raises(InputError, match=line):
+    message = "^devices: they belong to 2 processes, but `peers` has only this process; give Topology.create the peers"
+    with pytest.raises(InputError, match=message):
         Topology.create([Device(0, 0), Device(1, 1)])
 
 
-def test_a_topology_belongs_to_its_peers():
+def test_a_topology_has_the_process_index_and_count_of_its_peers():
     topology = Topology.create(2, Second())
     assert (topology.process_index, topology.process_count) == (1, 2)
 
 
 def test_training_compares_everything_with_the_peers_that_it_joined(tmp_path, monkeypatch):
-    asked, val = Asked(), random_table(8, seed=1)
-    monkeypatch.setattr("jaxddp.setup.joining.join", lambda *_, **__: asked)
+    peers, val = RecordingPeers(), random_table(8, seed=1)
+    monkeypatch.setattr("jaxddp.setup.joining.join", lambda *_, **__: peers)
     setup = jaxddp.prepare_training(linear_model(), random_table(16), 2, sgd(0.1), 4)
-    at_all = {"val": val, "workdir": tmp_path, "self_test": "always"}
-    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), **at_all)
-    # Values without an exchange of their own are compared by a digest.
-    assert set(asked.names) == {
+    options = {"val": val, "workdir": tmp_path, "self_test": "always"}
+    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), **options)
+    # The exchange `digests` compares all values that have no exchange of their own.
+    assert set(peers.names) == {
         *("digests", "work directory", "work directory written", "work directory seen", "whole checkpoints"),
         *("latest checkpoint", "run id", "metrics of listeners", "predictions", "self-test", "memory of the step"),
         "validation metrics",

@@ -1,4 +1,4 @@
-"""Kinds of files, channels and bits: the same image gives the same pixels, and every loss is logged."""
+"""File formats, channels and bits: the same image has the same pixels in all of them, and lost bits are logged."""
 
 import functools
 import io
@@ -22,7 +22,7 @@ from jaxddp.data.stream.decode import eval_image, train_image
 from jaxddp.data.stream.tensorflow_cpu import tf
 
 SIZE = 9
-KINDS: dict[str, dict[str, Any]] = {
+FORMATS: dict[str, dict[str, Any]] = {
     "PNG": {},
     "BMP": {},
     "TIFF": {},
@@ -37,22 +37,25 @@ def picture(*shape: int, dtype: type = np.uint8) -> np.ndarray:
 
 def encode(image: np.ndarray, kind: str, **settings: Any) -> bytes:
     stream = io.BytesIO()
-    Image.fromarray(image).save(stream, kind, **KINDS.get(kind, {}), **settings)
+    Image.fromarray(image).save(stream, kind, **FORMATS.get(kind, {}), **settings)
     return stream.getvalue()
 
 
 @functools.cache
 def in_graph(function: Any, *arguments: Any) -> Any:
-    """Calls it in a graph, as a stream does: in eager mode TensorFlow drops trailing zeros of bytes, as NumPy does."""
+    """Return a function that decodes in a TensorFlow graph, as a stream does.
+
+    In eager mode TensorFlow drops trailing zero bytes, as NumPy does.
+    """
     spec = tf.TensorSpec([], tf.string)
     return tf.function(lambda data: function(data, *arguments), input_signature=(spec,), autograph=False)
 
 
-def whole(data: bytes, channels: int = 3, bits: int = 8, size: int = SIZE) -> np.ndarray:
+def decode_train(data: bytes, channels: int = 3, bits: int = 8, size: int = SIZE) -> np.ndarray:
     return in_graph(train_image, None, None, size, PixelFormat(channels, bits))(data).numpy()
 
 
-def center(data: bytes, channels: int, bits: int = 8, size: int = SIZE, resize: int = SIZE) -> np.ndarray:
+def decode_eval(data: bytes, channels: int, bits: int = 8, size: int = SIZE, resize: int = SIZE) -> np.ndarray:
     return in_graph(eval_image, size, resize, PixelFormat(channels, bits))(data).numpy()
 
 
@@ -61,37 +64,37 @@ def luma(rgb: np.ndarray) -> np.ndarray:
 
 
 def wide_luma(rgb: np.ndarray) -> np.ndarray:
-    """Returns the luma in 16 bits of 8-bit colors: more exact than the luma in 8 bits."""
+    """Return the 16-bit luma of 8-bit colors, which is more exact than the 8-bit luma."""
     mean = (rgb * 257.0) @ (19595, 38470, 7471) / 65536
     return np.floor(mean + 0.5).astype(np.uint16)[..., None]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_file_gives_the_image_in_every_format(kind: str):
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_file_format_decodes_to_every_pixel_format(kind: str):
     rgb = picture(SIZE, SIZE, 3)
     data = encode(rgb, kind)
     opaque = np.concatenate([rgb, np.full((SIZE, SIZE, 1), 255, np.uint8)], axis=-1)
     for channels, expected in {1: luma(rgb), 3: rgb, 4: opaque}.items():
-        np.testing.assert_array_equal(whole(data, channels), expected)
-        wide = expected.astype(np.uint16) * 257 if channels > 1 else wide_luma(rgb)
-        np.testing.assert_array_equal(whole(data, channels, 16), wide)
-        np.testing.assert_array_equal(center(data, channels), expected)
+        np.testing.assert_array_equal(decode_train(data, channels), expected)
+        expected_16_bits = expected.astype(np.uint16) * 257 if channels > 1 else wide_luma(rgb)
+        np.testing.assert_array_equal(decode_train(data, channels, 16), expected_16_bits)
+        np.testing.assert_array_equal(decode_eval(data, channels), expected)
     assert verify(data) == ImageHeader(kind.lower(), SIZE, SIZE)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
-def test_alpha_is_kept_where_the_format_has_it(kind: str):
+def test_alpha_is_kept_if_the_pixel_format_has_it(kind: str):
     rgba = picture(SIZE, SIZE, 4)
-    np.testing.assert_array_equal(whole(encode(rgba, kind), 4), rgba)
-    np.testing.assert_array_equal(whole(encode(rgba, kind), 3), rgba[..., :3])
+    np.testing.assert_array_equal(decode_train(encode(rgba, kind), 4), rgba)
+    np.testing.assert_array_equal(decode_train(encode(rgba, kind), 3), rgba[..., :3])
 
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
 def test_gray_images_keep_their_values(kind: str):
     gray = picture(SIZE, SIZE)
-    np.testing.assert_array_equal(whole(encode(gray, kind), 1), gray[..., None])
-    np.testing.assert_array_equal(whole(encode(gray, kind), 3), np.repeat(gray[..., None], 3, -1))
+    np.testing.assert_array_equal(decode_train(encode(gray, kind), 1), gray[..., None])
+    np.testing.assert_array_equal(decode_train(encode(gray, kind), 3), np.repeat(gray[..., None], 3, -1))
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "LA", "PA", "CMYK", "YCbCr"])
@@ -101,28 +104,28 @@ def test_pillow_s_other_modes_become_rgb(mode: str):
     stream = io.BytesIO()
     image.save(stream, "TIFF")
     assert parse_header(stream.getvalue()).kind == "tiff"
-    np.testing.assert_array_equal(whole(stream.getvalue()), np.asarray(image.convert("RGB")))
+    np.testing.assert_array_equal(decode_train(stream.getvalue()), np.asarray(image.convert("RGB")))
 
 
-def test_jpeg_in_gray_and_with_alpha():
+def test_a_jpeg_decodes_to_gray_and_to_rgb_with_full_alpha():
     rgb = np.asarray(Image.fromarray(picture(2, 2, 3)).resize((SIZE, SIZE)))
     data = encode(rgb, "JPEG")
-    decoded = whole(data)
-    np.testing.assert_array_equal(whole(data, 1), luma(decoded))
-    np.testing.assert_array_equal(whole(data, 4)[..., :3], decoded)
-    assert (whole(data, 4)[..., 3] == 255).all()
-    np.testing.assert_array_equal(whole(data, 3, 16), decoded.astype(np.uint16) * 257)
+    decoded = decode_train(data)
+    np.testing.assert_array_equal(decode_train(data, 1), luma(decoded))
+    np.testing.assert_array_equal(decode_train(data, 4)[..., :3], decoded)
+    assert (decode_train(data, 4)[..., 3] == 255).all()
+    np.testing.assert_array_equal(decode_train(data, 3, 16), decoded.astype(np.uint16) * 257)
 
 
 def test_a_tiff_is_rotated_by_its_orientation():
-    wide = picture(4, 9, 3)
+    image = picture(4, 9, 3)
     exif = Image.Exif()
     exif[274] = 6
-    data = encode(wide, "TIFF", exif=exif)
-    turned = np.rot90(wide, -1)
+    data = encode(image, "TIFF", exif=exif)
+    rotated = np.rot90(image, -1)
     assert verify(data) == ImageHeader("tiff", 9, 4)
-    np.testing.assert_array_equal(whole(data, size=9), whole(encode(turned, "PNG"), size=9))
-    np.testing.assert_array_equal(center(data, 3, 8, 4, 4), turned[2:6])
+    np.testing.assert_array_equal(decode_train(data, size=9), decode_train(encode(rotated, "PNG"), size=9))
+    np.testing.assert_array_equal(decode_eval(data, 3, 8, 4, 4), rotated[2:6])
     assert not [note for note in examine_file(data, "a.tif").notes if "orientation" in note]
 
 
@@ -130,39 +133,39 @@ def test_a_tiff_is_rotated_by_its_orientation():
 def test_all_sixteen_bits_are_kept_in_png_and_tiff(channels: int):
     gray = picture(SIZE, SIZE, dtype=np.uint16)
     for kind in ("PNG", "TIFF"):
-        pixels = whole(encode(gray, kind), channels, 16)
+        pixels = decode_train(encode(gray, kind), channels, 16)
         assert pixels.dtype == np.uint16
         np.testing.assert_array_equal(pixels[..., 0], gray)
         assert channels < 4 or (pixels[..., 3] == 65535).all()
-        np.testing.assert_array_equal(whole(encode(gray, kind), channels)[..., 0], gray >> 8)
-        np.testing.assert_array_equal(center(encode(gray, kind), channels, 16)[..., 0], gray)
+        np.testing.assert_array_equal(decode_train(encode(gray, kind), channels)[..., 0], gray >> 8)
+        np.testing.assert_array_equal(decode_eval(encode(gray, kind), channels, 16)[..., 0], gray)
 
 
 def test_sixteen_bits_are_resized_in_sixteen_bits():
     gray = np.full((20, 20), 12345, np.uint16)
-    assert (whole(encode(gray, "TIFF"), 1, 16) == 12345).all()
-    assert (center(encode(gray, "TIFF"), 1, 16, 8, 10) == 12345).all()
+    assert (decode_train(encode(gray, "TIFF"), 1, 16) == 12345).all()
+    assert (decode_eval(encode(gray, "TIFF"), 1, 16, 8, 10) == 12345).all()
 
 
-def test_cutting_bits_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
-    # The warning is logged once a process, and another test may have caused it.
+def test_a_loss_of_bits_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    # The warning is logged once per process, and another test may already have caused it.
     monkeypatch.setattr(decode, "_warned", threading.Lock())
     with caplog.at_level(logging.WARNING, "jaxddp.data"):
         for kind in ("PNG", "TIFF", "PNG"):
-            whole(encode(picture(SIZE, SIZE, dtype=np.uint16), kind))
-        whole(encode(picture(SIZE, SIZE), "PNG"))
+            decode_train(encode(picture(SIZE, SIZE, dtype=np.uint16), kind))
+        decode_train(encode(picture(SIZE, SIZE), "PNG"))
     assert [record.message.partition(";")[0] for record in caplog.records] == [
         "data.bits=8: some images have 16 bits, of which the upper 8 are used"
     ]
     caplog.clear()
     monkeypatch.setattr(decode, "_warned", threading.Lock())
-    whole(encode(picture(SIZE, SIZE, dtype=np.uint16), "PNG"), 1, 16)
-    center(encode(picture(SIZE, SIZE, dtype=np.uint16), "PNG"), 1, 16)
+    decode_train(encode(picture(SIZE, SIZE, dtype=np.uint16), "PNG"), 1, 16)
+    decode_eval(encode(picture(SIZE, SIZE, dtype=np.uint16), "PNG"), 1, 16)
     assert not caplog.records
 
 
 def rgb16_tiff(rgb: np.ndarray) -> bytes:
-    """Returns a 16-bit color TIFF, which Pillow does not write: header, pixels, one directory (TIFF 6.0, section 2)."""
+    """Return a 16-bit color TIFF, which Pillow cannot write: header, pixels, one directory (TIFF 6.0, section 2)."""
     height, width, _ = rgb.shape
     pixels = rgb.astype("<u2").tobytes()
     bits_at = 8 + len(pixels)
@@ -179,22 +182,22 @@ def test_a_color_tiff_of_sixteen_bits_is_rejected_instead_of_reduced():
     rgb = picture(SIZE, SIZE, 3, dtype=np.uint16)
     data = rgb16_tiff(rgb)
     assert verify(data).bits == 16
-    np.testing.assert_array_equal(whole(data), rgb >> 8)
+    np.testing.assert_array_equal(decode_train(data), rgb >> 8)
     with pytest.raises(Exception, match="colors of 16 bits, of which the upper 8 are read from a TIFF; save it as PNG"):
-        whole(data, 3, 16)
+        decode_train(data, 3, 16)
     with pytest.raises(InputError, match="^colors of 16 bits"):
         decode.check_decoding(data, PixelFormat(3, 16))
-    np.testing.assert_array_equal(whole(encode_rgb16_png(rgb), 3, 16), rgb)
+    np.testing.assert_array_equal(decode_train(encode_rgb16_png(rgb), 3, 16), rgb)
 
 
 def encode_rgb16_png(rgb: np.ndarray) -> bytes:
     return tf.io.encode_png(rgb).numpy()
 
 
-@pytest.mark.parametrize(("kind", "settings"), [("BMP", {}), ("WEBP", {}), *(("TIFF", each) for each in TIFFS)])
+@pytest.mark.parametrize(("kind", "settings"), [("BMP", {}), ("WEBP", {}), *(("TIFF", settings) for settings in TIFFS)])
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data", "ignore:Truncated File Read")
 def test_a_file_that_is_cut_short_is_refused(kind: str, settings: dict):
-    # Rows of whole groups of four bytes, without BMP's padding, whose loss cannot be detected.
+    # Rows have a multiple of four bytes, so BMP adds no padding. A loss of padding could not be detected.
     data = encode(picture(8, 8, 3), kind, **settings)
     verify(data)
     for length in {*range(1, len(data), 7), len(data) - 1}:
@@ -209,13 +212,13 @@ def test_damage_inside_of_a_compressed_file_is_refused():
         verify(bytes(data))
 
 
-def test_errors_of_libtiff_are_faults_and_not_written_to_stderr(capfd):
+def test_errors_of_libtiff_raise_an_error_and_are_not_written_to_stderr(capfd):
     """Pillow decodes damaged fax codes without an error."""
     data = encode(picture(64, 64) > 128, "TIFF", compression="group4")
     verify(data)
-    cut = bytearray(data)
-    cut[120:160] = bytes(byte ^ 0xA5 for byte in cut[120:160])
-    for damaged in (bytes(cut), bytes(cut)):
+    with_bad_codes = bytearray(data)
+    with_bad_codes[120:160] = bytes(byte ^ 0xA5 for byte in with_bad_codes[120:160])
+    for damaged in (bytes(with_bad_codes), bytes(with_bad_codes)):
         with pytest.raises(InputError, match="^damaged: libtiff: Fax4Decode: "):
             verify(damaged)
     verify(data)
@@ -260,7 +263,7 @@ HUGE = (
 )
 
 
-def test_check_describes_the_new_kinds_and_pack_takes_them():
+def test_check_describes_webp_tiff_and_bmp_and_pack_accepts_them():
     for kind in ("WEBP", "TIFF", "BMP"):
         data = encode(picture(SIZE, SIZE, 3), kind)
         findings = examine_file(data, f"a.{kind.lower()}")
@@ -280,7 +283,7 @@ def test_check_describes_the_new_kinds_and_pack_takes_them():
 @pytest.mark.parametrize("mode", ["1", "P", "L"])
 def test_an_opaque_png_has_full_alpha(mode: str):
     stream, gray = io.BytesIO(), Image.fromarray(picture(SIZE, SIZE)).convert("L")
-    few = gray.quantize(4) if mode == "P" else gray.convert(mode)
-    few.save(stream, "PNG")
+    image = gray.quantize(4) if mode == "P" else gray.convert(mode)
+    image.save(stream, "PNG")
     assert stream.getvalue()[24] == {"1": 1, "P": 2, "L": 8}[mode]
-    assert np.all(whole(stream.getvalue(), 4)[..., 3] == 255)
+    assert np.all(decode_train(stream.getvalue(), 4)[..., 3] == 255)

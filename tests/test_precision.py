@@ -1,4 +1,4 @@
-"""`train.precision`: the computations that use it, those that never do, and the default of a run."""
+"""`train.precision` applies to convolutions and not to parameters or the loss. Its default depends on the devices."""
 
 import json
 import re
@@ -45,17 +45,17 @@ def test_parameters_statistics_and_loss_are_float32_and_convolutions_are_not():
 
 
 @pytest.mark.slow
-def test_bfloat16_follows_float32():
+def test_losses_in_bfloat16_are_close_to_losses_in_float32():
     losses = {}
     for precision in ("float32", "bfloat16"):
         setup = setup_of(precision)
         step = setup.step()
-        state, found = setup.state, []
+        state, step_losses = setup.state, []
         for batch in setup.batches(0, 4):
             state, sums = step(state, batch)
-            found.append(sums.means()["loss"])
-        losses[precision] = found
-    # Eight bits of mantissa: close, but not equal.
+            step_losses.append(sums.means()["loss"])
+        losses[precision] = step_losses
+    # bfloat16 has eight bits of mantissa, so the losses are close and not equal.
     assert losses["bfloat16"] != losses["float32"]
     np.testing.assert_allclose(losses["bfloat16"], losses["float32"], rtol=0.05)
 
@@ -76,7 +76,7 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("platform", "asked", "taken"),
+    ("platform", "configured", "expected"),
     [
         ("cpu", None, "float32"),
         ("gpu", None, "bfloat16"),
@@ -84,15 +84,17 @@ def config(tmp_path: Path) -> Config:
         ("cpu", "bfloat16", "bfloat16"),
     ],
 )
-def test_a_run_takes_the_precision_of_its_devices_unless_set(platform, asked, taken, config, monkeypatch):
+def test_the_precision_is_that_of_the_config_or_the_default_of_the_devices(
+    platform, configured, expected, config, monkeypatch
+):
     monkeypatch.setattr(Topology, "platform", platform)
-    experiment = experiment_of(config.replace(train={"precision": asked}))
-    assert experiment.config.train.precision == taken
-    assert experiment.recipe.model.module.dtype == initialize(experiment).preprocess.dtype == taken
+    experiment = experiment_of(config.replace(train={"precision": configured}))
+    assert experiment.config.train.precision == expected
+    assert experiment.recipe.model.module.dtype == initialize(experiment).preprocess.dtype == expected
 
 
 @pytest.mark.slow
-def test_the_chosen_precision_is_recorded_and_kept(config, tmp_path, monkeypatch):
+def test_the_precision_is_saved_and_a_run_with_another_precision_is_rejected(config, tmp_path, monkeypatch):
     train_config(config, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["precision"] == "float32"
     monkeypatch.setattr(Topology, "platform", "gpu")

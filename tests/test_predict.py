@@ -1,4 +1,4 @@
-"""`jaxddp predict` and `load_run`: each image once and in order, equal bytes on any devices, errors as rows."""
+"""`jaxddp predict` and `load_run`: the order of images, equal bytes on any number of devices, and rows with errors."""
 
 import csv
 import json
@@ -39,7 +39,7 @@ COUNT = 150
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
-    """A folder of JPEG files by class, whose validation split is predicted."""
+    """Return a folder of JPEG files by class. The tests predict its validation split."""
     root = tmp_path_factory.mktemp("pictures")
     for split, count in {"train": 20, "val": COUNT}.items():
         table = random_table(count, seed=len(split), image=24)
@@ -53,8 +53,8 @@ def pictures(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def workdir(pictures, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "first"
-    own = ["--data.resize", "18", "--train.duration", "6 steps", "--eval.every", "6 steps"]
-    assert main(train_words(pictures, folder, *LEAN, *own)) == 0
+    options = ["--data.resize", "18", "--train.duration", "6 steps", "--eval.every", "6 steps"]
+    assert main(train_words(pictures, folder, *LEAN, *options)) == 0
     return folder
 
 
@@ -63,9 +63,9 @@ def run(workdir) -> TrainedRun:
     return restore_run(workdir, "best", Topology.create(1))
 
 
-def written(run: TrainedRun, images: list, out: Path, **more) -> bytes:
-    form = more.pop("form", "csv")
-    write_predictions(run, open_inputs(images), out, form, **more)
+def predict_to_file(run: TrainedRun, images: list, out: Path, **options) -> bytes:
+    form = options.pop("form", "csv")
+    write_predictions(run, open_inputs(images), out, form, **options)
     assert not out.with_name(f"{out.name}.partial").exists()
     return out.read_bytes()
 
@@ -75,11 +75,11 @@ def rows_of(content: bytes) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def whole(run, pictures, tmp_path_factory) -> bytes:
-    return written(run, [pictures / "val"], tmp_path_factory.mktemp("out") / "whole.csv")
+def val_predictions(run, pictures, tmp_path_factory) -> bytes:
+    return predict_to_file(run, [pictures / "val"], tmp_path_factory.mktemp("out") / "whole.csv")
 
 
-def last_line(capfd) -> str:
+def last_error_line(capfd) -> str:
     return capfd.readouterr().err.rstrip("\n").split("\n")[-1]
 
 
@@ -96,22 +96,24 @@ def test_predictions_equal_those_of_evaluation(workdir, pictures, tmp_path, capf
     metrics = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
     hits = [row["class"] == row["id"].split("/")[0] for row in rows]
     assert np.mean(hits) == float(metrics["top1"]) and sum(hits) > 0
-    loss = -np.mean([np.log(share_of(row, row["id"].split("/")[0])) for row in rows])
+    loss = -np.mean([np.log(probability_of(row, row["id"].split("/")[0])) for row in rows])
     assert loss == pytest.approx(float(metrics["loss"]), rel=1e-5)
 
 
-def share_of(row: dict[str, str], wanted: str) -> float:
+def probability_of(row: dict[str, str], class_name: str) -> float:
     names = {name.replace("class", "probability"): row[name] for name in row if name.startswith("class")}
-    return next(float(row[share]) for share, name in names.items() if name == wanted)
+    return next(float(row[column]) for column, name in names.items() if name == class_name)
 
 
 @pytest.mark.slow
-def test_each_image_is_predicted_once_and_in_order(whole, pictures):
-    rows = rows_of(whole)
+def test_each_image_is_predicted_once_and_in_order(val_predictions, pictures):
+    rows = rows_of(val_predictions)
     images = sorted(path.relative_to(pictures / "val").as_posix() for path in (pictures / "val").rglob("*.jpg"))
     assert [row["id"] for row in rows] == images and len(images) == COUNT
-    shares = np.array([[float(row[f"probability{place}"]) for place in ("", "_2", "_3", "_4", "_5")] for row in rows])
-    assert np.allclose(shares.sum(1), 1, atol=1e-6) and (np.diff(shares) <= 0).all()
+    probabilities = np.array(
+        [[float(row[f"probability{suffix}"]) for suffix in ("", "_2", "_3", "_4", "_5")] for row in rows]
+    )
+    assert np.allclose(probabilities.sum(1), 1, atol=1e-6) and (np.diff(probabilities) <= 0).all()
     assert {row["error"] for row in rows} == {""}
 
 
@@ -122,81 +124,83 @@ def test_cells_that_a_spreadsheet_would_compute_are_escaped_on_request(run, pict
     (tmp_path / "odd").mkdir()
     for name in names:
         shutil.copy(image, tmp_path / "odd" / name)
-    plain = rows_of(written(run, [tmp_path / "odd"], tmp_path / "plain.csv"))
-    guarded = rows_of(written(run, [tmp_path / "odd"], tmp_path / "guarded.csv", guard_formulas=True))
+    plain = rows_of(predict_to_file(run, [tmp_path / "odd"], tmp_path / "plain.csv"))
+    guarded = rows_of(predict_to_file(run, [tmp_path / "odd"], tmp_path / "guarded.csv", guard_formulas=True))
     assert {row["id"] for row in plain} == {*names}
     assert [row["id"] for row in guarded] == [f"'{row['id']}" if row["id"] != "e.jpg" else "e.jpg" for row in plain]
     assert [row | {"id": ""} for row in guarded] == [row | {"id": ""} for row in plain]
-    words = ["predict", str(run.directory), str(image), "--guard-formulas", "--out"]
-    assert main([*words, str(tmp_path / "a.jsonl")]) == 2
-    assert "--guard-formulas: applies to csv only" in last_line(capfd)
+    arguments = ["predict", str(run.directory), str(image), "--guard-formulas", "--out"]
+    assert main([*arguments, str(tmp_path / "a.jsonl")]) == 2
+    assert "--guard-formulas: applies to csv only" in last_error_line(capfd)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((3,), 2, 8))
-def test_any_number_of_devices_writes_the_same_bytes(workdir, pictures, whole, devices, tmp_path):
+def test_any_number_of_devices_writes_the_same_bytes(workdir, pictures, val_predictions, devices, tmp_path):
     run = restore_run(workdir, "best", Topology.create(devices))
-    assert written(run, [pictures / "val"], tmp_path / "out.csv") == whole
+    assert predict_to_file(run, [pictures / "val"], tmp_path / "out.csv") == val_predictions
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("answered", [64, 128, 150])
-def test_an_interrupted_prediction_continues(run, pictures, whole, answered, tmp_path):
+@pytest.mark.parametrize("stop_after", [64, 128, 150])
+def test_an_interrupted_prediction_continues(run, pictures, val_predictions, stop_after, tmp_path):
     def stop(done: int, errors: int) -> None:
-        if done >= answered:
+        if done >= stop_after:
             raise KeyboardInterrupt
 
-    out, asked = tmp_path / "out.csv", []
+    out, progress = tmp_path / "out.csv", []
     with pytest.raises(KeyboardInterrupt):
         write_predictions(run, open_inputs([pictures / "val"]), out, "csv", progress=stop)
     assert not out.exists()
     partial = out.with_name("out.csv.partial")
-    # Simulates a process that is killed while it writes a batch.
+    # A process that is killed while it writes a batch leaves such a file.
     partial.write_bytes(partial.read_bytes()[:-7])
-    content = written(run, [pictures / "val"], out, progress=lambda done, errors: asked.append(done))
-    assert content == whole
-    assert asked == [done for done in (64, 128, 150) if done > answered - 64 and done > (answered - 1) // 64 * 64]
+    content = predict_to_file(run, [pictures / "val"], out, progress=lambda done, errors: progress.append(done))
+    assert content == val_predictions
+    assert progress == [
+        done for done in (64, 128, 150) if done > stop_after - 64 and done > (stop_after - 1) // 64 * 64
+    ]
 
 
-def test_predictions_of_other_settings_are_made_anew(run, pictures, whole, tmp_path, caplog):
+def test_an_unfinished_file_of_other_predictions_is_replaced(run, pictures, val_predictions, tmp_path, caplog):
     out = tmp_path / "out.csv"
     out.with_name("out.csv.partial").write_text('{"run": "another"}\n{"id": "cat.jpg"}\n')
-    assert written(run, [pictures / "val"], out) == whole
+    assert predict_to_file(run, [pictures / "val"], out) == val_predictions
     assert "holds predictions of other images" in caplog.text
 
 
-def test_one_prediction_at_a_time_writes_a_file(run, pictures, tmp_path):
+def test_a_second_prediction_to_the_same_file_is_rejected(run, pictures, tmp_path):
     out, first = tmp_path / "out.csv", Partial(tmp_path / "out.csv", {}, [])
     with first.lock(), pytest.raises(InputError, match=r"out\.csv\.partial: another prediction is writing there; wait"):
-        written(run, [pictures / "val"], out)
+        predict_to_file(run, [pictures / "val"], out)
     assert not out.exists()
 
 
 @pytest.mark.slow
-def test_images_lost_during_prediction_end_it_and_earlier_predictions_stay(run, pictures, whole, tmp_path):
-    folder, away, out = tmp_path / "val", tmp_path / "away", tmp_path / "out.csv"
+def test_if_images_are_lost_prediction_ends_and_a_new_prediction_continues(run, pictures, val_predictions, tmp_path):
+    folder, moved, out = tmp_path / "val", tmp_path / "away", tmp_path / "out.csv"
     shutil.copytree(pictures / "val", folder)
-    # More images than are read ahead.
+    # The folder must have more images than the stream reads ahead.
     for copy in range(4):
         shutil.copytree(folder / "a", folder / f"z{copy}")
     count = len(open_inputs([folder]))
     with pytest.raises(InputError, match="and no image is left that can be used"):
         write_predictions(
-            run, open_inputs([folder]), out, "csv", progress=lambda *_: away.exists() or folder.rename(away)
+            run, open_inputs([folder]), out, "csv", progress=lambda *_: moved.exists() or folder.rename(moved)
         )
     assert not out.exists()
-    away.rename(folder)
-    rows = rows_of(written(run, [folder], out))
+    moved.rename(folder)
+    rows = rows_of(predict_to_file(run, [folder], out))
     assert len(rows) == count == len({row["id"] for row in rows}) and not any(row["error"] for row in rows)
 
 
-def test_predictions_of_a_wrong_length_write_no_file(run, pictures, tmp_path):
-    def spoil(done: int, errors: int) -> None:
+def test_an_invalid_row_of_predictions_raises_an_error_and_writes_no_file(run, pictures, tmp_path):
+    def add_invalid_row(done: int, errors: int) -> None:
         with (tmp_path / "out.csv.partial").open("a") as file:
             file.write("{}\n")
 
     with pytest.raises(InputError, match=r"out\.csv\.partial:\d+: no row of predictions: '\{\}'; remove the file"):
-        written(run, [pictures / "val" / "a"], tmp_path / "out.csv", progress=spoil)
+        predict_to_file(run, [pictures / "val" / "a"], tmp_path / "out.csv", progress=add_invalid_row)
     assert not (tmp_path / "out.csv").exists()
 
 
@@ -204,57 +208,59 @@ def test_the_prediction_batch_size_depends_only_on_the_number_of_images():
     assert [images_at_once(count) for count in (1, 2, 3, 33, 64, 65, 10**6)] == [1, 2, 4, 64, 64, 64, 64]
 
 
-# --- Predictions of a fake run, which computes nothing ---
+# --- Predictions of a fake run ---
 
 
-def stand_in(step: int = 6, bad: tuple[int, ...] = ()) -> Any:
-    """A fake run: all classes are equally probable, and the images of some rows cannot be used."""
+def fake_run(step: int = 6, bad_rows: tuple[int, ...] = ()) -> Any:
+    """Return a run that predicts equal probabilities, and errors for the images of `bad_rows`."""
 
     def stream(source, at_once):
         for start in range(0, len(source), at_once):
             rows = range(start, min(start + at_once, len(source)))
-            errors = {row: f"row {row} is cut short" for row in rows if row in bad}
+            errors = {row: f"row {row} is cut short" for row in rows if row in bad_rows}
             yield BatchPredictions(start, np.full((len(rows), 5), 0.2, np.float32), errors)
 
     names, state = tuple("abcde"), TrainState(jnp.zeros((), jnp.int32), {}, {}, ())
-    known = {
+    attributes = {
         "topology": Topology.create(1),
         "directory": Path("run"),
         "state": state,
         "class_ids": names,
         "class_names": names,
     }
-    return SimpleNamespace(step=step, stream=stream, **known)
+    return SimpleNamespace(step=step, stream=stream, **attributes)
 
 
-def asked(run: Any, out: Path, count: int = 70, seed: int = 0, **more) -> list[dict[str, str]]:
+def predict_rows(run: Any, out: Path, count: int = 70, seed: int = 0, **options) -> list[dict[str, str]]:
     table: Any = random_table(count, seed=seed, image=1)
-    write_predictions(run, table, out, "csv", **more)
+    write_predictions(run, table, out, "csv", **options)
     return rows_of(out.read_bytes())
 
 
 def test_an_error_is_in_the_row_of_its_image_also_after_the_first_batch(tmp_path):
-    rows = asked(stand_in(bad=(3, 69)), tmp_path / "out.csv")
+    rows = predict_rows(fake_run(bad_rows=(3, 69)), tmp_path / "out.csv")
     assert {row["id"]: row["error"] for row in rows if row["error"]} == {
         "3": "row 3 is cut short",
         "69": "row 69 is cut short",
     }
 
 
-@pytest.mark.parametrize(("step", "seed", "top", "again"), [(6, 0, 5, 0), (7, 0, 5, 1), (6, 1, 5, 1), (6, 0, 4, 1)])
+@pytest.mark.parametrize(
+    ("step", "seed", "top", "is_repeated"), [(6, 0, 5, 0), (7, 0, 5, 1), (6, 1, 5, 1), (6, 0, 4, 1)]
+)
 def test_an_unfinished_prediction_is_identified_by_step_images_and_class_count(
-    tmp_path, caplog, step, seed, top, again
+    tmp_path, caplog, step, seed, top, is_repeated
 ):
     def stop(done: int, errors: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        asked(stand_in(), tmp_path / "out.csv", progress=stop)
-    answered: list[int] = []
-    more = {"top": top, "progress": lambda done, errors: answered.append(done)}
-    assert len(asked(stand_in(step), tmp_path / "out.csv", seed=seed, **more)) == 70
-    assert answered == ([64, 70] if again else [70])
-    assert ("holds predictions of other images" in caplog.text) == again
+        predict_rows(fake_run(), tmp_path / "out.csv", progress=stop)
+    progress: list[int] = []
+    options = {"top": top, "progress": lambda done, errors: progress.append(done)}
+    assert len(predict_rows(fake_run(step), tmp_path / "out.csv", seed=seed, **options)) == 70
+    assert progress == ([64, 70] if is_repeated else [70])
+    assert ("holds predictions of other images" in caplog.text) == is_repeated
 
 
 def test_fewer_predictions_than_images_write_no_file(tmp_path):
@@ -265,7 +271,7 @@ def test_fewer_predictions_than_images_write_no_file(tmp_path):
         os.truncate(partial, sum(map(len, lines[:-1])))
 
     with pytest.raises(InputError, match=r"out\.csv\.partial: 68 rows for 70 images; remove the file"):
-        asked(stand_in(), out, progress=lose)
+        predict_rows(fake_run(), out, progress=lose)
     assert not out.exists()
 
 
@@ -273,15 +279,15 @@ def test_fewer_predictions_than_images_write_no_file(tmp_path):
 
 
 @pytest.fixture
-def spoiled(pictures, tmp_path) -> Path:
-    """Pictures of a class; some cannot be used, which shows in their headers or only when they are decoded."""
+def unusable_images(pictures, tmp_path) -> Path:
+    """Return a folder of images, of which four cannot be used: truncated JPEG, empty file, text, and GIF."""
     folder = tmp_path / "spoiled"
     folder.mkdir()
     for path in sorted((pictures / "val" / "a").iterdir())[:12]:
         (folder / path.name).write_bytes(path.read_bytes())
     names = sorted(path.name for path in folder.iterdir())
-    cut = (folder / names[0]).read_bytes()
-    (folder / names[0]).write_bytes(cut[: len(cut) // 2])
+    content = (folder / names[0]).read_bytes()
+    (folder / names[0]).write_bytes(content[: len(content) // 2])
     (folder / names[5]).write_bytes(b"")
     (folder / names[6]).write_text("not an image")
     (folder / "zebra.gif").write_bytes(b"GIF89a")
@@ -289,41 +295,45 @@ def spoiled(pictures, tmp_path) -> Path:
 
 
 @pytest.mark.slow
-def test_an_unusable_image_is_a_row_with_its_error(run, spoiled, whole, tmp_path):
-    rows = rows_of(written(run, [spoiled], tmp_path / "out.csv"))
-    names = sorted(path.name for path in spoiled.iterdir())
+def test_an_unusable_image_has_a_row_with_its_error(run, unusable_images, val_predictions, tmp_path):
+    rows = rows_of(predict_to_file(run, [unusable_images], tmp_path / "out.csv"))
+    names = sorted(path.name for path in unusable_images.iterdir())
     assert [row["id"] for row in rows] == names
-    bad = {row["id"]: row["error"] for row in rows if row["error"]}
-    assert list(bad) == [names[0], names[5], names[6], "zebra.gif"]
-    assert bad[names[0]].startswith(f"{spoiled / names[0]}: cut short") or "damaged" in bad[names[0]]
-    assert bad[names[5]].endswith("the image is empty") and all(str(spoiled) in line for line in bad.values())
+    errors = {row["id"]: row["error"] for row in rows if row["error"]}
+    assert list(errors) == [names[0], names[5], names[6], "zebra.gif"]
+    assert errors[names[0]].startswith(f"{unusable_images / names[0]}: cut short") or "damaged" in errors[names[0]]
+    assert errors[names[5]].endswith("the image is empty") and all(
+        str(unusable_images) in line for line in errors.values()
+    )
     assert all(not row["class"] and not row["probability_5"] for row in rows if row["error"])
-    good = {row["id"]: row for row in rows_of(whole)}
+    predictions = {row["id"]: row for row in rows_of(val_predictions)}
     for row in rows:
         if not row["error"]:
-            theirs = good[f"a/{row['id']}"]
-            assert row["class"] == theirs["class"]
-            assert float(row["probability"]) == pytest.approx(float(theirs["probability"]), rel=1e-5)
+            expected = predictions[f"a/{row['id']}"]
+            assert row["class"] == expected["class"]
+            assert float(row["probability"]) == pytest.approx(float(expected["probability"]), rel=1e-5)
 
 
 def test_if_no_image_is_usable_every_row_has_an_error(run, tmp_path):
     for name in "abc":
         (tmp_path / f"{name}.png").write_text(name)
-    rows = rows_of(written(run, [tmp_path], tmp_path / "out.csv"))
+    rows = rows_of(predict_to_file(run, [tmp_path], tmp_path / "out.csv"))
     assert [row["id"] for row in rows] == ["a.png", "b.png", "c.png"] and all(row["error"] for row in rows)
 
 
 @pytest.mark.slow
-def test_errors_are_the_same_on_any_number_of_devices(workdir, run, spoiled, tmp_path):
+def test_errors_are_the_same_on_any_number_of_devices(workdir, run, unusable_images, tmp_path):
     eight = restore_run(workdir, "best", Topology.create(8))
-    assert written(eight, [spoiled], tmp_path / "a.csv") == written(run, [spoiled], tmp_path / "b.csv")
+    assert predict_to_file(eight, [unusable_images], tmp_path / "a.csv") == predict_to_file(
+        run, [unusable_images], tmp_path / "b.csv"
+    )
 
 
-def test_a_listed_image_that_is_missing_is_a_row(run, pictures, tmp_path, capfd):
+def test_a_listed_image_that_is_missing_has_a_row_with_its_error(run, pictures, tmp_path, capfd):
     first = next((pictures / "val" / "a").iterdir())
     (tmp_path / "1.jpg").write_bytes(first.read_bytes())
     (tmp_path / "list.csv").write_text("label,path\nx,nowhere/2.jpg\n?,1.jpg\n")
-    rows = rows_of(written(run, [tmp_path / "list.csv"], tmp_path / "out.csv"))
+    rows = rows_of(predict_to_file(run, [tmp_path / "list.csv"], tmp_path / "out.csv"))
     assert [(row["id"], bool(row["error"])) for row in rows] == [("nowhere/2.jpg", True), ("1.jpg", False)]
     assert "missing" in rows[0]["error"]
 
@@ -332,23 +342,25 @@ def test_a_listed_image_that_is_missing_is_a_row(run, pictures, tmp_path, capfd)
 
 
 @pytest.mark.slow
-def test_every_output_format_has_the_same_predictions(run, pictures, spoiled, tmp_path):
-    out = {form: written(run, [spoiled], tmp_path / f"out.{form}", form=form, top=2) for form in FORMS}
-    rows = rows_of(out["csv"])
+def test_every_output_format_has_the_same_predictions(run, pictures, unusable_images, tmp_path):
+    contents = {
+        form: predict_to_file(run, [unusable_images], tmp_path / f"out.{form}", form=form, top=2) for form in FORMATS
+    }
+    rows = rows_of(contents["csv"])
     assert list(rows[0]) == ["id", "class", "probability", "class_2", "probability_2", "error"]
-    lines = [json.loads(line) for line in out["jsonl"].splitlines()]
+    lines = [json.loads(line) for line in contents["jsonl"].splitlines()]
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
-    assert [{name: as_text(value) for name, value in line.items()} for line in lines] == rows
+    assert [{name: text_of_value(value) for name, value in line.items()} for line in lines] == rows
     kinds = [str(kind) for kind in table.schema.types]
     assert kinds == ["string", "string", "float", "string", "float", "string"]
-    for theirs, line in zip(table.to_pylist(), lines, strict=True):
-        assert {name: shortest(value) for name, value in theirs.items()} == line
+    for record, line in zip(table.to_pylist(), lines, strict=True):
+        assert {name: shortest(value) for name, value in record.items()} == line
 
 
-FORMS = ("csv", "jsonl", "parquet")
+FORMATS = ("csv", "jsonl", "parquet")
 
 
-def as_text(value: object) -> str:
+def text_of_value(value: object) -> str:
     return "" if value is None else str(value)
 
 
@@ -356,7 +368,7 @@ def shortest(value: object) -> object:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def test_kaggle_gets_its_submission_file(run, pictures, tmp_path):
+def test_the_format_kaggle_writes_a_submission_file(run, pictures, tmp_path):
     root = tmp_path / "archive"
     images = sorted((pictures / "val").rglob("*.jpg"))[:3]
     folder = root / "ILSVRC/Data/CLS-LOC/test"
@@ -365,20 +377,20 @@ def test_kaggle_gets_its_submission_file(run, pictures, tmp_path):
         (folder / f"test_{number}.JPEG").write_bytes(image.read_bytes())
     listed = [f"test_{number}" for number in (2, 0, 1, 3)]
     (root / TEST_CSV).write_text("ImageId,PredictionString\n" + "".join(f"{name},x 0 0 1 1\n" for name in listed))
-    out = written(run, [root], tmp_path / "submission.csv", form="kaggle", top=2).decode().splitlines()
+    out = predict_to_file(run, [root], tmp_path / "submission.csv", form="kaggle", top=2).decode().splitlines()
     assert out[0] == "ImageId,PredictionString" and [line.split(",")[0] for line in out[1:]] == listed
     with Image.open(images[2]) as image:
         width, height = image.size
     box = f"0 0 {width - 1} {height - 1}"
-    ((label, _), (second, _)) = [(word, box) for word in out[1].split(",")[1].split()[::5]]
+    ((label, _), (second, _)) = [(token, box) for token in out[1].split(",")[1].split()[::5]]
     assert out[1] == f"test_2,{label} {box} {second} {box}" and {label, second} < set("abcde")
     assert out[4] == "test_3,"
 
 
 def test_an_output_that_is_not_finite_is_an_error(run):
-    found = run.predict(np.zeros((2, 16, 16, 3), np.uint8))
-    found.probabilities[1, 0] = np.nan
-    rows = list(type(found)(["x", "y"], found.probabilities, run.class_ids, run.class_names).rows(1))
+    predictions = run.predict(np.zeros((2, 16, 16, 3), np.uint8))
+    predictions.probabilities[1, 0] = np.nan
+    rows = list(type(predictions)(["x", "y"], predictions.probabilities, run.class_ids, run.class_names).rows(1))
     assert rows[0]["error"] is None and rows[1]["error"] == "the network's output is not finite"
 
 
@@ -386,19 +398,21 @@ def test_an_output_that_is_not_finite_is_an_error(run):
 
 
 @pytest.mark.slow
-def test_a_run_predicts_arrays_and_files_alike(run, pictures):
+def test_a_run_predicts_the_same_for_arrays_and_files(run, pictures):
     files = sorted((pictures / "val" / "b").iterdir())[:3]
-    found = run.predict(files)
+    of_files = run.predict(files)
     data = run.signature.data(run.config.data)
     batch = next(iter(open_inputs(files).eval_batches(EvalOrder(3, 4), data)))
-    again = run.predict(batch.image[:3])
-    assert found.ids == [str(file) for file in files] and again.ids == ["0", "1", "2"]
-    assert np.array_equal(found.probabilities, again.probabilities)
-    assert np.array_equal(run.predict(batch.image[:3] / 255).probabilities, found.probabilities)
-    assert found.classes == [found.class_names[label] for label in found.labels]
-    labels, shares = found.top(2)
-    assert np.array_equal(labels[:, 0], found.labels) and np.array_equal(shares[:, 0], found.probabilities.max(1))
-    frame = found.to_frame(top=9)
+    of_arrays = run.predict(batch.image[:3])
+    assert of_files.ids == [str(file) for file in files] and of_arrays.ids == ["0", "1", "2"]
+    assert np.array_equal(of_files.probabilities, of_arrays.probabilities)
+    assert np.array_equal(run.predict(batch.image[:3] / 255).probabilities, of_files.probabilities)
+    assert of_files.classes == [of_files.class_names[label] for label in of_files.labels]
+    labels, probabilities = of_files.top(2)
+    assert np.array_equal(labels[:, 0], of_files.labels) and np.array_equal(
+        probabilities[:, 0], of_files.probabilities.max(1)
+    )
+    frame = of_files.to_frame(top=9)
     assert list(frame.columns)[:3] == ["id", "class", "probability"] and len(frame) == 3 and len(frame.columns) == 12
     logits, _ = run.model.apply(
         run.state.params,
@@ -407,7 +421,7 @@ def test_a_run_predicts_arrays_and_files_alike(run, pictures):
         train=False,
         key=None,
     )
-    assert np.allclose(jax.nn.softmax(logits)[:3], found.probabilities, atol=1e-5)
+    assert np.allclose(jax.nn.softmax(logits)[:3], of_files.probabilities, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -425,7 +439,7 @@ def test_a_run_predicts_arrays_and_files_alike(run, pictures):
         ("", "images='': "),
     ],
 )
-def test_other_images_are_refused(run, images, message):
+def test_invalid_images_for_predict_raise_a_one_line_error(run, images, message):
     with pytest.raises(InputError, match=message):
         run.predict(images)
 
@@ -458,9 +472,9 @@ def test_other_images_are_refused(run, images, message):
 def test_a_mistake_in_predict_raises_a_one_line_error(workdir, pictures, arguments, line, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     first = sorted(path.name for path in (pictures / "val" / "a").iterdir())[0]
-    known = {"run": workdir, "val": pictures / "val", "first": first}
-    assert main(["predict", *[word.format(**known) for word in arguments]]) == 2
-    assert last_line(capfd).startswith("jaxddp: " + line.format(**known))
+    paths = {"run": workdir, "val": pictures / "val", "first": first}
+    assert main(["predict", *[argument.format(**paths) for argument in arguments]]) == 2
+    assert last_error_line(capfd).startswith("jaxddp: " + line.format(**paths))
 
 
 @pytest.mark.slow
@@ -470,11 +484,11 @@ def test_a_run_from_python_needs_its_model_for_predictions(tmp_path):
     state, _ = jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, val=val, listeners=())
     with pytest.raises(InputError, match="came from Python and its config does not name the network; give model= too"):
         jaxddp.load_run(tmp_path)
-    found = jaxddp.load_run(tmp_path, 4, model=linear_model(), devices=2).predict(val)
+    predictions = jaxddp.load_run(tmp_path, 4, model=linear_model(), devices=2).predict(val)
     logits = setup.classifier.objective().predict(state.params, {}, (val.images / 255 - MEAN) / STD)
-    assert np.allclose(found.probabilities, jax.nn.softmax(logits), atol=1e-6)
-    assert found.class_names == tuple("abcde") and jaxddp.evaluate(state, setup, val)["top1"] == np.mean(
-        found.labels == val.labels
+    assert np.allclose(predictions.probabilities, jax.nn.softmax(logits), atol=1e-6)
+    assert predictions.class_names == tuple("abcde") and jaxddp.evaluate(state, setup, val)["top1"] == np.mean(
+        predictions.labels == val.labels
     )
     with pytest.raises(
         InputError, match=r"params/weight is \[192, 5\] in the checkpoint and \[192, 3\] in the model; give the model"
@@ -521,9 +535,9 @@ def test_arguments_of_a_loaded_run_are_checked(run, pictures):
 
 
 def test_a_run_without_a_signature_reads_its_data(workdir, pictures, run, tmp_path):
-    kept = (workdir / SIGNATURE_FILE).read_text()
+    signature = (workdir / SIGNATURE_FILE).read_text()
     (workdir / SIGNATURE_FILE).unlink()
     try:
         assert restore_run(workdir, "6", Topology.create(1)).signature == run.signature
     finally:
-        (workdir / SIGNATURE_FILE).write_text(kept)
+        (workdir / SIGNATURE_FILE).write_text(signature)

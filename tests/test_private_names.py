@@ -1,4 +1,4 @@
-"""Private names of libraries: every use is listed, is tested before it is used, and has a message about what is lost.
+"""Private names of libraries: every use is listed here and checked before use, and a log line names the lost feature.
 
 docs/design.md explains the uses ("Private names").
 """
@@ -49,8 +49,8 @@ USED = {
 """Private names by file. Names in `UNDOCUMENTED` are searched for in the package only."""
 UNDOCUMENTED = {"eqns", "memory_analysis", "plugins", "read_only_builder"}
 """Names without an underscore that the library's reference does not mention, or does not guarantee."""
-OF_PYTHON = {"_asdict", "_exit", "_fields", "_make", "_replace", "_repr_html_", "_repr_png_"}
-ASKED = {"getattr", "setattr", "hasattr", "delattr"}
+PUBLIC_IN_PYTHON = {"_asdict", "_exit", "_fields", "_make", "_replace", "_repr_html_", "_repr_png_"}
+ATTRIBUTE_FUNCTIONS = {"getattr", "setattr", "hasattr", "delattr"}
 
 
 def is_private(name: str) -> bool:
@@ -60,7 +60,7 @@ def is_private(name: str) -> bool:
 nodes = functools.cache(lambda source: list(ast.walk(ast.parse(source))))
 
 
-def defined(source: str) -> Iterator[str]:
+def defined_names(source: str) -> Iterator[str]:
     """Return the private names that a module defines, at any depth."""
     for node in nodes(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -68,11 +68,11 @@ def defined(source: str) -> Iterator[str]:
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
         # An attribute of another object may belong to a library.
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_own(node.value):
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and is_self_or_cls(node.value):
             yield node.attr
 
 
-def is_own(node: ast.expr) -> bool:
+def is_self_or_cls(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
@@ -80,42 +80,49 @@ FILES = {file: file.read_text() for folder in FOLDERS for file in sorted((ROOT /
 
 
 @functools.cache
-def own() -> set[str]:
-    return {name for source in FILES.values() for name in defined(source) if is_private(name)}
+def project_names() -> set[str]:
+    return {name for source in FILES.values() for name in defined_names(source) if is_private(name)}
 
 
-def used(path: str, source: str) -> set[str]:
+def find_uses(path: str, source: str) -> set[str]:
     """Return the private names of libraries that a module uses."""
-    asked = UNDOCUMENTED if path.startswith("jaxddp/") else set()
-    known = OF_PYTHON.union(own(), defined(source))
+    undocumented = UNDOCUMENTED if path.startswith("jaxddp/") else set()
+    allowed = PUBLIC_IN_PYTHON.union(project_names(), defined_names(source))
 
-    def unpromised(name: str) -> bool:
-        return (is_private(name) and name not in known) or name in asked or name == "experimental"
+    def is_unsupported(name: str) -> bool:
+        return (is_private(name) and name not in allowed) or name in undocumented or name == "experimental"
 
-    found = set()
+    uses = set()
     for node in nodes(source):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             modules = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Attribute):
-            found |= {node.attr} if unpromised(node.attr) else set()
+            uses |= {node.attr} if is_unsupported(node.attr) else set()
             continue
         elif isinstance(node, ast.Call) and len(node.args) > 1:
             called, name = node.func, node.args[1]
-            asks = (called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")) in ASKED
-            if asks and isinstance(name, ast.Constant) and isinstance(name.value, str) and unpromised(name.value):
-                found.add(name.value)
+            gets_attribute = (
+                called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            ) in ATTRIBUTE_FUNCTIONS
+            if (
+                gets_attribute
+                and isinstance(name, ast.Constant)
+                and isinstance(name.value, str)
+                and is_unsupported(name.value)
+            ):
+                uses.add(name.value)
             continue
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             key = getattr(node.slice, "value", None)
-            found |= {"sys.modules['keras']"} if key == "keras" else set()
+            uses |= {"sys.modules['keras']"} if key == "keras" else set()
             continue
         else:
             continue
-        outside = [module for module in modules if module.partition(".")[0] not in ("jaxddp", "tests")]
-        found |= {module for module in outside if any(map(unpromised, module.split(".")))}
-    return found
+        library_modules = [module for module in modules if module.partition(".")[0] not in ("jaxddp", "tests")]
+        uses |= {module for module in library_modules if any(map(is_unsupported, module.split(".")))}
+    return uses
 
 
 @pytest.mark.parametrize(
@@ -137,22 +144,22 @@ def used(path: str, source: str) -> set[str]:
     ],
 )
 def test_uses_of_private_names_are_found(source, expected):
-    assert used("jaxddp/new.py", source) == set(expected.split())
+    assert find_uses("jaxddp/new.py", source) == set(expected.split())
 
 
 @pytest.mark.slow
 def test_the_list_has_exactly_the_private_names_in_use():
     paths = {file.relative_to(ROOT).as_posix(): source for file, source in FILES.items()}
-    found = {path: names for path, source in paths.items() if (names := used(path, source))}
-    assert found == {path: set(names.split()) for path, names in USED.items()}
+    uses = {path: names for path, source in paths.items() if (names := find_uses(path, source))}
+    assert uses == {path: set(names.split()) for path, names in USED.items()}
 
 
-# Each probe, with a changed library
+# Each check, with a changed library
 
 
 @pytest.fixture
 def lines(caplog):
-    """Return the losses logged so far."""
+    """Return a function that returns the log lines about missing private names so far."""
     private_names.warn_missing.cache_clear()
     return lambda: [record.getMessage() for record in caplog.records if record.name == "jaxddp.libraries"]
 
@@ -168,7 +175,7 @@ def test_a_missing_private_name_is_logged_once_with_the_version(lines):
 
 
 @pytest.mark.parametrize(
-    ("found", "is_known"),
+    ("function", "is_recognized"),
     [
         (lambda b, a: None, True),
         (lambda a, b, c=None: None, True),
@@ -178,51 +185,51 @@ def test_a_missing_private_name_is_logged_once_with_the_version(lines):
         (3, False),
     ],
 )
-def test_a_private_function_is_recognized_by_its_parameters(found, is_known):
-    module = SimpleNamespace(name=found)
-    assert private_names.function(module, "name", ["a", "b"], ["c"]) is (found if is_known else None)
+def test_a_private_function_is_recognized_by_its_parameters(function, is_recognized):
+    module = SimpleNamespace(name=function)
+    assert private_names.function(module, "name", ["a", "b"], ["c"]) is (function if is_recognized else None)
     assert private_names.function(None, "name", []) is None
 
 
-def of_known_cost() -> cost.Cost:
+def cost_of_a_matrix_product() -> cost.Cost:
     eye = jnp.eye(4)
     return cost.compile_with_cost(jax.jit(lambda x: x @ x), eye)[1]
 
 
-def misread(equation):
+def raise_key_error(equation):
     raise KeyError("dimension_numbers")
 
 
-@pytest.mark.parametrize("reading", [misread, lambda equation: None])
-def test_a_step_with_unreadable_operations_is_trained_without_a_count(monkeypatch, lines, reading):
+@pytest.mark.parametrize("function", [raise_key_error, lambda equation: None])
+def test_unreadable_operations_of_a_step_are_not_counted_and_logged_once(monkeypatch, lines, function):
     flops.can_read_jaxprs.cache_clear()
-    assert of_known_cost().flops == 2 * 4**3 and lines() == []
+    assert cost_of_a_matrix_product().flops == 2 * 4**3 and lines() == []
     flops.can_read_jaxprs.cache_clear()
-    monkeypatch.setattr(flops, "_multiplications", reading)
-    found = [of_known_cost(), of_known_cost()]
+    monkeypatch.setattr(flops, "_multiplications", function)
+    costs = [cost_of_a_matrix_product(), cost_of_a_matrix_product()]
     flops.can_read_jaxprs.cache_clear()
-    assert [each.flops for each in found] == [0, 0] and found[0].utilization(1, 1, "cpu") is None
+    assert [product.flops for product in costs] == [0, 0] and costs[0].utilization(1, 1, "cpu") is None
     (line,) = lines()
     assert line.endswith("the operations of a step are not counted, and MFU is unknown")
 
 
-def test_a_step_of_unknown_memory_is_trained(monkeypatch, lines):
-    assert of_known_cost().needed_bytes == 2 * 64
+def test_unknown_memory_of_a_step_is_no_error_and_logged_once(monkeypatch, lines):
+    assert cost_of_a_matrix_product().needed_bytes == 2 * 64
     monkeypatch.setattr(cost, "_BYTES", [*cost._BYTES, "renamed"])
-    assert [of_known_cost().needed_bytes, of_known_cost().memory] == [None, None]
+    assert [cost_of_a_matrix_product().needed_bytes, cost_of_a_matrix_product().memory] == [None, None]
     (line,) = lines()
     assert "Compiled.memory_analysis()" in line
 
 
 def test_an_unavailable_check_for_collectives_is_logged(monkeypatch, lines):
-    def mean(take, images):
-        return reproducible._trace(take, images)(images)
+    def trace(function, images):
+        return reproducible._trace(function, images)(images)
 
     reproducible._can_detect_collectives.cache_clear()
-    assert mean(lambda x: x + 1, np.zeros(2, np.float32)).tolist() == [1, 1] and lines() == []
+    assert trace(lambda x: x + 1, np.zeros(2, np.float32)).tolist() == [1, 1] and lines() == []
     reproducible._can_detect_collectives.cache_clear()
     monkeypatch.setattr(reproducible, "_is_collective", lambda operation: False)
-    mean(lambda x: x + 1, np.zeros(2, np.float32))
+    trace(lambda x: x + 1, np.zeros(2, np.float32))
     reproducible._can_detect_collectives.cache_clear()
     (line,) = lines()
     assert line.endswith("cannot detect, and so accepts, a network that communicates between devices")
@@ -230,10 +237,10 @@ def test_an_unavailable_check_for_collectives_is_logged(monkeypatch, lines):
 
 def test_a_removed_option_is_left_out_and_logged(monkeypatch, lines):
     compiler_options.unoptimized_options("cpu"), compiler_options.options_of_one_call("cpu")
-    assert lines() == [], "this jaxlib has lost one"
-    gone = {"xla_llvm_disable_expensive_passes", "xla_gpu_deterministic_ops", "xla_cpu_use_fusion_emitters"}
+    assert lines() == [], "this jaxlib lacks an option"
+    removed = {"xla_llvm_disable_expensive_passes", "xla_gpu_deterministic_ops", "xla_cpu_use_fusion_emitters"}
     monkeypatch.setattr(
-        compiler_options, "_rejection_reason", lambda name, value: "No such option" if name in gone else None
+        compiler_options, "_rejection_reason", lambda name, value: "No such option" if name in removed else None
     )
     assert compiler_options.unoptimized_options("cpu") == {"xla_backend_optimization_level": "0"}
     assert compiler_options._accepted(PLATFORMS["gpu"].reproducible_options, "bits") == {}
@@ -266,15 +273,15 @@ def test_onnx_is_written_without_the_private_rule(monkeypatch, lines):
     assert line.startswith("jax2onnx ") and "jax2onnx.plugins.jax.lax.pad.ir" in line
 
 
-@pytest.mark.parametrize(("imports", "said"), [("", ""), ("import keras", "every start takes a second longer")])
-def test_a_tensorflow_that_needs_keras_gets_it(tmp_path, imports, said):
+@pytest.mark.parametrize(("imports", "message"), [("", ""), ("import keras", "every start takes a second longer")])
+def test_a_tensorflow_that_needs_keras_gets_it(tmp_path, imports, message):
     stand_in = "class config:\n    set_visible_devices = staticmethod(lambda *_: None)\n"
     (tmp_path / "tensorflow.py").write_text(imports + "\n" + stand_in)
     (tmp_path / "keras.py").touch()
-    program = "import sys, jaxddp.data.stream.tensorflow_cpu as here; print('keras' in sys.modules, here.tf.__file__)"
+    program = "import sys, jaxddp.data.stream.tensorflow_cpu as cpu; print('keras' in sys.modules, cpu.tf.__file__)"
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == [str(bool(imports)), str(tmp_path / "tensorflow.py")]
-    assert done.stderr.strip().endswith(said) and len(done.stderr.splitlines()) == bool(said)
+    assert done.stderr.strip().endswith(message) and len(done.stderr.splitlines()) == bool(message)

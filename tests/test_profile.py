@@ -32,19 +32,19 @@ TABLE = random_table(50)
 
 def plan_of(steps: int = 12, profile: str | None = "4 steps") -> dict[str, Any]:
     """Return the config of a plan."""
-    every = {"log": {"every": "5 steps", "profile": profile}, "checkpoint": {"every": "0 steps"}}
-    return {"train": {"duration": f"{steps} steps"}, **every}
+    sections = {"log": {"every": "5 steps", "profile": profile}, "checkpoint": {"every": "0 steps"}}
+    return {"train": {"duration": f"{steps} steps"}, **sections}
 
 
-def made_plan(*arguments: Any) -> Plan:
-    """Return the plan."""
+def make_plan(*arguments: Any) -> Plan:
+    """Return the plan of that config for the tests' data."""
     return Plan.of(Config().replace(**plan_of(*arguments)).replace(train={"batch_size": 8}), len(TABLE))
 
 
-def run(plan: dict[str, Any], directory: Path, *, cache: str = "none", optimizer=None, **more: Any):
+def run(plan: dict[str, Any], directory: Path, *, cache: str = "none", optimizer=None, **options: Any):
     data = Config().replace(data={"cache": cache}).data
     setup = setup_of(linear_model(), optimizer or sgd(0.05), TABLE, devices=2, data=data, seed=5)
-    return jax.device_get(train(setup, plan, profile=directory, **more))
+    return jax.device_get(train(setup, plan, profile=directory, **options))
 
 
 def traced_steps(directory: Path) -> list[int]:
@@ -61,53 +61,53 @@ def traced_steps(directory: Path) -> list[int]:
 # --- The traced steps ---
 
 
-@given(total=st.integers(1, 60), asked=st.integers(0, 30), longest=st.integers(1, 40), data=st.data())
-def test_the_requested_number_of_steps_is_traced_but_never_the_compiling_one(total, asked, longest, data):
+@given(total=st.integers(1, 60), requested=st.integers(0, 30), longest=st.integers(1, 40), data=st.data())
+def test_the_requested_number_of_steps_is_traced_but_never_the_compiling_one(total, requested, longest, data):
     done = data.draw(st.integers(0, total))
-    plan = made_plan(total, f"{asked} steps")
+    plan = make_plan(total, f"{requested} steps")
     traced = plan.traced(done)
-    assert len(traced) == max(0, min(asked, total - done - 1))
+    assert len(traced) == max(0, min(requested, total - done - 1))
     if traced:
         assert done + 2 <= traced[0] <= done + 4 and traced[-1] <= total
-        # A few steps come before it, unless the run is too short.
+        # Three steps precede the trace, unless the run is too short.
         assert traced[0] == done + 4 or traced[-1] == total
     # Steps that are dispatched together are traced together.
     for chunk in plan.chunks(done, longest):
         assert len({step + 1 in traced for step in chunk}) == 1
-    unprofiled = made_plan(total, None)
+    unprofiled = make_plan(total, None)
     assert not unprofiled.traced(done)
 
 
 def test_a_profiles_length_is_any_duration():
-    assert len(made_plan(40, "5%").traced(0)) == 2
-    assert len(made_plan(40, "1 epoch").traced(0)) == 7
+    assert len(make_plan(40, "5%").traced(0)) == 2
+    assert len(make_plan(40, "1 epoch").traced(0)) == 7
 
 
 # --- The trace ---
 
 
 def test_the_device_is_idle_when_a_trace_begins_and_ends(tmp_path, monkeypatch):
-    seen: list[object] = []
+    events: list[object] = []
 
     class State:
         def __init__(self, step: int):
             self.step = step
 
         def block_until_ready(self) -> None:
-            seen.append(f"state {self.step} is there")
+            events.append(f"state {self.step} is ready")
 
-    monkeypatch.setattr(jax.profiler, "start_trace", lambda _: seen.append("start"))
-    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: seen.append("stop"))
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda _: events.append("start"))
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: events.append("stop"))
     with Profile(tmp_path, range(3, 5), nullcontext) as profile:
         for number in range(1, 7):
             with profile.step(number, State(number - 1)):
-                seen.append(number)
+                events.append(number)
             profile.done(number, State(number))
-    assert seen == [1, 2, "state 2 is there", "start", 3, 4, "state 4 is there", "stop", 5, 6]
+    assert events == [1, 2, "state 2 is ready", "start", 3, 4, "state 4 is ready", "stop", 5, 6]
 
 
 @pytest.mark.slow
-def test_the_trace_holds_exactly_those_steps(tmp_path):
+def test_the_trace_holds_exactly_the_requested_steps(tmp_path):
     expected = run(plan_of(profile=None), tmp_path / "none")
     assert not (tmp_path / "none").exists()
     state = run(plan_of(), tmp_path / "profile")
@@ -144,8 +144,8 @@ def test_a_short_run_traces_its_few_steps(tmp_path, steps, traced):
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_writes_what_it_traced_and_frees_the_profiler(tmp_path):
-    # Update number 4 makes the parameters NaN. Step 5 is the first to see it, and its metrics are fetched.
+def test_a_failed_run_writes_its_trace_and_frees_the_profiler(tmp_path):
+    # Update number 4 makes the parameters NaN. Step 5 is the first with a NaN loss, and its metrics are fetched.
     with pytest.raises(NonFiniteError, match="^step 5"):
         run(plan_of(12, "8 steps"), tmp_path / "failed", optimizer=exploding(4))
     assert traced_steps(tmp_path / "failed") == [4, 5]
@@ -160,14 +160,14 @@ def test_a_folder_that_cannot_be_made_raises_a_one_line_error(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_unwritable_trace_raises_a_one_line_error_and_hides_no_other(tmp_path, monkeypatch):
+def test_an_unwritable_trace_raises_a_one_line_error_and_hides_no_other_error(tmp_path, monkeypatch):
     stop = jax.profiler.stop_trace
 
-    def full() -> None:
+    def stop_on_a_full_disk() -> None:
         stop()
         raise RuntimeError("No space left on device")
 
-    monkeypatch.setattr(jax.profiler, "stop_trace", full)
+    monkeypatch.setattr(jax.profiler, "stop_trace", stop_on_a_full_disk)
     with pytest.raises(InputError, match=r"one: the trace cannot be written \(No space left on device\); free"):
         run(plan_of(), tmp_path / "one")
     with pytest.raises(NonFiniteError) as raised:
@@ -176,7 +176,7 @@ def test_an_unwritable_trace_raises_a_one_line_error_and_hides_no_other(tmp_path
 
 
 def test_the_reported_speed_excludes_the_profilers_time(tmp_path, monkeypatch):
-    """Use a clock that advances at each reading, and by much more while the profiler starts or writes."""
+    """The clock advances at each reading, and by much more while the profiler starts or writes."""
     from jaxddp.training import clock
 
     now = [0.0]
@@ -191,10 +191,10 @@ def test_the_reported_speed_excludes_the_profilers_time(tmp_path, monkeypatch):
         start = evaluation = end = lambda self, record: None
 
         def __init__(self) -> None:
-            self.seen: list[float] = []
+            self.speeds: list[float] = []
 
         def step(self, record) -> None:
-            self.seen.append(record.images_per_second)
+            self.speeds.append(record.images_per_second)
 
     def slow(*_: object) -> None:
         now[0] += 1e6
@@ -205,8 +205,8 @@ def test_the_reported_speed_excludes_the_profilers_time(tmp_path, monkeypatch):
     plain, profiled = Rates(), Rates()
     run(plan_of(profile=None), tmp_path, listeners=[plain])
     run(plan_of(), tmp_path, listeners=[profiled])
-    # There are a few more calls of the clock.
-    assert np.allclose(plain.seen, profiled.seen, rtol=0.5)
+    # A profiled run reads the clock a few more times.
+    assert np.allclose(plain.speeds, profiled.speeds, rtol=0.5)
 
 
 # --- Command line and Python ---
@@ -223,16 +223,16 @@ def test_the_option_may_be_absent_given_or_none():
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "message"),
     [
         (("--log.profile", "10 stepps"), "'10 stepps' is not a duration"),
         (("--log.profile", "-1 steps"), "'-1 steps' is negative"),
     ],
 )
-def test_a_bad_duration_is_named_with_its_option(words, line, capsys):
+def test_a_bad_duration_is_named_with_its_option(words, message, capsys):
     assert main(["train", "digits", *words]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"jaxddp: Error parsing --log.profile: {line}")
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"jaxddp: Error parsing --log.profile: {message}")
 
 
 def test_help_shows_the_profile_option(capsys):
@@ -240,7 +240,7 @@ def test_help_shows_the_profile_option(capsys):
     assert "--log.profile {None}|DURATION" in capsys.readouterr().out
 
 
-def test_the_opening_says_what_is_traced():
+def test_the_opening_lines_name_the_traced_steps():
     def opening(traced: range | None) -> str:
         return lines.opening(RunStart(0, 40, 8, 50, 1, 1, traced=traced))[1]
 
@@ -253,8 +253,8 @@ def test_the_opening_says_what_is_traced():
 def test_a_trace_is_written_to_the_work_directory_and_is_not_part_of_the_recipe(tmp_path, capfd):
     data, workdir = tmp_path / "set.npz", tmp_path / "w"
     write_arrays(data, random_table(39, image=16), random_table(11, seed=1, image=16))
-    plain = ["--parallel.devices", "1", "--log.to", "jsonl"]
-    words = train_words(data, workdir, "--log.every", "2 steps", *plain)
+    options = ["--parallel.devices", "1", "--log.to", "jsonl"]
+    words = train_words(data, workdir, "--log.every", "2 steps", *options)
     assert main([*words, "--train.duration", "5 steps", "--log.profile", "2 steps"]) == 0
     assert "tracing steps 4 to 5" in capfd.readouterr().out
     assert traced_steps(workdir / "profile") == [4, 5]

@@ -1,4 +1,4 @@
-"""The progress of a process, and which of several is stuck: the one that the others wait for, and not too early."""
+"""The progress of a process, and the search for the stuck process: the process that the others wait for."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from jaxddp.job.watchdog import Timeouts
 
 PHASES = (*typing.get_args(Phase), COMMIT)
 WAITING = {"agreement", "dispatch", "device", COMMIT}
-standings = st.dictionaries(
+progress_by_process = st.dictionaries(
     st.integers(0, 7),
     st.builds(Progress, st.sampled_from(PHASES), st.integers(0, 3), st.floats(0, 100)),
     min_size=1,
@@ -45,61 +45,61 @@ def test_a_phase_ends_with_an_exception():
     assert phases.progress().phase == OUTSIDE
 
 
-def test_progress_is_a_phase_a_step_or_a_move():
-    for goes_on in (lambda: phases.at_step(7), phases.moved, lambda: phases.subtract_idle(100.0)):
+def test_a_step_a_move_or_subtracted_idle_time_is_progress():
+    for advance in (lambda: phases.at_step(7), phases.moved, lambda: phases.subtract_idle(100.0)):
         phases._tracker.changed = time.monotonic() - 50
         assert phases.progress().idle >= 50
-        goes_on()
+        advance()
         assert phases.progress().idle < 50
     assert phases.progress().step == 7
     phases.at_step(0)
 
 
-@given(standings, st.floats(0.1, 50))
-def test_the_stuck_process_is_found(found, timeout):
-    named = stuck(found, timeout)
-    busy = {process for process, own in found.items() if own.phase not in {*WAITING, OUTSIDE}}
-    waiting = {process for process, own in found.items() if own.phase in WAITING}
-    outside = found.keys() - busy - waiting
-    if named is not None:
-        assert found[named].idle > timeout, "before its time"
-        assert named not in waiting or not (busy | outside), "one that waits for another"
-        assert named not in outside or waiting, "nobody waits for it"
+@given(progress_by_process, st.floats(0.1, 50))
+def test_the_stuck_process_is_found(processes, timeout):
+    stuck_process = stuck(processes, timeout)
+    busy = {process for process, progress in processes.items() if progress.phase not in {*WAITING, OUTSIDE}}
+    waiting = {process for process, progress in processes.items() if progress.phase in WAITING}
+    outside = processes.keys() - busy - waiting
+    if stuck_process is not None:
+        assert processes[stuck_process].idle > timeout, "too early"
+        assert stuck_process not in waiting or not (busy | outside), "it waits for another process"
+        assert stuck_process not in outside or waiting, "no process waits for it"
     longest = 6 * timeout
-    late = {process for process, own in found.items() if own.idle > longest}
+    late = {process for process, progress in processes.items() if progress.idle > longest}
     candidates = busy | (outside if waiting else set()) or waiting
-    assert (named is not None) or not (late & candidates), "a wait without an end"
+    assert (stuck_process is not None) or not (late & candidates), "the job waits forever"
 
 
-def test_if_all_wait_the_one_with_the_fewest_steps_is_stuck():
-    found = {0: Progress("device", 9, 20.0), 1: Progress("dispatch", 8, 15.0), 2: Progress("device", 8, 16.0)}
-    assert stuck(found, 10) == 2
-    assert stuck({**found, 3: Progress("save", 9, 20.0)}, 10) is None
-    assert stuck({**found, 3: Progress("save", 9, 31.0)}, 10) == 3
+def test_if_all_processes_wait_the_one_with_the_fewest_steps_is_stuck():
+    processes = {0: Progress("device", 9, 20.0), 1: Progress("dispatch", 8, 15.0), 2: Progress("device", 8, 16.0)}
+    assert stuck(processes, 10) == 2
+    assert stuck({**processes, 3: Progress("save", 9, 20.0)}, 10) is None
+    assert stuck({**processes, 3: Progress("save", 9, 31.0)}, 10) == 3
 
 
-def test_in_a_save_the_one_that_has_not_written_its_part_is_stuck():
-    found = {0: Progress(COMMIT, 9, 40.0), 1: Progress("save", 9, 31.0), 2: Progress(COMMIT, 9, 41.0)}
-    assert stuck(found, 10) == 1
-    assert stuck({**found, 1: Progress("save", 9, 30.0)}, 10) is None
+def test_in_a_save_the_process_that_has_not_written_its_part_is_stuck():
+    processes = {0: Progress(COMMIT, 9, 40.0), 1: Progress("save", 9, 31.0), 2: Progress(COMMIT, 9, 41.0)}
+    assert stuck(processes, 10) == 1
+    assert stuck({**processes, 1: Progress("save", 9, 30.0)}, 10) is None
 
 
 def test_a_save_is_in_phase_commit_while_one_of_its_threads_waits():
-    waits, goes_on = threading.Event(), threading.Event()
+    waiting, release = threading.Event(), threading.Event()
 
     def wait() -> None:
         with phases.committing():
-            waits.set()
-            goes_on.wait(20)
+            waiting.set()
+            release.wait(20)
 
     thread = threading.Thread(target=wait)
     thread.start()
-    assert waits.wait(20) and phases.progress().phase == OUTSIDE
+    assert waiting.wait(20) and phases.progress().phase == OUTSIDE
     with phases.phase("save"):
         assert phases.progress().phase == COMMIT
         with phases.phase("device"):
             assert phases.progress().phase == "device"
-        goes_on.set()
+        release.set()
         thread.join()
         assert phases.progress().phase == "save"
 
@@ -110,7 +110,7 @@ def test_a_process_waits_longer_than_any_phase_may_take(stall, silence):
     assert all(timeouts.longest > Progress(phase, 0, 0.0).limit(stall) + silence for phase in PHASES)
 
 
-def test_progress_as_text():
+def test_the_text_of_progress_has_seconds_step_and_phase():
     assert str(Progress("input", 1200, 600.4)) == "made no progress for 600 s after step 1,200, in phase 'input'"
     assert str(Progress("start", 0, 3600)) == "made no progress for 3600 s, in phase 'start'"
 
@@ -163,7 +163,7 @@ def test_outside_of_every_phase_a_single_process_may_wait(tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 
-def test_the_phase_is_that_of_the_first_of_two_threads():
+def test_of_two_threads_the_first_determines_the_phase():
     """Two runs in one notebook must not stay in a phase after both are done."""
     inside, done = threading.Barrier(2), threading.Event()
 

@@ -31,7 +31,7 @@ IMAGES = {name: image.astype(np.uint8) for name, image in IMAGES.items()}
 
 @pytest.fixture(scope="module")
 def run():
-    """(name, image, signed magnitude) -> image, with one program for each shape and magnitude."""
+    """Return a function (name, image, signed magnitude) -> image, with one program for each shape and magnitude."""
     programs = {}
 
     def run(name: str, image: np.ndarray, magnitude: float) -> np.ndarray:
@@ -66,7 +66,7 @@ def source(name: str, row: int, column: int, height: int, width: int, magnitude:
 
 
 def table(name: str, channel: np.ndarray, magnitude: float) -> list[int]:
-    """Return the new value of each value 0..255."""
+    """Return the new value of each pixel value 0 to 255."""
     share, low, high = abs(magnitude) / 10, int(channel.min()), int(channel.max())
     pixels = channel.ravel().tolist()
     if name == "autocontrast" and high > low:
@@ -103,17 +103,17 @@ def degenerate(name: str, image: np.ndarray) -> np.ndarray:
 def test_a_warp_reads_each_pixel_from_its_source(name, kind, magnitude, run):
     image = IMAGES[kind]
     height, width, _ = image.shape
-    warped, exact = run(name, image, magnitude), 0
+    warped, compared = run(name, image, magnitude), 0
     for row in range(height):
         for column in range(width):
             y, x = source(name, row, column, height, width, magnitude)
-            # Sines in units of 1/65,536 may choose either side if a source is on the border between pixels.
+            # Sines are rounded to 1/65,536, which may choose either side of a border between pixels.
             if min(abs(y - round(y)), abs(x - round(x))) > 2e-3:
                 inside = 0 <= y < height and 0 <= x < width
                 expected = image[math.floor(y), math.floor(x)] if inside else FILL
                 assert (warped[row, column] == expected).all(), (row, column)
-                exact += 1
-    assert exact >= 0.95 * height * width
+                compared += 1
+    assert compared >= 0.95 * height * width
 
 
 @pytest.mark.parametrize("magnitude", [4.0, -9.0])
@@ -130,8 +130,8 @@ def test_a_lookup_table_equals_its_definition(name, kind, magnitude, run):
 @pytest.mark.parametrize("name", BLENDS)
 def test_a_blend_equals_its_rounded_definition(name, kind, magnitude, run):
     image = IMAGES[kind]
-    away_from = degenerate(name, image)
-    exact = away_from + (1 + 0.9 * magnitude / 10) * (image - away_from)
+    degenerate_image = degenerate(name, image)
+    exact = degenerate_image + (1 + 0.9 * magnitude / 10) * (image - degenerate_image)
     assert np.abs(run(name, image, magnitude) - exact.clip(0, 255)).max() <= 0.5 + 255 / 2**17
 
 
@@ -152,7 +152,7 @@ def test_operations_equal_their_definitions_at_the_largest_magnitude(run):
 @given(
     st.sampled_from(["equalize", "autocontrast"]), st.lists(st.integers(0, 255), min_size=600, max_size=600), st.data()
 )
-def test_tables_of_few_values(run, name, values, data):
+def test_a_lookup_table_of_few_values_equals_its_definition(run, name, values, data):
     few = data.draw(st.integers(1, 256))
     channel = (np.array(values) % few).astype(np.uint8).reshape(20, 30)
     assert (run(name, channel[..., None], 9.0)[..., 0] == np.array(table(name, channel, 9))[channel]).all()
@@ -192,21 +192,21 @@ def pillow(name: str, image: np.ndarray, magnitude: float) -> np.ndarray:
 @pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_an_operation_equals_pillows(name, kind, magnitude, run):
-    """Pillow computes in floating point and truncates: autocontrast and blends may differ by 1. A few pixels of a warp
-    are on a border."""
+    """Pillow computes in floating point and truncates, so autocontrast and blends may differ by 1. A few sources of a
+    warp are on a border between pixels."""
     image = IMAGES[kind]
     ours, theirs = run(name, image, magnitude).astype(int), pillow(name, image, magnitude).astype(int)
-    apart = np.abs(ours - theirs)
+    difference = np.abs(ours - theirs)
     if name in WARPS:
-        assert (apart.max(-1) > 0).mean() < 0.01
+        assert (difference.max(-1) > 0).mean() < 0.01
     else:
-        assert apart.max(initial=0) <= (name in ("autocontrast", *BLENDS))
+        assert difference.max(initial=0) <= (name in ("autocontrast", *BLENDS))
 
 
 # --- Draws ---
 
 
-def drawn(keys: jax.Array, image: np.ndarray, layers: int) -> np.ndarray:
+def augmented(keys: jax.Array, image: np.ndarray, layers: int) -> np.ndarray:
     return np.array(jax.jit(jax.vmap(lambda key: rand_augment(key, jnp.array(image), layers, 7.0)))(keys))
 
 
@@ -214,11 +214,11 @@ def drawn(keys: jax.Array, image: np.ndarray, layers: int) -> np.ndarray:
 def test_each_operation_and_each_direction_is_drawn_with_equal_chance(run):
     image, number = IMAGES["narrow"], 2800
     directed = (*WARPS, *BLENDS)
-    known = {run(name, image, sign * 7.0).tobytes(): (name, sign) for name in OPERATIONS for sign in (-1, 1)}
-    assert len(known) == len(OPERATIONS) + len(directed)
-    counts = dict.fromkeys(known.values(), 0)
-    for done in drawn(jax.random.split(jax.random.key(1), number), image, 1):
-        counts[known[done.tobytes()]] += 1
+    operations = {run(name, image, sign * 7.0).tobytes(): (name, sign) for name in OPERATIONS for sign in (-1, 1)}
+    assert len(operations) == len(OPERATIONS) + len(directed)
+    counts = dict.fromkeys(operations.values(), 0)
+    for result in augmented(jax.random.split(jax.random.key(1), number), image, 1):
+        counts[operations[result.tobytes()]] += 1
     for (name, _), count in counts.items():
         share = 1 / len(OPERATIONS) / (2 if name in directed else 1)
         assert abs(count - number * share) < 4.5 * math.sqrt(number * share * (1 - share)), name
@@ -228,15 +228,15 @@ def test_each_operation_and_each_direction_is_drawn_with_equal_chance(run):
 def test_layers_follow_each_other_and_are_drawn_independently(run):
     image = IMAGES["narrow"]
     steps = [(name, sign * 7.0) for name in OPERATIONS for sign in (-1, 1)]
-    known: dict[bytes, set[tuple[str, str]]] = {}
-    for first, one in steps:
-        between = run(first, image, one)
-        for second, two in steps:
-            known.setdefault(run(second, between, two).tobytes(), set()).add((first, second))
-    pairs = [known[done.tobytes()] for done in drawn(jax.random.split(jax.random.key(2), 60), image, 2)]
+    operations: dict[bytes, set[tuple[str, str]]] = {}
+    for first, first_magnitude in steps:
+        between = run(first, image, first_magnitude)
+        for second, second_magnitude in steps:
+            operations.setdefault(run(second, between, second_magnitude).tobytes(), set()).add((first, second))
+    pairs = [operations[result.tobytes()] for result in augmented(jax.random.split(jax.random.key(2), 60), image, 2)]
     assert sum(all(first != second for first, second in pair) for pair in pairs) > 40
 
 
 def test_gray_images_stay_gray(run):
     keys = jax.random.split(jax.random.key(3), 40)
-    assert drawn(keys, IMAGES["gray"], 2).shape == (40, HEIGHT, WIDTH, 1)
+    assert augmented(keys, IMAGES["gray"], 2).shape == (40, HEIGHT, WIDTH, 1)

@@ -56,12 +56,12 @@ def numbers(hint: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("tree", [Config, Launch])
 def test_every_number_in_a_config_has_a_range(tree):
-    found = {key: list(numbers(hint)) for key, hint in keys(tree)}
-    assert [key for key, ranges in found.items() if None in ranges] == []
-    assert sum(map(len, found.values())) >= 7
+    ranges_by_key = {key: list(numbers(hint)) for key, hint in keys(tree)}
+    assert [key for key, ranges in ranges_by_key.items() if None in ranges] == []
+    assert sum(map(len, ranges_by_key.values())) >= 7
 
 
-def changed(key: str, value: Any) -> Config:
+def config_with(key: str, value: Any) -> Config:
     *sections, name = key.split(".")
     change: Any = {name: value}
     for section in reversed(sections):
@@ -72,27 +72,29 @@ def changed(key: str, value: Any) -> Config:
 @pytest.mark.parametrize("key", HINTS)
 def test_values_outside_the_range_of_a_key_are_rejected(key):
     for value in ODD:
-        for tried in (value, [value], [value] * 2, [value] * 3):
+        for candidate in (value, [value], [value] * 2, [value] * 3):
             try:
-                config = changed(key, tried)
+                config = config_with(key, candidate)
             except InputError as error:
                 assert str(error).startswith(f"{key}") and len(str(error)) < 300
             else:
-                held = config.to_dict()
+                accepted = config.to_dict()
                 for name in key.split("."):
-                    held = held[name]
-                # The config holds the accepted value, and no infinity or NaN is accepted.
-                assert held == tried
-                assert not any(isinstance(each, float) and not math.isfinite(each) for each in [held] if each)
+                    accepted = accepted[name]
+                # The config has the accepted value. No infinity or NaN is accepted.
+                assert accepted == candidate
+                assert not any(
+                    isinstance(number, float) and not math.isfinite(number) for number in [accepted] if number
+                )
 
 
-def test_divisors_of_images_are_not_0():
+def test_a_standard_deviation_of_0_is_rejected():
     with pytest.raises(InputError, match="^data.std=.*0"):
-        changed("data.std", (0.2, 0.0, 0.2))
+        config_with("data.std", (0.2, 0.0, 0.2))
 
 
 @given(st.floats() | st.integers(), st.floats(-10, 10), st.floats(0, 10), st.booleans(), st.booleans())
-def test_a_range_holds_what_lies_between_its_ends(value, least, width, above, below):
+def test_a_range_contains_the_values_between_its_ends(value, least, width, above, below):
     bounds = Range(least, least + width, above, below)
     between = math.isfinite(value) and least <= value <= least + width if not isinstance(value, int) else None
     if between is None:
@@ -132,49 +134,51 @@ def get_model(config, num_classes):
 """
 
 
-def kind(hint: Any) -> Any:
-    """Return the type of a single value, without its range and without None."""
+def bare_type(hint: Any) -> Any:
+    """Return the type of a key without its range and without None."""
     parts = typing.get_args(hint)
-    return kind(parts[0]) if parts and typing.get_origin(hint) not in (tuple, typing.Literal) else hint
+    return bare_type(parts[0]) if parts and typing.get_origin(hint) not in (tuple, typing.Literal) else hint
 
 
-def words(key: str) -> list[str]:
-    """Return the odd words to try for a key: one that is invalid for its type, and all that are valid."""
-    if kind(HINTS[key]) is str:
+def words_to_try(key: str) -> list[str]:
+    """Return the odd words to try for a key: one invalid word, and all valid words."""
+    if bare_type(HINTS[key]) is str:
         return ["nan", "", LONG]
-    if kind(HINTS[key]) is Duration:
+    if bare_type(HINTS[key]) is Duration:
         return ["0 steps", "-1 step", "1e999999999 epochs", "1e18 epochs"]
-    if kind(HINTS[key]) not in (int, float):
-        return [LONG] if kind(HINTS[key]) is not bool else []
+    if bare_type(HINTS[key]) not in (int, float):
+        return [LONG] if bare_type(HINTS[key]) is not bool else []
 
-    def is_refused(word: str) -> bool:
+    def is_rejected(word: str) -> bool:
         try:
-            changed(key, kind(HINTS[key])(word))
+            config_with(key, bare_type(HINTS[key])(word))
         except (InputError, ValueError):
             return True
         return False
 
-    refused = [word for word in ODD_WORDS if is_refused(word)]
-    return [refused[len(key) % len(refused)], *(word for word in ODD_WORDS if word not in refused)]
+    rejected = [word for word in ODD_WORDS if is_rejected(word)]
+    return [rejected[len(key) % len(rejected)], *(word for word in ODD_WORDS if word not in rejected)]
 
 
-def nature(hint: Any) -> Any:
-    """Return what distinguishes a range: the type, which ends are open, and whether it contains zero."""
+def range_properties(hint: Any) -> Any:
+    """Return the properties that distinguish ranges: the type, the open ends, and whether the range contains zero."""
     parts = typing.get_args(hint)
     if typing.get_origin(hint) is Annotated:
         return parts[0], parts[1].above, parts[1].below, 0 in parts[1]
     if typing.get_origin(hint) is typing.Literal or not parts:
         return typing.get_origin(hint) or hint
-    return typing.get_origin(hint), *map(nature, parts)
+    return typing.get_origin(hint), *map(range_properties, parts)
 
 
-ONE_OF_EACH = list({nature(hint): key for key, hint in reversed(HINTS.items())}.values())
-"""The first key of each kind of range."""
+ONE_KEY_OF_EACH_RANGE = list({range_properties(hint): key for key, hint in reversed(HINTS.items())}.values())
+"""The first key of each group of ranges with equal properties."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("keys", "runs", "refusals"), [(ONE_OF_EACH, 8, 20), rarely(list(HINTS), 15, 70)], ids=["one of each kind", "all"]
+    ("keys", "runs", "refusals"),
+    [(ONE_KEY_OF_EACH_RANGE, 8, 20), rarely(list(HINTS), 15, 70)],
+    ids=["one key of each range", "all keys"],
 )
 def test_odd_values_on_the_command_line_raise_a_one_line_error_or_start_a_run(
     keys, runs, refusals, data, tmp_path, capfd, monkeypatch
@@ -182,16 +186,16 @@ def test_odd_values_on_the_command_line_raise_a_one_line_error_or_start_a_run(
     """The exit code is 0 or 2, without a traceback or a wait."""
     (tmp_path / "recipe.py").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
-    ends = {0: 0, 2: 0}
+    counts = {0: 0, 2: 0}
     for key in keys:
-        for word in words(key):
-            code, said = odd_run(key, word, f"run-{sum(ends.values())}", data, capfd)
-            assert code in ends and "Traceback" not in said, (key, word, said)
+        for word in words_to_try(key):
+            code, stderr = run_with_odd_value(key, word, f"run-{sum(counts.values())}", data, capfd)
+            assert code in counts and "Traceback" not in stderr, (key, word, stderr)
             if code == 2:
-                last = said.rstrip("\n").split("\n")[-1]
+                last = stderr.rstrip("\n").split("\n")[-1]
                 assert last.startswith("jaxddp: ") and len(last) < 5000, (key, word, last)
-            ends[code] += 1
-    assert ends[0] > runs and ends[2] > refusals
+            counts[code] += 1
+    assert counts[0] > runs and counts[2] > refusals
 
 
 NEEDED = {
@@ -208,15 +212,15 @@ NEEDED = {
 """Values of the keys that other keys need."""
 
 
-def odd_run(key: str, word: str, workdir: str, data: Path, capfd) -> tuple[int, str]:
-    place = [] if key == "data.path" else ["--data.path", str(data)]
-    needed = [format_option(NEEDS[key].key), *NEEDED[NEEDS[key].key].split()] if key in NEEDS else []
-    code = main(["train", "recipe.py", "--workdir", workdir, *place, *needed, format_option(key), word])
+def run_with_odd_value(key: str, word: str, workdir: str, data: Path, capfd) -> tuple[int, str]:
+    path_option = [] if key == "data.path" else ["--data.path", str(data)]
+    needed_options = [format_option(NEEDS[key].key), *NEEDED[NEEDS[key].key].split()] if key in NEEDS else []
+    code = main(["train", "recipe.py", "--workdir", workdir, *path_option, *needed_options, format_option(key), word])
     return code, capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("named", "value", "expected"),
+    ("argument", "value", "expected"),
     [
         ("batch_size_per_device", 4.5, "batch_size_per_device=4.5: expected a whole number, "),
         ("batch_size_per_device", 0, "batch_size_per_device=0: expected 1 to"),
@@ -228,17 +232,17 @@ def odd_run(key: str, word: str, workdir: str, data: Path, capfd) -> tuple[int, 
         ("seed", 1.5, "seed=1.5: expected a whole number, "),
     ],
 )
-def test_prepare_training_names_its_argument(named, value, expected):
-    given = {"batch_size_per_device": 4, named: value}
+def test_prepare_training_names_its_argument(argument, value, expected):
+    arguments = {"batch_size_per_device": 4, argument: value}
     with pytest.raises(InputError) as error:
         jaxddp.prepare_training(
-            linear_model(), random_table(20), 1, sgd(0.1), given.pop("batch_size_per_device"), **given
+            linear_model(), random_table(20), 1, sgd(0.1), arguments.pop("batch_size_per_device"), **arguments
         )
     assert str(error.value).startswith(expected)
 
 
 @pytest.mark.parametrize(
-    ("named", "value", "expected"),
+    ("argument", "value", "expected"),
     [
         ("epochs", math.inf, "epochs=inf: expected above 0"),
         ("log_every", "soon", "log_every: 'soon' is not a duration"),
@@ -247,8 +251,8 @@ def test_prepare_training_names_its_argument(named, value, expected):
         ("profile", "-1 step", "profile: '-1 step' is negative"),
     ],
 )
-def test_train_names_its_argument(named, value, expected, tmp_path):
+def test_train_names_its_argument(argument, value, expected, tmp_path):
     setup = jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4)
     with pytest.raises(InputError) as error:
-        jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, listeners=(), **{named: value})
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, listeners=(), **{argument: value})
     assert str(error.value).startswith(expected)

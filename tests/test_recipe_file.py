@@ -24,7 +24,7 @@ def data(tmp_path_factory) -> str:
     return str(write_arrays(file, random_table(50), random_table(23, seed=1)))
 
 
-ONE = ["--parallel.devices", "1"]
+ONE_DEVICE = ["--parallel.devices", "1"]
 
 
 def forget(folder: Path) -> None:
@@ -36,7 +36,7 @@ def forget(folder: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch) -> Path:
-    """An empty working directory, whose modules are forgotten afterwards."""
+    """An empty working directory. Its modules are removed from `sys.modules` afterwards."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     yield tmp_path
@@ -53,8 +53,8 @@ def lines(workdir: Path) -> list[dict]:
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
-def refused(arguments: list[str], capfd) -> str:
-    """Return the last line of a command that exits with code 2."""
+def error_of(arguments: list[str], capfd) -> str:
+    """Return the last line on stderr of a command that exits with code 2."""
     assert main(arguments) == 2
     error = capfd.readouterr().err
     assert "Traceback" not in error
@@ -64,7 +64,7 @@ def refused(arguments: list[str], capfd) -> str:
 @pytest.mark.slow
 def test_a_recipe_provides_all_objects_and_the_run_keeps_a_copy(folder, data, capfd):
     write(folder)
-    assert main(["train", "mine.py", "--data.path", data, "--optimizer.learning-rate", "0.02", *ONE]) == 0
+    assert main(["train", "mine.py", "--data.path", data, "--optimizer.learning-rate", "0.02", *ONE_DEVICE]) == 0
     assert "metrics: runs/mine/metrics.jsonl" in capfd.readouterr().out
     run = folder / "runs" / "mine"
     train = [line for line in lines(run) if line["split"] == "train"]
@@ -89,7 +89,7 @@ def test_a_recipe_provides_all_objects_and_the_run_keeps_a_copy(folder, data, ca
 def test_data_show_draws_a_recipes_augmentation_and_the_doctor_runs_its_step(folder, data, capfd):
     write(folder)
     assert main(["data", "show", "mine.py", "--data.path", data, "--out", "show.png"]) == 0
-    assert main(["doctor", "mine.py", "--data.path", data, "--workdir", "w", *ONE]) == 0
+    assert main(["doctor", "mine.py", "--data.path", data, "--workdir", "w", *ONE_DEVICE]) == 0
     assert "the recipe's own network, 20 parameters" in capfd.readouterr().out.replace("\n", " ")
     assert (folder / "show.png").stat().st_size > 1000
 
@@ -97,14 +97,14 @@ def test_data_show_draws_a_recipes_augmentation_and_the_doctor_runs_its_step(fol
 @pytest.mark.slow
 def test_on_resume_a_changed_recipe_is_rejected_and_a_moved_one_is_accepted(folder, data, capfd):
     write(folder)
-    words = ["--data.path", data, "--workdir", "w", *ONE]
+    words = ["--data.path", data, "--workdir", "w", *ONE_DEVICE]
     assert main(["train", "mine.py", *words]) == 0
     whole = lines(folder / "w")
     (folder / "mine.py").write_text(WHOLE.replace("momentum=0.9", "momentum=0.8"))
-    assert "the recipe file mine.py has changed" in refused(["train", "mine.py", *words], capfd)
+    assert "the recipe file mine.py has changed" in error_of(["train", "mine.py", *words], capfd)
     write(folder)
     (folder / "network.py").write_text(NETWORK + "\n# Another line.\n")
-    assert "the recipe file network.py has changed" in refused(["train", "mine.py", *words], capfd)
+    assert "the recipe file network.py has changed" in error_of(["train", "mine.py", *words], capfd)
     (folder / "elsewhere").mkdir()
     write(folder / "elsewhere")
     forget(folder)
@@ -145,8 +145,8 @@ def test_the_digest_depends_only_on_the_files(folder):
 
 
 def hook(name: str, *body: str, arguments: str | None = None) -> str:
-    given = HOOKS.get(name, "config") if arguments is None else arguments
-    return WHOLE + f"\ndef {name}({given}):\n" + "".join(f"    {line}\n" for line in body)
+    parameters = HOOKS.get(name, "config") if arguments is None else arguments
+    return WHOLE + f"\ndef {name}({parameters}):\n" + "".join(f"    {line}\n" for line in body)
 
 
 BAD = [
@@ -211,17 +211,22 @@ BAD = [
 @pytest.mark.parametrize(("source", "message"), BAD, ids=[message[:40] for _, message in BAD])
 def test_an_invalid_hook_raises_a_one_line_error(source, message, folder, data, capfd):
     write(folder, source=source)
-    line = refused(["train", "mine.py", "--data.path", data], capfd)
+    line = error_of(["train", "mine.py", "--data.path", data], capfd)
     assert re.search(message, line), line
     # Listeners may write to the work directory, so they are made after it; then the network is initialized.
-    late = ("get_listeners: an", "get_objective: AttributeError", "get_initialize: KeyError", "initialize: params")
-    assert any(part in line for part in late) == Path("runs").exists()
+    after_workdir = (
+        "get_listeners: an",
+        "get_objective: AttributeError",
+        "get_initialize: KeyError",
+        "initialize: params",
+    )
+    assert any(phrase in line for phrase in after_workdir) == Path("runs").exists()
 
 
 @pytest.mark.slow
 def test_class_weights_with_a_custom_loss_are_rejected(folder, data, capfd):
     write(folder, source=WHOLE)
-    line = refused(["train", "mine.py", "--data.path", data, "--loss.class-weights", "balanced"], capfd)
+    line = error_of(["train", "mine.py", "--data.path", data, "--loss.class-weights", "balanced"], capfd)
     assert (
         "--loss.class-weights balanced: " in line and "get_loss gives a loss, which has its own weights; leave" in line
     )
@@ -239,7 +244,7 @@ def test_a_name_without_its_ending_gets_the_file_as_a_suggestion(folder):
     write(folder)
     with pytest.raises(InputError, match="config 'mine' does not exist; did you mean the file 'mine.py'"):
         read_recipe("mine")
-    # A recipe loads a file beside itself without the ending .py.
+    # A recipe that loads a file beside itself without the ending .py gets the suggestion too.
     (folder / "deep").mkdir()
     (folder / "deep" / "base.py").write_text(CONFIG)
     loads = "from jaxddp.config import load\ndef get_config():\n    return load('base')\n"
@@ -264,7 +269,7 @@ def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):
 @pytest.mark.slow
 def test_a_missing_copy_of_the_recipe_is_reported(folder, data, capfd):
     write(folder)
-    assert main(["train", "mine.py", "--data.path", data, "--train.duration", "1 step", *ONE]) == 0
+    assert main(["train", "mine.py", "--data.path", data, "--train.duration", "1 step", *ONE_DEVICE]) == 0
     (folder / "runs" / "mine" / "recipe" / "mine.py").unlink()
     assert main(["eval", "runs/mine/config.json"]) == 2
     assert "recipe/mine.py: the run's copy of its recipe is missing; restore it" in capfd.readouterr().err
@@ -274,8 +279,8 @@ def test_a_missing_copy_of_the_recipe_is_reported(folder, data, capfd):
 def test_a_changed_copy_of_the_recipe_is_reported(folder):
     (folder / "recipe").mkdir()
     recipe = read_recipe(write(folder / "recipe"))
-    kept = {"file": "mine.py", "digest": recipe.digest()}
-    (folder / "config.json").write_text(json.dumps(recipe.config.to_dict() | {"recipe": kept}))
+    recipe_entry = {"file": "mine.py", "digest": recipe.digest()}
+    (folder / "config.json").write_text(json.dumps(recipe.config.to_dict() | {"recipe": recipe_entry}))
     read_recipe("config.json").check_copy()
     (folder / "recipe" / "network.py").write_text(NETWORK + "\n# Another line.\n")
     with pytest.raises(InputError, match="recipe: the run's copy of its recipe has changed; restore it"):
@@ -301,8 +306,8 @@ def test_recipes_that_load_each_other_raise_a_one_line_error(folder):
 def test_reading_a_recipe_is_bounded_by_the_stall_timeout(folder, monkeypatch):
     """tests/test_activity.py tests the message."""
     bounds = list[float]()
-    # A real watch would not end with the test, and would end this process.
+    # A real watchdog would outlive the test and end this process.
     monkeypatch.setattr(parse, "watch_alone", bounds.append)
-    (folder / "slow.py").write_text(f"import jaxddp.core.phases as own\nPHASE = own.progress().phase\n{CONFIG}")
+    (folder / "slow.py").write_text(f"import jaxddp.core.phases as phases\nPHASE = phases.progress().phase\n{CONFIG}")
     parse.parse_recipe(Train, "jaxddp train", ["slow.py"])
     assert bounds == [Config().parallel.stall_timeout] and sys.modules["jaxddp_recipe_slow"].PHASE == "start"

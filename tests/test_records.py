@@ -1,4 +1,4 @@
-"""Random access to TFRecord files: every record and label is found, and damage gets one line."""
+"""Random access to TFRecord files: every record and label is found, and damage raises a one-line error."""
 
 import json
 import os
@@ -37,21 +37,21 @@ def write_records(file: Path, records: list[bytes]) -> Path:
 
 
 def serialized(**values: bytes | int | float | list) -> bytes:
-    """Returns a serialized tf.train.Example."""
+    """Return a serialized tf.train.Example."""
     features = {}
     for name, value in values.items():
-        some = value if isinstance(value, list) else [value]
-        if some and isinstance(some[0], bytes):
-            features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=some))
-        elif some and isinstance(some[0], float):
-            features[name] = tf.train.Feature(float_list=tf.train.FloatList(value=some))
+        items = value if isinstance(value, list) else [value]
+        if items and isinstance(items[0], bytes):
+            features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=items))
+        elif items and isinstance(items[0], float):
+            features[name] = tf.train.Feature(float_list=tf.train.FloatList(value=items))
         else:
-            features[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=some))
+            features[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=items))
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
 def masked_checksum(data: bytes) -> int:
-    """Returns the masked CRC-32C of TFRecord files, computed bit by bit."""
+    """Return the masked CRC-32C of TFRecord files, computed bit by bit."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc ^= byte
@@ -62,14 +62,14 @@ def masked_checksum(data: bytes) -> int:
 
 
 def header(length: int) -> bytes:
-    """Returns a valid header of a record of this length."""
+    """Return a valid header of a record of this length."""
     number = struct.pack("<Q", length)
     return number + struct.pack("<I", masked_checksum(number))
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> ExampleTable:
-    """Returns a table of `waves` in two files; each record also holds a note."""
+    """Return a table of `waves` in two files; each record also holds a note."""
     images = [encode(waves(row, SIZE, SIZE), "PNG") for row in range(NUM_EXAMPLES)]
     records = [serialized(image=image, label=row % 3, note=b"n" * 99) for row, image in enumerate(images)]
     files = [write_records(tmp_path / f"{part}.tfrecord", records[part::2]) for part in range(2)]
@@ -96,15 +96,20 @@ def change(file: Path, at: int, content: bytes) -> None:
 
 
 @given(records=st.lists(st.binary(max_size=300), max_size=12))
-def test_offsets_are_those_of_the_writer(tmp_path_factory: pytest.TempPathFactory, records: list[bytes]):
+def test_record_offsets_are_the_positions_of_the_written_records(
+    tmp_path_factory: pytest.TempPathFactory, records: list[bytes]
+):
     file = write_records(tmp_path_factory.mktemp("records") / "some", records)
     offsets = record_offsets(file)
     assert offsets.dtype == np.int64
     lengths = [HEAD + len(record) + TAIL for record in records]
     assert offsets.tolist() == [sum(lengths[:row]) for row in range(len(records))]
     content = file.read_bytes()
-    found = [content[at + HEAD : at + HEAD + len(record)] for at, record in zip(offsets, records, strict=True)]
-    assert found == records
+    contents = [
+        content[position + HEAD : position + HEAD + len(record)]
+        for position, record in zip(offsets, records, strict=True)
+    ]
+    assert contents == records
 
 
 VALUES = st.one_of(
@@ -117,19 +122,21 @@ VALUES = st.one_of(
 )
 
 
-# Some names have the length of the wanted ones.
+# Some names have as many characters as "label" or "image".
 NAMES = st.one_of(st.sampled_from(["Label", "label2", "imago", "lab", ""]), st.text(max_size=6))
 LABELS = st.one_of(st.sampled_from([-1, 0, 999, -(2**63), 2**63 - 1]), st.integers(0, 10**6))
 
 
 @given(others=st.dictionaries(NAMES, VALUES, max_size=5), labels=st.lists(LABELS, min_size=1))
 @example(others={"Label": 3, "imago": b"no", "label": 4}, labels=[-1, 7])
-def test_one_value_is_found_among_others(tmp_path_factory: pytest.TempPathFactory, others: dict, labels: list[int]):
-    """Other features of the record, and the place of this one, do not matter."""
+def test_a_label_is_found_among_other_features(
+    tmp_path_factory: pytest.TempPathFactory, others: dict, labels: list[int]
+):
+    """The other features of a record, and their order, do not matter."""
     records = [serialized(**others | {"label": label, "image": b"picture %d" % label}) for label in labels]
     file = write_records(tmp_path_factory.mktemp("records") / "some", records)
-    offsets, found = RecordFiles(file.parent).labels(b"some", len(labels), "label")
-    assert found.tolist() == labels and offsets.tolist() == record_offsets(file).tolist()
+    offsets, actual = RecordFiles(file.parent).labels(b"some", len(labels), "label")
+    assert actual.tolist() == labels and offsets.tolist() == record_offsets(file).tolist()
 
 
 def test_batches_are_the_images_of_the_records(table: ExampleTable):
@@ -161,7 +168,7 @@ def test_a_file_that_ends_within_a_record_is_named(tmp_path: Path):
 
 @pytest.mark.parametrize("length", [2**62, 2**63 - 1, 2**64 - 1, 10**12, 117])
 def test_a_forged_length_does_not_allocate(tmp_path: Path, length: int):
-    """The checksum is right, so TensorFlow would allocate the length."""
+    """The checksum of the header is right, so TensorFlow would allocate as many bytes."""
     (tmp_path / "some").write_bytes(header(length) + b"x" * 120)
     with pytest.raises(InputError, match="some: no whole record at byte 0"):
         record_offsets(tmp_path / "some")
@@ -183,10 +190,10 @@ FAULTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_damaged_record_is_named(table: ExampleTable, kind: str):
-    """Both the store and the stream name it; the damage may be in another part of the record than the image."""
-    where, content, message = FAULTS[kind]
+    """Both the store and the stream name the record, wherever in the record the damage is."""
+    position, content, message = FAULTS[kind]
     assert table.offset is not None
-    change(root_of(table) / "0.tfrecord", where(int(table.offset[2])), content)
+    change(root_of(table) / "0.tfrecord", position(int(table.offset[2])), content)
     with pytest.raises(InputError, match=message) as raised:
         table.read(2)
     with pytest.raises(InputError) as streamed:
@@ -235,8 +242,8 @@ def test_missing_files_are_found_by_the_check_and_by_the_stream(table: ExampleTa
         record_offsets(root_of(table) / "1.tfrecord")
 
 
-class Builds:
-    """Counts how often an index is built."""
+class CountedBuild:
+    """A function that builds an index and counts its calls."""
 
     def __init__(self):
         self.count = 0
@@ -256,7 +263,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_index_is_built_once(folder: Path):
-    build = Builds()
+    build = CountedBuild()
     indices = [load_or_build_index("train", folder, ("a", "b"), "label", build) for _ in range(3)]
     assert build.count == 1
     for index in indices:
@@ -268,40 +275,40 @@ def test_an_index_is_built_once(folder: Path):
     assert build.count == 2
 
 
-@pytest.mark.parametrize("what", ["size", "time", "files", "about"])
-def test_a_changed_set_is_indexed_anew(folder: Path, what: str):
-    build = Builds()
+@pytest.mark.parametrize("changed", ["size", "time", "files", "feature"])
+def test_a_changed_set_is_indexed_anew(folder: Path, changed: str):
+    build = CountedBuild()
     load_or_build_index("train", folder, ("a", "b"), "label", build)
     status = (folder / "b").stat()
-    if what == "size":
+    if changed == "size":
         (folder / "b").write_bytes(b"longer content")
         os.utime(folder / "b", ns=(status.st_atime_ns, status.st_mtime_ns))
-    elif what == "time":
+    elif changed == "time":
         os.utime(folder / "b", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    files, about = (("a",) if what == "files" else ("a", "b")), ("other" if what == "about" else "label")
-    load_or_build_index("train", folder, files, about, build)
+    files, feature = (("a",) if changed == "files" else ("a", "b")), ("other" if changed == "feature" else "label")
+    load_or_build_index("train", folder, files, feature, build)
     assert build.count == 2
-    load_or_build_index("train", folder, files, about, build)
+    load_or_build_index("train", folder, files, feature, build)
     assert build.count == 2
 
 
 def test_a_damaged_index_is_built_anew(folder: Path):
-    build = Builds()
+    build = CountedBuild()
     load_or_build_index("train", folder, ("a", "b"), "label", build)
-    place = folder / "train.jaxddp-index"
-    whole = place.read_bytes()
+    index_file = folder / "train.jaxddp-index"
+    whole = index_file.read_bytes()
     flipped = [whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :] for at in range(0, len(whole), 37)]
     damaged = [b"", b"\x93NUMPY", whole[:-1], whole[: len(whole) // 2], whole + b"x", os.urandom(500), *flipped]
     for content in damaged:
-        place.write_bytes(content)
+        index_file.write_bytes(content)
         load_or_build_index("train", folder, ("a", "b"), "label", build)
-        assert place.read_bytes() == whole
+        assert index_file.read_bytes() == whole
     assert build.count == 1 + len(damaged)
 
 
-def test_the_index_of_a_read_only_data_set_goes_to_the_cache(folder: Path, tmp_path: Path):
-    build = Builds()
-    # A mode would not stop root.
+def test_the_index_of_a_read_only_data_set_is_written_to_the_cache(folder: Path, tmp_path: Path):
+    build = CountedBuild()
+    # The user root may write despite a read-only mode, so a folder takes the path of the index.
     (folder / "train.jaxddp-index").mkdir()
     for _ in range(2):
         load_or_build_index("train", folder, ("a", "b"), "label", build)
@@ -314,18 +321,18 @@ def test_the_cache_follows_xdg_cache_home(folder: Path, tmp_path: Path, monkeypa
     (folder / "train.jaxddp-index").mkdir()
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    load_or_build_index("train", folder, ("a", "b"), "label", Builds())
+    load_or_build_index("train", folder, ("a", "b"), "label", CountedBuild())
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    load_or_build_index("train", folder, ("a", "b"), "label", Builds())
-    for place in ("xdg/jaxddp", "home/.cache/jaxddp"):
-        assert len(os.listdir(tmp_path / place)) == 1
+    load_or_build_index("train", folder, ("a", "b"), "label", CountedBuild())
+    for path in ("xdg/jaxddp", "home/.cache/jaxddp"):
+        assert len(os.listdir(tmp_path / path)) == 1
 
 
-def test_an_index_that_cannot_be_kept_is_built_each_time(
+def test_an_index_that_cannot_be_written_is_built_each_time(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    build = Builds()
+    build = CountedBuild()
     (folder / "train.jaxddp-index").mkdir()
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file/cache"))
@@ -335,8 +342,8 @@ def test_an_index_that_cannot_be_kept_is_built_each_time(
     assert [CACHE_VARIABLE in record.getMessage() for record in caplog.records] == [True, True]
 
 
-def test_a_missing_file_is_named_even_where_an_index_is_kept(folder: Path):
-    build = Builds()
+def test_a_missing_file_is_named_even_if_an_index_exists(folder: Path):
+    build = CountedBuild()
     load_or_build_index("train", folder, ("a", "b"), "label", build)
     (folder / "b").unlink()
     with pytest.raises(InputError, match=r"set/b: cannot be read \(No such file"):
@@ -347,15 +354,15 @@ def test_a_missing_file_is_named_even_where_an_index_is_kept(folder: Path):
 def test_another_process_may_write_the_index_at_the_same_time(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """One process writes and renames the index between the write and the rename of another."""
-    build, plain_replace = Builds(), os.replace
+    """One process writes and renames the index between the write and the rename of another process."""
+    build, plain_replace = CountedBuild(), os.replace
 
-    def meanwhile(*names) -> None:
+    def replace_after_another_process(*names) -> None:
         monkeypatch.setattr(os, "replace", plain_replace)
         load_or_build_index("train", folder, ("a", "b"), "label", build)
         plain_replace(*names)
 
-    monkeypatch.setattr(os, "replace", meanwhile)
+    monkeypatch.setattr(os, "replace", replace_after_another_process)
     load_or_build_index("train", folder, ("a", "b"), "label", build)
     assert build.count == 2 and not (tmp_path / "cache").exists()
     load_or_build_index("train", folder, ("a", "b"), "label", build)
@@ -369,24 +376,24 @@ def test_two_processes_may_build_the_index_at_the_same_time(folder: Path, tmp_pa
     import numpy as np
     from jaxddp.data.storage.record_index import RecordIndex, load_or_build_index
 
-    folder, here, there = map(Path, sys.argv[1:])
+    folder, own_mark, other_mark = map(Path, sys.argv[1:])
 
     def build():
-        here.write_text("building")
+        own_mark.write_text("building")
         deadline = time.monotonic() + 60
-        while not there.exists() and time.monotonic() < deadline:
+        while not other_mark.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert there.exists()
+        assert other_mark.exists()
         return RecordIndex(np.arange(100_000), np.arange(100_000, dtype=np.int32))
 
     print(json.dumps(int(load_or_build_index("train", folder, ("a", "b"), "label", build).label.sum())))
     """
     marks = [str(tmp_path / "first"), str(tmp_path / "second")]
     command = [sys.executable, "-c", textwrap.dedent(program), str(folder)]
-    processes = [subprocess.Popen([*command, *some], stdout=subprocess.PIPE) for some in (marks, marks[::-1])]
+    processes = [subprocess.Popen([*command, *files], stdout=subprocess.PIPE) for files in (marks, marks[::-1])]
     results = [process.communicate(timeout=120)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    build = Builds()
+    build = CountedBuild()
     expected = 100_000 * 99_999 // 2
     assert [json.loads(result) for result in results] == [expected, expected]
     assert (

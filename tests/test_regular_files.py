@@ -1,4 +1,4 @@
-"""Files that are not regular never block: each file of each format, and of a run, is replaced in turn."""
+"""Irregular files, such as FIFOs and devices, never block a command. The tests replace files of data sets and runs."""
 
 import errno
 import shutil
@@ -16,7 +16,7 @@ import jaxddp.core.files as files
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 
-# pytest ends a test that waits; no test takes a second.
+# A test that waits fails after 60 seconds; a passing test takes less than a second.
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -26,7 +26,7 @@ def test_only_regular_files_are_opened(kind, mode, tmp_path):
     KINDS[kind](tmp_path / "x")
     with pytest.raises(OSError) as error:
         files.open_regular(tmp_path / "x", mode)
-    # No process reads the FIFO, and an error occurs before its kind could be checked.
+    # A FIFO without a reader cannot be opened, so its kind is not checked.
     assert "not a regular file" in str(error.value) or error.value.errno in (errno.ENXIO, errno.EISDIR)
     (tmp_path / "y").write_bytes(b"whole")
     (tmp_path / "z").symlink_to(tmp_path / "y")
@@ -34,7 +34,7 @@ def test_only_regular_files_are_opened(kind, mode, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_files_that_the_user_names_are_regular(kind, tmp_path, capfd, monkeypatch):
+def test_irregular_files_that_the_user_names_raise_a_one_line_error(kind, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     root = write_solutions(tmp_path / "set")
     KINDS[kind](tmp_path / "odd.csv")
@@ -58,17 +58,17 @@ def test_files_that_the_user_names_are_regular(kind, tmp_path, capfd, monkeypatc
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Returns a function that trains one step in a work directory, and such a directory."""
+    """Return a function that trains one step in a work directory, and the work directory of a trained run."""
     setup = shared(jaxddp.prepare_training(linear_model(), random_table(8), 1, sgd(0.1), 8))
 
-    def train(place):
-        jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=random_table(4), workdir=place, listeners=())
+    def train(directory):
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=random_table(4), workdir=directory, listeners=())
 
     train(workdir := tmp_path_factory.mktemp("trained") / "run")
     return train, workdir
 
 
-OF_A_RUN = (
+RUN_FILES = (
     *(
         "config.json",
         "signature.json",
@@ -84,38 +84,38 @@ OF_A_RUN = (
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a directory", *map(rarely, ("a socket", "a device", "a link to a FIFO"))])
-@pytest.mark.parametrize("name", OF_A_RUN)
+@pytest.mark.parametrize("name", RUN_FILES)
 def test_a_run_with_an_irregular_file_is_used_or_raises_a_one_line_error(name, kind, trained, tmp_path, capfd):
     train, workdir = trained
-    place = shutil.copytree(workdir, tmp_path / "run")
-    file = place / name
+    copy = shutil.copytree(workdir, tmp_path / "run")
+    file = copy / name
     if file.exists():
         file.unlink()
     KINDS[kind](file)
-    asked = [
-        lambda: jaxddp.load_run(place, model=linear_model()),
-        lambda: train(place),
-        lambda: jaxddp.History.read(place),
+    uses = [
+        lambda: jaxddp.load_run(copy, model=linear_model()),
+        lambda: train(copy),
+        lambda: jaxddp.History.read(copy),
     ]
-    for ask in asked:
+    for use in uses:
         try:
-            ask()
+            use()
         except InputError as error:
-            assert str(place) in str(error) and "\n" not in str(error)
-    assert [main(words) in (0, 2) for words in (["checkpoints", str(place)], ["runs", str(tmp_path)])] == [True, True]
+            assert str(copy) in str(error) and "\n" not in str(error)
+    assert [main(words) in (0, 2) for words in (["checkpoints", str(copy)], ["runs", str(tmp_path)])] == [True, True]
     assert "Traceback" not in capfd.readouterr().err
 
 
 NAMES = ("metrics.jsonl", "config.json", ".lock")
-# The test of `open_regular` above covers every kind; this shows that each file is opened with it.
-TELLING = {("metrics.jsonl", "a link to a FIFO"), ("config.json", "a device"), (".lock", "a socket")}
+# A test above covers every kind with `open_regular`. These cases show that each file is opened with `open_regular`.
+ALWAYS_TESTED = {("metrics.jsonl", "a link to a FIFO"), ("config.json", "a device"), (".lock", "a socket")}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        (name, kind) if kind in ("a FIFO", "a directory") or (name, kind) in TELLING else rarely(name, kind)
+        (name, kind) if kind in ("a FIFO", "a directory") or (name, kind) in ALWAYS_TESTED else rarely(name, kind)
         for name in NAMES
         for kind in KINDS
     ],
@@ -131,6 +131,6 @@ def test_a_work_directory_with_an_irregular_file_raises_a_one_line_error(name, k
     words += ["--train.duration", "1 step", "--log.to", "jsonl", "--parallel.self-test", "never"]
     code = main([*words, "--eval.batch-size", "4", "--parallel.devices", "1"])
     last = capfd.readouterr().err.rstrip("\n").split("\n")[-1]
-    # A file that is written whole replaces what exists there, unless that is a directory.
+    # A file that is written whole replaces any irregular file except a directory.
     assert code == 0 or (code == 2 and last.startswith("jaxddp: ") and name in last), last
     assert kind != "a directory" or code == 2

@@ -33,26 +33,26 @@ DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8", "u
 TABLE = random_table(50)
 
 
-def held(array: jax.Array, topology: Topology = FOUR) -> list[np.ndarray]:
+def device_copies(array: jax.Array, topology: Topology = FOUR) -> list[np.ndarray]:
     """Return the copy of a replicated array on each device of a mesh."""
-    own = {shard.device: np.array(shard.data) for shard in array.addressable_shards}
-    return [own[device] for device in topology.mesh.devices.flat]
+    copies = {shard.device: np.array(shard.data) for shard in array.addressable_shards}
+    return [copies[device] for device in topology.mesh.devices.flat]
 
 
-def from_held(arrays: list[np.ndarray], topology: Topology = FOUR) -> jax.Array:
+def from_device_copies(arrays: list[np.ndarray], topology: Topology = FOUR) -> jax.Array:
     """Create an array that is marked as replicated, with different data on each device."""
     buffers = [jax.device_put(array, device) for array, device in zip(arrays, topology.mesh.devices.flat, strict=True)]
     return jax.make_array_from_single_device_arrays(arrays[0].shape, topology.replicated, buffers)
 
 
-def flipped(array: jax.Array, bit: int, device: int = 1, topology: Topology = FOUR) -> jax.Array:
+def flip_bit(array: jax.Array, bit: int, device: int = 1, topology: Topology = FOUR) -> jax.Array:
     """Flip one bit of one device's copy of an array, counted from the array's first byte."""
     if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
-        data = flipped(jax.random.key_data(array), bit, device, topology)
+        data = flip_bit(jax.random.key_data(array), bit, device, topology)
         return jax.jit(jax.random.wrap_key_data, out_shardings=topology.replicated)(data)
-    copies = held(array, topology)
+    copies = device_copies(array, topology)
     copies[device].reshape(-1).view(np.uint8)[bit // 8] ^= np.uint8(1 << bit % 8)
-    return from_held(copies, topology)
+    return from_device_copies(copies, topology)
 
 
 def state_of(params: Mapping[str, object], topology: Topology = FOUR) -> TrainState:
@@ -77,10 +77,10 @@ def odd_arrays() -> dict[str, np.ndarray]:
 STATE = state_of(odd_arrays() | {"key": jax.random.key(3), "none": {}})
 
 
-def differing(state: TrainState, topology: Topology = FOUR) -> list[int]:
+def differing_devices(state: TrainState, topology: Topology = FOUR) -> list[int]:
     """Return the mesh indices of devices whose checksum differs from that of the first device."""
-    found = np.asarray(checksums(topology)(state))
-    return np.flatnonzero(found != found[0]).tolist()
+    sums = np.asarray(checksums(topology)(state))
+    return np.flatnonzero(sums != sums[0]).tolist()
 
 
 def message(state: TrainState, topology: Topology = FOUR) -> str:
@@ -91,11 +91,11 @@ def message(state: TrainState, topology: Topology = FOUR) -> str:
 
 def test_equal_replicas_pass():
     Replicas(FOUR).check(12, STATE)
-    assert differing(STATE) == []
+    assert differing_devices(STATE) == []
     assert np.ptp(np.asarray(array_checksums(FOUR)(STATE)), axis=0).max() == 0
 
 
-def test_a_state_without_arrays_but_the_step_passes():
+def test_a_state_of_only_a_step_passes():
     Replicas(FOUR).check(0, FOUR.replicate(TrainState(np.int32(0), {}, {}, ())))
 
 
@@ -104,24 +104,27 @@ def test_a_flipped_bit_is_found_in_every_dtype(name):
     leaf = STATE.params[name]
     bits = 8 * (8 if name == "key" else leaf.nbytes)
     for bit in (0, bits // 2, bits - 1):
-        state = STATE.replace(params=STATE.params | {name: flipped(leaf, bit, device=2)})
-        assert differing(state) == [2]
+        state = STATE.replace(params=STATE.params | {name: flip_bit(leaf, bit, device=2)})
+        assert differing_devices(state) == [2]
         assert f"in 1 of 16 arrays, first in params/{name}." in message(state)
 
 
 def test_a_changed_bool_is_found():
-    copies = held(STATE.params["bool"])
+    copies = device_copies(STATE.params["bool"])
     copies[3][1] = True
-    assert differing(STATE.replace(params=STATE.params | {"bool": from_held(copies)})) == [3]
+    assert differing_devices(STATE.replace(params=STATE.params | {"bool": from_device_copies(copies)})) == [3]
 
 
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        (lambda state: state.replace(step=flipped(state.step, 0)), "step"),
-        (lambda state: state.replace(model_state={"mean": flipped(state.model_state["mean"], 40)}), "model_state/mean"),
-        (lambda state: state.replace(parts={"slow": {"x": flipped(FOUR.replicate(np.ones(3)), 1)}}), "parts/slow/x"),
-        (lambda state: state.replace(opt_state=(flipped(FOUR.replicate(np.ones(9)), 1),)), "opt_state/0"),
+        (lambda state: state.replace(step=flip_bit(state.step, 0)), "step"),
+        (
+            lambda state: state.replace(model_state={"mean": flip_bit(state.model_state["mean"], 40)}),
+            "model_state/mean",
+        ),
+        (lambda state: state.replace(parts={"slow": {"x": flip_bit(FOUR.replicate(np.ones(3)), 1)}}), "parts/slow/x"),
+        (lambda state: state.replace(opt_state=(flip_bit(FOUR.replicate(np.ones(9)), 1),)), "opt_state/0"),
     ],
 )
 def test_every_part_of_the_state_is_compared_and_named(change, name):
@@ -131,7 +134,7 @@ def test_every_part_of_the_state_is_compared_and_named(change, name):
 @given(st.integers(0, 32 * 101 - 1), st.integers(0, 3))
 def test_any_bit_of_any_device_is_found(bit, device):
     weights = FOUR.replicate(np.random.default_rng(1).normal(size=101).astype(np.float32))
-    totals = np.asarray(checksums(FOUR)({"weights": flipped(weights, bit, device)}))
+    totals = np.asarray(checksums(FOUR)({"weights": flip_bit(weights, bit, device)}))
     assert np.flatnonzero(totals != np.median(totals)).tolist() == [device]
 
 
@@ -140,24 +143,27 @@ def test_the_same_bit_flipped_in_two_words_does_not_cancel():
     zeros = FOUR.replicate(np.zeros(64, np.float32))
     for first, second in ((0, 1), (3, 40), (62, 63)):
         for bit in (0, 30, 31):
-            twice = flipped(flipped(zeros, 32 * first + bit), 32 * second + bit)
-            assert differing(STATE.replace(params={"zeros": twice})) == [1]
+            twice = flip_bit(flip_bit(zeros, 32 * first + bit), 32 * second + bit)
+            assert differing_devices(STATE.replace(params={"zeros": twice})) == [1]
 
 
-@pytest.mark.parametrize(("one", "other"), [(0, 1), (5, 21), (0, 32)])
-def test_two_numbers_that_changed_places_are_found(one, other):
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (5, 21), (0, 32)])
+def test_two_numbers_that_changed_places_are_found(first, second):
     values = np.arange(33, dtype=np.float32)
     copies = [values.copy() for _ in range(4)]
-    copies[1][[one, other]] = copies[1][[other, one]]
-    assert differing(STATE.replace(params={"values": from_held(copies)})) == [1]
+    copies[1][[first, second]] = copies[1][[second, first]]
+    assert differing_devices(STATE.replace(params={"values": from_device_copies(copies)})) == [1]
 
 
 @pytest.mark.parametrize("size", [6, 1 << 18])
 def test_two_arrays_that_changed_places_are_found(size):
     rng = np.random.default_rng(2)
-    one, other = (rng.normal(size=size).astype(np.float32) for _ in range(2))
-    params = {"a": from_held([one, other, one, one]), "b": from_held([other, one, other, other])}
-    assert differing(STATE.replace(params=params)) == [1]
+    first, second = (rng.normal(size=size).astype(np.float32) for _ in range(2))
+    params = {
+        "a": from_device_copies([first, second, first, first]),
+        "b": from_device_copies([second, first, second, second]),
+    }
+    assert differing_devices(STATE.replace(params=params)) == [1]
     assert "in 2 of 4 arrays, first in params/a." in message(STATE.replace(params=params))
 
 
@@ -165,9 +171,9 @@ def test_two_arrays_that_changed_places_are_found(size):
 
 
 def with_versions(versions: list[int]) -> tuple[TrainState, Topology]:
-    """Create a state of which each device holds one of several versions."""
+    """Create a state in which each device holds the given version."""
     topology = Topology.create(len(versions))
-    weights = from_held([np.full(3, float(version)) for version in versions], topology)
+    weights = from_device_copies([np.full(3, float(version)) for version in versions], topology)
     return state_of({}, topology).replace(params={"w": weights}), topology
 
 
@@ -200,7 +206,7 @@ def test_the_message_names_the_devices_that_differ(versions, expected):
 
 
 class FlipsAt:
-    """A program of steps that flips a bit of the result on one device, from a step on."""
+    """A program of steps that flips a bit of the result of one step, on one device."""
 
     def __init__(self, program, step: int, topology: Topology):
         self._program, self._step, self._topology = program, step, topology
@@ -212,7 +218,7 @@ class FlipsAt:
         state, sums = self._program(state, *feed)
         if int(state.step) == self._step:
             leaves, structure = jax.tree.flatten(state.params)
-            leaves[0] = flipped(leaves[0], 3, topology=self._topology)
+            leaves[0] = flip_bit(leaves[0], 3, topology=self._topology)
             state = state.replace(params=jax.tree.unflatten(structure, leaves))
         return state, sums
 

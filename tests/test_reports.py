@@ -69,14 +69,14 @@ def test_every_metric_of_every_run_is_drawn_as_it_was_logged(tmp_path):
         *("loss", "top-1 accuracy", "learning rate", "images/s", "time spent waiting for data"),
         "peak memory of a device",
     ]
-    for one, title in (("loss", "loss"), ("top1", "top-1 accuracy")):
+    for metric, title in (("loss", "loss"), ("top1", "top-1 accuracy")):
         drawn = {trace["meta"]["where"]: trace["y"] for trace in chart(charts, title).data}
         for index, run in enumerate(runs):
             logged, validated = rows_of(run.directory, "train"), rows_of(run.directory, "val")
-            assert drawn[f"{index} steps"] == pytest.approx([row[one] for row in logged], rel=1e-6)
-            means = [row[f"epoch_{one}"] for row in logged if f"epoch_{one}" in row]
+            assert drawn[f"{index} steps"] == pytest.approx([row[metric] for row in logged], rel=1e-6)
+            means = [row[f"epoch_{metric}"] for row in logged if f"epoch_{metric}" in row]
             assert drawn[f"{index} epochs"] == pytest.approx(means, rel=1e-6)
-            assert drawn[f"{index} validation"] == pytest.approx([row[one] for row in validated], rel=1e-6)
+            assert drawn[f"{index} validation"] == pytest.approx([row[metric] for row in validated], rel=1e-6)
 
 
 @pytest.mark.slow
@@ -90,9 +90,9 @@ def test_reducing_many_points_keeps_all_peaks(tmp_path):
     page = page_of(read_runs([workdir]))
     (trace,) = chart(page.curves.charts, "loss").data
     assert len(trace["y"]) <= MOST_POINTS and (max(trace["y"]), min(trace["y"])) == (50, -3)
-    kept = trace["meta"]["rows"]
-    assert kept == sorted(kept) and {12_345, 777} <= {*kept}
-    assert trace["y"] == pytest.approx([losses[row] for row in kept], rel=1e-6)
+    kept_rows = trace["meta"]["rows"]
+    assert kept_rows == sorted(kept_rows) and {12_345, 777} <= {*kept_rows}
+    assert trace["y"] == pytest.approx([losses[row] for row in kept_rows], rel=1e-6)
     assert len(page.curves.positions["0 steps"]["step"]) == len(losses)
 
 
@@ -107,15 +107,15 @@ def test_a_loss_with_a_wide_range_starts_with_a_logarithmic_axis(tmp_path, losse
     assert ('data-scale="log" aria-pressed="true"' in html) == (wide and bool(page.curves.charts))
 
 
-def test_plotly_knows_every_property_of_the_charts(tmp_path):
+def test_plotly_accepts_every_property_of_the_charts(tmp_path):
     graph_objects = pytest.importorskip("plotly.graph_objects")
     runs = runs_of(tmp_path)
     page = page_of(runs)
     classes = run_classes(0, "a", "#000000", outcome_of_noise())
     assert classes.matrix is not None
-    for one in (*page.curves.charts, *page.seeds.charts, classes.matrix):
-        figure = graph_objects.Figure({"data": one.data, "layout": one.layout})
-        assert len(figure.data) == len(one.data) > 0
+    for drawing in (*page.curves.charts, *page.seeds.charts, classes.matrix):
+        figure = graph_objects.Figure({"data": drawing.data, "layout": drawing.layout})
+        assert len(figure.data) == len(drawing.data) > 0
     with pytest.raises(ValueError):
         graph_objects.Figure({"data": [{"type": "scatter", "no_such_property": 1}]})
 
@@ -146,10 +146,10 @@ def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
 def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):
     workdirs = [write_run(tmp_path / f"{seed}", seed) for seed in range(2)]
     validated = [{row["step"]: row["loss"] for row in rows_of(workdir, "val")} for workdir in workdirs]
-    for workdir, lost in zip(workdirs, (10, 40), strict=True):
+    for workdir, removed_step in zip(workdirs, (10, 40), strict=True):
         rows = [row for split in ("train", "val") for row in rows_of(workdir, split)]
-        kept = [row for row in rows if (row["split"], row["step"]) != ("val", lost)]
-        (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept))
+        kept_rows = [row for row in rows if (row["split"], row["step"]) != ("val", removed_step)]
+        (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept_rows))
     curve = mean_curve(read_runs(workdirs), "loss")
     assert curve is not None and curve.positions["step"].tolist() == [20, 30]
     assert curve.mean.tolist() == [np.mean([losses[step] for losses in validated]) for step in (20, 30)]
@@ -175,19 +175,19 @@ def test_runs_that_differ_only_in_seed_and_machine_are_one_group(tmp_path):
     assert names == ["learning_rate 0.1", "learning_rate 0.3"]
     legend = page_of(runs[:4]).legend
     assert legend[0].colour == legend[1].colour != legend[2].colour == legend[3].colour
-    alone = page_of([runs[0], runs[2]])
-    assert alone.legend[0].colour != alone.legend[1].colour and not alone.seeds.table.rows
+    single_runs = page_of([runs[0], runs[2]])
+    assert single_runs.legend[0].colour != single_runs.legend[1].colour and not single_runs.seeds.table.rows
 
 
-def test_settings_that_differ(tmp_path):
+def test_only_settings_that_differ_are_listed(tmp_path):
     workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 1, model={"name": "resnet18"})]
-    older = json.loads((workdirs[0] / "config.json").read_text())
-    del older["eval"]["views"]  # Simulates a release that did not write this key.
-    (workdirs[0] / "config.json").write_text(json.dumps(older))
-    python = {"seed": 1, "data": older["data"], "train": {"batch_size": 8}, "objects": {"model": "d" * 64}}
+    old_config = json.loads((workdirs[0] / "config.json").read_text())
+    del old_config["eval"]["views"]  # Simulates a release that did not write this key.
+    (workdirs[0] / "config.json").write_text(json.dumps(old_config))
+    python_config = {"seed": 1, "data": old_config["data"], "train": {"batch_size": 8}, "objects": {"model": "d" * 64}}
     workdirs.append(tmp_path / "python")
     workdirs[2].mkdir()
-    (workdirs[2] / "config.json").write_text(json.dumps(python))
+    (workdirs[2] / "config.json").write_text(json.dumps(python_config))
     runs = read_runs(workdirs)
     assert differences(runs[:2]) == [("seed", ("0", "1")), ("model.name", ("resnet50", "resnet18"))]
     assert dict(differences(runs))["train.batch_size"] == ("32", "32", "8")
@@ -235,7 +235,7 @@ def test_confusions_and_accuracies_are_counted_as_by_hand():
     confusions = outcome.confusions(100)
     assert sum(confusion.images for confusion in confusions) == (outcome.labels != guesses).sum()
     counts = [confusion.images for confusion in confusions]
-    assert counts == sorted(counts, reverse=True) and all(each.label != each.prediction for each in confusions)
+    assert counts == sorted(counts, reverse=True) and all(pair.label != pair.prediction for pair in confusions)
     first = confusions[0]
     assert first.images == expected[first.label, first.prediction]
     assert first.share == first.images / (outcome.labels == first.label).sum()
@@ -257,8 +257,10 @@ def test_images_without_a_label_or_finite_probability_are_not_counted():
     outcome = Outcome(labels, probabilities, ("a", "b"), 1)
     assert outcome.confusion.tolist() == [[1, 0], [1, 0]] and outcome.accuracy == 0.5
     assert outcome.surest_mistakes(9).tolist() == [3]
-    nothing = Outcome(np.array([-1]), np.ones((1, 2)), ("a", "b"), 1)
-    assert np.isnan(nothing.accuracy) and np.isnan(nothing.class_accuracy).all() and nothing.confusions(5) == []
+    unlabelled = Outcome(np.array([-1]), np.ones((1, 2)), ("a", "b"), 1)
+    assert (
+        np.isnan(unlabelled.accuracy) and np.isnan(unlabelled.class_accuracy).all() and unlabelled.confusions(5) == []
+    )
 
 
 def test_the_worst_class_comes_first_and_the_other_classes_have_a_separate_table():
@@ -277,7 +279,7 @@ def test_the_worst_class_comes_first_and_the_other_classes_have_a_separate_table
     ("dtype", "channels", "mode"),
     [(np.uint8, 3, "RGB"), (np.uint8, 1, "L"), (np.uint8, 4, "RGBA"), (np.uint16, 3, "RGB"), (np.uint8, 6, "RGB")],
 )
-def test_a_thumbnail_has_the_pixels_that_evaluation_sees(dtype, channels, mode):
+def test_a_thumbnail_has_the_pixels_of_the_evaluated_image(dtype, channels, mode):
     import base64
     import io
 
@@ -322,57 +324,57 @@ def test_no_name_is_interpreted_as_markup(tmp_path):
     # Plotly interprets some markup, so its texts are escaped twice.
     figures = html.partition('id="figures">')[2].partition("</script>")[0]
     content = json.loads(figures)
-    names = [trace.get("name", "") for one in content["charts"] for trace in one["data"]]
+    names = [trace.get("name", "") for entry in content["charts"] for trace in entry["data"]]
     assert all("<" not in name for name in names) and any("&lt;img" in name for name in names)
 
 
-def test_the_same_runs_give_the_same_bytes_and_nothing_is_loaded(tmp_path):
+def test_the_same_runs_give_the_same_bytes_and_the_page_loads_no_other_file(tmp_path):
     runs = runs_of(tmp_path)
-    one, other = render(page_of(runs)), render(page_of(read_runs([run.directory for run in runs])))
-    assert one == other
-    page = one.replace(one[one.index("<script>") : one.index("</script>", one.index("<script>"))], "")
+    first, second = render(page_of(runs)), render(page_of(read_runs([run.directory for run in runs])))
+    assert first == second
+    page = first.replace(first[first.index("<script>") : first.index("</script>", first.index("<script>"))], "")
     assert "http:" not in page and "https:" not in page and "default-src 'none'" in page
 
 
-# --- Runs that lack something ---
+# --- Runs with missing or damaged files ---
 
 
-def without(name: str):
+def delete(name: str):
     return lambda workdir: (workdir / name).unlink()
 
 
-def holding(name: str, content: str):
+def write(name: str, content: str):
     return lambda workdir: (workdir / name).write_text(content)
 
 
 @pytest.mark.parametrize(
     ("spoil", "fault"),
     [
-        (without("config.json"), "config.json is missing; its settings and its time are left out"),
-        (without("metrics.jsonl"), "metrics.jsonl is missing; its curves are left out"),
-        (without("result.json"), None),
-        (holding("config.json", '{"seed": 0, "da'), "config.json is damaged (Unterminated string"),
-        (holding("config.json", "[1]"), "config.json is damaged (it contains [1]); its settings"),
-        (holding("config.json", '{"seed": 0, "data": {}, "train": 5}'), None),
-        (holding("result.json", "{"), "result.json is damaged (Expecting"),
-        (holding("metrics.jsonl", ""), None),
-        (holding("metrics.jsonl", '{"step": 5, "split": "train", "loss": 1}\n{"step": 10, "spl'), None),
-        (holding("metrics.jsonl", '{"step": 5, "split": "train", "loss": null}\n'), None),
-        (holding("metrics.jsonl", "rubbish\n"), "metrics.jsonl:1: not a JSON object with a step and a split"),
+        (delete("config.json"), "config.json is missing; its settings and its time are left out"),
+        (delete("metrics.jsonl"), "metrics.jsonl is missing; its curves are left out"),
+        (delete("result.json"), None),
+        (write("config.json", '{"seed": 0, "da'), "config.json is damaged (Unterminated string"),
+        (write("config.json", "[1]"), "config.json is damaged (it contains [1]); its settings"),
+        (write("config.json", '{"seed": 0, "data": {}, "train": 5}'), None),
+        (write("result.json", "{"), "result.json is damaged (Expecting"),
+        (write("metrics.jsonl", ""), None),
+        (write("metrics.jsonl", '{"step": 5, "split": "train", "loss": 1}\n{"step": 10, "spl'), None),
+        (write("metrics.jsonl", '{"step": 5, "split": "train", "loss": null}\n'), None),
+        (write("metrics.jsonl", "rubbish\n"), "metrics.jsonl:1: not a JSON object with a step and a split"),
         (
-            holding("metrics.jsonl", f'{{"step": {10**30}, "split": "val"}}\n'),
+            write("metrics.jsonl", f'{{"step": {10**30}, "split": "val"}}\n'),
             "metrics.jsonl:1: not a JSON object with",
         ),
         (
-            holding("metrics.jsonl", '{"step": 5, "split": "train"}\n{"step": 2, "split": "train"}\n'),
+            write("metrics.jsonl", '{"step": 5, "split": "train"}\n{"step": 2, "split": "train"}\n'),
             "metrics.jsonl goes back to earlier steps; more than one run wrote into it",
         ),
     ],
 )
-def test_a_run_that_lacks_something_is_still_reported(tmp_path, capfd, spoil, fault):
-    workdir, beside = write_run(tmp_path / "spoilt"), write_run(tmp_path / "whole", 1)
+def test_a_run_with_a_missing_or_damaged_file_is_still_reported(tmp_path, capfd, spoil, fault):
+    workdir, other = write_run(tmp_path / "spoilt"), write_run(tmp_path / "whole", 1)
     spoil(workdir)
-    for runs in ([workdir, beside], [workdir]):
+    for runs in ([workdir, other], [workdir]):
         assert main(["report", *map(str, runs), "--out", str(tmp_path / "r.html"), "--no-predictions"]) == 0
         assert capfd.readouterr().err == ""
         page = page_of(read_runs(runs))
@@ -439,7 +441,7 @@ def test_a_missing_library_is_reported_with_the_command_to_install_it(tmp_path, 
 
 
 @pytest.mark.slow
-def test_files_alone_are_read_without_jax(tmp_path):
+def test_reports_without_predictions_do_not_import_jax(tmp_path):
     workdir, out = write_run(tmp_path / "run"), tmp_path / "r.html"
     program = "import sys; from jaxddp.cli import main; main(sys.argv[1:]); print('jax' in sys.modules)"
     for words in (["report", str(workdir), "--out", str(out), "--no-predictions"], ["runs", str(tmp_path)]):
@@ -456,7 +458,7 @@ def trained(tmp_path_factory) -> Iterator[Path]:
     data = write_arrays(folder / "images.npz", random_table(48, image=16), random_table(24, seed=1, image=16))
     words = ["train", "digits", *SMALL, "--data.path", str(data), "--workdir", str(folder / "run")]
     words += ["--parallel.self-test", "never", "--parallel.devices", "1", "--eval.limit", "20"]
-    # A report is about any run; the network does not matter. The tests open the run again.
+    # The network does not matter to a report. The tests open the run again, so the replacement stays.
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
         assert main([*words, "--train.duration", "12 steps", "--eval.every", "6 steps"]) == 0
@@ -464,14 +466,14 @@ def trained(tmp_path_factory) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["best", "latest", "6"])
-def test_class_accuracies_equal_the_runs_validation(trained, which):
+@pytest.mark.parametrize("step", ["best", "latest", "6"])
+def test_class_accuracies_equal_the_runs_validation(trained, step):
     from jaxddp.reports.validation_images import predict_validation_images
 
-    outcome, source, _ = predict_validation_images(trained, which)
+    outcome, source, _ = predict_validation_images(trained, step)
     measured = {row["step"]: row for row in rows_of(trained, "val")}
-    if which != "best":
-        assert outcome.step == {"latest": 12, "6": 6}[which]
+    if step != "best":
+        assert outcome.step == {"latest": 12, "6": 6}[step]
     assert outcome.confusion.sum() == measured[outcome.step]["count"] == len(source) == 20
     assert outcome.accuracy == measured[outcome.step]["top1"]
     assert np.allclose(outcome.probabilities.sum(1), 1, atol=1e-5)
@@ -496,15 +498,15 @@ def test_a_run_without_available_classes_is_left_out_and_logged(trained, tmp_pat
     content = json.loads((trained / "config.json").read_text())
     workdirs = [write_run(tmp_path / name) for name in ("python", "moved", "empty")]
     (workdirs[0] / "config.json").write_text(json.dumps({key: content[key] for key in ("seed", "data", "train")}))
-    moved = content | {"data": content["data"] | {"path": str(tmp_path / "gone.npz")}}
-    (workdirs[1] / "config.json").write_text(json.dumps(moved))
+    moved_config = content | {"data": content["data"] | {"path": str(tmp_path / "gone.npz")}}
+    (workdirs[1] / "config.json").write_text(json.dumps(moved_config))
     (workdirs[1] / "checkpoints").symlink_to(trained / "checkpoints")
     (workdirs[2] / "config.json").write_text(json.dumps(content))
     runs = read_runs([*workdirs, trained])
     page = with_classes(page_of(runs), runs, "best")
     assert len(page.classes.runs) == 1 and page.classes.runs[0].name == runs[3].name
-    python, gone, empty = page.classes.faults
+    python, moved_run, empty = page.classes.faults
     assert "the run came from Python, and its config does not name the network" in python
-    assert "gone.npz: no such directory or file" in gone
+    assert "gone.npz: no such directory or file" in moved_run
     assert f"{workdirs[2]}: not the work directory of a run: it has no folder checkpoints/" in empty
     assert STEPS == 40 and render(page).count("its classes are left out:") == 3

@@ -45,13 +45,13 @@ TABLE = random_table(64)
 def test_the_bits_are_the_same_on_any_number_of_devices(devices, accumulate, batch_size, cache):
     # Crops and flips take long to compile, so they are tested with few shards on a device.
     pad = int(min(devices) > 1)
-    one, *others = (trained(n, accumulate=accumulate, batch_size=batch_size, cache=cache, pad=pad) for n in devices)
-    assert np.abs(jax.device_get(one.params["kernel"])).max() > 0 and int(one.step) == 5
+    first, *others = (trained(n, accumulate=accumulate, batch_size=batch_size, cache=cache, pad=pad) for n in devices)
+    assert np.abs(jax.device_get(first.params["kernel"])).max() > 0 and int(first.step) == 5
     for other in others:
-        assert bytes_of(one) == bytes_of(other)
+        assert bytes_of(first) == bytes_of(other)
 
 
-AS_COMPILED_FOR_USERS = """
+OPTIMIZED_PROGRAM = """
 import sys
 import jax
 jax.config.update("jax_num_cpu_devices", 8)
@@ -72,7 +72,7 @@ def test_a_fully_optimized_resnet_has_the_same_bits_on_any_devices():
     them."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
     done = subprocess.run(
-        [sys.executable, "-c", AS_COMPILED_FOR_USERS], env=environment, capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", OPTIMIZED_PROGRAM], env=environment, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -80,25 +80,25 @@ def test_a_fully_optimized_resnet_has_the_same_bits_on_any_devices():
 @pytest.mark.slow
 def test_without_reproducible_the_bits_differ():
     """Check that plain training differs, or the tests above would show nothing."""
-    found = []
+    states = []
     for devices in (1, 8):
         setup = setup_of(SmallNet(), sgd(0.1), TABLE, devices=devices, batch_size=16, data=AS_THEY_ARE)
-        found.append(train(setup, {"train": {"duration": "5 steps"}}))
-    assert bytes_of(found[0].params) != bytes_of(found[1].params)
-    assert largest_difference(*(jax.device_get(state.params) for state in found)) < 1e-5
+        states.append(train(setup, {"train": {"duration": "5 steps"}}))
+    assert bytes_of(states[0].params) != bytes_of(states[1].params)
+    assert largest_difference(*(jax.device_get(state.params) for state in states)) < 1e-5
 
 
 @pytest.mark.slow
 def test_a_reproducible_step_computes_the_same_mean():
-    """Compare with 8 devices that normalize separately: except for the order of sums it is the same step."""
-    found = []
+    """Compare with 8 devices that normalize separately: except for the order of sums, both compute the same step."""
+    results = []
     for reproducible in (False, True):
         setup = setup_of(SmallNet(), sgd(0.1), TABLE, devices=8, batch_size=16, data=AS_THEY_ARE)
         setup = changed(setup, {"parallel": {"reproducible": reproducible}})
         state, sums = setup.step()(setup.state, next(setup.batches(0, 1)))
-        found.append((jax.device_get(state.params), sums.means(), sums.count()))
-    assert largest_difference(*found) < 1e-6
-    assert found[0][2] == found[1][2] == 16
+        results.append((jax.device_get(state.params), sums.means(), sums.count()))
+    assert largest_difference(*results) < 1e-6
+    assert results[0][2] == results[1][2] == 16
 
 
 @pytest.mark.parametrize("devices", DEVICES)
@@ -113,19 +113,19 @@ def test_the_sum_has_one_order_and_no_sign_of_zero(devices):
     columns = {"value": values, "zero": np.full(SHARDS, -0.0, np.float32), "count": np.arange(SHARDS, dtype=np.int32)}
     topology = Topology.create(devices)
     mean = jax.shard_map(mean_in_order, mesh=topology.mesh, in_specs=P(AXIS), out_specs=P())
-    found = jax.device_get(jax.jit(mean)(topology.place(columns)))
-    assert found["value"] == expected
-    assert not np.signbit(found["zero"]) and found["count"] == SHARDS - 1
+    actual = jax.device_get(jax.jit(mean)(topology.place(columns)))
+    assert actual["value"] == expected
+    assert not np.signbit(actual["zero"]) and actual["count"] == SHARDS - 1
 
 
 @pytest.mark.parametrize("for_cpu", [False, True])
 def test_barriers_change_no_result(for_cpu):
     tree = {"float": jnp.array([1.5, jnp.nan, -0.0]), "byte": jnp.uint8(7), "empty": jnp.zeros((0, 3))}
-    assert bytes_of(jax.jit(lambda *given: add_barrier(*given, for_cpu))(tree, jnp.int32(0))) == bytes_of(tree)
+    assert bytes_of(jax.jit(lambda *arguments: add_barrier(*arguments, for_cpu))(tree, jnp.int32(0))) == bytes_of(tree)
 
 
 @pytest.mark.parametrize(
-    ("devices", "config", "line"),
+    ("devices", "config", "message"),
     [
         (3, {}, "parallel.reproducible: 8 shards cannot be divided evenly among 3 devices; use 1, 2, 4 or 8 devices"),
         (2, {"model": {"batch_norm": "sync"}}, "parallel.reproducible: model.batch_norm=sync normalizes .* ghost:K"),
@@ -133,10 +133,10 @@ def test_barriers_change_no_result(for_cpu):
         (2, {"train": {"gradient_precision": "bfloat16"}}, "train.gradient_precision=bfloat16 does not apply"),
     ],
 )
-def test_settings_that_exclude_reproducible_raise_a_one_line_error(devices, config, line):
-    made = Config().replace(**config)
-    with pytest.raises(InputError, match=line):
-        Gradients.of(made.replace(**REPRODUCIBLE), Topology.create(devices))
+def test_settings_that_exclude_reproducible_raise_a_one_line_error(devices, config, message):
+    user_config = Config().replace(**config)
+    with pytest.raises(InputError, match=message):
+        Gradients.of(user_config.replace(**REPRODUCIBLE), Topology.create(devices))
 
 
 def test_a_batch_that_8_shards_cannot_share_raises_a_one_line_error():
@@ -167,8 +167,8 @@ def test_a_resumed_run_must_keep_reproducible(tmp_path):
     claim(tmp_path, Claim(Config().replace(**REPRODUCIBLE).to_dict(), {}), resuming=False)
     with pytest.raises(InputError, match="parallel.reproducible was True and is now False"):
         claim(tmp_path, Claim(Config().to_dict(), {}), resuming=True)
-    again = Config().replace(parallel={"reproducible": True, "devices": 4, "buckets": 2})
-    claim(tmp_path, Claim(again.to_dict(), {}), resuming=True)
+    resumed = Config().replace(parallel={"reproducible": True, "devices": 4, "buckets": 2})
+    claim(tmp_path, Claim(resumed.to_dict(), {}), resuming=True)
 
 
 def test_a_run_of_an_older_release_had_the_default_of_a_key(tmp_path):

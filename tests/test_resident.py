@@ -1,5 +1,5 @@
-"""Data sets in device memory: the same steps as from a stream, several in one dispatch, and chunks that end where
-something is due."""
+"""Data sets in device memory: the steps equal those from a stream, several steps are dispatched together, and such a
+chunk of steps ends where a log line, a validation or a save is due."""
 
 import re
 from types import SimpleNamespace
@@ -39,14 +39,14 @@ from jaxddp.training.plan import Plan, cut, full_length
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 STEPS = 45
-STEPS_TAKEN = 10
+COMPARED_STEPS = 10
 
 
 # --- The program ---
 
 
 def float64_parts(net, devices: int):
-    """Return a network and an optimizer with momentum, with flips and padded crops, all in float64."""
+    """Return an objective with flips and padded crops, an optimizer with momentum, a mesh and a state, in float64."""
     objective = objective_of(net, augment=AugmentConfig(flip=True, pad=1))
     topology, optimizer = Topology.create(devices), sgd(0.05, momentum=0.9)
     return objective, optimizer, topology, fresh_state(objective, optimizer, topology)
@@ -65,23 +65,23 @@ LINEAR = linear_model()
     ("net", "devices", "length"),
     [(LINEAR, 1, 4), rarely(LINEAR, 2, 4), rarely(LINEAR, 4, 4), (LINEAR, 4, 1), (CONVOLUTION, 4, 4)],
 )
-def test_several_steps_in_one_dispatch_are_the_steps_one_by_one(net, devices, length):
+def test_several_steps_in_one_dispatch_equal_single_steps(net, devices, length):
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(net, devices)
         order, key = SampleOrder(len(TABLE), 8, seed=5), topology.replicate(jax.random.key(5))
         images = topology.replicate(TABLE.images)
         step = make_train_step(make_local_step(objective, optimizer, topology), topology)
         expected, one_by_one = [], jax.tree.map(jnp.copy, state)
-        for batch in TABLE.train_batches(order, DataConfig(), range(STEPS_TAKEN)):
+        for batch in TABLE.train_batches(order, DataConfig(), range(COMPARED_STEPS)):
             one_by_one, sums = step(one_by_one, topology.place(batch), key)
             expected.append(np.asarray(sums.values))
         program = make_resident_steps(make_local_step(objective, optimizer, topology), topology)
-        found = []
-        for steps in cut(range(STEPS_TAKEN), length):
+        actual = []
+        for steps in cut(range(COMPARED_STEPS), length):
             state, sums = program(state, images, placed_chunk(order, steps, topology), key)
             assert len(sums.values) == len(steps) and sums.names == ("loss", "top1")
-            found += list(np.asarray(sums.values))
-        assert np.abs(np.array(found) - np.array(expected)).max() < 1e-9
+            actual += list(np.asarray(sums.values))
+        assert np.abs(np.array(actual) - np.array(expected)).max() < 1e-9
         assert largest_difference(jax.device_get(state), jax.device_get(one_by_one)) < 1e-9
 
 
@@ -99,14 +99,14 @@ def test_xla_knows_the_trip_count_of_a_full_chunk_and_a_single_step_has_no_loop(
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(LINEAR, 2)
         program = make_resident_steps(make_local_step(objective, optimizer, topology), topology)
-        images, order, turns = topology.replicate(TABLE.images), SampleOrder(len(TABLE), 8, seed=5), {}
+        images, order, trip_counts = topology.replicate(TABLE.images), SampleOrder(len(TABLE), 8, seed=5), {}
         for length in (LONGEST_CHUNK, 1):
             chunk = placed_chunk(order, range(length), topology)
             text = program.lower(state, images, chunk).compile().as_text()  # pyright: ignore
-            turns[length] = re.findall(r'"known_trip_count":\{"n":"(\d+)"\}', text)
-            assert len(turns[length]) == text.count(" while(")
+            trip_counts[length] = re.findall(r'"known_trip_count":\{"n":"(\d+)"\}', text)
+            assert len(trip_counts[length]) == text.count(" while(")
     # The other loops are those of random number generation, 5 rounds each.
-    assert "32" not in turns[1] and sorted(turns[LONGEST_CHUNK]) == sorted([*turns[1], "32"])
+    assert "32" not in trip_counts[1] and sorted(trip_counts[LONGEST_CHUNK]) == sorted([*trip_counts[1], "32"])
 
 
 def test_steps_with_convolutions_are_not_looped_on_a_cpu():
@@ -127,15 +127,15 @@ def plan_of(steps: int = STEPS, **cadences: str) -> dict:
     return {"train": {"duration": f"{steps} steps"}, **sections}
 
 
-SEEN = {"log": "1000 steps", "eval": "0 steps", "checkpoint": "0 steps"}
+LONG_CHUNKS = {"log": "1000 steps", "eval": "0 steps", "checkpoint": "0 steps"}
 """Cadences with long chunks, where only the end of an epoch (step 7, 13, 19, 25, …) is due."""
 
 
-def run(cache: str, plan: dict, *, net=None, optimizer=None, devices: int = 4, share: bool = True, **more):
+def run(cache: str, plan: dict, *, net=None, optimizer=None, devices: int = 4, share: bool = True, **options):
     data = DataConfig(augment=AugmentConfig(pad=1), cache=cache)
     optimizer, recorder = optimizer or sgd(0.05, momentum=0.9), Recorder()
     setup = setup_of(net or linear_model(), optimizer, TABLE, devices=devices, data=data, seed=5, share=share)
-    state = train(setup, plan, val=VAL, listeners=[recorder], **more)
+    state = train(setup, plan, val=VAL, listeners=[recorder], **options)
     return jax.device_get(state), recorder
 
 
@@ -173,11 +173,11 @@ def test_every_example_is_trained_on_once_an_epoch():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((4,), 1))
-def test_full_chunks_and_single_steps_are_single_steps_bit_for_bit(devices, monkeypatch):
+def test_full_chunks_equal_single_steps_bit_for_bit(devices, monkeypatch):
     runs, dispatched = [], []
     for longest in (LONGEST_CHUNK, 4, 1):
         monkeypatch.setattr("jaxddp.setup.run_setup.LONGEST_CHUNK", longest)
-        runs.append(run("device", plan_of(**SEEN), devices=devices, should_stop=dispatched.append))
+        runs.append(run("device", plan_of(**LONG_CHUNKS), devices=devices, should_stop=dispatched.append))
     assert dispatched[-STEPS:] == list(range(1, STEPS + 1)) and len(dispatched) < 2 * STEPS
     (single, recorder) = runs.pop()
     for state, recorded in runs:
@@ -187,14 +187,15 @@ def test_full_chunks_and_single_steps_are_single_steps_bit_for_bit(devices, monk
 
 @pytest.mark.slow
 def test_each_program_is_compiled_on_first_use_and_reports_the_cost_of_a_step(monkeypatch):
-    compiled, seen = [], []
+    compiled, programs_by_step = [], []
     monkeypatch.setattr(
-        "jaxddp.engine.step.compile_with_cost", lambda *given: compiled.append(given) or compile_with_cost(*given)
+        "jaxddp.engine.step.compile_with_cost",
+        lambda *arguments: compiled.append(arguments) or compile_with_cost(*arguments),
     )
-    asked = {"should_stop": lambda step: bool(seen.append((step, len(compiled))))}
-    _, recorder = run("device", plan_of(8, **SEEN), share=False, **asked)
-    assert seen == [(6, 1), (7, 2), (8, 2)]
-    # The first program takes six of the first seven steps, and the second program the eighth.
+    options = {"should_stop": lambda step: bool(programs_by_step.append((step, len(compiled))))}
+    _, recorder = run("device", plan_of(8, **LONG_CHUNKS), share=False, **options)
+    assert programs_by_step == [(6, 1), (7, 2), (8, 2)]
+    # The first program takes the first six steps, and the second program the seventh and the eighth.
     seven, eighth = (record.used.flops_per_step for record in recorder.steps)
     assert seven == eighth > 0
 
@@ -204,17 +205,17 @@ def test_the_reported_speed_excludes_compilation(monkeypatch):
     """Test with a clock that advances at each reading, and by much more with each compilation."""
     now = [0.0]
 
-    def look() -> float:
+    def read_clock() -> float:
         now[0] += 1.0
         return now[0]
 
-    def slow(*given):
+    def slow(*arguments):
         now[0] += 1e6
-        return compile_with_cost(*given)
+        return compile_with_cost(*arguments)
 
-    monkeypatch.setattr("jaxddp.training.clock.time", SimpleNamespace(perf_counter=look))
+    monkeypatch.setattr("jaxddp.training.clock.time", SimpleNamespace(perf_counter=read_clock))
     monkeypatch.setattr("jaxddp.engine.step.compile_with_cost", slow)
-    _, recorder = run("device", plan_of(8, **SEEN), share=False)
+    _, recorder = run("device", plan_of(8, **LONG_CHUNKS), share=False)
     # The second program is compiled for step 7.
     assert now[0] > 2e6 and [record.step for record in recorder.steps] == [7, 8]
     assert all(record.images_per_second > 8 / 100 for record in recorder.steps)
@@ -223,20 +224,20 @@ def test_the_reported_speed_excludes_compilation(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole_run():
-    return run("device", plan_of(**SEEN))
+    return run("device", plan_of(**LONG_CHUNKS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stop", few((39,), 7))
-def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(whole_run, tmp_path, stop):
-    whole, uninterrupted = whole_run
+def test_a_run_interrupted_and_resumed_equals_an_uninterrupted_run_bit_for_bit(whole_run, tmp_path, stop):
+    expected, uninterrupted = whole_run
     checkpoints = Checkpoints(tmp_path / "c")
-    # Chunks end where something is due, so other cadences dispatch the same steps in other chunks.
+    # Other cadences dispatch the same steps in other chunks.
     plan = plan_of(log=f"{stop} steps", eval="0 steps", checkpoint="0 steps")
     with pytest.raises(Preempted, match=f"saved step {stop} of"):
         run("device", plan, checkpoints=checkpoints, should_stop=lambda step: step == stop)
-    resumed, recorder = run("device", plan_of(**SEEN), checkpoints=checkpoints, resume_step=stop)
-    assert largest_difference(resumed, whole) == 0
+    resumed, recorder = run("device", plan_of(**LONG_CHUNKS), checkpoints=checkpoints, resume_step=stop)
+    assert largest_difference(resumed, expected) == 0
     records = {record.step: record for record in uninterrupted.steps}
     assert [record.step for record in recorder.steps] == [step for step in records if step > stop]
     for record in recorder.steps:
@@ -251,21 +252,21 @@ def test_interrupted_and_resumed_is_the_same_run_bit_for_bit(whole_run, tmp_path
 def test_a_loss_that_is_not_finite_is_reported_with_its_step(bad):
     # Update number `bad` makes the parameters NaN, so the next step is the first to see them, within a chunk.
     with pytest.raises(NonFiniteError, match=f"^step {bad + 1}: the loss is nan"):
-        run("device", plan_of(**SEEN), optimizer=exploding(bad))
+        run("device", plan_of(**LONG_CHUNKS), optimizer=exploding(bad))
 
 
 def test_a_run_checks_for_a_stop_once_a_chunk_and_processes_count_the_checks(monkeypatch):
-    asked, numbers = [], []
-    run("device", plan_of(16, **SEEN), should_stop=lambda step: bool(asked.append(step)))
+    checked_steps, numbers = [], []
+    run("device", plan_of(16, **LONG_CHUNKS), should_stop=lambda step: bool(checked_steps.append(step)))
     # Chunks have 6 steps, the length of the shortest epoch. Single steps follow up to the end of an epoch and of the
     # run.
-    assert asked == [6, 7, 13, 14, 15, 16]
+    assert checked_steps == [6, 7, 13, 14, 15, 16]
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     monkeypatch.setattr(multihost_utils, "reached_preemption_sync_point", lambda step: bool(numbers.append(step)))
     for _ in range(2):
         with stop_on_sigterm() as stop:
-            assert not any([stop(step) for step in asked])
-    assert numbers == list(range(numbers[0], numbers[0] + 2 * len(asked)))
+            assert not any([stop(step) for step in checked_steps])
+    assert numbers == list(range(numbers[0], numbers[0] + 2 * len(checked_steps)))
 
 
 EVERY = st.one_of(
@@ -333,7 +334,7 @@ def test_a_full_chunk_makes_the_fewest_dispatches(steps, longest):
         (("3 examples", "0 steps", "0 steps"), 5000, 1),
     ],
 )
-def test_a_full_chunk_is_as_long_as_the_shortest_cadence_lets_it_be(every, num_examples, length):
+def test_a_full_chunk_is_as_long_as_the_shortest_cadence_permits(every, num_examples, length):
     cadences = {name: {"every": value} for name, value in zip(("log", "eval", "checkpoint"), every, strict=True)}
     config = Config().replace(train={"batch_size": 8, "duration": "999 steps"}, **cadences)
     assert Plan.of(config, num_examples).chunk_length(LONGEST_CHUNK) == length
@@ -342,36 +343,36 @@ def test_a_full_chunk_is_as_long_as_the_shortest_cadence_lets_it_be(every, num_e
 # --- Validation ---
 
 
-TELLING = [(LINEAR, 4, 5), (LINEAR, 4, 23), (LINEAR, 4, 299), (LINEAR, 4, 400), (SYNC, 4, 299)]
-OTHERS = [*((LINEAR, 1, size) for size in (5, 23, 299, 400)), (SYNC, 4, 5), (SYNC, 4, 23), (SYNC, 4, 400)]
+ALWAYS_TESTED = [(LINEAR, 4, 5), (LINEAR, 4, 23), (LINEAR, 4, 299), (LINEAR, 4, 400), (SYNC, 4, 299)]
+RARELY_TESTED = [*((LINEAR, 1, size) for size in (5, 23, 299, 400)), (SYNC, 4, 5), (SYNC, 4, 23), (SYNC, 4, 400)]
 
 
-@pytest.mark.parametrize(("net", "devices", "size"), [*TELLING, *(rarely(*case) for case in OTHERS)])
+@pytest.mark.parametrize(("net", "devices", "size"), [*ALWAYS_TESTED, *(rarely(*case) for case in RARELY_TESTED)])
 def test_validation_on_the_devices_equals_that_from_a_stream_bit_for_bit(net, devices, size):
-    """Sets smaller than a batch; one dispatch of 3 batches; two of 19, the last one padded; two of 25."""
-    made = setup_of(net, sgd(0.1), TABLE, devices=devices, data=DataConfig(cache="device"))
-    state, source = made.state.replace(params=randomized(made.state.params)), random_table(size, seed=1)
-    streamed, resident = (made.evaluator(source, 8, resident=where) for where in (False, True))
+    """The sets are smaller than a batch, or take one dispatch of 3 batches, two of 19 (the last is padded) or of 25."""
+    setup = setup_of(net, sgd(0.1), TABLE, devices=devices, data=DataConfig(cache="device"))
+    state, source = setup.state.replace(params=randomized(setup.state.params)), random_table(size, seed=1)
+    streamed, resident = (setup.evaluator(source, 8, resident=in_memory) for in_memory in (False, True))
     assert resident(state) == streamed(state) and streamed(state)["count"] == size
 
 
 def test_validation_can_be_stopped_between_two_dispatches():
-    made = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
-    evaluator, asked, seen = made.evaluator(random_table(8 * 70 + 1, seed=1), 8, resident=True), [], []
+    setup = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
+    evaluator, calls, counts = setup.evaluator(random_table(8 * 70 + 1, seed=1), 8, resident=True), [], []
     # 71 batches: 3 dispatches of 23, and 2 of one batch.
-    expected = evaluator(made.state, between=lambda: asked.append(1))
-    assert len(asked) == 4
+    expected = evaluator(setup.state, between=lambda: calls.append(1))
+    assert len(calls) == 4
 
     def stop():
         raise Preempted("now")
 
     with pytest.raises(Preempted):
-        evaluator(made.state, between=stop)
+        evaluator(setup.state, between=stop)
     with pytest.MonkeyPatch.context() as patch:
-        # No public interface tells how often validation reports.
+        # The interval between the progress reports of a validation is private.
         patch.setattr("jaxddp.training.validation.evaluator._REPORT_SECONDS", -1)
-        assert evaluator(made.state, lambda means, count: seen.append(count)) == expected
-    assert seen == [184, 368, 552, 560, 561]
+        assert evaluator(setup.state, lambda means, count: counts.append(count)) == expected
+    assert counts == [184, 368, 552, 560, 561]
 
 
 @pytest.mark.slow
@@ -381,19 +382,19 @@ def test_validation_files_are_decoded_once_as_the_stream_decodes_them(root, monk
     (batch,) = val.eval_batches(EvalOrder(len(val), len(val)), data)
     decoded = []
     eval_batches = ExampleTable.eval_batches
-    monkeypatch.setattr(ExampleTable, "eval_batches", lambda *given: decoded.append(1) or eval_batches(*given))
-    made = setup_of(linear_model(3), sgd(0.05), table, devices=4, data=data)
+    monkeypatch.setattr(ExampleTable, "eval_batches", lambda *arguments: decoded.append(1) or eval_batches(*arguments))
+    setup = setup_of(linear_model(3), sgd(0.05), table, devices=4, data=data)
     recorder = Recorder()
-    train(made, {"train": {"duration": "6 steps"}, "eval": {"every": "2 steps"}}, val=val, listeners=[recorder])
+    train(setup, {"train": {"duration": "6 steps"}, "eval": {"every": "2 steps"}}, val=val, listeners=[recorder])
     assert len(decoded) == 1 and len(recorder.evaluations) == 3
-    np.testing.assert_array_equal(np.asarray(made.feed.resident["validation"].images)[: len(val)], batch.image)
+    np.testing.assert_array_equal(np.asarray(setup.feed.resident["validation"].images)[: len(val)], batch.image)
 
 
 def test_another_validation_set_replaces_the_last_one_on_the_devices():
-    made = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
+    setup = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
     for source in (VAL, random_table(31, seed=2), VAL):
-        made.feed.place(source)
-        assert [placed.source for placed in made.feed.resident.values()] == [TABLE, source]
+        setup.feed.place(source)
+        assert [placed.source for placed in setup.feed.resident.values()] == [TABLE, source]
 
 
 # --- Command line and Python ---
@@ -428,14 +429,14 @@ def root(tmp_path_factory):
     return write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=13, val=11, size=20)
 
 
-def train_words(root, workdir, *more: str) -> list[str]:
-    own = ["--train.duration", "12 steps", "--log.every", "2 steps", "--checkpoint.every", "3 steps"]
-    return ["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *SMALL, *LEAN, *own, *more]
+def train_words(root, workdir, *words: str) -> list[str]:
+    options = ["--train.duration", "12 steps", "--log.every", "2 steps", "--checkpoint.every", "3 steps"]
+    return ["train", "digits", "--data.path", str(root), "--workdir", str(workdir), *SMALL, *LEAN, *options, *words]
 
 
 @pytest.fixture
 def linear(monkeypatch):
-    """A ResNet takes long to compile. It has convolutions, so on a CPU steps would not be dispatched together."""
+    """Replace ResNets by a linear network. ResNets compile slowly, and CPUs do not dispatch their steps together."""
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
 
 
@@ -504,13 +505,13 @@ def test_a_damaged_file_and_a_too_large_data_set_raise_a_one_line_error(linear, 
         patch.setattr(Topology, "free_memory", lambda _: 300_000)
         # Each set alone would fit.
         assert needed.replace("150", "300") in fails(train_words(root, tmp_path / "w", *device), capfd)
-        brief = ("--eval.every", "0 steps", "--train.duration", "1 step")
-        assert main(train_words(root, tmp_path / "w", *device, *brief)) == 0
-    for split, *more in (("val", "--data.bad-images", "substitute"), ("train",)):
+        short_run = ("--eval.every", "0 steps", "--train.duration", "1 step")
+        assert main(train_words(root, tmp_path / "w", *device, *short_run)) == 0
+    for split, *options in (("val", "--data.bad-images", "substitute"), ("train",)):
         image = sorted((root / IMAGES / split).rglob("*.JPEG"))[2]
         image.write_bytes(image.read_bytes()[:-40])
-        # This happens before the first step. Validation substitutes no image.
-        message = fails(train_words(root, tmp_path / f"w {split}", *device, *more), capfd)
+        # The error is raised before the first step. Validation substitutes no image.
+        message = fails(train_words(root, tmp_path / f"w {split}", *device, *options), capfd)
         assert str(image) in message and "end-of-image" in message
         assert not (tmp_path / f"w {split}" / "metrics.jsonl").exists()
 
@@ -527,7 +528,7 @@ def test_running_out_of_memory_as_images_are_placed_raises_a_one_line_error(monk
         images_of(random_table(8), DataConfig(), 2)
 
 
-def test_the_free_memory_of_a_device(monkeypatch):
+def test_the_free_memory_is_that_of_the_fullest_device(monkeypatch):
     topology = Topology.create(2)
     assert topology.free_memory() is None
 

@@ -50,7 +50,7 @@ def randomized(tree, seed=0):
 
 
 def shallow(block=BASIC, **settings):
-    """Use three blocks: at least one keeps its input's shape, and one has a stride."""
+    """Build a ResNet of three blocks: at least one keeps its input's shape, and one has a stride."""
     return ResNet(Architecture((2, 1), block), num_classes=5, width=4, stem=small_stem, **settings)
 
 
@@ -76,10 +76,10 @@ def value_and_gradients(module, variables, images, weights, **mode):
 
 
 def assert_equals_numpy(actual, expected, weights):
-    """Compare values and statistics to 1e-10 and gradients to 1e-9. No gradient is all zero."""
+    """Check that values and statistics agree to 1e-10, gradients agree to 1e-9, and no expected gradient is zero."""
     output, stats, (gradients, image_gradients) = actual
-    expected_output, expected_stats, back = expected
-    expected_image_gradients, expected_gradients = back(weights)
+    expected_output, expected_stats, backward = expected
+    expected_image_gradients, expected_gradients = backward(weights)
     assert {leaf.dtype for leaf in jax.tree.leaves(actual)} == {jnp.dtype("float64")}
     assert_trees_close(output, expected_output, 1e-10)
     assert_trees_close(stats, expected_stats, 1e-10)
@@ -101,13 +101,14 @@ BLOCKS = {"identity": (12, 1), "strided": (12, 2), "widened": (5, 1)}
 
 
 def block_cases() -> list:
-    """Each shape is trained on each platform, and each value of the other options once."""
-    telling = {(True, shape, platform, True) for shape in BLOCKS for platform in ("cpu", "gpu")}
-    telling |= {(True, "strided", "cpu", False), (False, "strided", "cpu", True), (False, "widened", "gpu", True)}
-    every = itertools.product((True, False), BLOCKS, ("cpu", "gpu"), (True, False))
+    """Return all cases. By default, each shape is trained on each platform, and each other option value runs once."""
+    default_cases = {(True, shape, platform, True) for shape in BLOCKS for platform in ("cpu", "gpu")}
+    default_cases |= {(True, "strided", "cpu", False), (False, "strided", "cpu", True), (False, "widened", "gpu", True)}
+    all_cases = itertools.product((True, False), BLOCKS, ("cpu", "gpu"), (True, False))
     exhaustive = pytest.mark.exhaustive
     return [
-        pytest.param(*case, id="-".join(map(str, case)), marks=() if case in telling else exhaustive) for case in every
+        pytest.param(*case, id="-".join(map(str, case)), marks=() if case in default_cases else exhaustive)
+        for case in all_cases
     ]
 
 
@@ -166,7 +167,7 @@ def test_zero_initialized_last_scale_makes_each_block_the_identity(block, last, 
 
 
 @pytest.mark.parametrize(("stem", "kernel", "sides"), [("imagenet", 7, (8, 1)), ("small", 3, (32, 4))])
-def test_stems(stem, kernel, sides):
+def test_a_stem_has_its_kernel_size_and_output_sizes(stem, kernel, sides):
     model = resnet("resnet18", 10, width=8, stem=stem)
     images = jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     variables = jax.eval_shape(model.init, jax.random.key(0), images)
@@ -218,13 +219,13 @@ def test_sync_batch_norm_on_four_devices_equals_one_device():
         logits, stats, (gradients, _) = value_and_gradients(local, variables, images, weights, train=True)
         one_device = jax.tree.map(np.asarray, (logits, stats, gradients))
         assert_trees_close(on_four_devices(sync, variables), one_device, 1e-9)
-        logits_apart, *_ = on_four_devices(local, variables)
-    assert not np.allclose(logits_apart, one_device[0], rtol=1e-3), "local batch norm must differ"
+        local_logits, *_ = on_four_devices(local, variables)
+    assert not np.allclose(local_logits, one_device[0], rtol=1e-3), "local batch norm must differ"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WEIGHT_INITS)
-def test_weight_initializers(name):
+def test_an_initial_kernel_has_the_variance_of_its_initializer(name):
     stem_and_head = ResNet(Architecture((), BASIC), num_classes=1000, kernel_init=WEIGHT_INITS[name])
     params = stem_and_head.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
     assert float(params["fc"]["kernel"].std()) == pytest.approx(0.01, rel=0.03)
@@ -251,8 +252,8 @@ def test_weight_initializers(name):
     ],
 )
 def test_kernels_are_initialized_by_the_config_and_the_head_always_in_the_same_way(text, deviation):
-    made = resnet("resnet18", 1000, weight_init=text)
-    module = ResNet(Architecture((), BASIC), num_classes=1000, kernel_init=made.kernel_init)
+    model = resnet("resnet18", 1000, weight_init=text)
+    module = ResNet(Architecture((), BASIC), num_classes=1000, kernel_init=model.kernel_init)
     params = module.init(jax.random.key(0), jnp.zeros((1, 32, 32, 3)))["params"]
     assert float(params["conv1"]["kernel"].std()) == pytest.approx(deviation, rel=0.05)
     assert float(params["fc"]["kernel"].std()) == pytest.approx(0.01, rel=0.05)

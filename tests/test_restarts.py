@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.launches import FAILING, GENERATION, SAVING, Machine, Ran, machines, plain_environment, program
+from support.launches import FAILING, GENERATION, SAVING, LaunchResult, Machine, machines, plain_environment, program
 
 import jaxddp.job.work_status as work_status
 from jaxddp.cluster.elastic_sizes import valid_machine_counts
@@ -35,16 +35,16 @@ def test_restart_delays_double_up_to_a_minute_and_reset_after_a_long_run():
     assert max(delays) == 60 and budget.used == len(delays)
 
 
-@pytest.mark.parametrize("most", (0, 1, 3))
-def test_a_job_restarts_no_more_than_the_requested_number(most):
-    budget, used = Budget(most), 0
+@pytest.mark.parametrize("limit", (0, 1, 3))
+def test_a_job_restarts_no_more_than_the_requested_number(limit):
+    budget, used = Budget(limit), 0
     while (after := budget.after_failure(1.0)) is not None:
         budget, used = after, used + 1
-    assert used == most
+    assert used == limit
 
 
 ASKED = End(75, "asked to stop", asked=True)
-CARELESS = End(143, "SIGTERM", asked=True)
+UNSAVED = End(143, "SIGTERM", asked=True)
 EARLY = End(143, "process 0: killed by SIGTERM")
 DONE, BAD = End(0, "asked to stop"), End(2, "process 0: exit code 2")
 # fmt: off
@@ -53,7 +53,7 @@ VERDICTS = {
     "done, though asked to stop": ({0: End(0, "asked to stop", asked=True)}, None, {}, 0),
     "saved": ({0: SAVED, 1: DONE}, None, {}, 75),
     "asked": ({0: SAVED, 1: ASKED}, None, {}, 75),
-    "asked and not saved": ({0: CARELESS}, CARELESS, {}, 143),
+    "asked and not saved": ({0: UNSAVED}, UNSAVED, {}, 143),
     "asked as it failed": ({0: End(137, "", asked=True)}, KILLED, {}, 137),
     "machine 0 of an elastic job was asked": ({0: ASKED, 1: SAVED}, None, {"elastic": True}, 75),
     "bad input": ({0: BAD, 1: BAD}, BAD, {}, 2),
@@ -70,24 +70,24 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize("case", VERDICTS)
-def test_decisions(case):
-    ends, failure, how, expected = VERDICTS[case]
-    found = decide(ends, failure, Budget(1), 5.0, **how)
+def test_the_ends_of_a_job_give_its_exit_code_or_a_restart(case):
+    ends, failure, options, expected = VERDICTS[case]
+    decision = decide(ends, failure, Budget(1), 5.0, **options)
     if isinstance(expected, int):
-        assert found == expected
+        assert decision == expected
     else:
-        assert isinstance(found, Restart) and found.line.startswith(expected)
+        assert isinstance(decision, Restart) and decision.line.startswith(expected)
         # Only failures are counted.
-        assert (found.budget.used, found.delay) == ((1, 1.0) if failure is KILLED else (0, 0.0))
+        assert (decision.budget.used, decision.delay) == ((1, 1.0) if failure is KILLED else (0, 0.0))
     if failure is KILLED:
-        assert decide(ends, failure, Budget(0), 5.0, **how) == 137
+        assert decide(ends, failure, Budget(0), 5.0, **options) == 137
 
 
 # --- One machine ---
 
 
 @pytest.fixture(autouse=True)
-def plain(monkeypatch):
+def without_job_variables(monkeypatch):
     plain_environment(monkeypatch)
 
 
@@ -99,7 +99,7 @@ def machine(tmp_path) -> Iterator[Callable[..., Machine]]:
 
 @pytest.mark.slow
 def test_a_killed_process_restarts_the_job(capfd, tmp_path):
-    ran = Ran(
+    ran = LaunchResult(
         capfd,
         tmp_path,
         f"""
@@ -113,10 +113,10 @@ def test_a_killed_process_restarts_the_job(capfd, tmp_path):
         restarts=3,
     )
     assert ran.code == 0
-    said = [line.split() for line in ran.of(1)]
-    assert [(generation, key) for generation, _, key in said] == [("0", "64"), ("1", "64")]
-    # A late process of the first start would belong to another job.
-    assert said[0][1] != said[1][1] and ran.of(0)[1].split()[1] == said[1][1]
+    starts = [line.split() for line in ran.of(1)]
+    assert [(generation, key) for generation, _, key in starts] == [("0", "64"), ("1", "64")]
+    # The run ids differ, so a late process of the first start cannot join the second.
+    assert starts[0][1] != starts[1][1] and ran.of(0)[1].split()[1] == starts[1][1]
     assert "jaxddp launch: process 1: killed by SIGKILL; restart 1 of 3 in 1 s" in ran.errors
     assert "its last lines" not in ran.err
     assert "--- started again" in (tmp_path / "process-1.log").read_text()
@@ -125,7 +125,7 @@ def test_a_killed_process_restarts_the_job(capfd, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("code", "starts"), [(2, 1), (75, 1), (3, 2)])
 def test_only_failures_are_restarted_up_to_the_limit(code, starts, capfd, tmp_path):
-    ran = Ran(capfd, tmp_path, f"say('begun'); sys.exit({code})", processes=1, restarts=1)
+    ran = LaunchResult(capfd, tmp_path, f"say('begun'); sys.exit({code})", processes=1, restarts=1)
     assert (ran.code, ran.of(0)) == (code, ["begun"] * starts)
     assert ran.err.count("restart 1 of 1 in 1 s") == starts - 1
     # The last failure ends the job as it does without restarts.
@@ -138,16 +138,16 @@ def test_only_failures_are_restarted_up_to_the_limit(code, starts, capfd, tmp_pa
 @pytest.mark.parametrize(("words", "code", "line"), [("+", 1, "during its work, as from os._exit(0)"), ("+-", 0, "")])
 def test_an_exit_code_of_0_is_a_success_only_after_the_work_has_ended(words, code, line, capfd, tmp_path):
     text = f"os.write(int(os.environ['{STATUS_PIPE}']), b'{words}'); os._exit(0)"
-    ran = Ran(capfd, tmp_path, text, processes=1, restarts=1)
+    ran = LaunchResult(capfd, tmp_path, text, processes=1, restarts=1)
     assert ran.code == code and (f"process 0: exit code 0 {line}" in ran.errors) == bool(line)
     assert "restart 1" not in ran.err
 
 
 def test_a_process_reports_its_work_to_the_launcher(monkeypatch):
-    with WorkStatus.open() as (status, into):
-        mine = os.dup(into)
-    monkeypatch.setenv(STATUS_PIPE, str(mine))
-    # The pipe is cached for the process. Other tests must not write into this one.
+    with WorkStatus.open() as (status, write_end):
+        duplicate = os.dup(write_end)
+    monkeypatch.setenv(STATUS_PIPE, str(duplicate))
+    # The pipe is cached for the process. Other tests must not write to this pipe.
     work_status._pipe.cache_clear()
     try:
         with report_work(), report_work():
@@ -161,20 +161,20 @@ def test_a_process_reports_its_work_to_the_launcher(monkeypatch):
         assert not status.is_working and status.has_quit
     finally:
         work_status._pipe.cache_clear()
-        os.close(mine)
+        os.close(duplicate)
         status.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM), ids=lambda number: number.name)
 def test_a_signal_ends_the_delay_before_a_restart(number, machine):
-    launcher = machine(FAILING, "restarts=9").said("restart 3 of 9 in 4 s")
+    launcher = machine(FAILING, "restarts=9").expect("restart 3 of 9 in 4 s")
     assert launcher.send(number).end() == 128 + number
     assert launcher.out.count("begun") == 3 and f"{number.name}: no process runs here" in launcher.err
 
 
 def test_a_job_that_was_asked_to_stop_is_not_started_again(machine):
-    launcher = machine(SAVING, "restarts=3").said("generation 0: process 0 of 1")
+    launcher = machine(SAVING, "restarts=3").expect("generation 0: process 0 of 1")
     assert launcher.send(signal.SIGTERM).end() == 75
     assert "restart" not in launcher.err.replace("restarts", "")
 
@@ -188,32 +188,32 @@ def test_launchers_meet_only_if_necessary(tmp_path):
 # --- Batches ---
 
 
-def shared(nodes: str, processes: int = 1, gpus: int = 0, **changes: dict) -> list[int]:
+def counts(nodes: str, processes: int = 1, gpus: int = 0, **changes: dict) -> list[int]:
     config = Config().replace(**({"train": {"batch_size": 24}, "eval": {"batch_size": 48}} | changes))
     options = Launch(nodes=nodes, nr=0, coordinator="127.0.0.1:1")
     return valid_machine_counts(config, options, processes, gpus)
 
 
-def test_numbers_of_machines_that_can_share_a_batch(capfd, monkeypatch):
+def test_a_valid_number_of_machines_divides_the_batches(capfd, monkeypatch):
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
-    assert shared("1:4") == [1, 2, 3, 4] and capfd.readouterr().err == ""
-    assert shared("1:5") == [1, 2, 3, 4]
+    assert counts("1:4") == [1, 2, 3, 4] and capfd.readouterr().err == ""
+    assert counts("1:5") == [1, 2, 3, 4]
     problem = "train.batch_size=24 cannot be divided among 5 devices"
     line = f"the job cannot run on 5 machines: {problem}; surplus machines wait as spares"
     assert capfd.readouterr().err == f"jaxddp launch: {line}\n"
-    assert shared("1:8", processes=2) == [1, 2, 3, 4, 6]
-    assert shared("1:3", processes=2, gpus=2) == [1, 2, 3]
-    assert shared("1:3", train={"batch_size": 24, "accumulate": 4}) == [1, 2, 3]
-    assert shared("1:3", train={"batch_size": 24, "accumulate": 8}) == [1, 3]
-    assert shared("1:3", data={"augment": {"mixup": 0.2}}, train={"batch_size": 8}, eval={"batch_size": 8}) == [1, 2]
-    assert shared("1:4", eval={"batch_size": 8}) == [1, 2, 4]
-    assert shared("1:4", parallel={"cpu_devices": 3}) == [1, 2, 4]
-    assert shared("1:4", parallel={"devices": 2, "cpu_devices": 2}) == [1, 2]
-    assert shared("1:4", parallel={"reproducible": True}) == [1, 2, 4]
+    assert counts("1:8", processes=2) == [1, 2, 3, 4, 6]
+    assert counts("1:3", processes=2, gpus=2) == [1, 2, 3]
+    assert counts("1:3", train={"batch_size": 24, "accumulate": 4}) == [1, 2, 3]
+    assert counts("1:3", train={"batch_size": 24, "accumulate": 8}) == [1, 3]
+    assert counts("1:3", data={"augment": {"mixup": 0.2}}, train={"batch_size": 8}, eval={"batch_size": 8}) == [1, 2]
+    assert counts("1:4", eval={"batch_size": 8}) == [1, 2, 4]
+    assert counts("1:4", parallel={"cpu_devices": 3}) == [1, 2, 4]
+    assert counts("1:4", parallel={"devices": 2, "cpu_devices": 2}) == [1, 2]
+    assert counts("1:4", parallel={"reproducible": True}) == [1, 2, 4]
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "5")
     with pytest.raises(
         InputError, match="--nodes 1:4: train.batch_size=24 cannot be divided among 5 devices; no number"
     ):
-        shared("1:4")
+        counts("1:4")
     # With a fixed number, the processes themselves report the error.
-    assert shared("4") == [4]
+    assert counts("4") == [4]

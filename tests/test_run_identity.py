@@ -24,11 +24,11 @@ TABLE, VAL = random_table(24), random_table(9, seed=1)
 
 
 def train(workdir: Path, seed: int, epochs: int = 2):
-    """A run that saves after steps 2 and 3, the end of the first epoch, and after 4 and 6, the end of the second."""
-    made = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.05), 8, seed=seed, epochs=2)
-    often = {"log_every": "1 step", "save_every": "2 steps"}
+    """Train a run that saves after steps 2 and 3 (the end of the first epoch), 4 and 6 (the end of the second)."""
+    setup = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.05), 8, seed=seed, epochs=2)
+    cadences = {"log_every": "1 step", "save_every": "2 steps"}
     state, _ = jaxddp.train(
-        jaxddp.softmax_cross_entropy, shared(made), val=VAL, epochs=epochs, workdir=workdir, listeners=(), **often
+        jaxddp.softmax_cross_entropy, shared(setup), val=VAL, epochs=epochs, workdir=workdir, listeners=(), **cadences
     )
     return jax.device_get(state)
 
@@ -43,14 +43,14 @@ def runs(tmp_path_factory) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     """The result of the first run."""
     return train(tmp_path_factory.mktemp("whole") / "a", 0)
 
 
 @pytest.fixture
 def run(runs, tmp_path) -> tuple[Path, Path]:
-    """Copies of the first run, which a test may change, and of the second."""
+    """A copy of the first run, which a test may change, and the second run."""
     return shutil.copytree(runs[0], tmp_path / "run"), runs[1]
 
 
@@ -59,23 +59,23 @@ def id_of(workdir: Path) -> str:
 
 
 def copy(*names: str) -> Callable[[Path, Path], None]:
-    """Returns a function that replaces files and folders of a run with those of the other run."""
+    """Return a function that replaces files and folders of a run with those of the other run."""
 
-    def spoil(own: Path, other: Path) -> None:
+    def spoil(workdir: Path, other: Path) -> None:
         for name in names:
             if (other / name).is_dir():
-                shutil.rmtree(own / name, ignore_errors=True)
-                shutil.copytree(other / name, own / name)
+                shutil.rmtree(workdir / name, ignore_errors=True)
+                shutil.copytree(other / name, workdir / name)
             else:
-                shutil.copy(other / name, own / name)
+                shutil.copy(other / name, workdir / name)
 
     return spoil
 
 
-NAMED = "step 3 is damaged: it belongs to run {other}, and config.json names run {own}; restore the right one; "
+OTHER_RUN = "step 3 is damaged: it belongs to run {other}, and config.json names run {own}; restore the right one; "
 INDEX, VALIDATION = "checkpoints/manifests.json", "checkpoints/validation.json"
-REFUSED = {
-    "all checkpoints": (copy("checkpoints"), f"{NAMED}no checkpoint there is whole"),
+REJECTED = {
+    "all checkpoints": (copy("checkpoints"), f"{OTHER_RUN}no checkpoint there is whole"),
     "the config alone": (
         copy("config.json"),
         "step 3 is damaged: it belongs to run {own}, and config.json names run {other}",
@@ -89,18 +89,18 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("case", REJECTED)
 def test_files_of_another_run_raise_a_one_line_error(case, run):
-    spoil, expected = REFUSED[case]
-    own, other = run
-    ids = {"own": id_of(own), "other": id_of(other)}
-    spoil(own, other)
+    spoil, expected = REJECTED[case]
+    workdir, other = run
+    ids = {"own": id_of(workdir), "other": id_of(other)}
+    spoil(workdir, other)
     with pytest.raises(InputError) as raised:
-        train(own, 0)
-    assert expected.format(**ids) in str(raised.value) and str(own) in str(raised.value)
+        train(workdir, 0)
+    assert expected.format(**ids) in str(raised.value) and str(workdir) in str(raised.value)
 
 
-MENDED = {
+RESUMED = {
     "the index": (
         copy(INDEX),
         "manifests.json: is of run {other}, and config.json names run {own}; it is rebuilt",
@@ -110,118 +110,118 @@ MENDED = {
         "step 3 is damaged: it belongs to run {other}, and config.json",
     ),
     "a step and its number": (
-        lambda own, other: shutil.copytree(own / "checkpoints/3", own / "checkpoints/5"),
+        lambda workdir, other: shutil.copytree(workdir / "checkpoints/3", workdir / "checkpoints/5"),
         "step 5 is damaged: its manifest is of step 3; the run resumes from step 3",
     ),
     "an earlier step": (
-        lambda own, other: [shutil.rmtree(own / "checkpoints/3"), copy_of_step_2(own / "checkpoints")],
+        lambda workdir, other: [shutil.rmtree(workdir / "checkpoints/3"), copy_of_step_2(workdir / "checkpoints")],
         "step 3 is damaged: its manifest is of step 2; the run resumes from step 2",
     ),
     "the signature": (copy("signature.json"), ""),
 }
 
 
-def copy_of_step_2(place: Path) -> None:
-    shutil.copytree(place / "2", place / "3")
+def copy_of_step_2(checkpoints: Path) -> None:
+    shutil.copytree(checkpoints / "2", checkpoints / "3")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", MENDED)
-def test_a_run_resumes_from_its_own_checkpoints(case, run, whole, caplog):
-    spoil, expected = MENDED[case]
-    own, other = run
-    ids = {"own": id_of(own), "other": id_of(other)}
-    spoil(own, other)
-    assert largest_difference(train(own, 0), whole) == 0
-    assert expected.format(**ids) in caplog.text and id_of(own) == ids["own"]
-    manifests = Integrity(own / "checkpoints")
+@pytest.mark.parametrize("case", RESUMED)
+def test_a_run_resumes_from_its_own_checkpoints(case, run, uninterrupted, caplog):
+    spoil, expected = RESUMED[case]
+    workdir, other = run
+    ids = {"own": id_of(workdir), "other": id_of(other)}
+    spoil(workdir, other)
+    assert largest_difference(train(workdir, 0), uninterrupted) == 0
+    assert expected.format(**ids) in caplog.text and id_of(workdir) == ids["own"]
+    manifests = Integrity(workdir / "checkpoints")
     assert manifests.fault is None and [manifests.check(step) for step in (4, 6)] == [None, None]
     assert {manifests.run_id(step) for step in (4, 6)} == {ids["own"]}
 
 
 def test_commands_that_read_a_run_compare_its_identity_too(run, runs, capfd):
-    (own, other), (own_before, _) = run, runs
-    ids = {"own": id_of(own), "other": id_of(other)}
-    assert jaxddp.load_run(own, model=linear_model()).step == 3
-    copy("signature.json")(own, other)
+    (workdir, other), (unchanged, _) = run, runs
+    ids = {"own": id_of(workdir), "other": id_of(other)}
+    assert jaxddp.load_run(workdir, model=linear_model()).step == 3
+    copy("signature.json")(workdir, other)
     with pytest.raises(InputError, match=f"it belongs to run '{ids['other']}', and config.json names run {ids['own']}"):
-        jaxddp.load_run(own, model=linear_model())
-    copy("signature.json")(own, own_before)
-    copy("checkpoints")(own, other)
+        jaxddp.load_run(workdir, model=linear_model())
+    copy("signature.json")(workdir, unchanged)
+    copy("checkpoints")(workdir, other)
     for last in (" is of run", "step 3 is damaged: it belongs to run"):
         with pytest.raises(InputError, match=f"{last} {ids['other']}, and config.json names run {ids['own']}"):
-            jaxddp.load_run(own, model=linear_model())
-        (own / VALIDATION).unlink(missing_ok=True)
+            jaxddp.load_run(workdir, model=linear_model())
+        (workdir / VALIDATION).unlink(missing_ok=True)
     # The report compares identities without JAX, too.
-    assert main(["checkpoints", str(own)]) == 0
-    said = capfd.readouterr().out
-    assert said.startswith(f"run {ids['own']}\n") and said.count(f"damaged: it belongs to run {ids['other']}") == 2
+    assert main(["checkpoints", str(workdir)]) == 0
+    output = capfd.readouterr().out
+    assert output.startswith(f"run {ids['own']}\n") and output.count(f"damaged: it belongs to run {ids['other']}") == 2
     assert main(["checkpoints", str(other), "--verify"]) == 0
     assert capfd.readouterr().out.startswith(f"run {ids['other']}\n")
 
 
-def test_a_report_says_that_its_curves_belong_to_another_run(run):
-    own, other = run
-    assert read_runs([own])[0].faults == ()
-    copy("metrics.jsonl")(own, other)
+def test_a_report_names_curves_of_another_run_as_a_fault(run):
+    workdir, other = run
+    assert read_runs([workdir])[0].faults == ()
+    copy("metrics.jsonl")(workdir, other)
     expected = "metrics.jsonl and validation.json have different losses for step 3; one of them belongs to another run"
-    assert read_runs([own])[0].faults == (expected,)
+    assert read_runs([workdir])[0].faults == (expected,)
 
 
 def test_a_config_that_was_changed_after_the_start_is_rejected(run):
     """Test also a command that sets the other seed."""
-    own, _ = run
-    content = json.loads((own / "config.json").read_text())
-    (own / "config.json").write_text(json.dumps(content | {"seed": 1}))
+    workdir, _ = run
+    content = json.loads((workdir / "config.json").read_text())
+    (workdir / "config.json").write_text(json.dumps(content | {"seed": 1}))
     with pytest.raises(InputError, match="step 3 is damaged: its settings differ from config.json"):
-        train(own, 1)
+        train(workdir, 1)
     # The place of the data, and keys that a resumed run may change, are not compared.
     moved = content | {"data": content["data"] | {"path": "elsewhere"}}
-    (own / "config.json").write_text(json.dumps(moved))
-    assert Integrity(own / "checkpoints").check(3) is None
+    (workdir / "config.json").write_text(json.dumps(moved))
+    assert Integrity(workdir / "checkpoints").check(3) is None
     # Another release may compare more keys.
-    (own / "config.json").write_text(json.dumps(content | {"seed": 1, "data": content["data"] | {"new": 0}}))
-    assert Integrity(own / "checkpoints").check(3) is None
+    (workdir / "config.json").write_text(json.dumps(content | {"seed": 1, "data": content["data"] | {"new": 0}}))
+    assert Integrity(workdir / "checkpoints").check(3) is None
 
 
-def test_a_run_of_an_older_release_resumes_with_a_log_line_and_gets_an_id(run, whole, caplog):
-    own, _ = run
-    place = own / "checkpoints"
-    content = json.loads((own / "config.json").read_text())
+def test_a_run_of_an_older_release_resumes_with_a_log_line_and_gets_an_id(run, uninterrupted, caplog):
+    workdir, _ = run
+    checkpoints = workdir / "checkpoints"
+    content = json.loads((workdir / "config.json").read_text())
     del content["run_id"]
-    (own / "config.json").write_text(json.dumps(content))
+    (workdir / "config.json").write_text(json.dumps(content))
     digests = {}
     for step in (2, 3):
-        file = place / str(step) / "manifest.json"
+        file = checkpoints / str(step) / "manifest.json"
         file.write_bytes(dataclasses.replace(StepManifest.parse(file.read_bytes()), run=None).encode())
         digests[str(step)] = sha256(file.read_bytes())
-    index = Index.parse((place / "manifests.json").read_bytes())
-    (place / "manifests.json").write_bytes(dataclasses.replace(index, steps=digests, run_id=None).encode())
-    assert jaxddp.load_run(own, model=linear_model()).step == 3
+    index = Index.parse((checkpoints / "manifests.json").read_bytes())
+    (checkpoints / "manifests.json").write_bytes(dataclasses.replace(index, steps=digests, run_id=None).encode())
+    assert jaxddp.load_run(workdir, model=linear_model()).step == 3
     phrases = "cannot be compared", "may be of another run"
     lines = [record.message for record in caplog.records if any(phrase in record.message for phrase in phrases)]
-    silent = "no config.json beside it names the run"
-    assert lines == [f"{place / '3'}: {silent}, so step 3 may be of another run"]
-    assert largest_difference(train(own, 0), whole) == 0
-    manifests = Integrity(place)
-    assert manifests.run_id(6) == id_of(own)
+    reason = "no config.json beside it names the run"
+    assert lines == [f"{checkpoints / '3'}: {reason}, so step 3 may be of another run"]
+    assert largest_difference(train(workdir, 0), uninterrupted) == 0
+    manifests = Integrity(checkpoints)
+    assert manifests.run_id(6) == id_of(workdir)
 
 
 @pytest.mark.slow
 def test_each_new_run_has_its_own_id_and_resuming_keeps_it(runs, tmp_path):
-    again = tmp_path / "again"
-    train(again, 0, epochs=1)
-    assert len({id_of(again), *map(id_of, runs)}) == 3
-    before = id_of(again)
-    train(again, 0)
-    assert id_of(again) == before
-    (again / "config.json").unlink()
-    # Its id is in its checkpoints.
-    train(again, 0)
-    assert id_of(again) == before
+    third = tmp_path / "again"
+    train(third, 0, epochs=1)
+    assert len({id_of(third), *map(id_of, runs)}) == 3
+    before = id_of(third)
+    train(third, 0)
+    assert id_of(third) == before
+    (third / "config.json").unlink()
+    # The run's id is also in its checkpoints.
+    train(third, 0)
+    assert id_of(third) == before
 
 
 def test_equal_numbers_of_different_types_are_the_same_setting():
-    one, other = RunIdentity.of({"run_id": "a", "x": [1, 0.5]}), RunIdentity.of({"run_id": "a", "x": [1.0, 0.5]})
-    assert one == other != RunIdentity.of({"run_id": "a", "x": [1.0, 0.25]})
+    integer, decimal = RunIdentity.of({"run_id": "a", "x": [1, 0.5]}), RunIdentity.of({"run_id": "a", "x": [1.0, 0.5]})
+    assert integer == decimal != RunIdentity.of({"run_id": "a", "x": [1.0, 0.25]})
     assert RunIdentity.of({"run_id": 5}) is RunIdentity.of({}) is None

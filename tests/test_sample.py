@@ -34,10 +34,10 @@ def test_the_sample_has_scikit_learns_digits_in_imagenets_layout(digits):
     np.testing.assert_allclose(image.reshape(8, 4, 8, 4).mean((1, 3)), expected.images[6] * 255 / 16, atol=40)
 
 
-def line(capsys, *arguments) -> str:
+def error_line(capsys, *arguments) -> str:
     assert main(["data", "sample", *map(str, arguments)]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    return said.removeprefix("jaxddp: ")
+    (error,) = capsys.readouterr().err.splitlines()
+    return error.removeprefix("jaxddp: ")
 
 
 @pytest.mark.slow
@@ -50,36 +50,36 @@ def test_existing_files_are_not_changed(digits, tmp_path, capsys):
     folder.mkdir()
     (folder / "LOC_synset_mapping.txt").write_text("mine")
     for place in (file, folder):
-        said = f"{place}: holds something else than the sample 'digits'; give a new folder"
-        assert line(capsys, "digits", "--out", place) == said
+        expected = f"{place}: holds something else than the sample 'digits'; give a new folder"
+        assert error_line(capsys, "digits", "--out", place) == expected
     assert [path.name for path in folder.iterdir()] == ["LOC_synset_mapping.txt"]
     empty.mkdir()
     assert (jaxddp.write_sample("digits", str(empty)) / "LOC_val_solution.csv").is_file()
     assert (
-        line(capsys, "digit", "--out", empty)
+        error_line(capsys, "digit", "--out", empty)
         == "name='digit': no such sample; did you mean 'digits'? there are: digits"
     )
     with pytest.raises(jaxddp.InputError, match="^out=5: expected a path$"):
         jaxddp.write_sample("digits", 5)
 
 
-def test_a_full_disk_leaves_nothing(tmp_path, capsys, monkeypatch):
-    whole = Path.write_bytes
+def test_a_full_disk_leaves_no_file(tmp_path, capsys, monkeypatch):
+    write_bytes = Path.write_bytes
 
-    def full(path, data):
+    def fail_for_a_csv_file(path, data):
         if path.suffix == ".csv":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return whole(path, data)
+        return write_bytes(path, data)
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "write_bytes", fail_for_a_csv_file)
     out = tmp_path / "digits"
-    said = f"{out}: cannot be written (No space left on device); free some space there"
-    assert line(capsys, "digits", "--out", out) == said
+    expected = f"{out}: cannot be written (No space left on device); free some space there"
+    assert error_line(capsys, "digits", "--out", out) == expected
     assert not [*tmp_path.iterdir()]
 
 
-def test_without_scikit_learn(tmp_path, capsys, monkeypatch):
+def test_without_scikit_learn_the_error_names_the_command_to_install_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    said = "the sample 'digits': scikit-learn is not installed; pip install 'jaxddp[demo]'"
-    assert line(capsys, "digits", "--out", tmp_path / "digits") == said
+    expected = "the sample 'digits': scikit-learn is not installed; pip install 'jaxddp[demo]'"
+    assert error_line(capsys, "digits", "--out", tmp_path / "digits") == expected
     assert not [*tmp_path.iterdir()]

@@ -1,4 +1,4 @@
-"""The variables of each scheduler give the place of a process in its job."""
+"""The environment variables of each scheduler give the number of processes, the process id and the coordinator."""
 
 import socket
 
@@ -45,13 +45,13 @@ STEP = {
 }  # fmt: skip
 
 
-def batch(node: int, **more: str) -> dict[str, str]:
-    """Return the variables of a node. Each has its own name, and the main node, which is node 2, has no address."""
-    own = {"AWS_BATCH_JOB_ID": f"f1d2-77#{node}", "AWS_BATCH_JOB_NODE_INDEX": str(node)}
-    return BATCH | own | ({} if node == 2 else MAIN_ADDRESS) | more
+def batch(node: int, **changes: str) -> dict[str, str]:
+    """Return the variables of a node. Each node has its own job id, and the main node, node 2, has no address."""
+    node_variables = {"AWS_BATCH_JOB_ID": f"f1d2-77#{node}", "AWS_BATCH_JOB_NODE_INDEX": str(node)}
+    return BATCH | node_variables | ({} if node == 2 else MAIN_ADDRESS) | changes
 
 
-def found(environ: dict[str, str]) -> Job:
+def job_of(environ: dict[str, str]) -> Job:
     job = find_job(environ)
     assert job is not None
     return job
@@ -59,30 +59,30 @@ def found(environ: dict[str, str]) -> Job:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_skypilot_runs_one_process_on_each_node(rank):
-    job = found(SKYPILOT | {"SKYPILOT_NODE_RANK": str(rank)})
+    job = job_of(SKYPILOT | {"SKYPILOT_NODE_RANK": str(rank)})
     assert (job.host, job.num_processes, job.process_id, job.local_device_ids) == ("10.0.0.4", 3, rank, None)
     assert job.run_id == SKYPILOT["SKYPILOT_TASK_ID"]
-    other = found(SKYPILOT | {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_TASK_ID": "sky-2026-11-24-00-15-43-109312_train_5"})
+    other = job_of(SKYPILOT | {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_TASK_ID": "sky-2026-11-24-00-15-43-109312_train_5"})
     assert other.port != job.port and other.run_id != job.run_id
     assert str(job).endswith("(from SKYPILOT_NODE_IPS, SKYPILOT_NUM_NODES, SKYPILOT_NODE_RANK)")
 
 
 def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
     monkeypatch.setattr(schedulers, "reachable_address", lambda: "10.0.0.7")
-    jobs = [found(batch(node)) for node in range(4)]
+    jobs = [job_of(batch(node)) for node in range(4)]
     assert [job.process_id for job in jobs] == [2, 1, 0, 3]
-    # All use one address. The main node finds it by itself.
+    # All nodes use one address, which the main node finds by itself.
     assert {job.coordinator for job in jobs} == {f"10.0.0.7:{jobs[0].port}"}
     assert {job.run_id for job in jobs} == {"f1d2-77.1"} and {job.num_processes for job in jobs} == {4}
-    again = found(batch(1, AWS_BATCH_JOB_ATTEMPT="2"))
-    assert again.run_id == "f1d2-77.2" and again.port != jobs[1].port
-    usual = [found(batch(node, AWS_BATCH_JOB_MAIN_NODE_INDEX="0", **MAIN_ADDRESS)) for node in range(4)]
+    second_attempt = job_of(batch(1, AWS_BATCH_JOB_ATTEMPT="2"))
+    assert second_attempt.run_id == "f1d2-77.2" and second_attempt.port != jobs[1].port
+    usual = [job_of(batch(node, AWS_BATCH_JOB_MAIN_NODE_INDEX="0", **MAIN_ADDRESS)) for node in range(4)]
     assert [job.process_id for job in usual] == [0, 1, 2, 3]
 
 
 def test_the_main_node_of_aws_batch_uses_its_own_address_only_if_none_is_set(monkeypatch):
-    monkeypatch.setattr(schedulers, "reachable_address", lambda: pytest.fail("asked"))
-    assert found(batch(2, JAX_COORDINATOR_ADDRESS="10.0.0.8:1234")).coordinator == "10.0.0.8:1234"
+    monkeypatch.setattr(schedulers, "reachable_address", lambda: pytest.fail("the address was looked up"))
+    assert job_of(batch(2, JAX_COORDINATOR_ADDRESS="10.0.0.8:1234")).coordinator == "10.0.0.8:1234"
     with pytest.raises(InputError, match="AWS_BATCH_JOB_MAIN_NODE_INDEX set but not the coordinator's address"):
         find_job({name: value for name, value in batch(1).items() if name not in MAIN_ADDRESS})
 
@@ -103,7 +103,7 @@ def test_a_machines_own_address_is_reachable_for_others(monkeypatch):
         def __exit__(self, *error):
             pass
 
-        def connect(self, where):
+        def connect(self, address):
             pass
 
         def getsockname(self):
@@ -113,7 +113,7 @@ def test_a_machines_own_address_is_reachable_for_others(monkeypatch):
     monkeypatch.setattr(socket, "socket", Chooser)
     assert reachable_address() == "10.1.2.4"
 
-    def no_route(self, where):
+    def no_route(self, address):
         raise OSError(101, "Network is unreachable")
 
     monkeypatch.setattr(Chooser, "connect", no_route)
@@ -134,64 +134,64 @@ def test_a_machines_own_address_is_reachable_for_others(monkeypatch):
 )
 def test_on_kubernetes_each_pod_is_a_process(environ, process, coordinator, rank):
     indexed = {} if environ is JAX_JOB else {"JOB_COMPLETION_INDEX": str(rank)}
-    job = found(environ | indexed | {process: str(rank), "KUBERNETES_SERVICE_HOST": "10.96.0.1"})
+    job = job_of(environ | indexed | {process: str(rank), "KUBERNETES_SERVICE_HOST": "10.96.0.1"})
     assert (job.coordinator, job.num_processes, job.process_id) == (coordinator, 2, rank)
     assert job.local_device_ids is None and process in job.sources
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_submitit_on_one_machine_gives_each_task_its_accelerator(rank):
-    own = {"SUBMITIT_LOCAL_GLOBALID": str(rank), "SUBMITIT_LOCAL_LOCALID": str(rank)}
-    job = found(SUBMITIT | own)
+    task = {"SUBMITIT_LOCAL_GLOBALID": str(rank), "SUBMITIT_LOCAL_LOCALID": str(rank)}
+    job = job_of(SUBMITIT | task)
     assert (job.host, job.num_processes, job.process_id, job.local_device_ids) == ("127.0.0.1", 2, rank, (rank,))
-    assert job.run_id == "4711" and job.port != found(SUBMITIT | own | {"SUBMITIT_LOCAL_JOB_ID": "4712"}).port
+    assert job.run_id == "4711" and job.port != job_of(SUBMITIT | task | {"SUBMITIT_LOCAL_JOB_ID": "4712"}).port
     # The job is submitted within a step of SLURM, whose variables the tasks inherit.
-    assert found(STEP | {"SLURM_PROCID": "3"} | SUBMITIT | own).process_id == rank
+    assert job_of(STEP | {"SLURM_PROCID": "3"} | SUBMITIT | task).process_id == rank
 
 
 def test_the_port_of_torchruns_agent_is_not_used():
     agent = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    own, other = found(agent), found(agent | {"RANK": "0"})
-    assert own.coordinator == other.coordinator and own.host == "10.0.0.4" and own.port != 8008
-    assert found(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).port == 8008
-    assert own.run_id == "sweep-3"
+    job, other = job_of(agent), job_of(agent | {"RANK": "0"})
+    assert job.coordinator == other.coordinator and job.host == "10.0.0.4" and job.port != 8008
+    assert job_of(TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}).port == 8008
+    assert job.run_id == "sweep-3"
 
 
 def test_open_mpi_5_has_another_variable_for_the_job():
-    five = {
+    environ = {
         "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
         "OMPI_COMM_WORLD_LOCAL_RANK": "1", "PMIX_NAMESPACE": "prterun-host-17@1",
     }  # fmt: skip
-    job, other = found(five), found(five | {"PMIX_NAMESPACE": "prterun-host-18@1"})
+    job, other = job_of(environ), job_of(environ | {"PMIX_NAMESPACE": "prterun-host-18@1"})
     assert (job.host, job.process_id, job.run_id) == ("127.0.0.1", 1, "prterun-host-17@1") and job.port != other.port
     with pytest.raises(InputError, match="OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_RANK set but not the coordinator's"):
-        find_job(five | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+        find_job(environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
 
 
 NODE = SKYPILOT | {"SKYPILOT_NODE_RANK": "1"}
-GIVEN = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:4242", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
+EXPLICIT = {"JAX_COORDINATOR_ADDRESS": "127.0.0.1:4242", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "0"}
 
 
 @pytest.mark.parametrize("outer", [NODE, batch(1), XPK | {"NODE_RANK": "1"}, STEP | {"SLURM_PROCID": "3"}])
 def test_a_launch_within_a_scheduler_is_a_separate_job(outer):
-    job = found(outer | GIVEN | {"JAXDDP_RUN_ID": "ours"})
+    job = job_of(outer | EXPLICIT | {"JAXDDP_RUN_ID": "ours"})
     assert (job.coordinator, job.num_processes, job.process_id, job.run_id) == ("127.0.0.1:4242", 2, 0, "ours")
 
 
 @pytest.mark.parametrize("outer", [NODE, batch(1), STEP | {"SLURM_PROCID": "3"}, KUBEFLOW_TORCH])
 def test_torchrun_within_a_scheduler_takes_precedence(outer):
-    job = found(outer | TORCHRUN)
+    job = job_of(outer | TORCHRUN)
     assert (job.coordinator, job.num_processes, job.process_id) == ("10.0.0.4:8008", 24, 9)
     assert job.run_id == "sweep-3" and job.local_device_ids == (1,)
 
 
 def test_values_of_two_schedulers_are_not_mixed():
-    """A count that a script exports for another program must not make a process alone, nor change its job."""
+    """A count that a script exports for another program must neither separate a process nor change its job."""
     step = STEP | {"SLURM_PROCID": "3"}
     for size in ("1", "64"):
-        assert found(step | {"WORLD_SIZE": size}).num_processes == 4
-        assert found(NODE | {"WORLD_SIZE": size, "NUM_PROCESSES": "8", "NNODES": "5"}).num_processes == 3
-    assert found(step | {"MASTER_ADDR": "a1", "MASTER_PORT": "8008"}).coordinator == found(step).coordinator
+        assert job_of(step | {"WORLD_SIZE": size}).num_processes == 4
+        assert job_of(NODE | {"WORLD_SIZE": size, "NUM_PROCESSES": "8", "NNODES": "5"}).num_processes == 3
+    assert job_of(step | {"MASTER_ADDR": "a1", "MASTER_PORT": "8008"}).coordinator == job_of(step).coordinator
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_values_of_two_schedulers_are_not_mixed():
         {"JOB_COMPLETION_INDEX": "3", "JAX_NUM_PROCESSES": "1"},
         NODE | {"JAX_NUM_PROCESSES": "1"},
         STEP | {"SLURM_PROCID": "3", "JAX_NUM_PROCESSES": "1"},
-        # These names have no meaning without their sign.
+        # These names have no meaning without another variable of their scheduler.
         {"NNODES": "2", "NODE_RANK": "1"},
         {"NUM_PROCESSES": "8", "PROCESS_ID": "1"},
     ],
@@ -267,7 +267,7 @@ def test_a_count_of_one_is_a_single_process(environ):
         (NODE | {"SKYPILOT_NODE_RANK": "3"}, "SKYPILOT_NODE_RANK=3: expected 0 to 2, for SKYPILOT_NUM_NODES=3"),
     ],
 )
-def test_several_processes_with_an_unknown_part_are_an_error(environ, expected):
+def test_several_processes_without_a_needed_variable_raise_a_one_line_error(environ, expected):
     with pytest.raises(InputError) as error:
         find_job(environ)
     assert str(error.value) == expected

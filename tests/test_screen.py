@@ -41,10 +41,10 @@ def test_the_screen_shows_a_known_utilization_and_the_memory_at_the_end() -> Non
 
 
 def test_control_characters_in_names_are_shown_and_not_executed(capsys) -> None:
-    odd = "a\x1b[31mb\x07\u202ec\udcff\x9b d\u00e9\u200d"
+    name = "a\x1b[31mb\x07\u202ec\udcff\x9b d\u00e9\u200d"
     escaped = r"a\x1b[31mb\x07\u202ec\udcff\x9b d" + "\u00e9\u200d"
-    assert on_screen(odd) == escaped == str(InputError(odd))
-    print_table(["name"], [[odd], [(odd, "green")]])
+    assert on_screen(name) == escaped == str(InputError(name))
+    print_table(["name"], [[name], [(name, "green")]])
     assert capsys.readouterr().out.count(escaped) == 2
 
 
@@ -60,13 +60,13 @@ def test_numbers_are_printed_readably() -> None:
     assert lines.format_metrics(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
 
 
-def test_the_number_of_epochs_is_the_requested_one() -> None:
+def test_the_printed_number_of_epochs_is_the_requested_number() -> None:
     config = {"train": {"duration": "6 epochs"}}
     run = run_start(total_steps=281, batch_size=32, num_examples=1497, config=config)
     assert lines.opening(run)[1] == "281 steps (6 epochs)"
     assert lines.position(run, 281 * 32 / 1497) == "epoch 6.00/6"
-    one = run_start(total_steps=1, batch_size=1, num_examples=1, params={"bias": np.zeros(1)})
-    assert lines.opening(one) == [
+    small_run = run_start(total_steps=1, batch_size=1, num_examples=1, params={"bias": np.zeros(1)})
+    assert lines.opening(small_run) == [
         "1 parameter | 1 example | global batch 1 on 4 x cpu in 2 processes",
         "1 step (1 epoch)",
     ]
@@ -85,10 +85,10 @@ def test_the_remaining_time_includes_all_wall_clock_time(monkeypatch: pytest.Mon
 
 
 def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
-    kept: list[str] = []
-    epochs = lines.RunLines(kept.append)
+    printed: list[str] = []
+    epochs = lines.RunLines(printed.append)
     epochs.start(run_start())
-    kept.clear()
+    printed.clear()
     for step in range(1, TOTAL + 1):
         epochs.step(step_record(step))
         if step in (4, 5):
@@ -96,7 +96,7 @@ def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
             epochs.evaluation(evaluation_record(step))
     epochs.evaluation(evaluation_record(10, split="ema"))
     epochs.evaluation(evaluation_record(10))
-    assert kept == [
+    assert printed == [
         "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2 s",
         "step 5  epoch 1.60  val loss 0.5437 top-1 29.41%  77 in 2.5 s",
         "epoch   2  train loss 0.5714 top-1 63.64%  7.2 s",
@@ -106,19 +106,19 @@ def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
 
 
 def test_an_evaluation_without_a_logged_step_since_the_epoch_has_its_own_line() -> None:
-    kept: list[str] = []
-    epochs = lines.RunLines(kept.append)
+    printed: list[str] = []
+    epochs = lines.RunLines(printed.append)
     epochs.start(run_start())
-    kept.clear()
+    printed.clear()
     epochs.step(step_record(4))
     epochs.evaluation(evaluation_record(6))
-    assert kept == [
+    assert printed == [
         "epoch   1  train loss 1.0000 top-1 36.36%  7.2 s",
         "step 6  epoch 1.92  val loss 0.4530 top-1 35.29%  77 in 2.5 s",
     ]
 
 
-def test_plain_lines_of_a_run() -> None:
+def test_a_run_prints_opening_step_epoch_and_closing_lines() -> None:
     stream = io.StringIO()
     listener = PlainLines(stream)
     listener.start(run_start(2, params={"kernel": np.zeros((3, 4)), "bias": np.zeros(4)}, workdir=Path("runs/demo")))
@@ -141,7 +141,7 @@ def test_plain_lines_of_a_run() -> None:
     ]
 
 
-WATCHED = f"""
+PROGRAM = f"""
 import sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 from support.listeners import drive
@@ -156,7 +156,7 @@ ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "TERM": "xterm-256color"}
 
 @pytest.mark.slow
 def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
-    command = [sys.executable, "-c", WATCHED]
+    command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, check=True, env={**ENVIRONMENT, "FORCE_COLOR": "1"})
     text = done.stdout.decode("ascii")
     assert not set(re.findall(r"[\x00-\x1f\x7f]", text)) - {"\n"}
@@ -166,10 +166,10 @@ def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
+def test_a_run_continues_after_the_reader_of_its_output_has_ended() -> None:
     read, write = os.pipe()
     os.close(read)
-    program = WATCHED + "print('and more', flush=True)"
+    program = PROGRAM + "print('and more', flush=True)"
     done = subprocess.run([sys.executable, "-c", program], stdout=write, stderr=subprocess.PIPE, env=ENVIRONMENT)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")
@@ -177,7 +177,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
 
 @pytest.mark.slow
 def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
-    child = pexpect.spawn(sys.executable, ["-c", WATCHED], dimensions=(24, 120), encoding="utf-8", env=ENVIRONMENT)
+    child = pexpect.spawn(sys.executable, ["-c", PROGRAM], dimensions=(24, 120), encoding="utf-8", env=ENVIRONMENT)
     child.expect(pexpect.EOF, timeout=60)
     child.close()
     assert child.exitstatus == 0
@@ -188,8 +188,8 @@ def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
     assert re.search(r"step 4/10  epoch 1\.28/3\.2  ETA \d", frames)
     assert re.search(r"loss 0\.7854 top-1 30\.77% .*1,234 images/s", frames)
     # Each lasting line is printed once; at the end the bar is erased and the cursor is visible again.
-    kept = [line for line in frames.splitlines() if line.startswith(("epoch ", "done "))]
-    assert kept == [
+    lasting_lines = [line for line in frames.splitlines() if line.startswith(("epoch ", "done "))]
+    assert lasting_lines == [
         "epoch   1  train loss 1.0000 top-1 36.36%  val loss 0.6796 top-1 23.53%  7.2 s",
         "epoch   2  train loss 0.5714 top-1 63.64%  7.2 s",
         "epoch   3  train loss 0.4000 top-1 90.91%  val loss 0.2718 top-1 58.82%  7.2 s",
@@ -281,8 +281,8 @@ def test_lines_and_files_need_neither_tensorflow_nor_clu(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_notebook_gets_one_display_and_a_history_with_a_picture(tmp_path: Path) -> None:
-    watched = WATCHED.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.history import History")
-    code = watched + "history = History()\ndrive(progress(), history)\nhistory"
+    program = PROGRAM.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.history import History")
+    code = program + "history = History()\ndrive(progress(), history)\nhistory"
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(code), nbformat.v4.new_code_cell("'matplotlib.pyplot' in sys.modules")]
     )

@@ -1,4 +1,4 @@
-"""Several seeds of one setup: the numbers of fresh runs, and no program that the first has not compiled."""
+"""Several seeds of one setup give the results of fresh runs, and compile nothing after the first seed."""
 
 import json
 import os
@@ -28,7 +28,7 @@ PLAN = {"train": {"duration": "16 steps"}, "log": {"every": "3 steps"}, "checkpo
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
-class Dropped(nn.Module):
+class DropoutNet(nn.Module):
     """A network in which the seed determines the initialization and, in each step, dropout."""
 
     @nn.compact
@@ -37,24 +37,26 @@ class Dropped(nn.Module):
         return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=not train)(x))
 
 
-def prepared(seed: int, cache: str = "none", devices: int = 2, augment: AugmentConfig | None = None, share=False):
+def setup_with_seed(
+    seed: int, cache: str = "none", devices: int = 2, augment: AugmentConfig | None = None, share=False
+):
     data = DataConfig(augment=augment or AugmentConfig(pad=1), cache=cache)
-    return setup_of(Dropped(), sgd(0.05, momentum=0.9), TABLE, devices=devices, data=data, seed=seed, share=share)
+    return setup_of(DropoutNet(), sgd(0.05, momentum=0.9), TABLE, devices=devices, data=data, seed=seed, share=share)
 
 
-def numbers(setup):
+def results_of(setup):
     """Return all results of a run: its state, the metrics of its records and validations, and those of its epochs."""
     recorder = Recorder()
     state = train(setup, PLAN, val=VAL, listeners=[recorder])
-    ended = [record.epoch_end.metrics for record in recorder.steps if record.epoch_end]
-    return jax.device_get(state), [record.metrics for record in recorder.steps + recorder.evaluations], ended
+    epoch_metrics = [record.epoch_end.metrics for record in recorder.steps if record.epoch_end]
+    return jax.device_get(state), [record.metrics for record in recorder.steps + recorder.evaluations], epoch_metrics
 
 
 @pytest.fixture
 def compilations():
     """Yield a function that returns how often XLA compiled a program or loaded it from the cache on disk."""
     counts = Counter()
-    listener = lambda event, seconds, **more: counts.update([event])  # noqa: E731
+    listener = lambda event, seconds, **options: counts.update([event])  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(listener)
     yield lambda: counts[COMPILED]
     jax.monitoring.unregister_event_duration_listener(listener)
@@ -63,31 +65,31 @@ def compilations():
 @pytest.mark.slow
 @pytest.mark.parametrize(("cache", "devices"), [("none", 4), ("device", 1), rarely("none", 1), rarely("device", 4)])
 def test_a_second_seed_compiles_nothing_and_gives_the_numbers_of_a_fresh_run(cache, devices, compilations):
-    first = prepared(0, cache, devices)
-    fresh = {7: numbers(prepared(7, cache, devices))}
+    first = setup_with_seed(0, cache, devices)
+    fresh = {7: results_of(setup_with_seed(7, cache, devices))}
     before = compilations()
-    found = {0: numbers(first)}
+    results = {0: results_of(first)}
     assert compilations() > before
-    # The first seed was itself trained from a fresh setup.
-    fresh[0] = found[0]
+    # The run of the first seed is a fresh run.
+    fresh[0] = results[0]
     for seed in (7, 2**40 + 7, 0):
         before = compilations()
-        found[seed] = numbers(first.with_seed(seed))
+        results[seed] = results_of(first.with_seed(seed))
         assert compilations() == before
     for seed, (state, *metrics) in fresh.items():
-        assert largest_difference(state, found[seed][0]) == 0 and metrics == list(found[seed][1:])
-    losses = [{record["loss"] for record in records} for _, records, _ in found.values()]
+        assert largest_difference(state, results[seed][0]) == 0 and metrics == list(results[seed][1:])
+    losses = [{record["loss"] for record in records} for _, records, _ in results.values()]
     assert not losses[0] & losses[1]
 
 
 def test_order_key_config_and_state_are_those_of_the_seed():
-    first = prepared(0, share=True)
+    first = setup_with_seed(0, share=True)
     for seed in (1, 2**40 + 3, 2**63 - 1):
-        made, fresh = first.with_seed(seed), prepared(seed, share=True)
-        assert made.order == fresh.order and made.recipe.config == fresh.recipe.config
-        assert (jax.random.key_data(made.key) == jax.random.key_data(fresh.key)).all()
-        assert largest_difference(jax.device_get(made.state), jax.device_get(fresh.state)) == 0
-        assert largest_difference(made.state.params, first.state.params) > 1e-3
+        setup, fresh = first.with_seed(seed), setup_with_seed(seed, share=True)
+        assert setup.order == fresh.order and setup.recipe.config == fresh.recipe.config
+        assert (jax.random.key_data(setup.key) == jax.random.key_data(fresh.key)).all()
+        assert largest_difference(jax.device_get(setup.state), jax.device_get(fresh.state)) == 0
+        assert largest_difference(setup.state.params, first.state.params) > 1e-3
     with pytest.raises(InputError, match="seed"):
         first.with_seed(-1)
 
@@ -95,17 +97,17 @@ def test_order_key_config_and_state_are_those_of_the_seed():
 @pytest.mark.slow
 def test_a_step_in_a_custom_loop_has_the_random_draws_of_a_run():
     augment = AugmentConfig(pad=1, erase=0.5)
-    moved = prepared(3, augment=augment).with_seed(4)
-    step, state, losses = moved.step(), jax.tree.map(jnp.copy, moved.state), []
-    for batch in moved.batches(0, 6):
+    setup = setup_with_seed(3, augment=augment).with_seed(4)
+    step, state, losses = setup.step(), jax.tree.map(jnp.copy, setup.state), []
+    for batch in setup.batches(0, 6):
         state, sums = step(state, batch)
         losses.append(sums.means()["loss"])
-    _, records, _ = numbers(moved)
+    _, records, _ = results_of(setup)
     assert [losses[2], losses[5]] == [record["loss"] for record in records[:2]]
 
 
 def test_a_cached_program_depends_on_its_objects_and_on_jaxs_settings():
-    setup, programs = prepared(0), CompiledPrograms()
+    setup, programs = setup_with_seed(0), CompiledPrograms()
 
     def program(setup):
         return programs.train(setup.objective, setup.experiment, resident=False)
@@ -118,7 +120,7 @@ def test_a_cached_program_depends_on_its_objects_and_on_jaxs_settings():
     with jax.default_matmul_precision("highest"):
         assert program(setup) is not first
     assert program(setup) is first
-    # A notebook may train many networks: programs that are not used any more are dropped.
+    # A notebook may train many networks, so programs that are no longer used are dropped.
     for _ in range(40):
         programs.evaluate(setup.classifier.objective({}), setup.topology, resident=False)
     assert program(setup) is not first
@@ -146,7 +148,7 @@ print(json.dumps(found))
 """
 
 
-# The other tests show this in one process. Here each seed has its own process, in which nothing is left of other seeds.
+# The other tests compare seeds within one process. Here the fresh run has its own process.
 @pytest.mark.ci
 @pytest.mark.parametrize("cache", ("none", "device"))
 def test_the_third_seed_of_a_process_equals_the_first_of_another_bit_for_bit(cache):
@@ -161,7 +163,7 @@ def test_the_third_seed_of_a_process_equals_the_first_of_another_bit_for_bit(cac
 @pytest.mark.slow
 def test_a_notebook_trains_several_seeds_and_decodes_and_compiles_once(tmp_path, monkeypatch, compilations):
     loads, place = [], feed.place_images
-    monkeypatch.setattr(feed, "place_images", lambda *given: loads.append(given) or place(*given))
+    monkeypatch.setattr(feed, "place_images", lambda *arguments: loads.append(arguments) or place(*arguments))
     data = DataConfig(augment=AugmentConfig(pad=1), cache="device")
     setup = jaxddp.prepare_training(linear_model(), TABLE, 4, optax.adam(0.01), 2, data=data, epochs=2)
 

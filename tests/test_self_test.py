@@ -36,13 +36,13 @@ AVERAGE = Averaging.average
 
 
 def run_of(model, devices: int = 4, changes=ALWAYS, **settings):
-    # Programs are cached, so a test of a correct step would be reused for a faulty one.
+    # Programs are cached, so the self-test of a correct step would be reused for a faulty step.
     settings = {"batch_size": 16, "table": TABLE, "share": False, "data": AS_THEY_ARE, **settings}
     setup = runs.setup_of(model, sgd(0.1), devices=devices, **settings)
     return make_run(runs.changed(setup, changes))
 
 
-def made_test(model, devices: int = 4, changes=ALWAYS, **settings) -> SelfTest:
+def run_self_test(model, devices: int = 4, changes=ALWAYS, **settings) -> SelfTest:
     """Return the self-test of a new setup after its first chunk."""
     run = run_of(model, devices, changes, **settings)
     assert run.checks.self_test is not None
@@ -50,16 +50,16 @@ def made_test(model, devices: int = 4, changes=ALWAYS, **settings) -> SelfTest:
     return run.checks.self_test
 
 
-def line(model=LINEAR, devices: int = 4, **settings) -> str:
+def self_test_error(model=LINEAR, devices: int = 4, **settings) -> str:
     with pytest.raises(GradientError) as caught:
-        made_test(model, devices, **settings)
+        run_self_test(model, devices, **settings)
     return str(caught.value)
 
 
 # The self-test only raises or passes; no public interface gives its results and tolerance.
 
 
-def was_made(test: SelfTest) -> bool:
+def has_compared(test: SelfTest) -> bool:
     return any(averaged is not None for averaged in test._averaged.values())
 
 
@@ -70,36 +70,36 @@ def was_made(test: SelfTest) -> bool:
 @pytest.mark.parametrize("devices", few((3,), 2, 8))
 @pytest.mark.parametrize("model", [LINEAR, PLAIN, SmallNet(batch_norm=True), SmallNet(batch_norm=True, sync="data")])
 def test_right_gradients_pass(model, devices):
-    """Test with running statistics. Slices that are normalized separately would have to be compared in slices."""
-    assert set(made_test(model, devices, batch_size=24)._alone) == {False}
+    """Networks that use running statistics pass the comparison for the whole batch, so none is made in slices."""
+    assert set(run_self_test(model, devices, batch_size=24)._alone) == {False}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", few(({"devices": 8, "batch_size": 8},), {"batch_size": 4}))
 def test_one_example_on_each_device_passes(settings):
-    assert was_made(made_test(PLAIN, **settings))
+    assert has_compared(run_self_test(PLAIN, **settings))
 
 
 @pytest.mark.slow
 def test_gradients_in_bfloat16_pass():
     config = Config().replace(train={"gradient_precision": "bfloat16"})
-    assert made_test(LINEAR, config=config)._tolerance == self_test._TOLERANCE["bfloat16"]
-    assert made_test(LINEAR)._tolerance == self_test._TOLERANCE["float32"]
+    assert run_self_test(LINEAR, config=config)._tolerance == self_test._TOLERANCE["bfloat16"]
+    assert run_self_test(LINEAR)._tolerance == self_test._TOLERANCE["float32"]
 
 
 @pytest.mark.slow
 def test_a_network_in_bfloat16_passes_with_its_own_tolerance():
-    class Halved(nn.Module):
+    class BFloat16Net(nn.Module):
         @nn.compact
         def __call__(self, images):
             x = nn.relu(nn.Conv(4, (3, 3), dtype=jnp.bfloat16)(images))
             return nn.Dense(CLASSES, dtype=jnp.bfloat16)(x.reshape(len(x), -1))
 
-    assert made_test(Halved())._tolerance == self_test._TOLERANCE["bfloat16"]
+    assert run_self_test(BFloat16Net())._tolerance == self_test._TOLERANCE["bfloat16"]
 
 
 def test_images_on_the_devices_pass():
-    assert was_made(made_test(LINEAR, data=dataclasses.replace(AS_THEY_ARE, cache="device")))
+    assert has_compared(run_self_test(LINEAR, data=dataclasses.replace(AS_THEY_ARE, cache="device")))
 
 
 @pytest.mark.slow
@@ -107,17 +107,17 @@ def test_images_on_the_devices_pass():
 @pytest.mark.parametrize("changes", [{"parallel": {"reproducible": True}}, {"train": {"accumulate": 2}}])
 def test_other_ways_to_compute_the_gradient_pass(changes, devices):
     config = Config().replace(**changes)
-    assert was_made(made_test(LINEAR, devices, config=config))
-    assert was_made(made_test(OfTheBatch(), devices, config=config))
+    assert has_compared(run_self_test(LINEAR, devices, config=config))
+    assert has_compared(run_self_test(NormalizesByBatch(), devices, config=config))
 
 
 def test_more_devices_than_are_counted_pass(monkeypatch):
     monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
-    test = made_test(LINEAR, 8)
+    test = run_self_test(LINEAR, 8)
     assert list(test._unmasked_devices) == [0, 3, 6]
 
 
-class OfTheBatch(nn.Module):
+class NormalizesByBatch(nn.Module):
     """A network that normalizes by the current batch also in evaluation: by a device's slice, or with `sync` by all
     slices."""
 
@@ -133,7 +133,7 @@ class OfTheBatch(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize("sync", [None, "data"])
 def test_a_network_that_normalizes_by_the_batch_in_evaluation_passes(sync):
-    assert was_made(made_test(OfTheBatch(sync)))
+    assert has_compared(run_self_test(NormalizesByBatch(sync)))
 
 
 @pytest.mark.slow
@@ -144,8 +144,8 @@ def test_a_loss_with_weights_passes_where_slices_differ_in_weight():
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return (weights[labels] * losses).sum(), weights[labels].sum()
 
-    assert was_made(made_test(LINEAR, loss=weighted))
-    assert was_made(made_test(OfTheBatch(), loss=weighted))
+    assert has_compared(run_self_test(LINEAR, loss=weighted))
+    assert has_compared(run_self_test(NormalizesByBatch(), loss=weighted))
 
 
 # --- Injected faults ---
@@ -159,7 +159,7 @@ def without_cast(monkeypatch):
 
 @pytest.mark.parametrize("devices", few((2,), 4, 8))
 def test_a_sum_in_place_of_a_mean_is_found(without_cast, devices):
-    assert line(devices=devices).startswith(
+    assert self_test_error(devices=devices).startswith(
         f"self-test before the first step: the gradient that {devices} devices average is {devices} times that of one "
         "device for the same examples: it is their sum and not their mean. "
     )
@@ -167,14 +167,14 @@ def test_a_sum_in_place_of_a_mean_is_found(without_cast, devices):
 
 def test_a_sum_is_found_where_few_devices_are_counted(without_cast, monkeypatch):
     monkeypatch.setattr(self_test, "MOST_DEVICES", 2)
-    assert "8 devices average is 8 times" in line(devices=8)
+    assert "8 devices average is 8 times" in self_test_error(devices=8)
 
 
 def test_a_sum_is_found_with_images_on_the_devices(without_cast):
-    assert "is 4 times" in line(data=dataclasses.replace(AS_THEY_ARE, cache="device"))
+    assert "is 4 times" in self_test_error(data=dataclasses.replace(AS_THEY_ARE, cache="device"))
 
 
-def broken(monkeypatch, share):
+def scale_shares(monkeypatch, share):
     """Replace the all-reduce of gradients by one that multiplies each device's share by `share(device's number)`."""
 
     def average(self, grads, others, order):
@@ -187,32 +187,35 @@ def broken(monkeypatch, share):
 
 @pytest.mark.slow
 def test_a_share_that_counts_twice_is_found(monkeypatch):
-    broken(monkeypatch, lambda device: 1.0 + (device == 2))
-    found = line(PLAIN)
-    assert "4 devices average is not that of one device for the same examples: the difference is 0." in found
-    assert "the largest part is in Conv_0/kernel. A device's share counts twice or not at all" in found
+    scale_shares(monkeypatch, lambda device: 1.0 + (device == 2))
+    message = self_test_error(PLAIN)
+    assert "4 devices average is not that of one device for the same examples: the difference is 0." in message
+    assert "the largest part is in Conv_0/kernel. A device's share counts twice or not at all" in message
 
 
 def test_a_share_that_is_left_out_is_found(monkeypatch):
-    broken(monkeypatch, lambda device: 1.0 * (device != 0))
-    assert "A device's share counts twice or not at all" in line(devices=8)
+    scale_shares(monkeypatch, lambda device: 1.0 * (device != 0))
+    assert "A device's share counts twice or not at all" in self_test_error(devices=8)
 
 
 @pytest.mark.slow
 def test_an_average_that_is_divided_twice_is_found(monkeypatch):
-    broken(monkeypatch, lambda device: 1 / lax.axis_size(AXIS))
-    assert "is 0.25 times that of one device for the same examples: it is divided by the number of devices" in line()
+    scale_shares(monkeypatch, lambda device: 1 / lax.axis_size(AXIS))
+    assert (
+        "is 0.25 times that of one device for the same examples: it is divided by the number of devices"
+        in self_test_error()
+    )
 
 
 def test_any_other_factor_is_found(monkeypatch):
-    broken(monkeypatch, lambda device: 1.01)
-    assert "is 1.01 times that of one device for the same examples. A device's share" in line()
+    scale_shares(monkeypatch, lambda device: 1.01)
+    assert "is 1.01 times that of one device for the same examples. A device's share" in self_test_error()
 
 
 @pytest.mark.slow
 def test_a_gradient_that_is_not_finite_over_devices_alone_is_found(monkeypatch):
-    broken(monkeypatch, lambda device: jnp.where(device == 1, jnp.nan, 1.0))
-    assert "is not that of one device" in line()
+    scale_shares(monkeypatch, lambda device: jnp.where(device == 1, jnp.nan, 1.0))
+    assert "is not that of one device" in self_test_error()
 
 
 def test_a_model_that_adds_up_over_devices_where_it_should_average_is_found():
@@ -222,7 +225,7 @@ def test_a_model_that_adds_up_over_devices_where_it_should_average_is_found():
         flat = images.reshape(len(images), -1)
         return (flat - lax.psum(flat.mean(0), AXIS)) @ params["weight"]
 
-    assert "is not that of one device" in line((init, apply))
+    assert "is not that of one device" in self_test_error((init, apply))
 
 
 @jax.custom_vjp
@@ -231,16 +234,16 @@ def centered(x):
     return x - lax.pmean(x.mean(0), AXIS)
 
 
-def _forgets(_, grad):
+def _without_sum(_, grad):
     # This is correct on one device only. On several, the mean of all devices' gradients is missing.
     return (grad - grad.mean(0),)
 
 
-def _remembers(_, grad):
+def _with_sum(_, grad):
     return (grad - lax.pmean(grad.mean(0), AXIS),)
 
 
-def with_gradient_by_hand(backward):
+def with_custom_gradient(backward):
     init, _ = LINEAR
     function = jax.custom_vjp(centered.fun)
     function.defvjp(lambda x: (function(x), None), backward)
@@ -253,10 +256,10 @@ def with_gradient_by_hand(backward):
 
 @pytest.mark.slow
 def test_a_custom_gradient_without_the_sum_over_devices_is_found():
-    assert "a custom gradient in the model or the loss omits a sum over the devices" in line(
-        with_gradient_by_hand(_forgets)
+    assert "a custom gradient in the model or the loss omits a sum over the devices" in self_test_error(
+        with_custom_gradient(_without_sum)
     )
-    assert was_made(made_test(with_gradient_by_hand(_remembers)))
+    assert has_compared(run_self_test(with_custom_gradient(_with_sum)))
 
 
 # --- Gradients that prove nothing ---
@@ -270,12 +273,12 @@ def scaled(factor: float):
 @pytest.mark.parametrize(("factor", "norm"), [(0.0, "0"), (np.nan, "nan")])
 def test_a_gradient_that_cannot_be_judged_is_logged(caplog, factor, norm):
     with caplog.at_level(logging.WARNING, "jaxddp.training"):
-        made_test(scaled(factor))
+        run_self_test(scaled(factor))
     assert caplog.messages == [f"self-test: the gradient of the first examples is {norm}, so the test proves nothing"]
 
 
-def test_equal_gradients_give_no_message(caplog):
-    made_test(LINEAR)
+def test_equal_gradients_log_nothing(caplog):
+    run_self_test(LINEAR)
     assert not caplog.messages
 
 
@@ -285,14 +288,14 @@ def test_a_gradient_of_zero_on_one_device_alone_is_found(monkeypatch):
         return jax.tree.map(lambda grad: grad + (lax.axis_size(AXIS) > 1), grads), others
 
     monkeypatch.setattr(Averaging, "average", average)
-    assert "is not that of one device" in line(scaled(0.0))
+    assert "is not that of one device" in self_test_error(scaled(0.0))
 
 
 # --- Where the test runs ---
 
 
 def test_auto_tests_small_networks():
-    assert was_made(made_test(LINEAR, changes=AUTO))
+    assert has_compared(run_self_test(LINEAR, changes=AUTO))
 
 
 @pytest.mark.slow
@@ -300,8 +303,8 @@ def test_auto_tests_small_networks():
 def test_auto_skips_networks_that_take_long_to_compile(without_cast, monkeypatch, limit):
     monkeypatch.setattr(self_test, limit, 0)
     for _ in range(2):
-        assert not was_made(made_test(LINEAR, changes=AUTO))
-    assert "4 times" in line(changes=ALWAYS)
+        assert not has_compared(run_self_test(LINEAR, changes=AUTO))
+    assert "4 times" in self_test_error(changes=ALWAYS)
 
 
 def test_auto_does_not_trace_a_large_network(monkeypatch):
@@ -310,9 +313,9 @@ def test_auto_does_not_trace_a_large_network(monkeypatch):
     def many(key, example):
         return init(key, example) | {str(number): jnp.zeros(()) for number in range(self_test.MOST_PARAMETERS)}
 
-    # No public interface tells whether a program was traced.
-    monkeypatch.setattr(SelfTest, "_compile", lambda self, *given: pytest.fail("it was traced"))
-    assert not was_made(made_test((many, apply), 2, AUTO))
+    # No public interface shows whether a program was traced.
+    monkeypatch.setattr(SelfTest, "_compile", lambda self, *arguments: pytest.fail("it was traced"))
+    assert not has_compared(run_self_test((many, apply), 2, AUTO))
 
 
 def test_with_never_there_is_no_self_test():
@@ -325,10 +328,10 @@ def test_a_network_without_an_evaluation_mode_is_not_tested():
         def __call__(self, images):
             return nn.Dense(CLASSES)(nn.Dropout(0.5, deterministic=False)(images.reshape(len(images), -1)))
 
-    assert not was_made(made_test(Drops(), changes=AUTO))
+    assert not has_compared(run_self_test(Drops(), changes=AUTO))
 
 
-def test_one_device_has_no_test():
+def test_on_one_device_there_is_no_self_test():
     assert run_of(LINEAR, 1).checks.self_test is None
 
 
@@ -347,12 +350,12 @@ def test_a_run_is_tested_once(monkeypatch):
 
 
 @pytest.mark.slow
-def test_no_step_is_taken_and_a_resumed_run_tests_too(tmp_path, monkeypatch):
+def test_a_failed_self_test_takes_no_step_and_a_resumed_run_is_tested_too(tmp_path, monkeypatch):
     """Test from Python with a work directory, with a fault that starts between two runs."""
     setup = prepare_training(LINEAR, TABLE, 4, sgd(0.1), 4, epochs=1)
     train(softmax_cross_entropy, setup, workdir=tmp_path, listeners=())
     before = (tmp_path / "metrics.jsonl").read_text()
-    broken(monkeypatch, lambda device: 2.0)
+    scale_shares(monkeypatch, lambda device: 2.0)
     setup = prepare_training(LINEAR, TABLE, 4, sgd(0.1), 4, epochs=2)
     with pytest.raises(GradientError, match="is 2 times that of one device"):
         train(softmax_cross_entropy, setup, workdir=tmp_path, listeners=())

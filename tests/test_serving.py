@@ -53,7 +53,7 @@ def workdir(pictures, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def files(workdir, tmp_path_factory) -> dict[str, Path]:
-    out = {form: tmp_path_factory.mktemp("out") / f"net.{form}" for form in ("stablehlo", "onnx")}
+    out = {file_format: tmp_path_factory.mktemp("out") / f"net.{file_format}" for file_format in ("stablehlo", "onnx")}
     for file in out.values():
         assert main(["export", str(workdir), "--out", str(file)]) == 0
     return out
@@ -66,7 +66,7 @@ def run(workdir) -> TrainedRun:
 
 @pytest.fixture(scope="module")
 def val(run):
-    """Returns the validation images, cropped as for evaluation, with their labels."""
+    """Return the validation images, cropped as for evaluation, with their labels."""
     source = open_splits(run.config.data)["val"]
     batch = next(iter(source.eval_batches(EvalOrder(len(source), len(source)), run.config.data)))
     return batch.image, batch.label
@@ -74,11 +74,11 @@ def val(run):
 
 @pytest.fixture(scope="module")
 def evaluated(workdir) -> str:
-    """Returns the top-1 of `jaxddp eval`."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    """Return the top-1 of `jaxddp eval`."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
         assert main(["eval", str(workdir / "config.json"), "--workdir", str(workdir), "--step", "best"]) == 0
-    return next(line for line in said.getvalue().splitlines() if line.startswith("top1"))
+    return next(line for line in output.getvalue().splitlines() if line.startswith("top1"))
 
 
 ONLY_JAX = """
@@ -96,34 +96,34 @@ np.savez(out, all=call(images), one=call(images[:1]))
 """
 
 
-def answers_of(form: str, file: Path, images: np.ndarray, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the logits of all images at once, and of the first one alone."""
-    if form == "onnx":
+def logits_from(file_format: str, file: Path, images: np.ndarray, folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the logits of all images at once, and of the first image alone."""
+    if file_format == "onnx":
         session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-        return tuple(session.run(["logits"], {"images": some})[0] for some in (images, images[:1]))
+        return tuple(session.run(["logits"], {"images": batch})[0] for batch in (images, images[:1]))
     np.save(folder / "images.npy", images)
     words = [str(file), str(folder / "images.npy"), str(folder / "out.npz")]
     subprocess.run([sys.executable, "-c", ONLY_JAX, *words], check=True, timeout=200)
-    found = np.load(folder / "out.npz")
-    return found["all"], found["one"]
+    results = np.load(folder / "out.npz")
+    return results["all"], results["one"]
 
 
-@pytest.mark.parametrize("form", ["stablehlo", "onnx"])
-def test_an_exported_program_gives_the_logits_of_evaluation(form, files, run, val, evaluated, tmp_path):
+@pytest.mark.parametrize("file_format", ["stablehlo", "onnx"])
+def test_an_exported_program_gives_the_logits_of_evaluation(file_format, files, run, val, evaluated, tmp_path):
     images, labels = val
     expected = np.asarray(jax.jit(logits_of(run))(images))
-    found, one = answers_of(form, files[form], images, tmp_path)
-    print(f"{form}: largest difference of logits {np.abs(found - expected).max():.1e}")
-    assert np.abs(found - expected).max() < 1e-4 and np.abs(one - expected[:1]).max() < 1e-4
-    assert f"top1: {np.mean(found.argmax(1) == labels):.7g}" == evaluated
+    actual, first = logits_from(file_format, files[file_format], images, tmp_path)
+    print(f"{file_format}: largest difference of logits {np.abs(actual - expected).max():.1e}")
+    assert np.abs(actual - expected).max() < 1e-4 and np.abs(first - expected[:1]).max() < 1e-4
+    assert f"top1: {np.mean(actual.argmax(1) == labels):.7g}" == evaluated
 
 
-@pytest.mark.parametrize("form", ["stablehlo", "onnx"])
-def test_the_inputs_of_a_program_are_described_beside_it(form, files, run):
-    about = json.loads(Path(f"{files[form]}.json").read_text())
+@pytest.mark.parametrize("file_format", ["stablehlo", "onnx"])
+def test_the_inputs_of_a_program_are_described_beside_it(file_format, files, run):
+    about = json.loads(Path(f"{files[file_format]}.json").read_text())
     assert about["input"] == {"name": "images", "dtype": "uint8", "shape": ["B", 16, 16, 3]}
     assert about["output"] == {"name": "logits", "dtype": "float32", "shape": ["B", 5]}
-    assert (about["format"], about["short_side"], about["step"]) == (form, 20, run.step)
+    assert (about["format"], about["short_side"], about["step"]) == (file_format, 20, run.step)
     assert about["class_names"] == list("abcde") == about["class_ids"]
 
 
@@ -135,7 +135,9 @@ def test_a_stablehlo_program_runs_on_every_platform(files):
 
 def test_a_program_with_different_logits_is_not_written(run, tmp_path, monkeypatch):
     session = program.onnx_file.session
-    monkeypatch.setattr(program.onnx_file, "session", lambda *given: lambda pixels: session(*given)(pixels) + 0.1)
+    monkeypatch.setattr(
+        program.onnx_file, "session", lambda *arguments: lambda pixels: session(*arguments)(pixels) + 0.1
+    )
     with pytest.raises(JaxddpError, match=r"net\.onnx: not written: the program's logits differ from the network's by"):
         export_program(run, tmp_path / "net.onnx", "onnx")
     assert list(tmp_path.iterdir()) == []
@@ -162,7 +164,7 @@ def test_a_run_on_arrays_is_exported_at_their_image_size(tmp_path):
     assert json.loads((tmp_path / "net.stablehlo.json").read_text())["short_side"] == 16
 
 
-def test_the_server_of_the_docs_serves(files, run, pictures, tmp_path):
+def test_the_server_of_the_docs_classifies_images_and_rejects_invalid_requests(files, run, pictures, tmp_path):
     (tmp_path / "server.py").write_text(page_block("docs/serving.md", "ThreadingHTTPServer"))
     server = subprocess.Popen(
         [sys.executable, "server.py", str(files["stablehlo"]), "0"], cwd=tmp_path, stdout=-1, stderr=-1, text=True
@@ -175,14 +177,14 @@ def test_the_server_of_the_docs_serves(files, run, pictures, tmp_path):
         images = sorted((pictures / "val").rglob("*.png"))[:6]
         expected = run.predict(images)
         for image, name, shares in zip(images, expected.classes, expected.probabilities, strict=True):
-            status, answer = asked(port, image.read_bytes())
+            status, answer = post(port, image.read_bytes())
             assert status == 200 and len(answer["classes"]) == 5
             # Pillow's and TensorFlow's resized pixels differ by a level of 255 at most.
             assert answer["classes"][0]["probability"] == pytest.approx(shares.max(), abs=0.02)
             assert answer["classes"][0]["class"] == name or np.sort(shares)[-1] - np.sort(shares)[-2] < 0.02
-        assert asked(port, b"no image")[0] == 400
-        assert asked(port, b"")[0] == 411
-        for told, status in {
+        assert post(port, b"no image")[0] == 400
+        assert post(port, b"")[0] == 411
+        for header, status in {
             "Content-Length: 5": 400,
             f"Content-Length: {'9' * 5000}": 413,
             "Content-Length: -5": 411,
@@ -191,21 +193,21 @@ def test_the_server_of_the_docs_serves(files, run, pictures, tmp_path):
             "Accept: */*": 411,
         }.items():
             with socket.create_connection(("127.0.0.1", int(port)), 30) as client:
-                client.sendall(f"POST / HTTP/1.1\r\n{told}\r\n\r\nimage".encode())
-                assert client.makefile("rb").readline().split()[1] == b"%d" % status, told
+                client.sendall(f"POST / HTTP/1.1\r\n{header}\r\n\r\nimage".encode())
+                assert client.makefile("rb").readline().split()[1] == b"%d" % status, header
         # A client that does not wait for the response is not reported.
         socket.create_connection(("127.0.0.1", int(port)), 30).close()
         thin = io.BytesIO()
         Image.new("L", (1, 60_000)).save(thin, "PNG")
-        assert asked(port, thin.getvalue())[0] == 200
+        assert post(port, thin.getvalue())[0] == 200
     finally:
         killer.cancel()
         server.kill()
-        _, said = server.communicate()
-    assert "Traceback" not in said
+        _, errors = server.communicate()
+    assert "Traceback" not in errors
 
 
-def asked(port: str, data: bytes) -> tuple[int, dict]:
+def post(port: str, data: bytes) -> tuple[int, dict]:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", data, timeout=30) as answer:
             return answer.status, json.load(answer)

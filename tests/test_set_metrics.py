@@ -32,21 +32,21 @@ from jaxddp.training.validation.set_sums import SetSums
 NAMES = ("mean_class_accuracy", "confusion", "ece", "map", "f1")
 VAL = random_table(29, seed=1)
 FEW_LEVELS = st.sampled_from([-2.0, -0.5, 0.0, 0.25, 3.0])
-"""Draw scores of which many are equal."""
+"""Scores, many of which are equal."""
 
 
-def of_set(logits, labels, mask=None, names=NAMES):
+def metrics_of(logits, labels, mask=None, names=NAMES):
     """Return the numbers that the metrics compute from one batch, without devices."""
     mask = np.ones(len(logits), np.float32) if mask is None else mask
     metrics, sums = {name: METRICS.get(name) for name in names}, SetSums()
     sums.add(compute_contributions(metrics, jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(mask)), stacked=False)
-    found = sums.results()
-    return finish_metrics(metrics, found) | {"confusion": found.get("confusion")}
+    results = sums.results()
+    return finish_metrics(metrics, results) | {"confusion": results.get("confusion")}
 
 
 @st.composite
-def answers(draw, several=False):
-    """(logits float32[N, 4], labels, mask) with ties among the logits; labels int32[N] or multi-hot [N, 4]."""
+def draw_set(draw, several=False):
+    """Draw (logits float32[N, 4], labels, mask) with ties among the logits; labels int32[N] or multi-hot [N, 4]."""
     size, classes = 24, 4
     logits = draw(arrays.arrays(np.float32, (size, classes), elements=FEW_LEVELS))
     mask = draw(arrays.arrays(np.float32, size, elements=st.sampled_from([0.0, 1.0])))
@@ -56,115 +56,119 @@ def answers(draw, several=False):
 
 
 @pytest.mark.slow
-@given(answers())
-def test_metrics_of_one_label_equal_scikit_learns(given_set):
-    found, (logits, labels, mask) = of_set(*given_set), given_set
+@given(draw_set())
+def test_metrics_of_one_label_equal_scikit_learns(example_set):
+    actual, (logits, labels, mask) = metrics_of(*example_set), example_set
     logits, labels, classes = logits[mask > 0], labels[mask > 0], np.arange(4)
-    said, expected = logits.argmax(1), confusion_matrix(labels, logits.argmax(1), labels=classes)
-    there = expected.sum(1) > 0
-    accuracies = expected.diagonal()[there] / expected.sum(1)[there]
-    assert found["mean_class_accuracy"] == pytest.approx(accuracies.mean(), abs=1e-12)
-    if set(said) <= set(labels):
-        assert found["mean_class_accuracy"] == pytest.approx(balanced_accuracy_score(labels, said), abs=1e-12)
-    macro = f1_score(labels, said, labels=classes, average="macro", zero_division=0)
-    assert found["f1"] == pytest.approx(macro, abs=1e-12)
-    assert found["f1_micro"] == pytest.approx((labels == said).mean(), abs=1e-12)
-    assert found["confusion"].tolist() == expected.tolist()
-    scores = np.asarray(jax.nn.log_softmax(given_set[0]))[mask > 0]
-    of_classes = [average_precision_score(labels == k, scores[:, k]) for k in classes[there]]
-    assert found["map"] == pytest.approx(np.mean(of_classes), abs=1e-12)
+    predictions, expected = logits.argmax(1), confusion_matrix(labels, logits.argmax(1), labels=classes)
+    is_present = expected.sum(1) > 0
+    accuracies = expected.diagonal()[is_present] / expected.sum(1)[is_present]
+    assert actual["mean_class_accuracy"] == pytest.approx(accuracies.mean(), abs=1e-12)
+    if set(predictions) <= set(labels):
+        assert actual["mean_class_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predictions), abs=1e-12)
+    macro = f1_score(labels, predictions, labels=classes, average="macro", zero_division=0)
+    assert actual["f1"] == pytest.approx(macro, abs=1e-12)
+    assert actual["f1_micro"] == pytest.approx((labels == predictions).mean(), abs=1e-12)
+    assert actual["confusion"].tolist() == expected.tolist()
+    scores = np.asarray(jax.nn.log_softmax(example_set[0]))[mask > 0]
+    of_classes = [average_precision_score(labels == k, scores[:, k]) for k in classes[is_present]]
+    assert actual["map"] == pytest.approx(np.mean(of_classes), abs=1e-12)
 
 
-@given(answers(several=True))
-def test_metrics_of_several_labels_equal_scikit_learns(given_set):
-    logits, labels, mask = given_set
-    found = of_set(logits, labels.astype(np.float32), mask, ("map", "f1"))
+@given(draw_set(several=True))
+def test_metrics_of_several_labels_equal_scikit_learns(example_set):
+    logits, labels, mask = example_set
+    actual = metrics_of(logits, labels.astype(np.float32), mask, ("map", "f1"))
     exact = np.asarray(METRICS.get("exact_match")(jnp.asarray(logits), jnp.asarray(labels)))[mask > 0]
     logits, labels = logits[mask > 0], labels[mask > 0]
-    there, said = labels.any(0), logits > 0
-    of_classes = [average_precision_score(labels[:, k], logits[:, k]) for k in np.flatnonzero(there)]
-    assert found["map"] == pytest.approx(np.mean(of_classes) if of_classes else np.nan, abs=1e-12, nan_ok=True)
+    is_present, predictions = labels.any(0), logits > 0
+    of_classes = [average_precision_score(labels[:, k], logits[:, k]) for k in np.flatnonzero(is_present)]
+    assert actual["map"] == pytest.approx(np.mean(of_classes) if of_classes else np.nan, abs=1e-12, nan_ok=True)
     for name, average in {"f1": "macro", "f1_micro": "micro"}.items():
-        assert found[name] == pytest.approx(f1_score(labels, said, average=average, zero_division=0), abs=1e-12)
-    assert exact.tolist() == (said == labels).all(1).tolist()
+        assert actual[name] == pytest.approx(f1_score(labels, predictions, average=average, zero_division=0), abs=1e-12)
+    assert exact.tolist() == (predictions == labels).all(1).tolist()
 
 
-@given(answers(), st.integers(1, 20))
-def test_the_calibration_error_equals_that_of_its_bins(given_set, bins):
-    logits, labels, _ = given_set
+@given(draw_set(), st.integers(1, 20))
+def test_the_calibration_error_equals_that_of_its_bins(example_set, bins):
+    logits, labels, _ = example_set
     metric = CalibrationError(bins)
-    kept = jax.device_get(metric.examples(jnp.asarray(logits), jnp.asarray(labels)))
-    np.testing.assert_allclose(kept["confidence"], np.exp(logits).max(1) / np.exp(logits).sum(1), rtol=1e-5)
-    assert kept["right"].tolist() == (logits.argmax(1) == labels).tolist()
-    confidence, expected = kept["confidence"].astype(np.float64), 0.0
+    examples = jax.device_get(metric.examples(jnp.asarray(logits), jnp.asarray(labels)))
+    np.testing.assert_allclose(examples["confidence"], np.exp(logits).max(1) / np.exp(logits).sum(1), rtol=1e-5)
+    assert examples["right"].tolist() == (logits.argmax(1) == labels).tolist()
+    confidence, expected = examples["confidence"].astype(np.float64), 0.0
     for number in range(bins):
         inside = (confidence * bins > number) & (confidence * bins <= number + 1)
         if inside.any():
-            expected += inside.mean() * abs(kept["right"][inside].astype(float).mean() - confidence[inside].mean())
-    assert metric.finish(kept)["ece"] == pytest.approx(expected, abs=1e-12)
+            expected += inside.mean() * abs(examples["right"][inside].astype(float).mean() - confidence[inside].mean())
+    assert metric.finish(examples)["ece"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_logits_that_are_not_finite_and_missing_classes_give_no_number():
     logits, labels = np.zeros((24, 4), np.float32), np.zeros(24, np.int32)
     logits[1, 0] = np.nan
-    found = of_set(logits, labels)
-    assert np.isnan([found["ece"], found["map"]]).all()
+    actual = metrics_of(logits, labels)
+    assert np.isnan([actual["ece"], actual["map"]]).all()
     # A NaN is never a correct prediction, and is not counted as a prediction.
-    assert found["mean_class_accuracy"] == pytest.approx(23 / 24) and found["confusion"].sum() == 23
-    none = of_set(np.zeros((24, 4), np.float32), np.zeros((24, 4), np.float32), names=("map",))
-    assert np.isnan(none["map"])
+    assert actual["mean_class_accuracy"] == pytest.approx(23 / 24) and actual["confusion"].sum() == 23
+    unlabelled = metrics_of(np.zeros((24, 4), np.float32), np.zeros((24, 4), np.float32), names=("map",))
+    assert np.isnan(unlabelled["map"])
     assert np.isnan(average_precision(np.array([np.nan, 1]), np.array([True, False])))
 
 
 @pytest.fixture(scope="module")
 def setups():
-    """Evaluate one network with all metrics on 1 and 4 devices, and compute the validation set's logits directly."""
+    """Return setups of one network with all metrics, by the number of devices: 1 and 4."""
     metrics = {name: METRICS.get(name) for name in NAMES}
     config = jaxddp.Config().replace(parallel={"self_test": "never"}, eval={"metrics": ("top1",)})
-    made = {n: setup_of(linear_model(), sgd(0.1), devices=n, config=config, data=AS_THEY_ARE) for n in (1, 4)}
-    return {n: setup.changed(metrics={**setup.recipe.metrics, **metrics}) for n, setup in made.items()}
+    plain_setups = {n: setup_of(linear_model(), sgd(0.1), devices=n, config=config, data=AS_THEY_ARE) for n in (1, 4)}
+    return {n: setup.changed(metrics={**setup.recipe.metrics, **metrics}) for n, setup in plain_setups.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "ways", few((((4, 8, False), (4, 64, True)),), ((1, 8, False), (4, 12, True), (4, 64, False))), ids=str
+    "settings", few((((4, 8, False), (4, 64, True)),), ((1, 8, False), (4, 12, True), (4, 64, False))), ids=str
 )
-def test_any_batch_and_any_number_of_devices_measure_the_same(setups, ways):
-    found = {
+def test_metrics_are_equal_for_any_batch_size_and_number_of_devices(setups, settings):
+    measurements = {
         (devices, size, resident): setups[devices]
         .evaluator(VAL, size, resident=resident)
         .measure(setups[devices].state)
-        for devices, size, resident in [(1, 29, False), *ways]
+        for devices, size, resident in [(1, 29, False), *settings]
     }
-    first = found[1, 29, False]
+    first = measurements[1, 29, False]
     assert list(first.metrics) == ["loss", "top1", "mean_class_accuracy", "ece", "map", "f1", "f1_micro", "count"]
     state, setup = setups[1].state, setups[1]
     images = (VAL.images / 255 - np.array(setup.data.mean)) / np.array(setup.data.std)
     logits = images.reshape(len(VAL), -1) @ np.asarray(state.params["weight"], np.float64)
-    by_hand = of_set(logits.astype(np.float32), VAL.labels)
-    for measured_there in found.values():
+    by_hand = metrics_of(logits.astype(np.float32), VAL.labels)
+    for measured in measurements.values():
         for name in ("mean_class_accuracy", "map", "f1", "f1_micro", "top1"):
-            assert measured_there.metrics[name] == first.metrics[name], name
-        assert measured_there.metrics["ece"] == pytest.approx(first.metrics["ece"], abs=1e-6)
-        np.testing.assert_array_equal(measured_there.sets["confusion"], first.sets["confusion"])
-        assert measured_there.sets["map"]["scores"].shape == (29, CLASSES)
-        np.testing.assert_allclose(measured_there.sets["map"]["scores"], first.sets["map"]["scores"], atol=1e-5)
-        assert measured_there.metrics["count"] == 29
+            assert measured.metrics[name] == first.metrics[name], name
+        assert measured.metrics["ece"] == pytest.approx(first.metrics["ece"], abs=1e-6)
+        np.testing.assert_array_equal(measured.sets["confusion"], first.sets["confusion"])
+        assert measured.sets["map"]["scores"].shape == (29, CLASSES)
+        np.testing.assert_allclose(measured.sets["map"]["scores"], first.sets["map"]["scores"], atol=1e-5)
+        assert measured.metrics["count"] == 29
     for name in ("mean_class_accuracy", "ece", "map", "f1"):
         assert first.metrics[name] == pytest.approx(by_hand[name], abs=1e-5)
     np.testing.assert_array_equal(first.sets["confusion"], by_hand["confusion"])
 
 
 def test_training_steps_do_not_compute_metrics_over_a_set(setups):
-    seen = []
+    names = []
 
-    class Seen:
+    class MetricNames:
         def step(self, record):
-            seen.append(set(record.metrics))
+            names.append(set(record.metrics))
 
     changes = {"train": {"duration": "2 steps"}, "log": {"every": "1 step"}, "eval": {"every": "0 steps"}}
-    train(dataclasses.replace(setups[1], state=jax.tree.map(jnp.copy, setups[1].state)), changes, listeners=[Seen()])
-    assert seen == [{"loss", "top1"}] * 2
+    train(
+        dataclasses.replace(setups[1], state=jax.tree.map(jnp.copy, setups[1].state)),
+        changes,
+        listeners=[MetricNames()],
+    )
+    assert names == [{"loss", "top1"}] * 2
 
 
 @pytest.mark.slow
@@ -212,14 +216,14 @@ class Mean:
     def sums(self, logits, labels, mask):
         return {"total": (logits.max(-1) * mask).sum(), "examples": mask.sum()}
 
-    def finish(self, found):
-        return {"largest": found["total"] / found["examples"]}
+    def finish(self, sums):
+        return {"largest": sums["total"] / sums["examples"]}
 
 
 def test_padding_with_nan_outputs_is_not_counted():
     logits, mask = jnp.array([[1.0, 2.0], [jnp.nan, jnp.inf]]), jnp.array([1.0, 0.0])
-    found = compute_contributions({"mine": Mean()}, logits, jnp.zeros(2, jnp.int32), mask)
-    assert finish_metrics({"mine": Mean()}, found) == {"largest": 2}
+    sums = compute_contributions({"mine": Mean()}, logits, jnp.zeros(2, jnp.int32), mask)
+    assert finish_metrics({"mine": Mean()}, sums) == {"largest": 2}
 
 
 class Unmasked(Mean):
@@ -228,7 +232,7 @@ class Unmasked(Mean):
 
 
 class Text(Mean):
-    def finish(self, found):
+    def finish(self, sums):
         return "none"
 
 
@@ -238,7 +242,7 @@ class Nothing(Mean):
 
 
 class Loss(Mean):
-    def finish(self, found):
+    def finish(self, sums):
         return {"loss": 1.0}
 
 
@@ -248,18 +252,18 @@ class Both(Mean):
 
 
 @pytest.mark.slow
-def test_a_custom_metric_over_a_set_is_measured():
-    found = with_user_metrics(
+def test_a_custom_metric_is_added_or_replaces_the_metric_of_its_name():
+    metrics = with_user_metrics(
         {"ece": METRICS.get("ece")}, {"mine": Mean(), "top1": METRICS.get("top1")}, "metrics", LabelKind(4)
     )
-    assert set(found) == {"ece", "mine", "top1"}
-    replaced = with_user_metrics(found, {"top1": METRICS.get("top5")}, "metrics", LabelKind(9))
+    assert set(metrics) == {"ece", "mine", "top1"}
+    replaced = with_user_metrics(metrics, {"top1": METRICS.get("top5")}, "metrics", LabelKind(9))
     assert replaced["top1"] is METRICS.get("top5")
 
 
 def test_two_metrics_of_one_name_raise_a_one_line_error():
-    line = r"^metrics: mine and other both measure '\w+'; rename one of them$"
-    with pytest.raises(InputError, match=line):
+    message = r"^metrics: mine and other both measure '\w+'; rename one of them$"
+    with pytest.raises(InputError, match=message):
         with_user_metrics({}, {"mine": Mean(), "other": Mean()}, "metrics", LabelKind(4))
     with pytest.raises(InputError, match=r"^metrics: largest and mine both measure 'largest'"):
         with_user_metrics({"largest": METRICS.get("top1")}, {"mine": Mean()}, "metrics", LabelKind(4))

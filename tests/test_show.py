@@ -40,21 +40,21 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Config:
     )
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **options) -> tuple[np.ndarray, list[str]]:
-    """Records the pixels and titles of a picture."""
+def drawn_inputs(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **options) -> tuple[np.ndarray, list[str]]:
+    """Return the pixels and titles of the picture that `show` draws."""
     from jaxddp.training import pictures as module
 
-    seen: list = []
+    arguments: list = []
     plain = module.input_grid
 
     def grid(pixels: np.ndarray, titles: list[str]) -> module.Picture:
-        seen.extend((pixels, titles))
+        arguments.extend((pixels, titles))
         # Drawing all images takes longer than making them.
         return plain(pixels[:1], titles[:1])
 
     monkeypatch.setattr(module, "input_grid", grid)
     show(experiment_of(config), out=out, **{"step": 1, "count": 32} | options)
-    return seen[0], seen[1]
+    return arguments[0], arguments[1]
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_the_images_are_those_of_the_step(config: Config, tmp_path: Path, monkey
     setup = initialize(experiment_of(config))
     for step in (1, 5):
         with monkeypatch.context() as patched:
-            pixels, titles = drawn(patched, config, tmp_path / "show.png", step=step)
+            pixels, titles = drawn_inputs(patched, config, tmp_path / "show.png", step=step)
         rows = setup.order.rows(step - 1)
         names = [setup.table.class_names[setup.table.labels[row]].split(",")[0] for row in rows]
         assert titles == [f"{name}\nrow {row}" for name, row in zip(names, rows, strict=True)]
@@ -76,12 +76,12 @@ def test_a_notebook_shows_a_step_as_the_command_does(config: Config, tmp_path: P
     config = config.replace(data={"augment": {"pad": 4}})
     experiment = experiment_of(config)
     show(experiment, step=2, count=5, out=tmp_path / "show.png")
-    seen = jaxddp.show_inputs(initialize(experiment), 5, step=2)
-    assert png(seen) == (tmp_path / "show.png").read_bytes()
+    figure = jaxddp.show_inputs(initialize(experiment), 5, step=2)
+    assert png(figure) == (tmp_path / "show.png").read_bytes()
     with Image.open(tmp_path / "show.png") as picture:
         assert picture.format == "PNG"
         assert picture.width > 5 * 100
-    assert png(jaxddp.show_inputs(initialize(experiment), 5, step=3)) != png(seen)
+    assert png(jaxddp.show_inputs(initialize(experiment), 5, step=3)) != png(figure)
 
 
 def test_normalizing_is_undone_to_the_pixel():
@@ -105,12 +105,12 @@ AUGMENTED = [
 
 @pytest.fixture(scope="module")
 def plain(config: Config, tmp_path_factory: pytest.TempPathFactory) -> tuple[Config, np.ndarray]:
-    """A config for images in memory, and what `data show` draws of it."""
-    place = tmp_path_factory.mktemp("plain")
+    """A config for images in memory, and the pixels that `data show` draws."""
+    folder = tmp_path_factory.mktemp("plain")
     table = random_table(24, image=32)
-    config = config.replace(data={"path": str(write_arrays(place / "images.npz", table, table))})
+    config = config.replace(data={"path": str(write_arrays(folder / "images.npz", table, table))})
     with pytest.MonkeyPatch.context() as patched:
-        return config, drawn(patched, config, place / "show.png")[0]
+        return config, drawn_inputs(patched, config, folder / "show.png")[0]
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_every_augmentation_is_drawn(
     plain: tuple[Config, np.ndarray], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, augment: dict
 ):
     config, unchanged = plain
-    changed, titles = drawn(monkeypatch, config.replace(data={"augment": augment}), tmp_path / "show.png")
+    changed, titles = drawn_inputs(monkeypatch, config.replace(data={"augment": augment}), tmp_path / "show.png")
     assert (unchanged != changed).any(axis=(1, 2, 3)).sum() >= 2
     # Mixed images have two labels, and shares that add up to 1.
     lines = {len(title.splitlines()) for title in titles}
@@ -128,10 +128,10 @@ def test_every_augmentation_is_drawn(
 
 @pytest.mark.slow
 def test_a_run_is_shown_with_its_config(config: Config, tmp_path: Path, capfd):
-    written = tmp_path / "config.json"
-    written.write_text(json.dumps({**config.to_dict(), "fingerprint": {"train": "x", "val": "y"}}))
+    config_file = tmp_path / "config.json"
+    config_file.write_text(json.dumps({**config.to_dict(), "fingerprint": {"train": "x", "val": "y"}}))
     out = tmp_path / "pictures" / "show.png"
-    arguments = ["data", "show", str(written), "--step", "2", "--count", "3", "--out", str(out)]
+    arguments = ["data", "show", str(config_file), "--step", "2", "--count", "3", "--out", str(out)]
     assert main([*arguments, "--parallel.devices", "1"]) == 0
     assert capfd.readouterr().out == f"3 of 8 images of step 2: {out}\n"
     assert out.is_file()
@@ -146,7 +146,7 @@ def test_a_run_is_shown_with_its_config(config: Config, tmp_path: Path, capfd):
         (["show", "nothing.json"], "config 'nothing.json' does not exist"),
     ],
 )
-def test_mistyped_commands(arguments: list[str], expected: str, capfd):
+def test_a_mistyped_command_raises_a_one_line_error(arguments: list[str], expected: str, capfd):
     assert main(["data", *arguments]) == 2
     assert expected in capfd.readouterr().err.splitlines()[-1]
 

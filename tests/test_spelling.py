@@ -53,9 +53,11 @@ def test_words_are_expanded_to_full_options(typed, meant):
 
 @pytest.mark.parametrize("short", SHORT)
 def test_a_short_form_beside_its_key_is_refused(short):
-    whole = "--" + SHORT[short].replace("_", "-")
-    for words in ([f"--{short}", "1", whole, "2"], [f"{whole}=2", f"--{short}=1"]):
-        with pytest.raises(InputError, match=f"^--{short} is short for {whole}, which is given too; leave one of them"):
+    option = "--" + SHORT[short].replace("_", "-")
+    for words in ([f"--{short}", "1", option, "2"], [f"{option}=2", f"--{short}=1"]):
+        with pytest.raises(
+            InputError, match=f"^--{short} is short for {option}, which is given too; leave one of them"
+        ):
             expand_short_forms(words, OPTIONS)
 
 

@@ -37,14 +37,14 @@ DEFAULTS = {
 }
 
 
-def configured() -> dict[str, Any]:
+def jax_settings() -> dict[str, Any]:
     return {name: getattr(jax.config, name) for name in DEFAULTS}
 
 
 @pytest.fixture
-def unset(monkeypatch, tmp_path):
-    """Reset JAX's settings to their defaults, with a cache folder of the test."""
-    before = configured()
+def programs_folder(monkeypatch, tmp_path):
+    """Reset JAX's settings to their defaults, set a cache folder of the test, and yield its folder of programs."""
+    before = jax_settings()
     for name, value in DEFAULTS.items():
         monkeypatch.delenv(name.upper(), raising=False)
         jax.config.update(name, value)
@@ -66,14 +66,14 @@ def unset(monkeypatch, tmp_path):
         ({}, "home/.cache/jaxddp/programs"),
     ],
 )
-def test_programs_are_kept_in_their_own_folder(unset, variables, place, tmp_path, monkeypatch):
+def test_programs_are_kept_in_their_own_folder(programs_folder, variables, place, tmp_path, monkeypatch):
     for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"HOME": "home", **variables}.items():
         monkeypatch.setenv(name, str(tmp_path / value))
     keep_compiled_programs()
     folder = tmp_path / place
-    assert configured() == DEFAULTS | {
+    assert jax_settings() == DEFAULTS | {
         "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
@@ -92,41 +92,41 @@ def test_programs_are_kept_in_their_own_folder(unset, variables, place, tmp_path
         ("jax_compilation_cache_max_size", 4096),
     ],
 )
-def test_the_users_settings_of_jax_are_kept(unset, name, value):
+def test_the_users_settings_of_jax_are_kept(programs_folder, name, value):
     jax.config.update(name, value)
     keep_compiled_programs()
-    assert configured()[name] == value
-    assert unset.exists() == (name not in ("jax_compilation_cache_dir", "jax_enable_compilation_cache"))
+    assert jax_settings()[name] == value
+    assert programs_folder.exists() == (name not in ("jax_compilation_cache_dir", "jax_enable_compilation_cache"))
 
 
-def test_a_variable_with_jaxs_default_is_kept(unset, monkeypatch):
+def test_a_variable_with_jaxs_default_is_kept(programs_folder, monkeypatch):
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
     keep_compiled_programs()
-    assert configured()["jax_persistent_cache_min_compile_time_secs"] == 1
+    assert jax_settings()["jax_persistent_cache_min_compile_time_secs"] == 1
 
 
-def occupied(place: Path, monkeypatch) -> None:
+def occupy_its_path(place: Path, monkeypatch) -> None:
     place.parent.parent.mkdir(exist_ok=True)
     place.parent.write_text("a file")
 
 
-def writable_by_others(place: Path, monkeypatch) -> None:
+def let_others_write(place: Path, monkeypatch) -> None:
     place.mkdir(parents=True)
     place.chmod(0o770)
 
 
-def of_another_user(place: Path, monkeypatch) -> None:
+def change_the_user(place: Path, monkeypatch) -> None:
     monkeypatch.setattr(os, "getuid", lambda: os.stat("/").st_uid + 1234)
 
 
-def mounted_for_reading(place: Path, monkeypatch) -> None:
+def mount_it_read_only(place: Path, monkeypatch) -> None:
     def refuse(dir: Path) -> None:
         raise OSError(30, "Read-only file system", str(dir))
 
     monkeypatch.setattr(compilation_cache.tempfile, "TemporaryFile", refuse)
 
 
-def homeless(place: Path, monkeypatch) -> None:
+def remove_the_home_folder(place: Path, monkeypatch) -> None:
     def expanduser(path: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -134,9 +134,11 @@ def homeless(place: Path, monkeypatch) -> None:
     monkeypatch.setattr(Path, "expanduser", expanduser)
 
 
-@pytest.mark.parametrize("spoil", [occupied, writable_by_others, of_another_user, mounted_for_reading, homeless])
-def test_without_a_writable_cache_a_run_continues_and_logs_one_line(unset, spoil, monkeypatch, caplog):
-    spoil(unset, monkeypatch)
+@pytest.mark.parametrize(
+    "spoil", [occupy_its_path, let_others_write, change_the_user, mount_it_read_only, remove_the_home_folder]
+)
+def test_without_a_writable_cache_a_run_continues_and_logs_one_line(programs_folder, spoil, monkeypatch, caplog):
+    spoil(programs_folder, monkeypatch)
     with caplog.at_level(logging.INFO):
         keep_compiled_programs()
         keep_compiled_programs()
@@ -147,9 +149,9 @@ def test_without_a_writable_cache_a_run_continues_and_logs_one_line(unset, spoil
 
 
 @pytest.fixture
-def not_first(unset, monkeypatch):
-    """A process that is not the first of a job keeps its programs through JAX's private functions."""
-    # JAX has no setting for it (`jaxddp.engine.program_cache`). The replaced function is restored.
+def second_process(programs_folder, monkeypatch):
+    """Prepare a process that is not the first of a job: it keeps its programs through JAX's private functions."""
+    # JAX has no setting for this (`jaxddp.engine.program_cache`). monkeypatch restores the replaced function.
     monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)
     private_names.warn_missing.cache_clear()
     # JAX opens its folder at the first compilation, which may have happened long ago.
@@ -157,62 +159,62 @@ def not_first(unset, monkeypatch):
     return monkeypatch
 
 
-def test_another_process_caches_its_compiled_programs(not_first, unset):
+def test_another_process_caches_its_compiled_programs(second_process, programs_folder):
     """Test with the installed JAX, for any arguments of its `_cache_write`. Process 0 does not replace it."""
-    not_first.setattr(compiler.distributed.global_state, "process_id", 1)
+    second_process.setattr(compiler.distributed.global_state, "process_id", 1)
     keep_compiled_programs(Second())
-    keep_compiled_programs(Second())  # A notebook has the same situation.
+    keep_compiled_programs(Second())  # A notebook may call it again.
     jax.jit(lambda x: x * 3 + 41)(1.0)
-    assert [path.name for path in unset.iterdir() if path.name.startswith("jit__lambda")]
+    assert [path.name for path in programs_folder.iterdir() if path.name.startswith("jit__lambda")]
 
 
-def of_five(cache_key, compile_time_secs, module_name, backend, executable):
-    """The signature of jax 0.12."""
+def signature_of_jax_0_12(cache_key, compile_time_secs, module_name, backend, executable):
+    """Has the signature of `_cache_write` in jax 0.12."""
 
 
-def of_six(executable, backend, module_name, compile_time_secs, cache_key, host_callbacks):
-    """The signature of jax 0.10, with another order."""
+def signature_of_jax_0_10(executable, backend, module_name, compile_time_secs, cache_key, host_callbacks):
+    """Has the signature of `_cache_write` in jax 0.10, with another order."""
 
 
-@pytest.mark.parametrize("theirs", [of_five, of_six])
-def test_arguments_of_jaxs_function_are_recognized_by_name(not_first, theirs):
-    kept = []
+@pytest.mark.parametrize("jax_function", [signature_of_jax_0_12, signature_of_jax_0_10])
+def test_arguments_of_jaxs_function_are_recognized_by_name(second_process, jax_function):
+    cached = []
 
     def put(cache_key, module_name, executable, backend, compile_time):
-        kept.append((cache_key, module_name, executable, backend.platform, compile_time))
+        cached.append((cache_key, module_name, executable, backend.platform, compile_time))
 
-    not_first.setattr(jax_cache, "put_executable_and_time", put)
-    not_first.setattr(compiler, "_cache_write", theirs)
+    second_process.setattr(jax_cache, "put_executable_and_time", put)
+    second_process.setattr(compiler, "_cache_write", jax_function)
     keep_compiled_programs(Second())
     cpu, gpu = (SimpleNamespace(platform=platform) for platform in ("cpu", "gpu"))
     named = {"cache_key": "key", "compile_time_secs": 2.5, "module_name": "jit_f", "backend": cpu, "executable": "x"}
-    callbacks = {"host_callbacks": []} if theirs is of_six else {}
-    for each in (named, named | {"backend": gpu}, named | {"compile_time_secs": -1.0}):
-        compiler._cache_write(**each, **callbacks)
+    callbacks = {"host_callbacks": []} if jax_function is signature_of_jax_0_10 else {}
+    for arguments in (named, named | {"backend": gpu}, named | {"compile_time_secs": -1.0}):
+        compiler._cache_write(**arguments, **callbacks)
     if callbacks:
         compiler._cache_write(**named, host_callbacks=["prints"])
-    assert kept == [("key", "jit_f", "x", "cpu", 2)]
+    assert cached == [("key", "jit_f", "x", "cpu", 2)]
 
 
 @pytest.mark.parametrize("name", ["_cache_write", "put_executable_and_time"])
-@pytest.mark.parametrize("theirs", [None, lambda key: None, lambda *, why, **_: None])
-def test_without_jaxs_functions_one_log_line_says_what_is_lost(not_first, caplog, name, theirs):
-    place = compiler if name == "_cache_write" else jax_cache
-    not_first.setattr(place, name, theirs)
+@pytest.mark.parametrize("replacement", [None, lambda key: None, lambda *, why, **_: None])
+def test_without_jaxs_functions_one_log_line_names_the_consequence(second_process, caplog, name, replacement):
+    module = compiler if name == "_cache_write" else jax_cache
+    second_process.setattr(module, name, replacement)
     keep_compiled_programs(Second())
     keep_compiled_programs(Second())
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"jax {jax.__version__} has no usable jax._src.compiler._cache_write: ")
     assert line.endswith("on CPUs, this process compiles its programs again at each start")
-    assert getattr(place, name) is theirs
+    assert getattr(module, name) is replacement
 
 
-def test_a_program_that_cannot_be_cached_logs_one_line(not_first, caplog):
+def test_a_program_that_cannot_be_cached_logs_one_line(second_process, caplog):
     def put(cache_key, module_name, executable, backend, compile_time):
         raise OSError(28, "No space left on device", f"/kept/{cache_key}")
 
-    not_first.setattr(jax_cache, "put_executable_and_time", put)
-    not_first.setattr(compiler, "_cache_write", of_five)
+    second_process.setattr(jax_cache, "put_executable_and_time", put)
+    second_process.setattr(compiler, "_cache_write", signature_of_jax_0_12)
     keep_compiled_programs(Second())
     for key in "ab":
         compiler._cache_write(key, 1.0, "jit_f", SimpleNamespace(platform="cpu"), None)
@@ -220,15 +222,17 @@ def test_a_program_that_cannot_be_cached_logs_one_line(not_first, caplog):
     assert line.startswith("a compiled program is not kept (No space left on device)")
 
 
-def test_other_processes_of_a_job_neither_warn_nor_thin_out(not_first, unset, monkeypatch, caplog):
+def test_other_processes_of_a_job_neither_warn_nor_remove_programs(
+    second_process, programs_folder, monkeypatch, caplog
+):
     monkeypatch.setattr(compilation_cache, "MOST_BYTES", 0)
-    unset.mkdir(parents=True, mode=0o700)
-    (unset / "program").write_bytes(b"x")
+    programs_folder.mkdir(parents=True, mode=0o700)
+    (programs_folder / "program").write_bytes(b"x")
     keep_compiled_programs(Second())
-    assert jax.config.jax_compilation_cache_dir == str(unset) and (unset / "program").exists()
+    assert jax.config.jax_compilation_cache_dir == str(programs_folder) and (programs_folder / "program").exists()
     jax.config.update("jax_compilation_cache_dir", None)
-    writable_by_others(unset / "below", monkeypatch)
-    unset.chmod(0o777)
+    let_others_write(programs_folder / "below", monkeypatch)
+    programs_folder.chmod(0o777)
     keep_compiled_programs(Second())
     assert jax.config.jax_compilation_cache_dir is None and caplog.records == []
 
@@ -242,49 +246,49 @@ programs = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.integers
 def test_least_recently_used_programs_are_removed_until_the_rest_fits(tmp_path_factory, written, most):
     folder = tmp_path_factory.mktemp("programs")
     (folder / "autotuned").mkdir()
-    used = {}
+    last_uses = {}
     for number, (size, wrote, read) in enumerate(written):
         path = folder / f"{number}-cache"
         path.write_bytes(b"x" * size)
         os.utime(path, (read, wrote))
-        used[path.name] = (max(wrote, read), size)
+        last_uses[path.name] = (max(wrote, read), size)
     compilation_cache._remove_old(folder, most)
     assert (folder / "autotuned").is_dir()
-    left = {path.name for path in folder.iterdir()} - {"autotuned"}
-    gone = used.keys() - left
-    total = sum(used[name][1] for name in left)
+    kept = {path.name for path in folder.iterdir()} - {"autotuned"}
+    removed = last_uses.keys() - kept
+    total = sum(last_uses[name][1] for name in kept)
     assert total <= most
-    assert all(used[name] <= used[other] for name in gone for other in left)
+    assert all(last_uses[name] <= last_uses[other] for name in removed for other in kept)
     # No more files are removed than necessary.
-    assert not gone or total + max(used[name] for name in gone)[1] > most
+    assert not removed or total + max(last_uses[name] for name in removed)[1] > most
 
 
-def test_the_cache_folder_is_limited_unless_jax_limits_it(unset, monkeypatch):
+def test_the_cache_folder_is_limited_unless_jax_limits_it(programs_folder, monkeypatch):
     monkeypatch.setattr(compilation_cache, "MOST_BYTES", 10)
-    unset.mkdir(parents=True, mode=0o700)
+    programs_folder.mkdir(parents=True, mode=0o700)
     for number in range(4):
-        (unset / f"{number}-cache").write_bytes(b"x" * 4)
-        os.utime(unset / f"{number}-cache", (number, number))
+        (programs_folder / f"{number}-cache").write_bytes(b"x" * 4)
+        os.utime(programs_folder / f"{number}-cache", (number, number))
     jax.config.update("jax_compilation_cache_max_size", 1000)
     keep_compiled_programs()
-    assert len(list(unset.iterdir())) == 4
+    assert len(list(programs_folder.iterdir())) == 4
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_compilation_cache_max_size", -1)
     keep_compiled_programs()
-    assert sorted(path.name for path in unset.iterdir()) == ["2-cache", "3-cache"]
+    assert sorted(path.name for path in programs_folder.iterdir()) == ["2-cache", "3-cache"]
 
 
-def test_the_python_api_keeps_compiled_programs(unset):
+def test_the_python_api_keeps_compiled_programs(programs_folder):
     table = jaxddp.ArrayTable(np.zeros((4, 2, 2, 1), np.uint8), np.arange(4) % 2, ("a", "b"))
     model = (
         lambda key, example: {"weight": np.zeros((4, 2), np.float32)},
         lambda params, images: images.reshape(len(images), -1) @ params["weight"],
     )
     jaxddp.prepare_training(model, table, 1, sgd(0.1), 2)
-    assert jax.config.jax_compilation_cache_dir == str(unset)
+    assert jax.config.jax_compilation_cache_dir == str(programs_folder)
 
 
-# Whole starts, each in a Python of its own whose home is the test's
+# Whole starts, each in a new Python process whose home folder belongs to the test
 
 CHILD = """
 import collections, hashlib, json, os, sys
@@ -304,8 +308,8 @@ from jaxddp.cli import main
 from jaxddp.training.listeners.jsonl import JsonLines
 
 def imported():
-    whole = {name for name, module in sys.modules.items() if module is not None}
-    return sorted({name.partition(".")[0] for name in whole} | {"flax.nnx"} & whole)
+    names = {name for name, module in sys.modules.items() if module is not None}
+    return sorted({name.partition(".")[0] for name in names} | {"flax.nnx"} & names)
 
 class Network(nn.Module):
     # A ResNet would take half a minute to compile.
@@ -319,17 +323,17 @@ class Network(nn.Module):
 resnet.build = lambda settings, classes, *_: Network(classes)
 seen, train, step = {}, training.train, JsonLines.step
 
-def train_and_keep(*arguments, **named):
+def train_and_hash(*arguments, **named):
     state = train(*arguments, **named)
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves((state.params, state.model_state))]
     seen["state"] = hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
     return state
 
-def step_and_look(self, record):
+def step_and_list_imports(self, record):
     seen.setdefault("imported at the first step", imported())
     step(self, record)
 
-training.train, JsonLines.step = train_and_keep, step_and_look
+training.train, JsonLines.step = train_and_hash, step_and_list_imports
 code = main(sys.argv[1:])
 seen["imported"] = imported()
 if "JAXDDP_TEST_KERAS" in os.environ:
@@ -341,24 +345,24 @@ print(json.dumps({"code": code, "hits": events["cache_hits"], "misses": events["
 
 def start(home: Path, workdir: Path, *words: str, **variables: str) -> dict[str, Any]:
     """Train a small network; return the child's observations and the metrics."""
-    free = {name: value for name, value in os.environ.items() if name.upper() not in map(str.upper, DEFAULTS)}
+    environment = {name: value for name, value in os.environ.items() if name.upper() not in map(str.upper, DEFAULTS)}
     for name in (CACHE_VARIABLE, "XDG_CACHE_HOME"):
-        free.pop(name, None)
-    free |= {"HOME": str(home), **variables}
+        environment.pop(name, None)
+    environment |= {"HOME": str(home), **variables}
     command = [sys.executable, "-c", textwrap.dedent(CHILD), "train", "digits", "--workdir", str(workdir), *words]
     command += ["--model.name", "resnet10", "--model.width", "4"]
     command += ["--train.batch-size", "4", "--eval.batch-size", "4", "--train.duration", "3 steps"]
     command += ["--log.every", "1 step"]
-    done = subprocess.run(command, env=free, capture_output=True, text=True, timeout=250, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "compiled programs" not in done.stderr
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     figures = [{name: line[name] for name in ("step", "split", "loss", "top1")} for line in lines]
-    return json.loads(done.stdout.splitlines()[-1]) | {"figures": figures, "said": done.stderr}
+    return json.loads(done.stdout.splitlines()[-1]) | {"figures": figures, "stderr": done.stderr}
 
 
 @pytest.fixture(scope="module")
-def on_arrays(tmp_path_factory):
+def two_starts(tmp_path_factory):
     """Start one run on arrays twice, first without any kept programs; return the results and the folder."""
     folder = tmp_path_factory.mktemp("arrays")
     rng = np.random.default_rng(0)
@@ -376,15 +380,15 @@ def on_arrays(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_second_start_compiles_nothing(on_arrays):
-    cold, warm, place = on_arrays
+def test_a_second_start_compiles_nothing(two_starts):
+    cold, warm, place = two_starts
     assert cold["hits"] == 0 and cold["misses"] > 3 and warm["misses"] == 0 and warm["hits"] == cold["misses"]
     assert len([path for path in place.iterdir() if path.name.endswith("-cache")]) == cold["misses"]
 
 
 @pytest.mark.slow
-def test_a_run_with_cached_programs_equals_the_compiling_run_bit_for_bit(on_arrays):
-    cold, warm, _ = on_arrays
+def test_a_run_with_cached_programs_equals_the_compiling_run_bit_for_bit(two_starts):
+    cold, warm, _ = two_starts
     assert warm["figures"] == cold["figures"] and len(cold["figures"]) == 5
     assert warm["state"] == cold["state"]
 
@@ -393,13 +397,13 @@ UNUSED = {"tensorflow", "tensorboard", "keras", "tensorflow_datasets", "IPython"
 
 
 @pytest.mark.slow
-def test_training_on_arrays_imports_nothing_that_it_does_not_use(on_arrays):
-    cold, warm, _ = on_arrays
+def test_training_on_arrays_imports_nothing_that_it_does_not_use(two_starts):
+    cold, warm, _ = two_starts
     assert UNUSED & set(cold["imported"]) == set()
     assert "matplotlib" not in cold["imported at the first step"] and "matplotlib" in cold["imported"]
-    # The second one writes for TensorBoard, but not before its first step.
+    # The second run writes for TensorBoard, but only after its first step.
     assert UNUSED & set(warm["imported at the first step"]) == set()
-    assert "the logger tensorboard failed at step 1 (ModuleNotFoundError: import of tensorflow halted" in warm["said"]
+    assert "the logger tensorboard failed at step 1 (ModuleNotFoundError: import of tensorflow halted" in warm["stderr"]
 
 
 # The tests above show which parts import TensorFlow.
@@ -408,10 +412,10 @@ def test_training_on_arrays_imports_nothing_that_it_does_not_use(on_arrays):
 def test_training_on_files_imports_tensorflow_without_keras(tmp_path):
     root = write_tree(tmp_path / "tree", classes=2, images=4, val=4, size=10)
     small = ["--data.path", str(root), "--data.image-size", "8", "--data.resize", "8"]
-    # This test is not about programs, so it may use the programs of the tests.
-    kept = {name: value for name, value in os.environ.items() if name.lower() in DEFAULTS}
+    # This test checks only imports, so it may use the compiled programs of the test suite.
+    jax_variables = {name: value for name, value in os.environ.items() if name.lower() in DEFAULTS}
     words = [*small, "--log.to", "jsonl", "--parallel.cpu-devices", "1", "--eval.every", "0 steps"]
-    seen = start(tmp_path, tmp_path / "run", *words, JAXDDP_TEST_KERAS="1", **kept)
+    observed = start(tmp_path, tmp_path / "run", *words, JAXDDP_TEST_KERAS="1", **jax_variables)
     # TensorFlow itself imports SciPy if it is installed.
-    assert UNUSED & set(seen["imported"]) - {"scipy"} == {"tensorflow"}
-    assert seen["keras on demand"] == 3
+    assert UNUSED & set(observed["imported"]) - {"scipy"} == {"tensorflow"}
+    assert observed["keras on demand"] == 3

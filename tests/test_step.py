@@ -43,7 +43,7 @@ def float64():
 
 @functools.cache
 def compiled_step(net, devices: int, loss=None, augment: bool = True):
-    """Cached, so that tests with the same arguments share a compiled program."""
+    """Return an objective, a mesh, an optimizer and a step. Tests with equal arguments share the compiled program."""
     objective = objective_of(net, loss, augment=AugmentConfig(pad=1) if augment else AugmentConfig(flip=False))
     topology, optimizer = topology_of(devices), sgd(1.0)
     return objective, topology, optimizer, make_train_step(make_local_step(objective, optimizer, topology), topology)
@@ -76,13 +76,13 @@ def plain_gradient(net, size: int, masked: int):
 CASES = [(devices, *case) for devices in (1, 2, 3, 4, 8) for case in ((24, 0), (24, 7), (24, 23), (72, 1))]
 
 
-def is_telling(devices: int, size: int, masked: int) -> bool:
+def is_default(devices: int, size: int, masked: int) -> bool:
     return devices == 8 or (devices in (2, 3) and size == 24)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "size", "masked"), [each if is_telling(*each) else rarely(*each) for each in CASES]
+    ("devices", "size", "masked"), [case if is_default(*case) else rarely(*case) for case in CASES]
 )
 def test_gradients_equal_plain_grad(devices, size, masked):
     expected = plain_gradient(PLAIN, size, masked)
@@ -94,7 +94,7 @@ def test_gradients_equal_plain_grad(devices, size, masked):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((5,), 7))
-def test_gradients_of_odd_sizes(devices):
+def test_gradients_of_odd_batch_sizes_equal_plain_grad(devices):
     size = 3 * devices
     gradient, _, _ = sgd_gradient(PLAIN, random_batch(size, masked=2), devices)
     assert largest_difference(gradient, plain_gradient(PLAIN, size, 2)) < 1e-9
@@ -102,7 +102,7 @@ def test_gradients_of_odd_sizes(devices):
 
 @pytest.mark.slow
 @given(st.lists(st.booleans(), min_size=12, max_size=12).filter(any), st.sampled_from((2, 3, 4)))
-def test_gradients_under_any_mask(mask, devices):
+def test_gradients_under_any_mask_equal_the_softmax_formula(mask, devices):
     with jax.enable_x64(True):
         batch = random_batch(12)._replace(mask=np.array(mask, np.float32))
         gradient, _, _ = sgd_gradient(LINEAR, batch, devices, augment=False)
@@ -139,13 +139,13 @@ def test_local_batch_norm_differs_and_its_statistics_are_the_average():
 
 
 def two_blocks(dtype=jnp.float64, **normalization):
-    """Build a ResNet."""
+    """Build a ResNet of two blocks."""
     normalization |= {"dtype": dtype, "param_dtype": dtype}
     return ResNet(Architecture((1, 1), BASIC), CLASSES, width=2, stem=small_stem, **normalization)
 
 
 def ghost(group: int | None, platform: str = "gpu"):
-    """Build a ResNet with ghost batch norm, in its form for a platform."""
+    """Build a ResNet with ghost batch norm, adapted to a platform."""
     return for_platform(two_blocks(group=group), platform)
 
 
@@ -154,7 +154,7 @@ def ghost_airbench():
     return Airbench(CLASSES, width=2, group=4, dtype=jnp.float64, param_dtype=jnp.float64)
 
 
-class Course(NamedTuple):
+class Trajectory(NamedTuple):
     """The results of a few steps of plain SGD."""
 
     gradient: Any
@@ -164,8 +164,8 @@ class Course(NamedTuple):
 
 
 @functools.cache
-def course(net, devices: int, dtype=jnp.float64, *, size: int = 16, image: int = 6, steps: int = 4) -> Course:
-    """Test with padding, whose images count in the statistics of ghost batch norm."""
+def take_steps(net, devices: int, dtype=jnp.float64, *, size: int = 16, image: int = 6, steps: int = 4) -> Trajectory:
+    """Take a few steps with padding, whose images count in the statistics of ghost batch norm."""
     objective, topology, optimizer = objective_of(net, dtype=dtype), topology_of(devices), sgd(0.02)
     step = make_train_step(make_local_step(objective, optimizer, topology), topology)
     state = fresh_state(objective, optimizer, topology, image, dtype)
@@ -174,10 +174,10 @@ def course(net, devices: int, dtype=jnp.float64, *, size: int = 16, image: int =
         state, sums = step(state, topology.place(random_batch(size, masked=3, seed=number, image=image)))
         params.append(jax.device_get(state.params))
         losses.append(sums.means()["loss"])
-    return Course(jax.tree.map(lambda a, b: (a - b) / 0.02, *params[:2]), losses, jax.device_get(state))
+    return Trajectory(jax.tree.map(lambda a, b: (a - b) / 0.02, *params[:2]), losses, jax.device_get(state))
 
 
-def assert_same(one: Course, many: Course, tolerance: float) -> None:
+def assert_same(one: Trajectory, many: Trajectory, tolerance: float) -> None:
     assert len(set(one.losses)) == len(one.losses)
     assert np.abs(np.subtract(one.losses, many.losses)).max() < tolerance
     assert largest_difference(one.gradient, many.gradient) < tolerance
@@ -189,18 +189,22 @@ def assert_same(one: Course, many: Course, tolerance: float) -> None:
 @pytest.mark.parametrize("devices", few((4,), 2, 8))
 @pytest.mark.parametrize(("net", "image"), [(ghost(2), 6), (ghost(3, "cpu"), 6), (ghost_airbench(), 10)])
 def test_with_ghost_batch_norm_any_number_of_devices_equals_one(net, image, devices):
-    one, many = (course(net, count, size=8 * net.group, image=image) for count in (1, devices))
-    flat = [path for path, leaf in jax.tree_util.tree_leaves_with_path(one.gradient) if np.abs(leaf).max() < 1e-6]
-    assert [path[0].key for path in flat] == (["whiten"] if isinstance(net, Airbench) else [])
+    one, many = (take_steps(net, count, size=8 * net.group, image=image) for count in (1, devices))
+    without_gradient = [
+        path for path, leaf in jax.tree_util.tree_leaves_with_path(one.gradient) if np.abs(leaf).max() < 1e-6
+    ]
+    assert [path[0].key for path in without_gradient] == (["whiten"] if isinstance(net, Airbench) else [])
     assert_same(one, many, 1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", few((4,), 1))
 def test_a_group_that_is_a_device_s_slice_is_local_batch_norm(devices):
-    local, grouped, apart = (course(ghost(group), devices, size=16, image=6) for group in (None, 16 // devices, 2))
+    local, grouped, smaller = (
+        take_steps(ghost(group), devices, size=16, image=6) for group in (None, 16 // devices, 2)
+    )
     assert_same(local, grouped, 1e-9)
-    assert largest_difference(local.gradient, apart.gradient) > 1e-3
+    assert largest_difference(local.gradient, smaller.gradient) > 1e-3
 
 
 @pytest.mark.slow
@@ -211,7 +215,7 @@ def test_a_group_that_is_a_device_s_slice_is_local_batch_norm(devices):
 )
 def test_resnet_losses_and_parameters_are_the_same_on_any_number_of_devices(dtype, steps, devices, tolerance):
     network = two_blocks(dtype, axis_name=AXIS)
-    one, many = (course(network, count, dtype, image=16, steps=steps) for count in (1, devices))
+    one, many = (take_steps(network, count, dtype, image=16, steps=steps) for count in (1, devices))
     assert all(np.abs(leaf).max() > 1e-6 for leaf in jax.tree.leaves(one.gradient))
     # The gradient is computed from a difference of parameters, divided by the rate.
     assert_same(one, many._replace(gradient=one.gradient) if dtype == jnp.float32 else many, tolerance)
@@ -260,7 +264,7 @@ def test_padding_with_nan_outputs_is_not_counted():
     assert sums.means() == {"loss": 2, "top1": 1} and sums.count() == 3
 
 
-def test_a_loss_that_is_a_mean_is_as_good_as_one_per_example():
+def test_a_loss_that_is_a_mean_has_the_gradient_of_a_loss_per_example():
     def mean_loss(logits, labels):
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
@@ -278,16 +282,16 @@ def test_label_smoothing_is_the_mixture_with_the_uniform_distribution():
 @given(st.lists(st.integers(0, 3), min_size=6, max_size=6), st.integers(0, 5), st.integers(1, 6))
 def test_top_k_takes_the_first_of_equal_logits(values, label, k):
     order = np.argsort(-np.array(values), kind="stable")
-    measured = measured_by(TopK(k))(np.array([values], np.float32), np.array([label]))
+    measured = compiled(TopK(k))(np.array([values], np.float32), np.array([label]))
     assert float(measured[0]) == float(label in order[:k])
 
 
 @functools.cache
-def measured_by(metric):
+def compiled(metric):
     return jax.jit(metric)
 
 
-def test_a_nan_is_never_right():
+def test_a_nan_is_never_a_correct_prediction():
     assert float(TopK(1)(jnp.array([[jnp.nan, jnp.nan]]), jnp.array([0]))[0]) == 0
 
 

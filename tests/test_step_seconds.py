@@ -16,58 +16,58 @@ from jaxddp.training.listeners.step_seconds import FILE, StepSeconds
 FAST = {"input": 0.01, "dispatch": 0.001, "device": 0.08, "save": 0.0, "training": 0.001, "listeners": 0.001}
 
 
-def looked(*each: dict[str, float], step: int = 100) -> dict[int, tuple[int, dict[str, float]]]:
-    """Returns the time that processes have spent after a step, given their seconds per step."""
+def spent_until(*seconds_by_phase: dict[str, float], step: int = 100) -> dict[int, tuple[int, dict[str, float]]]:
+    """Return the time that each process has spent up to a step, given its seconds per step and phase."""
     return {
         process: (step, {phase: seconds * step for phase, seconds in phases.items()} | {"compile": 70.0})
-        for process, phases in enumerate(each)
+        for process, phases in enumerate(seconds_by_phase)
     }
 
 
-def found(*each: dict[str, float]) -> StepSeconds:
-    result = StepSeconds.between(looked(*each, step=20), looked(*each, step=100))
+def step_seconds(*seconds_by_phase: dict[str, float]) -> StepSeconds:
+    result = StepSeconds.between(spent_until(*seconds_by_phase, step=20), spent_until(*seconds_by_phase, step=100))
     assert result is not None
     return result
 
 
 def test_seconds_per_step_are_the_time_between_two_readings():
-    result = found(FAST, FAST)
+    result = step_seconds(FAST, FAST)
     assert (result.first, result.last) == (20, 100)
     expected = {"input": 0.01, "dispatch": 0.001, "device": 0.08, "save": 0.0, "other": 0.002}
     assert dict(result.seconds[1]) == pytest.approx(expected)
     assert result.slow() == []
 
 
-def test_the_process_that_makes_the_others_wait_is_named_and_not_those_that_wait():
+def test_the_process_that_makes_the_others_wait_is_named_alone():
     slow = {**FAST, "input": 0.07, "device": 0.02}
-    (first,) = found(FAST, slow, FAST, FAST).slow()
+    (first,) = step_seconds(FAST, slow, FAST, FAST).slow()
     assert str(first) == "process 1 takes 0.07 s a step in phase 'input', 7.0 times the median"
     # The median of two processes is the smaller value.
-    assert [(each.process, each.phase) for each in found(slow, FAST).slow()] == [(0, "input")]
+    assert [(finding.process, finding.phase) for finding in step_seconds(slow, FAST).slow()] == [(0, "input")]
 
 
 def test_with_equal_other_phases_the_device_time_shows_the_slow_process():
-    (first,) = found(FAST, FAST, {**FAST, "device": 0.2}).slow()
+    (first,) = step_seconds(FAST, FAST, {**FAST, "device": 0.2}).slow()
     assert (first.process, first.phase) == (2, "device")
 
 
 @pytest.mark.parametrize("changed", [{"input": 0.0149}, {"dispatch": 0.009}], ids=["below 1.5", "below a tenth"])
 def test_a_small_difference_is_not_slow(changed):
-    assert found(FAST, {**FAST, **changed}).slow() == []
+    assert step_seconds(FAST, {**FAST, **changed}).slow() == []
 
 
 def test_a_phase_of_one_process_alone_is_named():
-    (first,) = found(FAST, {**FAST, "save": 0.05}).slow()
+    (first,) = step_seconds(FAST, {**FAST, "save": 0.05}).slow()
     assert str(first) == "process 1 takes 0.05 s a step in phase 'save', and the median is 0"
 
 
 def test_processes_without_a_step_are_not_reported():
-    assert StepSeconds.between(looked(FAST, FAST), looked(FAST, FAST)) is None
-    assert StepSeconds.between({}, looked(FAST)) is None
+    assert StepSeconds.between(spent_until(FAST, FAST), spent_until(FAST, FAST)) is None
+    assert StepSeconds.between({}, spent_until(FAST)) is None
 
 
-def test_the_table_has_the_slowest_of_very_many_and_the_median():
-    lines = found(*[FAST] * 20, {**FAST, "input": 0.5}).table()
+def test_the_table_of_many_processes_has_the_slowest_and_the_median():
+    lines = step_seconds(*[FAST] * 20, {**FAST, "input": 0.5}).table()
     assert len(lines) == 1 + 8 + 1
     assert lines[0].split() == ["input", "dispatch", "device", "save", "other"]
     assert [line.split()[:2] for line in lines[1:]] == [
@@ -82,20 +82,23 @@ def record(step: int) -> StepRecord:
 
 
 def test_a_slow_process_is_logged_once_with_a_table_which_the_doctor_reads(tmp_path, monkeypatch, caplog):
-    seen = {0: FAST, 1: {**FAST, "input": 0.07}}
+    seconds_by_process = {0: FAST, 1: {**FAST, "input": 0.07}}
     step = 0
 
-    class Heard(Peers):
+    class FixedPeers(Peers):
         def spent(self) -> dict[int, Spent]:
-            return {process: (step, {phase: s * step for phase, s in each.items()}) for process, each in seen.items()}
+            return {
+                process: (step, {phase: s * step for phase, s in seconds.items()})
+                for process, seconds in seconds_by_process.items()
+            }
 
     monkeypatch.setattr(slow_processes, "COMPARISON_SECONDS", 0.0)
-    listener = SlowProcesses(Heard())
+    listener = SlowProcesses(FixedPeers())
     listener.start(RunStart(0, 100, 8, 39, 2, 2, workdir=tmp_path))
     for step in (10, 20, 30):
         listener.step(record(step))
-    (said,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    line, *table = said.split("\n")
+    (message,) = [entry.getMessage() for entry in caplog.records if entry.levelno == logging.WARNING]
+    line, *table = message.split("\n")
     assert line == (
         "process 1 takes 0.07 s a step in phase 'input', 7.0 times the median; seconds a step, from step 11 to 20:"
     )
@@ -107,11 +110,11 @@ def test_a_slow_process_is_logged_once_with_a_table_which_the_doctor_reads(tmp_p
     )
 
 
-def test_doctor_says_that_none_is_slow(tmp_path):
-    (tmp_path / FILE).write_bytes(found(FAST, FAST).dumps())
-    said = check(tmp_path)
+def test_doctor_reports_that_no_process_is_slow(tmp_path):
+    (tmp_path / FILE).write_bytes(step_seconds(FAST, FAST).dumps())
+    finding = check(tmp_path)
     detail = "2 processes, none makes the others wait (steps 21 to 100 of the run there)"
-    assert (said.verdict, said.detail) == ("ok", detail)
+    assert (finding.verdict, finding.detail) == ("ok", detail)
 
 
 @pytest.mark.parametrize(

@@ -34,17 +34,17 @@ TABLE, VAL = random_table(50), random_table(23, seed=1)
 
 
 @functools.cache
-def follow(part: Plateau):
+def compiled_rule(part: Plateau):
     return jax.jit(part.validated)
 
 
 def factors(part: Plateau, losses: list[float]) -> list[float]:
     """Return the factor after each validation."""
-    own, found = part.init({}, {}), []
+    state, values = part.init({}, {}), []
     for loss in losses:
-        own = follow(part)(own, {"val loss": np.float32(loss)})
-        found.append(float(part.rate_factor(own)))
-    return found
+        state = compiled_rule(part)(state, {"val loss": np.float32(loss)})
+        values.append(float(part.rate_factor(state)))
+    return values
 
 
 def test_a_plateau_lowers_the_rate_after_patience_validations_without_gain():
@@ -87,33 +87,33 @@ def test_an_invalid_plateau_raises_a_one_line_error(settings, message):
 
 
 class Killed(BaseException):
-    """Raise as if the process had been killed: nothing is saved, and no process replies."""
+    """An exception that ends a run as if the process had been killed: nothing is saved."""
 
 
 class KilledAt:
-    """A listener that ends the run at this moment of a step, as if it had been killed."""
+    """A listener that ends the run at a moment of a step, as if the process had been killed."""
 
     def __init__(self, moment: str, step: int):
-        self._at = moment, step
+        self._moment = moment, step
 
     def step(self, record):
-        if self._at == ("step", record.step):
+        if self._moment == ("step", record.step):
             raise Killed
 
     def evaluation(self, record):
-        if record.final and self._at == (record.split, record.step):
+        if record.final and self._moment == (record.split, record.step):
             raise Killed
 
 
-def prepared(**more):
-    """Return a run whose loss rises, because its rate is negative: every second validation the plateau halves the
-    rate."""
-    options = {"ema": 0.8, "parts": [Plateau(0.5, 2)], "best": "val loss", "best_smoothing": 0.5} | more
+def setup_of_rising_loss(**changes):
+    """Return a setup whose loss rises, because its rate is negative: the plateau halves the rate at every second
+    validation."""
+    options = {"ema": 0.8, "parts": [Plateau(0.5, 2)], "best": "val loss", "best_smoothing": 0.5} | changes
     return shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(-0.02), 4, epochs=3, **options))
 
 
-def trained(setup, workdir: Path | None = None, listeners=(), **more):
-    cadences = {"log_every": "1 step", "eval_every": "3 steps", "save_every": "6 steps"} | more
+def trained(setup, workdir: Path | None = None, listeners=(), **changes):
+    cadences = {"log_every": "1 step", "eval_every": "3 steps", "save_every": "6 steps"} | changes
     return jaxddp.train(softmax_cross_entropy, setup, val=VAL, workdir=workdir, listeners=listeners, **cadences)
 
 
@@ -126,11 +126,11 @@ def lines(workdir: Path) -> list[dict]:
 
 @pytest.fixture(scope="module")
 def setup():
-    return prepared()
+    return setup_of_rising_loss()
 
 
 @pytest.fixture(scope="module")
-def whole(setup, tmp_path_factory):
+def uninterrupted_run(setup, tmp_path_factory):
     """The uninterrupted run of 19 steps: validated at 3, 6, …, 18 and 19, saved at 6, 12, 18 and 19."""
     directory = tmp_path_factory.mktemp("whole") / "run"
     state, _ = trained(setup, directory)
@@ -138,29 +138,31 @@ def whole(setup, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_rate_of_any_optimizer_follows_the_plateau(whole):
+def test_the_rate_of_any_optimizer_follows_the_plateau(uninterrupted_run):
     """Compare with a loop of plain steps whose updates are halved after the second validation without improvement."""
-    state, directory = whole
+    state, directory = uninterrupted_run
     rows = [row for row in lines(directory) if row["split"] == "val"]
     losses = [row["loss"] for row in rows]
     assert losses == sorted(losses) and [row["step"] for row in rows] == [3, 6, 9, 12, 15, 18, 19]
     assert float(state.parts["plateau"]["rule"].scale) == 0.125
     plain = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(1.0), 4)
-    found, step = plain.state, plain.step()
+    plain_state, step = plain.state, plain.step()
     for number, batch in enumerate(plain.batches(0, 19)):
-        before = jax.device_get(found.params["weight"])
-        found, _ = step(found, batch)
-        update = jax.device_get(found.params["weight"]) - before
+        before = jax.device_get(plain_state.params["weight"])
+        plain_state, _ = step(plain_state, batch)
+        update = jax.device_get(plain_state.params["weight"]) - before
         rate = -0.02 * (1 if number < 9 else 0.5 if number < 15 else 0.25)
-        found = found.replace(params=plain.topology.replicate({"weight": before + np.float32(rate) * update}))
-    assert largest_difference(jax.device_get(state.params), jax.device_get(found.params)) < 1e-5
+        plain_state = plain_state.replace(
+            params=plain.topology.replicate({"weight": before + np.float32(rate) * update})
+        )
+    assert largest_difference(jax.device_get(state.params), jax.device_get(plain_state.params)) < 1e-5
 
 
 KILLS = {
     "after the save, in the validation": ("evaluator", 6),
     "between the two lines": ("val", 12),
     "after the lines": ("val_ema", 12),
-    "before the validation is kept": ("put", 12),
+    "before the validation is saved": ("put", 12),
     "after the validation": ("step", 13),
     "after a validation that no checkpoint has": ("step", 10),
 }
@@ -169,7 +171,7 @@ KILLS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", KILLS)
 def test_a_run_killed_at_any_moment_and_resumed_equals_an_uninterrupted_one(
-    moment, setup, whole, tmp_path, monkeypatch
+    moment, setup, uninterrupted_run, tmp_path, monkeypatch
 ):
     kind, step = KILLS[moment]
     with monkeypatch.context() as patched:
@@ -186,22 +188,22 @@ def test_a_run_killed_at_any_moment_and_resumed_equals_an_uninterrupted_one(
         if kind == "put":
             put = ValidationFile.put
 
-            def unkept(self, at, metrics):
+            def killed_put(self, at, metrics):
                 if at == step:
                     raise Killed
                 put(self, at, metrics)
 
-            patched.setattr(ValidationFile, "put", unkept)
+            patched.setattr(ValidationFile, "put", killed_put)
         with pytest.raises(Killed):
             trained(setup, tmp_path, [KilledAt(kind, step)])
     state, _ = trained(setup, tmp_path)
-    expected, directory = whole
+    expected, directory = uninterrupted_run
     assert lines(tmp_path) == lines(directory)
-    for one, other in zip(*map(jax.tree.leaves, jax.device_get((state, expected))), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for actual_leaf, expected_leaf in zip(*map(jax.tree.leaves, jax.device_get((state, expected))), strict=True):
+        np.testing.assert_array_equal(actual_leaf, expected_leaf)
     names = "validation.json", "result.json"
-    kept = [json.loads((place / "checkpoints" / names[0]).read_text()) for place in (tmp_path, directory)]
-    assert kept[0] == kept[1]
+    validations = [json.loads((place / "checkpoints" / names[0]).read_text()) for place in (tmp_path, directory)]
+    assert validations[0] == validations[1]
 
 
 @pytest.mark.slow
@@ -209,12 +211,12 @@ def test_a_run_without_gain_stops_and_continues_only_with_more_patience_or_epoch
     def result() -> dict:
         return json.loads((tmp_path / "result.json").read_text())
 
-    class Ends:
+    class EndRecorder:
         def end(self, run):
             self.status, self.at, self.reason = run.status, run.step, run.reason
 
-    ends, options = Ends(), {"best_smoothing": 0.0, "parts": []}
-    setup = prepared(stop_after=2, **options)
+    ends, options = EndRecorder(), {"best_smoothing": 0.0, "parts": []}
+    setup = setup_of_rising_loss(stop_after=2, **options)
     state, history = trained(setup, tmp_path, [ends])
     # The first validation is the best. It is at step 3, which has no checkpoint.
     reason = "no gain in val loss in 2 validations since step 3, where it was "
@@ -224,25 +226,25 @@ def test_a_run_without_gain_stops_and_continues_only_with_more_patience_or_epoch
         "; the best checkpoint is step 6; to continue, give a larger stop_after or another duration"
     )
     written = lines(tmp_path)
-    again, history = trained(setup, tmp_path, [ends])
+    repeated, history = trained(setup, tmp_path, [ends])
     assert (ends.status, ends.at) == ("stopped", 9) and ends.reason.startswith(reason)
-    assert largest_difference(*jax.device_get((state, again))) == 0 and lines(tmp_path) == written
+    assert largest_difference(*jax.device_get((state, repeated))) == 0 and lines(tmp_path) == written
     assert result()["status"] == "stopped"
-    more = prepared(stop_after=4, **options)
-    _, history = trained(more, tmp_path, [ends])
+    patient = setup_of_rising_loss(stop_after=4, **options)
+    _, history = trained(patient, tmp_path, [ends])
     assert (ends.status, ends.at) == ("stopped", 15)
-    trained(more, tmp_path, [ends], epochs=9)
+    trained(patient, tmp_path, [ends], epochs=9)
     # None of four more validations is an improvement.
     assert (ends.status, ends.at) == ("stopped", 27)
     # The result equals that of the uninterrupted run.
-    _, without = trained(prepared(**options), None, epochs=9)
-    found = [row["loss"] for row in lines(tmp_path) if row["split"] == "val"]
-    assert found == without.val["loss"][:9].tolist()
+    _, uninterrupted = trained(setup_of_rising_loss(**options), None, epochs=9)
+    losses = [row["loss"] for row in lines(tmp_path) if row["split"] == "val"]
+    assert losses == uninterrupted.val["loss"][:9].tolist()
 
 
 @pytest.mark.slow
 def test_a_run_that_ends_with_its_last_patience_is_done(tmp_path):
-    setup = prepared(stop_after=6, parts=[])
+    setup = setup_of_rising_loss(stop_after=6, parts=[])
     trained(setup, tmp_path)
     assert json.loads((tmp_path / "result.json").read_text())["status"] == "done"
 
@@ -273,11 +275,11 @@ def test_stopping_without_a_validation_raises_a_one_line_error_before_the_run(op
 
 @pytest.mark.slow
 def test_a_metric_that_no_evaluator_measures_is_an_error_at_the_first_validation(tmp_path):
-    made = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, best="val f2")
+    setup = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, best="val f2")
     with pytest.raises(InputError, match="best='val f2' is not measured; did you mean 'val f1'"):
         jaxddp.train(
             softmax_cross_entropy,
-            made,
+            setup,
             val=VAL,
             evaluators=[lambda state: {"f1": 0.5}],
             listeners=(),
@@ -306,7 +308,7 @@ def get_model(config, num_classes):
 
 
 @pytest.fixture(scope="module")
-def terminal(tmp_path_factory) -> list[str]:
+def recipe_arguments(tmp_path_factory) -> list[str]:
     """Return the arguments that train the recipe, whose learning rate is far too high."""
     folder = tmp_path_factory.mktemp("terminal")
     write_arrays(folder / "images.npz", TABLE, VAL)
@@ -315,25 +317,25 @@ def terminal(tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def stopped(terminal):
+def stopped(recipe_arguments):
     words = ["--optimizer.schedule", "plateau", "--optimizer.plateau-patience", "1", "--train.ema", "0.9"]
     words += ["--train.stop-after", "3", "--train.stop-min-gain", "100", "--checkpoint.best", "val_ema loss"]
     words += ["--checkpoint.keep", "9"]
-    assert main(["train", *terminal, *words]) == 0
-    return [*terminal, *words], Path(terminal[-1])
+    assert main(["train", *recipe_arguments, *words]) == 0
+    return [*recipe_arguments, *words], Path(recipe_arguments[-1])
 
 
 @pytest.mark.slow
 def test_every_command_shows_that_a_run_stopped(stopped, capfd):
     words, workdir = stopped
-    said = json.loads((workdir / "result.json").read_text())
-    assert (said["status"], said["step"]) == ("stopped", 25)
+    result = json.loads((workdir / "result.json").read_text())
+    assert (result["status"], result["step"]) == ("stopped", 25)
     averaged = {row["step"]: row["loss"] for row in lines(workdir) if row["split"] == "val_ema"}
     best = min(averaged, key=averaged.__getitem__)
-    assert [*averaged] == [7, 13, 19, 25] and f"in 3 validations since step {best}," in said["reason"]
+    assert [*averaged] == [7, 13, 19, 25] and f"in 3 validations since step {best}," in result["reason"]
     assert main(["train", *words]) == 0
     shown = capfd.readouterr().out
-    assert f"stopped at step 25 of 38 ({said['reason']}): nothing to train; result: val loss " in shown
+    assert f"stopped at step 25 of 38 ({result['reason']}): nothing to train; result: val loss " in shown
     (run,) = read_runs([workdir])
     (cells,) = [[cell.text for cell in row] for row in run_table([run]).rows]
     assert cells[1] == "stopped" and cells[3].startswith("val_ema loss ") and cells[4] == f"{best}"
@@ -343,7 +345,7 @@ def test_every_command_shows_that_a_run_stopped(stopped, capfd):
 
 
 @pytest.mark.slow
-def test_eval_prints_both_and_finds_the_best(stopped, capfd):
+def test_eval_prints_the_metrics_of_the_state_and_of_its_average_at_the_best_step(stopped, capfd):
     _, workdir = stopped
     assert main(["eval", str(workdir / "config.json"), "--step", "best"]) == 0
     printed = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
@@ -353,7 +355,7 @@ def test_eval_prints_both_and_finds_the_best(stopped, capfd):
     assert float(printed["val_ema loss"]) == pytest.approx(min(averaged.values()), rel=1e-6)
 
 
-def test_the_rate_that_is_logged_follows_the_plateau(stopped):
+def test_the_logged_rate_follows_the_plateau(stopped):
     _, workdir = stopped
     rows = lines(workdir)
     rates = {row["step"]: row["learning_rate"] for row in rows if row["split"] == "train"}
@@ -366,7 +368,7 @@ def test_the_rate_that_is_logged_follows_the_plateau(stopped):
 
 
 @pytest.mark.slow
-def test_invalid_options_for_stopping_raise_a_one_line_error(terminal, capfd):
+def test_invalid_options_for_stopping_raise_a_one_line_error(recipe_arguments, capfd):
     cases = {
         "--train.stop-after 2: nothing is validated": ["--train.stop-after", "2", "--eval.every", "0 steps"],
         "--optimizer.schedule plateau follows": ["--optimizer.schedule", "plateau", "--eval.every", "0 steps"],
@@ -374,7 +376,7 @@ def test_invalid_options_for_stopping_raise_a_one_line_error(terminal, capfd):
         "--checkpoint.best loss: give a split": ["--checkpoint.best", "loss"],
     }
     for message, words in cases.items():
-        assert message in fails(["train", *terminal[:-1], "/nowhere/run", *words], capfd)
+        assert message in fails(["train", *recipe_arguments[:-1], "/nowhere/run", *words], capfd)
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ TIMES = ("seconds", "images_per_second", "data_wait_fraction", "epoch_seconds", 
 
 
 class Killed(BaseException):
-    """Ends a run as if the process were killed."""
+    """An exception that ends a run as if the process had been killed."""
 
 
 class KilledAt:
@@ -43,29 +43,29 @@ def lines(workdir: Path) -> list[dict]:
 
 
 def run(workdir: Path, log: str, save: str, *, stop: int = 0, kill: int = 0) -> Records:
-    """Trains 16 steps, with epochs of 6.25 steps, in a work directory until it is stopped, killed or done."""
+    """Train 16 steps, with epochs of 6.25 steps, in a work directory until it is stopped, killed or done."""
     records = Records()
     plan = {"train": {"duration": f"{STEPS} steps"}, "log": {"every": log}, "checkpoint": {"every": save}}
     with Checkpoints(workdir / "checkpoints") as checkpoints:
         listeners = [JsonLines(workdir), records, *([KilledAt(kill)] if kill else [])]
-        resumed = {"checkpoints": checkpoints, "resume_step": checkpoints.latest()}
+        options = {"checkpoints": checkpoints, "resume_step": checkpoints.latest()}
         train(
             *(setup_of(linear_model(), sgd(0.05), TABLE), plan | {"eval": {"every": "0.5 epochs", "batch_size": 8}}),
             val=VAL,
             listeners=listeners,
             should_stop=lambda step: step == stop,
-            **resumed,
+            **options,
         )
     return records
 
 
 @functools.cache
-def undisturbed(log: str, save: str) -> tuple[list[dict], list[int]]:
+def uninterrupted(log: str, save: str) -> tuple[list[dict], list[int]]:
     workdir = Path(tempfile.mkdtemp())
-    told = [record.step for record in run(workdir, log, save).steps]
-    found = lines(workdir)
+    steps = [record.step for record in run(workdir, log, save).steps]
+    rows = lines(workdir)
     shutil.rmtree(workdir)
-    return found, told
+    return rows, steps
 
 
 @pytest.mark.slow
@@ -77,15 +77,15 @@ def undisturbed(log: str, save: str) -> tuple[list[dict], list[int]]:
     st.lists(st.tuples(st.booleans(), st.integers(1, STEPS)), min_size=1, max_size=2, unique_by=lambda end: end[1]),
 )
 def test_a_run_stopped_or_killed_at_any_steps_logs_the_lines_of_an_uninterrupted_one(log, save, ends):
-    expected, steps = undisturbed(log, save)
-    workdir, told = Path(tempfile.mkdtemp()), []
+    expected, steps = uninterrupted(log, save)
+    workdir, logged_steps = Path(tempfile.mkdtemp()), []
     try:
         for killed, step in sorted(ends, key=lambda end: end[1]):
             with suppress(Killed, Preempted):
                 run(workdir, log, save, **({"kill": step} if killed else {"stop": step}))
-        told = [record.step for record in run(workdir, log, save).steps]
+        logged_steps = [record.step for record in run(workdir, log, save).steps]
         assert lines(workdir) == expected
-        # Other loggers receive no other steps.
-        assert {*told} <= {*steps}
+        # Each logged step is also a step of the uninterrupted run.
+        assert {*logged_steps} <= {*steps}
     finally:
         shutil.rmtree(workdir)

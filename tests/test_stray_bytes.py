@@ -1,4 +1,4 @@
-"""Stray bytes of a JPEG, which libjpeg reports without a file name, are removed first, and no pixel changes."""
+"""Stray bytes of a JPEG, which libjpeg reports without a file name, are removed before decoding. No pixel changes."""
 
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from jaxddp.data.order import EvalOrder
 WHOLE = encode(picture(48, 40), quality=90)
 PROGRESSIVE = encode(picture(48, 40), quality=90, progressive=True)
 TABLE = next(segment.start for segment in jpeg_segments(WHOLE) if segment.marker == DHT)
-BEHIND = WHOLE[:-2] + bytes(7) + WHOLE[-2:]
-BETWEEN = WHOLE[:TABLE] + b"what" + WHOLE[TABLE:]
+STRAY_AT_THE_END = WHOLE[:-2] + bytes(7) + WHOLE[-2:]
+STRAY_BETWEEN_SEGMENTS = WHOLE[:TABLE] + b"what" + WHOLE[TABLE:]
 BAD = 2
 
 
@@ -29,7 +29,7 @@ def test_bytes_after_the_last_block_are_removed(whole: bytes, count: int):
 
 
 def test_bytes_between_segments_are_removed():
-    assert without_stray_bytes(BETWEEN, verify(BETWEEN).left_over) == WHOLE
+    assert without_stray_bytes(STRAY_BETWEEN_SEGMENTS, verify(STRAY_BETWEEN_SEGMENTS).left_over) == WHOLE
 
 
 @pytest.mark.parametrize("data", [WHOLE, PROGRESSIVE, WHOLE[:-2] + b"\xff" + WHOLE[-2:], WHOLE + b"behind", b"\x89PNG"])
@@ -38,7 +38,7 @@ def test_a_file_without_stray_bytes_is_unchanged(data: bytes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("data", [BEHIND, BETWEEN])
+@pytest.mark.parametrize("data", [STRAY_AT_THE_END, STRAY_BETWEEN_SEGMENTS])
 def test_stray_bytes_print_nothing_in_any_epoch(tmp_path: Path, capfd, data: bytes):
     table = train_solutions(write_tree(tmp_path / "tree", classes=2, images=2, val=2, size=20))
     Path(table.name(BAD)).write_bytes(WHOLE)
@@ -47,8 +47,8 @@ def test_stray_bytes_print_nothing_in_any_epoch(tmp_path: Path, capfd, data: byt
     Path(table.name(BAD)).write_bytes(data)
     table.verified.check_files()
     batches += [next(table.eval_batches(EvalOrder(4, 4), DataConfig(image_size=40, resize=40))) for _ in range(2)]
-    for one in batches[1:]:
-        np.testing.assert_array_equal(one.image, batches[0].image)
+    for batch in batches[1:]:
+        np.testing.assert_array_equal(batch.image, batches[0].image)
     assert "Corrupt JPEG data" not in capfd.readouterr().err
     check({"train": table})
     # The file is verified again at the next reading.

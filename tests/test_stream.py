@@ -1,4 +1,4 @@
-"""Images from files: pixels depend on (seed, epoch, row), no example is lost, and a bad file gets one line."""
+"""Images from files: pixels depend on (seed, epoch, row), no example is lost, and a bad file gives a one-line error."""
 
 import gc
 import math
@@ -46,8 +46,8 @@ from jaxddp.data.stream.windows import ASPECT, Area, crop_area, example_keys, ra
 from jaxddp.data.table import ExampleTable
 
 
-def decoded(file: Path) -> np.ndarray:
-    """Returns the pixels of the same file from another decoder, uint8[height, width, 3]."""
+def pillow_pixels(file: Path) -> np.ndarray:
+    """Return the pixels of the same file from another decoder, uint8[height, width, 3]."""
     return np.asarray(Image.open(file).convert("RGB"))
 
 
@@ -68,11 +68,11 @@ def train_batches(table: ExampleTable, batch_size: int = 6, steps: range = range
 
 @pytest.fixture(scope="module")
 def epochs(table: ExampleTable) -> list[Batch]:
-    """Returns the first 24 examples of two epochs of 11, and one more batch."""
+    """Return the first 24 examples of two epochs of 11, and one more batch."""
     return train_batches(table, steps=range(5))
 
 
-def appearances(batches: list[Batch]) -> dict[tuple[int, int], bytes]:
+def pixels_by_epoch_and_row(batches: list[Batch]) -> dict[tuple[int, int], bytes]:
     return {
         (int(epoch), int(row)): image.tobytes()
         for batch in batches
@@ -110,15 +110,15 @@ def test_starting_at_a_step_equals_skipping_to_it(table: ExampleTable, epochs: l
 def test_pixels_depend_on_seed_epoch_and_row_alone(
     table: ExampleTable, epochs: list[Batch], monkeypatch: pytest.MonkeyPatch
 ):
-    once = appearances(epochs[:4])
+    first = pixels_by_epoch_and_row(epochs[:4])
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
-    again = appearances(list(table.train_batches(SampleOrder(NUM_EXAMPLES, 4, SEED), DATA, range(6))))
-    assert len(once) == len(again) == 24
-    assert once == again
-    other_seed = appearances(train_batches(table, seed=8))
-    # Only some rows of the third epoch are there, and its order depends on the seed too.
-    assert all(other_seed[epoch, row] != once[epoch, row] for epoch, row in once if epoch < 2)
-    assert all(once[0, row] != once[1, row] for row in range(NUM_EXAMPLES))
+    second = pixels_by_epoch_and_row(list(table.train_batches(SampleOrder(NUM_EXAMPLES, 4, SEED), DATA, range(6))))
+    assert len(first) == len(second) == 24
+    assert first == second
+    other_seed = pixels_by_epoch_and_row(train_batches(table, seed=8))
+    # The third epoch is incomplete, and its rows depend on the seed, so it is not compared.
+    assert all(other_seed[epoch, row] != first[epoch, row] for epoch, row in first if epoch < 2)
+    assert all(first[0, row] != first[1, row] for row in range(NUM_EXAMPLES))
 
 
 def test_keys_are_all_different():
@@ -130,16 +130,16 @@ def test_keys_are_all_different():
 
 
 def test_images_are_fetched_a_few_batches_ahead():
-    asked = []
-    batches = (asked.append(step) or np.arange(2) for step in range(9))
+    steps = []
+    batches = (steps.append(step) or np.arange(2) for step in range(9))
     table: Any = SimpleNamespace(read=lambda row: b"%d" % row)
-    found = _fetched(table, batches)
-    assert next(found)[0].tolist() == [b"0", b"1"] and len(asked) == 1 + BATCHES_AHEAD
-    assert len(list(found)) == 8
+    fetched = _fetched(table, batches)
+    assert next(fetched)[0].tolist() == [b"0", b"1"] and len(steps) == 1 + BATCHES_AHEAD
+    assert len(list(fetched)) == 8
 
 
 @pytest.mark.slow
-def test_examples_of_several_labels_have_a_row_of_them(table: ExampleTable):
+def test_examples_of_several_labels_have_multi_hot_labels(table: ExampleTable):
     several = table.with_several_labels()
     batches = several.eval_batches(EvalOrder(NUM_EXAMPLES, 6), DATA)
     labels = np.concatenate([batch.label for batch in batches])
@@ -166,10 +166,12 @@ def test_evaluation_counts_every_example_once(table: ExampleTable, batch_size: i
     assert {len(batches) for batches in shards} == {order.num_batches}
     batches = [batch for shard in shards for batch in shard]
     assert {batch.image.shape for batch in batches} == {(batch_size // count, SIZE, SIZE, 3)}
-    seen = [pair for batch in batches for pair in zip(batch.row, batch.image, strict=True)]
-    seen = [pair for pair, mask in zip(seen, np.concatenate([batch.mask for batch in batches]), strict=True) if mask]
-    assert sorted(row for row, _ in seen) == list(range(NUM_EXAMPLES))
-    for row, image in seen:
+    examples = [pair for batch in batches for pair in zip(batch.row, batch.image, strict=True)]
+    examples = [
+        pair for pair, mask in zip(examples, np.concatenate([batch.mask for batch in batches]), strict=True) if mask
+    ]
+    assert sorted(row for row, _ in examples) == list(range(NUM_EXAMPLES))
+    for row, image in examples:
         np.testing.assert_array_equal(image, eval_image(table.read(row), SIZE, SIZE + 4))
     for batch in batches:
         assert not batch.image[batch.mask == 0].any()
@@ -181,7 +183,7 @@ def windows(size: tuple[int, int], area: Area, num: int = 3000) -> np.ndarray:
 
 
 def reference_window(size: tuple[int, int], share: Area, rng: random.Random) -> tuple[int, int, int, int]:
-    """The definition as a loop: draw until the window fits, at most ten times."""
+    """Return a window by definition: draw until the window fits, at most ten times."""
     height, width = size
     for _ in range(10):
         area = rng.uniform(*share) * height * width
@@ -193,7 +195,7 @@ def reference_window(size: tuple[int, int], share: Area, rng: random.Random) -> 
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-# Wide and tall; long, where most draws do not fit; and so small that rounding matters.
+# The sizes are wide or tall, so long that most draws do not fit, or so small that rounding matters.
 @pytest.mark.slow
 @pytest.mark.parametrize("size", few(((375, 500), (100, 1000), (7, 5)), (500, 375), (64, 64)))
 def test_crops_are_distributed_as_defined(size: tuple[int, int]):
@@ -233,7 +235,7 @@ def test_crop_bounds_are_kept(monkeypatch: pytest.MonkeyPatch):
 def test_decoding_a_window_equals_decoding_and_slicing(tmp_path: Path, subsampling: int, form: str):
     file = tmp_path / "image.JPEG"
     file.write_bytes(encode(waves(1, 75, 101), form, **({"subsampling": subsampling} if form == "JPEG" else {})))
-    whole = decoded(file)
+    whole = pillow_pixels(file)
     rng = np.random.default_rng(subsampling)
     # The decoder may smooth colors differently at the borders of blocks.
     corners = [(16, 32, 32, 32), (0, 0, 75, 101), (74, 100, 1, 1), (0, 16, 75, 16), (5, 0, 16, 96)]
@@ -259,14 +261,14 @@ def test_resize_is_bilinear_up_to_a_ratio_and_by_area_beyond(size: tuple[int, in
 
 
 def area_weights(length: int, size: int) -> np.ndarray:
-    """The definition, float64[size, length]: the weight of each input pixel in each output pixel of one axis."""
+    """Return the weight of each input pixel in each output pixel of one axis by definition, float64[size, length]."""
     places, step = np.arange(length), length / size
     starts = np.arange(size)[:, None] * step
     return np.clip(np.minimum(places + 1, starts + step) - np.maximum(places, starts), 0, None) / step
 
 
 def sample_weights(length: int, size: int) -> np.ndarray:
-    """The weights of bilinear sampling at the centers of the output's pixels."""
+    """Return the weights of bilinear sampling at the centers of the output's pixels, float64[size, length]."""
     centers = np.clip((np.arange(size)[:, None] + 0.5) * length / size - 0.5, 0, length - 1)
     return np.clip(1 - np.abs(centers - np.arange(length)), 0, None)
 
@@ -298,7 +300,7 @@ def test_large_windows_are_decoded_at_a_fraction(tmp_path: Path, scale: int):
         window = [int(rng.integers(0, height - tall + 1)), int(rng.integers(0, width - wide + 1)), tall, wide]
         quick = decode_and_resize(data, lambda _, part=window: tf.constant(part), size).numpy().astype(float)
         exact = resize(decode_window(data, lambda _, part=window: tf.constant(part)), size).numpy().astype(float)
-        # Whole pixels of the smaller image differ by at most one of them; a shifted result would differ by more.
+        # A shift by one pixel would change the image at least twice as much.
         assert np.abs(quick - exact).mean() < 0.5 * np.abs(np.roll(exact, 1, axis=1) - exact)[:, 1:].mean() + 1
 
 
@@ -309,15 +311,15 @@ def test_whole_images_of_the_right_size_are_left_as_they_are(tmp_path: Path):
     (batch,) = table.train_batches(order, DataConfig(image_size=SIZE, crop="whole"), range(1))
     (other,) = table.eval_batches(EvalOrder(3, 3), DATA)
     for image, row in zip(batch.image, batch.row, strict=True):
-        np.testing.assert_array_equal(image, decoded(tmp_path / f"image {row} é.JPEG"))
+        np.testing.assert_array_equal(image, pillow_pixels(tmp_path / f"image {row} é.JPEG"))
         np.testing.assert_array_equal(other.image[row], image)
     (batch,) = table.train_batches(order, DataConfig(image_size=13, crop="whole"), range(1))
     for image, row in zip(batch.image, batch.row, strict=True):
-        np.testing.assert_array_equal(image, resize(decoded(tmp_path / f"image {row} é.JPEG"), 13))
+        np.testing.assert_array_equal(image, resize(pillow_pixels(tmp_path / f"image {row} é.JPEG"), 13))
 
 
 def jpeg_with_thumbnail() -> bytes:
-    """Returns a JPEG whose EXIF-like segment holds a whole small JPEG with its end-of-image marker."""
+    """Return a JPEG whose EXIF-like segment holds a whole small JPEG with its end-of-image marker."""
     thumbnail = encode(waves(5, 16, 16))
     data = encode(waves(5), quality=95)
     return data[:2] + b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + data[2:]
@@ -330,7 +332,7 @@ def png_header(width: int, height: int) -> bytes:
 
 
 def bomb() -> bytes:
-    """Returns a small file of 144 million pixels."""
+    """Return a small file of 144 million pixels."""
     return encode(Image.new("L", (12_000, 12_000)), quality=1)
 
 
@@ -358,13 +360,13 @@ BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
 
 @pytest.fixture(scope="module")
 def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """Returns the messages of one pass over files of every bad kind, in training and in evaluation."""
+    """Return the messages of one pass over files of every bad kind, in training and in evaluation."""
     root = tmp_path_factory.mktemp("bad")
     contents = [make() for make, _ in BAD.values()]
     sound = [encode(waves(row)) for row in range(3)]
     table = write_table(root, [content or b"" for content in contents] + sound)
     Path(table.name([*BAD].index("missing"))).unlink()
-    found = {}
+    messages = {}
     for phase in ("train", "eval"):
         omissions, size = Omissions(len(table)), len(table)
         if phase == "train":
@@ -373,8 +375,8 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
             list(table.eval_batches(EvalOrder(size, size), DATA, WHOLE, omissions))
         names = {table.name(row): fault for row, fault in omissions.faults.items()}
         assert len(names) == len(BAD) and all(fault.startswith(f"{name}: ") for name, fault in names.items())
-        found[phase] = {kind: omissions.faults[row].partition(": ")[2] for row, kind in enumerate(BAD)}
-    return found
+        messages[phase] = {kind: omissions.faults[row].partition(": ")[2] for row, kind in enumerate(BAD)}
+    return messages
 
 
 @pytest.mark.slow
@@ -385,7 +387,7 @@ def test_a_bad_image_is_named_in_a_one_line_error(refused: dict[str, dict[str, s
     assert "\n" not in refused[phase][kind]
 
 
-# The graph that opens files, the verification and a decoder find these.
+# Opening the file, the verification and the decoder find one of these faults each.
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["missing", "cut", "png without pixels"])
 @pytest.mark.parametrize("phase", ["train", "eval"])
@@ -420,11 +422,11 @@ def test_a_file_cut_short_never_trains_even_where_the_crop_is_above_the_damage(t
 def test_an_exception_of_the_producer_is_raised_after_the_batches_before(table: ExampleTable, monkeypatch):
     places, failure, calls = ExampleTable.places, RuntimeError("a mistake"), []
 
-    def failing(of: ExampleTable, rows: np.ndarray) -> tuple[np.ndarray, ...]:
+    def failing(source: ExampleTable, rows: np.ndarray) -> tuple[np.ndarray, ...]:
         calls.append(rows)
         if len(calls) == 3:
             raise failure
-        return places(of, rows)
+        return places(source, rows)
 
     monkeypatch.setattr(ExampleTable, "places", failing)
     batches = table.train_batches(SampleOrder(NUM_EXAMPLES, 6, SEED), DATA, range(4))
@@ -463,11 +465,11 @@ def test_unusual_images_are_decoded_to_rgb(tmp_path: Path, kind: str):
     assert np.abs(pixels - waves(5)).mean() <= tolerance
 
 
-def test_gray_is_repeated(tmp_path: Path):
+def test_gray_pixels_are_repeated_in_three_channels(tmp_path: Path):
     for form in ("JPEG", "PNG"):
         file = tmp_path / form
         file.write_bytes(encode(Image.fromarray(waves(5)).convert("L"), form))
-        np.testing.assert_array_equal(all_of(str(file)), decoded(file))
+        np.testing.assert_array_equal(all_of(str(file)), pillow_pixels(file))
 
 
 def num_threads() -> int:
@@ -535,8 +537,8 @@ def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
         crop_area(DataConfig(crop_area=(0, 1)))
 
 
-# A new process, whose peak is that of the stream; the steps include the end of an epoch. At the end its
-# producer is in Python nearly all the time.
+# A new process, so its peak memory is that of the stream. The steps include the end of an epoch. When the process
+# ends, the producer of its stream is nearly always in Python code.
 PROGRAM = """
 import dataclasses, resource, sys, time
 from pathlib import Path
@@ -579,12 +581,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedPro
 
 
 @pytest.mark.slow
-def test_a_program_that_stops_early_ends(program):
+def test_a_program_with_an_unfinished_stream_ends(program):
     assert program.returncode == 0, program.stderr[-2000:]
 
 
 @pytest.mark.slow
-def test_tensorflow_is_kept_off_the_gpus_and_says_nothing_on_stderr(program):
+def test_tensorflow_is_kept_off_the_gpus_and_prints_nothing_on_stderr(program):
     assert program.stdout.splitlines()[0] == "[]"
     assert program.stderr == ""
 

@@ -27,7 +27,7 @@ SEED = 1
 
 
 def cut(data: bytes) -> bytes:
-    """Returns two thirds of a file, closed with an end marker."""
+    """Return two thirds of a file, closed with an end marker."""
     return data[: 2 * len(data) // 3] + b"\xff\xd9"
 
 
@@ -45,7 +45,7 @@ def rows_of_class(label: int) -> list[int]:
 
 
 def substitute(row: int, bad: Mapping[int, bytes | None]) -> int:
-    """The rule: the next row of the class whose image is sound, cyclically."""
+    """Return the next row of the class whose image is sound, cyclically."""
     rows = rows_of_class(row % CLASSES)
     at = rows.index(row)
     return next(other for other in rows[at:] + rows[:at] if other not in bad)
@@ -75,38 +75,38 @@ def batches(table: ExampleTable, steps: range = range(6), shard: Shard = WHOLE) 
 
 @pytest.fixture(scope="module")
 def read(spoiled) -> tuple[list[Batch], list[str]]:
-    """Reads two epochs on one host; returns the batches and the log."""
-    said: list[str] = []
+    """Read two epochs on one host; return the batches and the log messages."""
+    messages: list[str] = []
     handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())
+    handler.emit = lambda record: messages.append(record.getMessage())
     log = logging.getLogger("jaxddp.data")
     log.addHandler(handler)
     try:
-        return batches(table_of(*spoiled)), said
+        return batches(table_of(*spoiled)), messages
     finally:
         log.removeHandler(handler)
 
 
 @pytest.fixture(scope="module")
-def whole(read) -> list[Batch]:
+def one_host(read) -> list[Batch]:
     return read[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("count", "steps"), [(2, range(3)), pytest.param(3, range(6), marks=pytest.mark.exhaustive)])
-def test_hosts_together_equal_one_host_also_with_bad_files(spoiled, whole, count: int, steps: range):
+def test_hosts_together_equal_one_host_also_with_bad_files(spoiled, one_host, count: int, steps: range):
     # Each host finds bad files itself, so each has its own table; in one epoch it finds all.
     hosts = [batches(table_of(*spoiled), steps, Shard(index, count)) for index in range(count)]
-    for batch, *shards in zip(whole[: len(steps)], *hosts, strict=True):
+    for batch, *shards in zip(one_host[: len(steps)], *hosts, strict=True):
         for leaf, *parts in zip(*map(jax.tree.leaves, (batch, *shards)), strict=True):
             np.testing.assert_array_equal(np.concatenate(parts), leaf)
 
 
 @pytest.mark.slow
-def test_the_next_sound_row_of_the_class_is_substituted_and_counted(spoiled, whole):
+def test_the_next_sound_row_of_the_class_is_substituted_and_counted(spoiled, one_host):
     table = table_of(*spoiled)
     order = SampleOrder(NUM_EXAMPLES, BATCH, SEED)
-    for step, batch in enumerate(whole):
+    for step, batch in enumerate(one_host):
         np.testing.assert_array_equal(batch.row, order.rows(step))
         np.testing.assert_array_equal(batch.label, order.rows(step) % CLASSES)
         assert batch.substituted.dtype == np.float32
@@ -118,8 +118,8 @@ def test_the_next_sound_row_of_the_class_is_substituted_and_counted(spoiled, who
 
 
 @pytest.mark.slow
-def test_a_stream_that_starts_later_makes_the_same_choice(spoiled, whole):
-    for batch, other in zip(whole[4:], batches(table_of(*spoiled), range(4, 6)), strict=True):
+def test_a_stream_that_starts_later_makes_the_same_choice(spoiled, one_host):
+    for batch, other in zip(one_host[4:], batches(table_of(*spoiled), range(4, 6)), strict=True):
         for leaf, other_leaf in zip(batch, other, strict=True):
             np.testing.assert_array_equal(leaf, other_leaf)
 
@@ -205,9 +205,9 @@ def test_an_image_is_rejected_even_where_crops_are_above_the_damage(damaged_belo
         assert batch.substituted.tolist() == (batch.row == 4).tolist()
 
 
-# Earlier reads of this process do not matter; this includes the case `..._even_where_crops_are_above_the_damage[3]`.
+# A new process has no earlier reads. This includes the case `..._even_where_crops_are_above_the_damage[3]`.
 @pytest.mark.ci
-def test_a_new_process_that_resumes_refuses_it_too(damaged_below):
+def test_a_new_process_that_resumes_rejects_the_damaged_image_too(damaged_below):
     root, names = damaged_below
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})

@@ -1,4 +1,4 @@
-"""Solution files become the right table, for any selection, and every bad input gets one line."""
+"""Solution files give the right table for any selection, and every bad input raises a one-line error."""
 
 import csv
 import hashlib
@@ -95,7 +95,7 @@ def test_val_and_test_images_are_in_one_folder(tree):
     assert str(caught.value).startswith(expected)
 
 
-def test_several_boxes_numbers_and_white_space(files):
+def test_several_boxes_and_any_numbers_and_white_space_are_accepted(files):
     table = read(files, HEADER + "a,n01 1 2 3 4 n01 -5 6.25 7 8 n01 1 1 1 1 \nb, n02  1\t2 3 4\n")
     assert table.labels.tolist() == [1, 0]
 
@@ -167,8 +167,8 @@ def test_a_range_selects_as_python_does(tree):
     assert table.class_indices == (1, 2) and table.labels.tolist() == [0, 1] * 3
     for same in (range(1, 3), [2, 1], np.array([1, 2]), f" {synset(2)}, {synset(1)},"):
         assert train_solutions(tree, classes=same).fingerprint == table.fingerprint
-    again = table.select([1])
-    assert again.class_indices == (2,) and again.class_ids == (synset(2),) and again.labels.tolist() == [0] * 3
+    twice = table.select([1])
+    assert twice.class_indices == (2,) and twice.class_ids == (synset(2),) and twice.labels.tolist() == [0] * 3
     assert val_solutions(tree, classes="1:3").class_ids == table.class_ids
     assert table.select(None) is table
 
@@ -190,7 +190,7 @@ def test_a_range_selects_as_python_does(tree):
         (5, "classes 5: is of type int; give a range"),
     ],
 )
-def test_bad_selections(tree, classes, expected):
+def test_an_invalid_selection_raises_a_one_line_error(tree, classes, expected):
     assert expected in message(train_solutions, tree, classes=classes)
 
 
@@ -214,9 +214,9 @@ def test_take_keeps_every_class_share_and_grows_by_adding(label, data):
     assert (abs(np.bincount(table.take(small).labels, minlength=7) - share) <= bound).all()
 
 
-@given(classes=st.integers(1, 6), each=st.integers(1, 6), limit=st.integers(1, 36))
-def test_take_of_equal_classes_is_equal(classes, each, limit):
-    label = np.repeat(np.arange(classes), each)
+@given(classes=st.integers(1, 6), examples_per_class=st.integers(1, 6), limit=st.integers(1, 36))
+def test_take_of_classes_of_equal_size_is_balanced(classes, examples_per_class, limit):
+    label = np.repeat(np.arange(classes), examples_per_class)
     counts = np.bincount(label[balanced_rows(label, limit)], minlength=classes)
     assert counts.max() - counts.min() <= 1
 
@@ -236,9 +236,9 @@ def test_take_stays_the_same_over_releases_and_refuses_to_take_nothing():
 # The fingerprint
 
 
-def test_the_fingerprint_depends_on_the_content_and_not_on_the_place(tree, tmp_path):
-    here, there = train_solutions(tree), train_solutions(write_tree(tmp_path, classes=4, images=3, val=0))
-    assert here.fingerprint == there.fingerprint
+def test_the_fingerprint_depends_on_the_content_and_not_on_the_folder(tree, tmp_path):
+    first, second = train_solutions(tree), train_solutions(write_tree(tmp_path, classes=4, images=3, val=0))
+    assert first.fingerprint == second.fingerprint
     golden = "6f70118b7c5368f13b9ef55c1c0b9bf4f8aafe2aeadcec732f802cd7b7c1ff57"
     assert small_table([0, 1, 2]).fingerprint == golden
 
@@ -259,7 +259,7 @@ def test_the_fingerprint_changes_with_the_content(files, old, new):
     assert before != after
 
 
-def test_the_fingerprint_ignores_what_a_column_once_held(files):
+def test_the_fingerprint_of_a_selection_ignores_the_other_rows(files):
     long = read(files, HEADER + "a,n01 1 2 3 4\nmuch_longer,n02 1 2 3 4\n", classes="n01")
     assert long.fingerprint == read(files, HEADER + "a,n01 1 2 3 4\n", classes="n01").fingerprint
 
@@ -267,7 +267,7 @@ def test_the_fingerprint_ignores_what_a_column_once_held(files):
 # Bad input
 
 
-def test_missing_root(tree, tmp_path):
+def test_a_missing_root_raises_a_one_line_error(tree, tmp_path):
     assert f"{tmp_path}/no: no such directory; give the directory that holds LOC_synset_mapping.txt" in message(
         train_solutions, tmp_path / "no"
     )
@@ -276,7 +276,7 @@ def test_missing_root(tree, tmp_path):
     assert "is not a directory" in message(train_solutions, tree / "LOC_train_solution.csv")
 
 
-def test_missing_files(files):
+def test_a_missing_file_raises_a_one_line_error(files):
     csv_file = files / "LOC_train_solution.csv"
     assert message(train_solutions, files) == f"{csv_file}: no such file; check the path"
     write_csv(files / "LOC_train_solutions.csv", [])
@@ -304,7 +304,7 @@ def test_a_root_one_directory_off_is_pointed_out(tree, tmp_path):
         (b"n01 a\nn02 \xff\n", "txt:2: not UTF-8; save the file as UTF-8"),
     ],
 )
-def test_bad_mappings(files, content, expected):
+def test_an_invalid_mapping_raises_a_one_line_error(files, content, expected):
     (files / "LOC_synset_mapping.txt").write_bytes(content)
     assert expected in message(read, files, HEADER + "a,n01 1 2 3 4\n")
 
@@ -321,7 +321,7 @@ def test_bad_mappings(files, content, expected):
         (HEADER.encode("utf-16"), "csv:1: not UTF-8"),
     ],
 )
-def test_bad_files(files, content, expected):
+def test_an_invalid_solution_file_raises_a_one_line_error(files, content, expected):
     assert expected in message(read, files, content)
 
 
@@ -356,7 +356,7 @@ GOOD = "ok,n01 1 2 3 4\n"
         ('a,"n01 1 2 3 4', "correct the quotes of this row"),
     ],
 )
-def test_bad_rows(files, row, expected):
+def test_an_invalid_row_raises_a_one_line_error(files, row, expected):
     text = message(read, files, HEADER + "\n" + GOOD + row + "\n")
     assert text.startswith(line(files, 4)), text
     assert expected in text
@@ -385,9 +385,9 @@ def linked(tmp_path) -> Path:
     return tmp_path / "root"
 
 
-def replace_by_link(place: Path, target: Path | str) -> None:
-    place.rename(place.with_name(place.name + ".moved"))
-    place.symlink_to(target)
+def replace_by_link(path: Path, target: Path | str) -> None:
+    path.rename(path.with_name(path.name + ".moved"))
+    path.symlink_to(target)
 
 
 def test_links_within_a_linked_root_are_followed(linked):
@@ -407,7 +407,7 @@ def test_an_image_that_is_a_link_out_is_refused(linked):
     assert len(train_solutions(linked, classes="0:1")) == 2
 
 
-def test_a_link_to_a_place_that_only_begins_like_the_root_leads_out(linked):
+def test_a_link_to_a_folder_whose_name_begins_like_the_root_leads_out(linked):
     (linked.parent / "real2").mkdir()
     replace_by_link(linked / IMAGES / "val" / "ILSVRC2012_val_00000002.JPEG", linked.parent / "real2" / "x")
     assert "leads out of the data set" in message(val_solutions, linked)
@@ -415,9 +415,9 @@ def test_a_link_to_a_place_that_only_begins_like_the_root_leads_out(linked):
 
 @pytest.mark.parametrize("folder", [IMAGES / "train" / synset(1), IMAGES / "train", Path("ILSVRC")])
 def test_a_folder_that_is_a_link_out_is_refused(linked, folder):
-    place, outside = linked / folder, linked.parent / "outside" / "moved"
-    place.rename(outside)
-    place.symlink_to(outside)
+    path, outside = linked / folder, linked.parent / "outside" / "moved"
+    path.rename(outside)
+    path.symlink_to(outside)
     first = 3 if folder.name == synset(1) else 2
     assert f"{line(linked, first)}ImageId" in message(train_solutions, linked)
 
@@ -430,7 +430,7 @@ def test_a_link_that_no_row_names_is_ignored(linked):
 # The images themselves
 
 
-def test_check_images_names_the_first_and_counts_the_rest(linked):
+def test_check_names_the_first_unusable_image_and_counts_all(linked):
     table = train_solutions(linked)
     first, second, third, fourth = (linked / path.decode() for path in table.path)
     for place, spoil, expected in (
@@ -448,7 +448,7 @@ def test_check_images_names_the_first_and_counts_the_rest(linked):
         assert f"{place}: {expected}" in message(table.check, DataConfig())
 
 
-def test_check_images_knows_missing_folders(linked):
+def test_the_check_names_a_missing_or_linked_folder_of_images(linked):
     table = val_solutions(linked)
     folder = linked / IMAGES / "val"
     folder.rename(folder.with_name("gone"))
@@ -464,7 +464,7 @@ def test_check_images_knows_missing_folders(linked):
 
 
 @pytest.mark.slow
-def test_memory_a_row_is_bounded(files):
+def test_the_memory_of_a_row_is_bounded(files):
     """The bound of 600 MB for 1,281,167 rows is 491 bytes a row; a row takes as much in a small table."""
     rows = 50_000
     content = HEADER + "".join(f"n01440764_{i},n01 1 2 3 4 n01 10 20 300 400 \n" for i in range(rows))

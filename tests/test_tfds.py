@@ -38,7 +38,7 @@ FORMATS = ("tfrecord", "array_record")
 NAMES = ["cat", "ant", "bee"]
 SPLITS = {"train": 23, "test": 7}
 ONLY_TRAIN = {"train": 23}
-# One photograph has the image size of the stream, so it is decoded but not resized.
+# Some photographs have the image size of the stream, so they are decoded but not resized.
 PHOTO = 40
 
 
@@ -58,18 +58,18 @@ def photo(number: int) -> bytes:
     return encode(waves(number, PHOTO + number % 3, PHOTO + number % 5), quality=92)
 
 
-class Made(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class SmallSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     """A set whose split `train` has the images 0..22; each further split has the next ones."""
 
     VERSION = tfds.core.Version("1.0.0")
     splits = SPLITS
     kind: Any = tfds.features.Image(shape=(28, 28, 1), encoding_format="png")
     image: Any = staticmethod(gray)
-    more: Any = ()
+    extra_features: Any = ()
 
     def _info(self):
         label = tfds.features.ClassLabel(names=NAMES)
-        features = {"label": label, "image": self.kind, **{name: kind for name, kind, _ in self.more}}
+        features = {"label": label, "image": self.kind, **{name: kind for name, kind, _ in self.extra_features}}
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
 
     def _split_generators(self, dl_manager):
@@ -82,40 +82,43 @@ class Made(tfds.core.GeneratorBasedBuilder, skip_registration=True):
     def _generate_examples(self, numbers):
         for number in numbers:
             image = self.image(number)
-            more = {name: value for name, _, value in self.more}
+            extra_values = {name: value for name, _, value in self.extra_features}
             image = io.BytesIO(image) if isinstance(image, bytes) else image
-            yield number, {"label": self.label(number), "image": image, **more}
+            yield number, {"label": self.label(number), "image": image, **extra_values}
 
     def label(self, number: int) -> int:
         return label_of(number)
 
 
-class TinyGray(Made):
+class TinyGray(SmallSet):
     """A set like fashion_mnist: gray PNG."""
 
 
-class TinyColor(Made):
+class TinyColor(SmallSet):
     """A set like cifar10, with a validation split beside the test split."""
 
     kind = tfds.features.Image(shape=(32, 32, 3), encoding_format="png")
     image = staticmethod(color)
     splits = SPLITS | {"validation": 5}
-    more = (("id", tfds.features.Text(), "some id"),)
+    extra_features = (("id", tfds.features.Text(), "some id"),)
 
 
-class TinyPhotos(Made):
+class TinyPhotos(SmallSet):
     """A set like imagenet2012: unchanged JPEG files of many sizes, with their names."""
 
     kind = tfds.features.Image(encoding_format="jpeg")
     image = staticmethod(photo)
-    more = (("file_name", tfds.features.Text(), "n01440764_10026.JPEG"), ("a_note", tfds.features.Text(), "n" * 3000))
+    extra_features = (
+        ("file_name", tfds.features.Text(), "n01440764_10026.JPEG"),
+        ("a_note", tfds.features.Text(), "n" * 3000),
+    )
 
 
-def prepare(builder: type[Made], data_dir: Path, file_format: str = "tfrecord", shards: int = 3, **options) -> Path:
-    """Prepares a set and returns the folder of its files."""
-    made = builder(data_dir=str(data_dir), file_format=file_format, **options)
-    made.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=shards))
-    return Path(made.data_dir)
+def prepare(builder: type[SmallSet], data_dir: Path, file_format: str = "tfrecord", shards: int = 3, **options) -> Path:
+    """Prepare a set and return the folder of its files."""
+    small_set = builder(data_dir=str(data_dir), file_format=file_format, **options)
+    small_set.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=shards))
+    return Path(small_set.data_dir)
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +156,7 @@ def batches_of(table: ExampleTable, image_size: int, shard: Shard = WHOLE) -> li
 
 
 def examples(table: ExampleTable, image_size: int) -> dict[bytes, int]:
-    """Return the label of every example by its pixels, which another decoder reads; the conformance tests compare
-    batches."""
+    """Return the label of every example by its pixels, decoded by Pillow. The conformance tests compare batches."""
     images = [Image.open(io.BytesIO(table.read(row))).convert("RGB") for row in range(len(table))]
     assert {image.size for image in images} == {(image_size, image_size)}
     pixels = {np.asarray(image).tobytes(): int(label) for image, label in zip(images, table.labels, strict=True)}
@@ -171,7 +173,7 @@ def fault(*arguments) -> str:
 
 @pytest.mark.parametrize("file_format", FORMATS)
 @pytest.mark.parametrize(("name", "image", "size"), [("tiny_gray", gray, 28), ("tiny_color", color, 32)])
-def test_png_pixels_are_those_that_went_in(prepared: Path, file_format: str, name: str, image, size: int):
+def test_png_pixels_equal_those_of_the_builder(prepared: Path, file_format: str, name: str, image, size: int):
     table = read_tfds(name, "train", prepared / file_format)
     expected = {np.broadcast_to(image(n), (size, size, 3)).tobytes(): label_of(n) for n in range(23)}
     assert examples(table, size) == expected
@@ -182,7 +184,7 @@ def test_png_pixels_are_those_that_went_in(prepared: Path, file_format: str, nam
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file_format", few(("tfrecord",), "array_record"))
-def test_jpeg_files_are_those_that_went_in(prepared: Path, file_format: str):
+def test_jpeg_files_equal_those_of_the_builder(prepared: Path, file_format: str):
     """The bytes are unchanged, and the pixels equal those of PIL where they are neither cropped nor resized."""
     table = read_tfds("tiny_photos", "train", prepared / file_format)
     assert Counter(table.read(row) for row in range(23)) == Counter(photo(number) for number in range(23))
@@ -199,7 +201,7 @@ def test_jpeg_files_are_those_that_went_in(prepared: Path, file_format: str):
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_val_is_validation_or_else_test(prepared: Path, file_format: str):
+def test_val_is_the_split_validation_or_else_test(prepared: Path, file_format: str):
     validation = read_tfds("tiny_color", "val", prepared / file_format)
     expected = {color(number).tobytes(): label_of(number) for number in range(30, 35)}
     assert examples(validation, 32) == expected
@@ -215,8 +217,10 @@ def test_ids_are_those_of_the_library(prepared: Path):
         config = tfds.ReadConfig(add_tfds_id=True)
         examples = builder.as_dataset(split="train", read_config=config, decoders={"image": tfds.decode.SkipDecoding()})
         rows = {table.id[row]: (table.read(row), int(table.labels[row])) for row in range(len(table))}
-        found = {one["tfds_id"]: (one["image"], int(one["label"])) for one in examples.as_numpy_iterator()}
-        assert len(rows) == 23 and rows == found
+        actual = {
+            example["tfds_id"]: (example["image"], int(example["label"])) for example in examples.as_numpy_iterator()
+        }
+        assert len(rows) == 23 and rows == actual
 
 
 @pytest.mark.slow
@@ -230,7 +234,7 @@ def test_many_threads_read_what_one_reads(prepared: Path, file_format: str):
         assert list(pool.map(fresh.read, rows)) == [alone[row] for row in rows]
 
 
-def test_selected_classes(prepared: Path):
+def test_a_selection_has_only_its_classes(prepared: Path):
     for file_format in FORMATS:
         table = read_tfds("tiny_gray", "train", prepared / file_format).select("bee,cat")
         assert table.class_ids == ("cat", "bee") and table.class_indices == (0, 2)
@@ -240,7 +244,7 @@ def test_selected_classes(prepared: Path):
         assert examples(table, 28) == wanted
 
 
-def test_names_with_a_version_or_a_config(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_set_is_found_by_its_version_or_its_config(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class WithConfig(TinyGray, skip_registration=True):
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="plain"), tfds.core.BuilderConfig(name="fancy")]  # noqa: RUF012
 
@@ -265,17 +269,17 @@ def test_a_set_that_is_not_prepared_is_named_with_the_command(prepared: Path, tm
         assert fault(name, "train", home).startswith(f"{home}: ")
 
 
-class TinyLate(Made):
+class TinyLate(SmallSet):
     """A set that the library knows and that is not prepared."""
 
 
-def test_the_command_prepares(tmp_path: Path):
+def test_the_suggested_command_prepares_the_set(tmp_path: Path):
     program = fault("tiny_late", "train", tmp_path).partition("python -c ")[2].strip('"')
     exec(program, {})
     assert len(read_tfds("tiny_late", "train", tmp_path)) == 23
 
 
-class NoLabel(Made, skip_registration=True):
+class NoLabel(SmallSet, skip_registration=True):
     def _info(self):
         return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"image": self.kind}))
 
@@ -284,11 +288,11 @@ class NoLabel(Made, skip_registration=True):
             yield number, {"image": self.image(number)}
 
 
-class TwoImages(Made, skip_registration=True):
-    more = (("mask", tfds.features.Image(shape=(4, 4, 1)), np.zeros((4, 4, 1), np.uint8)),)
+class TwoImages(SmallSet, skip_registration=True):
+    extra_features = (("mask", tfds.features.Image(shape=(4, 4, 1)), np.zeros((4, 4, 1), np.uint8)),)
 
 
-class DeepPixels(Made, skip_registration=True):
+class DeepPixels(SmallSet, skip_registration=True):
     kind = tfds.features.Image(shape=(28, 28, 1), dtype=np.uint16, encoding_format="png")
 
     @staticmethod
@@ -296,24 +300,24 @@ class DeepPixels(Made, skip_registration=True):
         return gray(number).astype(np.uint16) * 257
 
 
-class Unlabelled(Made, skip_registration=True):
+class Unlabelled(SmallSet, skip_registration=True):
     def label(self, number: int) -> int:
         return -1 if number % 4 == 3 else label_of(number)
 
 
-class OnlyTrain(Made, skip_registration=True):
+class OnlyTrain(SmallSet, skip_registration=True):
     splits = ONLY_TRAIN
 
 
 def test_a_set_that_is_no_image_classification_is_named(tmp_path: Path):
-    for builder, found in (
+    for builder, features in (
         (NoLabel, "image (Image)"),
         (TwoImages, "image (Image), label (ClassLabel), mask (Image)"),
         (DeepPixels, "image (Image), label (ClassLabel)"),
     ):
         root = prepare(builder, tmp_path)
         message = fault(builder.name, "train", tmp_path)
-        assert message.startswith(f"{root}: not a set of images") and f"its features are {found};" in message
+        assert message.startswith(f"{root}: not a set of images") and f"its features are {features};" in message
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
@@ -321,8 +325,8 @@ def test_a_split_without_labels_is_named(tmp_path: Path, file_format: str):
     root = prepare(Unlabelled, tmp_path, file_format)
     message = fault("unlabelled", "train", tmp_path)
     assert message.startswith(str(root)) and "the label -1 is not one of the 3 classes (5 such records)" in message
-    name, _, place = message.partition(": ")[0].rpartition(" ")
-    assert name.partition(", record")[0] in map(str, shards_of(tmp_path)) and place.isdecimal()
+    name, _, position = message.partition(": ")[0].rpartition(" ")
+    assert name.partition(", record")[0] in map(str, shards_of(tmp_path)) and position.isdecimal()
 
 
 def test_a_label_that_overflows_32_bits_is_named(prepared: Path, tmp_path: Path):
@@ -361,7 +365,7 @@ def test_the_second_opening_reads_no_record(copy: Path):
 
 
 def test_a_set_made_anew_is_indexed_anew(copy: Path, tmp_path: Path):
-    class TinyGray(Made, skip_registration=True):
+    class TinyGray(SmallSet, skip_registration=True):
         def label(self, number: int) -> int:
             return (label_of(number) + 1) % 3
 
@@ -388,14 +392,14 @@ def test_the_library_still_reads_a_set_with_an_index(prepared: Path):
     assert len(list(builder.as_dataset(split="train"))) == 23
 
 
-@pytest.mark.parametrize("how", ["half", "empty", "missing", "noise"])
-def test_a_shard_that_is_not_whole_is_named(copy: Path, how: str):
+@pytest.mark.parametrize("damage", ["half", "empty", "missing", "noise"])
+def test_a_shard_that_is_not_whole_is_named(copy: Path, damage: str):
     shard = shards_of(copy)[1]
     content = shard.read_bytes()
-    if how == "missing":
+    if damage == "missing":
         shard.unlink()
     else:
-        shard.write_bytes({"half": content[: len(content) // 2], "empty": b"", "noise": b"noise " * 20_000}[how])
+        shard.write_bytes({"half": content[: len(content) // 2], "empty": b"", "noise": b"noise " * 20_000}[damage])
     message = fault("tiny_gray", "train", copy)
     assert message.startswith(str(shard)) and len(message) < 900
     assert not list(copy.rglob("*.jaxddp-index"))
@@ -407,9 +411,9 @@ def test_each_incomplete_shard_is_reported_and_the_others_are_read(copy: Path):
         index.unlink()
     first.write_bytes(first.read_bytes()[:100])
     second.unlink()
-    told: list[str] = []
-    table = read_tfds("tiny_gray", "train", copy, told.append)
-    assert len(told) == 2 and all(map(str.startswith, told, map(str, (first, second))))
+    messages: list[str] = []
+    table = read_tfds("tiny_gray", "train", copy, messages.append)
+    assert len(messages) == 2 and all(map(str.startswith, messages, map(str, (first, second))))
     assert 0 < len(table) < rows and {bytes(path) for path in table.path} == {os.fsencode(third.name)}
     assert all(table.read(row) for row in range(len(table)))
     # The next run reports the faults too.
@@ -472,7 +476,9 @@ def test_reading_is_quiet_and_needs_no_network_and_no_gpu(prepared: Path):
 
 def test_two_classes_that_look_alike_are_named(copy: Path):
     (labels,) = copy.rglob("label.labels.txt")
-    one, *_, last = labels.read_text().splitlines()
-    labels.write_text(labels.read_text().replace(last, f"{one}\u200b"))
-    points = " ".join(f"U+{ord(sign):04X}" for sign in f"{one}\u200b")
-    assert f": the names of label: '{one}\\u200b' ({points}) looks like '{one}' (" in fault("tiny_gray", "train", copy)
+    first, *_, last = labels.read_text().splitlines()
+    labels.write_text(labels.read_text().replace(last, f"{first}\u200b"))
+    points = " ".join(f"U+{ord(sign):04X}" for sign in f"{first}\u200b")
+    assert f": the names of label: '{first}\\u200b' ({points}) looks like '{first}' (" in fault(
+        "tiny_gray", "train", copy
+    )

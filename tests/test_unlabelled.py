@@ -1,4 +1,4 @@
-"""Labels for some images only: which examples keep their labels, and the order of the second source."""
+"""Labels for some images only: the choice of labelled examples, and the order of the unlabelled examples."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ TABLE = random_table(50)
 
 
 def table_of(labels) -> ArrayTable:
-    """Returns a table of images whose pixels have the number of their row as value."""
+    """Return a table of images whose pixels have the number of their row as value."""
     images = np.arange(len(labels), dtype=np.uint16).reshape(-1, 1, 1, 1)
     return ArrayTable(images, np.array(labels), NAMES)
 
@@ -32,7 +32,7 @@ def table_of(labels) -> ArrayTable:
 
 
 @given(st.lists(st.integers(-1, 4), min_size=5, max_size=60), SEEDS, st.data())
-def test_each_class_keeps_as_many_labels_and_a_smaller_choice_is_a_part_of_a_larger(labels, seed, data):
+def test_each_class_keeps_the_given_number_of_labels_and_fewer_labels_are_a_subset(labels, seed, data):
     labels += [*range(5)]
     table, fewest = table_of(labels), int(np.bincount(np.array(labels) + 1, minlength=6)[1:].min())
     count = data.draw(st.integers(1, fewest))
@@ -47,13 +47,13 @@ def test_the_choice_of_a_class_follows_from_the_seed_and_the_class_alone():
     labels = np.repeat(np.arange(5), 20)
     rows = [few_labels(table_of(labels), 4, seed).images.ravel() for seed in range(4)]
     # Examples of other classes, and the set of classes, change nothing.
-    more = few_labels(table_of(np.concatenate([np.repeat([1, 3], 20), np.repeat([0, 0, 2, 4], 20)])), 4, 2)
-    assert (more.images.ravel()[:8] == np.concatenate([rows[2][4:8] - 20, rows[2][12:16] - 40])).all()
+    other_order = few_labels(table_of(np.concatenate([np.repeat([1, 3], 20), np.repeat([0, 0, 2, 4], 20)])), 4, 2)
+    assert (other_order.images.ravel()[:8] == np.concatenate([rows[2][4:8] - 20, rows[2][12:16] - 40])).all()
     alone = few_labels(table_of(labels).select("1:3"), 4, 2)
     assert (alone.images.ravel() == rows[2][4:12]).all()
-    # Each seed and each class draws other rows. A change of these rows would change every such run.
-    assert len({tuple(each) for each in rows}) == 4
-    assert len({tuple(each) for each in rows[0].reshape(5, 4) % 20}) == 5
+    # Each seed and each class draws other rows. Other rows would change the result of every run with few labels.
+    assert len({tuple(chosen) for chosen in rows}) == 4
+    assert len({tuple(chosen) for chosen in rows[0].reshape(5, 4) % 20}) == 5
     assert rows[0][:8].tolist() == [4, 7, 17, 18, 23, 27, 28, 38]
 
 
@@ -68,9 +68,11 @@ def test_a_class_with_too_few_examples_is_named():
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 40), SEEDS, st.sampled_from([1, 2, 3]))
-def test_each_unlabelled_example_comes_once_an_epoch_on_any_number_of_processes(size, ratio, more, seed, shards):
+def test_each_unlabelled_example_comes_once_an_epoch_on_any_number_of_processes(
+    size, ratio, extra_examples, seed, shards
+):
     batch = shards * size * ratio
-    order = SampleOrder(batch + more, batch, unlabelled_seed(seed))
+    order = SampleOrder(batch + extra_examples, batch, unlabelled_seed(seed))
     rows = np.concatenate([order.rows(step) for step in range(order.steps(2))])
     for epoch in np.split(rows[: 2 * order.num_examples], 2):
         assert sorted(epoch) == [*range(order.num_examples)]
@@ -90,13 +92,13 @@ def test_the_order_of_unlabelled_examples_is_pinned():
 
 
 def feed_of(labelled, unlabelled, *, seed: int = 3, devices: int = 2) -> Feed:
-    """Returns a feed of batches of 4 labelled and 12 unlabelled examples."""
+    """Return a feed of batches of 4 labelled and 12 unlabelled examples."""
     data, topology = labelled.default_data(), Topology.create(devices)
-    others = Feed(unlabelled, SampleOrder(len(unlabelled), 12, unlabelled_seed(seed)), data, topology)
-    return Feed(labelled, SampleOrder(len(labelled), 4, seed), data, topology, unlabelled=others)
+    unlabelled_feed = Feed(unlabelled, SampleOrder(len(unlabelled), 12, unlabelled_seed(seed)), data, topology)
+    return Feed(labelled, SampleOrder(len(labelled), 4, seed), data, topology, unlabelled=unlabelled_feed)
 
 
-def test_a_batch_holds_both_and_no_label_of_the_second():
+def test_a_batch_holds_both_sources_and_no_label_of_the_second():
     feed = feed_of(few_labels(TABLE, 2), TABLE.without_labels())
     batches = [*feed.batches(0, 13)]
     rows = np.concatenate([batch.unlabelled.row for batch in batches])
@@ -123,11 +125,11 @@ def test_the_fields_of_a_batch_are_known_without_reading_one():
     feed = feed_of(few_labels(TABLE, 2), TABLE.without_labels())
     abstract, batch = feed.abstract_batch(), next(feed.batches(0, 1))
     for shapes, arrays in ((abstract, batch), (abstract.unlabelled, batch.unlabelled)):
-        for told, array in zip(shapes[:5], arrays[:5], strict=True):
-            assert (told.shape, told.dtype) == (array.shape, array.dtype)
+        for expected, array in zip(shapes[:5], arrays[:5], strict=True):
+            assert (expected.shape, expected.dtype) == (array.shape, array.dtype)
 
 
-# --- Opening them ---
+# --- Opening both sources ---
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +137,8 @@ def arrays(tmp_path_factory):
     return write_arrays(tmp_path_factory.mktemp("arrays") / "set.npz", TABLE, random_table(9, seed=1))
 
 
-def opened(path, **more):
-    data = DataConfig(path=str(path), image_size=6, resize=6, crop="whole", **more)
+def opened(path, **options):
+    data = DataConfig(path=str(path), image_size=6, resize=6, crop="whole", **options)
     return labelled_and_unlabelled(open_tables(data)[0], data)
 
 
@@ -157,10 +159,10 @@ def test_the_second_source_is_a_folder_a_list_or_a_data_set_of_any_classes(array
     (tmp_path / "images" / "list.csv").write_text("path,label\na.png,cat;dog\nfew/b.png,eel\n")
     files = tmp_path / "images"
 
-    def images(place, **more) -> ExampleTable:
-        _, found = opened(arrays, unlabelled=str(place), **more)
-        assert isinstance(found, ExampleTable) and found.num_classes == 0 and (found.labels == -1).all()
-        return found
+    def images(place, **options) -> ExampleTable:
+        _, table = opened(arrays, unlabelled=str(place), **options)
+        assert isinstance(table, ExampleTable) and table.num_classes == 0 and (table.labels == -1).all()
+        return table
 
     assert [images(files).record(row).id for row in range(3)] == ["a.png", "few/b.png", "few/more/c.png"]
     assert len(images(files / "list.csv")) == 2
@@ -173,7 +175,7 @@ def test_the_second_source_is_a_folder_a_list_or_a_data_set_of_any_classes(array
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("options", "message"),
     [
         ({"unlabelled": "nowhere"}, "data.unlabelled: nowhere: no such file or folder; check the path"),
         ({"unlabelled": "{tmp}"}, "data.unlabelled: {tmp}: no image below this folder; check the path"),
@@ -184,13 +186,13 @@ def test_the_second_source_is_a_folder_a_list_or_a_data_set_of_any_classes(array
         ({"labels_per_class": 40}, "data.labels_per_class=40: there are 6 examples of class "),
     ],
 )
-def test_a_second_source_that_cannot_be_opened_raises_a_one_line_error(arrays, tmp_path, given, line):
-    if "b.npz" in str(given):
+def test_a_second_source_that_cannot_be_opened_raises_a_one_line_error(arrays, tmp_path, options, message):
+    if "b.npz" in str(options):
         write_arrays(tmp_path / "b.npz", random_table(9, image=8), random_table(5, image=8))
-    given = {key: value.format(tmp=tmp_path) if isinstance(value, str) else value for key, value in given.items()}
+    options = {key: value.format(tmp=tmp_path) if isinstance(value, str) else value for key, value in options.items()}
     with pytest.raises(InputError) as caught:
-        opened(arrays, **given)
-    assert str(caught.value).startswith(line.format(tmp=tmp_path))
+        opened(arrays, **options)
+    assert str(caught.value).startswith(message.format(tmp=tmp_path))
 
 
 def test_unread_labels_are_not_part_of_the_fingerprint(tmp_path):

@@ -1,4 +1,4 @@
-"""Errors in a user's code: the message names their place, and a run that they end has failed, whatever they are."""
+"""Errors in a user's code: the message names the user's line, and a run that any such error ends has failed."""
 
 import json
 import signal
@@ -26,12 +26,12 @@ TABLE = random_table(24)
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """A file below the current directory is named by its path relative to it."""
+    """Leave the directory of this file: messages name files below the current directory by relative paths."""
     monkeypatch.chdir(tmp_path)
 
 
 class Net:
-    """Raises in many ways."""
+    """A user's code that raises errors in many ways."""
 
     def __call__(self, images):
         return images @ jnp.ones((images.shape[-1] + 1, 5))  # A shape that does not fit.
@@ -79,7 +79,7 @@ def test_a_traceback_ends_with_the_users_line_and_not_with_a_note_of_jax():
     assert last_line(raised.value).startswith(f"jaxddp: {place}: TypeError: dot_general requires contracting")
 
 
-def test_the_place_is_the_innermost_one_of_the_user_s_and_none_of_a_library(monkeypatch):
+def test_the_place_is_the_innermost_line_of_the_user_and_of_no_library(monkeypatch):
     monkeypatch.chdir(HERE.parent)
     with pytest.raises(ZeroDivisionError) as raised, describing_errors(), describing_errors():
         Net().inside()
@@ -88,15 +88,15 @@ def test_the_place_is_the_innermost_one_of_the_user_s_and_none_of_a_library(monk
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "expected"),
     [("leave", "SystemExit: 0"), ("generate", "GeneratorExit"), ("interrupt", "KeyboardInterrupt")],
 )
-def test_exceptions_that_would_end_the_process_are_ordinary_errors(method, said):
-    line = rf"test_user_code.py:\d+: Net.{method}: {said}; to end a run, raise an error"
+def test_exceptions_that_would_end_the_process_are_ordinary_errors(method, expected):
+    line = rf"test_user_code.py:\d+: Net.{method}: {expected}; to end a run, raise an error"
     with pytest.raises(UserCodeExit, match=line) as end, describing_errors():
         getattr(Net(), method)()
     assert end.value.exit_code == 1
-    line = rf"^my.py: get_loss: {said.split(':')[0]}.* \(in .*:\d+: Net.{method}\)$"
+    line = rf"^my.py: get_loss: {expected.split(':')[0]}.* \(in .*:\d+: Net.{method}\)$"
     with pytest.raises(InputError, match=line), errors_name_line(Path("my.py"), "get_loss: "):
         getattr(Net(), method)()
 
@@ -114,7 +114,7 @@ def test_ctrl_c_in_the_users_code_stays_a_keyboard_interrupt(method):
     assert is_ctrl_c(raised.value)
 
 
-def test_an_error_of_ours_and_of_no_code_of_the_user_s_have_no_place():
+def test_an_error_of_the_package_or_without_a_traceback_has_no_place():
     with pytest.raises(JaxddpError) as raised, describing_errors():
         raise InputError("train.csv:7: empty ImageId")
     assert last_line(raised.value).endswith("train.csv:7: empty ImageId")
@@ -129,15 +129,15 @@ def test_code_of_the_package_is_not_the_user_s():
     assert place is not None and place.file == HERE
 
 
-class Leaves:
+class LeavingListener:
     """A listener that ends the process at a moment, and once more at the end."""
 
     def __init__(self, moment: str, error: type[BaseException]):
         def leave(record):
             raise error(0)
 
-        for each in (moment, "end"):
-            setattr(self, each, leave)
+        for method in (moment, "end"):
+            setattr(self, method, leave)
 
 
 @pytest.mark.slow
@@ -147,16 +147,16 @@ class Leaves:
 )
 def test_a_listener_that_ends_the_process_has_failed_the_run(moment, error, tmp_path):
     setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8))
-    more = {"listeners": [Leaves(moment, error)], "workdir": tmp_path, "val": TABLE, "log_every": "1 step"}
-    place = rf"test_user_code.py:\d+: Leaves.__init__.leave: {error.__name__}: 0"
+    options = {"listeners": [LeavingListener(moment, error)], "workdir": tmp_path, "val": TABLE, "log_every": "1 step"}
+    place = rf"test_user_code.py:\d+: LeavingListener.__init__.leave: {error.__name__}: 0"
     with pytest.raises(UserCodeExit, match=f"{place}; to end a run, raise an error"):
-        jaxddp.train(jaxddp.softmax_cross_entropy, setup, **more)
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, **options)
     result = tmp_path / "result.json"
     # If the listener raises in `end`, the run was already done.
     assert moment in ("start", "end") or json.loads(result.read_text())["status"] == "failed"
 
 
-def test_the_terminal_s_last_line_and_code(monkeypatch, capfd):
+def test_the_command_prints_the_place_of_the_error_and_exits_with_1(monkeypatch, capfd):
     monkeypatch.setattr("jaxddp.cli._run", lambda arguments: Net().leave())
     assert main(["train", "digits"]) == 1
     line = rf"jaxddp: {HERE}:{line_of('sys.exit(0)')}: Net.leave: SystemExit: 0; to end a run, raise an error"

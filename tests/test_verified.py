@@ -28,7 +28,7 @@ N = 8
 
 
 @pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def cache_of_the_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
 
 
@@ -39,7 +39,7 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records the size of each image that is verified."""
+    """Record the size of each image that is verified."""
     sizes, verify = [], graph.verify
 
     def counted(data: bytes):
@@ -51,14 +51,14 @@ def verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def read(table: ExampleTable, shard: Shard = WHOLE) -> np.ndarray:
-    """Reads one epoch of a run; returns its images and how they were verified."""
+    """Read one epoch of a run; return its images."""
     table.check(DATA)
     order = SampleOrder(len(table), 4, seed=0)
     return np.concatenate([batch.image for batch in table.train_batches(order, DATA, range(len(table) // 4), shard)])
 
 
-def visit(table: ExampleTable) -> list[int]:
-    """Returns the rows that a run would verify, and caches them as its stream does, without TensorFlow."""
+def mark_verified(table: ExampleTable) -> list[int]:
+    """Return the rows that a run would verify, and cache them as a run does, without TensorFlow."""
     table.check(DATA)
     rows = np.flatnonzero(~table.verified.sound)
     table.verified.add(rows)
@@ -74,9 +74,9 @@ def test_a_second_run_verifies_nothing_and_sees_the_same(root: Path, verificatio
     assert len(verifications) == N
 
 
-def test_a_selection_of_classes_is_known_too(root: Path):
-    assert len(visit(train_solutions(root))) == N
-    assert visit(train_solutions(root, classes="1:2")) == visit(train_solutions(root).take(4)) == []
+def test_a_selection_of_verified_images_is_not_verified_again(root: Path):
+    assert len(mark_verified(train_solutions(root))) == N
+    assert mark_verified(train_solutions(root, classes="1:2")) == mark_verified(train_solutions(root).take(4)) == []
 
 
 def test_after_data_check_nothing_is_verified(root: Path, tmp_path: Path, verifications: list[int]):
@@ -88,7 +88,7 @@ def test_after_data_check_nothing_is_verified(root: Path, tmp_path: Path, verifi
 @pytest.mark.parametrize("change", ["longer", "same size", "same size and time", "another file"])
 def test_a_changed_file_is_verified_again(root: Path, change: str):
     table = train_solutions(root)
-    visit(table)
+    mark_verified(table)
     file = Path(table.name(3))
     data, before = file.read_bytes(), file.stat()
     if change == "another file":
@@ -99,7 +99,7 @@ def test_a_changed_file_is_verified_again(root: Path, change: str):
     if change == "same size and time":
         os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
         assert file.stat().st_mtime_ns == before.st_mtime_ns
-    assert visit(train_solutions(root)) == [3]
+    assert mark_verified(train_solutions(root)) == [3]
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_damage_without_a_new_file_time_is_removed_from_the_cache_once_found(
 
 
 @pytest.mark.slow
-def test_a_bad_image_is_met_again_by_the_next_run(root: Path, verifications: list[int]):
+def test_a_bad_image_is_rejected_again_by_the_next_run(root: Path, verifications: list[int]):
     file = Path(train_solutions(root).name(3))
     file.write_bytes(file.read_bytes()[:-60] + b"\xff\xd9")
     for _ in range(2):
@@ -139,33 +139,33 @@ def test_a_bad_image_is_met_again_by_the_next_run(root: Path, verifications: lis
             read(train_solutions(root))
 
 
-def records() -> list[Path]:
+def cache_files() -> list[Path]:
     return sorted((cache_folder() / "verified").iterdir())
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "a directory"])
-def test_a_damaged_record_is_ignored(root: Path, damage: str, caplog):
-    visit(train_solutions(root))
-    (record,) = records()
-    data = bytearray(record.read_bytes())
+def test_a_damaged_cache_file_is_ignored(root: Path, damage: str, caplog):
+    mark_verified(train_solutions(root))
+    (cache_file,) = cache_files()
+    data = bytearray(cache_file.read_bytes())
     if damage == "a directory":
-        record.unlink()
-        record.mkdir()
+        cache_file.unlink()
+        cache_file.mkdir()
     else:
         data[40] ^= 1
-        record.write_bytes({"cut": data[:50], "flipped": data, "empty": b""}[damage])
+        cache_file.write_bytes({"cut": data[:50], "flipped": data, "empty": b""}[damage])
     with caplog.at_level(logging.WARNING, "jaxddp.data"):
-        assert len(visit(train_solutions(root))) == N
-    lines = [message for message in caplog.messages if str(record) in message]
+        assert len(mark_verified(train_solutions(root))) == N
+    lines = [message for message in caplog.messages if str(cache_file) in message]
     assert len(lines) <= 2 and (damage == "a directory" or lines)
-    assert len(visit(train_solutions(root))) == (N if damage == "a directory" else 0)
+    assert len(mark_verified(train_solutions(root))) == (N if damage == "a directory" else 0)
 
 
 def test_a_missing_cache_folder_is_no_error(root: Path, tmp_path: Path, monkeypatch):
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
     for _ in range(2):
-        assert len(visit(train_solutions(root))) == N
+        assert len(mark_verified(train_solutions(root))) == N
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     table = train_solutions(root)
@@ -178,16 +178,16 @@ def raise_no_home(path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_each_process_keeps_its_share(root: Path, verifications: list[int]):
+def test_each_process_caches_its_share(root: Path, verifications: list[int]):
     for index in range(2):
         read(train_solutions(root), Shard(index, 2))
-    assert len(verifications) == N and len(records()) == 2
+    assert len(verifications) == N and len(cache_files()) == 2
     read(train_solutions(root))
     assert len(verifications) == N
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_dropped_keeps_what_it_read(root: Path, verifications: list[int]):
+def test_a_stream_that_is_dropped_caches_its_verified_images(root: Path, verifications: list[int]):
     table = train_solutions(root)
     table.check(DATA)
     batches = iter(table.train_batches(SampleOrder(N, 4, seed=0), DATA, range(1000)))
@@ -207,12 +207,12 @@ def test_the_cache_is_written_every_ten_minutes(root: Path, monkeypatch: pytest.
     batches = iter(table.train_batches(SampleOrder(N, 4, seed=0), DATA, range(1000)))
     for _ in range(3):
         next(batches)
-    assert records()
+    assert cache_files()
     batches.close()
 
 
 @pytest.mark.slow
-def test_evaluation_and_sets_on_the_devices_know_it(root: Path, verifications: list[int]):
+def test_evaluation_and_sets_on_the_devices_do_not_verify_again(root: Path, verifications: list[int]):
     read(train_solutions(root))
     table = train_solutions(root)
     table.check(DATA)
@@ -222,7 +222,9 @@ def test_evaluation_and_sets_on_the_devices_know_it(root: Path, verifications: l
 
 
 @pytest.mark.slow
-def test_packed_sets_are_known_by_their_shards(root: Path, tmp_path: Path, verifications: list[int]):
+def test_images_of_packed_sets_are_verified_again_after_a_change_of_their_shards(
+    root: Path, tmp_path: Path, verifications: list[int]
+):
     pack({"train": train_solutions(root)}, tmp_path / "packed", PackOptions())
     first = read(read_packed(tmp_path / "packed", "train"))
     np.testing.assert_array_equal(read(read_packed(tmp_path / "packed", "train")), first)
@@ -233,18 +235,18 @@ def test_packed_sets_are_known_by_their_shards(root: Path, tmp_path: Path, verif
     assert len(verifications) == 2 * N
 
 
-def test_a_record_does_not_grow_without_end(root: Path, monkeypatch: pytest.MonkeyPatch):
-    # The bound is private; the real one would need a million files.
+def test_a_cache_file_does_not_grow_without_end(root: Path, monkeypatch: pytest.MonkeyPatch):
+    # The bound is private. The test would need a million files to reach the real bound.
     monkeypatch.setattr("jaxddp.data.soundness.sound_cache._MOST", 10)
     for _ in range(4):
         for path in root.rglob("*.JPEG"):
             os.utime(path)
-        assert len(visit(train_solutions(root))) == N
-        assert records()[0].stat().st_size <= 32 + 8 * 10
-    assert visit(train_solutions(root)) == []
+        assert len(mark_verified(train_solutions(root))) == N
+        assert cache_files()[0].stat().st_size <= 32 + 8 * 10
+    assert mark_verified(train_solutions(root)) == []
 
 
-def test_no_two_rows_of_a_shard_are_alike():
+def test_no_two_rows_of_a_shard_have_the_same_identity():
     class Records:
         root = Path("/nowhere")
 
@@ -259,9 +261,9 @@ def test_no_two_rows_of_a_shard_are_alike():
 
 
 def test_other_rules_invalidate_the_cache(root: Path, monkeypatch: pytest.MonkeyPatch):
-    visit(train_solutions(root))
+    mark_verified(train_solutions(root))
     monkeypatch.setattr("jaxddp.data.soundness.sound_cache.RULES_VERSION", 1_000)
-    assert len(visit(train_solutions(root))) == N
+    assert len(mark_verified(train_solutions(root))) == N
 
 
 @pytest.mark.slow
@@ -277,7 +279,7 @@ def test_a_resumed_run_verifies_as_an_uninterrupted_one(
         parallel={"self_test": "never"},
         log={"every": "1 step", "to": ("jsonl",)},
     )
-    whole = train_config(config, tmp_path / "whole")
+    uninterrupted = train_config(config, tmp_path / "whole")
     # A file is verified once or more often: the stream may read the next epoch before the results of this one arrive.
     first = len(verifications)
     assert first >= N
@@ -286,11 +288,11 @@ def test_a_resumed_run_verifies_as_an_uninterrupted_one(
     assert len(verifications) == first
     import jax
 
-    for one, other in zip(jax.tree.leaves(whole), jax.tree.leaves(resumed), strict=True):
-        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))
+    for expected_leaf, actual_leaf in zip(jax.tree.leaves(uninterrupted), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(np.asarray(expected_leaf), np.asarray(actual_leaf))
 
 
-def test_the_damage_of_the_damage_tests_is_found_again(root: Path, tmp_path: Path):
+def test_damage_after_data_check_is_found_by_a_run(root: Path, tmp_path: Path):
     """The cache must not hide damage between `data check` and a run."""
     import random
 

@@ -19,8 +19,8 @@ def plane_by_plane() -> bytes:
     """Return a baseline JPEG of three components with a scan for each: three copies of the scan of a gray JPEG."""
     gray = encode(picture(37, 45, "L"))
     frame, scan = gray.index(b"\xff\xc0"), gray.index(b"\xff\xda")
-    three = b"".join(bytes([component, 0x11, 0]) for component in (1, 2, 3))
-    head = b"\xff\xc0" + struct.pack(">H", 17) + gray[frame + 4 : frame + 9] + b"\x03" + three
+    components = b"".join(bytes([component, 0x11, 0]) for component in (1, 2, 3))
+    head = b"\xff\xc0" + struct.pack(">H", 17) + gray[frame + 4 : frame + 9] + b"\x03" + components
     size = struct.unpack(">H", gray[frame + 2 : frame + 4])[0]
     coded = gray[scan + 10 : -2]
     scans = b"".join(b"\xff\xda\x00\x08\x01" + bytes([component, 0, 0, 63, 0]) + coded for component in (1, 2, 3))
@@ -72,7 +72,7 @@ def test_a_jpeg_cut_anywhere_is_refused_with_or_without_a_forged_end(kind: str):
     place=st.floats(0, 1, exclude_max=True),
     end=st.sampled_from(FORGED),
 )
-def test_any_jpeg_cut_anywhere(image, quality, progressive, optimize, subsampling, restart, place, end):
+def test_any_jpeg_cut_anywhere_is_refused(image, quality, progressive, optimize, subsampling, restart, place, end):
     options = {"subsampling": subsampling} if image.mode == "RGB" else {}
     data = encode(
         image,
@@ -88,8 +88,8 @@ def test_any_jpeg_cut_anywhere(image, quality, progressive, optimize, subsamplin
 
 @pytest.mark.parametrize("progressive", [False, True])
 @pytest.mark.parametrize("subsampling", [1, 2])
-def test_a_cut_is_found_where_the_strict_decoder_cannot_look(subsampling: int, progressive: bool):
-    """It does not support the sampling of Pillow's CMYK files; there, the loss of a few bits may change no pixel."""
+def test_a_cut_is_found_in_files_that_the_strict_decoder_does_not_support(subsampling: int, progressive: bool):
+    """The strict decoder does not support subsampled CMYK files. There, the loss of a few bits may change no pixel."""
     data = encode(picture(37, 45, "CMYK"), subsampling=subsampling, progressive=progressive)
     assert (verify(data).height, verify(data).width) == (37, 45)
     scan = data.index(b"\xff\xda")
@@ -171,16 +171,16 @@ def test_a_flipped_bit_of_a_png_is_always_found(place: float, bit: int):
     kind=st.sampled_from([*JPEGS]),
     flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4),
 )
-def test_damage_to_a_jpeg_raises_nothing_but_the_one_error(kind: str, flips):
+def test_damage_to_a_jpeg_raises_only_a_one_line_error(kind: str, flips):
     data = bytearray(JPEGS[kind]())
     for place, mask in flips:
         data[int(place * len(data))] ^= mask
     try:
-        found = verify(bytes(data))
+        result = verify(bytes(data))
     except InputError as error:
         assert "\n" not in str(error)
     else:
-        assert found.kind == "jpeg"
+        assert result.kind == "jpeg"
 
 
 @given(start=st.sampled_from([b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b""]), rest=st.binary(max_size=200))

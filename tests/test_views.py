@@ -18,7 +18,7 @@ VAL = random_table(23, seed=1)
 
 
 def by_hand(classify, images: np.ndarray, views: str) -> np.ndarray:
-    """Compute the views by definition, in NumPy."""
+    """Compute the weighted mean of the views' logits by definition, in NumPy."""
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
     copies = {"one": [(1, images)], "mirror": [(1, images)]}
     copies["mirror_translate"] = [(0.5, images), (0.25, padded[:, :-2, :-2]), (0.25, padded[:, 2:, 2:])]
@@ -27,7 +27,7 @@ def by_hand(classify, images: np.ndarray, views: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("views", ["one", "mirror", "mirror_translate"])
-def test_logits_are_the_weighted_mean_of_those_of_the_views(views):
+def test_logits_are_the_weighted_mean_of_the_logits_of_the_views(views):
     rng = np.random.default_rng(0)
     images, weight = rng.normal(size=(4, 5, 6, 2)), rng.normal(size=(5, 6, 2, 3))
 
@@ -35,14 +35,14 @@ def test_logits_are_the_weighted_mean_of_those_of_the_views(views):
         return (images[..., None] * weight).sum((1, 2, 3)) ** 2
 
     with jax.enable_x64(True):
-        found = mean_logits(classify, jnp.asarray(images), views)
-    np.testing.assert_allclose(found, by_hand(classify, images, views), rtol=1e-12)
+        actual = mean_logits(classify, jnp.asarray(images), views)
+    np.testing.assert_allclose(actual, by_hand(classify, images, views), rtol=1e-12)
 
 
 def test_logits_in_bfloat16_are_averaged_in_float32():
     third = jnp.full((1, 2), 1 / 3, jnp.bfloat16)
-    found = mean_logits(lambda images: third * (1 + images.sum()), jnp.ones((1, 4, 4, 1), jnp.bfloat16), "mirror")
-    assert found.dtype == jnp.float32
+    actual = mean_logits(lambda images: third * (1 + images.sum()), jnp.ones((1, 4, 4, 1), jnp.bfloat16), "mirror")
+    assert actual.dtype == jnp.float32
     assert mean_logits(lambda images: third, jnp.ones((1, 4, 4, 1)), "one").dtype == jnp.bfloat16
 
 
@@ -55,9 +55,9 @@ def setup(views: str, devices: int = 2):
 @pytest.mark.parametrize("resident", [False, True])
 def test_evaluation_measures_the_views_and_training_does_not(resident):
     plain, mirrored = setup("one"), setup("mirror_translate")
-    one, six = (made.evaluator(VAL, 8, resident=resident)(made.state) for made in (plain, mirrored))
-    assert one["count"] == six["count"] == 23
-    assert one["loss"] != six["loss"]
+    unchanged, averaged = (made.evaluator(VAL, 8, resident=resident)(made.state) for made in (plain, mirrored))
+    assert unchanged["count"] == averaged["count"] == 23
+    assert unchanged["loss"] != averaged["loss"]
     # Compute the loss of mean logits in NumPy.
     images = (VAL.images / 255 - plain.data.mean) / plain.data.std
 
@@ -67,20 +67,20 @@ def test_evaluation_measures_the_views_and_training_does_not(resident):
 
     logits = by_hand(classify, images, "mirror_translate")
     expected = optax.softmax_cross_entropy_with_integer_labels(logits, VAL.labels).mean()
-    assert six["loss"] == pytest.approx(float(expected), rel=1e-5)
+    assert averaged["loss"] == pytest.approx(float(expected), rel=1e-5)
     batch = next(plain.batches(0, 1))
     losses = [made.step()(made.state, batch)[1].means()["loss"] for made in (plain, mirrored)]
     assert losses[0] == losses[1]
 
 
-def test_predictions_are_those_that_are_measured():
-    made = setup("mirror")
-    batch = next(made.feed.eval_batches(VAL, 8))
-    logits = make_predict(made.classifier.objective(), made.topology)(made.state, batch)
-    images = made.preprocess(batch, train=False).images
-    each = [make_one(made, view) for view in (images, images[:, :, ::-1])]
-    np.testing.assert_allclose(logits, (each[0] + each[1]) / 2, rtol=1e-5, atol=1e-6)
+def test_predictions_are_the_mean_logits_of_the_views():
+    mirrored = setup("mirror")
+    batch = next(mirrored.feed.eval_batches(VAL, 8))
+    logits = make_predict(mirrored.classifier.objective(), mirrored.topology)(mirrored.state, batch)
+    images = mirrored.preprocess(batch, train=False).images
+    of_views = [logits_of(mirrored, view) for view in (images, images[:, :, ::-1])]
+    np.testing.assert_allclose(logits, (of_views[0] + of_views[1]) / 2, rtol=1e-5, atol=1e-6)
 
 
-def make_one(made, images):
+def logits_of(made, images):
     return np.asarray(made.model.apply(made.state.params, made.state.model_state, images, train=False, key=None)[0])

@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: what only this logger does; tests/conformance has the rest."""
+"""Weights & Biases, offline: the behaviour of this logger alone. tests/conformance tests all loggers."""
 
 import json
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ def offline(tmp_path_factory) -> Iterator[None]:
 
 
 @pytest.fixture
-def anew() -> Iterator[None]:
-    """The library reads its environment once per process."""
+def fresh_library() -> Iterator[None]:
+    """Make the library read its environment again, which it reads once per process."""
     import wandb
 
     wandb.teardown()
@@ -29,7 +29,9 @@ def anew() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_run_from_step_0_begins_a_new_logger_run_and_the_environment_is_respected(anew, tmp_path, monkeypatch, capfd):
+def test_a_run_from_step_0_begins_a_new_logger_run_and_the_environment_is_respected(
+    fresh_library, tmp_path, monkeypatch, capfd
+):
     ids = []
     monkeypatch.setenv("WANDB_PROJECT", "flowers")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -39,16 +41,16 @@ def test_a_run_from_step_0_begins_a_new_logger_run_and_the_environment_is_respec
         logger.end(RunEnd("done", 9, 1.0))
         ids.append(json.loads((tmp_path / "run" / "wandb.json").read_text())["id"])
     folders = offline_runs(tmp_path)
-    assert [wandb_ids(folder) for folder in folders] == [{own} for own in ids]
+    assert [wandb_ids(folder) for folder in folders] == [{run_id} for run_id in ids]
     assert ids[0] != ids[1]
     assert {record.run.project for record in wandb_records(folders[0])} - {""} == {"flowers"}
-    said = capfd.readouterr()
-    assert said.out.splitlines() == [f"wandb: offline; to send it: wandb sync {folder}" for folder in folders]
-    assert said.err == ""
+    output = capfd.readouterr()
+    assert output.out.splitlines() == [f"wandb: offline; to send it: wandb sync {folder}" for folder in folders]
+    assert output.err == ""
 
 
 @pytest.mark.slow
-def test_project_name_and_config_are_those_of_the_run(anew, tmp_path, monkeypatch):
+def test_project_name_and_config_are_those_of_the_run(fresh_library, tmp_path, monkeypatch):
     """The config takes precedence over the environment."""
     monkeypatch.setenv("WANDB_PROJECT", "others")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
@@ -57,12 +59,12 @@ def test_project_name_and_config_are_those_of_the_run(anew, tmp_path, monkeypatc
     logger.start(RunStart(0, 9, 8, 9, 1, 1))
     logger.end(RunEnd("done", 9, 1.0))
     (folder,) = offline_runs(tmp_path)
-    told = [record.run for record in wandb_records(folder) if record.run.project]
-    assert {(run.project, run.display_name) for run in told} == {("flowers", "first")}
+    runs = [record.run for record in wandb_records(folder) if record.run.project]
+    assert {(run.project, run.display_name) for run in runs} == {("flowers", "first")}
     assert {"fold": "3", "note": "baseline", "run.steps": 9}.items() <= wandb_config(folder).items()
 
 
-def test_without_a_key_there_is_an_error_and_no_question(anew, tmp_path, monkeypatch):
+def test_without_a_key_an_error_is_raised_and_no_question_is_asked(fresh_library, tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -72,5 +74,7 @@ def test_without_a_key_there_is_an_error_and_no_question(anew, tmp_path, monkeyp
 
 
 def test_the_config_sets_the_number_of_logged_images(tmp_path):
-    wanted = [WandB.of(Config().replace(log={"images": images}), tmp_path).wants_predictions for images in (None, 0, 5)]
-    assert wanted == [16, 0, 5]
+    numbers = [
+        WandB.of(Config().replace(log={"images": images}), tmp_path).wants_predictions for images in (None, 0, 5)
+    ]
+    assert numbers == [16, 0, 5]

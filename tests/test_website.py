@@ -47,48 +47,50 @@ def body(module: str) -> list[ast.stmt]:
 
 
 def undocumented(module: str, name: str) -> list[str]:
-    """Returns what has no docstring: a name of a module, or a public method or property of a class of that name.
+    """Return the undocumented names: a name of a module and, if it is a class, its public methods and properties.
 
-    A method of a protocol is documented there.
+    Methods of a protocol have their docstrings in the protocol.
     """
     thing = getattr(importlib.import_module(module), name)
     if not inspect.isclass(thing):
-        return [] if (inspect.isroutine(thing) and thing.__doc__) or described(module, name) else [f"{module}.{name}"]
+        return (
+            [] if (inspect.isroutine(thing) and thing.__doc__) or is_described(module, name) else [f"{module}.{name}"]
+        )
     bases = [base for base in thing.__mro__ if base.__module__.startswith("jaxddp")]
     parts = {part: value for base in bases for part, value in vars(base).items() if not part.startswith("_")}
     methods = [part for part, value in parts.items() if inspect.isroutine(value) or isinstance(value, PROPERTIES)]
     of_protocols = {part for protocol in PROTOCOLS if thing is not protocol for part in dir(protocol)}
     missing = [part for part in methods if not inspect.getdoc(getattr(thing, part)) and part not in of_protocols]
     # Python sets the docstring of a dataclass without one to its signature.
-    own = thing.__doc__ and not thing.__doc__.startswith(f"{name}(")
-    return [f"{module}.{name}.{part}" for part in missing] + [f"{module}.{name}"] * (not own)
+    has_docstring = thing.__doc__ and not thing.__doc__.startswith(f"{name}(")
+    return [f"{module}.{name}.{part}" for part in missing] + [f"{module}.{name}"] * (not has_docstring)
 
 
-def described(module: str, name: str) -> bool:
-    """Returns whether a string follows the assignment of a name in a module, or in the one that it is imported from."""
+def is_described(module: str, name: str) -> bool:
+    """Return whether a string follows the assignment of a name in a module or in the module that defines the name."""
     statements = body(module)
     for node, following in zip(statements, [*statements[1:], None], strict=True):
         if isinstance(node, ast.ImportFrom) and node.module and name in {alias.name for alias in node.names}:
-            return described(node.module, name)
+            return is_described(node.module, name)
         if name in defined(node):
             return isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
     return False
 
 
-def test_all_that_is_public_has_a_docstring():
+def test_every_public_name_has_a_docstring():
     names = [*dict.fromkeys(documented())]
     assert len(names) > 80 and ("jaxddp.data.source", "Source") in names
-    missing = [wrong for module, name in names for wrong in undocumented(module, name)]
+    missing = [undocumented_name for module, name in names for undocumented_name in undocumented(module, name)]
     assert missing == []
 
 
-def test_a_missing_docstring_is_seen():
+def test_a_missing_docstring_is_found():
     assert undocumented("jaxddp.command_line.parse", "ConfigOfRecipe") == []
     assert undocumented("jaxddp.command_line.parse", "Command") == ["jaxddp.command_line.parse.Command"]
     assert undocumented("tests.support.runs", "fails") == []
 
 
-def test_a_help_text_is_read():
+def test_a_help_text_is_split_into_usage_text_and_options():
     shown = command_line.read(HELP)
     assert shown.usage == "usage: jaxddp thing [-h] [OPTIONS] RUN" and shown.text.startswith("Do a thing.")
     assert shown.boxes == {

@@ -37,7 +37,7 @@ def small_resnet(classes=CLASSES):
 def state_dict_of(model, image_shape=(64, 64, 3), naming=0):
     """Return float64 weights by the formula of `support.published`, under their published names."""
     zeros = {path: np.zeros(shape) for path, shape in shapes_of(model, image_shape).items()}
-    return weights({name: each.shape for name, each in published(zeros, namings_of(model)[naming]).items()})
+    return weights({name: array.shape for name, array in published(zeros, namings_of(model)[naming]).items()})
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_exported_weights_are_read_back_bit_for_bit(tmp_path, make):
     )
     assert largest_difference(again.state.params, setup.state.params) == 0
     assert largest_difference(again.state.model_state, setup.state.model_state) == 0
-    # The optimizer's state belongs to the loaded parameters.
+    # Without the file, another seed gives other parameters.
     other = prepare_training(make(), random_table(20), 1, optax.adamw(0.01), 8, seed=1)
     assert largest_difference(other.state.params, setup.state.params) > 0
 
@@ -61,15 +61,15 @@ def test_a_new_seed_keeps_the_weights(tmp_path):
     write(tmp_path / "w.safetensors", state_dict_of(small_resnet(), (6, 6, 3)))
     setup = prepare_training(small_resnet(5), random_table(20), 2, sgd(0.1), 4, weights=tmp_path / "w.safetensors")
     other = setup.with_seed(3)
-    one, two = (by_path(each.state.params, each.state.model_state) for each in (setup, other))
-    assert {path for path in one if not np.array_equal(one[path], two[path])} == {"params/fc/kernel"}
+    first, second = (by_path(made.state.params, made.state.model_state) for made in (setup, other))
+    assert {path for path in first if not np.array_equal(first[path], second[path])} == {"params/fc/kernel"}
 
 
 def test_a_head_for_other_classes_is_newly_initialized(tmp_path, caplog):
     model = small_resnet(5)
     write(tmp_path / "w.safetensors", {**state_dict_of(small_resnet()), "extra.weight": np.zeros(3)})
-    found = initial_weights(tmp_path / "w.safetensors", model, shapes_of(model, (6, 6, 3)), 5, Topology.create(1))
-    assert set(shapes_of(model, (6, 6, 3))) - set(found) == {"params/fc/kernel", "params/fc/bias"}
+    arrays = initial_weights(tmp_path / "w.safetensors", model, shapes_of(model, (6, 6, 3)), 5, Topology.create(1))
+    assert set(shapes_of(model, (6, 6, 3))) - set(arrays) == {"params/fc/kernel", "params/fc/bias"}
     assert caplog.messages == [
         f"{tmp_path / 'w.safetensors'}: 30 of the network's 32 arrays; a new head for 5 classes: params/fc/bias, "
         "params/fc/kernel; not used: extra.weight"
@@ -83,15 +83,15 @@ def test_new_layers_take_no_weights_from_the_file(tmp_path, caplog):
     table, optimizer = random_table(20), sgd(0.1)
     setup = prepare_training(small_resnet(5), table, 1, optimizer, 4, new_layers="fc,layer1.0.bn1", **options)
     whole = prepare_training(small_resnet(5), table, 1, optimizer, 4, **options)
-    one, other = (by_path(each.state.params, each.state.model_state) for each in (setup, whole))
-    differing = {path.rpartition("/")[0] for path in one if not np.array_equal(one[path], other[path])}
+    first, second = (by_path(made.state.params, made.state.model_state) for made in (setup, whole))
+    differing = {path.rpartition("/")[0] for path in first if not np.array_equal(first[path], second[path])}
     assert differing == {"params/fc", "params/layer1_0/bn1", "batch_stats/layer1_0/bn1"}
     assert len(caplog.messages) == 1 and "26 of the network's 32 arrays; new: params/fc/bias, " in caplog.messages[0]
 
 
 def test_a_file_without_a_head_gives_all_other_weights(tmp_path):
     model = small_resnet(5)
-    arrays = {name: each for name, each in state_dict_of(model).items() if not name.startswith("fc.")}
+    arrays = {name: array for name, array in state_dict_of(model).items() if not name.startswith("fc.")}
     matched = match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), 5)
     assert sorted(matched.head) == ["params/fc/bias", "params/fc/kernel"] and len(matched.arrays) == 30
 
@@ -129,7 +129,7 @@ class Odd(nn.Module):
         return nn.Dense(5)(images.mean((1, 2))) * self.param("temperature", nn.initializers.constant(2.0), ())
 
 
-def test_scalars_and_integers_come_back(tmp_path):
+def test_scalars_and_integers_are_exported_and_read_back(tmp_path):
     table, file = random_table(20), tmp_path / "w.safetensors"
     setup = prepare_training(Odd(), table, 1, sgd(0.1), 4)
     export_weights(setup.state, setup, file)
@@ -146,9 +146,9 @@ def test_another_network_raises_a_one_line_error(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
-def test_arrays_of_any_precision(tmp_path, dtype):
+def test_arrays_of_any_precision_are_read_and_converted(tmp_path, dtype):
     model = small_resnet(5)
-    arrays = {name: each.astype(dtype) for name, each in state_dict_of(model, (6, 6, 3)).items()}
+    arrays = {name: array.astype(dtype) for name, array in state_dict_of(model, (6, 6, 3)).items()}
     file = tmp_path / "w.safetensors"
     write(file, arrays)
     assert read(file)["conv1.weight"].dtype == dtype
@@ -158,7 +158,9 @@ def test_arrays_of_any_precision(tmp_path, dtype):
 
 
 def test_wrappers_around_a_state_dict_are_removed(tmp_path):
-    write(tmp_path / "w.safetensors", {f"module.{name}": each for name, each in state_dict_of(small_resnet()).items()})
+    write(
+        tmp_path / "w.safetensors", {f"module.{name}": array for name, array in state_dict_of(small_resnet()).items()}
+    )
     assert "conv1.weight" in read(tmp_path / "w.safetensors")
 
 
@@ -189,7 +191,7 @@ def test_a_bad_file_raises_a_one_line_error(tmp_path, name, content, message):
         prepare_training(SmallNet(), random_table(20), 1, sgd(0.1), 8, weights=tmp_path / name)
 
 
-def test_a_pth_file_needs_torch_or_says_how_to_convert(tmp_path):
+def test_a_pth_file_without_torch_or_weights_raises_a_one_line_error(tmp_path):
     (tmp_path / "w.pth").write_bytes(b"")
     try:
         import torch  # noqa: F401
@@ -201,17 +203,17 @@ def test_a_pth_file_needs_torch_or_says_how_to_convert(tmp_path):
         read(tmp_path / "w.pth")
 
 
-def test_a_pth_file(tmp_path):
+def test_a_pth_file_gives_its_state_dict(tmp_path):
     torch = pytest.importorskip("torch")
     arrays = state_dict_of(small_resnet())
-    tensors = {f"module.{name}": torch.from_numpy(each) for name, each in arrays.items()}
+    tensors = {f"module.{name}": torch.from_numpy(array) for name, array in arrays.items()}
     torch.save(
         {"epoch": 3, "state_dict": {**tensors, "module.bn1.num_batches_tracked": torch.tensor(7)}}, tmp_path / "w.pth"
     )
-    found = read(tmp_path / "w.pth")
-    assert found.keys() == arrays.keys() and all(np.array_equal(found[name], arrays[name]) for name in arrays)
+    actual = read(tmp_path / "w.pth")
+    assert actual.keys() == arrays.keys() and all(np.array_equal(actual[name], arrays[name]) for name in arrays)
 
 
-def test_own_names_need_no_network():
+def test_names_that_are_not_published_follow_from_the_paths():
     assert dotted_path("params/fc/kernel") == "params.fc.kernel"
     assert len(namings_of(adapt(SmallNet()))) == 1

@@ -1,4 +1,4 @@
-"""Arrays of 16 bits and any number of channels train without loss, from files and from the devices."""
+"""Images of 16 bits and any number of channels keep their precision, in batches and in device memory."""
 
 import re
 from pathlib import Path
@@ -34,7 +34,7 @@ def table(channels: int = 3, dtype: type = np.uint16) -> ArrayTable:
 
 
 def widened(source: ArrayTable) -> ArrayTable:
-    """Returns the same image in 16 bits: 255 becomes 65535."""
+    """Return the same images in 16 bits: 255 becomes 65535."""
     return ArrayTable(source.images.astype(np.uint16) * 257, source.labels, source.class_names)
 
 
@@ -43,28 +43,28 @@ def inputs(images: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) 
     return np.asarray(Preprocess(mean, std)(batch, train=False).images)
 
 
-def test_every_value_of_sixteen_bits_is_another_input():
+def test_every_value_of_sixteen_bits_gives_a_different_input():
     values = np.arange(65536, dtype=np.uint16).reshape(4, 128, 128, 1)
-    found = inputs(values, (0.5,), (0.25,))
-    assert found.dtype == np.float32 and len(np.unique(found)) == 65536
-    np.testing.assert_allclose(found, (values / 65535 - 0.5) / 0.25, atol=2e-7, rtol=1e-6)
+    actual = inputs(values, (0.5,), (0.25,))
+    assert actual.dtype == np.float32 and len(np.unique(actual)) == 65536
+    np.testing.assert_allclose(actual, (values / 65535 - 0.5) / 0.25, atol=2e-7, rtol=1e-6)
 
 
 def test_white_is_white_in_eight_bits_and_in_sixteen():
     images = table(dtype=np.uint8).images[:8]
-    narrow, wide = (inputs(each, (0.4, 0.5, 0.6), (0.2,) * 3) for each in (images, images.astype(np.uint16) * 257))
+    narrow, wide = (inputs(pixels, (0.4, 0.5, 0.6), (0.2,) * 3) for pixels in (images, images.astype(np.uint16) * 257))
     np.testing.assert_allclose(wide, narrow, atol=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 5])
-def test_one_mean_is_for_all_channels(channels: int):
+def test_a_single_mean_applies_to_all_channels(channels: int):
     images = table(channels, np.uint8).images[:8]
-    one, each = (inputs(images, (0.4,) * times, (0.2,) * times) for times in (1, channels))
-    np.testing.assert_array_equal(one, each)
+    single, repeated = (inputs(images, (0.4,) * times, (0.2,) * times) for times in (1, channels))
+    np.testing.assert_array_equal(single, repeated)
 
 
 def trained(source: Source, data: DataConfig) -> list[float]:
-    """Returns the sum of magnitudes of each array of the trained parameters."""
+    """Return the sum of magnitudes of each array of the trained parameters."""
     setup = setup_of(linear_model(), sgd(0.1), source, data=data)
     state = train(setup, {"train": {"duration": "2 epochs"}})
     return [float(np.abs(leaf).sum()) for leaf in jax.tree.leaves(state.params)]
@@ -76,27 +76,27 @@ def test_files_of_sixteen_bits_train_equally_from_batches_and_from_the_devices(t
     for row, label in enumerate(source.labels):
         (tmp_path / "abcde"[label]).mkdir(exist_ok=True)
         Image.fromarray(source.images[row, ..., 0]).save(tmp_path / "abcde"[label] / f"{row:02d}.tif")
-    more = {"path": str(tmp_path), "val_share": 0.3, "channels": 4, "bits": 16, "resize": SIZE}
-    found = {}
+    changes = {"path": str(tmp_path), "val_share": 0.3, "channels": 4, "bits": 16, "resize": SIZE}
+    sums = {}
     for cache in ("none", "device"):
-        data = DataConfig(**{**vars(PLAIN), **more, "cache": cache})
+        data = DataConfig(**{**vars(PLAIN), **changes, "cache": cache})
         train_table, _ = open_tables(data)
-        found[cache] = trained(train_table, data)
-    assert found["none"] == found["device"]
+        sums[cache] = trained(train_table, data)
+    assert sums["none"] == sums["device"]
 
 
 @pytest.mark.slow
 def test_arrays_of_sixteen_bits_train_equally_from_batches_and_from_the_devices(tmp_path: Path):
     source = table(5)
     arrays = {"images": source.images, "labels": source.labels}
-    splits = {f"{split}_{key}": each for split in ("train", "val") for key, each in arrays.items()}
+    splits = {f"{split}_{key}": array for split in ("train", "val") for key, array in arrays.items()}
     np.savez(tmp_path / "a.npz", **splits)
     opened, _ = open_tables(DataConfig(path=str(tmp_path / "a.npz"), image_size=SIZE, crop="whole"))
     assert image_dtype(opened, PLAIN) == np.uint16
     np.testing.assert_array_equal(opened.images, source.images)  # type: ignore[attr-defined]
-    found = trained(opened, PLAIN)
-    assert found == trained(opened, DataConfig(**{**vars(PLAIN), "cache": "device"}))
-    assert found != trained(ArrayTable(source.images & 0xFF00, source.labels, source.class_names), PLAIN)
+    sums = trained(opened, PLAIN)
+    assert sums == trained(opened, DataConfig(**{**vars(PLAIN), "cache": "device"}))
+    assert sums != trained(ArrayTable(source.images & 0xFF00, source.labels, source.class_names), PLAIN)
 
 
 @pytest.mark.slow
@@ -105,15 +105,15 @@ def test_arrays_of_sixteen_bits_train_equally_from_batches_and_from_the_devices(
 )
 def test_augmentation_is_the_same_in_sixteen_bits(augment: dict[str, Any]):
     source = table(4, np.uint8)
-    made = []
+    outputs = []
     for each in (source, widened(source)):
         batch = random_batch(8)._replace(image=each.images[:8])
         preprocess = Preprocess((0.5,), (0.25,), AugmentConfig(**{"flip": False, **augment}))
-        made.append(np.asarray(preprocess(batch, train=True, key=jax.random.key(3)).images))
-    np.testing.assert_allclose(made[1], made[0], atol=1e-6)
+        outputs.append(np.asarray(preprocess(batch, train=True, key=jax.random.key(3)).images))
+    np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-6)
 
 
-def test_whitening_sees_the_same_patches_in_sixteen_bits():
+def test_whitening_has_the_same_patch_moments_in_sixteen_bits():
     source = random_table(8)
     narrow = patch_moments(source.images, 2, (0.5,), (0.25,))
     np.testing.assert_allclose(patch_moments(widened(source).images, 2, (0.5,), (0.25,)), narrow, rtol=1e-12)

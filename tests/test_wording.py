@@ -24,15 +24,15 @@ def test_only_a_few_of_many_names_are_printed():
     assert [some(["a", "b", "c", "d"][:count]) for count in (0, 1, 3, 4)] == ["", "a", "a, b, c", "a, b, c, ..."]
 
 
-def test_a_speed_is_not_rounded_to_nothing():
-    assert [speed(each) for each in (0, 0.0321, 0.32, 9.94, 9.96, 1234.5)] == [
+def test_a_speed_is_not_rounded_to_zero():
+    assert [speed(value) for value in (0, 0.0321, 0.32, 9.94, 9.96, 1234.5)] == [
         *("0", "0.032", "0.32", "9.9", "10", "1,234"),
     ]
 
 
-def test_figures_have_the_digits_that_mean_something():
-    told = {"top1": 0.40366666, "val_ema top5": 1.0, "mean_class_accuracy": 0.5, "loss": 0.43211, "ece": 1.25e-6}
-    assert [figure(*each) for each in told.items()] == ["40.37%", "100.00%", "50.00%", "0.4321", "1.25e-06"]
+def test_figures_have_their_significant_digits():
+    figures = {"top1": 0.40366666, "val_ema top5": 1.0, "mean_class_accuracy": 0.5, "loss": 0.43211, "ece": 1.25e-6}
+    assert [figure(*item) for item in figures.items()] == ["40.37%", "100.00%", "50.00%", "0.4321", "1.25e-06"]
     assert (figure("topology", 0.5), figure("count", 50000.0)) == ("0.5000", "50,000")
 
 
@@ -43,5 +43,5 @@ def test_figures_have_the_digits_that_mean_something():
         *((3599.9, "1 h 00 min"), (7500.4, "2 h 05 min")),
     ],
 )
-def test_durations(seconds, text):
+def test_a_duration_has_its_two_largest_units_or_tenths_of_a_second(seconds, text):
     assert duration(seconds) == text

@@ -45,8 +45,8 @@ def test_known_options_are_taken_as_they_are_written():
 
 @pytest.mark.parametrize("value", ["true", "True", "false", "False"])
 def test_booleans_are_written_as_in_xla_flags_or_as_in_python(value):
-    found = compiler_options((f"xla_cpu_enable_fast_math={value}",))
-    assert found == {"xla_cpu_enable_fast_math": value.capitalize()}
+    actual = compiler_options((f"xla_cpu_enable_fast_math={value}",))
+    assert actual == {"xla_cpu_enable_fast_math": value.capitalize()}
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_booleans_are_written_as_in_xla_flags_or_as_in_python(value):
     ],
 )
 def test_a_rejected_option_raises_a_one_line_error_with_the_key_and_the_option(words, message):
-    with pytest.raises(InputError, match=f"^parallel.xla_options: .*{message}") as refused:
+    with pytest.raises(InputError, match=f"^parallel.xla_options: .*{message}") as error:
         compiler_options(words)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 def test_an_option_is_tried_once_a_process(monkeypatch):
@@ -83,8 +83,8 @@ def test_an_option_is_tried_once_a_process(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["none", "device"])
-def test_a_run_compiles_its_step_with_them(cache):
-    """Test a network without convolutions and with images in device memory, where one program takes several steps."""
+def test_a_run_compiles_its_step_with_its_options(cache):
+    """With images in device memory, one program takes several steps, because the network has no convolutions."""
     counts, losses = [], []
     for words in ((), (NO_FUSION,)):
         setup = setup_of(words, cache)
@@ -99,7 +99,7 @@ def test_a_run_compiles_its_step_with_them(cache):
 
 
 @pytest.mark.slow
-def test_the_jitted_step_compiles_with_them_and_refuses_what_was_not_tried():
+def test_the_jitted_step_compiles_with_the_options_and_rejects_unknown_options():
     setup = setup_of((), net=SmallNet(batch_norm=True))
     batch = next(setup.batches(0, 1))
     parts = make_local_step(setup.objective, setup.optimizer, setup.topology), setup.topology
@@ -120,16 +120,16 @@ def test_a_state_has_the_same_bits_however_quickly_it_is_compiled(monkeypatch):
     assert options_of_one_call("gpu") == {}
     assert options_of_one_call("cpu") == {"xla_backend_optimization_level": "1"}
     # Tests compile without optimization, but this one compares two programs as users compile them.
-    usual = {"xla_llvm_disable_expensive_passes": "False", "xla_cpu_use_fusion_emitters": "True"}
+    defaults = {"xla_llvm_disable_expensive_passes": "False", "xla_cpu_use_fusion_emitters": "True"}
     monkeypatch.setattr(
-        "jaxddp.engine.initial_state.options_of_one_call", lambda platform: options_of_one_call(platform) | usual
+        "jaxddp.engine.initial_state.options_of_one_call", lambda platform: options_of_one_call(platform) | defaults
     )
-    best = {"xla_backend_optimization_level": "3", **usual}
+    optimized = {"xla_backend_optimization_level": "3", **defaults}
     optimizer, key = sgd(0.1, 0.9), jax.random.key(7)
     network = resnet("resnet10", 10, width=8, stem="small").clone(architecture=Architecture((1,), BASIC))
     model = adapt(network)
     state = create_state(model, optimizer, (8, 8, 3), seed=7, topology=Topology.create(1))
-    params, model_state = jax.jit(model.init, compiler_options=best)(key, jnp.zeros((1, 8, 8, 3)))
+    params, model_state = jax.jit(model.init, compiler_options=optimized)(key, jnp.zeros((1, 8, 8, 3)))
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.model_state), (params, model_state))
 
 

@@ -22,7 +22,7 @@ State = TypeVar("State")
 
 
 def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Returns the seconds of each turn. The order alternates between rounds, so that drift favors no contender."""
+    """Return the seconds of each turn. The order alternates between rounds, so that drift favors no contender."""
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name in list(contenders)[:: 1 if number % 2 else -1]:
@@ -31,9 +31,9 @@ def alternate(contenders: Mapping[str, Callable[[], float]], rounds: int) -> dic
 
 
 def compare(seconds: Mapping[str, list[float]], images: int, target: float | None = None) -> Figures:
-    """Returns medians over the rounds, and the speed of the first contender as a multiple of the last one's.
+    """Return medians over the rounds, and the speed of the first contender as a multiple of the second's.
 
-    Other programs only slow a turn down, so on a busy machine the ratio of the fastest turns varies least.
+    Other programs can only slow a turn down, so on a busy machine the ratio of the fastest turns varies least.
 
     Args:
         target: A target for the ratio.
@@ -50,53 +50,53 @@ def compare(seconds: Mapping[str, list[float]], images: int, target: float | Non
 
 
 def check_losses(results: Mapping[str, list[float]], tolerance: float) -> None:
-    """Raises if the losses of contenders differ: only equal computations can be compared in speed."""
+    """Raise AssertionError if the losses of contenders differ: a comparison of speeds needs equal computations."""
     first, *others = results.values()
     for other in others:
         np.testing.assert_allclose(other, first, rtol=tolerance, err_msg=str(results))
 
 
 def random_images(count: int, size: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images, uint8[count, size, size, 3], and labels, int64[count]; the same at each call."""
+    """Return images, uint8[count, size, size, 3], and labels, int64[count]; the same at each call."""
     rng = np.random.default_rng(0)
     return rng.integers(0, 256, (count, size, size, 3), np.uint8), rng.integers(0, classes, count)
 
 
 def copy(state: State) -> State:
-    """Copies a state, because a step donates its argument."""
+    """Copy a state, because a step donates its argument."""
     return jax.block_until_ready(jax.tree.map(jnp.copy, state))
 
 
 def take_steps(step: Callable[[State, Any], tuple[State, Any]], state: State, batches: Iterable[Any]) -> State:
-    """Takes one step for each batch, and returns the state. Donates the given state."""
+    """Take one step for each batch, and return the state. Donates the given state."""
     for batch in batches:
         state, _ = step(state, batch)
     return jax.block_until_ready(state)
 
 
 def time_steps(step: Callable[[State, Any], tuple[State, Any]], state: State, batches: Iterable[Any]) -> float:
-    """Returns the seconds of one step for each batch, from a copy of the state."""
+    """Return the seconds of one step for each batch, from a copy of the state."""
     state = copy(state)
     begin = time.perf_counter()
     take_steps(step, state, batches)
     return time.perf_counter() - begin
 
 
-def in_processes(count: int, script: list[str]) -> Figures:
-    """Runs a script as a job of CPU processes with a core each. Returns the last line of process 0, parsed as JSON."""
+def run_in_processes(count: int, script: list[str]) -> Figures:
+    """Run a script as a job of CPU processes with a core each. Returns the last line of process 0, parsed as JSON."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    everything = os.sched_getaffinity(0)
-    cores, children = sorted(everything), []
+    all_cores = os.sched_getaffinity(0)
+    cores, children = sorted(all_cores), []
     for process in range(count):
         job = {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(process)}
         command = [sys.executable, *script]
         environ = {**os.environ, **job, "JAX_PLATFORMS": "cpu"}
-        # A child inherits the core. It must be set before the child imports JAX, which counts cores.
+        # A child inherits the core. Set the core before the child imports JAX, which counts cores.
         os.sched_setaffinity(0, {cores[process % len(cores)]})
         children.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True))
-    os.sched_setaffinity(0, everything)
+    os.sched_setaffinity(0, all_cores)
     try:
         outputs = [child.communicate(timeout=CHILD_SECONDS)[0] for child in children]
     finally:
@@ -112,7 +112,7 @@ def machine() -> Figures:
 
 
 def table(comparisons: Mapping[str, Figures]) -> str:
-    """Formats the images per second of every contender, and the ratio with its range over the rounds."""
+    """Format the images per second of every contender, and the ratio with its range over the rounds."""
     width = max(map(len, ["comparison", *comparisons])) + 2
     lines = [f"{'comparison':<{width}}{'contender':<18}{'images/s':>10}"]
     for comparison, results in comparisons.items():

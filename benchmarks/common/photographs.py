@@ -12,7 +12,7 @@ PHOTOGRAPHS, PHOTOGRAPH_SIZE, CLASSES = 512, 128, 10
 
 
 def write_photographs(folder: Path, count: int = PHOTOGRAPHS, size: int = PHOTOGRAPH_SIZE) -> None:
-    """Writes smooth, grainy JPEG files, which decode at the speed of photographs."""
+    """Write smooth, grainy JPEG files, which decode at the speed of photographs."""
     rng = np.random.default_rng(0)
     edge = (size, size)
     for number in range(count):

@@ -13,14 +13,14 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-SECONDS = 30
+TIMEOUT_SECONDS = 30
 
 
 class Cable:
-    """Two hosts, network namespaces with an address each, joined by a cable that can be pulled.
+    """Two network namespaces as hosts, with an address each, joined by a virtual cable that can be pulled.
 
-    Each host has its own /etc/hosts; without it gloo would announce the loopback address. Raises RuntimeError if `ip`
-    fails.
+    Each host has its own /etc/hosts. Without this file gloo would announce the loopback address. Raises RuntimeError
+    if `ip` fails.
     """
 
     def __init__(self) -> None:
@@ -30,13 +30,13 @@ class Cable:
 
     def __enter__(self) -> "Cable":
         try:
-            self._lay()
+            self._connect()
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def _lay(self) -> None:
+    def _connect(self) -> None:
         a, b = self.hosts
         for host, address in zip(self.hosts, self.addresses, strict=True):
             ip("netns", "add", host)
@@ -57,7 +57,7 @@ class Cable:
 
     def __exit__(self, *_: object) -> None:
         for host in self.hosts:
-            subprocess.run(["ip", "netns", "delete", host], capture_output=True, timeout=SECONDS)
+            subprocess.run(["ip", "netns", "delete", host], capture_output=True, timeout=TIMEOUT_SECONDS)
             shutil.rmtree(Path("/etc/netns") / host, ignore_errors=True)
 
 
@@ -66,15 +66,15 @@ def ip(*words: str) -> None:
 
 
 def run(command: list[str]) -> None:
-    """Runs a command. Raises RuntimeError with its output if it fails."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+    """Run a command. Raises RuntimeError with its output if it fails."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
 
 
 @contextlib.contextmanager
 def small_disk(place: Path, megabytes: int) -> Iterator[Path]:
-    """Mounts a separate file system at `place`, which can be filled."""
+    """Mount a separate file system of this size at `place`."""
     place.mkdir(parents=True)
     run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(place)])
     try:
@@ -84,7 +84,7 @@ def small_disk(place: Path, megabytes: int) -> Iterator[Path]:
 
 
 def fill(place: Path) -> Path:
-    """Fills a disk, and returns the file that takes the space."""
+    """Fill a disk, and return the file that takes the space."""
     file = place / "filler"
     with contextlib.suppress(OSError), file.open("wb", buffering=0) as opened:
         for size in (1 << 16, 1 << 12, 1):
@@ -95,12 +95,12 @@ def fill(place: Path) -> Path:
 
 
 class Store:
-    """A web server for a folder, which can be stopped, started again at the same port, and silenced."""
+    """A web server for a folder. It can be stopped, started again at the same port, and made unresponsive."""
 
     def __init__(self, folder: Path):
-        self.answers = threading.Event()
-        self.answers.set()
-        self._handler = functools.partial(_Quiet, directory=str(folder), answers=self.answers)
+        self.responding = threading.Event()
+        self.responding.set()
+        self._handler = functools.partial(_Handler, directory=str(folder), responding=self.responding)
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
         self.start()
@@ -110,7 +110,7 @@ class Store:
         return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        give_up = time.monotonic() + SECONDS
+        give_up = time.monotonic() + TIMEOUT_SECONDS
         while self._server is None:
             try:
                 self._server = ThreadingHTTPServer(("127.0.0.1", self._port), self._handler)
@@ -123,21 +123,21 @@ class Store:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def stop(self) -> None:
-        """Stops accepting connections. An open connection ends after its answer."""
+        """Stop accepting connections. An open connection ends after its current response."""
         server, self._server = self._server, None
         if server is not None:
             server.shutdown()
             server.server_close()
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    def __init__(self, *arguments: Any, answers: threading.Event, **more: Any):
-        self._answers = answers
+class _Handler(SimpleHTTPRequestHandler):
+    def __init__(self, *arguments: Any, responding: threading.Event, **more: Any):
+        self._responding = responding
         super().__init__(*arguments, **more)
 
     def do_GET(self) -> None:
-        # The silence is bounded, because the thread must end.
-        self._answers.wait(2 * SECONDS)
+        # The wait is bounded, because the thread must end.
+        self._responding.wait(2 * TIMEOUT_SECONDS)
         with contextlib.suppress(ConnectionError):
             super().do_GET()
 

@@ -1,4 +1,4 @@
-"""Starts the jobs of `benchmarks/chaos.py`, one launcher a host, reads what they write, and waits for their end."""
+"""Starts the jobs of `benchmarks/chaos.py`, one launcher on each host, reads their output, and waits for their end."""
 
 import contextlib
 import json
@@ -33,8 +33,8 @@ class Job:
     Args:
         hosts: Names of network namespaces; an empty name is this machine.
         folder: Folder for the output of launchers and processes.
-        words: The command of the launcher, the same on each host.
-        options: Options of the launcher, beside those of the host.
+        words: The command that each launcher runs in its processes.
+        options: Options of each launcher, in addition to those that depend on the host.
         processes: Number of processes on each host.
         cache: Folder for compiled programs.
     """
@@ -55,23 +55,23 @@ class Job:
         environ = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "JAXDDP_"))}
         environ |= {"PYTHONPATH": str(REPOSITORY), "CUDA_VISIBLE_DEVICES": ""}
         self._environ = environ | {"JAXDDP_CACHE": str(cache), MARK: self.mark}
-        self.launchers = [self._launched(number) for number in range(len(hosts))]
+        self.launchers = [self._launch(number) for number in range(len(hosts))]
 
-    def _launched(self, number: int) -> subprocess.Popen[bytes]:
-        several, host = len(self.hosts) > 1, self.hosts[number]
+    def _launch(self, number: int) -> subprocess.Popen[bytes]:
+        has_several, host = len(self.hosts) > 1, self.hosts[number]
         inside = ["ip", "netns", "exec", host] if host else []
-        own = ["--processes", str(self.processes), "--logs", str(self.folder / "logs"), "--grace", "2"]
-        own += ["--nodes", str(len(self.hosts)), "--nr", str(number)] if several else []
-        command = [*inside, sys.executable, "-m", "jaxddp", "launch", *own, *self._options, "--", *self._words]
+        host_options = ["--processes", str(self.processes), "--logs", str(self.folder / "logs"), "--grace", "2"]
+        host_options += ["--nodes", str(len(self.hosts)), "--nr", str(number)] if has_several else []
+        command = [*inside, sys.executable, "-m", "jaxddp", "launch", *host_options, *self._options, "--", *self._words]
         with (self.folder / f"launcher-{number}.log").open("ab") as output:
             return subprocess.Popen(
                 command, env=self._environ, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
 
     def launch_again(self, number: int) -> None:
-        """Starts the launcher of a host again, after the previous one has ended."""
+        """Start the launcher of a host again, after the previous one has ended."""
         self.launchers[number].wait(10)
-        self.launchers[number] = self._launched(number)
+        self.launchers[number] = self._launch(number)
 
     @property
     def is_over(self) -> bool:
@@ -85,14 +85,14 @@ class Job:
     @property
     def output(self) -> str:
         """The output of all launchers and processes."""
-        found = [*self.folder.glob("*.log"), *self.folder.glob("logs/*.log")]
-        return "\n".join(file.read_text(errors="replace") for file in sorted(found))
+        results = [*self.folder.glob("*.log"), *self.folder.glob("logs/*.log")]
+        return "\n".join(file.read_text(errors="replace") for file in sorted(results))
 
     def host_of(self, rank: int) -> int:
         return rank // self.processes
 
     def worker(self, rank: int) -> int:
-        """Returns the pid of a process of the job. Raises ProcessLookupError if it does not run (yet)."""
+        """Return the pid of a process of the job. Raises ProcessLookupError if it does not run (yet)."""
         with contextlib.suppress(OSError):
             # `ip netns exec` replaces itself by the launcher, so both have the same pid.
             for child in children(self.launchers[self.host_of(rank)].pid):
@@ -101,33 +101,33 @@ class Job:
         raise ProcessLookupError(f"process {rank} does not run")
 
     def keeper(self, rank: int) -> int:
-        """Returns the pid of the helper that holds a process's connection to JAX's coordinator. Raises as `worker`."""
+        """Return the pid of the helper that holds a process's connection to JAX's coordinator. Raises like `worker`."""
         with contextlib.suppress(OSError):
             for child in children(self.worker(rank)):
                 if b"coordinator_proxy.py" in Path(f"/proc/{child}/cmdline").read_bytes():
                     return child
         raise ProcessLookupError(f"process {rank} has no keeper")
 
-    def of_host(self, number: int) -> list[int]:
-        """Returns the pids of a host's launcher and of its descendants."""
-        found, unseen = [], [self.launchers[number].pid]
+    def processes_of_host(self, number: int) -> list[int]:
+        """Return the pids of a host's launcher and of its descendants."""
+        results, unseen = [], [self.launchers[number].pid]
         while unseen:
-            found.append(unseen.pop())
+            results.append(unseen.pop())
             with contextlib.suppress(OSError):
-                unseen += children(found[-1])
-        return found
+                unseen += children(results[-1])
+        return results
 
-    def left(self) -> list[int]:
-        """Returns the pids of all running processes of the job, orphans included."""
-        found, mark = [], f"{MARK}={self.mark}".encode()
+    def running_processes(self) -> list[int]:
+        """Return the pids of all running processes of the job, including orphans."""
+        results, mark = [], f"{MARK}={self.mark}".encode()
         for place in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if place.name.isdecimal() and mark in (place / "environ").read_bytes():
-                    found.append(int(place.name))
-        return found
+                    results.append(int(place.name))
+        return results
 
     def wait_until(self, condition: Callable[[], object], seconds: float) -> bool:
-        """Waits for a condition. Returns False if the job is over first. Raises TookTooLong."""
+        """Wait for a condition. Returns False if the job ends first. Raises TookTooLong after `seconds`."""
         give_up = time.monotonic() + seconds
         while not condition():
             if self.is_over:
@@ -138,38 +138,38 @@ class Job:
         return True
 
     def wait_for_end(self, seconds: float, words: str = "") -> float | None:
-        """Waits until no process of the job is left.
+        """Wait until no process of the job runs.
 
         Returns:
             The seconds until the output matched `words`, or None.
 
         Raises:
-            TookTooLong: Processes are left after `seconds`.
+            TookTooLong: Processes still run after `seconds`.
         """
         began, named = time.monotonic(), None
-        while not self.is_over or self.left():
+        while not self.is_over or self.running_processes():
             if named is None and words and re.search(words, self.output):
                 named = time.monotonic() - began
             if time.monotonic() > began + seconds:
-                raise TookTooLong(f"not over after {seconds:g} s: {self.codes}, pids {self.left()}")
+                raise TookTooLong(f"not over after {seconds:g} s: {self.codes}, pids {self.running_processes()}")
             time.sleep(0.02)
         return named
 
     def close(self) -> None:
-        """Kills all processes that are left."""
-        for pid in self.left():
-            send(pid, signal.SIGKILL)
+        """Kill all processes that still run."""
+        for pid in self.running_processes():
+            send_signal(pid, signal.SIGKILL)
         for launcher in self.launchers:
             launcher.wait(30)
 
 
-def send(pid: int, number: signal.Signals) -> None:
+def send_signal(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
-def train(data: str, workdir: Path, *more: str) -> list[str]:
-    """Returns the command of a short training run with frequent checkpoints and validations."""
+def train_command(data: str, workdir: Path, *more: str) -> list[str]:
+    """Return the command of a short training run with frequent checkpoints and validations."""
     every = [word for key in ("eval", "checkpoint") for word in (f"--{key}.every", f"{EVERY} steps")]
     timeouts = {"heartbeat": HEARTBEAT, "start": START_TIMEOUT, "shutdown": START_TIMEOUT, "stall": STALL}
     bounds = [word for name, value in timeouts.items() for word in (f"--parallel.{name}-timeout", str(value))]
@@ -178,22 +178,22 @@ def train(data: str, workdir: Path, *more: str) -> list[str]:
 
 
 def is_done(workdir: Path) -> bool:
-    """Returns whether the run's result.json says that it is done."""
+    """Return whether the status in the run's result.json is "done"."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads((workdir / "result.json").read_bytes())["status"] == "done"
     return False
 
 
-def being_saved(workdir: Path) -> set[int]:
-    """Returns the steps of unfinished checkpoints."""
+def unfinished_checkpoints(workdir: Path) -> set[int]:
+    """Return the steps of unfinished checkpoints."""
     with contextlib.suppress(OSError):
         names = os.listdir(workdir / "checkpoints")
         return {int(name.split(".")[0]) for name in names if ".orbax-checkpoint-tmp" in name}
     return set()
 
 
-def step_of(workdir: Path) -> int:
-    """Returns the last step in metrics.jsonl."""
+def logged_step(workdir: Path) -> int:
+    """Return the last step in metrics.jsonl."""
     with contextlib.suppress(OSError, ValueError, KeyError):
         return last_step(workdir)
     return 0

@@ -19,12 +19,12 @@ MEASURED = (
     *("images_per_second", "data_wait_fraction", "peak_memory", "flops_utilization", "flops_per_step"),
     *("epoch_seconds", "seconds"),
 )
-"""Measured fields, which differ between runs; and the operations of a step, which a run that resumes after its last
-step does not know."""
+"""Fields that may differ between equal runs: measurements, and the FLOPs of a step, which are unknown to a run that
+resumes after its last step."""
 
 
 def outcome(workdir: Path) -> Outcome:
-    """Returns the results that must equal those of an undisturbed run. Raises OSError or ValueError if damaged."""
+    """Return the results that must equal those of an undisturbed run. Raises OSError or ValueError for bad files."""
     checkpoints = workdir / "checkpoints"
     steps = sorted(int(place.name) for place in checkpoints.iterdir() if place.name.isdecimal())
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
@@ -43,7 +43,7 @@ def without_times(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def digests(place: Path) -> dict[str, str]:
-    """Returns the SHA-256 of each array's bytes, read without jaxddp."""
+    """Return the SHA-256 of the bytes of each array. Reads the checkpoint without jaxddp."""
     reader = ocp.PyTreeCheckpointer()
     metadata = reader.metadata(place).item_metadata
     if metadata is None:
@@ -54,19 +54,19 @@ def digests(place: Path) -> dict[str, str]:
     return {jax.tree_util.keystr(path): hashlib.sha256(np.asarray(leaf).tobytes()).hexdigest() for path, leaf in leaves}
 
 
-def difference(found: Outcome, expected: Outcome) -> str:
-    """Returns the first difference between two outcomes, or "" if they are equal."""
+def difference(actual: Outcome, expected: Outcome) -> str:
+    """Return the first difference between two outcomes, or "" if they are equal."""
     for name, value in expected.items():
-        if found[name] != value:
-            return f"{name}: {_first(found[name], value)}"
+        if actual[name] != value:
+            return f"{name}: {_first(actual[name], value)}"
     return ""
 
 
-def _first(found: Any, expected: Any) -> str:
-    if isinstance(expected, dict) and found.keys() == expected.keys():
-        name = next(name for name in expected if found[name] != expected[name])
-        return f"{name}: {_first(found[name], expected[name])}"
-    if isinstance(expected, list) and len(found) == len(expected):
-        pair = next(pair for pair in zip(found, expected, strict=True) if pair[0] != pair[1])
+def _first(actual: Any, expected: Any) -> str:
+    if isinstance(expected, dict) and actual.keys() == expected.keys():
+        name = next(name for name in expected if actual[name] != expected[name])
+        return f"{name}: {_first(actual[name], expected[name])}"
+    if isinstance(expected, list) and len(actual) == len(expected):
+        pair = next(pair for pair in zip(actual, expected, strict=True) if pair[0] != pair[1])
         return _first(*pair)
-    return f"{str(found)[:200]} instead of {str(expected)[:200]}"
+    return f"{str(actual)[:200]} instead of {str(expected)[:200]}"

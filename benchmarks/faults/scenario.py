@@ -1,4 +1,4 @@
-"""Plays one scenario of `benchmarks/chaos.py`: injects a fault, waits for the end, and compares the results."""
+"""Runs one scenario of `benchmarks/chaos.py`: injects a fault, waits for the end, and compares the results."""
 
 import contextlib
 import os
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from benchmarks.common.harness import Figures
 from benchmarks.faults.hosts import Cable, Store, small_disk
-from benchmarks.faults.jobs import Job, TookTooLong, is_done, step_of, train
+from benchmarks.faults.jobs import Job, TookTooLong, is_done, logged_step, train_command
 from benchmarks.faults.moments import LONGEST, MOMENTS, is_of_a_restart
 from benchmarks.faults.outcomes import Outcome, difference, outcome
 from benchmarks.faults.promises import FAULTS, SLACK, Fault
-from benchmarks.faults.strikes import Struck, kill_process
+from benchmarks.faults.strikes import Target, kill_process
 
 DISK_MEGABYTES = 4
 COORDINATOR_PORT = 7077
@@ -31,7 +31,7 @@ class Scenario:
     place: str
 
     @property
-    def chance(self) -> random.Random:
+    def rng(self) -> random.Random:
         """A random generator that depends on seed and number only."""
         return random.Random(f"{self.seed} {self.number}")
 
@@ -40,17 +40,17 @@ class Scenario:
 
 
 def draw(seed: int, count: int, faults: Mapping[str, Fault]) -> list[Scenario]:
-    """Draws scenarios: all faults in turn, with order, moments and topologies that depend on the seed."""
-    chance, drawn = random.Random(seed), list[Scenario]()
-    while len(drawn) < count:
-        for name in chance.sample(list(faults), len(faults)):
-            moment, place = chance.choice(faults[name].moments), chance.choice(faults[name].places)
-            drawn.append(Scenario(len(drawn), seed, name, moment, place))
-    return drawn[:count]
+    """Draw scenarios: all faults in turn, with order, moments and topologies that depend on the seed."""
+    rng, scenarios = random.Random(seed), list[Scenario]()
+    while len(scenarios) < count:
+        for name in rng.sample(list(faults), len(faults)):
+            moment, place = rng.choice(faults[name].moments), rng.choice(faults[name].places)
+            scenarios.append(Scenario(len(scenarios), seed, name, moment, place))
+    return scenarios[:count]
 
 
 class Stage:
-    """Starts the jobs of one scenario, one after the other, in the same work directory.
+    """The jobs of one scenario, which are started one after the other in the same work directory.
 
     Args:
         data: The path of an .npz file at "arrays", and of a folder of images for a store at "tree".
@@ -65,7 +65,7 @@ class Stage:
         self.jobs: list[Job] = []
 
     def start(self, *more: str) -> Job:
-        words = train(self.data, self.workdir)
+        words = train_command(self.data, self.workdir)
         folder = self.folder / f"start-{len(self.jobs)}"
         options = [*more]
         hosts, processes = [""], 2
@@ -76,7 +76,7 @@ class Stage:
         return self.jobs[-1]
 
     def until_done(self) -> None:
-        """Starts the run again, as a user would, unless it is done. Raises TookTooLong or RuntimeError."""
+        """Start the run again, as a user would, if it is not done. Raises TookTooLong or RuntimeError."""
         # A finished work directory may have been removed.
         if self.jobs and not any(self.jobs[-1].codes) and self.workdir.exists():
             return
@@ -85,13 +85,15 @@ class Stage:
         if any(job.codes) or not is_done(self.workdir):
             raise RuntimeError(f"the restarted run ended with exit codes {job.codes}: {job.folder}")
 
-    def struck(self, job: Job, chance: random.Random) -> Struck:
-        return Struck(job, chance, self.workdir, self.cable, self.store, self.disk)
+    def target(self, job: Job, rng: random.Random) -> Target:
+        return Target(job, rng, self.workdir, self.cable, self.store, self.disk)
 
 
 @contextlib.contextmanager
-def staged(place: str, folder: Path, data: Mapping[str, Path], cache: Path, *, small: bool = False) -> Iterator[Stage]:
-    """Yields a stage, and stops all of it but the files afterwards."""
+def open_stage(
+    place: str, folder: Path, data: Mapping[str, Path], cache: Path, *, small: bool = False
+) -> Iterator[Stage]:
+    """Yield a stage. Afterwards, end its jobs, cable, store and disk. The files remain."""
     with contextlib.ExitStack() as stack:
         disk = stack.enter_context(small_disk(folder / "disk", DISK_MEGABYTES)) if small else None
         stage = Stage(place, folder, data, cache, disk)
@@ -106,25 +108,25 @@ def staged(place: str, folder: Path, data: Mapping[str, Path], cache: Path, *, s
                 job.close()
 
 
-def undisturbed(place: str, folder: Path, data: Mapping[str, Path], cache: Path) -> Outcome:
-    """Returns the outcome of a run without a fault."""
-    with staged(place, folder, data, cache) as stage:
+def run_undisturbed(place: str, folder: Path, data: Mapping[str, Path], cache: Path) -> Outcome:
+    """Return the outcome of a run without a fault."""
+    with open_stage(place, folder, data, cache) as stage:
         stage.until_done()
         return outcome(stage.workdir)
 
 
-def play(scenario: Scenario, folder: Path, data: Mapping[str, Path], cache: Path, expected: Outcome) -> Figures:
-    """Plays a scenario. Returns the seconds to the end of all processes, and which promise was broken."""
-    fault, chance = FAULTS[scenario.fault], scenario.chance
+def run_scenario(scenario: Scenario, folder: Path, data: Mapping[str, Path], cache: Path, expected: Outcome) -> Figures:
+    """Run a scenario. Returns the seconds to the end of all processes, and a description of a broken promise."""
+    fault, rng = FAULTS[scenario.fault], scenario.rng
     if scenario.moment == "compile":
         # With the shared cache nothing would be compiled.
         cache = folder / "programs"
     results: Figures = {"fault": scenario.fault, "moment": scenario.moment, "place": scenario.place, "broken": ""}
-    with staged(scenario.place, folder, data, cache, small=scenario.fault == "disk full") as stage:
+    with open_stage(scenario.place, folder, data, cache, small=scenario.fault == "disk full") as stage:
         try:
             if is_of_a_restart(scenario.moment):
-                kill_once(stage, chance)
-            results |= strike(stage, fault, scenario.moment, chance)
+                kill_once(stage, rng)
+            results |= strike(stage, fault, scenario.moment, rng)
             stage.until_done()
             results["differs"] = difference(outcome(stage.workdir), expected)
         except (TookTooLong, RuntimeError, OSError, ValueError) as error:
@@ -132,26 +134,26 @@ def play(scenario: Scenario, folder: Path, data: Mapping[str, Path], cache: Path
     return results
 
 
-def kill_once(stage: Stage, chance: random.Random) -> None:
-    """Kills the run after a checkpoint, so that the next start resumes."""
+def kill_once(stage: Stage, rng: random.Random) -> None:
+    """Kill the run after a checkpoint, so that the next start resumes."""
     job = stage.start()
-    if MOMENTS["step"](job, stage.workdir, chance):
-        with kill_process(stage.struck(job, chance)):
+    if MOMENTS["step"](job, stage.workdir, rng):
+        with kill_process(stage.target(job, rng)):
             job.wait_for_end(SLACK + LONGEST)
 
 
-def strike(stage: Stage, fault: Fault, moment: str, chance: random.Random) -> Figures:
-    """Starts the run, waits for the moment, injects the fault, and waits for the end."""
+def strike(stage: Stage, fault: Fault, moment: str, rng: random.Random) -> Figures:
+    """Start the run, wait for the moment, inject the fault, and wait for the end."""
     job = stage.start(*fault.options)
-    came = MOMENTS[moment](job, stage.workdir, chance)
-    results: Figures = {"came": came, "step": step_of(stage.workdir), "broken": ""}
+    is_reached = MOMENTS[moment](job, stage.workdir, rng)
+    results: Figures = {"came": is_reached, "step": logged_step(stage.workdir), "broken": ""}
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
-        if came:
+        if is_reached:
             try:
-                stack.enter_context(fault.strike(stage.struck(job, chance)))
+                stack.enter_context(fault.strike(stage.target(job, rng)))
             except ProcessLookupError as error:
-                # The process has not started yet, or is over.
+                # The process has not started yet, or has ended.
                 results["came"], results["missed"] = False, str(error)
         limit = fault.promise.seconds if results["came"] and not fault.passes else 2 * LONGEST
         named = job.wait_for_end(limit, fault.promise.words)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.faults.hosts import Cable, Store, fill
-from benchmarks.faults.jobs import HEARTBEAT, Job, send
+from benchmarks.faults.jobs import HEARTBEAT, Job, send_signal
 from benchmarks.faults.work_directory import check_gone
 
 AWAY = 3.0
@@ -18,85 +18,85 @@ AWAY = 3.0
 
 
 @dataclass
-class Struck:
+class Target:
     """The target of a fault: the job, where it runs, and the process or host."""
 
     job: Job
-    chance: random.Random
+    rng: random.Random
     workdir: Path
     cable: Cable | None = None
     store: Store | None = None
     disk: Path | None = None
 
     def any_rank(self) -> int:
-        return self.chance.randrange(len(self.job.hosts) * self.job.processes)
+        return self.rng.randrange(len(self.job.hosts) * self.job.processes)
 
     def any_host(self) -> int:
-        return self.chance.randrange(len(self.job.hosts))
+        return self.rng.randrange(len(self.job.hosts))
 
 
-Strike = Callable[[Struck], AbstractContextManager[None]]
+Strike = Callable[[Target], AbstractContextManager[None]]
 
 
 @contextmanager
-def kill_process(struck: Struck) -> Iterator[None]:
-    send(struck.job.worker(struck.any_rank()), signal.SIGKILL)
+def kill_process(target: Target) -> Iterator[None]:
+    send_signal(target.job.worker(target.any_rank()), signal.SIGKILL)
     yield
 
 
 @contextmanager
-def kill_keeper(struck: Struck) -> Iterator[None]:
-    send(struck.job.keeper(1), signal.SIGKILL)
+def kill_keeper(target: Target) -> Iterator[None]:
+    send_signal(target.job.keeper(1), signal.SIGKILL)
     yield
 
 
 @contextmanager
-def kill_launcher(struck: Struck) -> Iterator[None]:
-    send(struck.job.launchers[struck.any_host()].pid, signal.SIGKILL)
+def kill_launcher(target: Target) -> Iterator[None]:
+    send_signal(target.job.launchers[target.any_host()].pid, signal.SIGKILL)
     yield
 
 
 @contextmanager
-def start_launcher_again(struck: Struck) -> Iterator[None]:
-    host = struck.any_host()
-    send(struck.job.launchers[host].pid, signal.SIGKILL)
-    time.sleep(struck.chance.uniform(0, AWAY))
-    struck.job.launch_again(host)
+def start_launcher_again(target: Target) -> Iterator[None]:
+    host = target.any_host()
+    send_signal(target.job.launchers[host].pid, signal.SIGKILL)
+    time.sleep(target.rng.uniform(0, AWAY))
+    target.job.launch_again(host)
     yield
 
 
 @contextmanager
-def kill_host(struck: Struck, host: int | None = None) -> Iterator[None]:
-    """Kills a host without closing its connections, as a power failure does."""
-    host, cable = struck.any_host() if host is None else host, struck.cable
+def kill_host(target: Target, host: int | None = None) -> Iterator[None]:
+    """Kill a host without closing its connections, as a power failure does."""
+    host, cable = target.any_host() if host is None else host, target.cable
     assert cable is not None
     cable.pull(host)
     try:
-        for pid in struck.job.of_host(host):
-            send(pid, signal.SIGKILL)
+        for pid in target.job.processes_of_host(host):
+            send_signal(pid, signal.SIGKILL)
         yield
     finally:
         cable.plug(host)
 
 
 @contextmanager
-def start_host_again(struck: Struck) -> Iterator[None]:
-    host = struck.any_host()
-    with kill_host(struck, host):
-        time.sleep(struck.chance.uniform(0, AWAY))
-    struck.job.launch_again(host)
+def start_host_again(target: Target) -> Iterator[None]:
+    host = target.any_host()
+    with kill_host(target, host):
+        time.sleep(target.rng.uniform(0, AWAY))
+    target.job.launch_again(host)
     yield
 
 
 @contextmanager
-def stop_process(struck: Struck) -> Iterator[None]:
-    send(struck.job.worker(struck.any_rank()), signal.SIGSTOP)
+def stop_process(target: Target) -> Iterator[None]:
+    send_signal(target.job.worker(target.any_rank()), signal.SIGSTOP)
     yield
 
 
 @contextmanager
-def pull_cable(struck: Struck) -> Iterator[None]:
-    host, cable = struck.any_host(), struck.cable
+def pull_cable(target: Target) -> Iterator[None]:
+    host, cable = target.any_host(), target.cable
     assert cable is not None
     cable.pull(host)
     try:
@@ -106,84 +106,92 @@ def pull_cable(struck: Struck) -> Iterator[None]:
 
 
 @contextmanager
-def fill_disk(struck: Struck) -> Iterator[None]:
-    assert struck.disk is not None
-    filler = fill(struck.disk)
+def fill_disk(target: Target) -> Iterator[None]:
+    assert target.disk is not None
+    filler = fill(target.disk)
     try:
         yield
     finally:
         filler.unlink(missing_ok=True)
 
 
-def signaled(number: signal.Signals, whom: str) -> Strike:
-    """Returns a fault that sends a process or a launcher a signal to stop."""
+def signal_fault(number: signal.Signals, receiver: str) -> Strike:
+    """Return a fault that sends a stop signal to a process or a launcher."""
 
     @contextmanager
-    def strike(struck: Struck) -> Iterator[None]:
-        pid = struck.job.worker(struck.any_rank()) if whom == "process" else struck.job.launchers[struck.any_host()].pid
-        send(pid, number)
+    def strike(target: Target) -> Iterator[None]:
+        pid = (
+            target.job.worker(target.any_rank())
+            if receiver == "process"
+            else target.job.launchers[target.any_host()].pid
+        )
+        send_signal(pid, number)
         yield
 
     return strike
 
 
-def paused(whom: str, longest: float) -> Strike:
-    """Returns a fault that stops a process or a launcher for a while."""
+def pause_fault(receiver: str, longest: float) -> Strike:
+    """Return a fault that stops a process or a launcher for a while."""
 
     @contextmanager
-    def strike(struck: Struck) -> Iterator[None]:
-        pid = struck.job.worker(struck.any_rank()) if whom == "process" else struck.job.launchers[struck.any_host()].pid
-        send(pid, signal.SIGSTOP)
+    def strike(target: Target) -> Iterator[None]:
+        pid = (
+            target.job.worker(target.any_rank())
+            if receiver == "process"
+            else target.job.launchers[target.any_host()].pid
+        )
+        send_signal(pid, signal.SIGSTOP)
         try:
-            time.sleep(struck.chance.uniform(0.2, longest))
+            time.sleep(target.rng.uniform(0.2, longest))
         finally:
-            send(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
         yield
 
     return strike
 
 
 @contextmanager
-def loose_cable(struck: Struck) -> Iterator[None]:
-    with pull_cable(struck):
-        time.sleep(struck.chance.uniform(0.1, HEARTBEAT / 3))
+def loose_cable(target: Target) -> Iterator[None]:
+    with pull_cable(target):
+        time.sleep(target.rng.uniform(0.1, HEARTBEAT / 3))
     yield
 
 
 @contextmanager
-def stop_store(struck: Struck) -> Iterator[None]:
-    assert struck.store is not None
-    struck.store.stop()
+def stop_store(target: Target) -> Iterator[None]:
+    assert target.store is not None
+    target.store.stop()
     with contextlib.ExitStack() as stack:
-        stack.callback(struck.store.start)
-        time.sleep(struck.chance.uniform(0.5, 4))
+        stack.callback(target.store.start)
+        time.sleep(target.rng.uniform(0.5, 4))
     yield
 
 
 @contextmanager
-def silence_store(struck: Struck) -> Iterator[None]:
-    assert struck.store is not None
-    struck.store.answers.clear()
+def silence_store(target: Target) -> Iterator[None]:
+    assert target.store is not None
+    target.store.responding.clear()
     try:
         yield
     finally:
-        struck.store.answers.set()
+        target.store.responding.set()
 
 
-def to_workdir(change: Callable[[Path], AbstractContextManager[None]], *, gone: bool = False) -> Strike:
-    """Returns a fault that changes the work directory.
+def workdir_fault(change: Callable[[Path], AbstractContextManager[None]], *, gone: bool = False) -> Strike:
+    """Return a fault that changes the work directory.
 
-    With `gone` the directory does not exist afterwards. The fault raises OSError if the failed job has created another
-    one, which a later run would use.
+    With `gone` the change removes the directory. Then the fault raises OSError if the failed job has created it again,
+    because a later run would use it.
     """
 
     @contextmanager
-    def strike(struck: Struck) -> Iterator[None]:
-        if not struck.workdir.is_dir():
+    def strike(target: Target) -> Iterator[None]:
+        if not target.workdir.is_dir():
             raise ProcessLookupError("there is no work directory yet")
-        with change(struck.workdir):
+        with change(target.workdir):
             yield
-            if gone and any(struck.job.codes):
-                check_gone(struck.workdir)
+            if gone and any(target.job.codes):
+                check_gone(target.workdir)
 
     return strike

@@ -6,13 +6,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.faults.hosts import SECONDS, run
+from benchmarks.faults.hosts import TIMEOUT_SECONDS, run
 
 
 @contextlib.contextmanager
 def removed(workdir: Path) -> Iterator[None]:
-    """Removes it as `rm -r` does, file by file, while files are still being written."""
-    give_up = time.monotonic() + SECONDS
+    """Remove the directory file by file, as `rm -r` does, while the job still writes files."""
+    give_up = time.monotonic() + TIMEOUT_SECONDS
     while workdir.exists() and time.monotonic() < give_up:
         shutil.rmtree(workdir, ignore_errors=True)
     yield
@@ -20,7 +20,7 @@ def removed(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def moved(workdir: Path) -> Iterator[None]:
-    """Moves it, and moves it back at the end unless a starting job has created another one."""
+    """Move the directory. Move it back at the end, except if a starting job has created another directory."""
     elsewhere = workdir.with_name("elsewhere")
     workdir.rename(elsewhere)
     yield
@@ -32,7 +32,7 @@ def moved(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(workdir: Path) -> Iterator[None]:
-    """Replaces it by a file."""
+    """Replace the directory by a file."""
     with moved(workdir):
         workdir.write_text("")
         try:
@@ -43,7 +43,7 @@ def replaced(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def covered(workdir: Path) -> Iterator[None]:
-    """Mounts another file system over it, as when a disk is mounted too late or unmounted too early."""
+    """Mount another file system over the directory, as if a disk was mounted too late or unmounted too early."""
     run(["mount", "-t", "tmpfs", "tmpfs", str(workdir)])
     try:
         yield
@@ -53,10 +53,10 @@ def covered(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_only(workdir: Path) -> Iterator[None]:
-    """Makes it read-only, for root too. Open files stay writable."""
+    """Make the directory read-only, also for root. Open files stay writable."""
     beside = workdir.with_name("read-only")
     beside.mkdir()
-    # A mount with open files cannot be made read-only, so it is prepared elsewhere.
+    # A mount with open files cannot become read-only, so the read-only mount is prepared elsewhere.
     run(["mount", "--bind", str(workdir), str(beside)])
     try:
         run(["mount", "-o", "remount,bind,ro", str(beside)])
@@ -70,7 +70,7 @@ def read_only(workdir: Path) -> Iterator[None]:
 
 
 def check_gone(workdir: Path) -> None:
-    """Raises OSError if the work directory was created again, where a later run would use it."""
+    """Raise OSError if the work directory was created again, where a later run would use it."""
     if workdir.exists():
-        held = sorted(str(place.relative_to(workdir)) for place in workdir.rglob("*"))
-        raise FileExistsError(f"{workdir} was created again, with {held[:5]}")
+        content = sorted(str(place.relative_to(workdir)) for place in workdir.rglob("*"))
+        raise FileExistsError(f"{workdir} was created again, with {content[:5]}")

@@ -1,17 +1,19 @@
 """Fuses batch norm, a 1x1 convolution and the following batch norm into fewer passes over memory.
 
 On a GPU the three operations are bound by memory. Here the convolution normalizes its input while it reads it, and sums
-the statistics of its result while it writes it. Its two gradients compute that of the following norm while they read
-(`kernels.py`). XLA applies the following norm, whose statistics need the whole convolution, and sums its gradient.
+the statistics of its result while it writes it. The kernels of its two gradients also compute the gradient of the
+following norm while they read (`kernels.py`). XLA applies the following norm, whose statistics need the whole
+convolution, and sums its gradient.
 
-It compiles for an H200, and its bytes are counted (`pointwise.py`), but it was not timed on a GPU. Therefore no network
-of jaxddp uses it. A bottleneck block would call `convolve_between_norms` in place of a 1x1 convolution and its norms:
+The operation compiles for an H200, and `pointwise.py` counts its bytes, but it was not timed on a GPU. Therefore no
+network of jaxddp uses it. A bottleneck block would call `convolve_between_norms` in place of a 1x1 convolution and its
+norms:
 
-    y, own, _ = convolve_between_norms(x, kernel1, norm1, form=Form(relu=True))
+    y, moments1, _ = convolve_between_norms(x, kernel1, norm1, form=Form(relu=True))
     y = conv2(y)
-    y, own, before = convolve_between_norms(y, kernel3, norm3, norm2, residual=x, form=Form(relu=True))
+    y, moments3, moments2 = convolve_between_norms(y, kernel3, norm3, norm2, residual=x, form=Form(relu=True))
 
-`norm1` is (scale, bias); `own` and `before` are (mean, variance) of the batch, for running averages.
+`norm1` is (scale, bias). `moments1` is (mean, variance) of the batch, for running averages.
 """
 
 import functools
@@ -49,7 +51,7 @@ def convolve_between_norms(
     *,
     form: Form,
 ) -> tuple[jax.Array, Pair, Pair | None]:
-    """Computes norm_after(relu(norm_before(x)) kernel) + residual, and optionally a ReLU of it, in training.
+    """Compute norm_after(relu(norm_before(x)) kernel) + residual, and optionally a ReLU of it, in training.
 
     Values and gradients equal those of `batch_norm.BatchNorm` before and after the convolution.
 
@@ -70,8 +72,8 @@ def convolve_between_norms(
     pixels, matrix = x.reshape(-1, x.shape[-1]), kernel.reshape(kernel.shape[-2:])
     added = None if residual is None else residual.reshape(-1, residual.shape[-1])
     fused: Any = _fused
-    result, own, others = fused(form, pixels, matrix, before, after, added)
-    return result.reshape(*x.shape[:-1], -1), own, others
+    result, y_moments, x_moments = fused(form, pixels, matrix, before, after, added)
+    return result.reshape(*x.shape[:-1], -1), y_moments, x_moments
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -84,45 +86,55 @@ def _fused(
 def _forward(
     form: Form, x: jax.Array, kernel: jax.Array, before: Pair | None, after: Pair, residual: jax.Array | None
 ) -> tuple[tuple[jax.Array, Pair, Pair | None], Any]:
-    count, norm, others = len(x), None, None
+    count, norm, x_moments = len(x), None, None
     if before is not None:
         wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        others = moments(sums(wide, jnp.square(wide), paired=True), count, form.axis_name)
-        norm = _norm(others, before, form)
+        x_moments = moments(sums(wide, jnp.square(wide), paired=True), count, form.axis_name)
+        norm = _norm(x_moments, before, form)
     y, totals = convolve(x, norm, kernel.astype(x.dtype), interpret=form.interpret)
-    own = moments(totals, count, form.axis_name)
-    result = apply_norm(y, *_norm(own, after, form), residual, form.relu)
+    y_moments = moments(totals, count, form.axis_name)
+    result = apply_norm(y, *_norm(y_moments, after, form), residual, form.relu)
     # Without a residual the sign follows from y, which is read anyway.
-    kept = result if form.relu and residual is not None else None
-    return (result, own, others), (x, kernel, y, before, others, after, own, residual is not None, kept)
+    saved_result = result if form.relu and residual is not None else None
+    return (result, y_moments, x_moments), (
+        x,
+        kernel,
+        y,
+        before,
+        x_moments,
+        after,
+        y_moments,
+        residual is not None,
+        saved_result,
+    )
 
 
 def _backward(form: Form, saved: Any, grads: Any) -> tuple[Any, ...]:
-    x, kernel, y, before, others, after, own, has_residual, result = saved
+    x, kernel, y, before, x_moments, after, y_moments, has_residual, result = saved
     gradient, count = grads[0], len(x)
     relu = form.relu and result is None
     if result is not None:
         # As in batch_norm.py, where ">" would be more expensive.
         gradient = jnp.where(result != 0, gradient, 0)
-    norm = _norm(own, after, form)
+    norm = _norm(y_moments, after, form)
     wide = gradient.astype(norm.mean.dtype)
     if relu:
         wide = jnp.where(is_positive(y, *norm), wide, 0)
     totals = sums(wide, wide * (y.astype(wide.dtype) - norm.mean), paired=True)
-    after_grad, given = _gradients(norm, own, totals, count, form)
+    after_grads, norm_gradient = _gradients(norm, y_moments, totals, count, form)
 
-    incoming = Incoming(gradient, y, given)
-    entering = None if before is None else _norm(others, before, form)
-    inputs = None if entering is None else (x, entering)
+    incoming = Incoming(gradient, y, norm_gradient)
+    x_norm = None if before is None else _norm(x_moments, before, form)
+    inputs = None if x_norm is None else (x, x_norm)
     image, totals = image_gradient(incoming, kernel.astype(x.dtype), inputs, relu=relu, interpret=form.interpret)
-    by_kernel = kernel_gradient(x, entering, incoming, relu=relu, interpret=form.interpret).astype(kernel.dtype)
-    before_grad = None
-    if entering is not None:
-        before_grad, through = _gradients(entering, others, totals, count, form)
-        wide = image.astype(entering.mean.dtype) - through.shift
-        own_grad = entering.multiplier * (wide - (x.astype(wide.dtype) - entering.mean) * through.slope)
-        image = own_grad.astype(x.dtype)
-    return image, by_kernel, before_grad, after_grad, gradient if has_residual else None
+    by_kernel = kernel_gradient(x, x_norm, incoming, relu=relu, interpret=form.interpret).astype(kernel.dtype)
+    before_grads = None
+    if x_norm is not None:
+        before_grads, x_norm_gradient = _gradients(x_norm, x_moments, totals, count, form)
+        wide = image.astype(x_norm.mean.dtype) - x_norm_gradient.shift
+        x_grad = x_norm.multiplier * (wide - (x.astype(wide.dtype) - x_norm.mean) * x_norm_gradient.slope)
+        image = x_grad.astype(x.dtype)
+    return image, by_kernel, before_grads, after_grads, gradient if has_residual else None
 
 
 _fused.defvjp(_forward, _backward)
@@ -134,7 +146,7 @@ def _norm(statistics: Pair, parameters: Pair, form: Form) -> Norm:
 
 
 def _gradients(norm: Norm, statistics: Pair, totals: Pair, count: int, form: Form) -> tuple[Pair, NormGradient]:
-    """Returns a norm's gradients by scale and bias, and by its input, from sums of the gradient by its result."""
+    """Return the gradients by scale, bias and input of a norm, from sums of the gradient by its result."""
     (total, moment), deviation = totals, lax.rsqrt(statistics[1] + form.epsilon)
-    given = NormGradient(norm, *statistics_gradient(totals, deviation, count, form.axis_name))
-    return (moment * deviation, total), given
+    norm_gradient = NormGradient(norm, *statistics_gradient(totals, deviation, count, form.axis_name))
+    return (moment * deviation, total), norm_gradient

@@ -20,7 +20,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from benchmarks.fused.blocks import Block, block_length, inside, load, store
+from benchmarks.fused.blocks import Block, block_length, load, store, zero_outside
 from jaxddp.models.ops.batch_norm import Pair
 
 # Sizes of a result's block, and the depth of one product.
@@ -59,7 +59,7 @@ class Incoming(NamedTuple):
 def convolve(
     x: jax.Array, before: Norm | None, kernel: jax.Array, *, interpret: bool = False
 ) -> tuple[jax.Array, Pair]:
-    """Computes y = relu(normalized(x)) kernel, [M, F], and the sums of y and of its squares over rows, float32[F].
+    """Compute y = relu(normalized(x)) kernel, [M, F], and the sums of y and of its squares over rows, float32[F].
 
     Args:
         x: [M, K].
@@ -68,10 +68,10 @@ def convolve(
     """
     (pixels, _), features = x.shape, kernel.shape[1]
     blocks = pl.cdiv(pixels, block_length(pixels, ROWS))
-    sums = _like(x, (blocks, features), _wide(x))
+    sums = _result_shape(x, (blocks, features), _wide_dtype(x))
     y, *partial = pl.pallas_call(
         _multiply,
-        out_shape=(_like(x, (pixels, features)), sums, sums),
+        out_shape=(_result_shape(x, (pixels, features)), sums, sums),
         grid=(pl.cdiv(features, block_length(features, COLUMNS)), blocks),
         compiler_params=COMPILER,
         interpret=interpret,
@@ -89,7 +89,7 @@ def image_gradient(
     relu: bool,
     interpret: bool = False,
 ) -> tuple[jax.Array, Any]:
-    """Computes the gradient by the normalized input of `convolve`, before its ReLU, [M, K].
+    """Compute the gradient by the normalized input of `convolve`, before its ReLU, [M, K].
 
     Args:
         inputs: x and its norm, or None without a norm.
@@ -101,10 +101,10 @@ def image_gradient(
     y, depth = incoming.y, kernel.shape[0]
     pixels = len(y)
     blocks = pl.cdiv(pixels, block_length(pixels, ROWS))
-    sums = _like(y, (blocks, depth), _wide(y))
+    sums = _result_shape(y, (blocks, depth), _wide_dtype(y))
     result, *partial = pl.pallas_call(
         functools.partial(_multiply_by_kernel, relu),
-        out_shape=(_like(y, (pixels, depth)), *((sums, sums) if inputs else ())),
+        out_shape=(_result_shape(y, (pixels, depth)), *((sums, sums) if inputs else ())),
         grid=(pl.cdiv(depth, block_length(depth, COLUMNS)), blocks),
         compiler_params=COMPILER,
         interpret=interpret,
@@ -116,7 +116,7 @@ def image_gradient(
 def kernel_gradient(
     x: jax.Array, before: Norm | None, incoming: Incoming, *, relu: bool, interpret: bool = False
 ) -> jax.Array:
-    """Computes the gradient by the kernel of `convolve`, float32[K, F]. Arguments as in `image_gradient`."""
+    """Compute the gradient by the kernel of `convolve`, float32[K, F]. Arguments as in `image_gradient`."""
     (pixels, depth), features = x.shape, incoming.y.shape[1]
     grid = (pl.cdiv(features, block_length(features, COLUMNS)), pl.cdiv(depth, block_length(depth, ROWS)))
     blocks = pl.cdiv(pixels, block_length(pixels, DEPTH))
@@ -125,7 +125,7 @@ def kernel_gradient(
     parts = pl.cdiv(blocks, steps)
     partial = pl.pallas_call(
         functools.partial(_multiply_by_gradient, relu, parts, steps),
-        out_shape=_like(x, (parts, depth, features), _wide(x)),
+        out_shape=_result_shape(x, (parts, depth, features), _wide_dtype(x)),
         grid=(*grid, parts),
         compiler_params=COMPILER,
         interpret=interpret,
@@ -144,9 +144,9 @@ def _multiply(x: Any, before: Any, kernel: Any, y: Any, sums: Any, squares: Any)
         depth = Block.of(step, x.shape[1], DEPTH)
         return _dot(_normalized(x, before, rows, depth), load(kernel, depth, columns), 1, 0)
 
-    result = _added(product, x.shape[1], rows, columns, _wide(y)).astype(y.dtype)
+    result = _sum_products(product, x.shape[1], rows, columns, _wide_dtype(y)).astype(y.dtype)
     store(y, result, rows, columns)
-    # Statistics are those of the rounded result.
+    # The statistics are of the rounded result.
     wide = result.astype(sums.dtype)
     store(sums, wide.sum(0), pl.program_id(1), columns)
     store(squares, jnp.square(wide).sum(0), pl.program_id(1), columns)
@@ -160,7 +160,7 @@ def _multiply_by_kernel(relu: bool, incoming: Any, kernel: Any, inputs: Any, res
         depth = Block.of(step, y.shape[1], DEPTH)
         return _dot(_gradient_by_y(incoming, relu, rows, depth), load(kernel, columns, depth), 1, 1)
 
-    own = _added(product, y.shape[1], rows, columns, _wide(y))
+    own = _sum_products(product, y.shape[1], rows, columns, _wide_dtype(y))
     if inputs is not None:
         x, norm = load(inputs[0], rows, columns).astype(own.dtype), _vectors(inputs[1], columns)
         own = jnp.where(_affine(x, norm) > 0, own, 0)
@@ -186,23 +186,23 @@ def _multiply_by_gradient(relu: bool, parts: int, steps: int, x: Any, before: An
 
 
 def _normalized(x: Any, norm: Any, rows: Block, columns: Block) -> jax.Array:
-    """Returns relu(normalized(x)) of a block; rows past the end are zero."""
+    """Return relu(normalized(x)) of a block; rows past the end are zero."""
     values = load(x, rows, columns)
     if norm is None:
         return values
-    result = _affine(values.astype(_wide(x)), _vectors(norm, columns)).astype(x.dtype)
-    # Not a maximum, which turns NaN into 0 on Triton.
-    return inside(jnp.where(result < 0, 0, result), rows, columns)
+    result = _affine(values.astype(_wide_dtype(x)), _vectors(norm, columns)).astype(x.dtype)
+    # Not jnp.maximum, which returns 0 for NaN on Triton.
+    return zero_outside(jnp.where(result < 0, 0, result), rows, columns)
 
 
 def _gradient_by_y(incoming: Any, relu: bool, rows: Block, columns: Block) -> jax.Array:
-    """Returns the gradient by y of a block; rows past the end are zero."""
-    gradient, y = (load(ref, rows, columns).astype(_wide(ref)) for ref in (incoming.gradient, incoming.y))
+    """Return the gradient by y of a block; rows past the end are zero."""
+    gradient, y = (load(ref, rows, columns).astype(_wide_dtype(ref)) for ref in (incoming.gradient, incoming.y))
     norm, shift, slope = _vectors(incoming.norm, columns)
     if relu:
         gradient = jnp.where(_affine(y, norm) > 0, gradient, 0)
     own = norm.multiplier * (gradient - shift - (y - norm.mean) * slope)
-    return inside(own.astype(incoming.y.dtype), rows, columns)
+    return zero_outside(own.astype(incoming.y.dtype), rows, columns)
 
 
 def _vectors(refs: Any, columns: Block) -> Any:
@@ -213,8 +213,10 @@ def _affine(x: jax.Array, norm: Norm) -> jax.Array:
     return (x - norm.mean) * norm.multiplier + norm.bias
 
 
-def _added(product: Callable[[jax.Array], jax.Array], depth: int, rows: Block, columns: Block, dtype: Any) -> jax.Array:
-    """Sums the products of a block's steps along the contracted axis."""
+def _sum_products(
+    product: Callable[[jax.Array], jax.Array], depth: int, rows: Block, columns: Block, dtype: Any
+) -> jax.Array:
+    """Sum the products of a block's steps along the contracted axis."""
     steps = pl.cdiv(depth, block_length(depth, DEPTH))
     zeros = jnp.zeros((rows.length, columns.length), dtype)
     return lax.fori_loop(0, steps, lambda step, total: total + product(step), zeros)
@@ -222,14 +224,14 @@ def _added(product: Callable[[jax.Array], jax.Array], depth: int, rows: Block, c
 
 def _dot(a: jax.Array, b: jax.Array, axis_a: int, axis_b: int) -> jax.Array:
     dimensions = (((axis_a,), (axis_b,)), ((), ()))
-    return lax.dot_general(a, b, dimensions, preferred_element_type=_wide(a))
+    return lax.dot_general(a, b, dimensions, preferred_element_type=_wide_dtype(a))
 
 
-def _wide(array: Any) -> Any:
+def _wide_dtype(array: Any) -> Any:
     return jnp.promote_types(array.dtype, jnp.float32)
 
 
-def _like(array: jax.Array, shape: tuple[int, ...], dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """Returns a result's shape and dtype; within a `shard_map` it varies over the axes of `array`."""
-    # The name of that property changes between releases of JAX.
+def _result_shape(array: jax.Array, shape: tuple[int, ...], dtype: Any = None) -> jax.ShapeDtypeStruct:
+    """Return a result's shape and dtype. Within a `shard_map` the result varies over the same axes as `array`."""
+    # The attribute for these axes has other names in other releases of JAX.
     return jax.eval_shape(lambda values: lax.full_like(values, 0, dtype, shape) + values.sum(dtype=dtype), array)

@@ -46,7 +46,7 @@ class Pointwise(NamedTuple):
 
 
 def convolutions() -> Iterator[Pointwise]:
-    """Yields the 1x1 convolutions of ResNet-50 without a stride."""
+    """Yield the 1x1 convolutions of ResNet-50 without a stride."""
     side, depth = IMAGE_SIZE // 4, WIDTH
     for stage, blocks in enumerate(ARCHITECTURES["resnet50"].stage_sizes):
         narrow = WIDTH * 2**stage
@@ -83,8 +83,8 @@ def fused(
     return convolve_between_norms(x, kernel, after, before, residual, form=Form(relu))[0]
 
 
-def moved(operation: Operation, convolution: Pointwise, batch: int) -> tuple[float, float]:
-    """Returns the bytes per image of the forward and the backward pass."""
+def count_moved_bytes(operation: Operation, convolution: Pointwise, batch: int) -> tuple[float, float]:
+    """Return the bytes per image of the forward and the backward pass."""
     place, side, depth, features = convolution
     (device,) = described_devices("1x1x1")
 
@@ -104,14 +104,17 @@ def moved(operation: Operation, convolution: Pointwise, batch: int) -> tuple[flo
     def forward(*arguments: Any) -> jax.Array:
         return operation(*arguments, place != "shortcut")
 
-    def both(gradient: jax.Array, *arguments: Any) -> Any:
+    def forward_and_backward(gradient: jax.Array, *arguments: Any) -> Any:
         result, pull_back = jax.vjp(forward, *arguments)
         # In a network both passes are far apart, so they must not be fused here.
         gradient, result = lax.optimization_barrier((gradient, result))
         return result, pull_back(gradient)
 
-    ahead, whole = program_bytes(forward, *arguments), program_bytes(both, result, *arguments)
-    return ahead / batch, (whole - ahead) / batch
+    forward_bytes, total_bytes_moved = (
+        program_bytes(forward, *arguments),
+        program_bytes(forward_and_backward, result, *arguments),
+    )
+    return forward_bytes / batch, (total_bytes_moved - forward_bytes) / batch
 
 
 def program_bytes(function: Callable[..., Any], *shapes: Any) -> int:
@@ -131,7 +134,7 @@ def main() -> None:
     report = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "batch": options.batch}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps({**report, "convolutions": rows, "sums": sums}, indent=2) + "\n")
-    print(f"{'MB an image':<32}{'plain':>16}{'fused':>16}\n{'':<32}" + 2 * f"{'ahead':>8}{'back':>8}")
+    print(f"{'MB an image':<32}{'plain':>16}{'fused':>16}\n{'':<32}" + 2 * f"{'fwd':>8}{'bwd':>8}")
     for row in rows:
         print(_line("{place:<9} {side:>2} px {depth:>4} > {features:<4} x{count}".format(**row), row))
     print(_line("sum, with repetitions", sums), f"\n\nresults: {options.out}")
@@ -140,7 +143,7 @@ def main() -> None:
 def figures(convolution: Pointwise, count: int, batch: int) -> Figures:
     results = {}
     for name, operation in (("plain", plain), ("fused", fused)):
-        results[f"{name}_forward"], results[f"{name}_backward"] = moved(operation, convolution, batch)
+        results[f"{name}_forward"], results[f"{name}_backward"] = count_moved_bytes(operation, convolution, batch)
     return convolution._asdict() | {"count": count} | results
 
 

@@ -8,7 +8,7 @@ AREA, ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 
 def draw_window(height: int, width: int) -> tuple[int, int, int, int]:
-    """Draws a crop of random area and aspect: top, left, height, width. After ten misfits it is the image's center."""
+    """Draw a crop of random area and aspect: top, left, height, width. After ten misfits return the image's center."""
     for _ in range(10):
         area = height * width * random.uniform(*AREA)
         aspect = math.exp(random.uniform(*map(math.log, ASPECT)))

@@ -9,10 +9,10 @@ There are three comparisons, each of contenders that alternate in one process on
   pixels. The target is 0.97 of the step's speed.
 - files: softmax regression by `fit` on resident images, against the stream that reads and decodes the same JPEG files
   of 32 pixels for every batch. The target is 5 times its speed.
-- arrays: the same against batches gathered from arrays in host memory. The smaller the batch, the larger the fraction
-  of a step that the transfer to the device takes.
+- arrays: the same regression against batches gathered from arrays in host memory. The smaller the batch, the larger
+  the fraction of a step that the transfer to the device takes.
 
-In the last two, the contenders must first compute the same losses.
+In the last two comparisons, the contenders must first compute the same losses.
 """
 
 import argparse
@@ -52,8 +52,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=60, help="steps in a turn of the first comparison")
-    parser.add_argument("--linear-steps", type=int, default=1000, help="steps in a turn of the others")
-    parser.add_argument("--linear-batch", type=int, default=256, help="their batch")
+    parser.add_argument("--linear-steps", type=int, default=1000, help="steps in a turn of the other comparisons")
+    parser.add_argument("--linear-batch", type=int, default=256, help="batch size of the other comparisons")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/resident.json"))
     options = parser.parse_args()
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine()}
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def compare_input(rounds: int, steps: int) -> Figures:
-    """Compares training on resident images with the bare step on a fixed batch, in images per second."""
+    """Compare training on resident images with the bare step on a fixed batch, in images per second."""
     setup = make_setup(resnet("resnet18", CLASSES, width=WIDTH, stem="small"), array_table(), INPUT_BATCH, "device")
     step, placed = setup.step(), list(setup.batches(0, 1))
     turns = {"resident": Training(setup, steps), "bare step": lambda: time_steps(step, setup.state, placed * steps)}
@@ -87,7 +87,7 @@ def compare_input(rounds: int, steps: int) -> Figures:
 
 
 def compare_linear(images: Source, rounds: int, steps: int, batch_size: int, target: float | None = None) -> Figures:
-    """Compares training on resident images with training on the stream, in images per second."""
+    """Compare training on resident images with training on the stream, in images per second."""
     turns = {
         "resident": Training(make_setup(linear(), images, batch_size, "device"), steps),
         "streamed": Training(make_setup(linear(), images, batch_size, "none"), steps),
@@ -102,7 +102,7 @@ def compare_linear(images: Source, rounds: int, steps: int, batch_size: int, tar
 
 
 class Training:
-    """Times a turn: `fit` from the setup's initial state. The first turn compiles the program."""
+    """A timed turn of `fit` from the setup's initial state. The first turn compiles the program."""
 
     def __init__(self, setup: RunSetup, steps: int):
         changes = {"train": {"duration": f"{steps} steps"}, "log": {"every": f"{LOG_STEPS} steps"}}
@@ -111,7 +111,7 @@ class Training:
 
     @property
     def losses(self) -> np.ndarray:
-        """Returns the losses that the last turn logged."""
+        """Return the losses that the last turn logged."""
         return self._history.train["loss"]
 
     def __call__(self) -> float:
@@ -126,13 +126,13 @@ def array_table() -> ArrayTable:
 
 
 def make_setup(model: Any, images: Source, batch_size: int, cache: Literal["none", "device"]) -> RunSetup:
-    """Returns the setup of a network on whole images and one device."""
+    """Return the setup of a network on whole images and one device."""
     data = DataConfig(image_size=SIZE, crop="whole", augment=AugmentConfig(flip=False), cache=cache)
     return prepare_training(model, images, 1, optax.sgd(0.001), batch_size, data=data)
 
 
 def linear() -> Any:
-    """Returns softmax regression as a pair of functions."""
+    """Return softmax regression as a pair of functions."""
 
     def init(key: jax.Array, example: jax.Array) -> Any:
         return {"weight": jnp.zeros((example[0].size, CLASSES)), "bias": jnp.zeros(CLASSES)}

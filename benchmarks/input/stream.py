@@ -7,9 +7,9 @@ draws a crop of random area (8 to 100 percent) and aspect (3:4 to 4:3) and resiz
 in two workers. Our stream and the bare maps yield uint8, which is normalized on the device. One bare map resizes with
 the default of tf.image, without antialiasing; the other resizes as our stream does, which shows the stream's overhead.
 "evaluation" is the evaluation stream over the same images: short side 256, center crop of 224 pixels. torch's loaders
-yield the output of their usual recipes. `--torch PYTHON` names a Python with torch, and with torchvision for its two
-recipes; contenders that cannot run are listed. Turns alternate, and medians are printed. So is the mean area of the
-crops, because small crops are fast.
+yield the output of torch's usual recipes. `--torch PYTHON` names a Python with torch, and with torchvision for its two
+recipes; contenders that cannot run are listed. Turns alternate. The script prints medians, and the
+mean area of the crops, because small crops are fast.
 """
 
 import argparse
@@ -55,11 +55,11 @@ EPOCHS = 8
 
 
 class Contenders:
-    """The contenders. A turn takes `batches` batches after an untimed first one, and returns its seconds."""
+    """A method for a turn of each contender. A turn reads an untimed first batch and `batches` timed batches."""
 
     def __init__(self, photographs: ExampleTable, batches: int):
         self.photographs, self.batches = photographs, batches
-        # A turn passes over it once. Verified rows are remembered for this table only.
+        # A table with the rows of one turn. Verified rows are remembered for this table only.
         count = (batches + 1) * BATCH
         repeated = {name: np.resize(getattr(photographs, name), count) for name in ("id", "path", "labels")}
         self.repeated = dataclasses.replace(photographs, **repeated)
@@ -70,18 +70,18 @@ class Contenders:
         self.turns += 1
         order = SampleOrder(len(images), BATCH, seed=self.turns)
         data, steps = DataConfig(image_size=SIZE, crop_area=AREA), range(self.batches + 1)
-        return self._on_some_cores(lambda: images.train_batches(order, data, steps))
+        return self._time_on_few_cores(lambda: images.train_batches(order, data, steps))
 
     def evaluation(self) -> float:
         order, data = EvalOrder(len(self.repeated), BATCH), DataConfig(image_size=SIZE)
-        return self._on_some_cores(lambda: self.repeated.eval_batches(order, data))
+        return self._time_on_few_cores(lambda: self.repeated.eval_batches(order, data))
 
     def first_read(self) -> float:
         """Like `ours`, for files that this process has not read yet: each is verified to its last pixel once."""
         return self.ours(dataclasses.replace(self.photographs))
 
     def bare_map(self, resized: Callable[[Any, int], Any]) -> float:
-        """Reads, decodes a crop drawn as in our stream, and resizes."""
+        """Read files, decode a crop that is drawn as in our stream, and resize it."""
         self.turns += 1
         count = (self.batches + 1) * BATCH
         rows = np.random.default_rng(self.turns).integers(0, len(self.photographs), count, np.int32)
@@ -98,7 +98,7 @@ class Contenders:
         options.threading.private_threadpool_size = WORKERS
         options.threading.max_intra_op_parallelism = 1
         dataset = tf.data.Dataset.from_tensor_slices((paths, keys)).map(load, 2 * WORKERS).batch(BATCH).prefetch(2)
-        return self._timed(dataset.with_options(options).as_numpy_iterator())
+        return self._time_batches(dataset.with_options(options).as_numpy_iterator())
 
     def torch(self, python: str, kind: str) -> float:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as names:
@@ -112,16 +112,16 @@ class Contenders:
         self.areas.setdefault(f"torch {kind}", []).append(results["area"])
         return results["seconds"]
 
-    def _on_some_cores(self, stream: Callable[[], Any]) -> float:
+    def _time_on_few_cores(self, stream: Callable[[], Any]) -> float:
         cores = os.sched_getaffinity(0)
         # A stream has a thread for each available core.
         os.sched_setaffinity(0, sorted(cores)[:WORKERS])
         try:
-            return self._timed(stream())
+            return self._time_batches(stream())
         finally:
             os.sched_setaffinity(0, cores)
 
-    def _timed(self, batches: Any) -> float:
+    def _time_batches(self, batches: Any) -> float:
         iterator = iter(batches)
         next(iterator)
         begin = time.perf_counter()
@@ -130,12 +130,12 @@ class Contenders:
 
 
 def aliased(image: Any, image_size: int) -> Any:
-    """Resizes bilinearly without antialiasing, and truncates to uint8."""
+    """Resize bilinearly without antialiasing, and truncate to uint8."""
     return tf.cast(tf.image.resize(image, [image_size, image_size]), tf.uint8)
 
 
 def mean_area(photographs: ExampleTable) -> float:
-    """Returns the mean area, in pixels, of the stream's crops in some epochs."""
+    """Return the mean area, in pixels, of the stream's crops in some epochs."""
     rows = np.tile(np.arange(len(photographs), dtype=np.int32), EPOCHS)
     keys = example_keys(0, np.repeat(np.arange(EPOCHS, dtype=np.int32), len(photographs)), rows)
     sizes = [tf.image.extract_jpeg_shape(photographs.read(row))[:2] for row in rows.tolist()]
@@ -144,8 +144,8 @@ def mean_area(photographs: ExampleTable) -> float:
 
 
 def contenders(benchmark: Contenders, python: str, packed: ExampleTable) -> dict[str, Callable[[], float]]:
-    """Returns the contenders that can run. A first turn of each shows this, and warms the file cache."""
-    every: dict[str, Callable[[], float]] = {
+    """Return the contenders that can run, after a first turn of each, which warms the file cache."""
+    turns: dict[str, Callable[[], float]] = {
         "ours": lambda: benchmark.ours(benchmark.photographs),
         "evaluation": benchmark.evaluation,
         "first read": benchmark.first_read,
@@ -154,18 +154,18 @@ def contenders(benchmark: Contenders, python: str, packed: ExampleTable) -> dict
         "bare map, our resizing": lambda: benchmark.bare_map(resize),
         **{f"torch {kind}": partial(benchmark.torch, python, kind) for kind in ("pil", "v2", "io")},
     }
-    able = {}
-    for name, turn in every.items():
+    runnable = {}
+    for name, turn in turns.items():
         try:
             turn()
-            able[name] = turn
+            runnable[name] = turn
         except RuntimeError as error:
             print(f"{name}: not run ({error})", file=sys.stderr)
-    return able
+    return runnable
 
 
 def figures(seconds: dict[str, list[float]], images: int) -> dict[str, Figures]:
-    """Compares our stream with each of the others, and the packed copy with our stream."""
+    """Compare our stream with each of the others, and the packed copy with our stream."""
     ours = seconds.pop("ours")
     packed = {"packed": seconds.pop("packed"), "ours": ours}
     pairs = {name: {"ours": ours, name: turns} for name, turns in seconds.items()}
@@ -184,8 +184,8 @@ def main() -> None:
     benchmark = Contenders(train_solutions(options.root), options.batches)
     with tempfile.TemporaryDirectory() as folder:
         pack({"train": benchmark.photographs}, Path(folder) / "packed", PackOptions())
-        able = contenders(benchmark, options.torch, read_packed(Path(folder) / "packed", "train"))
-        seconds = alternate(able, options.rounds)
+        runnable = contenders(benchmark, options.torch, read_packed(Path(folder) / "packed", "train"))
+        seconds = alternate(runnable, options.rounds)
     results = figures(seconds, options.batches * BATCH)
     areas = {name: float(np.mean(areas)) for name, areas in benchmark.areas.items()}
     areas = {"ours": mean_area(benchmark.photographs), **areas}

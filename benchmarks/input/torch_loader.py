@@ -24,7 +24,7 @@ STD = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
 
 
 class Photographs(torch.utils.data.Dataset):
-    """Items are (image, area of its crop)."""
+    """A data set whose items are (image, area of its crop)."""
 
     def __init__(self, files: list[str], kind: str):
         self.files, self.kind = files, kind
@@ -62,7 +62,7 @@ class Photographs(torch.utils.data.Dataset):
 
 
 def turn(files: list[str], kind: str, batches: int) -> dict[str, float]:
-    """Times all batches but the first, which waits for the workers to start."""
+    """Time all batches except the first, which waits for the workers to start."""
     dataset = Photographs(files, kind)
     sampler = torch.utils.data.RandomSampler(dataset, replacement=True, num_samples=(batches + 1) * BATCH)
     loader = iter(torch.utils.data.DataLoader(dataset, BATCH, sampler=sampler, num_workers=WORKERS))

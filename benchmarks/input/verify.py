@@ -1,13 +1,13 @@
-"""Measures the verification of images: its time, unused bytes of intact files, and which damage it finds.
+"""Measures the verification of images: its time, the unused bytes of intact files, and the damage that it finds.
 
     python benchmarks/input/verify.py DIR [--files 200] [--times 3]
 
-DIR holds solution files (Kaggle's archive, or a part of it). The script verifies all JPEG files, and counts the bytes
-left after their last pixel, the longest run of zeros in their data, and the fewest bytes left if a header has one row
-of blocks less. Then it damages some files in every way of `tests/support/damage.py`. It times the stream over training
-images that are not verified, verified by this process, or verified by an earlier run, each with and without a manifest
-(`data.verify`); turns alternate, and medians are printed. It also times reading a manifest of a million images.
-"""
+DIR holds solution files (Kaggle's archive, or a part of it). The script verifies all JPEG files. It prints the number
+of bytes left over after the last pixel, the longest run of zeros in the data, and the fewest bytes left over if a
+header has one row of blocks less. Then it damages some files in every way of `tests/support/damage.py`. It times the
+stream over training images that are not verified, verified by this process, or verified by an earlier run, each with
+and without a manifest (`data.verify`); turns alternate, and medians are printed. It also times reading a manifest of a
+million images."""
 
 import argparse
 import dataclasses
@@ -40,7 +40,13 @@ from jaxddp.data.soundness.image_manifest import ImageManifest
 from jaxddp.data.table import ExampleTable
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
-from support.damage import HEADERS, SMALL, STRETCHES, of, other_size  # pyright: ignore[reportMissingImports]: the line above
+from support.damage import (  # pyright: ignore[reportMissingImports]: the line above
+    HEADERS,
+    SMALL,
+    STRETCHES,
+    other_size,
+    segment_of,
+)
 
 TURNS, MANY = 7, 1_000_000
 DATA = DataConfig()
@@ -54,12 +60,12 @@ def is_sound(data: bytes) -> bool:
     return True
 
 
-def sound_files(files: list[Path]) -> None:
+def measure_sound_files(files: list[Path]) -> None:
     left, zeros, rows = Counter[int](), 0, []
     for file in files:
         data = file.read_bytes()
         left[verify(data).left_over] += 1
-        scan = of(data, SOS)
+        scan = segment_of(data, SOS)
         assert scan is not None
         zeros = max([zeros, *map(len, re.findall(rb"\0+", data[scan.end :]))])
         if (shorter := other_size(-1, 0)(data, random.Random())) != data:
@@ -68,17 +74,17 @@ def sound_files(files: list[Path]) -> None:
     print(f"fewest bytes left over with one row of blocks less, in {len(rows)} files: {sorted(rows)[:3]}")
 
 
-def damages(data: list[bytes], times: int) -> None:
-    chance = random.Random(5)
+def measure_damage(data: list[bytes], times: int) -> None:
+    rng = random.Random(5)
     for kinds in (HEADERS, STRETCHES, SMALL):
         for kind, damage in kinds.items():
-            tried = [one for whole in times * data if (one := damage(whole, chance)) != whole]
+            tried = [one for whole in times * data if (one := damage(whole, rng)) != whole]
             found = sum(not is_sound(one) for one in tried)
             print(f"{kind:34} {found:6} of {len(tried):6} found" if tried else f"{kind:34} not tried")
 
 
 def read(table: ExampleTable) -> float:
-    """Returns the images per second of one epoch, without its first batch. Workers go on with the next epoch."""
+    """Return the images per second of one epoch, without its first batch. Workers continue with the next epoch."""
     steps = len(table) // 32
     batches = iter(table.train_batches(SampleOrder(len(table), 32, seed=0), DATA, range(2 * steps)))
     next(batches)
@@ -87,22 +93,22 @@ def read(table: ExampleTable) -> float:
     return count / (time.perf_counter() - begin)
 
 
-def streams(root: Path, manifest: ImageManifest) -> None:
-    def opened(*, known: bool, held: bool) -> ExampleTable:
+def measure_streams(root: Path, manifest: ImageManifest) -> None:
+    def open_table(*, is_verified: bool, has_manifest: bool) -> ExampleTable:
         table = train_solutions(root).take(1600)
-        if known:
+        if is_verified:
             table.check(DATA)
-        return dataclasses.replace(table, digests=manifest.digests(table)) if held else table
+        return dataclasses.replace(table, digests=manifest.digests(table)) if has_manifest else table
 
     speeds: dict[str, list[float]] = defaultdict(list)
-    read(here := opened(known=True, held=False))
+    read(here := open_table(is_verified=True, has_manifest=False))
     for _ in range(TURNS):
         for name, table in {
-            "not verified": opened(known=False, held=False),
-            "not verified, against a manifest": opened(known=False, held=True),
+            "not verified": open_table(is_verified=False, has_manifest=False),
+            "not verified, against a manifest": open_table(is_verified=False, has_manifest=True),
             "verified by this process": here,
-            "by an earlier run": opened(known=True, held=False),
-            "by an earlier run, against a manifest": opened(known=True, held=True),
+            "by an earlier run": open_table(is_verified=True, has_manifest=False),
+            "by an earlier run, against a manifest": open_table(is_verified=True, has_manifest=True),
         }.items():
             speeds[name].append(read(table))
     for name, speed in speeds.items():
@@ -110,8 +116,8 @@ def streams(root: Path, manifest: ImageManifest) -> None:
         print(f"stream, {name}: {median(speed):.0f} images/s; {ratio:.2f} of the speed when verified by this process")
 
 
-def checked(root: Path, file: Path) -> ImageManifest:
-    """Writes the manifest of the training images, and prints the time to read one of a million."""
+def write_and_read_manifest(root: Path, file: Path) -> ImageManifest:
+    """Write the manifest of the training images, and print the time to read a manifest of a million images."""
     table = train_solutions(root)
     split = CheckedSplit("train", table)
     for row in range(len(table)):
@@ -138,7 +144,7 @@ def main() -> None:
     options = parser.parse_args()
     print(machine())
     files = sorted(options.dir.rglob("*.JPEG"))
-    sound_files(files)
+    measure_sound_files(files)
     data = [file.read_bytes() for file in random.Random(0).sample(files, min(options.files, len(files)))]
     spent = []
     for _ in range(TURNS):
@@ -147,10 +153,10 @@ def main() -> None:
             verify(one)
         spent.append((time.process_time() - begin) / len(data))
     print(f"verify: {1e6 * min(spent):.1f} us of CPU time an image, best of {TURNS} turns")
-    damages(data, options.times)
+    measure_damage(data, options.times)
     with tempfile.TemporaryDirectory() as cache:
         os.environ[CACHE_VARIABLE] = cache
-        streams(options.dir, checked(options.dir, Path(cache) / "train.jsonl"))
+        measure_streams(options.dir, write_and_read_manifest(options.dir, Path(cache) / "train.jsonl"))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""How jobs of several processes scale, and how they meet."""
+"""Benchmarks of the scaling and the control plane of jobs with several processes."""

@@ -2,8 +2,8 @@
 
     python benchmarks/processes/meeting.py --processes 1000 --out FILE.json
 
-The processes join, compare a value, compare a value that differs, and lose one process. The script prints how long each
-phase takes until the last process knows its result, and the threads, open files and memory of process 0. It does not
+The processes join, compare a value, compare a value that differs, and lose one process. The script prints the seconds
+of each phase, until the last process has the result, and the threads, open files and memory of process 0. It does not
 start JAX.
 """
 
@@ -32,9 +32,9 @@ FACTS = {"Python": "3", "jax's version": "0"}
 VALUES = ["the same", "another"]
 
 
-def first(address: str, processes: int) -> None:
-    """Runs process 0, and prints its figures as JSON."""
-    before, lost = used(), threading.Event()
+def run_first(address: str, processes: int) -> None:
+    """Run process 0, and print its figures as JSON."""
+    before, lost = used_resources(), threading.Event()
     begin = time.perf_counter()
     plane = ControlPlane.join(job(address, processes, 0), FACTS, SECONDS, end=lambda loss: lost.set())
     figures: Figures = {"meet": time.perf_counter() - begin}
@@ -42,17 +42,17 @@ def first(address: str, processes: int) -> None:
         begin = time.perf_counter()
         plane.decide(name, "0", verdict, SECONDS)
         figures[name] = time.perf_counter() - begin
-    figures |= {f"{name} of process 0": value for name, value in used().items()}
+    figures |= {f"{name} of process 0": value for name, value in used_resources().items()}
     figures["resident MB before"] = before["resident MB"]
     if not lost.wait(SECONDS):
         sys.exit("process 0 did not notice that a process was lost")
-    # Meanwhile the others are notified.
+    # In this time process 0 notifies the others.
     time.sleep(5)
     print(json.dumps(figures))
 
 
-async def others(address: str, processes: int) -> None:
-    """Runs all other processes; the last one disconnects. Prints the seconds until all know as JSON."""
+async def run_others(address: str, processes: int) -> None:
+    """Run all other processes; the last one disconnects. Prints as JSON the seconds until all detect the loss."""
     raise_file_limit()
     all_lost, losses = asyncio.Event(), list[Loss]()
 
@@ -80,7 +80,7 @@ async def others(address: str, processes: int) -> None:
 
 
 def verdict(texts: list[str]) -> str:
-    """Returns a process whose text differs from that of process 0, or 0 if none does."""
+    """Return a process whose text differs from that of process 0, or 0 if none does."""
     return str(next((process for process, text in enumerate(texts) if text != texts[0]), 0))
 
 
@@ -88,8 +88,8 @@ def job(address: str, processes: int, process: int) -> Job:
     return Job(address, processes, process, run_id="measured", key="of this benchmark")
 
 
-def used() -> dict[str, float]:
-    """Returns the resources that this process uses."""
+def used_resources() -> dict[str, float]:
+    """Return the resources that this process uses."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return {
         "threads": int(status["Threads"]),
@@ -103,8 +103,8 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def measured(processes: int) -> Figures:
-    """Runs one job, and returns its figures."""
+def measure_job(processes: int) -> Figures:
+    """Run one job, and return its figures."""
     address = f"127.0.0.1:{20000 + os.getpid() % 10000}"
     command = [sys.executable, __file__, "--processes", str(processes), "--address", address, "--part"]
     parts = [subprocess.Popen([*command, part], stdout=subprocess.PIPE, text=True) for part in ("first", "others")]
@@ -129,12 +129,12 @@ def main() -> None:
     parser.add_argument("--part", choices=("first", "others"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part == "first":
-        return first(options.address, options.processes[0])
+        return run_first(options.address, options.processes[0])
     if options.part == "others":
-        return asyncio.run(others(options.address, options.processes[0]))
+        return asyncio.run(run_others(options.address, options.processes[0]))
     results = []
     for processes in options.processes:
-        results.append(measured(processes))
+        results.append(measure_job(processes))
         print("\n".join(f"{name:<28}{value:,.3f}" for name, value in results[-1].items()), flush=True)
     if options.out:
         options.out.write_text(json.dumps({**machine(), "found": results}, indent=2) + "\n")

@@ -4,21 +4,21 @@
     python benchmarks/processes/scale.py --repeats 5 --out runs/benchmarks/scale.json
 
 One and two processes of one core each (gloo on the loopback) train a ResNet-18 with the small stem on JPEG files, at a
-fixed batch for each process and at a fixed global batch. Efficiency is the speed of two over twice the speed of one. In
-every group of processes three contenders alternate, which all processes start together:
+fixed batch for each process and at a fixed global batch. Efficiency is the speed of two processes over twice
+the speed of one. In every group of processes three contenders alternate, which all processes start together:
 
 - full: steps over the stream of files, with its buffers in a steady state;
 - resident: the same step over batches on the device;
 - local: each process alone, the same step on its own slice, without an all-reduce.
 
 A step's time is split by differences: compute is local; communication is resident - local (including the wait for the
-slower process, and packing the buffer); input is full - resident (it is visible because decoding shares the core,
-unlike beside a GPU). One process has no communication: its resident step is its local step.
+slower process, and packing the buffer); input is full - resident (visible because decoding uses the same core,
+unlike with a GPU). One process has no communication: its resident step is its local step.
 
-The result stands beside the prediction of `programs/projection.py` for two processes: the local step, and a ring over a
-link with the latency and bandwidth of all-reduces of 4 kB and 16 MB timed alone. Last comes the projection to 8 to 4096
-GPUs: for one all-reduce that nothing hides, and for the all-reduces of the compiled program, each beside the kernels
-between its start and the wait for it. These are read from the output of
+The report compares the result with the prediction of `programs/projection.py` for two processes: the local step, and a
+ring over a link with the latency and bandwidth of all-reduces of 4 kB and 16 MB timed alone. The report ends with the
+projection to 8 to 4096 GPUs: for one all-reduce that nothing hides, and for the all-reduces of the compiled program,
+each beside the kernels between its start and the wait for it. The script reads these all-reduces from the output of
 
     python benchmarks/gpu_program.py imagenet_resnet50 --topology 1x2x8
 """
@@ -43,7 +43,7 @@ import optax
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.common.harness import Figures, alternate, copy, in_processes, machine, take_steps, time_steps
+from benchmarks.common.harness import Figures, alternate, copy, machine, run_in_processes, take_steps, time_steps
 from benchmarks.common.photographs import CLASSES, photograph_table, write_photographs
 from benchmarks.programs.projection import (
     A100_IMAGES_PER_SECOND,
@@ -73,7 +73,7 @@ SMALL, LARGE = 4_000, 16_000_000
 GPUS, GPU_BATCH = [8 * 2**power for power in range(10)], 256
 PROGRAM = Path("runs/benchmarks/gpu_program.json")
 TOPOLOGY = "1x2x8"
-HIDDEN_BY_NOTHING, SCHEDULED = "one all-reduce", "as scheduled"
+UNHIDDEN, SCHEDULED = "one all-reduce", "as scheduled"
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def main() -> None:
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "load": [os.getloadavg()]}
     groups = measure_groups(options)
     report["load"].append(os.getloadavg())
-    report["measured"] = {name: evaluate(groups, choose) for name, choose in STATISTICS.items()}
+    report["measured"] = {name: evaluate(groups, statistic) for name, statistic in STATISTICS.items()}
     report |= {"projection": projection(scheduled(options.program)), "groups": groups}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(report, indent=2) + "\n")
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def measure_groups(options: argparse.Namespace) -> dict[str, list[Figures]]:
-    """Measures one process at either batch, and two processes, `--repeats` times."""
+    """Measure one process at either batch, and two processes, `--repeats` times."""
     groups = {"1 process": (1, LOCAL_BATCH), "1 process, both shares": (1, 2 * LOCAL_BATCH)}
     groups["2 processes"] = (2, LOCAL_BATCH)
     results: dict[str, list[Figures]] = {name: [] for name in groups}
@@ -114,17 +114,17 @@ def measure_groups(options: argparse.Namespace) -> dict[str, list[Figures]]:
         write_photographs(Path(folder))
         for _ in range(options.repeats):
             for name, (count, batch) in groups.items():
-                own = ["--photographs", folder, "--local-batch", str(batch)]
-                results[name].append(in_processes(count, [__file__, *own, *turns]) | {"processes": count})
+                child_options = ["--photographs", folder, "--local-batch", str(batch)]
+                results[name].append(run_in_processes(count, [__file__, *child_options, *turns]) | {"processes": count})
     return results
 
 
-def evaluate(groups: dict[str, list[Figures]], choose: Statistic) -> Figures:
-    """Evaluates the turns of all repeats.
+def evaluate(groups: dict[str, list[Figures]], statistic: Statistic) -> Figures:
+    """Evaluate the turns of all repeats.
 
     Efficiency is the speed of two processes over twice that of one, for the full step.
     """
-    results = {name: summary(repeats, choose) for name, repeats in groups.items()}
+    results = {name: summary(repeats, statistic) for name, repeats in groups.items()}
     speed = {name: group["images_per_second"] for name, group in results.items()}
     half = speed["2 processes"] / 2
     shares = {
@@ -134,34 +134,38 @@ def evaluate(groups: dict[str, list[Figures]], choose: Statistic) -> Figures:
     return {"groups": results, "efficiency": shares, "model": check_model(results["2 processes"])}
 
 
-def summary(repeats: list[Figures], choose: Statistic) -> Figures:
-    """Returns a group's seconds per step, split into compute, communication and input."""
+def summary(repeats: list[Figures], statistic: Statistic) -> Figures:
+    """Return a group's seconds per step, split into compute, communication and input."""
     step = {
-        name: choose([turn for each in repeats for turn in each["seconds"][name]]) for name in repeats[0]["seconds"]
+        name: statistic([turn for each in repeats for turn in each["seconds"][name]]) for name in repeats[0]["seconds"]
     }
     compute = step.get("local", step["resident"])
     split = {"compute": compute, "communication": step["resident"] - compute, "input": step["full"] - step["resident"]}
-    alone = {size: choose([each["all_reduce"][size] for each in repeats]) for size in repeats[0]["all_reduce"]}
-    kept = {name: repeats[0][name] for name in ("processes", "global_batch", "averaged_bytes")}
+    setup_alone = {size: statistic([each["all_reduce"][size] for each in repeats]) for size in repeats[0]["all_reduce"]}
+    constants = {name: repeats[0][name] for name in ("processes", "global_batch", "averaged_bytes")}
     speed = {"images_per_second": repeats[0]["global_batch"] / step["full"]}
-    return kept | speed | {"step": step, "split": split, "all_reduce": alone}
+    return constants | speed | {"step": step, "split": split, "all_reduce": setup_alone}
 
 
 def check_model(two: Figures) -> Figures:
-    """Returns the predicted and the measured step of two processes, without input."""
-    alone = {int(size): seconds for size, seconds in two["all_reduce"].items()}
-    link = fit_link((SMALL, alone[SMALL]), (LARGE, alone[LARGE]))
+    """Return the predicted and the measured step of two processes, without input."""
+    setup_alone = {int(size): seconds for size, seconds in two["all_reduce"].items()}
+    link = fit_link((SMALL, setup_alone[SMALL]), (LARGE, setup_alone[LARGE]))
     communication, measured = ring(two["averaged_bytes"], 2, link), two["split"]["communication"]
     steps = {"predicted": two["split"]["compute"] + communication, "measured": two["step"]["resident"]}
     return {
         "link": asdict(link),
-        "communication": {"predicted": communication, "alone": alone[two["averaged_bytes"]], "measured": measured},
+        "communication": {
+            "predicted": communication,
+            "alone": setup_alone[two["averaged_bytes"]],
+            "measured": measured,
+        },
         "images_per_second": {name: two["global_batch"] / seconds for name, seconds in steps.items()},
     }
 
 
 def scheduled(program: Path) -> list[Message] | None:
-    """Reads the all-reduces of a compiled program for two hosts. Without one, prints how to make it and returns None.
+    """Read the all-reduces of a compiled program for two hosts. Without a program, print the command and return None.
 
     A step is bound by memory, so the bytes of its kernels represent their time.
     """
@@ -177,18 +181,19 @@ def scheduled(program: Path) -> list[Message] | None:
 
 
 def projection(messages: list[Message] | None) -> list[Figures]:
-    """Projects ResNet-50 on nodes of eight GPUs: a row for each number of GPUs and kind of averaging."""
+    """Project ResNet-50 on nodes of eight GPUs: a row for each number of GPUs and kind of averaging."""
     model = adapt(resnet("resnet50", 1000))
     shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     num_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(shapes))
     compute = GPU_BATCH / A100_IMAGES_PER_SECOND
     sizes = {"compute": compute, "batch_per_gpu": GPU_BATCH}
-    made = [(HIDDEN_BY_NOTHING, project(DGX_A100, gpus, num_bytes=num_bytes, **sizes)) for gpus in GPUS]
+    projections = [(UNHIDDEN, project(DGX_A100, gpus, num_bytes=num_bytes, **sizes)) for gpus in GPUS]
     if messages is not None:
-        made += [(SCHEDULED, project_schedule(DGX_A100, gpus, messages=messages, **sizes)) for gpus in GPUS]
+        projections += [(SCHEDULED, project_schedule(DGX_A100, gpus, messages=messages, **sizes)) for gpus in GPUS]
     shared = {"num_bytes": num_bytes, **sizes}
     return [
-        asdict(one) | {"way": way, "overlap": one.overlap, "efficiency": one.efficiency, **shared} for way, one in made
+        asdict(projected) | {"way": way, "overlap": projected.overlap, "efficiency": projected.efficiency, **shared}
+        for way, projected in projections
     ]
 
 
@@ -236,7 +241,7 @@ def measure(photographs: Path, local_batch: int, rounds: int, steps: int) -> Fig
         "resident": functools.partial(turn, step, setup.state, placed, steps),
     }
     if setup.topology.process_count > 1:
-        contenders["local"] = functools.partial(turn, *alone(setup, placed), steps)
+        contenders["local"] = functools.partial(turn, *setup_alone(setup, placed), steps)
     for contender in contenders.values():
         contender()
     seconds = alternate(contenders, rounds)
@@ -250,12 +255,14 @@ def measure(photographs: Path, local_batch: int, rounds: int, steps: int) -> Fig
     }
 
 
-def alone(setup: RunSetup, placed: list[Any]) -> tuple[Any, TrainState, list[Any]]:
-    """Returns the step, the state and the batches of this process alone."""
-    own = Topology.create(setup.topology.mesh.local_devices)
-    state = own.replicate(jax.device_get(setup.state))
-    batches = [own.place(jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), batch)) for batch in placed]
-    return setup.changed(resources=replace(setup.resources, topology=own)).step(), state, batches
+def setup_alone(setup: RunSetup, placed: list[Any]) -> tuple[Any, TrainState, list[Any]]:
+    """Return the step, the state and the batches of this process alone."""
+    child_options = Topology.create(setup.topology.mesh.local_devices)
+    state = child_options.replicate(jax.device_get(setup.state))
+    batches = [
+        child_options.place(jax.tree.map(lambda x: np.asarray(x.addressable_data(0)), batch)) for batch in placed
+    ]
+    return setup.changed(resources=replace(setup.resources, topology=child_options)).step(), state, batches
 
 
 def turn(step: Any, state: TrainState, batches: list[Any], steps: int) -> float:

@@ -1,1 +1,1 @@
-"""What compiled training steps are made of, counted without the device that would run them."""
+"""Counts of the kernels, bytes and collectives of compiled training steps, and models of their time, without a GPU."""

@@ -44,12 +44,12 @@ def compile_step(
     platform: str,
     compiler_options: Mapping[str, str],
 ) -> tuple[Any, int]:
-    """Compiles the training step of a config.
+    """Compile the training step of a config.
 
     Args:
         topology: The devices, which need not be present.
         platform: The JAX platform of these devices.
-        compiler_options: Options that these devices need, beside those of the config.
+        compiler_options: Options that these devices need, in addition to those of the config.
 
     Returns:
         The compiled program, and the number of steps that one call takes.
@@ -92,7 +92,7 @@ def compile_step(
 
 
 def abstract_batch(rows: tuple[int, ...], shape: tuple[int, ...] | None, topology: Topology) -> Batch:
-    """Returns the shapes of a placed batch, without images if these are resident on the devices."""
+    """Return the shapes of a placed batch, without images if these are resident on the devices."""
     types = {"label": np.int32, "mask": np.float32, "row": np.int32, "epoch": np.int32}
     columns = {name: jax.ShapeDtypeStruct(rows, dtype) for name, dtype in types.items()}
     image = None if shape is None else jax.ShapeDtypeStruct((*rows, *shape), np.uint8)

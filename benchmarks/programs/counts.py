@@ -9,12 +9,12 @@ from jaxddp.engine.buckets import AVERAGING
 
 LARGEST = 20
 LAST = 3
-"""Number of kernel gradients at the end of a step. An all-reduce that starts beside these is hardly hidden."""
+"""Number of kernel gradients at the end of a step. Computation hardly hides an all-reduce that starts there."""
 MOVERS = {"transposes": "transpose", "copies": "copy", "converts": "convert"}
 
 
 def count(schedule: Schedule, images: int) -> Figures:
-    """Returns the counts of one device, whose slice of the batch has `images` images."""
+    """Return the counts of one device, whose slice of the batch has `images` images."""
     kernels = schedule.kernels
     kinds = {kind: [each for each in kernels if each.kind == kind] for kind in sorted({each.kind for each in kernels})}
     largest = sorted(kernels, key=lambda kernel: -kernel.num_bytes)[:LARGEST]
@@ -39,7 +39,7 @@ def total_bytes(kernels: Sequence[Kernel]) -> int:
 
 
 def communication(kernels: Sequence[Kernel]) -> Figures:
-    """Returns the collectives, each with the kernels launched between its start and the wait for it.
+    """Return the collectives, each with the kernels launched between its start and the wait for it.
 
     `overlapped` is the fraction of the gradients' bytes whose all-reduce starts before the last kernel gradients, or
     None without a collective.
@@ -58,12 +58,12 @@ def communication(kernels: Sequence[Kernel]) -> Figures:
 
 
 def payload(kernel: Kernel) -> int:
-    """Returns the bytes of a collective's operands; its kernel reads and writes them."""
+    """Return the bytes of a collective's operands; its kernel reads and writes them."""
     return kernel.num_bytes // 2
 
 
 def between(kernels: Sequence[Kernel], place: int) -> Sequence[Kernel]:
-    """Returns the kernels launched between the start of a collective and the wait for it."""
+    """Return the kernels launched between the start of a collective and the wait for it."""
     return kernels[place + 1 : kernels[place].done or place + 1]
 
 
@@ -102,7 +102,7 @@ _ROWS = {
 
 
 def table(results: Mapping[str, Figures]) -> str:
-    """Formats a column for each topology, then the kinds, largest kernels and collectives of the last topology."""
+    """Format a column for each topology, then the kinds, largest kernels and collectives of the last topology."""
     lines = [_row("", results)] + [
         _row(key, (form.format(each[key]) for each in results.values())) for key, form in _ROWS.items()
     ]

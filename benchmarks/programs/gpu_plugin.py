@@ -43,7 +43,7 @@ platform_name: "CUDA" dnn_version_info { major: 9 minor: 14 patch: 0 } device_de
 
 
 def plugin_folder() -> Path:
-    """Returns the folder for the files of the wheels."""
+    """Return the folder for the files of the wheels."""
     return Path(os.environ.get(FOLDER_VARIABLE) or cache_folder() / "gpu-plugin") / jax.__version__
 
 
@@ -52,13 +52,13 @@ def is_present() -> bool:
 
 
 def fetch() -> None:
-    """Downloads the wheels if they are missing. Raises SystemExit if that fails."""
+    """Download the wheels if they are missing. Raises SystemExit if that fails."""
     fetch_wheels(plugin_folder(), [f"jax-cuda12-pjrt=={jax.__version__}", ASSEMBLER])
 
 
 @functools.cache
 def _plugin() -> Any:
-    """Loads the plugin once for this process."""
+    """Load the plugin once for this process."""
     fetch()
     (library,) = plugin_folder().glob("jax_plugins/*/xla_cuda_plugin.so")
     os.environ["PATH"] = os.pathsep.join([str(_toolkit() / "bin"), os.environ["PATH"]])
@@ -72,13 +72,13 @@ def _toolkit() -> Path:
 
 
 def described_devices(topology: str) -> list[Any]:
-    """Returns devices to compile for: "1x2x8" is one partition of 2 hosts with 8 H200s each."""
-    made = xla_client.make_c_api_device_topology(_plugin(), "", topology=topology, target_config=H200)
-    return made._make_compile_only_devices()
+    """Return devices to compile for: "1x2x8" is one partition of 2 hosts with 8 H200s each."""
+    description = xla_client.make_c_api_device_topology(_plugin(), "", topology=topology, target_config=H200)
+    return description._make_compile_only_devices()
 
 
 def compiler_options() -> dict[str, str]:
-    """Returns the options that a compilation for described devices needs."""
+    """Return the options that a compilation for described devices needs."""
     return {"xla_gpu_autotune_level": "0", "xla_gpu_cuda_data_dir": str(_toolkit())}
 
 

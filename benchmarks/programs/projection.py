@@ -5,24 +5,25 @@ Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). With bandwidth B and latency a of a 
 
     ring(S, n, B, a) = 2 (n - 1) (S / (n B) + a)
 
-On N nodes of g GPUs, the GPUs of a node first reduce-scatter (the first half of a ring over NVLink), then each
-all-reduces its part, S / g, with its counterparts on the other nodes (a ring over InfiniBand, an adapter for each GPU),
-then they all-gather (the second half of the first ring):
+On N nodes of g GPUs, the GPUs of a node first reduce-scatter (the first half of a ring over NVLink). Then each GPU
+all-reduces its part, S / g, with its counterparts on the other nodes (a ring over InfiniBand, an adapter for each GPU).
+Last, the GPUs of a node all-gather (the second half of the first ring):
 
     communication = ring(S, g, NVLink) + ring(S / g, N, InfiniBand)
     step          = compute + (1 - overlap) * communication
     efficiency    = compute / step
 
 `overlap` is the fraction of the communication that computing hides: 0 for one collective after the last gradient. In a
-schedule of several (`project_schedule`) each costs what remains after the computing between its start and the wait for
-it, and pays the latency of the ring again. NCCL has other algorithms, whose latency grows with log N. Above some
-hundred nodes, where latency dominates a ring, this projection is pessimistic, more so for several collectives. It
-excludes all other waits of a GPU: input, stragglers, links shared with other jobs, kernels slowed down by a collective.
+schedule of several collectives (`project_schedule`), the computing between the start of a collective and the wait for
+it hides that much of its time, and each collective has the latency of a ring. NCCL has other algorithms, whose latency
+grows with log N. Above some hundred nodes, where latency dominates a ring, this projection is pessimistic, more so for
+several collectives. It excludes all other waits of a GPU: input, stragglers, links shared with other jobs, kernels
+slowed down by a collective.
 
 The parameters of `DGX_A100` are NVIDIA's:
 - NVLink 3: 600 GB/s a GPU, both directions together ("NVIDIA A100 Tensor Core GPU" data sheet): 300 GB/s each way.
 - 8 HDR InfiniBand adapters of 200 Gb/s in a DGX A100 ("NVIDIA DGX A100" data sheet): 25 GB/s each way for each GPU.
-- Of either, 80% is assumed to be reached.
+- An assumption: 80% of either bandwidth is reached.
 - Latency of a step of a ring: 3.4 us over NVLink, 14 us over the network (`hwLat`, ring, protocol Simple, in
   src/graph/tuning.cc of NCCL 2.18).
 - 2470 images/s: ResNet-50 v1.5 in mixed precision on one A100 80GB (NVIDIA/DeepLearningExamples,
@@ -36,7 +37,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Link:
-    """Bytes per second in one direction, and the seconds of an empty message."""
+    """A network link: bytes per second in one direction, and the seconds of an empty message."""
 
     bandwidth: float
     latency: float
@@ -44,14 +45,14 @@ class Link:
 
 @dataclass(frozen=True)
 class Machine:
-    """Nodes of `gpus` each, joined by `inside` within a node and by one `outside` for each GPU between nodes."""
+    """Nodes of `gpus` GPUs, with the links `inside` within a node, and `outside`, one for each GPU, between nodes."""
 
     gpus: int
     inside: Link
     outside: Link
 
     def communication(self, num_bytes: float, num_gpus: int) -> float:
-        """Returns the seconds of an all-reduce over `num_gpus`: a part of one node, or whole nodes.
+        """Return the seconds of an all-reduce over `num_gpus`: a part of one node, or whole nodes.
 
         Raises:
             ValueError: The number is below one, or above a node and not a multiple of it.
@@ -68,7 +69,7 @@ class Message:
     """One all-reduce of a schedule.
 
     Attributes:
-        beside: The fraction of a step's computing between its start and the wait for it.
+        beside: The fraction of a step's computing between the start of the all-reduce and the wait for it.
     """
 
     num_bytes: float
@@ -110,12 +111,12 @@ A100_IMAGES_PER_SECOND = 2470
 
 
 def ring(num_bytes: float, peers: int, link: Link) -> float:
-    """Returns the seconds of a ring all-reduce of `num_bytes`; 0 for one peer."""
+    """Return the seconds of a ring all-reduce of `num_bytes`; 0 for one peer."""
     return 2 * (peers - 1) * (num_bytes / (peers * link.bandwidth) + link.latency)
 
 
 def fit_link(small: tuple[float, float], large: tuple[float, float]) -> Link:
-    """Fits a link to two measured all-reduces between two peers, each (bytes, seconds).
+    """Fit a link to two measured all-reduces between two peers, each (bytes, seconds).
 
     Raises:
         ValueError: The larger all-reduce took no longer than the smaller.
@@ -131,7 +132,7 @@ def fit_link(small: tuple[float, float], large: tuple[float, float]) -> Link:
 def project(
     machine: Machine, num_gpus: int, *, num_bytes: float, compute: float, batch_per_gpu: int, overlap: float = 0
 ) -> Projection:
-    """Projects a step of `num_gpus`, each with its own batch.
+    """Project a step of `num_gpus`, each with its own batch.
 
     Args:
         num_bytes: Bytes averaged over the GPUs in a step.
@@ -151,7 +152,7 @@ def project(
 def project_schedule(
     machine: Machine, num_gpus: int, *, messages: Sequence[Message], compute: float, batch_per_gpu: int
 ) -> Projection:
-    """Projects a step whose all-reduces run beside its computing; see `project`."""
+    """Project a step whose all-reduces run beside its computing; see `project`."""
     needed = [machine.communication(message.num_bytes, num_gpus) for message in messages]
     hidden = [message.beside * compute for message in messages]
     exposed = sum(max(0.0, need - beside) for need, beside in zip(needed, hidden, strict=True))

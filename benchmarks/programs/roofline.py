@@ -1,12 +1,12 @@
 """Predicts the time of a scheduled GPU program at the limits of an H200. It is a model, not a measurement.
 
 A kernel takes the longer of its bytes at the memory's speed and its multiplications at the tensor cores' speed, plus
-the time of a launch. A collective runs beside the kernels between its start and the wait for it, and costs what
-remains. `projection.py` models its time as that of a ring.
+the time of a launch. A collective runs beside the kernels between its start and the wait for it, and costs
+its remaining time. `projection.py` models its time as that of a ring.
 
 The constants:
-- 4.8 TB/s and 989.5 TFLOP/s in bfloat16, from NVIDIA's data sheet of the H200. Of these, 90% and 60% are assumed to be
-  reached, until a GPU is measured.
+- 4.8 TB/s and 989.5 TFLOP/s in bfloat16, from NVIDIA's data sheet of the H200. An assumption until a
+  GPU is measured: 90% and 60% of these are reached.
 - 1.5 us for the launch of a kernel in a CUDA graph or behind a full queue: an assumption.
 - NVLink 4, 900 GB/s a GPU in both directions, and an adapter of 400 Gb/s for each GPU ("NVIDIA DGX H200" data sheet);
   80% of either and the latencies as in `projection.py`.
@@ -32,7 +32,7 @@ DGX_H200 = Machine(
 
 
 def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> Figures:
-    """Returns the seconds of a step, and the images per second of all GPUs.
+    """Return the seconds of a step, and the images per second of all GPUs.
 
     Args:
         images: Images on one GPU.
@@ -43,9 +43,9 @@ def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> F
     flops_a_second = SHARE_OF_PEAK * peak_flops
     kernels = schedule.kernels
 
-    def seconds(some: Sequence[Kernel]) -> float:
-        own = (kernel for kernel in some if kernel.kind != COLLECTIVE)
-        return sum(max(k.num_bytes / BYTES_A_SECOND, k.flops / flops_a_second) + LAUNCH_SECONDS for k in own)
+    def seconds(launched: Sequence[Kernel]) -> float:
+        computing = (kernel for kernel in launched if kernel.kind != COLLECTIVE)
+        return sum(max(k.num_bytes / BYTES_A_SECOND, k.flops / flops_a_second) + LAUNCH_SECONDS for k in computing)
 
     compute = seconds(kernels)
     collectives = [place for place, kernel in enumerate(kernels) if kernel.kind == COLLECTIVE]

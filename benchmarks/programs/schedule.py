@@ -2,7 +2,7 @@
 
 The program is XLA's `HloModuleProto`, which TensorFlow's package can parse. A kernel is what an instruction of the
 schedule launches: a fusion, a library call, a copy or a collective. Its bytes are those of its operands and its result,
-without any cache. An operand that a fusion only slices or gathers counts with the elements taken.
+without any cache. Of an operand that a fusion only slices or gathers, the elements taken count.
 """
 
 import importlib
@@ -27,7 +27,7 @@ COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "coll
 # Instructions that launch nothing: names for memory, and values that the host knows.
 _FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "opt-barrier"}
 _FREE |= {"after-all", "partition-id", "replica-id"}
-# Instructions that only move values within a fusion. The others tell what it computes.
+# Instructions that only move values within a fusion. The others determine the kind of its kernel.
 _PLAIN = _FREE | {"reshape", "broadcast", "iota"}
 _PARTIAL = {"slice", "dynamic-slice", "gather"}
 
@@ -70,7 +70,7 @@ class Schedule:
 
 
 def read_schedule(program: bytes, *, steps_in_a_loop: bool = False) -> Schedule:
-    """Reads the schedule of a serialized `HloModuleProto`. With steps in a loop, only the loop's body counts."""
+    """Read the schedule of a serialized `HloModuleProto`. With steps in a loop, only the loop's body counts."""
     return ProgramReader(parse_program(program)).schedule(steps_in_a_loop)
 
 
@@ -81,7 +81,7 @@ def parse_program(program: bytes) -> Any:
 
 
 class ProgramReader:
-    """Walks the scheduled computations of a module."""
+    """A reader of the scheduled computations of a module."""
 
     def __init__(self, module: Any):
         self._module = module
@@ -113,7 +113,7 @@ class ProgramReader:
         return kernels
 
     def _walk(self, computation: int) -> Iterator[Any]:
-        """Yields the instructions of a computation and its callees in order; for a loop, those of its body."""
+        """Yield the instructions of a computation and its callees in order; of a loop, only the body's."""
         for number in self._module.schedule.sequences[computation].instruction_ids:
             instruction = self._instructions[number]
             called = list(instruction.called_computation_ids)
@@ -139,7 +139,7 @@ class ProgramReader:
         )
 
     def _fused(self, instruction: Any) -> list[Any]:
-        """Returns the instructions inside a fusion, its root last; [] for other instructions."""
+        """Return the instructions inside a fusion, its root last; [] for other instructions."""
         if instruction.opcode != "fusion":
             return []
         return list(self._computations[instruction.called_computation_ids[0]].instructions)
@@ -154,7 +154,7 @@ class ProgramReader:
         return sum(num_bytes(shape) * count // max(1, size(shape)) for shape, count in sizes)
 
     def _elements_needed(self, fused: list[Any]) -> dict[int, int]:
-        """Returns how many elements of each value, by id, a fusion needs for its root."""
+        """Return by id the number of elements of each value that a fusion needs for its root."""
         needed = {each.id: 0 for each in fused} | {fused[-1].id: size(fused[-1].shape)}
         # Operands come before their users.
         for user in reversed(fused):
@@ -214,11 +214,11 @@ class _Sources:
 
     def line(self, frame: int) -> str:
         lines = list(self._lines(frame))
-        own = (line for line in lines if line.startswith(("jaxddp/", "configs/")))
-        return next(own, lines[0] if lines else "")
+        project_lines = (line for line in lines if line.startswith(("jaxddp/", "configs/")))
+        return next(project_lines, lines[0] if lines else "")
 
     def _lines(self, frame: int) -> Iterator[str]:
-        """Yields the lines from the innermost frame outwards. Frame numbers begin at 1."""
+        """Yield the lines from the innermost frame outwards. Frame numbers begin at 1."""
         while frame:
             found = self._index.stack_frames[frame - 1]
             location = self._index.file_locations[found.file_location_id - 1]
@@ -227,7 +227,7 @@ class _Sources:
 
 
 def _short(path: str) -> str:
-    """Returns a path relative to the parent of its package."""
+    """Return a path relative to the parent of its package."""
     for folder in ("/site-packages/", "/jaxddp/", "/configs/"):
         _, found, after = path.rpartition(folder)
         if found:
@@ -236,7 +236,7 @@ def _short(path: str) -> str:
 
 
 def _taken(user: Any, place: int, value: Any, needed: int) -> int:
-    """Returns how many elements of an operand an instruction needs for `needed` elements of its result."""
+    """Return the number of elements of an operand that an instruction needs for `needed` elements of its result."""
     if user.opcode == "dynamic-update-slice" and place == 0:
         return 0  # updated in place
     partial = user.opcode in _PARTIAL and place == 0
@@ -253,7 +253,7 @@ def _trip_count(instruction: Any) -> int | None:
 
 
 def _convolution_flops(instruction: Any, operands: list[Any]) -> int:
-    """Returns two FLOPs per multiplication, padding included; both gradients of a convolution have the same number."""
+    """Return two FLOPs per multiplication, padding included; both gradients of a convolution have the same number."""
     result, sides = leaves(instruction.shape)[0], [operand.shape for operand in operands[:2]]
     target = _CONVOLUTIONS[instruction.custom_call_target]
     output, kernel = {
@@ -270,5 +270,5 @@ def _multiplies(target: str) -> bool:
 
 
 def _product_flops(a: Any, b: Any, result: Any) -> int:
-    """Returns the FLOPs of [M, K] by [K, N], from the product of the three sizes, (M K N) squared."""
+    """Return the FLOPs of [M, K] by [K, N], from the product of the three sizes, (M K N) squared."""
     return 2 * math.isqrt(size(a.shape) * size(b.shape) * size(result))

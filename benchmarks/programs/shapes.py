@@ -7,22 +7,22 @@ from typing import Any
 
 
 def leaves(shape: Any) -> list[Any]:
-    """Returns the array shapes of a shape, which may be a nested tuple."""
+    """Return the array shapes of a shape, which may be a nested tuple."""
     return [leaf for each in shape.tuple_shapes for leaf in leaves(each)] if shape.tuple_shapes else [shape]
 
 
 def size(shape: Any) -> int:
-    """Returns the number of elements of an array."""
+    """Return the number of elements of an array."""
     return math.prod(shape.dimensions)
 
 
 def num_bytes(shape: Any) -> int:
-    """Returns the bytes of all arrays of a shape."""
+    """Return the bytes of all arrays of a shape."""
     return sum(size(leaf) * _bits(leaf) // 8 for leaf in leaves(shape))
 
 
 def dtype_of(instruction: Any) -> str:
-    """Returns the dtype of an instruction's first result, such as "bf16"."""
+    """Return the dtype of an instruction's first result, such as "bf16"."""
     return _name(leaves(instruction.shape)[0]).lower()
 
 
@@ -31,7 +31,7 @@ def _name(shape: Any) -> str:
 
 
 def _bits(shape: Any) -> int:
-    """Returns the bits of an element, 0 if it is not a number: "PRED" has 8, "BF16" 16, "F8E4M3FN" 8."""
+    """Return the bits of an element, 0 if it is not a number: "PRED" has 8, "BF16" 16, "F8E4M3FN" 8."""
     name = _name(shape)
     found = re.match(r"[A-Z]+?(\d+)", name)
     return 8 if name == "PRED" else int(found[1]) if found else 0

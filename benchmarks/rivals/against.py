@@ -28,7 +28,7 @@ LOSS_TOLERANCE = 2e-4
 
 
 def compare_rival(rival: str, names: list[str], rounds: int, steps: int, python: str) -> Iterator[tuple[str, Figures]]:
-    """Compares every case on two processes of a core each, and for Flax also in one process with two devices.
+    """Compare every case on two processes of a core each, and for Flax also in one process with two devices.
 
     Each result is yielded when it is measured, so that a failing case does not lose earlier results.
 
@@ -66,7 +66,7 @@ def compare_case(rival: str, case: Case, processes: int, rounds: int, steps: int
 
 
 def start(name: str, task: Task, processes: int, python: str) -> Figures:
-    """Starts a contender by the launcher, with huge pages and a share of the cores, and returns its results."""
+    """Start a contender by the launcher, with huge pages and a share of the cores, and return its results."""
     described = task.out.with_name(f"{name}.task.json")
     task.write(described)
     task.out.unlink(missing_ok=True)

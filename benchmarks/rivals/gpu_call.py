@@ -1,4 +1,4 @@
-"""Runs one call of `benchmarks/gpu.py`: measures what the table lacks until it is complete or time is up."""
+"""Runs one call of `benchmarks/gpu.py`: measures missing results until the table is complete or the time is up."""
 
 import sys
 import time
@@ -30,11 +30,11 @@ class Call:
     end: float
 
     def take(self, parts: Sequence[str]) -> bool:
-        """Measures the missing results of some parts, in order. Returns False if the gate failed."""
+        """Measure the missing results of some parts, in order. Returns False if the gate failed."""
         for part in parts:
             try:
-                while waiting := self.plan.waiting(part):
-                    self._measure(waiting[0])
+                while pending := self.plan.pending(part):
+                    self._measure(pending[0])
             except NotRun:
                 continue
             except CutOff:
@@ -44,21 +44,21 @@ class Call:
         return True
 
     def left(self, parts: Sequence[str]) -> list[str]:
-        """Returns the missing keys, and the parts whose keys depend on them."""
+        """Return the missing keys, and the parts whose keys depend on them."""
         keys: list[str] = []
         for part in parts:
             try:
-                keys += [key for measurement in self.plan.waiting(part) for key in measurement.missing(self.plan.table)]
+                keys += [key for measurement in self.plan.pending(part) for key in measurement.missing(self.plan.table)]
             except NotRun:
-                # It may become possible after other measurements.
+                # The part may become possible after other measurements.
                 keys += [part] if keys else []
         return keys
 
     def _measure(self, measurement: Measurement) -> None:
-        """Starts a child, and puts its results into the table. Raises CutOff if the call's time is up."""
+        """Start a child, and put its results into the table. Raises CutOff if the call's time is up."""
         table, begin = self.plan.table, time.monotonic()
-        if same := next((key for key in measurement.smaller if table.failures.get(key) == OUT_OF_MEMORY), None):
-            self._put(measurement.key, {"failed": f"not started: {same} ran out of memory"})
+        if smaller := next((key for key in measurement.smaller if table.failures.get(key) == OUT_OF_MEMORY), None):
+            self._put(measurement.key, {"failed": f"not started: {smaller} ran out of memory"})
             return
         left = self.end - begin
         if left < self._needed(measurement):
@@ -103,7 +103,7 @@ class Call:
         print(f"{key}{failure}", flush=True)
 
     def _needed(self, measurement: Measurement) -> float:
-        """Returns the seconds needed for a start: those of similar children, or a fraction of its limit."""
+        """Return the seconds that a start needs: the maximum of similar children, or a fraction of the limit."""
         alike = measurement.key.rpartition("/")[0]
         took = [results["took"] for results in self.plan.table.below(f"{alike}/").values()]
         return min(measurement.limit, max(took) if took and not measurement.keys else LEAST_SHARE * measurement.limit)

@@ -30,12 +30,12 @@ class CutOff(Exception):
 
 @dataclass(frozen=True)
 class Children:
-    """Starts child processes.
+    """A starter of child processes.
 
     Attributes:
         folder: Temporary folder for their tasks and results.
         cache: Folder for compiled and tuned programs, and for their output.
-        environment: Environment variables for all of them, beside those of this process.
+        environment: Environment variables for all of them, in addition to those of this process.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class Children:
         *,
         cut: bool = False,
     ) -> Figures | None:
-        """Runs a command, and calls `take` with every line of its results at once.
+        """Run a command, and call `take` with every line of its results at once.
 
         Args:
             cut: Whether `limit` is the remaining time of the call.
@@ -77,25 +77,25 @@ class Children:
             end = time.monotonic() + limit
             while (code := child.poll()) is None and time.monotonic() < end:
                 time.sleep(POLL_SECONDS)
-                self._hand_on(lines, results, take)
-            self._hand_on(lines, results, take)
+                self._pass_on(lines, results, take)
+            self._pass_on(lines, results, take)
         if code is None and cut:
             raise CutOff
         reason = next((figures["failed"] for figures in results if "failed" in figures), None)
         if code == 0 and reason is None:
             return None if results else {"failed": "it succeeded, but without a result"}
         text = log.read_text(errors="replace")
-        return {"failed": f"no result within {limit:.0f} s" if code is None else reason or _said(code, text)} | {
-            "output": text[-TAIL:]
-        }
+        return {
+            "failed": f"no result within {limit:.0f} s" if code is None else reason or _describe_end(code, text)
+        } | {"output": text[-TAIL:]}
 
     @contextlib.contextmanager
     def _started(
         self, command: Sequence[str], environment: Mapping[str, str], output: object
     ) -> Iterator[subprocess.Popen[Any]]:
-        """Yields a child in its own process group, which is killed when the block ends."""
+        """Yield a child in its own process group, which is killed when the block ends."""
         guarded = [sys.executable, "-S", str(GUARD), *command]
-        environ = {**os.environ, **self._kept(), **self.environment, **environment}
+        environ = {**os.environ, **self._library_environment(), **self.environment, **environment}
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": output, "stderr": subprocess.STDOUT}
         child = subprocess.Popen(guarded, env=environ, start_new_session=True, **pipes)
         try:
@@ -106,16 +106,16 @@ class Children:
             child.wait()
 
     @staticmethod
-    def _hand_on(lines: "_Lines", results: list[Figures], take: Callable[[Figures], None]) -> None:
+    def _pass_on(lines: "_Lines", results: list[Figures], take: Callable[[Figures], None]) -> None:
         for figures in lines.new():
             results.append(figures)
             if "failed" not in figures:
                 take(figures)
 
-    def _kept(self) -> dict[str, str]:
-        """Environment variables for a single GPU, and for folders in which libraries keep compiled and tuned programs.
+    def _library_environment(self) -> dict[str, str]:
+        """Return environment variables for a single GPU and for the folders of compiled and tuned programs.
 
-        JAX also keeps XLA's autotuning results there.
+        JAX also keeps XLA's autotuning results in its folder.
         """
         # Always one GPU: torch's contender uses only the first.
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
@@ -135,7 +135,7 @@ class Children:
 
 
 class _Lines:
-    """Reads the complete lines of a growing file, each once."""
+    """A reader of a growing file, which yields each complete line once."""
 
     def __init__(self, path: Path):
         self._path, self._read = path, 0
@@ -150,21 +150,21 @@ class _Lines:
         yield from (json.loads(line) for line in whole.splitlines())
 
 
-def _said(code: int, text: str) -> str:
-    """Describes the end of a process that reported no reason."""
+def _describe_end(code: int, text: str) -> str:
+    """Describe the end of a process that reported no reason."""
     if code > SIGNALLED:
         return f"killed by {signal.Signals(code - SIGNALLED).name}"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"exit code {code}: {lines[-1][:300] if lines else 'it printed nothing'}"
 
 
-def probed(environment: Mapping[str, str]) -> tuple[str, str]:
-    """Returns JAX's platform and device kind, from a child, because the process that asks keeps GPU memory."""
+def probe_device(environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return JAX's platform and device kind, from a child, because a process that starts JAX keeps GPU memory."""
     program = "import jax; print(jax.default_backend(), jax.devices()[0].device_kind, sep='\\n')"
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120)
     if done.returncode:
-        return "", _said(done.returncode, done.stderr)
+        return "", _describe_end(done.returncode, done.stderr)
     platform, device = done.stdout.strip().splitlines()[-2:]
     return platform, device
 

@@ -45,11 +45,13 @@ def main() -> None:
         with options.tell.open("a") as results:
             results.write(json.dumps({"bytes": size, "packed_bytes": options.source.stat().st_size}) + "\n")
     if options.command == "pack" and size > MOST_BYTES:
-        sys.exit(f"gpu_data.py: that is over {MOST_BYTES / 1e6:.0f} MB; give --jpeg 75, say, or a source of JPEG files")
+        sys.exit(
+            f"gpu_data.py: the file is larger than {MOST_BYTES / 1e6:.0f} MB; give --jpeg 75 or a source of JPEG files"
+        )
 
 
 def pack(source: Path, target: Path, quality: int | None) -> None:
-    """Packs both splits of a data set."""
+    """Pack both splits of a data set."""
     # Imported here, because unpacking must work without the libraries of every format.
     sys.path.insert(0, str(Path(__file__).parents[2]))
     from jaxddp.config import DataConfig
@@ -60,14 +62,14 @@ def pack(source: Path, target: Path, quality: int | None) -> None:
         files = [table.read(row) for row in range(len(table))]
         if table.pixel_shape is not None:
             pixels = (np.frombuffer(each, np.uint8).reshape(table.pixel_shape) for each in files)
-            files = [encoded(each, quality) for each in pixels]
-        arrays |= joined(split, files, table.labels)
+            files = [encode(each, quality) for each in pixels]
+        arrays |= join_files(split, files, table.labels)
         arrays["class_names"] = np.array(table.class_names)
     save(target, arrays)
 
 
-def joined(split: str, files: Sequence[bytes], labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns the arrays of a split: its files concatenated, the end of each, and its labels."""
+def join_files(split: str, files: Sequence[bytes], labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the arrays of a split: its files concatenated, the end of each, and its labels."""
     return {
         f"{split}_files": np.frombuffer(b"".join(files), np.uint8),
         f"{split}_ends": np.cumsum([len(file) for file in files]),
@@ -75,8 +77,8 @@ def joined(split: str, files: Sequence[bytes], labels: np.ndarray) -> dict[str, 
     }
 
 
-def encoded(pixels: np.ndarray, quality: int | None = None) -> bytes:
-    """Encodes uint8[H, W, 1 or 3] as PNG, or as JPEG with `quality`."""
+def encode(pixels: np.ndarray, quality: int | None = None) -> bytes:
+    """Encode uint8[H, W, 1 or 3] as PNG, or as JPEG with `quality`."""
     file = io.BytesIO()
     image = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     if quality is None:
@@ -87,24 +89,24 @@ def encoded(pixels: np.ndarray, quality: int | None = None) -> bytes:
 
 
 def unpack(source: Path, target: Path) -> None:
-    """Decodes a packed data set to arrays for `data.path`: uint8[N, H, W, 3], int32[N], and class names."""
+    """Decode a packed data set to arrays for `data.path`: uint8[N, H, W, 3], int32[N], and class names."""
     arrays: dict[str, np.ndarray] = {}
     with np.load(source) as packed:
         arrays["class_names"] = packed["class_names"]
         for split in SPLITS:
             arrays[f"{split}_labels"] = packed[f"{split}_labels"]
-            arrays[f"{split}_images"] = decoded(packed[f"{split}_files"], packed[f"{split}_ends"])
+            arrays[f"{split}_images"] = decode(packed[f"{split}_files"], packed[f"{split}_ends"])
     save(target, arrays, compressed=False)
 
 
-def decoded(files: np.ndarray, ends: np.ndarray) -> np.ndarray:
+def decode(files: np.ndarray, ends: np.ndarray) -> np.ndarray:
     data, starts = files.tobytes(), [0, *ends[:-1]]
     images = (Image.open(io.BytesIO(data[start:end])) for start, end in zip(starts, ends, strict=True))
     return np.stack([np.asarray(image.convert("RGB")) for image in images])
 
 
 def save(target: Path, arrays: dict[str, Any], *, compressed: bool = True) -> None:
-    """Writes an .npz file atomically."""
+    """Write an .npz file atomically."""
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f"{target.name}.part.npz")
     (np.savez_compressed if compressed else np.savez)(unfinished, **arrays)
@@ -112,7 +114,7 @@ def save(target: Path, arrays: dict[str, Any], *, compressed: bool = True) -> No
 
 
 def is_packed(path: Path) -> bool:
-    """Returns whether `pack` wrote a file."""
+    """Return whether `pack` wrote a file."""
     if not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""Checks that the contenders of `benchmarks/gpu.py` compute the same; otherwise their speeds are not comparable.
+"""Checks that the contenders of `benchmarks/gpu.py` compute the same losses; otherwise their speeds are not comparable.
 
 From equal weights and images, each takes a few steps in float32 without TF32, and as many in bfloat16. The losses must
 fall by several percent, so that they reflect gradients and updates as well as the forward pass. Measured on a CPU, for
@@ -16,31 +16,33 @@ from benchmarks.rivals.gpu_results import Table
 FLOAT32, BFLOAT16 = 2e-4, 5e-3
 """Largest relative differences: between contenders in float32, and between bfloat16 and float32 of each."""
 WORSE, LEAST = 3.0, 1e-3
-"""Our bfloat16 error may be this multiple of the rival's, or at least this large."""
+"""Our bfloat16 error may be up to this multiple of the rival's error, and in any case up to this value."""
 FALL = 4 * BFLOAT16
 """Fraction of the first loss by which losses must fall; otherwise wrong gradients would not be noticed."""
 
 
 def judge(table: Table) -> tuple[list[str], bool]:
-    """Returns lines with the results, and whether the gate passed."""
+    """Return lines with the results, and whether the gate passed."""
     losses = {
         kind: {n: f["losses"] for n, f in table.below(f"gate/{kind}/").items()} for kind in ("float32", "bfloat16")
     }
     lines: list[str] = []
     wrong: list[str] = []
 
-    def check(what: str, value: float, most: float) -> None:
-        lines.append(f"{what}: {value:.1e} of at most {most:.1e}")
-        if not value <= most:
-            wrong.append(what)
+    def check(name: str, value: float, limit: float) -> None:
+        lines.append(f"{name}: {value:.1e} of at most {limit:.1e}")
+        if not value <= limit:
+            wrong.append(name)
 
     exact = losses["float32"]
     if OURS in exact:
         first, last = exact[OURS][0], exact[OURS][-1]
         check("remaining fraction of the loss", 1 - (first - last) / first, 1 - FALL)
     if exact.keys() >= {OURS, RIVAL}:
-        check("float32, ours against torch", apart(exact[OURS], exact[RIVAL]), FLOAT32)
-    errors = {name: apart(results, exact[name]) for name, results in losses["bfloat16"].items() if name in exact}
+        check("float32, ours against torch", relative_difference(exact[OURS], exact[RIVAL]), FLOAT32)
+    errors = {
+        name: relative_difference(results, exact[name]) for name, results in losses["bfloat16"].items() if name in exact
+    }
     for name, error in errors.items():
         check(f"bfloat16 against float32, {name}", error, BFLOAT16)
     if errors.keys() >= {OURS, RIVAL}:
@@ -55,8 +57,8 @@ def judge(table: Table) -> tuple[list[str], bool]:
     return [*lines, f"the gate: {verdict}"], not wrong
 
 
-def apart(losses: list[float], expected: list[float]) -> float:
-    """Returns the largest relative difference, or infinity if a value is NaN."""
+def relative_difference(losses: list[float], expected: list[float]) -> float:
+    """Return the largest relative difference, or infinity if a value is NaN."""
     if len(losses) != len(expected):
         return float("inf")
     differences = [abs(a - b) / abs(b) for a, b in zip(losses, expected, strict=True)]
@@ -64,11 +66,15 @@ def apart(losses: list[float], expected: list[float]) -> float:
 
 
 def disagreement(table: Table, batch: int) -> Mapping[str, float]:
-    """Returns the difference of the first losses between ours and each mode of torch, at one batch size."""
+    """Return the difference of the first losses between ours and each mode of torch, at one batch size."""
     ours = table.figures(f"batches/{OURS}/{batch}")
     results = {
         key.split("/")[0]: figures
         for key, figures in table.below(f"batches/{RIVAL}/").items()
         if key.endswith(f"/{batch}")
     }
-    return {} if ours is None else {mode: apart(figures["losses"], ours["losses"]) for mode, figures in results.items()}
+    return (
+        {}
+        if ours is None
+        else {mode: relative_difference(figures["losses"], ours["losses"]) for mode, figures in results.items()}
+    )

@@ -15,7 +15,7 @@ GATE_LOSSES = 5
 
 
 class NotRun(Exception):
-    """A part cannot be measured; the text says why."""
+    """A part cannot be measured. The text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Measurement:
         limit: Time limit in seconds.
         task: The task of a contender of steps; other scripts get `words`.
         keys: Keys of several results, each below `key`; the script gets the missing ones.
-        product: A file that the script writes, which is needed beside its result.
+        product: A file that the script must write, too.
         smaller: Keys of the same measurement with fewer images. If one ran out of memory, this one is skipped.
     """
 
@@ -41,13 +41,13 @@ class Measurement:
     smaller: tuple[str, ...] = ()
 
     def missing(self, table: Table) -> list[str]:
-        """Returns the keys of missing results; none if the measurement failed."""
+        """Return the keys of missing results; none if the measurement failed."""
         if self.key in table.failures:
             return []
         if self.keys:
             return [f"{self.key}/{each}" for each in self.keys if f"{self.key}/{each}" not in table.measured]
-        lost = self.product is not None and not self.product.is_file()
-        return [self.key] if self.key not in table.measured or lost else []
+        is_product_missing = self.product is not None and not self.product.is_file()
+        return [self.key] if self.key not in table.measured or is_product_missing else []
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ class Plan:
     Attributes:
         out: File to which children write their results.
         cache: Folder for weights and pixels.
-        rival: Whether there is a torch to compare with.
-        limits: Time limits by prefix of keys, which replace those of the children.
+        has_rival: Whether an interpreter with torch exists.
+        limits: Time limits by prefix of keys. They replace the usual limits of the children.
     """
 
     scale: Scale
@@ -77,24 +77,24 @@ class Plan:
     table: Table
     out: Path
     cache: Path
-    rival: bool
+    has_rival: bool
     limits: tuple[tuple[str, float], ...] = ()
 
-    def waiting(self, part: str) -> list[Measurement]:
-        """Returns the missing measurements of a part, in order. Raises NotRun."""
+    def pending(self, part: str) -> list[Measurement]:
+        """Return the missing measurements of a part, in order. Raises NotRun."""
         makers = {"facts": self._facts, "gate": self._gate, "batches": self._batches, "rounds": self._rounds}
         makers |= {"levers": self._levers, "trace": self._trace, "cifar": self._cifar}
         return [self._limited(each) for each in makers[part]() if each.missing(self.table)]
 
     def best(self, name: str) -> tuple[int, str | None]:
-        """Returns the batch size and mode with the most images per second. Raises NotRun if none was measured."""
+        """Return the batch size and mode with the most images per second. Raises NotRun if none was measured."""
         speeds = self.speeds(name)
         if not speeds:
             raise NotRun(f"no batch of {name} was measured; see the part batches")
         return max(speeds, key=lambda choice: speeds[choice])
 
     def speeds(self, name: str) -> dict[tuple[int, str | None], float]:
-        """Returns the images per second of each (batch, mode)."""
+        """Return the images per second of each (batch, mode)."""
         results = self.table.below(f"batches/{name}/")
         chosen = {rest: (int(rest.split("/")[-1]), rest.split("/")[0] if "/" in rest else None) for rest in results}
         return {chosen[rest]: chosen[rest][0] / figures["step"] for rest, figures in results.items()}
@@ -110,7 +110,7 @@ class Plan:
         yield self._weights(self.scale.case)
         task = self._task(replace(self.scale.case, batch=self.scale.gate))
         yield Measurement(f"facts/{OURS}", "jax_facts", 240, task)
-        if self.rival:
+        if self.has_rival:
             yield Measurement(f"facts/{RIVAL}", "torch_facts", 180, task)
 
     def _gate(self) -> Iterator[Measurement]:
@@ -138,11 +138,11 @@ class Plan:
             for name in self._names()[:: 1 if number % 2 else -1]:
                 batch, mode = self.best(name)
                 task = replace(self._task(replace(self.scale.case, batch=batch)), variant=mode)
-                kind = self.kind_of_rounds(name)
+                kind = self.prefix_of_rounds(name)
                 yield self._step(f"{kind}/{number}", name, task)
 
-    def kind_of_rounds(self, name: str) -> str:
-        """Returns the prefix of the keys of a contender's rounds, which includes the batch size."""
+    def prefix_of_rounds(self, name: str) -> str:
+        """Return the prefix of the keys of a contender's rounds, which includes the batch size."""
         batch, mode = self.best(name)
         return f"rounds/{name}/{f'{mode} ' if mode else ''}{batch}"
 
@@ -160,7 +160,7 @@ class Plan:
             yield from self._pixels()
             words = (*self._recipe_words(), *self._trace_words("cifar"))
             yield Measurement(f"trace/{self.label}", "jax_cifar", 300, words=words)
-        # The trace of CIFAR-10 does not depend on a batch of the step.
+        # The trace of CIFAR-10 needs no measured batch of the step.
         if self.cifar.data is None or self.speeds(OURS):
             batch, _ = self.best(OURS)
             task = replace(self._task(replace(self.scale.case, batch=batch)), steps=GATE_LOSSES)
@@ -173,7 +173,7 @@ class Plan:
         seeds = tuple(map(str, range(self.scale.seeds)))
         key = f"cifar/{self.label}/seed"
         yield Measurement(key, "jax_cifar", 480, words=self._recipe_words(), keys=seeds)
-        if self.cifar.airbench is not None and self.rival:
+        if self.cifar.airbench is not None and self.has_rival:
             words = (str(self.cifar.airbench), "--data", str(self.pixels))
             words += ("--folder", str(self.cache / "airbench" / self.pixels.stem), "--out", str(self.out))
             key = f"cifar/{self.cifar.airbench.stem}/run"
@@ -194,7 +194,7 @@ class Plan:
             yield Measurement("cifar/pixels", "../gpu_data", 120, words=words, product=self.pixels)
 
     def _trace_words(self, name: str) -> tuple[str, ...]:
-        """Returns options that write traces beside the table."""
+        """Return options that write traces beside the table."""
         return "--trace", str(self.table.path.absolute().with_suffix(".traces") / name)
 
     def _recipe_words(self) -> tuple[str, ...]:
@@ -203,7 +203,7 @@ class Plan:
         return (*words, "--set", *self.scale.settings, *self.cifar.settings)
 
     def _names(self) -> tuple[str, ...]:
-        return (OURS, RIVAL) if self.rival else (OURS,)
+        return (OURS, RIVAL) if self.has_rival else (OURS,)
 
     def _task(self, case: Case) -> Task:
         name = f"{case.network}-{case.stem}-{case.width}-{case.classes}.npz"

@@ -11,7 +11,7 @@ from benchmarks.common.harness import Figures
 
 
 class Refused(Exception):
-    """The benchmark cannot do what was requested; the text is one line."""
+    """The benchmark rejects a request. The text is a reason of one line."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Table:
 
     @classmethod
     def open(cls, path: Path, about: Mapping[str, Any]) -> "Table":
-        """Opens a table, or a new one. Raises Refused if the file is no table or belongs to another device or case."""
+        """Open a table, or a new one. Raises Refused if the file is no table or belongs to another device or case."""
         if not path.exists():
             return cls(path, dict(about), {})
         try:
@@ -41,17 +41,17 @@ class Table:
         return table
 
     def put(self, key: str, figures: Figures) -> None:
-        """Adds a measurement, and writes the file."""
+        """Add a measurement, and write the file."""
         self.measured[key] = figures
         self.save()
 
     def forget(self, prefixes: Iterable[str]) -> None:
-        """Removes the measurements whose keys begin with a prefix, so that they are repeated."""
+        """Remove the measurements whose keys begin with a prefix, so that they are repeated."""
         chosen = tuple(prefixes)
         self.measured = {key: results for key, results in self.measured.items() if not key.startswith(chosen)}
 
     def save(self) -> None:
-        """Writes the file atomically."""
+        """Write the file atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self.path.with_name(f"{self.path.name}.part")
         with unfinished.open("w") as file:
@@ -61,12 +61,12 @@ class Table:
         os.replace(unfinished, self.path)
 
     def figures(self, key: str) -> Figures | None:
-        """Returns the figures of a key, or None if it is missing or failed."""
+        """Return the figures of a key, or None if it is missing or failed."""
         results = self.measured.get(key)
         return None if results is None or "failed" in results else results
 
     def below(self, prefix: str) -> dict[str, Figures]:
-        """Returns the figures of keys with a prefix, by the rest of the key, without failures."""
+        """Return the figures of keys with a prefix, by the rest of the key, without failures."""
         results = {key.removeprefix(prefix): self.figures(key) for key in self.measured if key.startswith(prefix)}
         return {key: figures for key, figures in results.items() if figures is not None}
 

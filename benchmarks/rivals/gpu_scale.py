@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.rivals.contenders.case import Case
-from benchmarks.rivals.gpu_data import encoded, joined, save
+from benchmarks.rivals.gpu_data import encode, join_files, save
 
 EAGER = "eager"
 MODES = (EAGER, "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
@@ -20,7 +20,7 @@ class Scale:
         other: The second network of the levers.
         gate: Images in the gate. They are few, because float32 without TF32 is slow.
         modes: Modes of torch.
-        settings: Settings of the CIFAR-10 recipe, beside those of the command line.
+        settings: Settings of the CIFAR-10 recipe, in addition to those of the command line.
     """
 
     case: Case
@@ -68,14 +68,14 @@ SMALL = Scale(
 )
 
 
-def made_cifar(path: Path) -> Path:
-    """Writes a packed file of a few images of CIFAR's size, whose color shows their class."""
+def write_small_cifar(path: Path) -> Path:
+    """Write a packed file of a few images of CIFAR's size, whose color shows their class."""
     rng = np.random.default_rng(0)
-    colours = rng.integers(0, 256, (10, 1, 1, 3))
+    colors = rng.integers(0, 256, (10, 1, 1, 3))
     arrays = {"class_names": np.array(list("abcdefghij"))}
     for split, count in (("train", 64), ("val", 32)):
         labels = np.arange(count) % 10
-        images = np.clip(colours[labels] + rng.integers(-20, 21, (count, 32, 32, 3)), 0, 255).astype(np.uint8)
-        arrays |= joined(split, [encoded(image) for image in images], labels)
+        images = np.clip(colors[labels] + rng.integers(-20, 21, (count, 32, 32, 3)), 0, 255).astype(np.uint8)
+        arrays |= join_files(split, [encode(image) for image in images], labels)
     save(path, arrays)
     return path

@@ -25,7 +25,7 @@ def render(plan: Plan) -> str:
 
 
 def _facts(plan: Plan) -> Iterator[str]:
-    if not plan.rival:
+    if not plan.has_rival:
         yield "torch: not run; the interpreter of --torch has no torch"
     facts = _known_facts(plan)
     if facts:
@@ -45,7 +45,7 @@ def _gate(plan: Plan) -> Iterator[str]:
 
 def _batches(plan: Plan) -> Iterator[str]:
     table, apart = plan.table, {batch: disagreement(plan.table, batch) for batch in plan.scale.batches}
-    for name, mode in ((OURS, None), *((RIVAL, mode) for mode in plan.scale.modes if plan.rival)):
+    for name, mode in ((OURS, None), *((RIVAL, mode) for mode in plan.scale.modes if plan.has_rival)):
         cells = []
         for batch in plan.scale.batches:
             results = table.measured.get(f"batches/{name}/{mode}/{batch}" if mode else f"batches/{name}/{batch}")
@@ -64,7 +64,7 @@ def _speed(results: Figures | None, batch: int, apart: float | None) -> str:
 
 def _rounds(plan: Plan) -> Iterator[str]:
     try:
-        kinds = {name: plan.kind_of_rounds(name) for name in ((OURS, RIVAL) if plan.rival else (OURS,))}
+        kinds = {name: plan.prefix_of_rounds(name) for name in ((OURS, RIVAL) if plan.has_rival else (OURS,))}
     except NotRun as why:
         yield f"rounds: not run; {why}"
         return
@@ -74,7 +74,7 @@ def _rounds(plan: Plan) -> Iterator[str]:
         if results:
             yield from _shares(plan, name, 1 / statistics.median(results.values()), kinds[name].removeprefix("rounds/"))
     both = sorted(set.intersection(*map(set, seconds.values())))
-    if plan.rival and both:
+    if plan.has_rival and both:
         results = compare({name: [each[number] for number in both] for name, each in seconds.items()}, 1, 1.0)
         each = results["ratio_of_each_round"]
         yield (
@@ -84,7 +84,7 @@ def _rounds(plan: Plan) -> Iterator[str]:
 
 
 def _shares(plan: Plan, name: str, speed: float, label: str) -> Iterator[str]:
-    """Formats a speed as a fraction of the device's limits, each the higher of the two libraries' measurements."""
+    """Format a speed as a fraction of the device's limits, each the higher of the two libraries' measurements."""
     facts = _known_facts(plan)
     if OURS not in facts:
         yield f"{label:<40}{speed:>12,.1f} images/s"
@@ -125,7 +125,7 @@ def _cifar(plan: Plan) -> Iterator[str]:
         yield "CIFAR-10: not run; --cifar PATH names the data"
         return
     labels = [f"{plan.label}/seed"]
-    if plan.cifar.airbench is None or not plan.rival:
+    if plan.cifar.airbench is None or not plan.has_rival:
         yield "airbench: not run; it takes --airbench FILE and a torch"
     else:
         labels.append(f"{plan.cifar.airbench.stem}/run")

@@ -89,14 +89,14 @@ def main() -> None:
 
 
 def setup_of(network: Any, size: int) -> RunSetup:
-    """Returns the setup of a network on random images, with momentum in its state."""
+    """Return the setup of a network on random images, with momentum in its state."""
     classes = 1000 if size == 64 else CLASSES
     table = ArrayTable(*random_images(4 * DEVICES * LOCAL_BATCH, size, classes), tuple(map(str, range(classes))))
     return prepare_training(network, table, DEVICES, optax.sgd(0.1, momentum=0.9), LOCAL_BATCH)
 
 
 def compare_replicas(setup: RunSetup, rounds: int) -> Figures:
-    """Returns the median times of a comparison of replicas and of a step, and their ratio."""
+    """Return the median times of a comparison of replicas and of a step, and their ratio."""
     replicas, step, (batch, *_) = Replicas(setup.topology), setup.step(), setup.batches(0, 1)
     begin = time.perf_counter()
     replicas.check(0, setup.state)
@@ -127,7 +127,7 @@ def compare_replicas(setup: RunSetup, rounds: int) -> Figures:
 
 
 def self_test(network: Any, size: int) -> Figures:
-    """Returns the time of the self-test before a run's first step, and the estimate that "auto" uses."""
+    """Return the time of the self-test before a run's first step, and the estimate that "auto" uses."""
     setup = setup_of(network, size)
     config = setup.recipe.config.replace(parallel={"self_test": "always"})
     run = make_run(setup.changed(config=config))

@@ -8,8 +8,8 @@ and reads the peak. `predicted` is the prediction of `jaxddp.measure` before the
 `peak` is the growth of the process plus the step's arguments. `first` is the same for the first step, which also
 allocates code and threads once.
 
-`advice` is the same for the batch size, and for the microbatches, that a run would suggest with half of the memory: the
-predictions by the first program and by a second one, and the peak of a process that trains with the suggestion.
+`advice` has the figures of the batch size and of the microbatches that a run would suggest with half of the memory: the
+prediction, from the first and a second program, and the peak of a process that trains with the suggestion.
 """
 
 import argparse
@@ -61,7 +61,7 @@ class Case:
     words: Sequence[str] = ()
     recipe: str = "cifar10"
     advice: bool = False
-    """Whether the suggestions are tried, too."""
+    """Whether to measure the suggestions, too."""
 
     def command(self) -> list[str]:
         size = str(self.image)
@@ -124,30 +124,30 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         task = Child(**json.loads(options.child))
-        print(json.dumps(measured(task)))
+        print(json.dumps(measure_step(task)))
         return
     report: Figures = {"command": " ".join(["python", *sys.argv]), "machine": machine(), "target": TARGET, "cases": {}}
     for name, case in CASES.items():
         if options.only and name not in options.only:
             continue
-        found = in_process(case.command(), advice=case.advice)
-        for suggested in found.get("advice", []):
-            suggested |= {"peak": in_process([*case.command(), *suggested["words"]])["peak"]}
-        report["cases"][name] = found | {"words": case.command()}
-        print(*rows_of(name, found), sep="\n", flush=True)
+        figures = measure_in_process(case.command(), advice=case.advice)
+        for suggested in figures.get("advice", []):
+            suggested |= {"peak": measure_in_process([*case.command(), *suggested["words"]])["peak"]}
+        report["cases"][name] = figures | {"words": case.command()}
+        print(*rows_of(name, figures), sep="\n", flush=True)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=2) + "\n")
     print(f"\n{summary(report)}\nresults: {options.out}")
 
 
-def in_process(words: Sequence[str], *, advice: bool = False) -> Figures:
+def measure_in_process(words: Sequence[str], *, advice: bool = False) -> Figures:
     task = json.dumps({"words": list(words), "advice": advice})
     command = [sys.executable, __file__, "--child", task]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=CHILD_SECONDS, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measured(task: Child) -> Figures:
+def measure_step(task: Child) -> Figures:
     setup = setup_of(task.words)
     program, chunks = setup.program()
     if setup.data.cache == "device":
@@ -158,22 +158,22 @@ def measured(task: Child) -> Figures:
     assert program.cost is not None
     needs = Needs.of(program.cost, state.params, setup.topology)
     assert needs is not None
-    found: Figures = {"predicted": devices * needs.total, "temporary": devices * needs.temporary}
+    figures: Figures = {"predicted": devices * needs.total, "temporary": devices * needs.temporary}
     if task.advice:
         fit = Fit(setup.division, needs, needs.total // 2, "there")
-        found["advice"] = suggestions(fit, program.function, setup, feed)
-    held = devices * bytes_on_a_device((state, feed))
+        figures["advice"] = suggestions(fit, program.function, setup, feed)
+    argument_bytes = devices * bytes_on_a_device((state, feed))
     for key, feeds in {"first": [feed], "peak": (chunk.feed for chunk in stream)}.items():
-        before = forget_peak()
+        before = reset_peak()
         for each in feeds:
             state, _ = program(state, *each)
         jax.block_until_ready(state)
-        found[key] = in_memory("VmHWM") - before + held
-    return found | {"held": held}
+        figures[key] = read_memory("VmHWM") - before + argument_bytes
+    return figures | {"held": argument_bytes}
 
 
 def setup_of(words: Sequence[str]) -> RunSetup:
-    """Returns the setup of a recipe on random images."""
+    """Return the setup of a recipe on random images."""
     _, file = parse_recipe(Overrides, "memory.py", list(words))
     config = file.config.replace(train={"duration": f"{STEPS} steps"}, parallel={"self_test": "never"})
     if config.train.precision is None:
@@ -189,14 +189,14 @@ def setup_of(words: Sequence[str]) -> RunSetup:
 
 
 def suggestions(fit: Fit, function: Any, setup: RunSetup, feed: tuple[Any, ...]) -> list[Figures]:
-    """Returns the suggestions for a step that does not fit, and their predicted memory for all devices."""
+    """Return the suggestions for a step that does not fit, and their predicted memory for all devices."""
     now = fit.division
     known = fit.with_estimated_scratch(
         lambda then: needs_of_batch(then, now, function, setup.state, feed, setup.topology)
     )
     choices = re.findall(r"--train\.(accumulate|batch-size) (\d+)", text_of(known.advice()))
     assert known.needs is not None
-    found = []
+    figures = []
     for key, value in choices:
         then = next(
             (each for each in now.finer_divisions() if key == "accumulate" and each.accumulate == int(value)),
@@ -204,28 +204,28 @@ def suggestions(fit: Fit, function: Any, setup: RunSetup, feed: tuple[Any, ...])
         ) or now.largest_that_fits(lambda each, most=int(value): each.batch_size <= most)
         assert then is not None
         predicted = setup.topology.num_devices * known.needs.estimate_bytes(now, then)
-        found.append({"words": [f"--train.{key}", value], "predicted": predicted})
-    return found
+        figures.append({"words": [f"--train.{key}", value], "predicted": predicted})
+    return figures
 
 
-def forget_peak() -> int:
-    """Resets the peak memory of this process, and returns its resident bytes."""
+def reset_peak() -> int:
+    """Reset the peak memory of this process, and return its resident bytes."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     # Linux, proc_pid_clear_refs(5): 5 resets the peak.
     Path("/proc/self/clear_refs").write_text("5")
-    return in_memory("VmRSS")
+    return read_memory("VmRSS")
 
 
-def in_memory(key: str) -> int:
-    """Reads VmRSS, the resident bytes, or VmHWM, their peak."""
-    found = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])
+def read_memory(key: str) -> int:
+    """Read VmRSS, the resident bytes, or VmHWM, their peak."""
+    figures = re.search(rf"{key}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert figures is not None
+    return 1024 * int(figures[1])
 
 
-def rows_of(name: str, found: Figures) -> list[str]:
-    rows = [(name, found), *((f"  {' '.join(each['words'])}", each) for each in found.get("advice", []))]
+def rows_of(name: str, figures: Figures) -> list[str]:
+    rows = [(name, figures), *((f"  {' '.join(each['words'])}", each) for each in figures.get("advice", []))]
     return [
         f"{name:<44}{row['predicted'] / 1e6:>9.0f} MB predicted{row['peak'] / 1e6:>9.0f} MB peak{ratio:>8.2f}"
         for name, row in rows
@@ -234,8 +234,10 @@ def rows_of(name: str, found: Figures) -> list[str]:
 
 
 def summary(report: Figures) -> str:
-    ratios = [found["predicted"] / found["peak"] for found in report["cases"].values()]
-    advised = [row["predicted"] / row["peak"] for found in report["cases"].values() for row in found.get("advice", [])]
+    ratios = [figures["predicted"] / figures["peak"] for figures in report["cases"].values()]
+    advised = [
+        row["predicted"] / row["peak"] for figures in report["cases"].values() for row in figures.get("advice", [])
+    ]
     lines = [f"predicted over peak, {len(ratios)} steps: {min(ratios):.2f} to {max(ratios):.2f}"]
     if advised:
         lines.append(f"{len(advised)} suggestions: {min(advised):.2f} to {max(advised):.2f}")

@@ -55,8 +55,10 @@ VARIANTS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(map(repr, VARIANTS))}; all if none")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"variants (default: all): {', '.join(map(repr, VARIANTS))}"
+    )
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=10, help="steps in a turn")
     parser.add_argument("--out", type=Path, default=Path("runs/benchmarks/variants.json"))
     options = parser.parse_args()
@@ -71,7 +73,7 @@ def main() -> None:
 
 
 def compare_variants(variants: Mapping[str, Variant], rounds: int, steps: int) -> dict[str, Figures]:
-    """Compares each variant with the plain step, in images per second."""
+    """Compare each variant with the plain step, in images per second."""
     everything = {PLAIN: Variant({}), **variants}
     with tempfile.TemporaryDirectory() as folder:
         setups = {name: make_setup(Path(folder), steps, each) for name, each in everything.items()}
@@ -88,7 +90,7 @@ def compare_variants(variants: Mapping[str, Variant], rounds: int, steps: int) -
 
 
 def make_setup(folder: Path, steps: int, variant: Variant) -> RunSetup:
-    """Returns the setup of the config with the variant's keys; the images are the same at each call."""
+    """Return the setup of the config with the variant's keys; the images are the same at each call."""
     experiment = make_experiment(folder, steps)
     assert experiment.file is not None
     config = experiment.config.replace(train={"batch_size": BATCH}).replace(**variant.changes)

@@ -1,4 +1,4 @@
-"""Compares the accuracy of two recipes over time. Both run at once, on one core each, swapped between seeds.
+"""Compares the accuracy of two recipes over time. Both run at once, on one core each. Seeds swap the cores.
 
     python benchmarks/whole_runs/recipes.py cifar10 cifar10_rich --data DIR --durations "3 epochs" "5 epochs" \
         --seeds 0 1 2 --out FILE.json -- --model.width 16
@@ -29,11 +29,11 @@ from jaxddp.training.listeners.metric_rows import parse, series
 def start(
     recipe: str, duration: str, seed: int, core: int, workdir: Path, options: argparse.Namespace
 ) -> subprocess.Popen:
-    """Starts a run, pinned to a core."""
+    """Start a run, pinned to a core."""
     words = ["train", recipe, "--data.path", options.data, "--seed", str(seed), "--train.duration", duration]
     words += ["--workdir", str(workdir), "--log.to", "jsonl", "--checkpoint.every", "100%", *options.overrides]
-    everything = os.sched_getaffinity(0)
-    # A child inherits the core. It must be set before the child imports JAX, which counts cores.
+    all_cores = os.sched_getaffinity(0)
+    # A child inherits the core. Set the core before the child imports JAX, which counts cores.
     os.sched_setaffinity(0, {core})
     try:
         return subprocess.Popen(
@@ -42,11 +42,11 @@ def start(
             env={**os.environ, "JAX_PLATFORMS": "cpu"},
         )
     finally:
-        os.sched_setaffinity(0, everything)
+        os.sched_setaffinity(0, all_cores)
 
 
-def measured(workdir: Path) -> list[Figures]:
-    """Reads the validations with the seconds until their end, those of averaged parameters if there are any."""
+def read_validations(workdir: Path) -> list[Figures]:
+    """Read the validations, of averaged parameters if there are any, with the seconds until their end."""
     rows = [row for _, row in parse(workdir / "metrics.jsonl")]
     results = series(rows)
     between = np.diff(results.train["step"], prepend=0)
@@ -62,8 +62,8 @@ def measured(workdir: Path) -> list[Figures]:
     return points
 
 
-def side_by_side(seed: int, swapped: bool, options: argparse.Namespace, folder: Path) -> dict[str, Figures]:
-    """Runs both recipes with one seed. Returns the validations of each, and its seconds from start to end."""
+def run_side_by_side(seed: int, swapped: bool, options: argparse.Namespace, folder: Path) -> dict[str, Figures]:
+    """Run both recipes with one seed. Returns the validations of each, and its seconds from start to end."""
     cores, runs = sorted(os.sched_getaffinity(0))[:2], {}
     begin = time.perf_counter()
     for place, (recipe, duration) in enumerate(zip(options.recipes, options.durations, strict=True)):
@@ -82,13 +82,13 @@ def side_by_side(seed: int, swapped: bool, options: argparse.Namespace, folder: 
                     sys.exit(f"{recipe}, seed {seed}: exit code {run.returncode}")
         time.sleep(0.2)
     return {
-        recipe: {"process_seconds": seconds[recipe], "validations": measured(folder / f"{recipe}-{seed}")}
+        recipe: {"process_seconds": seconds[recipe], "validations": read_validations(folder / f"{recipe}-{seed}")}
         for recipe in runs
     }
 
 
 def table(results: dict[int, dict[str, Figures]]) -> str:
-    """Formats the accuracy of each validation with its time, and the medians of the last ones."""
+    """Format the accuracy of each validation with its time, and the medians of the last ones."""
     lines = [f"{'seed':<6}{'recipe':<24}{'process':>9}   top-1 at seconds"]
     last: dict[str, list[float]] = {}
     for seed, of_seed in results.items():
@@ -114,7 +114,7 @@ def main() -> None:
     results: dict[int, dict[str, Figures]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for place, seed in enumerate(options.seeds):
-            results[seed] = side_by_side(seed, bool(place % 2), options, Path(folder))
+            results[seed] = run_side_by_side(seed, bool(place % 2), options, Path(folder))
             # Written after each seed, because a long benchmark may be cut off.
             report = {"recipes": options.recipes, "durations": options.durations, "options": options.overrides}
             options.out.write_text(json.dumps({**report, **machine(), "found": results}, indent=2) + "\n")

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def compare_saves(folder: Path, rounds: int) -> Figures:
-    """Returns the seconds of each save and verification, without a first warm-up save of each kind."""
+    """Return the seconds of each save and verification, without a first warm-up save of each kind."""
     state = state_to_save()
     places = {name: folder / name for name in ("hashed", "plain")}
     verified: list[float] = []
@@ -95,7 +95,7 @@ def compare_saves(folder: Path, rounds: int) -> Figures:
 
 
 def state_to_save() -> TrainState:
-    """Returns an initialized ResNet-50 with random momentum."""
+    """Return an initialized ResNet-50 with random momentum."""
     topology = Topology.create(1)
     model, optimizer = adapt(resnet("resnet50", 1000)), optax.sgd(0.1, momentum=0.9)
     state = create_state(model, optimizer, (32, 32, 3), seed=0, topology=topology)
@@ -118,7 +118,7 @@ def without_manifests(without: bool) -> Iterator[None]:
 
 
 def table(report: Figures) -> str:
-    """Formats the medians, and the ratio with its range over the rounds."""
+    """Format the medians, and the ratio with its range over the rounds."""
     medians = {name: statistics.median(turns) for name, turns in report["seconds"].items()}
     medians |= {f"{name}, CPU": statistics.median(turns) for name, turns in report["cpu_seconds"].items()}
     low, high = min(report["ratio_of_each_round"]), max(report["ratio_of_each_round"])

@@ -34,7 +34,7 @@ PYTHON_DOOR = Path(__file__).with_name("soak_python.py")
 FLAT = 0.02
 WARM_UP = 0.1
 SIDE, CLASSES, TRAIN, VAL = 16, 5, 512, 64
-GROWS = "by the step: "
+PER_STEP = "by the step: "
 CHECKPOINTS = "checkpoints: whole", "checkpoints: in the making"
 
 
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def soak(folder: Path, options: argparse.Namespace) -> list[Sample]:
-    """Trains, and samples the job until its end. Exits if it fails or takes too long."""
+    """Train, and sample the job until its end. Exits if the job fails or takes too long."""
     folder.mkdir(parents=True, exist_ok=True)
     data, workdir = write_data(folder / "images.npz"), folder / "run"
     output = (folder / "output").open("wb")
@@ -90,7 +90,7 @@ def soak(folder: Path, options: argparse.Namespace) -> list[Sample]:
 
 
 def program(data: Path, workdir: Path, options: argparse.Namespace) -> list[str]:
-    """Returns the command of each process."""
+    """Return the command of each process."""
     every = {name: f"{getattr(options, f'{name}_every')} steps" for name in ("log", "eval", "save")}
     if options.door == "python":
         return ["python", str(PYTHON_DOOR), str(data), str(workdir), str(options.steps), json.dumps(every)]
@@ -102,7 +102,7 @@ def program(data: Path, workdir: Path, options: argparse.Namespace) -> list[str]
 
 
 def write_data(file: Path) -> Path:
-    """Writes two splits of small images, the same at each call."""
+    """Write two splits of small images, the same at each call."""
     rng = np.random.default_rng(0)
     arrays = {}
     for split, count in (("train", TRAIN), ("val", VAL)):
@@ -129,7 +129,7 @@ def sample(launcher: subprocess.Popen[bytes], workdir: Path, options: argparse.N
 
 
 def compare_quarters(samples: Sequence[Sample], steps: int) -> dict[str, Figures]:
-    """Compares the first and the last quarter of a run.
+    """Compare the first and the last quarter of a run.
 
     Returns:
         By quantity, the statistics of both quarters, their ratio and a verdict. A quantity "by the step" is its growth
@@ -145,10 +145,10 @@ def compare_quarters(samples: Sequence[Sample], steps: int) -> dict[str, Figures
     rows = {}
     for name in first[0]:
         if name not in ("seconds", "step", "records: MB") and not name.endswith("CPU seconds"):
-            rows[name] = judged(name, row([each[name] for each in first], [each[name] for each in last]))
+            rows[name] = add_verdict(name, row([each[name] for each in first], [each[name] for each in last]))
     for name in ("seconds", *(name for name in first[0] if name.endswith("CPU seconds")), "records: MB"):
         rates = [rate(quarter, name) for quarter in (first, last)]
-        rows[GROWS + name] = row(rates[:1], rates[1:]) | {"verdict": ""}
+        rows[PER_STEP + name] = row(rates[:1], rates[1:]) | {"verdict": ""}
     return rows
 
 
@@ -160,19 +160,19 @@ def rate(quarter: Sequence[Sample], name: str) -> float:
 def row(first: Sequence[float], last: Sequence[float]) -> Figures:
     kinds = {"least": min, "median": statistics.median, "most": max}
     results: Figures = {kind: [of(first), of(last)] for kind, of in kinds.items()}
-    return results | {"ratio": over(*results["median"])}
+    return results | {"ratio": ratio(*results["median"])}
 
 
-def judged(name: str, results: Figures) -> Figures:
-    """Adds the verdict by the rules in the module's docstring."""
+def add_verdict(name: str, results: Figures) -> Figures:
+    """Add the verdict by the rules in the module's docstring."""
     comes_and_goes = name.endswith(("open files", "threads"))
     first, last = results["most" if name in CHECKPOINTS else "least" if comes_and_goes else "median"]
     allowed = max(FLAT * first, 1 if comes_and_goes else 0)
     verdict = "flat" if abs(last - first) <= allowed else "falls" if last < first else "grows"
-    return results | {"ratio": over(first, last), "verdict": verdict}
+    return results | {"ratio": ratio(first, last), "verdict": verdict}
 
 
-def over(base: float, value: float) -> float:
+def ratio(base: float, value: float) -> float:
     return value / base if base else 1.0 if value == 0 else float("inf")
 
 

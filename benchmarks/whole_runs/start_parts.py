@@ -36,7 +36,7 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     options = parse(Train, Train(file.config, Path(workdir)), "start", overrides)
     seconds["imports"] = time.monotonic() - since
     resources.open_tables = with_tensorflow(resources.open_tables)
-    Feed.batches = first_timed(Feed.batches)
+    Feed.batches = time_first(Feed.batches)
     jax.monitoring.register_event_duration_secs_listener(note_duration)
     jax.monitoring.register_event_listener(lambda event, **_: compiled.update([event.rpartition("/")[2]]))
     opened = open_experiment(dataclasses.replace(file, config=options.config))
@@ -55,7 +55,7 @@ def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_tensorflow(open_tables: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the opening of data, and imports TensorFlow if it decodes them.
+    """Wrap the opening of data, and import TensorFlow if it decodes them.
 
     A run would import it at the first batch, where its time is harder to separate.
     """
@@ -73,8 +73,8 @@ def import_tensorflow() -> None:
     import jaxddp.data.stream.pipeline  # noqa: F401
 
 
-def first_timed(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
-    """Wraps an iterator of placed batches, and times the first one."""
+def time_first(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Wrap an iterator of placed batches, and time the first one."""
 
     def timed_batches(*arguments: Any) -> Iterator[Any]:
         stream = batches(*arguments)
@@ -85,7 +85,7 @@ def first_timed(batches: Callable[..., Iterator[Any]]) -> Callable[..., Iterator
 
 
 def note_duration(event: str, duration_secs: float, **_: Any) -> None:
-    """Records JAX's durations of tracing, lowering, and compiling or loading programs."""
+    """Record JAX's durations of tracing, lowering, and compiling or loading programs."""
     if event in ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration"):
         seconds["trace"] += duration_secs
     elif event == "/jax/core/compile/backend_compile_duration":

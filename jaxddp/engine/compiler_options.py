@@ -33,8 +33,7 @@ def compiler_options(words: Sequence[str]) -> dict[str, str]:
 
     Raises:
         InputError: a word is not NAME=VALUE, XLA has no option of this name, the name appears twice, or the value has
-        the
-            wrong type.
+            the wrong type.
     """
     options: dict[str, str] = {}
     for word in words:

@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/chaos.py` without processes: random scenarios, promises, comparison of outcomes, table."""
+"""The functions of `benchmarks/chaos.py` that start no process: scenarios, promises, comparison of outcomes, table."""
 
 import re
 
@@ -10,14 +10,14 @@ from benchmarks.faults.promises import FAULTS, Promise
 from benchmarks.faults.scenario import draw
 
 
-def test_a_seed_repeats_its_faults() -> None:
+def test_equal_seeds_draw_equal_faults() -> None:
     drawn = draw(0, 50, FAULTS)
     assert drawn == draw(0, 50, FAULTS) != draw(1, 50, FAULTS)
     assert drawn[:20] == draw(0, 20, FAULTS)
-    assert [each.chance.random() for each in drawn] == [each.chance.random() for each in draw(0, 50, FAULTS)]
+    assert [each.rng.random() for each in drawn] == [each.rng.random() for each in draw(0, 50, FAULTS)]
 
 
-def test_every_fault_has_its_turn() -> None:
+def test_every_fault_is_drawn_equally_often() -> None:
     names = [scenario.fault for scenario in draw(3, 3 * len(FAULTS), FAULTS)]
     assert all(names.count(name) == 3 for name in FAULTS)
     for scenario in draw(3, 200, FAULTS):
@@ -35,23 +35,23 @@ def test_every_fault_has_its_turn() -> None:
         ([1, None], "process 1 was lost", r"exit codes \[1, None\]"),
     ],
 )
-def test_a_promise(codes: list[int | None], said: str, broken: str) -> None:
-    found = Promise(frozenset({0, 1}), "was lost").broken_by(codes, said)
-    assert bool(found) == bool(broken) and re.search(broken, found)
+def test_a_broken_promise_is_described(codes: list[int | None], said: str, broken: str) -> None:
+    results = Promise(frozenset({0, 1}), "was lost").broken_by(codes, said)
+    assert bool(results) == bool(broken) and re.search(broken, results)
 
 
-def test_outcomes_differ_in_anything_but_times() -> None:
+def test_outcomes_are_compared_without_times() -> None:
     row = {"step": 3, "loss": 1.5, "images_per_second": 10.0}
-    one = {"metrics.jsonl": [without_times(row)], "checkpoints": {"60": {"['params']": "abc"}}}
-    faster = {**one, "metrics.jsonl": [without_times({**row, "images_per_second": 20.0})]}
-    assert difference(one, faster) == ""
-    other = {**one, "checkpoints": {"60": {"['params']": "abd"}}}
-    assert difference(other, one) == "checkpoints: 60: ['params']: abd instead of abc"
-    assert difference({**one, "metrics.jsonl": []}, one).startswith("metrics.jsonl: [] instead of [{'step': 3")
+    outcome = {"metrics.jsonl": [without_times(row)], "checkpoints": {"60": {"['params']": "abc"}}}
+    faster = {**outcome, "metrics.jsonl": [without_times({**row, "images_per_second": 20.0})]}
+    assert difference(outcome, faster) == ""
+    other = {**outcome, "checkpoints": {"60": {"['params']": "abd"}}}
+    assert difference(other, outcome) == "checkpoints: 60: ['params']: abd instead of abc"
+    assert difference({**outcome, "metrics.jsonl": []}, outcome).startswith("metrics.jsonl: [] instead of [{'step': 3")
 
 
-def test_the_table_counts() -> None:
-    struck = {
+def test_the_table_counts_struck_kept_and_identical_runs() -> None:
+    result = {
         "fault": "process killed",
         "came": True,
         "step": 3,
@@ -60,8 +60,8 @@ def test_the_table_counts() -> None:
         "named": 1.5,
         "broken": "",
     }
-    found = [struck | {"differs": ""}, struck | {"seconds": 4.0, "named": None, "differs": "result.json: …"}]
-    found.append(struck | {"broken": "exit codes [3]", "codes": [3], "seconds": 9.0})
-    lines = chaos.table(found).splitlines()
+    results = [result | {"differs": ""}, result | {"seconds": 4.0, "named": None, "differs": "result.json: …"}]
+    results.append(result | {"broken": "exit codes [3]", "codes": [3], "seconds": 9.0})
+    lines = chaos.table(results).splitlines()
     assert lines[1].split() == ["process", "killed", "3", "3", "2", "1", "1.5,", "1.5", "4.0,", "9.0"]
-    assert [chaos.is_kept(each) for each in found] == [True, False, False]
+    assert [chaos.is_promise_kept(each) for each in results] == [True, False, False]

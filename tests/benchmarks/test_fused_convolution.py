@@ -30,11 +30,11 @@ ROOT = Path(__file__).parents[2]
 FORMS = [(False, False, True), (False, False, False), (True, True, True), (True, False, True)]
 # Smaller than a block, full and partial blocks, and several blocks along each axis.
 SIZES = [(1, 8, 16), (37, 24, 40), (128, 64, 128), (300, 136, 72), (600, 16, 136)]
-TELLING = [(SIZES[0], True, True), (SIZES[2], False, False), (SIZES[3], True, True), (SIZES[4], False, True)]
+ESSENTIAL = [(SIZES[0], True, True), (SIZES[2], False, False), (SIZES[3], True, True), (SIZES[4], False, True)]
 
 
 def normalize(x, pair, axis_name, residual=None, *, relu):
-    """Applies `BatchNorm` with given parameters. Returns its result and the batch's mean and variance."""
+    """Apply `BatchNorm` with given parameters. Returns its result and the batch's mean and variance."""
     module = BatchNorm(False, momentum=0.0, axis_name=axis_name, dtype=x.dtype, param_dtype=pair[0].dtype)
     zeros = jnp.zeros_like(pair[0])
     variables = {"params": {"scale": pair[0], "bias": pair[1]}, "batch_stats": {"mean": zeros, "var": zeros}}
@@ -43,14 +43,14 @@ def normalize(x, pair, axis_name, residual=None, *, relu):
 
 
 def composed(x, kernel, after, before=None, residual=None, *, relu, axis_name=None):
-    """Computes `convolve_between_norms` with the network's layers."""
+    """Compute `convolve_between_norms` with the network's layers."""
     others = None
     if before is not None:
         x, others = normalize(x, before, axis_name, relu=True)
     kernel = kernel.reshape(1, 1, *kernel.shape).astype(x.dtype)
     y = lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    result, own = normalize(y, after, axis_name, residual, relu=relu)
-    return result, own, others
+    result, y_moments = normalize(y, after, axis_name, residual, relu=relu)
+    return result, y_moments, others
 
 
 def fused(x, kernel, after, before=None, residual=None, *, relu, axis_name=None):
@@ -58,8 +58,8 @@ def fused(x, kernel, after, before=None, residual=None, *, relu, axis_name=None)
     return convolve_between_norms(x, kernel, after, before, residual, form=form)
 
 
-def drawn(seed, sizes, form, dtype, param_dtype):
-    """Draws the inputs, with images [3, M / 3, 1, K], and weights of the result."""
+def draw_inputs(seed, sizes, form, dtype, param_dtype):
+    """Draw the inputs, with images [3, M / 3, 1, K], and weights of the result."""
     rng = np.random.default_rng(seed)
     pixels, depth, features = sizes
     has_before, has_residual, _ = form
@@ -73,7 +73,7 @@ def drawn(seed, sizes, form, dtype, param_dtype):
 
 
 def results(operation, inputs, weights):
-    """Returns result, statistics, and all gradients of sum(result * weights)."""
+    """Return result, statistics, and all gradients of sum(result * weights)."""
 
     def loss(inputs):
         result, *statistics = operation(*inputs)
@@ -98,13 +98,13 @@ def assert_close(actual, expected, tolerance):
 
 def assert_same_layers(sizes, form, seed):
     with jax.enable_x64(True):
-        inputs, weights = drawn(seed, sizes, form, jnp.float64, jnp.float64)
+        inputs, weights = draw_inputs(seed, sizes, form, jnp.float64, jnp.float64)
         ours, plain = (functools.partial(operation, relu=form[2]) for operation in (fused, composed))
         assert_close(compiled(ours, inputs, weights), compiled(plain, inputs, weights), 1e-9)
 
 
 @pytest.mark.parametrize("form", [FORMS[0], FORMS[2]])
-def test_it_is_the_network_s_layers_in_float64(form):
+def test_the_fused_operation_equals_the_networks_layers_in_float64(form):
     assert_same_layers((150, 24, 40), form, 0)
 
 
@@ -113,30 +113,30 @@ def test_it_is_the_network_s_layers_in_float64(form):
 @given(
     st.tuples(st.integers(1, 300), st.integers(1, 140), st.integers(1, 140)), st.sampled_from(FORMS), st.integers(0, 9)
 )
-def test_it_is_the_network_s_layers_of_any_size(sizes, form, seed):
+def test_the_fused_operation_equals_the_networks_layers_for_any_size(sizes, form, seed):
     assert_same_layers(sizes, form, seed)
 
 
 @pytest.mark.exhaustive
-def test_in_bfloat16_it_is_the_network_s_layers_up_to_rounding():
+def test_the_fused_operation_in_bfloat16_equals_the_networks_layers_up_to_rounding():
     """Parameters, statistics and all their gradients stay float32."""
-    inputs, weights = drawn(0, (600, 64, 40), FORMS[2], jnp.bfloat16, jnp.float32)
+    inputs, weights = draw_inputs(0, (600, 64, 40), FORMS[2], jnp.bfloat16, jnp.float32)
     ours, plain = (functools.partial(operation, relu=True) for operation in (fused, composed))
-    # Not in one program, in which XLA would round the layers elsewhere.
+    # The results are not computed in one program, in which XLA would round the layers elsewhere.
     assert_close(results(ours, inputs, weights), results(plain, inputs, weights), 0.02)
 
 
 @pytest.mark.parametrize("form", [pytest.param(FORMS[0], marks=pytest.mark.exhaustive), FORMS[2]])
 def test_with_an_axis_name_the_shards_are_normalized_as_one_batch(form):
     with jax.enable_x64(True):
-        inputs, weights = drawn(1, (96, 24, 40), form, jnp.float64, jnp.float64)
+        inputs, weights = draw_inputs(1, (96, 24, 40), form, jnp.float64, jnp.float64)
         # The axis of size 32 is sharded.
         is_split = [each is not None and each.ndim == 4 if not isinstance(each, tuple) else False for each in inputs]
         expected = compiled(functools.partial(composed, relu=True), inputs, weights)
 
         def shard(inputs, weights):
-            own = results(functools.partial(fused, relu=True, axis_name=AXIS), inputs, weights)
-            result, statistics, gradients = own
+            y_moments = results(functools.partial(fused, relu=True, axis_name=AXIS), inputs, weights)
+            result, statistics, gradients = y_moments
             shared = [g if split else lax.psum(g, AXIS) for g, split in zip(gradients, is_split, strict=True)]
             return result, statistics, shared
 
@@ -153,12 +153,12 @@ def test_with_an_axis_name_the_shards_are_normalized_as_one_batch(form):
 
 
 @pytest.mark.parametrize("form", [pytest.param(FORMS[0], marks=pytest.mark.exhaustive), FORMS[2]])
-def test_batch_norm_does_not_hide_a_nan(form):
+def test_a_nan_in_one_channel_reaches_all_results(form):
     """A NaN in one channel of the input reaches all results and statistics."""
-    inputs, weights = drawn(0, (37, 8, 16), form, jnp.float32, jnp.float32)
+    inputs, weights = draw_inputs(0, (37, 8, 16), form, jnp.float32, jnp.float32)
     inputs[0] = inputs[0].at[2, 0, 0, 3].set(jnp.nan)
-    result, (own, _), gradients = compiled(functools.partial(fused, relu=form[2]), inputs, weights)
-    assert np.isnan(result).all() and np.isnan(own[0]).all() and np.isnan(own[1]).all()
+    result, (y_moments, _), gradients = compiled(functools.partial(fused, relu=form[2]), inputs, weights)
+    assert np.isnan(result).all() and np.isnan(y_moments[0]).all() and np.isnan(y_moments[1]).all()
     assert np.isnan(gradients[0]).all() and np.isnan(gradients[1]).all()
 
 
@@ -168,8 +168,8 @@ EPSILON = 2.0**-24
 """Half the distance from 1 to the next float32, the largest relative error of one operation."""
 
 
-def within(actual, terms, magnitude, additions):
-    """Returns whether sums have at most the error of their additions, each EPSILON of the sum of absolute terms."""
+def assert_within(actual, terms, magnitude, additions):
+    """Check that sums have at most the error of their additions, each EPSILON of the sum of absolute terms."""
     assert actual.dtype == np.float32 and np.isfinite(actual).all()
     assert (np.abs(actual - terms) <= 2 * additions * EPSILON * magnitude).all()
 
@@ -179,12 +179,12 @@ def wide(tree):
 
 
 def affine(x, norm):
-    """Returns the normalized values, and the sum of the absolute terms."""
+    """Return the normalized values, and the sum of the absolute terms."""
     mean, multiplier, bias = norm
     return (x - mean) * multiplier + bias, (np.abs(x) + np.abs(mean)) * np.abs(multiplier) + np.abs(bias)
 
 
-def norm_s_gradient(gradient, y, after, relu):
+def norm_gradient(gradient, y, after, relu):
     norm, shift, slope = after
     passed = np.where(affine(y, norm)[0] > 0, gradient, 0) if relu else gradient
     value = norm.multiplier * (passed - shift - (y - norm.mean) * slope)
@@ -195,11 +195,11 @@ def norm_s_gradient(gradient, y, after, relu):
 @pytest.mark.parametrize(
     ("sizes", "has_before", "relu"),
     [
-        pytest.param(*case, marks=() if case in TELLING else pytest.mark.exhaustive)
+        pytest.param(*case, marks=() if case in ESSENTIAL else pytest.mark.exhaustive)
         for case in itertools.product(SIZES, (False, True), (False, True))
     ],
 )
-def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu):
+def test_the_error_of_each_product_is_bounded_by_its_additions(sizes, has_before, relu):
     pixels, depth, features = sizes
     rng = np.random.default_rng(sum(sizes))
     x, gradient, kernel = (
@@ -213,44 +213,44 @@ def test_each_product_is_as_near_as_its_additions_allow(sizes, has_before, relu)
     assert y.dtype == np.float32
     x64, kernel64, gradient64, y64 = wide((x, kernel, gradient, y))
     z, large = (np.maximum(a, 0) for a in affine(x64, wide(norm))) if has_before else (x64, np.abs(x64))
-    within(y, z @ kernel64, large @ np.abs(kernel64), depth + 4)
-    # Statistics are those of the rounded result.
-    within(total, y64.sum(0), np.abs(y64).sum(0), pixels + 1)
-    within(squares, np.square(y64).sum(0), np.square(y64).sum(0), pixels + 2)
+    assert_within(y, z @ kernel64, large @ np.abs(kernel64), depth + 4)
+    # The statistics are of the rounded result.
+    assert_within(total, y64.sum(0), np.abs(y64).sum(0), pixels + 1)
+    assert_within(squares, np.square(y64).sum(0), np.square(y64).sum(0), pixels + 2)
 
     inputs, incoming = (x, norm) if has_before else None, Incoming(gradient, y, after)
     image, sums = image_gradient(incoming, kernel, inputs, relu=relu, interpret=True)
-    own, large_own = norm_s_gradient(gradient64, y64, wide(after), relu)
+    y_moments, large_own = norm_gradient(gradient64, y64, wide(after), relu)
     passed = affine(x64, wide(norm))[0] > 0 if has_before else True
-    within(image, np.where(passed, own @ kernel64.T, 0), large_own @ np.abs(kernel64).T, features + 7)
+    assert_within(image, np.where(passed, y_moments @ kernel64.T, 0), large_own @ np.abs(kernel64).T, features + 7)
     assert len(sums) == 2 * has_before
     if has_before:
         image64, centered = wide(image), x64 - wide(norm).mean
-        within(sums[0], image64.sum(0), np.abs(image64).sum(0), pixels + 1)
+        assert_within(sums[0], image64.sum(0), np.abs(image64).sum(0), pixels + 1)
         bound = np.abs(image64 * centered) + np.abs(image64) * (np.abs(x64) + np.abs(wide(norm).mean))
-        within(sums[1], (image64 * centered).sum(0), bound.sum(0), pixels + 3)
+        assert_within(sums[1], (image64 * centered).sum(0), bound.sum(0), pixels + 3)
 
-    found = kernel_gradient(x, before, incoming, relu=relu, interpret=True)
-    within(found, z.T @ own, large.T @ large_own, pixels + 11)
+    actual = kernel_gradient(x, before, incoming, relu=relu, interpret=True)
+    assert_within(actual, z.T @ y_moments, large.T @ large_own, pixels + 11)
 
 
 @pytest.mark.parametrize(("sizes", "is_exact"), [((37, 24, 40), False), ((256, 64, 128), True)])
-def test_what_lies_past_the_end_is_neither_read_nor_written(sizes, is_exact, monkeypatch):
-    """On a GPU this matters; an interpreted kernel tolerates an unmasked block past the end of an array."""
+def test_blocks_past_the_end_of_an_array_are_masked(sizes, is_exact, monkeypatch):
+    """Only a GPU needs the masks; an interpreted kernel tolerates an unmasked block past the end of an array."""
     masks = []
 
-    def watched(operation):
-        def watch(*arguments, mask=None, **named):
+    def record_masks(operation):
+        def recorder(*arguments, mask=None, **named):
             masks.append(mask)
             return operation(*arguments, mask=mask, **named)
 
-        return watch
+        return recorder
 
     for name in ("load", "store"):
-        monkeypatch.setattr(triton, name, watched(getattr(triton, name)))
-    inputs, weights = drawn(0, sizes, FORMS[2], jnp.float32, jnp.float32)
+        monkeypatch.setattr(triton, name, record_masks(getattr(triton, name)))
+    inputs, weights = draw_inputs(0, sizes, FORMS[2], jnp.float32, jnp.float32)
     jax.eval_shape(functools.partial(results, functools.partial(fused, relu=True)), inputs, weights)
-    # 8 by the convolution, 15 by the image gradient, 12 by the kernel gradient.
+    # The convolution has 8 loads and stores, the image gradient 15, the kernel gradient 12.
     assert len(masks) == 35 and all((mask is None) is is_exact for mask in masks)
 
 
@@ -278,8 +278,8 @@ uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilati
         ),
     ],
 )
-def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype):
-    """Compiles both passes within a `shard_map` with replication checking."""
+def test_both_passes_compile_for_an_h200_within_a_shard_map(sizes, has_before, dtype):
+    """Compile both passes within a `shard_map` with replication checking."""
     pixels, depth, features = sizes
     topology = Topology.create(gpu_plugin.described_devices("1x1x1"))
     has_residual = has_before
@@ -291,13 +291,13 @@ def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype)
         def loss(x, kernel, pairs, residual):
             before = pairs[0] if has_before else None
             form = Form(relu=True, axis_name=AXIS)
-            result, own, _ = convolve_between_norms(x, kernel, pairs[1], before, residual, form=form)
-            return jnp.sum(result.astype(jnp.float32) * weights), own
+            result, y_moments, _ = convolve_between_norms(x, kernel, pairs[1], before, residual, form=form)
+            return jnp.sum(result.astype(jnp.float32) * weights), y_moments
 
-        gradients, own = jax.grad(loss, (0, 1, 2, 3) if has_residual else (0, 1, 2), has_aux=True)(
+        gradients, y_moments = jax.grad(loss, (0, 1, 2, 3) if has_residual else (0, 1, 2), has_aux=True)(
             x, kernel, pairs, residual
         )
-        return gradients[0], lax.pmean((gradients[1:3], own), AXIS)
+        return gradients[0], lax.pmean((gradients[1:3], y_moments), AXIS)
 
     split, whole = topology.sharded, topology.replicated
     pairs = [(jax.ShapeDtypeStruct((c,), jnp.float32, sharding=whole),) * 2 for c in (depth, features)]
@@ -321,19 +321,19 @@ def test_it_compiles_for_an_h200_in_the_step_of_a_mesh(sizes, has_before, dtype)
 
 @needs_plugin
 @uncached
-def test_a_block_s_last_convolution_moves_fewer_bytes():
+def test_the_fused_last_convolution_of_a_block_moves_fewer_bytes():
     """The expected bytes count the necessary reads and writes; [M, F] is four times as large as [M, K]."""
     batch, side, depth, features = 8, 14, 256, 1024
     convolution = pointwise.Pointwise("last", side, depth, features)
-    ahead, back = pointwise.moved(pointwise.fused, convolution, batch)
-    plain_ahead, plain_back = pointwise.moved(pointwise.plain, convolution, batch)
-    assert ahead < plain_ahead and back < plain_back
+    forward_bytes, backward_bytes = pointwise.count_moved_bytes(pointwise.fused, convolution, batch)
+    plain_forward_bytes, plain_backward_bytes = pointwise.count_moved_bytes(pointwise.plain, convolution, batch)
+    assert forward_bytes < plain_forward_bytes and backward_bytes < plain_backward_bytes
     unit = 2 * side**2 * depth
     # Statistics, convolution, and normalization with the residual: (1) + (1 + 4) + (4 + 4 + 4).
-    assert ahead >= 18 * unit
+    assert forward_bytes >= 18 * unit
 
 
-def test_the_convolutions_that_are_counted_are_the_network_s():
+def test_the_counted_convolutions_are_those_of_the_network():
     shapes = jax.eval_shape(resnet("resnet50", 10).init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))["params"]
     sizes = {
         (block, name): layer["kernel"].shape[2:]
@@ -347,13 +347,13 @@ def test_the_convolutions_that_are_counted_are_the_network_s():
     assert len(sizes) == 36 and Counter(tuple(each)[2:] for each in pointwise.convolutions()) == expected
 
 
-def test_without_a_gpu_it_is_an_error_of_jax():
-    inputs, _ = drawn(0, (16, 16, 16), FORMS[2], jnp.float32, jnp.float32)
+def test_without_a_gpu_jax_raises_an_error():
+    inputs, _ = draw_inputs(0, (16, 16, 16), FORMS[2], jnp.float32, jnp.float32)
     with pytest.raises(ValueError, match="interpret"):
         convolve_between_norms(*inputs, form=Form())
 
 
-def test_no_network_uses_it():
+def test_no_network_uses_the_fused_operation():
     """It stays outside the package until a GPU has timed it."""
     imported = re.compile(r"^ *(from|import) benchmarks\b", re.MULTILINE)
     files = [file for folder in ("jaxddp", "configs") for file in (ROOT / folder).rglob("*.py")]

@@ -1,4 +1,4 @@
-"""The parts of `benchmarks/gpu.py` that need neither a GPU nor torch."""
+"""The functions of `benchmarks/gpu.py` that need neither a GPU nor torch."""
 
 import json
 import os
@@ -32,7 +32,7 @@ ABOUT = {"case": "a network", "device": "a device"}
 NOISE = "RESOURCE_EXHAUSTED: Out of memory; torch.OutOfMemoryError: CUDA out of memory: candidate left out"
 
 
-def test_without_a_gpu_it_is_one_line_and_code_2(tmp_path):
+def test_without_a_gpu_the_benchmark_prints_one_line_and_exits_with_code_2(tmp_path):
     command = [sys.executable, str(gpu.__file__), "--out", str(tmp_path / "gpu.json")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and done.stdout == ""
@@ -43,22 +43,22 @@ def test_without_a_gpu_it_is_one_line_and_code_2(tmp_path):
 
 
 def run(tmp_path, program, limit=60.0, cut=False):
-    """Runs a child. Returns its results and its failure."""
-    children, told = Children(tmp_path, tmp_path / "cache", {}), []
+    """Run a child. Returns its results and its failure."""
+    children, results = Children(tmp_path, tmp_path / "cache", {}), []
     command = [sys.executable, "-c", program, str(children.out)]
-    return told, children.run("a/key", command, limit, {}, told.append, cut=cut)
+    return results, children.run("a/key", command, limit, {}, results.append, cut=cut)
 
 
-def test_results_of_a_child_are_taken_whatever_it_prints(tmp_path):
+def test_results_of_a_child_do_not_depend_on_its_output(tmp_path):
     (tmp_path / "out.jsonl").write_text('{"of": "the one before"}\n')
     program = f"import sys; print({NOISE!r}, file=sys.stderr); open(sys.argv[1], 'a').write('{{\"step\": 2}}\\n')"
     assert run(tmp_path, program) == ([{"step": 2}], None)
 
 
-def test_results_are_taken_as_they_come(tmp_path):
+def test_results_of_a_child_are_read_before_it_ends(tmp_path):
     program = "import sys, time; open(sys.argv[1], 'a').write('{\"step\": 2}\\n{\"torn'); time.sleep(60)"
-    told, failed = run(tmp_path, program, limit=2)
-    assert told == [{"step": 2}] and failed is not None and failed["failed"] == "no result within 2 s"
+    results, failed = run(tmp_path, program, limit=2)
+    assert results == [{"step": 2}] and failed is not None and failed["failed"] == "no result within 2 s"
 
 
 @pytest.mark.parametrize(
@@ -70,18 +70,18 @@ def test_results_are_taken_as_they_come(tmp_path):
         ("", "it succeeded, but without a result"),
     ],
 )
-def test_how_a_child_failed(tmp_path, program, why):
-    told, failed = run(tmp_path, program)
-    assert told == [] and failed is not None and failed["failed"] == why
+def test_the_reason_of_a_childs_failure_is_reported(tmp_path, program, why):
+    results, failed = run(tmp_path, program)
+    assert results == [] and failed is not None and failed["failed"] == why
 
 
-def test_a_child_that_the_end_of_the_call_cuts_off_has_not_failed(tmp_path):
+def test_a_child_cut_off_by_the_end_of_the_call_is_no_failure(tmp_path):
     with pytest.raises(CutOff):
         run(tmp_path, "import time; time.sleep(60)", limit=0.5, cut=True)
 
 
 class OutOfMemoryError(RuntimeError):
-    """Has the name of torch's exception."""
+    """An exception with the name of torch's."""
 
 
 def wrapped(cause):
@@ -101,7 +101,7 @@ def wrapped(cause):
         (AssertionError("first\nsecond"), "AssertionError: first"),
     ],
 )
-def test_a_contender_tells_why_it_ended(tmp_path, error, why):
+def test_a_contender_writes_the_reason_of_its_failure(tmp_path, error, why):
     def main(_):
         raise error
 
@@ -113,7 +113,7 @@ def test_a_contender_tells_why_it_ended(tmp_path, error, why):
 # --- The table ---
 
 
-def test_a_table_is_whole_at_every_moment_and_goes_on(tmp_path, monkeypatch):
+def test_a_kill_during_a_write_leaves_the_previous_table(tmp_path, monkeypatch):
     path = tmp_path / "gpu.json"
     Table.open(path, ABOUT).put("gate/jaxddp", {"losses": [1.0]})
     before = path.read_bytes()
@@ -125,7 +125,7 @@ def test_a_table_is_whole_at_every_moment_and_goes_on(tmp_path, monkeypatch):
     assert path.read_bytes() == before and Table.open(path, ABOUT).measured == {"gate/jaxddp": {"losses": [1.0]}}
 
 
-def test_a_table_of_something_else_is_refused_in_one_line(tmp_path):
+def test_a_table_of_another_device_or_format_is_rejected_in_one_line(tmp_path):
     path = tmp_path / "gpu.json"
     Table.open(path, ABOUT).save()
     with pytest.raises(Refused, match=r"gpu\.json: its device is a device, not another; give another --out$"):
@@ -135,7 +135,7 @@ def test_a_table_of_something_else_is_refused_in_one_line(tmp_path):
         Table.open(path, ABOUT)
 
 
-def test_what_is_measured_again_is_forgotten(tmp_path):
+def test_measurements_to_repeat_are_removed_from_the_table(tmp_path):
     table = Table(tmp_path / "gpu.json", {}, {"batches/a/1": {}, "batches/b/1": {}, "gate/a": {}})
     table.forget(["batches/b", "gate"])
     assert list(table.measured) == ["batches/a/1"]
@@ -157,25 +157,25 @@ SPEEDS = {
 }
 
 
-def test_rounds_are_at_each_contender_s_best_batch_and_torch_s_best_mode(tmp_path):
+def test_rounds_use_each_contenders_best_batch_and_torchs_best_mode(tmp_path):
     plan = plan_of(tmp_path, SPEEDS, rounds=2)
     assert plan.best("jaxddp") == (256, None) and plan.best("torch") == (128, "max-autotune")
-    keys = [each.key for each in plan.waiting("rounds")]
+    keys = [each.key for each in plan.pending("rounds")]
     assert keys == ["rounds/torch/max-autotune 128/0", "rounds/jaxddp/256/0", *keys[2:]]
     assert [key[-1] for key in keys] == ["0", "0", "1", "1"] and keys[2].startswith("rounds/jaxddp")
 
 
-def test_the_trace_of_cifar_10_needs_no_batch_of_the_step(tmp_path):
+def test_the_trace_of_cifar_10_needs_no_measured_batch_of_the_step(tmp_path):
     plan = plan_of(tmp_path, {})
     with pytest.raises(NotRun):
-        plan.waiting("trace")
+        plan.pending("trace")
     packed = replace(plan, cifar=Cifar(tmp_path / "set.npz", None, "cifar10", (), None))
-    assert [each.key for each in packed.waiting("trace")] == ["trace/cifar10"]
-    both = replace(packed, table=Table(tmp_path / "gpu.json", {}, dict(SPEEDS)))
-    assert [each.key for each in both.waiting("trace")] == ["trace/cifar10", "trace/step 256"]
+    assert [each.key for each in packed.pending("trace")] == ["trace/cifar10"]
+    with_steps = replace(packed, table=Table(tmp_path / "gpu.json", {}, dict(SPEEDS)))
+    assert [each.key for each in with_steps.pending("trace")] == ["trace/cifar10", "trace/step 256"]
 
 
-def test_more_images_than_ran_out_of_memory_are_not_tried(tmp_path):
+def test_a_larger_batch_than_one_that_ran_out_of_memory_is_not_started(tmp_path):
     plan = plan_of(tmp_path, dict(SPEEDS), batches=(256, 512), modes=("max-autotune",))
     call = Call(plan, Children(tmp_path, tmp_path, {}), "no-such-python", float("inf"))
     assert call.take(["batches"])
@@ -195,19 +195,19 @@ def test_a_child_is_not_started_when_too_little_time_is_left(tmp_path):
     assert plan.table.failures[first.key].startswith("exit code 2: ")
 
 
-def test_limits_of_keys_take_the_place_of_a_child_s_own(tmp_path):
-    plan = replace(plan_of(tmp_path, {}), limits=(gpu.limit_of("100"), gpu.limit_of("batches/torch=7")))
-    assert {each.limit for each in plan.waiting("gate")} == {100}
-    assert {each.key.split("/")[1]: each.limit for each in plan.waiting("batches")} == {"jaxddp": 100, "torch": 7}
+def test_limits_of_keys_replace_the_usual_limits(tmp_path):
+    plan = replace(plan_of(tmp_path, {}), limits=(gpu.parse_limit("100"), gpu.parse_limit("batches/torch=7")))
+    assert {each.limit for each in plan.pending("gate")} == {100}
+    assert {each.key.split("/")[1]: each.limit for each in plan.pending("batches")} == {"jaxddp": 100, "torch": 7}
 
 
-def test_the_command_that_goes_on_measures_nothing_again():
+def test_the_command_to_continue_repeats_no_measurement():
     words = ["gpu.py", "--small", "--again", "gate", "rounds/torch", "--seconds", "580"]
     assert gpu.without_again(words) == ["gpu.py", "--small", "--seconds", "580"]
     assert gpu.without_again(words[:5]) == ["gpu.py", "--small"]
 
 
-def test_the_table_takes_shares_of_the_larger_of_two_peaks(tmp_path):
+def test_fractions_of_a_peak_use_the_larger_of_two_measurements(tmp_path):
     peaks = {"version": "1", "device": "NVIDIA H100", "flops_an_image": 24e9}
     rounds = {"rounds/jaxddp/256/0": 256 / 2900, "rounds/jaxddp/256/1": 256 / 3100, "rounds/jaxddp/256/2": 256 / 3000}
     rounds |= {f"rounds/torch/max-autotune 128/{number}": 128 / 2000 for number in range(3)}
@@ -215,7 +215,7 @@ def test_the_table_takes_shares_of_the_larger_of_two_peaks(tmp_path):
     measured = {
         "facts/jaxddp": {**peaks, "matmul_flops_a_second": 600e12, "memory_bytes_a_second": 3.47e12},
         "facts/torch": {**peaks, "matmul_flops_a_second": 720e12, "memory_bytes_a_second": 3e12},
-        **{key: found | losses for key, found in SPEEDS.items()},
+        **{key: actual | losses for key, actual in SPEEDS.items()},
         **{key: {"step": step} for key, step in rounds.items()},
         "levers/resnet50 256/an option": {"failed": "InputError: no such option"},
     }
@@ -231,7 +231,7 @@ def test_the_table_takes_shares_of_the_larger_of_two_peaks(tmp_path):
     assert "batch norm apart" not in render(plan_of(tmp_path, measured, case=replace(GPU.case, width=32)))
 
 
-def test_the_table_of_cifar_counts_all_seeds(tmp_path):
+def test_the_table_of_cifar_averages_all_seeds(tmp_path):
     runs = {f"cifar/cifar10/seed/{seed}": {"seconds": 2.0 + seed, "top1": 0.93 + 0.02 * seed} for seed in (0, 1)}
     runs["cifar/cifar10/seed/0"]["images_placed"] = 0.25
     plan = plan_of(tmp_path, runs)
@@ -243,11 +243,11 @@ def test_the_table_of_cifar_counts_all_seeds(tmp_path):
 # --- The gate ---
 
 
-def gate_of(tmp_path, **losses):
+def judge_losses(tmp_path, **losses):
     return gpu_gate.judge(Table(tmp_path / "t", {}, {k.replace("_", "/"): {"losses": v} for k, v in losses.items()}))
 
 
-RIGHT = {
+EQUAL_LOSSES = {
     "gate_float32_jaxddp": [6.829183, 6.724484, 6.535261, 6.282351, 5.981870],
     "gate_float32_torch": [6.829184, 6.724483, 6.535251, 6.282360, 5.981918],
     "gate_bfloat16_jaxddp": [6.827765, 6.727368, 6.539035, 6.285022, 5.983629],
@@ -256,14 +256,14 @@ RIGHT = {
 """Losses of ResNet-50 at 224 px with 8 images, measured on a CPU."""
 
 
-def test_the_gate_lets_equal_networks_pass(tmp_path):
-    lines, passed = gate_of(tmp_path, **RIGHT)
+def test_equal_networks_pass_the_gate(tmp_path):
+    lines, passed = judge_losses(tmp_path, **EQUAL_LOSSES)
     assert passed and lines[-1] == "the gate: passed"
-    assert gate_of(tmp_path)[0] == ["the gate: not measured"]
+    assert judge_losses(tmp_path)[0] == ["the gate: not measured"]
 
 
-def test_a_gate_without_a_result_has_not_passed_and_stops_nothing(tmp_path):
-    measured = {key.replace("_", "/"): {"losses": losses} for key, losses in RIGHT.items()}
+def test_a_gate_with_a_missing_result_is_reported_and_stops_nothing(tmp_path):
+    measured = {key.replace("_", "/"): {"losses": losses} for key, losses in EQUAL_LOSSES.items()}
     measured["gate/bfloat16/torch"] = {"failed": "out of memory"}
     lines, passed = gpu_gate.judge(Table(tmp_path / "t", {}, measured))
     assert passed and lines[-1] == "the gate: not passed: no result of gate/bfloat16/torch"
@@ -278,42 +278,42 @@ def test_a_gate_without_a_result_has_not_passed_and_stops_nothing(tmp_path):
         pytest.param([6.830094, 6.725554, 6.536764, 6.284202, 5.984176], id="a deviation that is 2% off"),
     ],
 )
-def test_the_gate_stops_networks_that_were_made_wrong(tmp_path, losses):
-    """The losses were measured like those in `RIGHT`."""
-    lines, passed = gate_of(tmp_path, **(RIGHT | {"gate_float32_torch": losses}))
+def test_networks_with_a_mistake_fail_the_gate(tmp_path, losses):
+    """The losses were measured like `EQUAL_LOSSES`."""
+    lines, passed = judge_losses(tmp_path, **(EQUAL_LOSSES | {"gate_float32_torch": losses}))
     assert not passed and "float32, ours against torch" in lines[-1]
 
 
 @pytest.mark.parametrize("contender", ["float32_jaxddp", "float32_torch", "bfloat16_jaxddp", "bfloat16_torch"])
 @pytest.mark.parametrize("wrong", ["fall", "first", "nan", "short"])
-def test_the_gate_stops_wrong_networks(tmp_path, contender, wrong):
+def test_wrong_losses_fail_the_gate(tmp_path, contender, wrong):
     key = f"gate_{contender}"
-    first, *others = RIGHT[key]
+    first, *others = EQUAL_LOSSES[key]
     changed = {
-        "fall": [first + 0.95 * (loss - first) for loss in RIGHT[key]],
+        "fall": [first + 0.95 * (loss - first) for loss in EQUAL_LOSSES[key]],
         "first": [first * 1.006, *others],
         "nan": [first, float("nan"), *others[1:]],
         "short": others,
     }[wrong]
-    lines, passed = gate_of(tmp_path, **(RIGHT | {key: changed}))
+    lines, passed = judge_losses(tmp_path, **(EQUAL_LOSSES | {key: changed}))
     assert not passed and "FAILED" in lines[-1]
 
 
-def test_the_gate_must_be_able_to_see_gradients(tmp_path):
-    still = {key: [losses[0] * (1 - 1e-3 * step) for step in range(5)] for key, losses in RIGHT.items()}
-    lines, passed = gate_of(tmp_path, **still)
+def test_losses_that_hardly_fall_fail_the_gate(tmp_path):
+    flat = {key: [losses[0] * (1 - 1e-3 * step) for step in range(5)] for key, losses in EQUAL_LOSSES.items()}
+    lines, passed = judge_losses(tmp_path, **flat)
     assert not passed and "remaining fraction of the loss" in lines[-1]
 
 
-def test_ours_in_bfloat16_may_not_be_much_worse_than_the_rival_s(tmp_path):
-    worse = [loss * (1 + 4e-3) for loss in RIGHT["gate_float32_jaxddp"]]
-    assert gate_of(tmp_path, **(RIGHT | {"gate_bfloat16_torch": worse}))[1]
-    lines, passed = gate_of(tmp_path, **(RIGHT | {"gate_bfloat16_jaxddp": worse}))
+def test_a_bfloat16_error_far_above_the_rivals_fails_the_gate(tmp_path):
+    worse = [loss * (1 + 4e-3) for loss in EQUAL_LOSSES["gate_float32_jaxddp"]]
+    assert judge_losses(tmp_path, **(EQUAL_LOSSES | {"gate_bfloat16_torch": worse}))[1]
+    lines, passed = judge_losses(tmp_path, **(EQUAL_LOSSES | {"gate_bfloat16_jaxddp": worse}))
     assert not passed and lines[-1].endswith("FAILED, bfloat16, ours against torch's error")
 
 
-def test_nothing_is_measured_behind_a_gate_that_failed(tmp_path):
-    wrong = RIGHT | {"gate_float32_torch": RIGHT["gate_float32_torch"][::-1]}
+def test_nothing_is_measured_after_a_failed_gate(tmp_path):
+    wrong = EQUAL_LOSSES | {"gate_float32_torch": EQUAL_LOSSES["gate_float32_torch"][::-1]}
     plan = plan_of(tmp_path, {key.replace("_", "/"): {"losses": losses} for key, losses in wrong.items()})
     call = Call(plan, Children(tmp_path, tmp_path, {}), "no-such-python", float("inf"))
     assert not call.take(["gate", "batches"])
@@ -323,7 +323,7 @@ def test_nothing_is_measured_behind_a_gate_that_failed(tmp_path):
 # --- Data, traces, levers ---
 
 
-def test_packed_pixels_come_back(tmp_path):
+def test_unpacked_pixels_equal_the_packed_ones(tmp_path):
     rng = np.random.default_rng(0)
     arrays = {f"{s}_images": rng.integers(0, 256, (n, 32, 32, 3), np.uint8) for s, n in (("train", 7), ("val", 3))}
     arrays |= {f"{s}_labels": np.arange(n) for s, n in (("train", 7), ("val", 3))}
@@ -332,18 +332,16 @@ def test_packed_pixels_come_back(tmp_path):
     for words in (("pack", tmp_path / "arrays.npz", packed), ("unpack", packed, back)):
         subprocess.run([sys.executable, str(gpu_data.__file__), *words], check=True, timeout=120)
     assert gpu_data.is_packed(packed) and not gpu_data.is_packed(back)
-    with np.load(back) as found:
-        assert {name: found[name].tolist() for name in arrays} == {name: a.tolist() for name, a in arrays.items()}
-        assert found["class_names"].tolist() == list("abcdefg")
+    with np.load(back) as actual:
+        assert {name: actual[name].tolist() for name in arrays} == {name: a.tolist() for name, a in arrays.items()}
+        assert actual["class_names"].tolist() == list("abcdefg")
 
 
-def test_encoded_files_stay_as_they_are_when_packed():
-    files = [
-        gpu_data.encoded(np.full((4, 4, 3), value, np.uint8), quality) for value, quality in ((9, 90), (200, None))
-    ]
-    arrays = gpu_data.joined("train", files, np.array([1, 0]))
+def test_packing_keeps_the_bytes_of_encoded_files():
+    files = [gpu_data.encode(np.full((4, 4, 3), value, np.uint8), quality) for value, quality in ((9, 90), (200, None))]
+    arrays = gpu_data.join_files("train", files, np.array([1, 0]))
     assert arrays["train_files"].tobytes() == b"".join(files) and arrays["train_ends"][-1] == sum(map(len, files))
-    images = gpu_data.decoded(arrays["train_files"], arrays["train_ends"])
+    images = gpu_data.decode(arrays["train_files"], arrays["train_ends"])
     assert images.shape == (2, 4, 4, 3) and (images[1] == 200).all() and abs(int(images[0, 0, 0, 0]) - 9) <= 2
 
 
@@ -357,40 +355,40 @@ def test_a_trace_is_reduced_to_its_longest_kernels():
         SimpleNamespace(name="XLA Modules", events=[event("jit_step", 0, 100)]),
     ]
     planes = [SimpleNamespace(name="/device:GPU:0", lines=streams), SimpleNamespace(name="/host:CPU", lines=streams)]
-    found = trace_summary.summarize(SimpleNamespace(planes=planes))
-    assert found["kernels"] == [("conv", 7.0, 2), ("copy", 2.0, 1), ("norm", 1.0, 1)]
+    actual = trace_summary.summarize(SimpleNamespace(planes=planes))
+    assert actual["kernels"] == [("conv", 7.0, 2), ("copy", 2.0, 1), ("norm", 1.0, 1)]
     # Busy from 0 to 10 except between 5 and 6; the copy's first millisecond overlaps a convolution.
-    assert (found["span"], found["busy"], found["in_all"]) == (10.0, 9.0, 10.0)
+    assert (actual["span"], actual["busy"], actual["in_all"]) == (10.0, 9.0, 10.0)
 
 
-def lever_differs(stride, size, features, kernel_size, padding):
-    """Returns the difference between the lever's convolution and the network's, in values and gradients."""
+def lever_difference(stride, size, features, kernel_size, padding):
+    """Return the difference between the lever's convolution and the network's, in values and gradients."""
     rng = np.random.default_rng(size)
     images = rng.normal(size=(2, size, size, 4)).astype(np.float32)
     kernel = rng.normal(size=(kernel_size, kernel_size, 4, features)).astype(np.float32)
 
-    def both_ways(operation):
+    def values_and_gradients(operation):
         def ahead_and_back(images, kernel):
             out, gradients = jax.vjp(lambda x, k: operation(x, k, stride, padding), images, kernel)
             return out, gradients(out)
 
         return jax.jit(ahead_and_back)(images, kernel)
 
-    return largest_difference(both_ways(jax_levers.by_products), both_ways(convolve))
+    return largest_difference(values_and_gradients(jax_levers.by_products), values_and_gradients(convolve))
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 3, 1, 0), (2, 7, 2, 1, 0), (2, 6, 3, 3, 1)])
-def test_the_lever_of_1x1_convolutions_computes_what_the_network_does(shape):
-    assert lever_differs(*shape) < 1e-5
+def test_the_lever_of_1x1_convolutions_equals_the_networks_convolution(shape):
+    assert lever_difference(*shape) < 1e-5
 
 
 @pytest.mark.exhaustive
 @given(st.integers(1, 3), st.integers(3, 8), st.integers(1, 3), st.sampled_from([(1, 0), (3, 1)]))
-def test_the_lever_of_1x1_convolutions_computes_it_for_any_shape(stride, size, features, kernel):
-    assert lever_differs(stride, size, features, *kernel) < 1e-5
+def test_the_lever_of_1x1_convolutions_equals_the_networks_convolution_for_any_shape(stride, size, features, kernel):
+    assert lever_difference(stride, size, features, *kernel) < 1e-5
 
 
-def test_each_of_xla_s_options_is_one_of_the_tested_jaxlib():
+def test_the_tested_jaxlib_accepts_every_xla_option():
     assert len(set(jax_levers.XLA_OPTIONS)) == len(jax_levers.XLA_OPTIONS)
     with pytest.raises(InputError, match="xla_gpu_gone_since"):
         compiler_options(("xla_gpu_gone_since=true",))

@@ -103,9 +103,9 @@ def schedule(**options):
     return read_schedule(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto(), **options)
 
 
-def test_each_launch_is_a_kernel_with_what_it_reads_and_writes():
-    found = [(kernel.kind, kernel.num_bytes, kernel.done) for kernel in schedule().kernels]
-    assert found == [
+def test_each_launch_is_a_kernel_with_the_bytes_it_reads_and_writes():
+    results = [(kernel.kind, kernel.num_bytes, kernel.done) for kernel in schedule().kernels]
+    assert results == [
         ("transpose", 64 + 128, None),
         (COLLECTIVE, 128 + 128, 6),  # The wait follows all six launches.
         ("copy", 128 + 128, None),
@@ -116,10 +116,10 @@ def test_each_launch_is_a_kernel_with_what_it_reads_and_writes():
     assert schedule().trip_counts == (6,) and schedule().conditionals == 0
 
 
-def test_where_steps_are_taken_in_a_loop_the_kernels_are_those_of_its_body():
-    found = schedule(steps_in_a_loop=True)
-    assert [kernel.name for kernel in found.kernels] == ["taken", "written", "counted"]
-    assert found.trip_counts == (6,)
+def test_with_steps_in_a_loop_the_kernels_are_those_of_its_body():
+    results = schedule(steps_in_a_loop=True)
+    assert [kernel.name for kernel in results.kernels] == ["taken", "written", "counted"]
+    assert results.trip_counts == (6,)
 
 
 def kernel(kind, num_bytes=0, flops=0, operation="", done=None):
@@ -130,47 +130,47 @@ GRADIENT, AVERAGE = kernel(KERNEL_GRADIENT, 100), "jit(step)/average_gradients/p
 
 
 @pytest.mark.parametrize(("place", "overlapped"), [(0, 1.0), (2, 1.0), (3, 0.0), (5, 0.0)])
-def test_what_starts_before_the_last_three_kernel_gradients_is_overlapped(place, overlapped):
+def test_an_all_reduce_that_starts_before_the_last_three_kernel_gradients_is_overlapped(place, overlapped):
     kernels = [GRADIENT] * 5
     kernels.insert(place, kernel(COLLECTIVE, 2 * 400, operation=AVERAGE, done=6))
-    found = communication(kernels)
-    assert (found["gradient_bytes"], found["overlapped"]) == (400, overlapped)
-    (collective,) = found["collectives"]
+    results = communication(kernels)
+    assert (results["gradient_bytes"], results["overlapped"]) == (400, overlapped)
+    (collective,) = results["collectives"]
     assert collective["kernel_gradients_between"] == 5 - place
 
 
-def test_other_collectives_carry_no_gradients():
-    found = communication([kernel(COLLECTIVE, 80, operation="jit(step)/bn1/psum", done=1)])
-    assert (found["gradient_bytes"], found["overlapped"], len(found["collectives"])) == (0, None, 1)
+def test_other_collectives_count_no_gradient_bytes():
+    results = communication([kernel(COLLECTIVE, 80, operation="jit(step)/bn1/psum", done=1)])
+    assert (results["gradient_bytes"], results["overlapped"], len(results["collectives"])) == (0, None, 1)
 
 
-def test_counts_add_up():
-    found = count(schedule(), images=4)
-    assert found["kernels"] == 6 and (found["transposes"], found["copies"], found["converts"]) == (1, 1, 0)
-    assert sum(kind["kernels"] for kind in found["kinds"].values()) == 6
-    assert found["bytes_per_image"] == total_bytes(schedule().kernels) / 4
-    assert sum(kind["bytes_per_image"] for kind in found["kinds"].values()) == found["bytes_per_image"]
-    json.dumps(found)
+def test_counts_by_kind_add_up_to_the_totals():
+    results = count(schedule(), images=4)
+    assert results["kernels"] == 6 and (results["transposes"], results["copies"], results["converts"]) == (1, 1, 0)
+    assert sum(kind["kernels"] for kind in results["kinds"].values()) == 6
+    assert results["bytes_per_image"] == total_bytes(schedule().kernels) / 4
+    assert sum(kind["bytes_per_image"] for kind in results["kinds"].values()) == results["bytes_per_image"]
+    json.dumps(results)
 
 
-def test_the_roofline_is_the_longer_of_memory_and_multiplication_and_what_no_computing_hides():
+def test_the_roofline_adds_exposed_communication_to_the_longer_of_memory_and_multiplication():
     memory, flops = round(roofline.BYTES_A_SECOND), round(roofline.SHARE_OF_PEAK * 989.5e12)
     kernels = (kernel("elementwise", memory), kernel("convolution", memory, 3 * flops))
-    found = roofline.predict(Schedule(kernels, 0, ()), images=8, num_gpus=1, precision="bfloat16")
-    assert found["compute_seconds"] == pytest.approx(4 + 2 * roofline.LAUNCH_SECONDS)
-    assert found["images_per_second"] == pytest.approx(8 / 4, rel=1e-5)
+    results = roofline.predict(Schedule(kernels, 0, ()), images=8, num_gpus=1, precision="bfloat16")
+    assert results["compute_seconds"] == pytest.approx(4 + 2 * roofline.LAUNCH_SECONDS)
+    assert results["images_per_second"] == pytest.approx(8 / 4, rel=1e-5)
 
     link, size = roofline.DGX_H200.inside, 10**12
     hidden, shown = kernel(COLLECTIVE, 2 * size, done=2), kernel(COLLECTIVE, 2 * size, done=3)
     kernels = (hidden, kernel("elementwise", memory * 60), shown)
-    found = roofline.predict(Schedule(kernels, 0, ()), images=1, num_gpus=8, precision="bfloat16")
-    assert found["communication_seconds"] == pytest.approx(2 * ring(size, 8, link))
-    assert found["exposed_seconds"] == pytest.approx(ring(size, 8, link))
-    assert found["overlap"] == pytest.approx(0.5)
+    results = roofline.predict(Schedule(kernels, 0, ()), images=1, num_gpus=8, precision="bfloat16")
+    assert results["communication_seconds"] == pytest.approx(2 * ring(size, 8, link))
+    assert results["exposed_seconds"] == pytest.approx(ring(size, 8, link))
+    assert results["overlap"] == pytest.approx(0.5)
 
 
 def start(*words):
-    """Runs the benchmark in this process, and returns its exit code."""
+    """Run the benchmark in this process, and return its exit code."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["gpu_program.py", *words])
         try:
@@ -204,15 +204,15 @@ uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilati
         (["--batch", "0"], "train.batch_size=0: "),
     ],
 )
-def test_what_cannot_be_compiled_is_one_line(capfd, tmp_path, words, message):
+def test_a_program_that_cannot_be_compiled_raises_a_one_line_error(capfd, tmp_path, words, message):
     assert start("cifar10", *words, "--out", str(tmp_path / "out.json")) == 2
-    said = capfd.readouterr().err.splitlines()[-1]
-    assert message in said and "Traceback" not in said
+    output = capfd.readouterr().err.splitlines()[-1]
+    assert message in output and "Traceback" not in output
 
 
 @functools.cache
 def figures(*words):
-    """Returns the counts of a program with 256 images on each GPU. The tests' XLA flags do not change the kernels."""
+    """Return the counts of a program with 256 images on each GPU. The tests' XLA flags do not change the kernels."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "program.json"
         assert start(*words, "--batch", "256", "--out", str(out)) == 0
@@ -235,37 +235,37 @@ def figures(*words):
     ],
     ids=["ResNet-50", "ResNet-18 without the guard", "CIFAR-10 on the device", "fast CIFAR-10"],
 )
-def test_budget_of_one_gpu(words, parameters, kernels, megabytes, trip_counts):
+def test_the_step_of_one_gpu_stays_within_its_budget(words, parameters, kernels, megabytes, trip_counts):
     """The budget of bytes and launches on an H200. A change that exceeds it must be justified."""
-    found = figures(*words, "--topology", "1x1x1")
-    assert found["kernels"] <= kernels and found["bytes_per_image"] <= megabytes * 1e6
-    assert found["conditionals"] == 0 and found["trip_counts"] == trip_counts
+    results = figures(*words, "--topology", "1x1x1")
+    assert results["kernels"] <= kernels and results["bytes_per_image"] <= megabytes * 1e6
+    assert results["conditionals"] == 0 and results["trip_counts"] == trip_counts
     # Parameters and momentum, in float32, are updated in place.
-    assert 2 * 4 * parameters <= found["aliased_bytes"] <= 1.01 * 2 * 4 * parameters
-    assert found["temporary_bytes"] > 0 and found["gradient_bytes"] == 0
+    assert 2 * 4 * parameters <= results["aliased_bytes"] <= 1.01 * 2 * 4 * parameters
+    assert results["temporary_bytes"] > 0 and results["gradient_bytes"] == 0
 
 
 def averaged_bytes(name):
-    """Returns the bytes that devices average in a step: gradients, statistics, and four metric sums with weights."""
+    """Return the bytes that devices average in a step: gradients, statistics, and four metric sums with weights."""
     model = adapt(resnet(name, 1000))
-    found = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(found)) + 4 * 2 * 4
+    results = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(results)) + 4 * 2 * 4
 
 
 @needs_plugin
 @uncached
-def test_on_two_hosts_most_gradients_travel_beside_the_backward_pass():
-    found = figures("imagenet_resnet50", "--topology", "1x2x8")
-    assert found["overlapped"] >= 0.85 and found["roofline"]["overlap"] >= 0.85
-    assert found["gradient_bytes"] == averaged_bytes("resnet50")
-    assert len(found["collectives"]) == PLATFORMS["gpu"].buckets
-    assert found["kernels"] <= 900 and found["bytes_per_image"] <= 352e6 and found["conditionals"] == 0
+def test_on_two_hosts_most_all_reduces_overlap_the_backward_pass():
+    results = figures("imagenet_resnet50", "--topology", "1x2x8")
+    assert results["overlapped"] >= 0.85 and results["roofline"]["overlap"] >= 0.85
+    assert results["gradient_bytes"] == averaged_bytes("resnet50")
+    assert len(results["collectives"]) == PLATFORMS["gpu"].buckets
+    assert results["kernels"] <= 900 and results["bytes_per_image"] <= 352e6 and results["conditionals"] == 0
 
 
 @needs_plugin
 @uncached
-def test_in_bfloat16_half_of_the_bytes_travel():
+def test_bfloat16_gradients_halve_the_bytes_of_the_all_reduces():
     words = ["--model.name", "resnet10", "--train.gradient-precision", "bfloat16"]
-    found = figures("imagenet_resnet50", "--topology", "1x2x8", *words)
-    assert found["overlapped"] >= 0.85
-    assert found["gradient_bytes"] < 0.51 * averaged_bytes("resnet10")
+    results = figures("imagenet_resnet50", "--topology", "1x2x8", *words)
+    assert results["overlapped"] >= 0.85
+    assert results["gradient_bytes"] < 0.51 * averaged_bytes("resnet10")

@@ -1,4 +1,4 @@
-"""A rehearsal of `benchmarks/gpu.py` on a CPU, killed and continued, with the failures of `stand_in_torch.py`."""
+"""A rehearsal of `benchmarks/gpu.py` on a CPU, killed and continued, with failures by `stand_in_torch.py`."""
 
 import functools
 import json
@@ -16,13 +16,13 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 STAND_IN = Path(__file__).parents[1] / "support" / "stand_in_torch.py"
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="reads /proc")
 
-ABSENT = ("tensorflow", "clu", "tyro", "tensorboard", "simplejpeg")
-WITHOUT = f"""
+MISSING_PACKAGES = ("tensorflow", "clu", "tyro", "tensorboard", "simplejpeg")
+IMPORT_BLOCKER = f"""
 import sys
 
 class Without:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {ABSENT}:
+        if name.partition(".")[0] in {MISSING_PACKAGES}:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Without())
@@ -39,26 +39,26 @@ for run in ["warmup", *range(200)]:
 
 
 def processes_with(text):
-    """Returns the pids of other processes whose environment contains a text."""
-    found = []
+    """Return the pids of other processes whose environment contains a text."""
+    results = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
             if text.encode() in path.read_bytes() and int(path.parent.name) != os.getpid():
-                found.append(int(path.parent.name))
+                results.append(int(path.parent.name))
         except OSError:
             continue
-    return found
+    return results
 
 
-def comes_true(condition, seconds=60.0):
-    """Waits, and returns whether the condition became true in time."""
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
+def becomes_true(condition, seconds=60.0):
+    """Wait, and return whether the condition became true in time."""
+    signal_number = time.monotonic() + seconds
+    while not condition() and time.monotonic() < signal_number:
         time.sleep(0.05)
     return condition()
 
 
-def test_nothing_is_left_of_a_child_when_the_benchmark_is_killed(tmp_path):
+def test_a_killed_benchmark_leaves_no_child(tmp_path):
     grandchild = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     program = (
         f"import sys; sys.path.insert(0, {str(BENCHMARKS.parent)!r})\n"
@@ -68,36 +68,36 @@ def test_nothing_is_left_of_a_child_when_the_benchmark_is_killed(tmp_path):
     )
     parent = subprocess.Popen([sys.executable, "-c", program])
     # The guard, the child and the grandchild.
-    assert comes_true(lambda: len(processes_with(str(tmp_path))) == 3)
+    assert becomes_true(lambda: len(processes_with(str(tmp_path))) == 3)
     parent.kill()
     parent.wait()
-    assert comes_true(lambda: not processes_with(str(tmp_path)))
+    assert becomes_true(lambda: not processes_with(str(tmp_path)))
 
 
-def prepared(folder):
-    """Returns the command, and an environment without the packages that a GPU's machine may lack."""
-    stand_in, airbench, without = folder / "python", folder / "airbench94.py", folder / "without"
+def prepare_command(folder):
+    """Return the command, and an environment without the packages that a GPU's machine may lack."""
+    stand_in, airbench, blocker = folder / "python", folder / "airbench94.py", folder / "without"
     stand_in.write_text(f'#!/bin/sh\nexec {sys.executable} {STAND_IN} "$@"\n')
     stand_in.chmod(0o755)
     airbench.write_text(AIRBENCH)
-    without.mkdir()
-    (without / "sitecustomize.py").write_text(WITHOUT)
+    blocker.mkdir()
+    (blocker / "sitecustomize.py").write_text(IMPORT_BLOCKER)
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), "--small", "--batches", "2", "--rounds", "1", "--seeds", "2"]
     command += ["--torch", stand_in, "--airbench", airbench]
     command += ["--limit", "batches/torch/max-autotune-no-cudagraphs=2"]
     command += ["--cache", folder / "cache", "--out", folder / "gpu.json"]
-    variables = {"STAND_IN_TABLE": str(folder / "gpu.json"), "PYTHONPATH": str(without)}
+    variables = {"STAND_IN_TABLE": str(folder / "gpu.json"), "PYTHONPATH": str(blocker)}
     return list(map(str, command)), os.environ | variables
 
 
-def measured(path):
-    """Returns the rows of a table as text, by key."""
-    found = json.loads(path.read_text())["measured"] if path.is_file() else {}
-    return {key: json.dumps(figures) for key, figures in found.items()}
+def rows_of_table(path):
+    """Return the rows of a table as text, by key."""
+    results = json.loads(path.read_text())["measured"] if path.is_file() else {}
+    return {key: json.dumps(figures) for key, figures in results.items()}
 
 
 def has_more(path, rows):
-    return len(measured(path)) > rows
+    return len(rows_of_table(path)) > rows
 
 
 FAILED = {
@@ -111,15 +111,15 @@ ALL = ("gate", "batches", "rounds", "trace", "cifar")
 
 
 @pytest.mark.parametrize(
-    ("parts", "ends"),
+    ("parts", "signals"),
     [
         (("batches",), (signal.SIGKILL,)),
         pytest.param(ALL, (signal.SIGKILL, signal.SIGTERM), marks=pytest.mark.exhaustive),
     ],
-    ids=["one part", "all of it"],
+    ids=["one part", "all parts"],
 )
-def test_killed_at_random_moments_and_continued_the_table_is_whole(tmp_path, parts, ends):
-    command, environment = prepared(tmp_path)
+def test_a_benchmark_that_is_killed_and_continued_completes_its_table(tmp_path, parts, signals):
+    command, environment = prepare_command(tmp_path)
     command += ["--parts", *parts]
     out, rng, kept = tmp_path / "gpu.json", random.Random(0), {}
 
@@ -130,20 +130,20 @@ def test_killed_at_random_moments_and_continued_the_table_is_whole(tmp_path, par
     assert short.returncode == 0
     assert "\nleft to do: facts/weights of resnet10, facts/jaxddp, facts/torch" in short.stdout
     assert f"\ncontinue with: python {BENCHMARKS / 'gpu.py'} --small" in short.stdout
-    for end in ends:
+    for signal_number in signals:
         running = subprocess.Popen([*command], env=environment, stdout=subprocess.DEVNULL)
-        assert comes_true(functools.partial(has_more, out, len(kept)), 120)
+        assert becomes_true(functools.partial(has_more, out, len(kept)), 120)
         time.sleep(rng.uniform(0, 4))
-        running.send_signal(end)
+        running.send_signal(signal_number)
         running.wait(timeout=30)
-        assert comes_true(lambda: not processes_with(str(tmp_path / "cache")))
-        now = measured(out)
+        assert becomes_true(lambda: not processes_with(str(tmp_path / "cache")))
+        now = rows_of_table(out)
         assert {key: now[key] for key in kept} == kept
         kept = now
     last = call()
     assert last.returncode == 0, last.stdout + last.stderr
-    whole = measured(out)
-    assert len(whole) > len(kept) >= len(ends) and {key: whole[key] for key in kept} == kept
+    whole = rows_of_table(out)
+    assert len(whole) > len(kept) >= len(signals) and {key: whole[key] for key in kept} == kept
     failures = {key: json.loads(row)["failed"] for key, row in whole.items() if "failed" in row}
     assert failures == FAILED
     for key, why in FAILED.items():

@@ -14,31 +14,31 @@ ROOMS = sorted(file.stem for file in mutants.LISTS.glob("*.toml"))
 
 
 @functools.cache
-def functions(path: Path) -> set[str]:
-    """Returns the names of a module's tests, with `Class::name` for those in classes."""
-    found = set()
+def names_of_tests(path: Path) -> set[str]:
+    """Return the names of a module's tests, with `Class::name` for those in classes."""
+    names = set()
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.FunctionDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}::{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
-    return found
+            names |= {f"{node.name}::{each.name}" for each in node.body if isinstance(each, ast.FunctionDef)}
+    return names
 
 
 # --- The lists ---
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_every_mutant_stands_once_in_its_file_and_names_tests_that_exist(room):
+def test_the_line_of_every_mutant_occurs_once_and_its_tests_exist(room):
     chosen = mutants.mutants([room])
     assert chosen
     for mutant in chosen:
-        mutant.applied((mutants.ROOT / mutant.file).read_text())
+        mutant.apply_to((mutants.ROOT / mutant.file).read_text())
         assert mutant.tests, mutant
         for test in mutant.tests:
             file, _, name = test.partition("[")[0].partition("::")
             path = mutants.ROOT / file
-            assert path.is_file() and (not name or name in functions(path)), f"{mutant}: there is no {test}"
+            assert path.is_file() and (not name or name in names_of_tests(path)), f"{mutant}: there is no {test}"
 
 
 # --- Runs on a small made-up package ---
@@ -102,7 +102,7 @@ def made(tmp_path, monkeypatch):
     return start
 
 
-def test_it_says_which_mutants_were_killed_and_which_survived(made, capfd):
+def test_the_output_names_killed_and_surviving_mutants(made, capfd):
     before = (made.tree / "made.py").read_bytes()
     assert made("--jobs", "1", "sums", sums=[KILLED, SURVIVES], others=[KILLED]) == 1
     first, *lines, last = capfd.readouterr().out.splitlines()
@@ -113,22 +113,22 @@ def test_it_says_which_mutants_were_killed_and_which_survived(made, capfd):
     assert (made.tree / "made.py").read_bytes() == before
 
 
-def test_tests_that_hang_are_ended_and_have_noticed(made, monkeypatch):
+def test_tests_that_hang_are_ended_and_kill_the_mutant(made, monkeypatch):
     source = SOURCE.replace("seconds - 60", "seconds")
     (made.tree / "made.py").write_text(source)
-    code, _ = mutants.tested(made.tree, ["tests/test_made.py::test_wait"], seconds=3)
+    code, _ = mutants.run_tests(made.tree, ["tests/test_made.py::test_wait"], seconds=3)
     assert code is None
-    monkeypatch.setattr(mutants, "tested", lambda *_: (code, ""))
+    monkeypatch.setattr(mutants, "run_tests", lambda *_: (code, ""))
     mutant = mutants.Mutant("sums", "made.py", "a + b", "a - b", ("tests/test_made.py::test_add",))
-    assert mutants.tried(mutant, made.tree) == "killed (hangs)"
+    assert mutants.try_mutant(mutant, made.tree) == "killed (hangs)"
     assert (made.tree / "made.py").read_text() == source
 
 
-def test_where_tests_fail_without_a_mutant_none_is_tried(made, capfd):
+def test_if_tests_fail_without_a_mutant_no_mutant_is_tried(made, capfd):
     (made.tree / "tests" / "test_made.py").write_text(TESTS.replace("== 3", "== 4"))
     assert made("--jobs", "1", sums=[KILLED]) == 2
-    said = capfd.readouterr()
-    assert said.out == "" and said.err.startswith("mutants: the tests do not pass without a mutant")
+    captured = capfd.readouterr()
+    assert captured.out == "" and captured.err.startswith("mutants: the tests do not pass without a mutant")
 
 
 @pytest.mark.parametrize(
@@ -139,17 +139,17 @@ def test_where_tests_fail_without_a_mutant_none_is_tried(made, capfd):
         ({"broken": "a + b"}, "made.py: 'a + b' is not changed"),
     ],
 )
-def test_a_line_that_does_not_stand_exactly_once_is_refused(made, capfd, changes, why):
+def test_a_line_that_does_not_occur_exactly_once_is_rejected(made, capfd, changes, why):
     assert made(sums=[SURVIVES, KILLED | changes]) == 2
     assert capfd.readouterr().err == f"mutants: {why}\n"
 
 
-def test_a_room_without_a_list_is_refused(made, capfd):
+def test_a_room_without_a_list_is_rejected(made, capfd):
     assert made("sum", sums=[KILLED]) == 2
     assert capfd.readouterr().err == "mutants: no list of mutants for 'sum'; there are sums\n"
 
 
-def test_the_lists_are_shown_whole_or_drawn(made, capfd):
+def test_all_mutants_or_a_random_sample_are_listed(made, capfd):
     rooms = {"sums": [KILLED, SURVIVES], "waits": [KILLED | {"line": "seconds - 60", "broken": "seconds"}]}
     assert made("--list", **rooms) == 0
     whole = capfd.readouterr().out.splitlines()

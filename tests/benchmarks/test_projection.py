@@ -1,4 +1,4 @@
-"""The projection to many GPUs obeys the laws of its model."""
+"""The projection to many GPUs has the properties of its model."""
 
 import json
 
@@ -31,7 +31,7 @@ def step(machine: Machine, num_gpus: int, num_bytes: float, overlap: float = 0) 
 
 
 @given(sizes, links)
-def test_two_peers_send_each_other_all_of_it(num_bytes, link):
+def test_two_peers_each_send_all_bytes(num_bytes, link):
     expected = num_bytes / link.bandwidth + 2 * link.latency
     assert ring(num_bytes, 2, link) == pytest.approx(expected)
     alone = Machine(1, Link(1, 1e9), link)
@@ -40,7 +40,7 @@ def test_two_peers_send_each_other_all_of_it(num_bytes, link):
     assert together.communication(num_bytes, 2) == pytest.approx(expected)
 
 
-def test_a_number_worked_out_by_hand():
+def test_a_projection_equals_a_calculation_by_hand():
     machine = Machine(8, Link(200e9, 3e-6), Link(20e9, 10e-6))
     # Within the node 14 messages of 10 MB, between 4 nodes 6 messages of 2.5 MB.
     inside, outside = 14 * (10e6 / 200e9 + 3e-6), 6 * (2.5e6 / 20e9 + 10e-6)
@@ -58,10 +58,10 @@ def test_more_bytes_never_take_less_time(machine, num_gpus, one, other):
 
 
 @given(machines, gpu_counts, sizes, overlaps)
-def test_more_nodes_never_take_less_time_and_efficiency_is_a_share(machine, num_gpus, num_bytes, overlap):
-    found, twice = (step(machine, gpus, num_bytes, overlap) for gpus in (num_gpus, 2 * num_gpus))
-    assert 0 < twice.efficiency <= found.efficiency <= 1
-    assert found.efficiency == pytest.approx(found.images_per_second / (num_gpus * 256 / 0.1))
+def test_more_nodes_never_take_less_time_and_efficiency_is_at_most_1(machine, num_gpus, num_bytes, overlap):
+    projection, twice = (step(machine, gpus, num_bytes, overlap) for gpus in (num_gpus, 2 * num_gpus))
+    assert 0 < twice.efficiency <= projection.efficiency <= 1
+    assert projection.efficiency == pytest.approx(projection.images_per_second / (num_gpus * 256 / 0.1))
 
 
 @given(machines, gpu_counts, sizes)
@@ -76,14 +76,14 @@ def test_one_gpu_communicates_nothing():
 
 
 @given(links)
-def test_a_link_is_found_again_from_what_it_takes(link):
+def test_a_fitted_link_equals_the_measured_link(link):
     few, many = 4e3, 1e12
-    found = fit_link((few, ring(few, 2, link)), (many, ring(many, 2, link)))
-    assert found.bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
-    assert found.latency == pytest.approx(link.latency, rel=1e-3, abs=1e-3 * few / link.bandwidth)
+    projection = fit_link((few, ring(few, 2, link)), (many, ring(many, 2, link)))
+    assert projection.bandwidth == pytest.approx(link.bandwidth, rel=1e-3)
+    assert projection.latency == pytest.approx(link.latency, rel=1e-3, abs=1e-3 * few / link.bandwidth)
 
 
-def test_measurements_that_no_link_could_have_made():
+def test_impossible_measurements_are_rejected_or_give_no_latency():
     with pytest.raises(ValueError, match="measure again"):
         fit_link((4e3, 1e-3), (1e6, 1e-3))
     # The smaller all-reduce was too fast: a link cannot have a negative latency.
@@ -91,7 +91,7 @@ def test_measurements_that_no_link_could_have_made():
 
 
 @pytest.mark.parametrize("num_gpus", [0, -8, 9, 12])
-def test_gpus_that_fill_no_whole_nodes(num_gpus):
+def test_a_number_of_gpus_that_fills_no_whole_nodes_is_rejected(num_gpus):
     with pytest.raises(ValueError, match=f"^{num_gpus} GPUs: expected 1 to 8, or a multiple of 8"):
         DGX_A100.communication(1e6, num_gpus)
 
@@ -99,7 +99,7 @@ def test_gpus_that_fill_no_whole_nodes(num_gpus):
 @pytest.mark.parametrize(
     "wrong", [{"overlap": 1.5}, {"overlap": -0.1}, {"compute": 0}, {"num_bytes": -1}, {"batch_per_gpu": 0}]
 )
-def test_numbers_out_of_range(wrong):
+def test_numbers_out_of_range_are_rejected(wrong):
     with pytest.raises(ValueError, match="out of range"):
         project(DGX_A100, 8, **{"num_bytes": 1e6, "compute": 0.1, "batch_per_gpu": 256, **wrong})
 
@@ -110,22 +110,22 @@ shares = st.lists(st.tuples(sizes, st.floats(0, 0.2)), min_size=1, max_size=5)
 @given(machines, gpu_counts, shares)
 def test_a_schedule_hides_no_more_than_it_computes_meanwhile(machine, num_gpus, shares):
     messages = [Message(size, share) for size, share in shares]
-    found = project_schedule(machine, num_gpus, messages=messages, compute=0.1, batch_per_gpu=256)
-    assert 0 <= found.exposed <= found.communication
+    projection = project_schedule(machine, num_gpus, messages=messages, compute=0.1, batch_per_gpu=256)
+    assert 0 <= projection.exposed <= projection.communication
     meanwhile = 0.1 * sum(share for _, share in shares)
-    assert found.communication - found.exposed <= meanwhile * (1 + 1e-9) + 1e-9 * found.communication
+    assert projection.communication - projection.exposed <= meanwhile * (1 + 1e-9) + 1e-9 * projection.communication
     nothing = [Message(size, 0) for size, _ in shares]
     alone = project_schedule(machine, num_gpus, messages=nothing, compute=0.1, batch_per_gpu=256)
-    assert alone.exposed == alone.communication == found.communication and alone.overlap == 0
+    assert alone.exposed == alone.communication == projection.communication and alone.overlap == 0
 
 
 @given(machines, gpu_counts, sizes)
-def test_a_schedule_of_one_message_that_nothing_hides_is_the_projection_without_overlap(machine, num_gpus, num_bytes):
+def test_a_schedule_of_one_exposed_message_equals_the_projection_without_overlap(machine, num_gpus, num_bytes):
     one = project_schedule(machine, num_gpus, messages=[Message(num_bytes, 0)], compute=0.1, batch_per_gpu=256)
     assert one == step(machine, num_gpus, num_bytes)
 
 
-def test_the_schedule_is_that_of_the_program_for_two_hosts(tmp_path, capsys):
+def test_the_scheduled_all_reduces_are_those_of_the_program_for_two_hosts(tmp_path, capsys):
     assert scale.scheduled(tmp_path / "none.json") is None
     assert "python benchmarks/gpu_program.py imagenet_resnet50 --topology 1x2x8" in capsys.readouterr().out
     one_host = {"topology": "1x1x8", "collectives": []}

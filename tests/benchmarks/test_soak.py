@@ -11,8 +11,8 @@ from benchmarks.whole_runs import soak
 STEPS = 1000
 
 
-def sampled(grows: float = 0.0, adds: int = 0) -> list[process_samples.Sample]:
-    """Samples of 1,000 steps in which memory and open files grow by given amounts, after an ignored start."""
+def make_samples(grows: float = 0.0, adds: int = 0) -> list[process_samples.Sample]:
+    """Return samples of 1,000 steps in which memory and open files grow by given amounts, after an ignored start."""
     samples = []
     for step in range(0, STEPS + 1, 10):
         share, warm = step / STEPS, step >= 100
@@ -35,26 +35,26 @@ def verdicts(samples: list[process_samples.Sample]) -> dict[str, str]:
     return {name: row["verdict"] for name, row in soak.compare_quarters(samples, STEPS).items()}
 
 
-def test_what_stays_as_it_is_is_flat() -> None:
-    rows = soak.compare_quarters(sampled(), STEPS)
-    assert {row["verdict"] for name, row in rows.items() if not name.startswith(soak.GROWS)} == {"flat"}
+def test_constant_quantities_are_flat() -> None:
+    rows = soak.compare_quarters(make_samples(), STEPS)
+    assert {row["verdict"] for name, row in rows.items() if not name.startswith(soak.PER_STEP)} == {"flat"}
     assert rows["by the step: seconds"]["ratio"] == pytest.approx(1)
     assert rows["by the step: records: MB"]["median"] == pytest.approx([0.001, 0.001])
     assert "by the step: process 0: CPU seconds" in soak.table(rows)
 
 
 @pytest.mark.parametrize("grows, verdict", [(4.0, "grows"), (-4.0, "falls"), (2.0, "flat")])
-def test_memory_is_judged_from_the_first_to_the_last_quarter(grows: float, verdict: str) -> None:
+def test_memory_is_compared_between_the_first_and_the_last_quarter(grows: float, verdict: str) -> None:
     # The middles of the quarters are 0.675 of the run apart.
-    assert verdicts(sampled(grows=grows))["process 0: resident MB"] == verdict
+    assert verdicts(make_samples(grows=grows))["process 0: resident MB"] == verdict
 
 
 @pytest.mark.parametrize("adds, verdict", [(1, "flat"), (4, "grows")])
-def test_one_more_is_allowed_of_what_is_counted(adds: int, verdict: str) -> None:
-    assert verdicts(sampled(adds=adds))["process 0: open files"] == verdict
+def test_a_count_may_grow_by_one(adds: int, verdict: str) -> None:
+    assert verdicts(make_samples(adds=adds))["process 0: open files"] == verdict
 
 
-def test_a_process_is_read(tmp_path: Path) -> None:
+def test_a_sample_of_a_process_has_its_memory_files_and_threads(tmp_path: Path) -> None:
     before = process_samples.process_sample(os.getpid())
     with (tmp_path / "file").open("wb"):
         now = process_samples.process_sample(os.getpid())
@@ -62,7 +62,7 @@ def test_a_process_is_read(tmp_path: Path) -> None:
     assert before["resident MB"] >= before["anonymous MB"] > 1 and before["threads"] >= 1
 
 
-def test_a_work_directory_is_read(tmp_path: Path) -> None:
+def test_a_sample_of_a_work_directory_counts_its_files_by_group(tmp_path: Path) -> None:
     """Unfinished checkpoints and files that grow with each record are counted separately."""
     files = {"metrics.jsonl": 3, "config.json": 9, "checkpoints/validation.json": 5, "checkpoints/manifests.json": 7}
     files |= {f"checkpoints/{step}/state/arrays": 1000 for step in (10, 20)} | {"checkpoints/20/manifest.json": 500}
@@ -83,7 +83,7 @@ def test_a_work_directory_is_read(tmp_path: Path) -> None:
     )
 
 
-def test_the_last_whole_line_says_the_step(tmp_path: Path) -> None:
+def test_the_last_step_is_that_of_the_last_complete_line(tmp_path: Path) -> None:
     assert process_samples.last_step(tmp_path) == 0
     (tmp_path / "metrics.jsonl").write_text('{"step": 41}\n{"step": 42, "split": "train"}\n{"step": 4')
     assert process_samples.last_step(tmp_path) == 42

@@ -30,14 +30,14 @@ def test_that_starts_a_program(code):
 
 
 def rows_of(text: str, title: str) -> dict[str, list[str]]:
-    """Returns the cells of a table by the names in its first column."""
+    """Return the cells of a table by the names in its first column."""
     (table,) = (part for part in text.split("\n\n") if part.lstrip("\n").startswith(f"| {title} |"))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
     return {name: values for name, *values in cells}
 
 
 @pytest.mark.parametrize("workers", ["0", pytest.param("2", marks=pytest.mark.exhaustive)])
-def test_it_prints_what_the_tests_of_a_file_take(tmp_path, workers):
+def test_the_tables_have_the_seconds_and_counts_of_a_files_tests(tmp_path, workers):
     (tmp_path / "test_tiny.py").write_text(TESTS)
     command = [sys.executable, suite.__file__, "--out", str(tmp_path / "out.json"), "--top", "2", "--"]
     command += ["-n", workers, "-q", "-p", "no:cacheprovider", str(tmp_path / "test_tiny.py")]
@@ -47,12 +47,12 @@ def test_it_prints_what_the_tests_of_a_file_take(tmp_path, workers):
     files, tests, fixtures = (rows_of(printed, title) for title in ("file", "test", "fixture"))
     # Pytest names a file relative to its root folder.
     assert [(Path(name).name, row[0]) for name, row in files.items()] == [("test_tiny.py", "3"), ("all 1", "1")]
-    # Two of the three, and all of them together.
+    # Two of the three tests, and the sum of all.
     assert len(tests) == 3 and tests["all 3"][0] == "3"
     assert [name for name in fixtures if "compiled (function)" in name]
 
-    kept = json.loads((tmp_path / "out.json").read_text())
-    by_name = {row["name"].split("::")[1]: row for row in kept["test"]}
+    rows = json.loads((tmp_path / "out.json").read_text())
+    by_name = {row["name"].split("::")[1]: row for row in rows["test"]}
     assert next(iter(by_name)) == max(by_name, key=lambda name: by_name[name]["seconds"])
     assert {name: row["starts"] for name, row in by_name.items()} == {
         "test_that_compiles": 0,
@@ -62,7 +62,7 @@ def test_it_prints_what_the_tests_of_a_file_take(tmp_path, workers):
     parts = by_name["test_that_compiles"]
     assert min(parts[kind] for kind in ("tracing", "lowering", "compiling", "cpu")) > 0
     assert parts["seconds"] > parts["tracing"] + parts["lowering"] + parts["compiling"]
-    assert kept["exit_code"] == 1 and kept["wall"] > kept["file"][0]["seconds"]
+    assert rows["exit_code"] == 1 and rows["wall"] > rows["file"][0]["seconds"]
 
 
 def test_an_event_that_ends_within_another_is_counted_once(monkeypatch):
@@ -81,10 +81,10 @@ def test_rows_of_one_name_are_summed():
     def row(name, **parts):
         return {"name": name} | dict.fromkeys(suite.PARTS, 0.0) | parts
 
-    found = suite.summed([row("a", seconds=1.0), row("b", seconds=5.0), row("a", seconds=2.0, starts=1)])
-    assert [(one["name"], one["count"], one["seconds"], one["starts"]) for one in found] == [
+    sums = suite.summed([row("a", seconds=1.0), row("b", seconds=5.0), row("a", seconds=2.0, starts=1)])
+    assert [(one["name"], one["count"], one["seconds"], one["starts"]) for one in sums] == [
         ("b", 1, 5, 0),
         ("a", 2, 3, 1),
     ]
-    lines = suite.table("file", found, 1).splitlines()
+    lines = suite.table("file", sums, 1).splitlines()
     assert len(lines) == 4 and lines[2].startswith("| b | 1 | 5.0 |") and lines[3].startswith("| all 2 | 2 | 8.0 |")

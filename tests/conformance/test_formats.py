@@ -1,4 +1,4 @@
-"""Properties of every format: it is recognized, read in order to the pixel, and rejected in one line.
+"""Properties of every format: its content identifies it, batches have the written pixels, faults raise one line.
 
 A new format needs a writer in `support/forms.py` and a line in its `FORMS`. Each format has a file for other tests.
 """
@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from support.cases import rarely
 from support.forms import CLASSES, COUNTS, FORMS, Form, Pictures, Splits, pictures
-from support.irregular import KINDS, put_back, set_aside
+from support.irregular import KINDS, put_back, replace_by_irregular
 
 import jaxddp
 from jaxddp.cli import main
@@ -63,9 +63,9 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with pytest.MonkeyPatch.context() as patched:
         folder = tmp_path_factory.mktemp("form")
         patched.setenv(CACHE_VARIABLE, str(folder / "cache"))
-        made = write(request.param, folder / "data")
-        patched.setenv("TFDS_DATA_DIR", str(made.path))
-        yield made
+        written_set = write(request.param, folder / "data")
+        patched.setenv("TFDS_DATA_DIR", str(written_set.path))
+        yield written_set
 
 
 every_form = pytest.mark.parametrize("written", FORMS, indirect=True, scope="module")
@@ -73,7 +73,7 @@ every_form_once = pytest.mark.parametrize("written", ONCE, indirect=True, scope=
 
 
 def stored(source: Source, row: int) -> np.ndarray:
-    """Returns the pixels of a row from another decoder."""
+    """Return the pixels of a row from another decoder."""
     if isinstance(source, ArrayTable):
         return source.images[row]
     pixels = np.asarray(Image.open(io.BytesIO(source.read(row))))  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def stored(source: Source, row: int) -> np.ndarray:
 
 
 def expected(written: Written, source: Source, truth: Pictures) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the images and labels of a source in its order; checks that they are the written ones, each once."""
+    """Return the images and labels of a source in its order; checks that they are the written ones, each once."""
     images = np.stack([stored(source, row) for row in range(len(truth))])
     if not written.form.exact:
         assert images.shape == truth.images.shape
@@ -109,7 +109,7 @@ def test_every_format_is_recognized_by_its_content(written: Written):
 
 
 @every_form_once
-def test_python_opens_every_form(written: Written):
+def test_open_data_opens_every_format(written: Written):
     address = written.form.address or written.path
     opened = jaxddp.open_data(address)
     named = open_splits(written.data())
@@ -119,7 +119,7 @@ def test_python_opens_every_form(written: Written):
 
 @every_form
 def test_batches_hold_the_pixels_of_their_rows(written: Written):
-    """Batches of one of two hosts, beyond the end of an epoch."""
+    """Read batches of one of two hosts, beyond the end of an epoch."""
     train, _ = open_tables(written.data())
     assert_pixels_of_rows(written, train, written.data())
 
@@ -169,12 +169,12 @@ def test_evaluation_counts_every_example_once(written: Written):
         rarely("NumPy", 4, 8),
     ],
 )
-def test_channels_and_bits_are_those_that_went_in(name: str, channels: int, bits: int, tmp_path: Path):
-    """`test_pixel_formats` covers every kind of image in every format; these go through a stream."""
-    made = write(name, tmp_path / "data", channels, bits)
-    data = made.data() if made.form.in_memory else made.data(channels=channels, bits=bits)
+def test_channels_and_bits_are_those_of_the_written_images(name: str, channels: int, bits: int, tmp_path: Path):
+    """`test_pixel_formats` covers every kind of image in every format. This test covers the stream."""
+    written_set = write(name, tmp_path / "data", channels, bits)
+    data = written_set.data() if written_set.form.in_memory else written_set.data(channels=channels, bits=bits)
     train, _ = open_tables(data)
-    assert_pixels_of_rows(made, train, data)
+    assert_pixels_of_rows(written_set, train, data)
 
 
 def fingerprints(written: Written) -> list[str]:
@@ -182,27 +182,27 @@ def fingerprints(written: Written) -> list[str]:
 
 
 @every_form_once
-def test_the_fingerprint_does_not_depend_on_the_place(written: Written, tmp_path: Path):
-    found = fingerprints(written)
-    assert len({*found}) == 2
+def test_the_fingerprint_does_not_depend_on_the_path(written: Written, tmp_path: Path):
+    results = fingerprints(written)
+    assert len({*results}) == 2
     moved = written.path.rename(tmp_path / written.path.name)
-    assert fingerprints(dataclasses.replace(written, path=moved)) == found
+    assert fingerprints(dataclasses.replace(written, path=moved)) == results
     moved.rename(written.path)
-    assert fingerprints(written) == found
+    assert fingerprints(written) == results
 
 
 @pytest.mark.parametrize("name", ONCE)
 def test_other_examples_have_another_fingerprint(name: str, tmp_path: Path):
     fewer = write(name, tmp_path / "fewer", counts={"train": 9, "val": 5})
     train, val = fingerprints(fewer)
-    # The other split and its fingerprint are the same; earlier files have no influence.
+    # The other split is the same and has the same fingerprint, also in another folder.
     again = fingerprints(write(name, tmp_path / "again"))
     assert again[0] != train
     assert again[1] == val or name == "packed"
 
 
 @every_form_once
-def test_a_share_for_validation_is_an_error_where_there_is_a_split(written: Written):
+def test_a_validation_share_for_data_with_a_validation_split_raises_an_error(written: Written):
     with pytest.raises(InputError, match=r"^data\.val_share=0\.3: .* has its own validation split"):
         open_splits(written.data(val_share=0.3))
 
@@ -211,10 +211,10 @@ UNDIVIDED = {"folders of png": "train", "CSV": "train.csv", "Parquet": "data/tra
 
 
 @pytest.mark.parametrize("name", UNDIVIDED)
-def test_data_without_a_split_are_divided_equally_everywhere(name: str, tmp_path: Path):
-    made = write(name, tmp_path / "data")
-    path = made.path / UNDIVIDED[name]
-    for file in (*made.path.glob("val.csv"), *made.path.glob("data/validation-*")):
+def test_data_without_a_validation_split_are_divided_by_class_and_reproducibly(name: str, tmp_path: Path):
+    written_set = write(name, tmp_path / "data")
+    path = written_set.path / UNDIVIDED[name]
+    for file in (*written_set.path.glob("val.csv"), *written_set.path.glob("data/validation-*")):
         file.unlink()
     with pytest.raises(InputError, match=r"has no validation split; give data\.val_share"):
         open_splits(DataConfig(path=str(path)))
@@ -227,8 +227,8 @@ def test_data_without_a_split_are_divided_equally_everywhere(name: str, tmp_path
     assert [source.fingerprint for source in again] == [train.fingerprint, val.fingerprint]
 
 
-def checked_and_held(written: Written, tmp_path: Path) -> tuple[Any, Any]:
-    """Returns the splits, compared with the manifest of `data check`."""
+def check_and_open(written: Written, tmp_path: Path) -> tuple[Any, Any]:
+    """Return the splits, compared with the manifest of `data check`."""
     report, manifest = check(open_splits(written.data())), tmp_path / "manifest.jsonl"
     assert report.num_faults == 0
     write_manifest(report, manifest)
@@ -236,9 +236,9 @@ def checked_and_held(written: Written, tmp_path: Path) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("written", [name for name in ONCE if name in FILES], indirect=True, scope="module")
-def test_check_finds_no_fault_and_pack_copies(written: Written, tmp_path: Path):
+def test_check_finds_no_fault_and_pack_copies_the_data_set(written: Written, tmp_path: Path):
     splits = open_splits(written.data())
-    for table in checked_and_held(written, tmp_path):
+    for table in check_and_open(written, tmp_path):
         assert not any(table.digests.fault(row, table.read(row)) for row in range(len(table)))
     pack(splits, tmp_path / "packed", PackOptions(short_side=written.form.size))
     for copy, source in zip(
@@ -248,9 +248,9 @@ def test_check_finds_no_fault_and_pack_copies(written: Written, tmp_path: Path):
 
 
 @pytest.mark.parametrize("written", [name for name in ONCE if name not in FILES], indirect=True, scope="module")
-def test_arrays_are_checked_and_not_packed(written: Written, tmp_path: Path):
+def test_check_accepts_arrays_and_pack_rejects_them(written: Written, tmp_path: Path):
     splits = open_splits(written.data())
-    checked_and_held(written, tmp_path)
+    check_and_open(written, tmp_path)
     with pytest.raises(InputError, match="already arrays in few files; train on it directly"):
         pack(splits, tmp_path / "packed", PackOptions())
 
@@ -258,30 +258,30 @@ def test_arrays_are_checked_and_not_packed(written: Written, tmp_path: Path):
 # Files that are not regular
 
 
-def telling_files(written: Written) -> list[Path]:
-    """Yields each file of the set; the first image of a folder represents all."""
+def essential_files(written: Written) -> list[Path]:
+    """Return each file of the set. Of the images of a folder return only the first."""
     if written.path.is_file():
         return [written.path]
-    found = sorted(path for path in written.path.rglob("*") if path.is_file() and path.suffix != ".jaxddp-index")
+    results = sorted(path for path in written.path.rglob("*") if path.is_file() and path.suffix != ".jaxddp-index")
     images = (".JPEG", ".png", ".bmp")
-    first = {path.parent: path for path in reversed(found) if path.suffix in images}
-    return [path for path in found if path.suffix not in images or first[path.parent] == path]
+    first = {path.parent: path for path in reversed(results) if path.suffix in images}
+    return [path for path in results if path.suffix not in images or first[path.parent] == path]
 
 
-def refusal(written: Written, capfd) -> tuple[bool, int, str]:
-    """Returns whether opening fails, and the exit code and the last line of `data check`."""
-    refused = False
+def open_and_check(written: Written, capfd) -> tuple[bool, int, str]:
+    """Return whether opening fails, and the exit code and the last line of `data check`."""
+    is_rejected = False
     try:
         for source in open_tables(written.data()):
             source.read(0) if hasattr(source, "read") else None
     except InputError as error:
         assert "\n" not in str(error)
-        refused = True
+        is_rejected = True
     address = written.form.address or str(written.path)
     code = main(["data", "check", address])
-    said = capfd.readouterr()
-    assert "Traceback" not in said.err and code in (0, 1, 2)
-    return refused, code, said.out + said.err
+    output = capfd.readouterr()
+    assert "Traceback" not in output.err and code in (0, 1, 2)
+    return is_rejected, code, output.out + output.err
 
 
 @pytest.mark.parametrize(
@@ -292,26 +292,26 @@ def refusal(written: Written, capfd) -> tuple[bool, int, str]:
 )
 def test_a_data_set_with_an_irregular_file_raises_a_one_line_error(written, kind, capfd, monkeypatch):
     monkeypatch.chdir(written.path.parent)
-    for path in telling_files(written):
-        kept = set_aside(path, kind)
-        refused, code, said = refusal(written, capfd)
+    for path in essential_files(written):
+        kept = replace_by_irregular(path, kind)
+        is_rejected, code, output = open_and_check(written, capfd)
         # Most formats do not need a file of class names, and the folder of a class may contain a folder.
         optional = path.suffix == ".txt" or (written.form.format, kind) == ("folders", "a directory")
-        assert (refused and code > 0) or optional, (path, said)
+        assert (is_rejected and code > 0) or optional, (path, output)
         put_back(path, kept)
     open_tables(written.data())
 
 
 @pytest.mark.parametrize("share", [0.57, 0.0], ids=["cut", "emptied"])
 @every_form_once
-def test_a_file_that_is_not_whole_is_found_by_the_check(written: Written, share: float, capfd, monkeypatch):
+def test_check_names_a_truncated_or_empty_file(written: Written, share: float, capfd, monkeypatch):
     monkeypatch.chdir(written.path.parent)
-    for path in telling_files(written):
+    for path in essential_files(written):
         content = path.read_bytes()
         path.write_bytes(content[: int(share * len(content))])
-        refused, code, said = refusal(written, capfd)
-        # The rest of a text may be valid; the library names only the folder of a damaged description.
-        named = path.name in said or (path.suffix == ".json" and str(written.path) in said)
-        assert ((refused or code > 0) and named) or path.suffix in (".txt", ".csv"), (path, said)
+        is_rejected, code, output = open_and_check(written, capfd)
+        # A cut text may be valid. Of a damaged description, tensorflow-datasets names only the folder.
+        named = path.name in output or (path.suffix == ".json" and str(written.path) in output)
+        assert ((is_rejected or code > 0) and named) or path.suffix in (".txt", ".csv"), (path, output)
         path.write_bytes(content)
-    assert refusal(written, capfd)[:2] == (False, 0)
+    assert open_and_check(written, capfd)[:2] == (False, 0)

@@ -1,7 +1,7 @@
-"""What every listener and logger records of a run. Each kind of listener is a line of `KINDS`.
+"""Every listener and logger records the same scalars of a run. `KINDS` has an entry for each kind of listener.
 
-First an invented run (`support.listeners`), then one that is trained, stopped and resumed with all loggers that have a
-library. What only one logger does is tested in a file of its own.
+The first tests send the events of an invented run (`support.listeners`). The others train, stop and resume a run with
+all loggers that need a library. The features of a single logger have a separate test file.
 """
 
 import dataclasses
@@ -27,7 +27,6 @@ from support.listeners import TOTAL, drive, evaluation_record, run_start, step_r
 from support.logged import (
     Series,
     alone,
-    forget_mlflow,
     mlflow_client,
     mlflow_run,
     of_jsonl,
@@ -36,6 +35,7 @@ from support.logged import (
     of_tensorboard,
     of_wandb,
     offline_runs,
+    remove_mlflow_variables,
     tensorboard_tags,
     wandb_config,
     wandb_history,
@@ -59,7 +59,7 @@ from jaxddp.training.validation.predicted_images import PredictedImages
 
 
 def of_config(name: str, workdir: Path) -> Any:
-    """Returns the logger of a config without its `OptionalLogger`."""
+    """Return the logger of a config without its `OptionalLogger`."""
     return LOGGERS.get(name)(Config().replace(log={"to": ("jsonl", name)}), workdir)
 
 
@@ -77,18 +77,20 @@ def of_history(workdir: Path) -> Series:
     history = the_history(workdir)
     columns = {"train": history.train, "train/epoch": history.epochs, "val": history.val}
     return {
-        ("train/epoch_" if part == "train/epoch" else f"{part}/") + name: list(zip(found["step"], values, strict=True))
-        for part, found in columns.items()
-        for name, values in found.items()
+        ("train/epoch_" if part == "train/epoch" else f"{part}/") + name: list(
+            zip(results["step"], values, strict=True)
+        )
+        for part, results in columns.items()
+        for name, values in results.items()
         if name != "step" and (part, name) != ("train/epoch", "epoch")
     }
 
 
 def wandb_end(workdir: Path) -> tuple[int, bool]:
-    """Returns the exit code of the last run, and whether it was marked as preempted."""
-    found = list(wandb_records(offline_runs(workdir)[-1]))
-    (end,) = (record.exit for record in found if record.WhichOneof("record_type") == "exit")
-    return end.exit_code, any(record.WhichOneof("record_type") == "preempting" for record in found)
+    """Return the exit code of the last run, and whether it was marked as preempted."""
+    results = list(wandb_records(offline_runs(workdir)[-1]))
+    (end,) = (record.exit for record in results if record.WhichOneof("record_type") == "exit")
+    return end.exit_code, any(record.WhichOneof("record_type") == "preempting" for record in results)
 
 
 the_history = functools.cache(lambda workdir: History())
@@ -100,14 +102,14 @@ class Kind:
     """A kind of listener: what it writes (scalars, a file, or nothing), and how it reports an end."""
 
     make: Callable[[Path], Any]
-    """Makes it from a config, or in another way, for instance with an address."""
+    """Makes the listener for a work directory."""
     series: Callable[[Path], Series] | None = None
     file: str = ""
     again: bool = False
     """Whether a step that a resumed run repeats has a second point or line."""
     end: Callable[[Path], Any] | None = None
     ends: tuple[Any, ...] = ()
-    """Its statuses of runs that are done, failed and preempted."""
+    """The recorded ends of runs that are done, failed and preempted."""
 
 
 KINDS = {
@@ -149,21 +151,23 @@ def store(tmp_path_factory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         alone(folder, patch)
         yield folder
-        forget_mlflow()
+        remove_mlflow_variables()
 
 
 def test_every_logger_of_a_config_is_tested_here() -> None:
     assert set(LOGGERS.names()) <= KINDS.keys()
 
 
-# The invented run
+# --- The invented run ---
 
 CONFUSED = {"confusion": np.array([[3, 1], [0, 4]])}
 PARAMS = {"kernel": np.zeros((3, 2))}
 
 
-def told(listener: Any, start: int = 0, stop: int = TOTAL, status: str = "done", evaluate: tuple[int, ...] = (4, 10)):
-    """Calls listeners for the steps after `start` up to `stop`, where the run ends with a status."""
+def record_run(
+    listener: Any, start: int = 0, stop: int = TOTAL, status: str = "done", evaluate: tuple[int, ...] = (4, 10)
+):
+    """Call listeners for the steps after `start` up to `stop`, where the run ends with a status."""
     listener.start(run_start(start, params=PARAMS, class_names=("a", "b")))
     for step in range(start + 1, stop + 1):
         listener.step(step_record(step))
@@ -173,46 +177,46 @@ def told(listener: Any, start: int = 0, stop: int = TOTAL, status: str = "done",
 
 
 def course(stop: int = TOTAL, evaluate: tuple[int, ...] = (4, 10)) -> Series:
-    """Returns the scalars of the invented run, by their names in loggers."""
-    found = []
+    """Return the scalars of the invented run, by their names in loggers."""
+    results = []
     for step in range(1, stop + 1):
-        found.append(rows.step_row(step_record(step)))
-        found += [rows.evaluation_row(evaluation_record(step))] if step in evaluate else []
-    return of_rows(found)
+        results.append(rows.step_row(step_record(step)))
+        results += [rows.evaluation_row(evaluation_record(step))] if step in evaluate else []
+    return of_rows(results)
 
 
-def differing(found: Series, expected: Series, *, again: bool = False) -> list[str]:
-    """Returns the names of the scalars that differ. Values are compared in float32, which TensorBoard stores.
+def differing(results: Series, expected: Series, *, again: bool = False) -> list[str]:
+    """Return the names of the scalars that differ. Values are compared in float32, which TensorBoard stores.
 
     A scalar that only one side has differs. Points that occur twice differ, unless `again`; then the last one counts.
     """
 
     def is_equal(name: str) -> bool:
-        if name not in found or name not in expected:
+        if name not in results or name not in expected:
             return False
-        points = dict(found[name])
-        is_once = again or len(points) == len(found[name])
+        points = dict(results[name])
+        is_once = again or len(points) == len(results[name])
         return is_once and points == pytest.approx(dict(expected[name]), rel=1e-6, nan_ok=True)
 
-    return sorted(name for name in found.keys() | expected.keys() if not is_equal(name))
+    return sorted(name for name in results.keys() | expected.keys() if not is_equal(name))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_NUMBERS)
 def test_every_listener_records_the_scalars_of_a_run(name: str, tmp_path: Path) -> None:
-    told(KINDS[name].make(tmp_path))
-    found = KINDS[name].series(tmp_path)
-    assert differing(found, course()) == []
-    assert found["train/loss"] == [(step, pytest.approx(math.pi / step, rel=1e-6)) for step in range(1, 11)]
-    assert found["train/epoch_top1"] == [(step, pytest.approx(step / 11, rel=1e-6)) for step in (4, 7, 10)]
-    assert found["val/count"] == [(4, 77.0), (10, 77.0)]
+    record_run(KINDS[name].make(tmp_path))
+    results = KINDS[name].series(tmp_path)
+    assert differing(results, course()) == []
+    assert results["train/loss"] == [(step, pytest.approx(math.pi / step, rel=1e-6)) for step in range(1, 11)]
+    assert results["train/epoch_top1"] == [(step, pytest.approx(step / 11, rel=1e-6)) for step in (4, 7, 10)]
+    assert results["val/count"] == [(4, 77.0), (10, 77.0)]
 
 
 @pytest.mark.parametrize("name", OF_FILES)
 def test_every_listener_writes_its_file(name: str, tmp_path: Path) -> None:
     # Curves are drawn from these lines.
     for each in (KINDS["jsonl"], KINDS[name]):
-        told(each.make(tmp_path))
+        record_run(each.make(tmp_path))
     assert (tmp_path / KINDS[name].file).stat().st_size > 0
 
 
@@ -220,36 +224,36 @@ def test_every_listener_writes_its_file(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", OF_NUMBERS)
 def test_a_resumed_run_continues_its_record_and_a_new_run_begins_another(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
-    told(kind.make(tmp_path), stop=6, status="preempted")
-    told(kind.make(tmp_path), start=5)
+    record_run(kind.make(tmp_path), stop=6, status="preempted")
+    record_run(kind.make(tmp_path), start=5)
     assert differing(kind.series(tmp_path), course(), again=kind.again) == []
-    told(kind.make(tmp_path), stop=2, status="failed", evaluate=())
+    record_run(kind.make(tmp_path), stop=2, status="failed", evaluate=())
     assert differing(kind.series(tmp_path), course(stop=2, evaluate=())) == []
 
 
 # tests/test_curves.py checks the picture of a resumed run, which takes long to draw.
 @pytest.mark.parametrize("name", [name for name in OF_FILES if not KINDS[name].again and name != "curves"])
-def test_the_file_of_a_resumed_run_is_that_of_a_whole_one_and_a_fresh_run_begins_anew(
+def test_a_resumed_run_writes_the_file_of_an_uninterrupted_run_and_a_new_run_replaces_it(
     name: str, tmp_path: Path
 ) -> None:
     kind, resumed, whole = KINDS[name], tmp_path / "resumed", tmp_path / "whole"
     # The second epoch ends with step 7, which the resumed run repeats.
-    told(kind.make(resumed), stop=8, status="preempted")
-    told(kind.make(resumed), start=5)
-    told(kind.make(whole))
+    record_run(kind.make(resumed), stop=8, status="preempted")
+    record_run(kind.make(resumed), start=5)
+    record_run(kind.make(whole))
     assert (resumed / kind.file).read_bytes() == (whole / kind.file).read_bytes()
     for folder in (resumed, tmp_path / "fresh"):
-        told(kind.make(folder), stop=5)
+        record_run(kind.make(folder), stop=5)
     assert (resumed / kind.file).read_bytes() == (tmp_path / "fresh" / kind.file).read_bytes()
 
 
 def is_number(value: float) -> bool:
-    """MLflow's store cannot hold infinity, and stores the largest number."""
+    """Return whether a recorded value is finite. MLflow's store records infinity as the largest number."""
     return math.isfinite(value) and abs(value) < sys.float_info.max
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_figures_that_are_not_finite_are_no_failure_and_no_numbers(name: str, tmp_path: Path) -> None:
+def test_values_that_are_not_finite_are_recorded_without_a_failure(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     for each in (KINDS["jsonl"], kind):
         listener = each.make(tmp_path)
@@ -259,22 +263,22 @@ def test_figures_that_are_not_finite_are_no_failure_and_no_numbers(name: str, tm
         listener.evaluation(evaluation_record(2, metrics={"loss": math.inf, "top1": 0.5}, sets=CONFUSED))
         listener.end(RunEnd("failed", 2, 1.0, {"loss": math.inf, "top1": 0.5}, reason="the loss is nan"))
     if kind.series:
-        found = kind.series(tmp_path)
-        assert [step for step, _ in found["train/loss"]] == [1, 2]
-        assert [is_number(value) for _, value in found["train/loss"]] == [True, False]
-        assert found["val/top1"] == [(2, 0.5)]
-        assert [(step, is_number(value)) for step, value in found["val/loss"]] == [(2, False)]
+        results = kind.series(tmp_path)
+        assert [step for step, _ in results["train/loss"]] == [1, 2]
+        assert [is_number(value) for _, value in results["train/loss"]] == [True, False]
+        assert results["val/top1"] == [(2, 0.5)]
+        assert [(step, is_number(value)) for step, value in results["val/loss"]] == [(2, False)]
 
 
 @pytest.mark.parametrize(("name", "status"), [(n, s) for n, kind in KINDS.items() if kind.end for s in STATUSES])
 def test_the_end_of_a_run_is_recorded(name: str, status: str, tmp_path: Path) -> None:
     kind = KINDS[name]
-    told(kind.make(tmp_path), stop=3, status=status)
+    record_run(kind.make(tmp_path), stop=3, status=status)
     assert kind.end(tmp_path) == kind.ends[STATUSES.index(status)]
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_place_that_it_cannot_write_to_costs_a_logger_and_no_run(
+def test_a_folder_that_cannot_be_written_disables_a_logger_and_does_not_end_the_run(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -282,18 +286,20 @@ def test_a_place_that_it_cannot_write_to_costs_a_logger_and_no_run(
     logger = KINDS[name].make(tmp_path / "file" / "run")
     if name == "jsonl":
         with pytest.raises(InputError, match="file/run: cannot be written"):
-            told(logger)
+            record_run(logger)
         return
-    told(OptionalLogger(name, logger))
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
-    assert said.startswith(f"the logger {name} failed at step ") and said.endswith(" and is left out from here on")
-    assert "file/run" in said
+    record_run(OptionalLogger(name, logger))
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
+    assert message.startswith(f"the logger {name} failed at step ") and message.endswith(
+        " and is left out from here on"
+    )
+    assert "file/run" in message
 
 
-def test_tensorboard_adds_a_file_or_begins_anew_and_leaves_the_files_of_others(tmp_path: Path) -> None:
+def test_tensorboard_adds_a_file_when_resumed_and_a_new_run_removes_only_event_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for start, files in ((0, 1), (9, 2), (0, 1)):
-        told(KINDS["tensorboard"].make(tmp_path), start=start)
+        record_run(KINDS["tensorboard"].make(tmp_path), start=start)
         assert len(list(tmp_path.glob("events*"))) == files
     assert (tmp_path / "notes.txt").exists()
 
@@ -321,7 +327,7 @@ def test_no_figure_stays_in_memory(tmp_path: Path) -> None:
     assert gc.isenabled()
 
 
-# A run that is trained, in two parts, before all loggers that have a library
+# --- A run that is trained in two parts, with all loggers that need a library ---
 
 TRAIN, VAL = random_table(24), random_table(9, seed=1)
 WITH_LIBRARY = ["tensorboard", "wandb", "mlflow"]
@@ -337,15 +343,15 @@ def resumed(store: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_LIBRARY)
-def test_metrics_are_those_of_metrics_jsonl(name: str, resumed: Path) -> None:
+def test_every_logger_has_the_metrics_of_metrics_jsonl(name: str, resumed: Path) -> None:
     expected = of_jsonl(resumed)
     assert [step for step, _ in expected["train/loss"]] == [1, 2, 3, 4, 5, 6]
     assert [step for step, _ in expected["val/top1"]] == [3, 6]
-    found = KINDS[name].series(resumed)
+    results = KINDS[name].series(resumed)
     if name == "tensorboard":
-        assert differing(found, expected) == []
+        assert differing(results, expected) == []
     else:
-        assert found == expected
+        assert results == expected
 
 
 @pytest.mark.slow
@@ -359,26 +365,26 @@ def test_wandb_continues_the_same_run_under_its_name(resumed: Path) -> None:
     assert names == {("jaxddp", "first")}
 
 
-def test_wandb_has_the_config_and_where_the_code_comes_from(resumed: Path) -> None:
-    own = json.loads((resumed / "config.json").read_text())
+def test_wandb_has_the_config_and_the_versions_of_the_code(resumed: Path) -> None:
+    content = json.loads((resumed / "config.json").read_text())
     first, second = map(wandb_config, offline_runs(resumed))
     assert (first["train.duration"], second["train.duration"]) == ("1 epoch", "2 epochs")
-    assert second["fingerprint.train"] == own["fingerprint"]["train"]
-    assert second["data.image_size"] == own["data"]["image_size"]
-    assert second["objects.model"] == own["objects"]["model"]
+    assert second["fingerprint.train"] == content["fingerprint"]["train"]
+    assert second["data.image_size"] == content["data"]["image_size"]
+    assert second["objects.model"] == content["objects"]["model"]
     assert (second["run.devices"], second["run.parameters"]) == (2, 6 * 6 * 3 * 5)
     assert {"versions.jax", "versions.jaxddp", "seed"} <= second.keys()
 
 
-def test_mlflow_has_one_run_with_the_config_and_where_the_code_comes_from(resumed: Path) -> None:
-    own, run = json.loads((resumed / "config.json").read_text()), mlflow_run(resumed)
+def test_mlflow_has_one_run_with_the_config_and_the_versions_of_the_code(resumed: Path) -> None:
+    content, run = json.loads((resumed / "config.json").read_text()), mlflow_run(resumed)
     experiment = mlflow_client().get_experiment_by_name("jaxddp")
     assert run.info.experiment_id == experiment.experiment_id
     named = mlflow_client().search_runs([experiment.experiment_id], "attributes.run_name = 'first'")
     assert [each.info.run_id for each in named] == [run.info.run_id]
     params = run.data.params
-    assert params["fingerprint.train"] == own["fingerprint"]["train"]
-    assert (params["data.image_size"], params["run.devices"]) == (str(own["data"]["image_size"]), "2")
+    assert params["fingerprint.train"] == content["fingerprint"]["train"]
+    assert (params["data.image_size"], params["run.devices"]) == (str(content["data"]["image_size"]), "2")
     assert {"versions.jax", "versions.jaxddp", "seed", "objects.model"} <= params.keys()
 
 
@@ -392,25 +398,25 @@ def wandb_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
     shown = {}
     for folder in offline_runs(workdir):
         for row in wandb_history(folder):
-            if (own := row.get("val/predictions")) is not None:
-                assert len(own["captions"]) == len(VAL)
-                shown[row["step"]] = [np.asarray(Image.open(folder / "files" / file)) for file in own["filenames"]]
+            if (content := row.get("val/predictions")) is not None:
+                assert len(content["captions"]) == len(VAL)
+                shown[row["step"]] = [np.asarray(Image.open(folder / "files" / file)) for file in content["filenames"]]
     return shown
 
 
 def mlflow_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
-    client, own = mlflow_client(), mlflow_run(workdir).info.run_id
-    files = [file.path for file in client.list_artifacts(own, "images") if file.path.endswith(".png")]
+    client, content = mlflow_client(), mlflow_run(workdir).info.run_id
+    files = [file.path for file in client.list_artifacts(content, "images") if file.path.endswith(".png")]
     return {
-        int(path.split("+step+")[1].split("+")[0]): [np.asarray(Image.open(client.download_artifacts(own, path)))]
+        int(path.split("+step+")[1].split("+")[0]): [np.asarray(Image.open(client.download_artifacts(content, path)))]
         for path in files
     }
 
 
 def tensorboard_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
     # A picture is stored as width, height and PNG bytes.
-    found = tensorboard_tags(workdir)["val/predictions"]
-    return {event.step: [np.asarray(Image.open(io.BytesIO(event.tensor_proto.string_val[2])))] for event in found}
+    results = tensorboard_tags(workdir)["val/predictions"]
+    return {event.step: [np.asarray(Image.open(io.BytesIO(event.tensor_proto.string_val[2])))] for event in results}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Every family of networks: N devices equal one, the network can be exported as a program, its arrays have the
-published names and its logits the published values, and the configs that name it run a step. Each family's own
-behaviour is tested in its own file."""
+published names and its logits the published values, and the configs that name it run a step. Each
+family has a separate test file."""
 
 import functools
 from pathlib import Path
@@ -74,8 +74,8 @@ def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], li
     network."""
     with jax.enable_x64(True):
         # Its second block is skipped.
-        own = {"stage_sizes": (1, 1, 0, 0), "width": 8} if name == "convnext_tiny" else {}
-        module = module_of(name, dtype="float64", param_dtype="float64", **own)
+        changes = {"stage_sizes": (1, 1, 0, 0), "width": 8} if name == "convnext_tiny" else {}
+        module = module_of(name, dtype="float64", param_dtype="float64", **changes)
         setup = setup_of(module, sgd(0.05), TABLE, devices=devices)
         before = jax.device_get(randomized(setup.state.params))
         # airbench has Flax's batch norm, which starts in float32.
@@ -83,8 +83,8 @@ def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], li
         state, sums = setup.topology.replicate(setup.state.replace(params=before, model_state=statistics)), []
         step = setup.step()
         for batch in setup.batches(0, 3):
-            state, found = step(state, batch)
-            sums.append(np.asarray(found.values))
+            state, results = step(state, batch)
+            sums.append(np.asarray(results.values))
         return before, jax.device_get((state.params, state.model_state)), sums
 
 
@@ -101,9 +101,11 @@ def test_any_number_of_devices_equals_one(name, devices, shallow):
     _, others, theirs = trained(name, devices)
     np.testing.assert_allclose(theirs, sums, rtol=1e-9)
     assert largest_difference(others, after) < 1e-9
-    same = jax.tree.map(lambda one, other: np.abs(one - other).max() < 1e-6, before, after[0])
-    held = {jax.tree_util.keystr(path, simple=True, separator="/") for path, is_same in leaves(same) if is_same}
-    assert held == UNTRAINED.get(name, set())
+    is_unchanged = jax.tree.map(lambda one, other: np.abs(one - other).max() < 1e-6, before, after[0])
+    unchanged = {
+        jax.tree_util.keystr(path, simple=True, separator="/") for path, is_same in leaves(is_unchanged) if is_same
+    }
+    assert unchanged == UNTRAINED.get(name, set())
 
 
 def leaves(tree: Any) -> list:
@@ -118,16 +120,16 @@ def leaves(tree: Any) -> list:
 )
 def test_every_family_becomes_a_program(form, name, tmp_path, shallow):
     """Export fresh networks; `export_program` itself compares the results."""
-    said = export_program(fresh_run(name, tmp_path), tmp_path / f"net.{form}", form)
-    assert "of the network's; classes and sizes in" in said
+    report = export_program(fresh_run(name, tmp_path), tmp_path / f"net.{form}", form)
+    assert "of the network's; classes and sizes in" in report
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("form", ["onnx", "stablehlo"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_whole_network_becomes_a_program(form, name, tmp_path):
-    said = export_program(fresh_run(name, tmp_path), tmp_path / f"net.{form}", form)
-    assert "of the network's; classes and sizes in" in said
+def test_a_network_of_full_depth_becomes_a_program(form, name, tmp_path):
+    report = export_program(fresh_run(name, tmp_path), tmp_path / f"net.{form}", form)
+    assert "of the network's; classes and sizes in" in report
 
 
 def fresh_run(name: str, place: Path) -> TrainedRun:
@@ -164,9 +166,9 @@ def state_dict_of(name: str, height: int, width: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", few(NAMED, *(name for name in golden() if name not in NAMED)))
 def test_arrays_have_the_published_names_and_shapes(name):
-    found = {each: array.shape for each, array in state_dict_of(name, 224, 224).items()}
-    assert len(found) == golden()[name]["arrays"]
-    assert digest(found) == golden()[name]["digest"]
+    results = {each: array.shape for each, array in state_dict_of(name, 224, 224).items()}
+    assert len(results) == golden()[name]["arrays"]
+    assert digest(results) == golden()[name]["digest"]
 
 
 @functools.cache
@@ -188,7 +190,7 @@ def logits(name: str, file: Path, size: str, dtype: str) -> Any:
     return np.asarray(logits_by(model.module)(variables, jnp.asarray(image(height, width), dtype)))[0]
 
 
-TELLING = [
+ESSENTIAL = [
     *(("resnet18", "97x131", precision) for precision in ("float64", "float32")),
     *((name, "97x131", "float64") for name in ("resnet50", "convnext_tiny", "timm_convnext_tiny")),
     ("vit_ti16", "224x224", "float64"),
@@ -197,13 +199,13 @@ TELLING = [
 # 87 million parameters; `test_arrays_have_the_published_names_and_shapes` has its names.
 LARGE = [("vit_b16", "224x224", "float64")]
 OTHERS = [(name, size, "float64") for name in golden() for size in golden()[name]["logits"]]
-OTHERS = [case for case in [*OTHERS, ("resnet50", "97x131", "float32")] if case not in [*TELLING, *LARGE]]
+OTHERS = [case for case in [*OTHERS, ("resnet50", "97x131", "float32")] if case not in [*ESSENTIAL, *LARGE]]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size", "precision"),
-    [*TELLING, *(pytest.param(*case, marks=pytest.mark.ci) for case in LARGE), *(rarely(*case) for case in OTHERS)],
+    [*ESSENTIAL, *(pytest.param(*case, marks=pytest.mark.ci) for case in LARGE), *(rarely(*case) for case in OTHERS)],
 )
 def test_logits_are_the_published_ones(tmp_path, name, size, precision):
     """Redraw every array, and pass the weights through a file with the names of torchvision or timm."""
@@ -211,37 +213,40 @@ def test_logits_are_the_published_ones(tmp_path, name, size, precision):
     like = {each: array.shape for each, array in state_dict_of(name, height, width).items()}
     write(tmp_path / "w.safetensors", weights(like))
     with jax.enable_x64(precision == "float64"):
-        found = logits(name, tmp_path / "w.safetensors", size, precision)
-    difference = np.abs(found - golden()[name]["logits"][size]).max()
+        results = logits(name, tmp_path / "w.safetensors", size, precision)
+    difference = np.abs(results - golden()[name]["logits"][size]).max()
     print(f"{name} {size} {precision}: {difference:.2g}")
     assert difference < {"float64": 1e-9, "float32": 1e-4}[precision]
 
 
 # --- The configs of the project ---
 
-TELLING_CONFIGS = {
+ESSENTIAL_CONFIGS = {
     "fashion_mnist": "a constant rate, shortcuts without a norm",
     "finetune_folder": "new layers, rates by layer, crops of a random area",
     "imagenet_resnet50_mild": "images that grow, blurred strides, binary cross entropy, an evaluation of another size",
     "imagenet_vit_s16": "a ViT; RandAugment and Mixup",
 }
-"""These configs and their own tests (`test_cifar10_fast.py` trains one) show the pieces of all others.
+"""These configs, and configs with a separate test (`test_cifar10_fast.py`), use the pieces of all others.
 `test_the_network_of_every_config_has_an_output_for_each_class` shows that each is a complete recipe."""
 
 
-OTHER_NUMBERS = {
+CONFIGS_OF_OTHER_NUMBERS = {
     "cifar100": "cifar10",
     "cifar10_fast_sgd": "cifar10_fast",
     "imagenet_resnet18_ffcv_16": "imagenet_resnet50_ffcv_16",
     "imagenet_resnet50_ffcv_88": "imagenet_resnet50_ffcv_16",
     "imagenet_resnet34": "imagenet_resnet50",
 }
-"""Configs that use the same pieces as another config, if they are as shallow as here."""
+"""Configs that differ from another config only in numbers, if the networks are as shallow as here."""
 
 
 def config_cases() -> list:
-    others = [name for name in config_names() if name not in TELLING_CONFIGS | OTHER_NUMBERS]
-    return [*few((*TELLING_CONFIGS,), *OTHER_NUMBERS), *(pytest.param(name, marks=pytest.mark.ci) for name in others)]
+    others = [name for name in config_names() if name not in ESSENTIAL_CONFIGS | CONFIGS_OF_OTHER_NUMBERS]
+    return [
+        *few((*ESSENTIAL_CONFIGS,), *CONFIGS_OF_OTHER_NUMBERS),
+        *(pytest.param(name, marks=pytest.mark.ci) for name in others),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +254,7 @@ def pictures(tmp_path_factory):
     return write_tree(tmp_path_factory.mktemp("ilsvrc"), classes=3, images=4, val=2, size=40)
 
 
-def in_small(name: str, pictures, images: int) -> Config:
+def make_small(name: str, pictures, images: int) -> Config:
     """Return a config for this number of images a step on each of two devices, otherwise unchanged."""
     config = load(name)
     grouped = config.model.batch_statistics.group is not None
@@ -267,7 +272,7 @@ def in_small(name: str, pictures, images: int) -> Config:
 @pytest.mark.parametrize("name", config_cases())
 def test_every_config_takes_a_step(name, pictures, shallow):
     """Build a shallow network for 32 pixels."""
-    config = in_small(name, pictures, images=2)
+    config = make_small(name, pictures, images=2)
     sizes = {"grow_from": config.data.grow_from and 16, "grow_by": 4, "eval_size": config.data.eval_size and 40}
     config = config.replace(
         data={"image_size": 32, "resize": 40, **sizes},
@@ -291,15 +296,15 @@ def logits_in_training(model: Any, size: int) -> tuple[int, ...]:
     """Return the shape of the logits for four images of this size."""
     images, key = jax.ShapeDtypeStruct((4, size, size, 3), np.float32), jax.random.key(0)
     params, model_state = jax.eval_shape(model.init, key, images)
-    own = {"example_keys": jax.random.split(key, 4)} if takes_example_keys(model) else {}
+    changes = {"example_keys": jax.random.split(key, 4)} if takes_example_keys(model) else {}
     apply = functools.partial(model.apply, train=True)
-    return jax.eval_shape(apply, params, model_state, images, key=key, **own)[0].shape
+    return jax.eval_shape(apply, params, model_state, images, key=key, **changes)[0].shape
 
 
 @pytest.mark.parametrize("name", config_names())
 def test_the_network_of_every_config_has_an_output_for_each_class(name, pictures, shallow):
     """Test each network at the size of its images. Deeper ones have the same shapes."""
-    config = in_small(name, pictures, images=4).replace(objective={"unlabelled_ratio": 1})
+    config = make_small(name, pictures, images=4).replace(objective={"unlabelled_ratio": 1})
     if config.data.grow_from:
         # Only the first and the last of the image sizes are tested.
         config = config.replace(data={"grow_by": config.data.image_size - config.data.grow_from})

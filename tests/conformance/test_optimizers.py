@@ -1,6 +1,6 @@
 """Every optimizer and every schedule: their numbers are those of the published formulas. For optimizers also: N devices
-equal one, a resumed run equals the uninterrupted one, and groups of layers have the documented effect. Each one's
-own behaviour is tested in its own file."""
+equal one, a resumed run equals the uninterrupted one, and groups of layers have the documented effect. Each optimizer
+and schedule has a separate test file."""
 
 import dataclasses
 import functools
@@ -81,7 +81,7 @@ def rmsprop(decay: float, epsilon: float, momentum: float) -> Callable:
     return functools.partial(by_hand, update)
 
 
-def of_adam(epsilon: float, adaptive: bool) -> Callable:
+def adam_or_lamb(epsilon: float, adaptive: bool) -> Callable:
     """Loshchilov and Hutter's AdamW (arXiv:1711.05101, algorithm 2), with the schedule's rate on both terms, as in
     PyTorch and optax. `adaptive` is You et al.'s LAMB (arXiv:1904.00962, algorithm 2), where vectors keep Adam's
     update."""
@@ -126,9 +126,9 @@ def undecayed(steps: int) -> dict:
     return by_optax(contrib.schedule_free_adamw(rate, b1=0.8, b2=0.98), steps)
 
 
-OF_ADAM = {"momentum": 0.85, "beta2": 0.98, "weight_decay": 0.05}
-OF_LARS = {"momentum": 0.7, "nesterov": False, "weight_decay": 0.02, "trust_coefficient": 0.01}
-FREE = {"momentum": 0.8, "beta2": 0.98, "schedule": "constant"}
+ADAM_SETTINGS = {"momentum": 0.85, "beta2": 0.98, "weight_decay": 0.05}
+LARS_SETTINGS = {"momentum": 0.7, "nesterov": False, "weight_decay": 0.02, "trust_coefficient": 0.01}
+SCHEDULE_FREE_SETTINGS = {"momentum": 0.8, "beta2": 0.98, "schedule": "constant"}
 STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
     "momentum": ({"momentum": 0.8, "nesterov": False, "weight_decay": 0.02}, momentum(nesterov=False)),
     "momentum, nesterov": ({"momentum": 0.8, "nesterov": True, "weight_decay": 0.02}, momentum(nesterov=True)),
@@ -140,13 +140,13 @@ STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
         {"momentum": 0.8, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.02},
         rmsprop(0.9, 1e-3, 0.8),
     ),
-    "adamw": (OF_ADAM, of_adam(1e-8, adaptive=False)),
-    "lars": (OF_LARS, functools.partial(by_hand, lars)),
-    "lamb": (OF_ADAM, of_adam(1e-6, adaptive=True)),
-    "lamb, epsilon": (OF_ADAM | {"epsilon": 1e-3}, of_adam(1e-3, adaptive=True)),
+    "adamw": (ADAM_SETTINGS, adam_or_lamb(1e-8, adaptive=False)),
+    "lars": (LARS_SETTINGS, functools.partial(by_hand, lars)),
+    "lamb": (ADAM_SETTINGS, adam_or_lamb(1e-6, adaptive=True)),
+    "lamb, epsilon": (ADAM_SETTINGS | {"epsilon": 1e-3}, adam_or_lamb(1e-3, adaptive=True)),
     "muon": ({"momentum": 0.95, "beta2": 0.98, "weight_decay": 0.05}, muon),
-    "schedule_free": (FREE | {"weight_decay": 0.05}, schedule_free),
-    "schedule_free, undecayed": (FREE | {"weight_decay": 0.0}, undecayed),
+    "schedule_free": (SCHEDULE_FREE_SETTINGS | {"weight_decay": 0.05}, schedule_free),
+    "schedule_free, undecayed": (SCHEDULE_FREE_SETTINGS | {"weight_decay": 0.0}, undecayed),
 }
 """For each optimizer and variant, its config and the parameters after some steps by its formula."""
 
@@ -167,7 +167,7 @@ def test_every_optimizer_and_every_schedule_has_its_formula():
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
-def test_weight_decay_touches_kernels_only(name):
+def test_weight_decay_changes_kernels_only(name):
     """Without a gradient only weight decay moves parameters, and a kernel shrinks."""
     params = parameters()
     optimizer = make_optimizer(config_of(name=name, weight_decay=0.01, schedule="constant"), rate)
@@ -188,14 +188,14 @@ def test_weight_decay_of_a_group_replaces_the_configs(name):
     usual = updated(config_of(name=name, weight_decay=0.03, **schedule), 3)
     grouped = ["head:decay=0.03", "conv:decay=0.03"]
     assert_equal(updated(config_of(name=name, weight_decay=0.5, groups=grouped, **schedule), 3), usual)
-    found = updated(config_of(name=name, weight_decay=0.03, groups=["head:decay=0"], **schedule), 3)
+    actual = updated(config_of(name=name, weight_decay=0.03, groups=["head:decay=0"], **schedule), 3)
     none = updated(config_of(name=name, weight_decay=0.0, **schedule), 3)
-    assert_equal(found, {**usual, "head": none["head"]})
+    assert_equal(actual, {**usual, "head": none["head"]})
     assert largest_difference(usual["head"], none["head"]) > 1e-5
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS.names())
-def test_layers_are_frozen_and_have_rates_in_any_of_them(name):
+def test_every_optimizer_supports_frozen_layers_and_rates_of_layers(name):
     """Frozen parameters have no update and the others are unchanged. A rate of 0 keeps every bit."""
     config = config_of(name=name, schedule="constant", weight_decay=0.02)
     optimizer, params = OPTIMIZERS.get(name)(config, rate), jax.tree.map(jnp.asarray, parameters())
@@ -240,14 +240,14 @@ def optimizer_of(name: str) -> optax.GradientTransformation:
     return make_optimizer(config, make_schedule(config, Steps(STEPS, 3)))
 
 
-def made(name: str, devices: int) -> Any:
+def make_setup(name: str, devices: int) -> Any:
     return setup_of(TwoLayers(), optimizer_of(name), TABLE, devices=devices, seed=5)
 
 
 @functools.cache
-def whole(name: str, devices: int) -> tuple[Any, Any]:
+def uninterrupted(name: str, devices: int) -> tuple[Any, Any]:
     """Return the parameters before a run, and the state after it."""
-    setup = made(name, devices)
+    setup = make_setup(name, devices)
     before = jax.device_get(setup.state.params)
     return before, jax.device_get(train(setup, CHANGES))
 
@@ -261,7 +261,7 @@ OTHERS = [name for name in OPTIMIZERS.names() if name not in OF_WHOLE_ARRAYS]
 @pytest.mark.parametrize("devices", few((1,), 2, 8))
 @pytest.mark.parametrize("name", few(OF_WHOLE_ARRAYS, *OTHERS))
 def test_any_number_of_devices_equals_one(name, devices):
-    assert largest_difference(whole(name, devices)[1], whole(name, 4)[1]) < 1e-9
+    assert largest_difference(uninterrupted(name, devices)[1], uninterrupted(name, 4)[1]) < 1e-9
 
 
 @pytest.mark.slow
@@ -269,9 +269,9 @@ def test_any_number_of_devices_equals_one(name, devices):
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, name):
     with Checkpoints(tmp_path / "c") as checkpoints:
         with pytest.raises(Preempted):
-            train(made(name, 4), CHANGES, checkpoints=checkpoints, should_stop=lambda step: step == 3)
-        resumed = train(made(name, 4), CHANGES, checkpoints=checkpoints, resume_step=3)
-    before, state = whole(name, 4)
+            train(make_setup(name, 4), CHANGES, checkpoints=checkpoints, should_stop=lambda step: step == 3)
+        resumed = train(make_setup(name, 4), CHANGES, checkpoints=checkpoints, resume_step=3)
+    before, state = uninterrupted(name, 4)
     assert largest_difference(jax.device_get(resumed), state) == 0
     moved = jax.tree.map(lambda one, other: np.abs(one - other).max(), before, state.params)
     assert min(jax.tree.leaves(moved)) > 1e-4 and max(jax.tree.leaves(moved)) < 10
@@ -355,14 +355,14 @@ RUNS = st.builds(
 @given(run=RUNS)
 def test_rates_of_every_schedule_equal_those_by_hand_after_the_warm_up(name, run):
     """For all lengths, also a run of one step, every rate is a finite number and none exceeds the peak."""
-    found = run.rates(name)
+    actual = run.rates(name)
     rise = np.arange(1, run.warmup + 1) / max(run.warmup, 1)
-    np.testing.assert_allclose(found[: run.warmup], PEAK * rise, rtol=1e-6)
-    np.testing.assert_allclose(found[run.warmup :], PEAK * RATES_BY_HAND[name](run), rtol=1e-5, atol=1e-7)
-    assert np.isfinite(found).all() and (found >= 0).all() and (found <= PEAK * (1 + 1e-6)).all()
+    np.testing.assert_allclose(actual[: run.warmup], PEAK * rise, rtol=1e-6)
+    np.testing.assert_allclose(actual[run.warmup :], PEAK * RATES_BY_HAND[name](run), rtol=1e-5, atol=1e-7)
+    assert np.isfinite(actual).all() and (actual >= 0).all() and (actual <= PEAK * (1 + 1e-6)).all()
     # If nothing comes before its first fall, "step" has no peak.
     falls_at_once = name == "step" and run.warmup == 0 and any(round(at * run.total) == 0 for at in run.step_at)
-    assert found.max() == pytest.approx(PEAK, rel=1e-6) or falls_at_once
+    assert actual.max() == pytest.approx(PEAK, rel=1e-6) or falls_at_once
 
 
 ENDS: dict[str, Callable[[float], float]] = {
@@ -379,7 +379,7 @@ ENDS: dict[str, Callable[[float], float]] = {
 @pytest.mark.parametrize("name", ENDS)
 @pytest.mark.parametrize(("total", "warmup"), [(300, 20), (7, 0), (9, 7)])
 @pytest.mark.parametrize("end", [0.0, 0.3])
-def test_a_schedule_ends_where_it_says(name, total, warmup, end):
+def test_the_rate_ends_at_the_documented_factor(name, total, warmup, end):
     config = config_of(learning_rate=PEAK, schedule=name, end_factor=end, decay_share=0.5)
     schedule = make_schedule(config, Steps(total, warmup))
     for step in (total, 10 * total):

@@ -1,6 +1,5 @@
 """Every optional part of the step: N devices equal one, a resumed run equals the uninterrupted one, images in device
-memory give the same steps, and a step reports the part's scalars. Each part's own behaviour is tested in its own
-file."""
+memory give the same steps, and a step reports the part's scalars. Each part has a separate test file."""
 
 import dataclasses
 import functools
@@ -46,7 +45,7 @@ CHANGES = {
 }
 
 
-def model_of(through: Any) -> tuple[Callable, Callable]:
+def model_of(dtype: Any) -> tuple[Callable, Callable]:
     """Softmax regression in float64, with gradients that pass through another dtype."""
 
     def init(key, example):
@@ -54,7 +53,7 @@ def model_of(through: Any) -> tuple[Callable, Callable]:
 
     def apply(params, images):
         logits = images.reshape(len(images), -1) @ params["weight"]
-        return logits.astype(through).astype(logits.dtype)
+        return logits.astype(dtype).astype(logits.dtype)
 
     return init, apply
 
@@ -70,7 +69,7 @@ class Case:
     run."""
 
     parts: tuple[Part, ...]
-    acted: Callable[[Any, Metrics], bool]
+    has_effect: Callable[[Any, Metrics], bool]
     reports: frozenset[str] = frozenset()
     optimizer: optax.GradientTransformation = SGD
     model: tuple[Callable, Callable] = WIDE
@@ -120,7 +119,7 @@ CASES = {
 }
 
 
-def made(name: str, devices: int, cache: str):
+def make_setup(name: str, devices: int, cache: str):
     case, data = CASES[name], dataclasses.replace(AS_THEY_ARE, cache=cache)
     settings = {"parts": case.parts, "augmentation": spoil, "data": data, "seed": 5}
     return setup_of(case.model, case.optimizer, case.table, devices=devices, **settings)
@@ -130,62 +129,62 @@ def run(name: str, devices: int = 4, cache: str = "none", **more: Any) -> tuple[
     """Return the state at the end of a run in float64, and the report of each step."""
     records = Records()
     with jax.enable_x64(True):
-        state = jax.device_get(train(made(name, devices, cache), CHANGES, val=VAL, listeners=[records], **more))
+        state = jax.device_get(train(make_setup(name, devices, cache), CHANGES, val=VAL, listeners=[records], **more))
     return state, [record.metrics for record in records.steps]
 
 
-whole = functools.cache(run)
+uninterrupted = functools.cache(run)
 
 
 def assert_close(one: tuple[Any, Metrics], other: tuple[Any, Metrics], bound: float) -> None:
     """Compare reports; NaN, the metric of a skipped step, equals NaN."""
-    (state, metrics), (others, theirs) = one, other
-    assert [each.keys() for each in metrics] == [each.keys() for each in theirs]
-    values = ([list(each.values()) for each in found] for found in (metrics, theirs))
+    (state, metrics), (other_state, other_metrics) = one, other
+    assert [each.keys() for each in metrics] == [each.keys() for each in other_metrics]
+    values = ([list(each.values()) for each in found] for found in (metrics, other_metrics))
     np.testing.assert_allclose(*values, rtol=bound, atol=bound)
-    for leaf, their in zip(*map(jax.tree.leaves, (state, others)), strict=True):
+    for leaf, their in zip(*map(jax.tree.leaves, (state, other_state)), strict=True):
         np.testing.assert_allclose(leaf, their, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_step_reports_the_parts_scalars_and_the_part_has_an_effect(name):
-    state, metrics = whole(name, 4, "none")
+    state, metrics = uninterrupted(name, 4, "none")
     assert len(metrics) == int(state.step) == STEPS
     assert {frozenset(each) for each in metrics} == {CASES[name].reports | {"loss", "top1"}}
-    assert CASES[name].acted(state, metrics)
+    assert CASES[name].has_effect(state, metrics)
 
 
 @pytest.mark.parametrize("devices", few((1,), 2, 8))
 @pytest.mark.parametrize("name", CASES)
 def test_any_number_of_devices_equals_one(name, devices):
-    assert_close(whole(name, 4, "none"), whole(name, devices, "none"), 1e-9)
+    assert_close(uninterrupted(name, 4, "none"), uninterrupted(name, devices, "none"), 1e-9)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_images_on_the_devices_give_the_same_steps(name):
-    assert_close(whole(name, 4, "none"), whole(name, 4, "device"), 1e-9)
+    assert_close(uninterrupted(name, 4, "none"), uninterrupted(name, 4, "device"), 1e-9)
 
 
 @pytest.mark.parametrize("cache", few(("none",), "device"))
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_with_a_part_that_is_resumed_equals_an_uninterrupted_one_bit_for_bit(name, cache, tmp_path):
-    assert_close(resumed(name, 4, cache, tmp_path), whole(name, 4, cache), 0)
+    assert_close(resumed(name, 4, cache, tmp_path), uninterrupted(name, 4, cache), 0)
 
 
 @pytest.mark.parametrize("name", ["average", *(rarely(name) for name in CASES if name != "average")])
 def test_a_run_with_a_part_that_is_resumed_on_other_devices_is_the_same_run(name, tmp_path):
-    assert_close(resumed(name, 1, "none", tmp_path), whole(name, 4, "none"), 1e-9)
+    assert_close(resumed(name, 1, "none", tmp_path), uninterrupted(name, 4, "none"), 1e-9)
 
 
 def resumed(name: str, devices: int, cache: str, folder: Path) -> tuple[Any, Metrics]:
     """Interrupt a run twice, and resume it with another number of devices."""
-    kept: Metrics = []
+    metrics: Metrics = []
     checkpoints = Checkpoints(folder / "checkpoints")
     for begin, end in ((None, 3), (3, 8)):
         records = Records()
         with jax.enable_x64(True), pytest.raises(Preempted):
             train(
-                made(name, 4, cache),
+                make_setup(name, 4, cache),
                 CHANGES,
                 val=VAL,
                 checkpoints=checkpoints,
@@ -193,9 +192,9 @@ def resumed(name: str, devices: int, cache: str, folder: Path) -> tuple[Any, Met
                 should_stop=lambda step, end=end: step == end,
                 listeners=[records],
             )
-        kept += [record.metrics for record in records.steps]
-    state, rest = run(name, devices, cache, checkpoints=checkpoints, resume_step=8)
-    return state, kept + rest
+        metrics += [record.metrics for record in records.steps]
+    state, last_metrics = run(name, devices, cache, checkpoints=checkpoints, resume_step=8)
+    return state, metrics + last_metrics
 
 
 def test_every_part_has_a_case():
@@ -204,4 +203,4 @@ def test_every_part_has_a_case():
     of_the_package = {kind for kind in Part.__subclasses__() if kind.__module__.startswith(parts.__name__)}
     assert {ScheduleFreeAverage, *(type(part) for case in CASES.values() for part in case.parts)} == of_the_package
     with jax.enable_x64(True):
-        assert list(made("schedule_free", 4, "none").state.parts["schedule_free"]) == [EVAL_PARAMS]
+        assert list(make_setup("schedule_free", 4, "none").state.parts["schedule_free"]) == [EVAL_PARAMS]

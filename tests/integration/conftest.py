@@ -1,4 +1,4 @@
-"""Fixtures for tests with real processes, schedulers and hosts. Without a program a test is skipped, in CI it fails."""
+"""Fixtures for tests with real processes, schedulers and hosts. Without a program a test is skipped; in CI it fails."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from support.processes import BRIEF, HANGING, LONGER, THREADS, TRAIN, Launched, 
 
 @pytest.fixture(scope="session")
 def require() -> Callable[..., None]:
-    """Skips a test if a program is missing, such as by `require("srun", package="slurm-wlm")`."""
+    """Skip a test if a program is missing, such as by `require("srun", package="slurm-wlm")`."""
 
     def check(*programs: str, package: str, root: bool = False) -> None:
         missing = [program for program in programs if shutil.which(program) is None]
@@ -29,33 +29,33 @@ def require() -> Callable[..., None]:
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Program]]:
-    """Yields `start(kind, *arguments)`, which starts a program, and ends all programs afterwards."""
+    """Yield `start(kind, *arguments)`, which starts a program, and end all programs afterwards."""
     programs: list[Program] = []
 
-    def started(kind: type[Program], *arguments: object, **more: object) -> Program:
+    def start_program(kind: type[Program], *arguments: object, **more: object) -> Program:
         programs.append(kind(*arguments, **more))
         return programs[-1]
 
-    yield started
+    yield start_program
     for program in reversed(programs):
         program.close()
 
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory) -> Path:
-    """A data set of 39 and 11 files, no multiples of the batch size, for which each process imports TensorFlow."""
+    """A data set of 39 and 11 files, no multiples of the batch size. Each process imports TensorFlow to read it."""
     return write_tree(tmp_path_factory.mktemp("tree"), classes=3, images=13, val=11, size=20)
 
 
 @pytest.fixture(scope="session")
 def arrays(tmp_path_factory) -> Path:
-    """As many images in one file of arrays, with which a process starts in half the time."""
+    """A file of arrays with as many images as `tree`. With arrays a process starts in half the time."""
     file = tmp_path_factory.mktemp("arrays") / "images.npz"
     return write_arrays(file, random_table(39, image=16), random_table(11, seed=1, image=16))
 
 
 def trained_alone(data: Path, workdir: Path) -> Path:
-    """Trains in one process with four devices, and returns the work directory."""
+    """Train in one process with four devices, and return the work directory."""
     words = [*TRAIN, "--data.path", str(data), "--workdir", str(workdir), *BRIEF, "--parallel.cpu-devices", "4"]
     run = Launched(workdir, 1, words)
     try:

@@ -1,11 +1,11 @@
-"""Errors stay short although C++ libraries and threads print, too: few lines come before the last one."""
+"""Errors stay short although C++ libraries and threads print, too: only few lines precede the last line."""
 
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from support.processes import BRIEF, TRAIN, Launched, Program, without_what_lasts
+from support.processes import BRIEF, TRAIN, Launched, Program, without_progress_lines
 
 FEW = 3
 """Maximum number of lines beside the last one and the usual output."""
@@ -26,7 +26,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture(autouse=True)
 def usual_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restores the log level of a user's shell, which the tests lower."""
+    """Restore the log level of a user's shell. `conftest.py` sets a lower one."""
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
 
 
@@ -41,10 +41,10 @@ def test_a_broken_image_prints_one_line_in_each_process(tree, start, tmp_path):
     assert launched.end() == 2, launched.out + launched.err
     for rank in (0, 1):
         assert f"{image}: cut short: " in launched.last_of(rank)
-        said = without_what_lasts((launched.logs / f"process-{rank}.log").read_text())
-        assert "Traceback" not in said and "tensorflow" not in said
+        output = without_progress_lines((launched.logs / f"process-{rank}.log").read_text())
+        assert "Traceback" not in output and "tensorflow" not in output
         # Process 0 also prints the job, the run and its steps.
-        assert len(said.splitlines()) <= 1 + FEW + 5 * (rank == 0)
+        assert len(output.splitlines()) <= 1 + FEW + 5 * (rank == 0)
 
 
 def test_a_full_disk_prints_one_line(arrays, start, tmp_path):

@@ -39,7 +39,7 @@ def slowly(*arguments):
     if len(begun) == 3:
         if os.environ["JAX_PROCESS_ID"] == "1":
             os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(3)  # Until all have heard of it, and what was saved is on disk.
+        time.sleep(3)  # Until all processes have the message, and the save is on disk.
     return evaluate(*arguments)
 Evaluator.measure = slowly
 
@@ -78,7 +78,7 @@ def workdir(tmp_path):
 
 @pytest.fixture
 def training(arrays, workdir, start, tmp_path):
-    """Starts two processes that train endlessly, and returns after some steps."""
+    """Return a function that starts two processes, which train endlessly, and returns after some steps."""
 
     def run(*more: str, program: tuple[str, ...] = (), steps: int = 4, options: tuple[str, ...] = ()) -> Launched:
         words = [*program, *TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS, *more]
@@ -133,16 +133,16 @@ def test_a_save_that_fails_in_one_process_ends_the_job_with_its_cause(start, arr
     launched.wait_until((workdir / "checkpoints" / "40").is_dir)
     resource.prlimit(launched.worker(rank), resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     assert launched.end(SOON) == 2
-    # In process 0 it may be the last manifest that exceeds the limit.
+    # In process 0 the last manifest may exceed the limit.
     failed = re.compile(rf"{workdir / 'checkpoints'}\S*: cannot be written \(File too large\)")
     assert failed.search(launched.last_of(rank))
-    said = launched.last_of(1 - rank)
-    assert said.startswith(f"jaxddp: process {rank} ended: ") and failed.search(said)
+    message = launched.last_of(1 - rank)
+    assert message.startswith(f"jaxddp: process {rank} ended: ") and failed.search(message)
 
 
 # tests/test_presence.py tests other changes of the work directory in one process.
 @pytest.mark.ci
-def test_a_work_directory_that_is_removed_ends_the_job_and_is_not_made_again(training, workdir):
+def test_a_work_directory_that_is_removed_ends_the_job_and_is_not_created_again(training, workdir):
     launched = training("--checkpoint.every", "5 steps")
     while workdir.exists():
         shutil.rmtree(workdir, ignore_errors=True)
@@ -156,19 +156,23 @@ def test_a_work_directory_that_is_removed_ends_the_job_and_is_not_made_again(tra
 
 # tests/test_user_code.py tests other ends by user code in one process.
 @pytest.mark.ci
-@pytest.mark.parametrize(("ends", "said"), [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "")])
-def test_a_listener_that_ends_its_process_ends_the_job_for_good(arrays, start, workdir, tmp_path, ends, said):
+@pytest.mark.parametrize(("ends", "message"), [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "")])
+def test_a_listener_that_ends_its_process_ends_the_job_without_a_restart(
+    arrays, start, workdir, tmp_path, ends, message
+):
     recipe = tmp_path / "leaving.py"
     recipe.write_text(LEAVING.replace("ENDS", ends))
     words = [TRAIN[0], str(recipe), *TRAIN[2:], "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS]
     launched = start(Launched, tmp_path / "launch", 2, words, "--restarts", "3")
     assert launched.end(SOON) == 1
     assert "restart 1 of 3" not in launched.err and "SIGABRT" not in launched.err
-    if said:
-        line = f"{recipe}:{LEAVING.split(chr(10)).index('        ENDS') + 1}: Leaving.step: {said}; to end a run, raise"
+    if message:
+        line = (
+            f"{recipe}:{LEAVING.split(chr(10)).index('        ENDS') + 1}: Leaving.step: {message}; to end a run, raise"
+        )
         assert launched.last_of(0).startswith(f"jaxddp: {line}")
         assert launched.last_of(1).startswith(f"jaxddp: process 0 ended: {line}")
-        assert result(workdir)["status"] == "failed" and result(workdir)["reason"].endswith(f"Leaving.step: {said}")
+        assert result(workdir)["status"] == "failed" and result(workdir)["reason"].endswith(f"Leaving.step: {message}")
     else:
         assert "process 0: exit code 0 during its work, as from os._exit(0)" in launched.err
 

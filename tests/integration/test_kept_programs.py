@@ -23,15 +23,15 @@ net = (
 )
 setup = jaxddp.prepare_training(net, table, None, optax.sgd(0.01), 2, epochs=1)
 jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=sys.argv[1], listeners=[])
-# Options are tried on a program, and one that jaxlib refuses is none: it can neither be found nor kept.
+# jaxddp tries an option by compiling a program. A program that jaxlib rejects is neither found nor stored.
 refused = compiler_options._rejection_reason(*compiler_options._NO_EMITTERS) is not None
 asked = events["compile_requests_use_cache"] - refused
 print(json.dumps({"asked": asked, "hits": events["cache_hits"], "kept": events["cache_misses"]}))
 """
 
 
-def counts(start, folder: Path, script: Path) -> list[dict[str, int]]:
-    """Returns by process how many programs were requested from the cache, found in it, and compiled and stored."""
+def count_programs(start, folder: Path, script: Path) -> list[dict[str, int]]:
+    """Return by process how many programs were requested from the cache, found in it, and compiled and stored."""
     run = start(Launched, folder, 2, ["python", str(script), str(folder / "run")])
     run.ends_well()
     logs = [(run.logs / f"process-{rank}.log").read_text() for rank in (0, 1)]
@@ -43,7 +43,7 @@ def test_a_second_start_of_two_processes_compiles_nothing(start, tmp_path, monke
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "kept"))
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    cold, warm = (counts(start, tmp_path / name, script) for name in ("cold", "warm"))
+    cold, warm = (count_programs(start, tmp_path / name, script) for name in ("cold", "warm"))
     # A program that is neither found nor stored would be compiled silently at each start.
     assert all(process == {"asked": process["kept"], "hits": 0, "kept": process["kept"]} for process in cold), cold
     assert all(process["kept"] > 3 for process in cold), cold

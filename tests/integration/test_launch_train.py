@@ -51,5 +51,5 @@ def test_the_newest_whole_checkpoint_of_two_processes_restores_on_one_and_on_fou
     assert is_whole(workdir, processes=processes)
     assert are_the_same(workdir, reference), (series(workdir), series(reference))
     # One process prints where the files are.
-    said = [(run.logs / f"process-{rank}.log").read_text() for rank in range(processes)]
-    assert [f"metrics: {workdir}" in each for each in said] == [True] + [False] * (processes - 1)
+    logs = [(run.logs / f"process-{rank}.log").read_text() for rank in range(processes)]
+    assert [f"metrics: {workdir}" in each for each in logs] == [True] + [False] * (processes - 1)

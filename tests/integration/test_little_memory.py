@@ -6,7 +6,7 @@ from support.processes import BRIEF, TRAIN, Launched, checkpoint_steps
 SOON = 60
 """Maximum seconds until both end on a busy machine: the start, the promised 15, the launcher's grace period."""
 
-LITTLE = """
+LITTLE_MEMORY = """
 import os, sys
 from jaxddp.cli import main
 from jaxddp.mesh import Topology
@@ -16,7 +16,7 @@ if os.environ["JAX_PROCESS_ID"] == "1":
 sys.exit(main(sys.argv[1:]))
 """
 
-LESS_AND_LESS = """
+OUT_OF_MEMORY = """
 import itertools, os, sys
 import jax
 from jaxddp.cli import main
@@ -35,7 +35,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def training(arrays, start, tmp_path):
-    """Runs two processes that train by a script instead of `jaxddp` until both have ended."""
+    """Run two processes that train by a script instead of `jaxddp` until both have ended."""
 
     def run(script: str) -> Launched:
         (tmp_path / "script.py").write_text(script)
@@ -50,20 +50,20 @@ def training(arrays, start, tmp_path):
     return run
 
 
-# tests/test_memory.py tests the line.
+# tests/test_memory.py tests the message.
 @pytest.mark.ci
-def test_a_step_that_one_process_has_no_memory_for_ends_both_before_it_with_the_same_line(training, tmp_path):
-    launched = training(LITTLE)
+def test_a_step_too_large_for_one_process_ends_both_before_it_with_the_same_message(training, tmp_path):
+    launched = training(LITTLE_MEMORY)
     lines = [launched.last_of(rank) for rank in (0, 1)]
     assert lines[0] == lines[1]
     assert lines[0].startswith("jaxddp: the step needs ") and ", and cpu of process 1 has " in lines[0]
     assert "step 1/" not in launched.out and checkpoint_steps(tmp_path / "run") == []
 
 
-# tests/test_memory.py tests the line; test_faults.py tests other failures of one process.
+# tests/test_memory.py tests the message; test_faults.py tests other failures of one process.
 @pytest.mark.ci
-def test_memory_that_runs_out_in_one_process_ends_both_with_its_line(training):
-    launched = training(LESS_AND_LESS)
+def test_memory_that_runs_out_in_one_process_ends_both_with_its_message(training):
+    launched = training(OUT_OF_MEMORY)
     lines = [launched.last_of(rank) for rank in (0, 1)]
     expected = "memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs "
     assert lines[1].startswith(f"jaxddp: {expected}")

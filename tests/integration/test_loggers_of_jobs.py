@@ -31,20 +31,20 @@ def get_listeners(config, workdir):
 
 @pytest.fixture(autouse=True)
 def local(tmp_path, monkeypatch) -> None:
-    """Makes both libraries write into the test's folder, without a network."""
+    """Make both libraries write into the test's folder, without a network."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
 
 
 def mlflow_runs(folder: Path) -> list[tuple[str, str]]:
-    """Returns the name and status of each run in the store."""
+    """Return the name and status of each run in the store."""
     with sqlite3.connect(folder / "mlflow.db") as store:
         return store.execute("select name, status from runs").fetchall()
 
 
 def mlflow_losses(folder: Path, split: str) -> set[tuple[int, float]]:
-    """Returns (step, loss) pairs; a step that ran twice appears once if its losses are equal."""
+    """Return (step, loss) pairs; a step that ran twice appears once if its losses are equal."""
     with sqlite3.connect(folder / "mlflow.db") as store:
         return set(store.execute("select step, value from metrics where key = ?", [f"{split}/loss"]).fetchall())
 

@@ -1,4 +1,4 @@
-"""Mistakes that need several processes: each ends all of them with code 2 and a line that names it."""
+"""Mistakes that need several processes: each ends all of them with code 2 and a message that names it."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from support.processes import Launched, brief_words
 
 # Changes process 1 of a job, because the launcher gives all processes the same command.
-TWISTED = """
+CHANGED = """
 import os, sys
 from jaxddp.cli import main
 words = sys.argv[1:]
@@ -17,9 +17,9 @@ sys.exit(main(words))
 """
 
 
-# tests/test_parallel.py tests the line.
+# tests/test_parallel.py tests the message.
 @pytest.mark.ci
-def test_a_batch_that_the_devices_cannot_share(arrays, start, tmp_path):
+def test_a_batch_that_cannot_be_divided_among_the_devices_ends_all_processes(arrays, start, tmp_path):
     more = ["--train.batch-size", "6", "--parallel.cpu-devices", "2"]
     run = start(Launched, tmp_path / "launch", 2, brief_words(arrays, tmp_path / "run", *more))
     assert run.end() == 2
@@ -31,27 +31,27 @@ def test_a_batch_that_the_devices_cannot_share(arrays, start, tmp_path):
 
 
 @pytest.fixture
-def twisted(arrays, start, tmp_path):
-    """Runs two processes, the second with a change, which end with code 2. Returns their last lines."""
+def run_changed(arrays, start, tmp_path):
+    """Run two processes, the second with a change, which end with code 2. Returns their last lines."""
 
-    def run(twist: str, data: Path = arrays) -> list[str]:
+    def run(change: str, data: Path = arrays) -> list[str]:
         program = tmp_path / "twisted.py"
-        program.write_text(TWISTED.format(twist=twist))
+        program.write_text(CHANGED.format(change=change))
         command = ["python", str(program), *brief_words(data, tmp_path / "run")]
         launched = start(Launched, tmp_path / "launch", 2, command)
         assert launched.end() == 2, launched.out + launched.err
-        said = [launched.last_of(rank) for rank in (0, 1)]
-        assert all(line.startswith("jaxddp: ") for line in said), said
+        last_lines = [launched.last_of(rank) for rank in (0, 1)]
+        assert all(line.startswith("jaxddp: ") for line in last_lines), last_lines
         assert all(f"process {rank}: exit code 2" in launched.err for rank in (0, 1)), launched.err
-        assert launched.last.removeprefix("[0] ").removeprefix("[1] ") in said
-        return said
+        assert launched.last.removeprefix("[0] ").removeprefix("[1] ") in last_lines
+        return last_lines
 
     return run
 
 
-def test_a_key_that_differs_is_named_with_both_values(twisted):
-    said = twisted("words += ['--optimizer.weight-decay', '0.25']")
-    for rank, line in enumerate(said):
+def test_a_key_that_differs_is_named_with_both_values(run_changed):
+    last_lines = run_changed("words += ['--optimizer.weight-decay', '0.25']")
+    for rank, line in enumerate(last_lines):
         # The first process to find the difference may end before the other compares.
         assert f" differs: process {rank} has " in line or f"process {1 - rank}" in line
         # The second process has it as an option.
@@ -61,19 +61,19 @@ def test_a_key_that_differs_is_named_with_both_values(twisted):
 
 # test_together.py tests tables that differ.
 @pytest.mark.ci
-def test_data_that_differs_is_named(twisted, arrays, tmp_path, monkeypatch):
+def test_data_that_differs_is_named(run_changed, arrays, tmp_path, monkeypatch):
     """The path is relative, and leads to another file in the second process's working directory."""
     with np.load(arrays) as columns:
         changed = {name: column[1:] if name.startswith("train") else column for name, column in columns.items()}
     np.savez(tmp_path / arrays.name, **changed)
     monkeypatch.chdir(arrays.parent)
-    said = twisted(f"os.chdir({str(tmp_path)!r})", Path(arrays.name))
-    assert all("training data differs: process" in line for line in said), said
+    last_lines = run_changed(f"os.chdir({str(tmp_path)!r})", Path(arrays.name))
+    assert all("training data differs: process" in line for line in last_lines), last_lines
 
 
-def test_a_work_directory_that_is_not_shared(twisted, tmp_path):
+def test_a_work_directory_that_is_not_shared_ends_both_processes(run_changed, tmp_path):
     # The tolerated delay of network file systems is a private constant.
     at_once = "import jaxddp.workdir.session as made; made._SHARED_SECONDS = 0.5"
-    said = twisted(f"{at_once}; words[words.index('--workdir') + 1] = {str(tmp_path / 'private')!r}")
-    assert said[0].startswith(f"jaxddp: {tmp_path / 'run'}: process 1 does not see what process 0 writes there")
-    assert "process 1 does not see what process 0 writes there" in said[1]
+    last_lines = run_changed(f"{at_once}; words[words.index('--workdir') + 1] = {str(tmp_path / 'private')!r}")
+    assert last_lines[0].startswith(f"jaxddp: {tmp_path / 'run'}: process 1 does not see what process 0 writes there")
+    assert "process 1 does not see what process 0 writes there" in last_lines[1]

@@ -58,7 +58,7 @@ class Host:
 
 @pytest.fixture
 def trained(hosts, arrays, start, tmp_path):
-    """Starts the same training on both hosts, one process each, with a shared file system."""
+    """Start the same training on both hosts, one process each, with a shared file system."""
 
     def run(workdir: Path, *more: str) -> list[Host]:
         words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *more]

@@ -20,7 +20,7 @@ SHOWN = {"text/plain", "text/html", "image/png"}
 
 @pytest.fixture(scope="module")
 def jupyter(tmp_path_factory):
-    """Moves the folders of Jupyter, IPython and the runs out of the user's home."""
+    """Move the folders of Jupyter, IPython and the runs out of the user's home."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "TMPDIR"):
             patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
@@ -49,7 +49,7 @@ def notebook(name: str) -> nbformat.NotebookNode:
 
 
 def execute(notebook: nbformat.NotebookNode, more: str = "") -> nbformat.NotebookNode:
-    """Runs a notebook, with `more` as an additional last cell."""
+    """Run a notebook, with `more` as an additional last cell."""
     if more:
         notebook.cells.append(nbformat.v4.new_code_cell(more))
     NotebookClient(notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
@@ -57,13 +57,13 @@ def execute(notebook: nbformat.NotebookNode, more: str = "") -> nbformat.Noteboo
 
 
 def outputs(notebook: nbformat.NotebookNode, source: str, kind: str) -> list:
-    """Returns the outputs of one kind of the only cell that contains `source`."""
+    """Return the outputs of one kind of the only cell that contains `source`."""
     (cell,) = [cell for cell in notebook.cells if cell.cell_type == "code" and source in cell.source]
     return [output for output in cell.outputs if output.output_type == kind]
 
 
 def shown(notebook: nbformat.NotebookNode, source: str, mime: str = "text/plain") -> str:
-    """Returns the value of the only cell that contains `source`."""
+    """Return the value of the only cell that contains `source`."""
     (value,) = outputs(notebook, source, "execute_result")
     return value["data"][mime]
 
@@ -73,14 +73,14 @@ def printed(notebook: nbformat.NotebookNode, source: str) -> str:
 
 
 def drawn(notebook: nbformat.NotebookNode, source: str) -> bytes:
-    """Returns the only picture of a cell."""
+    """Return the only picture of a cell."""
     pictures = outputs(notebook, source, "execute_result") + outputs(notebook, source, "display_data")
     (picture,) = [output["data"]["image/png"] for output in pictures if "image/png" in output["data"]]
     return base64.b64decode(picture)
 
 
 def table(notebook: nbformat.NotebookNode, source: str) -> list[list[str]]:
-    """Returns the rows of a pandas table without headings."""
+    """Return the rows of a pandas table without headings."""
     lines = [line.split() for line in shown(notebook, source).splitlines()]
     return [line for line in lines if line[-1].replace(".", "").isdigit()]
 
@@ -96,7 +96,7 @@ def test_a_cell_that_fails_fails_the_test(jupyter):
         execute(broken)
 
 
-def test_digits_holds_out_every_seventh(digits):
+def test_digits_holds_out_every_seventh_image(digits):
     assert ast.literal_eval(shown(digits, "load_digits()\n")) == (1540, 257)
 
 
@@ -140,7 +140,7 @@ def test_displays_need_no_widgets(name, request):
     ("name", "source", "steps", "epochs"),
     [("digits", "train(jaxddp.softmax", 193, 8), ("fine_tuning", 'workdir=WORK / "first"', 338, 10)],
 )
-def test_training_is_one_display_and_a_line_an_epoch(name, source, steps, epochs, request):
+def test_training_shows_one_display_and_a_line_for_each_epoch(name, source, steps, epochs, request):
     trained = request.getfixturevalue(name)
     (display,) = [each["data"] for each in outputs(trained, source, "display_data")]
     assert f"step {steps}/{steps}" in display["text/html"]
@@ -154,9 +154,9 @@ def test_training_is_one_display_and_a_line_an_epoch(name, source, steps, epochs
 
 def test_stderr_only_names_the_new_layers(digits, fine_tuning, inspect_run):
     assert on_stderr(digits) == on_stderr(inspect_run) == []
-    said = [line.split("first: ")[1] for line in on_stderr(fine_tuning)]
+    sources = [line.split("first: ")[1] for line in on_stderr(fine_tuning)]
     line = "6 of the network's 8 arrays; a new head for 4 other classes: params/head/bias, params/head/kernel"
-    assert said == [line, line]
+    assert sources == [line, line]
 
 
 def test_fine_tuning_learns_from_ten_pictures_of_each_class(fine_tuning):
@@ -226,7 +226,7 @@ def test_inspect_run_counts_each_image_once(inspect_run, measured):
     assert {"narrow": narrow_alone + both, "wide": wide_alone + both} == measured["right"]
 
 
-def test_inspect_run_names_the_worst_first(inspect_run):
+def test_inspect_run_lists_the_worst_classes_first(inspect_run):
     worst = [float(row[1]) for row in table(inspect_run, "class_accuracy")]
     assert len(worst) == 4 and worst == sorted(worst) and worst[0] < 1
     images = [int(row[3]) for row in table(inspect_run, ".confusions(5)")]

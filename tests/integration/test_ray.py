@@ -31,12 +31,12 @@ class RayJob(Program):
     """The driver of two processes with a core each. It starts and ends its own Ray."""
 
     def __init__(self, folder: Path, words: list[str], *options: str):
-        own = [str(REPOSITORY / "launch" / "ray_job.py"), "--address", "local", "--processes", "2", *options]
-        super().__init__([sys.executable, *own, "--", *words], folder, ENVIRONMENT)
+        driver_words = [str(REPOSITORY / "launch" / "ray_job.py"), "--address", "local", "--processes", "2", *options]
+        super().__init__([sys.executable, *driver_words, "--", *words], folder, ENVIRONMENT)
         self.workdir = Path(words[words.index("--workdir") + 1])
 
     def worker(self, rank: int) -> int:
-        """Returns the pid of a process of the job. It is a descendant of Ray's daemon, a child of the driver."""
+        """Return the pid of a process of the job. It is a descendant of Ray's daemon, a child of the driver."""
         for folder in Path("/proc").iterdir():
             if folder.name.isdecimal() and self._is_worker(folder, rank):
                 return int(folder.name)
@@ -44,10 +44,13 @@ class RayJob(Program):
 
     def _is_worker(self, folder: Path, rank: int) -> bool:
         try:
-            told, words = (folder / "environ").read_bytes().split(b"\0"), (folder / "cmdline").read_bytes().split(b"\0")
+            variables, words = (
+                (folder / "environ").read_bytes().split(b"\0"),
+                (folder / "cmdline").read_bytes().split(b"\0"),
+            )
         except OSError:
             return False
-        return f"JAX_PROCESS_ID={rank}".encode() in told and str(self.workdir).encode() in words
+        return f"JAX_PROCESS_ID={rank}".encode() in variables and str(self.workdir).encode() in words
 
 
 @pytest.fixture

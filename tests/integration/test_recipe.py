@@ -57,7 +57,7 @@ def words(folder: Path, workdir: Path, *more: str) -> list[str]:
 
 
 def numbers(workdir: Path) -> list[dict[str, float]]:
-    """Returns the numbers of each line without times."""
+    """Return the numbers of each line without times."""
     return [
         {name: line[name] for name in (*CHECKED, "step", "split") if name in line}
         for split in ("train", "val")
@@ -65,7 +65,7 @@ def numbers(workdir: Path) -> list[dict[str, float]]:
     ]
 
 
-def test_a_recipe_file_on_one_process_and_two_killed_and_from_python(folder, start, tmp_path):
+def test_a_recipe_file_trains_equally_when_killed_or_in_one_process_or_from_python(folder, start, tmp_path):
     killed, alone = tmp_path / "killed", tmp_path / "alone"
     # The run is killed by SIGKILL after the first checkpoint. The same command resumes it.
     run = start(Launched, tmp_path / "a", 2, words(folder, killed), "--grace", "2")

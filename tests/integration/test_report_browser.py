@@ -1,4 +1,4 @@
-"""A report in a real browser: all charts are drawn, nothing is loaded, and the page fits a phone."""
+"""A report in a real browser: it draws all charts, downloads nothing, and fits the screen of a phone."""
 
 import json
 from dataclasses import replace
@@ -36,8 +36,8 @@ def page(tmp_path_factory) -> Path:
     return file
 
 
-def drawn(browser: Browser) -> dict[str, bool]:
-    """Returns by id whether a chart shows a line, a marker or an image."""
+def drawn_charts(browser: Browser) -> dict[str, bool]:
+    """Return by id whether a chart shows a line, a marker or an image."""
     return browser.run(
         """Object.fromEntries([...document.querySelectorAll(".chart")].map(chart => [chart.id,
             [...chart.querySelectorAll(".scatterlayer path, .heatmaplayer image")].some(mark => {
@@ -59,17 +59,17 @@ def press(browser: Browser, button: str) -> None:
 
 
 def x_of(browser: Browser, chart: str) -> list[list[float]]:
-    """Returns the x values of each trace of a chart."""
+    """Return the x values of each trace of a chart."""
     return browser.run(f"document.getElementById('{chart}').data.map(trace => [...trace.x])")
 
 
 @pytest.mark.parametrize(("size", "dark"), [(WIDE, False), (WIDE, True), (PHONE, False)])
-def test_all_is_drawn_and_nothing_is_loaded(browser, page, size, dark):
+def test_all_charts_are_drawn_and_nothing_is_downloaded(browser, page, size, dark):
     browser.errors.clear()
     browser.requests.clear()
     browser.open(page, *size, dark=dark)
     open_all(browser)
-    marks = drawn(browser)
+    marks = drawn_charts(browser)
     missing = [chart for chart, shown in marks.items() if not shown]
     assert len(marks) == CHARTS and missing == []
     assert browser.errors == [] and browser.requests == [page.as_uri()]
@@ -152,7 +152,7 @@ def test_markup_in_names_is_text(browser, tmp_path):
     browser.errors.clear()
     browser.open(file, *PHONE)
     open_all(browser)
-    assert browser.errors == [] and all(drawn(browser).values())
+    assert browser.errors == [] and all(drawn_charts(browser).values())
     assert browser.run("document.querySelectorAll('script').length") == 3
     assert browser.run("document.querySelectorAll('main b i, main td i:not(.swatch), img[src=x]').length") == 0
     headings = browser.run("[...document.querySelectorAll('tbody th')].map(cell => cell.textContent)")

@@ -35,18 +35,18 @@ def get_model(config, num_classes):
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory) -> list[str]:
+def train_words(tmp_path_factory) -> list[str]:
     folder = tmp_path_factory.mktemp("wide")
     recipe = folder / "wide.py"
     recipe.write_text(RECIPE)
     data = write_arrays(folder / "data.npz", random_table(96, image=32), random_table(16, image=32))
-    words = ["train", str(recipe), "--data.path", str(data), *BRIEF, "--train.batch-size", "64"]
-    return [*words, "--parallel.reproducible", "--log.every", "1 step"]
+    train_words = ["train", str(recipe), "--data.path", str(data), *BRIEF, "--train.batch-size", "64"]
+    return [*train_words, "--parallel.reproducible", "--log.every", "1 step"]
 
 
-def trained(words: list[str], workdir: Path, processes: int, devices: int) -> Path:
-    words = [*words, "--workdir", str(workdir), "--parallel.cpu-devices", str(devices)]
-    run = Launched(workdir, processes, words)
+def train(train_words: list[str], workdir: Path, processes: int, devices: int) -> Path:
+    train_words = [*train_words, "--workdir", str(workdir), "--parallel.cpu-devices", str(devices)]
+    run = Launched(workdir, processes, train_words)
     try:
         run.ends_well()
     finally:
@@ -55,20 +55,20 @@ def trained(words: list[str], workdir: Path, processes: int, devices: int) -> Pa
 
 
 @pytest.fixture(scope="module")
-def alone(words, tmp_path_factory) -> Path:
+def alone(train_words, tmp_path_factory) -> Path:
     """A run of one process with four devices."""
-    return trained(words, tmp_path_factory.mktemp("alone"), 1, 4)
+    return train(train_words, tmp_path_factory.mktemp("alone"), 1, 4)
 
 
-def test_a_reproducible_run_has_the_same_bits_over_any_processes(words, alone, tmp_path):
+def test_a_reproducible_run_has_the_same_bits_over_any_processes(train_words, alone, tmp_path):
     """Two processes have a core each, one process has both; all have the same number of threads."""
-    two = trained(words, tmp_path, 2, 1)
+    two = train(train_words, tmp_path, 2, 1)
     assert checkpoint_steps(alone)[-1] == STEPS
     assert checkpoint_bytes(two) == checkpoint_bytes(alone)
     assert [line["loss"] for line in lines(two)] == [line["loss"] for line in lines(alone)]
 
 
-def test_a_reproducible_run_has_the_same_bits_with_any_number_of_threads(words, alone, tmp_path):
+def test_a_reproducible_run_has_the_same_bits_with_any_number_of_threads(train_words, alone, tmp_path):
     """Four devices use 4 threads; one device uses as many as there are cores."""
-    one = trained(words, tmp_path, 1, 1)
+    one = train(train_words, tmp_path, 1, 1)
     assert checkpoint_bytes(one) == checkpoint_bytes(alone)

@@ -52,13 +52,13 @@ def test_two_processes_take_the_same_chunks_and_stop_at_one_step(script, start, 
     launched.wait_until(lambda: len(losses(tmp_path / "two")) > 5)
     launched.process.send_signal(signal.SIGTERM)
     assert launched.end() == 75, launched.out + launched.err
-    said = [re.search(r"asked to stop: saved step (\d+) of 300", launched.last_of(rank)) for rank in (0, 1)]
-    assert said[0] and said[1] and said[0][1] == said[1][1]
+    matches = [re.search(r"asked to stop: saved step (\d+) of 300", launched.last_of(rank)) for rank in (0, 1)]
+    assert matches[0] and matches[1] and matches[0][1] == matches[1][1]
     start(Launched, tmp_path / "second", 2, [*words, "0", "2"]).ends_well()
     assert len(losses(tmp_path / "one")) > 40
     for split in ("train", "val"):
         one, two = losses(tmp_path / "one", split), losses(tmp_path / "two", split)
         # A run that is stopped between two logged steps writes an additional line.
-        assert two.keys() - one.keys() <= {int(said[0][1])}
+        assert two.keys() - one.keys() <= {int(matches[0][1])}
         assert close({step: two[step] for step in one}, one)
     assert len(losses(tmp_path / "one", "val")) == 5

@@ -1,4 +1,4 @@
-"""Restarted training on one or several machines, which come and go, gives the same results as an undisturbed run."""
+"""Restarted training on one or several machines, which leave and join, equals an undisturbed run."""
 
 import json
 import re
@@ -69,7 +69,7 @@ sys.exit(main(sys.argv[4:]))
 
 @pytest.fixture(scope="module")
 def observed(arrays, tmp_path_factory) -> Callable[..., list[str]]:
-    """Returns the command of a training that writes its rows into a folder."""
+    """Return the command of a training that writes its rows into a folder."""
     script = tmp_path_factory.mktemp("script") / "observed.py"
     script.write_text(OBSERVED)
 
@@ -82,7 +82,7 @@ def observed(arrays, tmp_path_factory) -> Callable[..., list[str]]:
 
 
 def lines_without_times(workdir: Path) -> list[dict]:
-    """Returns the lines of both splits without times."""
+    """Return the lines of both splits without times."""
     timed = ("second", "time", "wait", "utilization", "memory", "mfu")
     return [
         {key: value for key, value in line.items() if not any(word in key for word in timed)}
@@ -92,7 +92,7 @@ def lines_without_times(workdir: Path) -> list[dict]:
 
 
 def are_the_same(workdir: Path, other: Path) -> bool:
-    """Returns whether two runs are equal bit for bit."""
+    """Return whether two runs are equal bit for bit."""
     return (
         result(workdir)["status"] == "done"
         and checkpoint_bytes(workdir) == checkpoint_bytes(other)
@@ -102,7 +102,7 @@ def are_the_same(workdir: Path, other: Path) -> bool:
 
 # The restart of two machines tests a kill and an exact result, too.
 @pytest.mark.ci
-def test_a_job_that_is_killed_twice_ends_as_one_that_never_was(observed, undisturbed, start, tmp_path):
+def test_a_job_that_is_killed_twice_equals_an_undisturbed_job(observed, undisturbed, start, tmp_path):
     command = observed(tmp_path / "run", "0:1:13,1:0:start")
     run = start(Launched, tmp_path / "launch", 2, command, "--restarts", "2", *THREADS)
     run.ends_well()
@@ -118,11 +118,22 @@ class Machine(Program):
     """The launcher of one of several simulated machines."""
 
     def __init__(self, folder: Path, nr: int, place: Sequence[str], command: Sequence[str]):
-        own = ["--nr", str(nr), "--processes", "1", "--grace", "2", "--logs", str(folder / "logs"), *THREADS, *place]
-        words = [sys.executable, "-m", "jaxddp", "launch", *own, "--", *command]
+        options = [
+            "--nr",
+            str(nr),
+            "--processes",
+            "1",
+            "--grace",
+            "2",
+            "--logs",
+            str(folder / "logs"),
+            *THREADS,
+            *place,
+        ]
+        words = [sys.executable, "-m", "jaxddp", "launch", *options, "--", *command]
         super().__init__(words, folder, environment(JAXDDP_JOB_KEY="secret"))
 
-    def said(self, *words: str) -> None:
+    def expect(self, *words: str) -> None:
         self.wait_until(lambda: all(word in self.out + self.err for word in words))
 
 
@@ -131,12 +142,12 @@ def coordinator() -> list[str]:
     return ["--coordinator", f"127.0.0.1:{free_port()}"]
 
 
-def test_two_machines_meet_again_and_end_as_if_nothing_had_been(observed, undisturbed, coordinator, start, tmp_path):
+def test_two_restarted_machines_equal_an_undisturbed_job(observed, undisturbed, coordinator, start, tmp_path):
     place = ["--nodes", "2", "--restarts", "5", *coordinator]
     command = observed(tmp_path / "run", "0:1:9", seconds=0.05)
     first, second = (start(Machine, tmp_path / str(nr), nr, place, command) for nr in (0, 1))
     for each in (first, second):
-        each.said("process 1: killed by SIGKILL; restart 1 of 5 in 1 s")
+        each.expect("process 1: killed by SIGKILL; restart 1 of 5 in 1 s")
     first.wait_until(lambda: len(lines(tmp_path / "run")) >= 18)
     second.process.send_signal(signal.SIGKILL)
     second.end()
@@ -147,28 +158,33 @@ def test_two_machines_meet_again_and_end_as_if_nothing_had_been(observed, undist
 
 
 def rows_by_start(folder: Path) -> list[dict[int, list[list[int]]]]:
-    """Returns for each generation the rows of each process by step."""
-    found: dict[str, dict[int, list[list[int]]]] = {}
+    """Return for each generation the rows of each process by step."""
+    rows_of_runs: dict[str, dict[int, list[list[int]]]] = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime):
         run_id, _, rank = file.stem.rpartition("-")
         for step, rows in map(json.loads, file.read_text().splitlines()):
-            found.setdefault(run_id, {}).setdefault(step, []).append((int(rank), rows))
-    ordered = sorted(found, key=lambda run_id: int(run_id.rpartition(".")[2]))
-    return [{step: [rows for _, rows in sorted(parts)] for step, parts in found[run_id].items()} for run_id in ordered]
+            rows_of_runs.setdefault(run_id, {}).setdefault(step, []).append((int(rank), rows))
+    ordered = sorted(rows_of_runs, key=lambda run_id: int(run_id.rpartition(".")[2]))
+    return [
+        {step: [rows for _, rows in sorted(parts)] for step, parts in rows_of_runs[run_id].items()}
+        for run_id in ordered
+    ]
 
 
-# tests/test_machines.py tests machines that come and go without training.
+# tests/test_machines.py tests machines that leave and join without training.
 @pytest.mark.ci
-def test_machines_come_and_go_and_every_example_is_seen_once(observed, undisturbed, coordinator, start, tmp_path):
+def test_while_machines_leave_and_join_every_example_is_used_once_an_epoch(
+    observed, undisturbed, coordinator, start, tmp_path
+):
     workdir = tmp_path / "run"
     place = ["--nodes", "1:2", "--restarts", "1", "--settle", "2", "--join-after", "0", *coordinator]
     command = observed(workdir, seconds=0.15)
-    # In this order, so that machine 0 does not start without machine 1.
+    # Machine 1 starts first, so that machine 0 does not start without it.
     second, first = (start(Machine, tmp_path / str(nr), nr, place, command) for nr in (1, 0))
     first.wait_until(lambda: len(lines(workdir)) >= 9)
     second.process.send_signal(signal.SIGKILL)
     second.end()
-    first.said("restart 1 of 1 in 1 s")
+    first.expect("restart 1 of 1 in 1 s")
     first.wait_until(lambda: len(lines(workdir)) >= 14)
     third = start(Machine, tmp_path / "again", 1, place, command)
     assert (first.end(), third.end()) == (0, 0), first.out + first.err + third.out + third.err
@@ -191,7 +207,7 @@ def test_machines_come_and_go_and_every_example_is_seen_once(observed, undisturb
     assert list(losses(workdir)) == list(range(1, STEPS + 1)) and result(workdir)["processes"] == 2
 
 
-def test_a_batch_that_no_number_of_machines_can_share(arrays, coordinator, start, tmp_path):
+def test_a_batch_that_no_number_of_machines_can_share_is_rejected(arrays, coordinator, start, tmp_path):
     command = [*TRAIN, "--data.path", str(arrays), "--workdir", str(tmp_path / "run"), *ENDLESS]
     one = ["--parallel.cpu-devices", "3"]
     run = start(Machine, tmp_path / "0", 0, ["--nodes", "1:2", *coordinator], [*command, *one])

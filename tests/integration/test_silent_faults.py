@@ -5,7 +5,7 @@ import sys
 import pytest
 from support.processes import BRIEF, ENDLESS, TRAIN, Launched, checkpoint_steps, losses
 
-A_BIT = """
+FLIPPED_BIT = """
 import os, sys
 import jax, numpy as np
 from jaxddp.cli import main
@@ -29,7 +29,7 @@ if os.environ["JAX_PROCESS_ID"] == "1":
 sys.exit(main(sys.argv[1:]))
 """
 
-A_SUM = """
+SUMMED_GRADIENT = """
 import sys
 import jaxddp.engine.gradients
 from jaxddp.cli import main
@@ -41,35 +41,35 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture
 def command(arrays, tmp_path):
-    """Returns the command of a training that starts with a script."""
+    """Return the command of a training that starts with a script."""
 
-    def made(script: str, *words: str) -> list[str]:
+    def make_command(script: str, *words: str) -> list[str]:
         (tmp_path / "script.py").write_text(script)
         places = ["--data.path", str(arrays), "--workdir", str(tmp_path / "run")]
         return [sys.executable, str(tmp_path / "script.py"), *TRAIN, *places, *words]
 
-    return made
+    return make_command
 
 
 # tests/test_replicas.py tests the devices of one process.
 @pytest.mark.ci
-def test_a_bit_that_flips_in_one_process_ends_both(command, start, tmp_path):
+def test_a_bit_that_flips_in_one_process_ends_both_processes(command, start, tmp_path):
     words = [*ENDLESS, "--checkpoint.every", "8 steps", "--parallel.check-replicas", "5 steps"]
-    run = start(Launched, tmp_path, 2, command(A_BIT, *words))
+    run = start(Launched, tmp_path, 2, command(FLIPPED_BIT, *words))
     assert run.end() == 1, run.out + run.err
     for rank in (0, 1):
-        said = run.last_of(rank)
-        assert "step 15: the devices no longer hold the same state: there is no majority (device " in said
-        assert " of process 0 against device " in said
-        assert " of process 1), in " in said
-        assert "first in params/Dense_0/kernel. " in said
+        message = run.last_of(rank)
+        assert "step 15: the devices no longer hold the same state: there is no majority (device " in message
+        assert " of process 0 against device " in message
+        assert " of process 1), in " in message
+        assert "first in params/Dense_0/kernel. " in message
     assert checkpoint_steps(tmp_path / "run") == [8]
 
 
 # tests/test_self_test.py tests the devices of one process.
 @pytest.mark.ci
-def test_a_gradient_that_is_summed_ends_both_before_the_first_step(command, start, tmp_path):
-    run = start(Launched, tmp_path, 2, command(A_SUM, *BRIEF))
+def test_a_gradient_that_is_summed_ends_both_processes_before_the_first_step(command, start, tmp_path):
+    run = start(Launched, tmp_path, 2, command(SUMMED_GRADIENT, *BRIEF))
     assert run.end() == 1, run.out + run.err
     for rank in (0, 1):
         assert "the gradient that 2 devices average is 2 times that of one device" in run.last_of(rank)

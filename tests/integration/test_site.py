@@ -21,7 +21,7 @@ SEARCH_S = 30
 
 
 def build(folder: Path, *statements: str) -> subprocess.CompletedProcess[str]:
-    """Builds the site into a folder, after some Python statements."""
+    """Build the site into a folder, after some Python statements."""
     program = [
         "import sys",
         "from pathlib import Path",

@@ -58,8 +58,8 @@ NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs=8 State=
 PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
-# Each process adds its own term, so processes of another step would change the sum. Processes wait until the given
-# number of them runs.
+# Each process adds a term that is unique, so processes of another step would change the sum. Processes wait until the
+# given number of processes runs.
 SUM = """
 import os, pathlib, sys, time
 import jax, numpy as np
@@ -108,7 +108,7 @@ def slurm(require, tmp_path_factory) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def sum_of(tmp_path) -> Callable[..., list[str]]:
-    """Returns the command of a task that adds its term."""
+    """Return the command of a task that adds its term."""
     script, folder = tmp_path / "sum.py", tmp_path / "begun"
     script.write_text(SUM)
     folder.mkdir()
@@ -140,7 +140,7 @@ def test_srun_trains(slurm, arrays, reference, start, tmp_path):
     assert close(losses(workdir), losses(reference))
 
 
-def test_two_steps_of_one_allocation_are_not_cross_wired(slurm, sum_of, start, tmp_path):
+def test_two_steps_of_one_allocation_form_separate_jobs(slurm, sum_of, start, tmp_path):
     steps = [shlex.join(["srun", "--exact", "-n", "2", *sum_of(term, together=4)]) for term in (1, 2)]
     script = f"{steps[0]} & first=$!; {steps[1]} && wait $first"
     run = start(Program, ["salloc", "-n", "4", "bash", "-c", script], tmp_path / "salloc", slurm)
@@ -184,24 +184,24 @@ class Batch:
         return done.stdout
 
     def shown(self, key: str) -> str:
-        """Returns a field of SLURM's record of the job."""
-        said = self.run("scontrol", "show", "job", self.number)
-        return dict(word.split("=", 1) for word in said.split() if "=" in word)[key]
+        """Return a field of SLURM's record of the job."""
+        record = self.run("scontrol", "show", "job", self.number)
+        return dict(word.split("=", 1) for word in record.split() if "=" in word)[key]
 
     @property
-    def said(self) -> str:
+    def record(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
     def wait_until(self, condition: Callable[[], object]) -> None:
         give_up = time.monotonic() + HANGING
         while not condition():
-            assert time.monotonic() < give_up, f"{self.run('scontrol', 'show', 'job', self.number)}\n{self.said}"
+            assert time.monotonic() < give_up, f"{self.run('scontrol', 'show', 'job', self.number)}\n{self.output}"
             time.sleep(0.2)
 
 
 @pytest.fixture
 def submit(slurm, tmp_path) -> Iterator[Callable[..., Batch]]:
-    """Yields a function that submits jobs, and cancels them afterwards."""
+    """Yield a function that submits jobs, and cancel them afterwards."""
     jobs: list[Batch] = []
 
     def submitted(program: Sequence[str], *words: str, **variables: str) -> Batch:
@@ -226,7 +226,7 @@ def test_a_preempted_job_requeues_itself_and_resumes(submit, arrays, reference, 
     assert result(workdir)["status"] == "preempted"
     step = result(workdir)["step"]
     # It starts again after some time.
-    job.wait_until(lambda: f"resuming at step {step} | " in job.said and len(lines(workdir)) >= max(step, STEPS) + 1)
+    job.wait_until(lambda: f"resuming at step {step} | " in job.output and len(lines(workdir)) >= max(step, STEPS) + 1)
     expected = losses(reference)
     assert close({step: losses(workdir)[step] for step in expected}, expected)
     assert list(losses(workdir))[: step + 1] == list(range(1, step + 2))
@@ -241,13 +241,13 @@ def test_a_failed_job_is_requeued_up_to_a_limit_but_bad_input_is_not(code, start
     job = submit(failing(code), RESTARTS="1")
     job.wait_until(lambda: job.shown("JobState") == "FAILED")
     assert (job.shown("ExitCode"), job.shown("Restarts")) == (f"{code}:0", str(starts - 1))
-    assert starts <= job.said.count("begun") <= 2 * starts
+    assert starts <= job.output.count("begun") <= 2 * starts
 
 
 def test_a_cancelled_job_is_not_requeued(submit):
     save = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(75))"
     job = submit([sys.executable, "-c", f"{save}; print('begun', flush=True); time.sleep(90)"])
-    job.wait_until(lambda: job.said.count("begun") == 2)
+    job.wait_until(lambda: job.output.count("begun") == 2)
     job.run("scancel", job.number)
     job.wait_until(lambda: job.shown("JobState") not in ("RUNNING", "COMPLETING"))
     time.sleep(3)  # In this time a job that is requeued would be queued again.

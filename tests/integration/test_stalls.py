@@ -7,7 +7,7 @@ from support.processes import ENDLESS, TRAIN, Launched, Program
 
 SOON = 60
 """Maximum seconds until all processes end on a busy machine: three times the longest limit of these tests."""
-STALL = ["--parallel.stall-timeout", "3"]
+STALL_OPTIONS = ["--parallel.stall-timeout", "3"]
 
 SCRIPT = """
 import itertools, os, re, sys, threading
@@ -63,19 +63,19 @@ sys.exit(main(sys.argv[5:]))
 
 @pytest.fixture
 def stalled(arrays, start, tmp_path):
-    """Starts a training in which a process stalls, and returns its command and its launch."""
+    """Start a training in which a process stalls, and return its command and its launch."""
 
-    def run(who: int, where: str, how: str, *more: str, processes: int = 2) -> Program:
+    def run(rank: int, phase: str, stall: str, *more: str, processes: int = 2) -> Program:
         script, workdir = tmp_path / "script.py", tmp_path / "run"
         script.write_text(SCRIPT)
-        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS, *STALL, *more]
-        command = ["python", str(script), str(who), str(tmp_path / "fifo"), where, how, *words]
+        words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS, *STALL_OPTIONS, *more]
+        command = ["python", str(script), str(rank), str(tmp_path / "fifo"), phase, stall, *words]
         return start(Launched, tmp_path / "launch", processes, command, "--grace", "2")
 
     return run
 
 
-def ends_by_naming(run: Program, processes: int, process: int, phase: str, function: str) -> None:
+def assert_all_name(run: Program, processes: int, process: int, phase: str, function: str) -> None:
     assert run.end(SOON) == 1, run.out + run.err
     line = rf"jaxddp: process {process} made no progress for \d+ s( after step \d+)?, in phase '{phase}' \(on .*\); "
     for rank in range(processes):
@@ -86,29 +86,29 @@ def ends_by_naming(run: Program, processes: int, process: int, phase: str, funct
 
 # tests/test_progress.py tests which process and phase is named, and other stalls.
 @pytest.mark.parametrize(
-    ("who", "where", "how"),
+    ("rank", "phase", "stall"),
     [pytest.param(0, "listeners", "for_ever", marks=pytest.mark.ci), (1, "input", "in_a_loop")],
 )
-def test_a_stalled_process_is_named_by_all_processes(stalled, who, where, how):
-    run = stalled(who, where, how)
-    ends_by_naming(run, 2, who, where, how)
-    other = (run.logs / f"process-{1 - who}.log").read_text()
+def test_a_stalled_process_is_named_by_all_processes(stalled, rank, phase, stall):
+    run = stalled(rank, phase, stall)
+    assert_all_name(run, 2, rank, phase, stall)
+    other = (run.logs / f"process-{1 - rank}.log").read_text()
     assert "the stacks" not in other.partition("jaxddp: process")[0]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("who", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
-def test_the_process_that_does_not_write_its_part_of_a_save_is_named(stalled, who):
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
+def test_the_process_that_does_not_write_its_part_of_a_save_is_named(stalled, rank):
     run = stalled(
-        who, "its part of a save", "for_ever", "--parallel.stall-timeout", "1", "--checkpoint.every", "4 steps"
+        rank, "its part of a save", "for_ever", "--parallel.stall-timeout", "1", "--checkpoint.every", "4 steps"
     )
-    ends_by_naming(run, 2, who, "save", "for_ever")
-    other = (run.logs / f"process-{1 - who}.log").read_text()
+    assert_all_name(run, 2, rank, "save", "for_ever")
+    other = (run.logs / f"process-{1 - rank}.log").read_text()
     assert "the stacks" not in other.partition("jaxddp: process")[0]
 
 
 @pytest.mark.ci
-def test_a_collective_that_others_do_not_enter(stalled):
+def test_a_collective_that_others_do_not_enter_ends_the_job_with_the_stacks_of_both(stalled):
     """The processes wait in different collectives, so the stacks of both are logged."""
     run = stalled(1, "dispatch", "in_a_collective")
     assert run.end(SOON) == 1, run.out + run.err
@@ -120,7 +120,7 @@ def test_a_collective_that_others_do_not_enter(stalled):
 
 
 @pytest.mark.ci
-def test_a_process_that_holds_pythons_lock_is_silent(stalled):
+def test_a_process_that_holds_pythons_lock_is_reported_as_silent(stalled):
     run = stalled(1, "input", "with_pythons_lock", "--parallel.heartbeat-timeout", "3")
     assert run.end(SOON) == 1, run.out + run.err
     assert "process 1: killed by SIGKILL\n" in run.err
@@ -130,12 +130,12 @@ def test_a_process_that_holds_pythons_lock_is_silent(stalled):
 # tests/test_progress.py tests the watch itself.
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("where", "how"), [("save", "in_a_file"), pytest.param("validation", "in_a_loop", marks=pytest.mark.exhaustive)]
+    ("phase", "stall"), [("save", "in_a_file"), pytest.param("validation", "in_a_loop", marks=pytest.mark.exhaustive)]
 )
-def test_a_process_alone_has_the_same_watch(stalled, where, how):
-    often = ["--parallel.stall-timeout", "2", "--train.duration", "4 steps", "--eval.every", "2 steps"]
-    run = stalled(0, where, how, *often, processes=1)
+def test_a_stall_of_a_single_process_ends_it(stalled, phase, stall):
+    options = ["--parallel.stall-timeout", "2", "--train.duration", "4 steps", "--eval.every", "2 steps"]
+    run = stalled(0, phase, stall, *options, processes=1)
     assert run.end(SOON) == 1, run.out + run.err
     last = run.last_of(0)
-    assert re.match(rf"jaxddp: this process made no progress for \d+ s after step \d, in phase '{where}'; ", last), last
-    assert f" in {how}\n" in (run.logs / "process-0.log").read_text()
+    assert re.match(rf"jaxddp: this process made no progress for \d+ s after step \d, in phase '{phase}'; ", last), last
+    assert f" in {stall}\n" in (run.logs / "process-0.log").read_text()

@@ -30,26 +30,26 @@ class SubmittedJob(Program):
 
     def __init__(self, folder: Path, words: list[str]):
         self.logs = folder / "jobs"
-        own = ["--cluster", "local", "--tasks", "2", "--folder", str(self.logs)]
+        script_words = ["--cluster", "local", "--tasks", "2", "--folder", str(self.logs)]
         script = str(REPOSITORY / "launch" / "submitit_job.py")
-        super().__init__([sys.executable, script, *own, "--", *words], folder, environment())
+        super().__init__([sys.executable, script, *script_words, "--", *words], folder, environment())
         self.workdir = Path(words[words.index("--workdir") + 1])
 
     def printed(self, task: int) -> str:
-        """Returns the output of a task on both streams."""
+        """Return the output of a task on both streams."""
         return "".join(file.read_text() for file in sorted(self.logs.glob(f"*_{task}_log.*")))
 
     def tasks(self) -> list[int]:
-        """Returns the pids of the tasks in order, which are children of submitit's controller."""
+        """Return the pids of the tasks in order, which are children of submitit's controller."""
         (controller,) = children(self.process.pid)
-        return sorted(children(controller), key=lambda pid: told(pid)["SUBMITIT_LOCAL_GLOBALID"])
+        return sorted(children(controller), key=lambda pid: environment_of(pid)["SUBMITIT_LOCAL_GLOBALID"])
 
 
 def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def told(pid: int) -> dict[str, str]:
+def environment_of(pid: int) -> dict[str, str]:
     words = Path(f"/proc/{pid}/environ").read_text().split("\0")
     return dict(word.split("=", 1) for word in words if "=" in word)
 

@@ -44,7 +44,7 @@ train("done", workdir="histories")
 told("read", jaxddp.History.read("histories"))
 history = train("again")
 
-# Longer than what is sent at once.
+# More rows than one message has.
 mine = history._rows * 500 if setup.topology.process_index == 0 else []
 history._rows = mine
 history.share(setup.topology)
@@ -145,7 +145,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(folder) -> list[list[str]]:
+def outputs(folder) -> list[list[str]]:
     """The output of both processes in a job of all three parts."""
     parts = {"histories.py": HISTORIES, "stopping.py": STOPPING, "objects.py": f"NAMES = {[*UNLIKE]}\n{OBJECTS}"}
     for name, text in parts.items():
@@ -159,9 +159,9 @@ def said(folder) -> list[list[str]]:
     return [(job.logs / f"process-{rank}.log").read_text().splitlines() for rank in (0, 1)]
 
 
-def test_every_process_holds_the_same_history(said):
+def test_every_process_has_the_same_history(outputs):
     """The histories of all runs are equal bit for bit."""
-    runs = [[json.loads(line) for line in lines if line.startswith('{"run"')] for lines in said]
+    runs = [[json.loads(line) for line in lines if line.startswith('{"run"')] for lines in outputs]
     assert runs[0] == runs[1]
     rows = [(run["run"], run["rows"]) for run in runs[0]]
     # 50 examples with batch size 8: 7 and 13 steps, with an evaluation each epoch.
@@ -172,9 +172,9 @@ def test_every_process_holds_the_same_history(said):
     assert runs[0][3]["shown"] == "History(0 logged steps, 0 epochs, 0 evaluations)"
 
 
-def test_both_processes_stop_where_the_first_one_finds_no_gain(said, folder):
-    """The metrics of the first process decide, whatever the other measures."""
-    for printed in said:
+def test_both_processes_stop_where_the_first_one_finds_no_gain(outputs, folder):
+    """Only the metrics of the first process decide."""
+    for printed in outputs:
         # The loss rises, so the second and third validation halve the rate; the second start does not halve it again.
         assert printed.count("stopped at 9 by 0.25") == 2, printed
     result = json.loads((folder / "stopped" / "result.json").read_text())
@@ -184,8 +184,8 @@ def test_both_processes_stop_where_the_first_one_finds_no_gain(said, folder):
     assert steps == {"val": [3, 6, 9], "val_ema": [3, 6, 9]}
 
 
-def test_processes_with_other_objects_end_before_the_first_step(said):
+def test_processes_with_different_objects_end_before_the_first_step(outputs):
     """Every process reports the difference, and can continue afterwards."""
-    for lines_of_one in said:
-        found = dict(line.split(": ", 1) for line in lines_of_one if line.split(":")[0] in UNLIKE)
-        assert {what: line.partition(" differs: process ")[0] for what, line in found.items()} == UNLIKE
+    for lines_of_one in outputs:
+        messages = dict(line.split(": ", 1) for line in lines_of_one if line.split(":")[0] in UNLIKE)
+        assert {what: line.partition(" differs: process ")[0] for what, line in messages.items()} == UNLIKE

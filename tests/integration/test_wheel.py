@@ -30,7 +30,7 @@ def wheel(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory) -> Callable[..., str]:
-    """Returns a function that runs a program of an environment with the wheel, in an empty folder, for its output.
+    """Return a function that runs a program of an environment with the wheel, and returns its output.
 
     The environment imports its dependencies from this Python's site-packages. An editable install of jaxddp there has
     no effect, because Python reads no .pth files of such folders.
@@ -57,7 +57,7 @@ def installed(wheel, tmp_path_factory) -> Callable[..., str]:
     return run
 
 
-def test_the_wheel_holds_the_package_and_the_configs_alone(wheel):
+def test_the_wheel_contains_only_the_package_and_the_configs(wheel):
     assert wheel.name == f"jaxddp-{VERSION}-py3-none-any.whl"
     with ZipFile(wheel) as content:
         names = {*content.namelist()}

@@ -1,6 +1,6 @@
-"""A recipe that starts soon: the digits' config at 16 pixels, with a network that compiles in a second.
+"""A recipe that starts fast: the digits' config at 16 pixels, with a network that compiles in a second.
 
-It lies in a folder of its own: what is imported from beside a recipe belongs to it.
+Its folder has no other modules, because modules beside a recipe count as sources of the recipe.
 """
 
 import flax.linen as nn
@@ -10,7 +10,7 @@ from jaxddp.config import Config, load
 
 
 class SmallNet(nn.Module):
-    """Convolution, optional batch norm over the axis `sync`, pooling, dense."""
+    """A convolution, optional batch norm over the axis `sync`, pooling and a dense layer."""
 
     batch_norm: bool = False
     sync: str | None = None
@@ -20,7 +20,7 @@ class SmallNet(nn.Module):
 
     @nn.compact
     def __call__(self, images, train: bool):
-        # A bias before batch norm has no gradient, and a test that compares gradients wants them all.
+        # A bias before batch norm has no gradient, but tests that compare gradients need every gradient.
         x = nn.Conv(self.width, (3, 3), use_bias=not self.batch_norm, param_dtype=self.dtype)(images)
         if self.batch_norm:
             x = nn.BatchNorm(

@@ -23,7 +23,7 @@ _HANGING = 60
 
 
 class Browser:
-    """A browser with one page; records the errors on its console and all its requests."""
+    """A browser with one page, which records all console errors and requests."""
 
     def __init__(self, profile: Path):
         self._numbers = itertools.count(1)
@@ -51,7 +51,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def open(self, page: Path, width: int, height: int, *, dark: bool = False) -> None:
-        """Load a file in a window of this size, as a phone if it is narrow. Returns after its scripts have run."""
+        """Load a file in a window of this size, as on a phone if it is narrow. Returns after the scripts have run."""
         phone = width < 600
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -74,7 +74,7 @@ class Browser:
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
 
     def run(self, script: str) -> Any:
-        """Returns the value of a JavaScript expression as JSON's types; a promise is awaited."""
+        """Return the value of a JavaScript expression, or of its promise, as JSON's types."""
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
@@ -103,7 +103,7 @@ class Browser:
             self._note(answer.get("method", ""), answer.get("params", {}))
 
     def close(self) -> None:
-        """Ends the browser."""
+        """End the browser."""
         os.close(self._write)
         try:
             self._process.wait(10)

@@ -1,4 +1,4 @@
-"""Cases of parametrized tests: the essential ones run always, the others in `make test-all`."""
+"""Cases of parametrized tests: essential cases always run, other cases only in `make test-all`."""
 
 from typing import Any
 
@@ -7,14 +7,14 @@ from hypothesis import settings
 
 
 def rarely(*values: Any) -> Any:
-    """Returns a case that only `make test-all` runs."""
+    """Return a case that only `make test-all` runs."""
     return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
-def few(telling: tuple, *others: Any) -> list:
-    """Returns the essential values of an argument, and others that only `make test-all` runs."""
-    return [*telling, *map(rarely, others)]
+def few(essential: tuple, *others: Any) -> list:
+    """Return the essential values of an argument, and other values that only `make test-all` uses."""
+    return [*essential, *map(rarely, others)]
 
 
-dear = settings(max_examples=settings.default.max_examples // 2)
+costly = settings(max_examples=settings.default.max_examples // 2)
 """Settings with half of the examples, for properties whose examples compile something."""

@@ -9,7 +9,7 @@ from jaxddp.data.images.header import DHT, DRI, FRAMES, SOS, Segment, jpeg_segme
 Damage = Callable[[bytes, random.Random], bytes]
 
 
-def of(data: bytes, marker: int) -> Segment | None:
+def segment_of(data: bytes, marker: int) -> Segment | None:
     return next((segment for segment in jpeg_segments(data) if segment.marker == marker), None)
 
 
@@ -22,7 +22,7 @@ def size_of(data: bytes) -> tuple[int, int]:
 
 
 def unit_of(data: bytes) -> tuple[int, int]:
-    """Returns height and width of the blocks that are coded together."""
+    """Return height and width of the blocks that are coded together."""
     body = frame_of(data).body
     count = data[body + 7]
     each = [data[body + 9 + 3 * i] for i in range(count)] if count > 1 else [0x11]
@@ -30,7 +30,7 @@ def unit_of(data: bytes) -> tuple[int, int]:
 
 
 def blocks_of(data: bytes) -> int:
-    """Returns the number of 8 x 8 blocks of the frame."""
+    """Return the number of 8 x 8 blocks of the frame."""
     body = frame_of(data).body
     each = [data[body + 9 + 3 * i] for i in range(data[body + 7])] if data[body + 7] > 1 else [0x11]
     rows, columns = units(data)
@@ -48,7 +48,7 @@ def units(data: bytes) -> tuple[int, int]:
 
 
 def other_size(rows: int, columns: int) -> Damage:
-    """Changes the size in the header by so many rows and columns of units; returns `data` if none would be left."""
+    """Change the size in the header by a number of rows and columns of units. Return `data` if none would remain."""
 
     def damaged(data: bytes, _: random.Random) -> bytes:
         (have, across), (tall, wide), (height, width) = units(data), unit_of(data), size_of(data)
@@ -71,48 +71,48 @@ def scaled(down: int, across: int) -> Damage:
     return damaged
 
 
-def any_size(data: bytes, chance: random.Random) -> bytes:
-    new = resized(data, chance.randrange(1, 2 * size_of(data)[0]), chance.randrange(1, 2 * size_of(data)[1]))
+def any_size(data: bytes, rng: random.Random) -> bytes:
+    new = resized(data, rng.randrange(1, 2 * size_of(data)[0]), rng.randrange(1, 2 * size_of(data)[1]))
     return data if units(new)[0] * units(new)[1] == units(data)[0] * units(data)[1] else new
 
 
 def within(change: Callable[[bytes, random.Random], bytes], length: int) -> Damage:
-    """Changes a stretch of the image data; a file whose data are not twice as long is unchanged."""
+    """Change a stretch of the image data; a file whose data are not twice as long is unchanged."""
 
-    def damaged(data: bytes, chance: random.Random) -> bytes:
-        scan = of(data, SOS)
+    def damaged(data: bytes, rng: random.Random) -> bytes:
+        scan = segment_of(data, SOS)
         assert scan is not None
         first, last = scan.end, data.rindex(b"\xff\xd9") - length
         if last - first < length:
             return data
-        start = chance.randrange(first, last)
-        return data[:start] + change(data[start : start + length], chance) + data[start + length :]
+        start = rng.randrange(first, last)
+        return data[:start] + change(data[start : start + length], rng) + data[start + length :]
 
     return damaged
 
 
 def deleted(length: int) -> Damage:
-    return within(lambda stretch, chance: b"", length)
+    return within(lambda stretch, rng: b"", length)
 
 
 def repeated(length: int) -> Damage:
-    return within(lambda stretch, chance: 2 * stretch, length)
+    return within(lambda stretch, rng: 2 * stretch, length)
 
 
 def zeroed(length: int) -> Damage:
-    return within(lambda stretch, chance: bytes(length), length)
+    return within(lambda stretch, rng: bytes(length), length)
 
 
 def overwritten(length: int) -> Damage:
-    return within(lambda stretch, chance: chance.randbytes(length), length)
+    return within(lambda stretch, rng: rng.randbytes(length), length)
 
 
 def inserted(length: int) -> Damage:
-    return within(lambda stretch, chance: chance.randbytes(length) + stretch, length)
+    return within(lambda stretch, rng: rng.randbytes(length) + stretch, length)
 
 
 def replaced(old: bytes, new: bytes) -> Damage:
-    """Converts line ends, as a copy in text mode does."""
+    """Convert line ends, as a copy in text mode does."""
     return lambda data, _: data.replace(old, new)
 
 
@@ -120,38 +120,42 @@ def frame_kind(marker: int) -> Damage:
     return lambda data, _: data[: frame_of(data).start + 1] + bytes([marker]) + data[frame_of(data).body :]
 
 
-def sampling(data: bytes, chance: random.Random) -> bytes:
-    """Changes the sampling of the first component."""
+def sampling(data: bytes, rng: random.Random) -> bytes:
+    """Change the sampling of the first component."""
     place = frame_of(data).body + 9
-    other = chance.choice([one for one in (0x11, 0x21, 0x12, 0x22, 0x41, 0x13) if one != data[place]])
+    other = rng.choice([one for one in (0x11, 0x21, 0x12, 0x22, 0x41, 0x13) if one != data[place]])
     new = data[:place] + bytes([other]) + data[place + 1 :]
     return data if blocks_of(data) == blocks_of(new) else new
 
 
-def symbol(data: bytes, chance: random.Random) -> bytes:
-    """Changes the coefficient size of one of the first, most frequent codes of a Huffman table."""
+def symbol(data: bytes, rng: random.Random) -> bytes:
+    """Change the coefficient size of one of the first, most frequent codes of a Huffman table."""
     tables = [segment for segment in jpeg_segments(data) if segment.marker == DHT]
-    table = chance.choice(tables)
-    place = table.body + 19 + chance.randrange(min(4, sum(data[table.body + 3 : table.body + 19])))
-    return data[:place] + bytes([data[place] ^ 1 << chance.randrange(3)]) + data[place + 1 :]
+    table = rng.choice(tables)
+    place = table.body + 19 + rng.randrange(min(4, sum(data[table.body + 3 : table.body + 19])))
+    return data[:place] + bytes([data[place] ^ 1 << rng.randrange(3)]) + data[place + 1 :]
 
 
 def restarts(interval: int) -> Damage:
-    """Changes the interval between restarts in the header."""
+    """Change the interval between restarts in the header."""
 
     def damaged(data: bytes, _: random.Random) -> bytes:
-        told, scan = of(data, DRI), of(data, SOS)
+        restart_segment, scan = segment_of(data, DRI), segment_of(data, SOS)
         assert scan is not None
-        if told is None:
+        if restart_segment is None:
             return data[: scan.start] + struct.pack(">BBHH", 0xFF, DRI, 4, interval) + data[scan.start :]
-        old = int.from_bytes(data[told.body + 2 : told.end])
-        return data[: told.body + 2] + struct.pack(">H", interval + (interval == old)) + data[told.end :]
+        old = int.from_bytes(data[restart_segment.body + 2 : restart_segment.end])
+        return (
+            data[: restart_segment.body + 2]
+            + struct.pack(">H", interval + (interval == old))
+            + data[restart_segment.end :]
+        )
 
     return damaged
 
 
 def swapped_tables(data: bytes, _: random.Random) -> bytes:
-    """Swaps the names of the first and second Huffman tables."""
+    """Swap the names of the first and second Huffman tables."""
     new = bytearray(data)
     for segment in jpeg_segments(data):
         position = segment.body + 2
@@ -196,7 +200,7 @@ STRETCHES: dict[str, Damage] = {
 """Damage by lost or added data."""
 
 SMALL: dict[str, Damage] = {
-    "a bit flipped": within(lambda byte, chance: bytes([byte[0] ^ 1 << chance.randrange(8)]), 1),
+    "a bit flipped": within(lambda byte, rng: bytes([byte[0] ^ 1 << rng.randrange(8)]), 1),
     "a byte deleted": deleted(1),
     "a byte repeated": repeated(1),
     "16 bytes deleted": deleted(16),
@@ -204,4 +208,4 @@ SMALL: dict[str, Damage] = {
     "64 bytes deleted": deleted(64),
     "line ends for Unix": replaced(b"\r\n", b"\n"),
 }
-"""Damage that often leaves a valid image with as many blocks, which no decoder can detect."""
+"""Damage that no decoder can detect, because it often leaves a valid image with the same number of blocks."""

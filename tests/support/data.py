@@ -14,7 +14,7 @@ AS_THEY_ARE = DataConfig(augment=AugmentConfig(flip=False))
 
 
 def random_batch(size: int, *, masked: int = 0, seed: int = 0, image: int = 6) -> Batch:
-    """Returns `size` random examples; the last `masked` are padding full of noise."""
+    """Return `size` random examples; the last `masked` are padding full of noise."""
     rng = np.random.default_rng(seed)
     mask = np.ones(size, np.float32)
     mask[size - masked :] = 0
@@ -28,7 +28,7 @@ def random_batch(size: int, *, masked: int = 0, seed: int = 0, image: int = 6) -
 
 
 def random_table(size: int, *, seed: int = 0, image: int = 6) -> ArrayTable:
-    """Returns `size` random images whose labels can be learned: a class is a colour with noise."""
+    """Return `size` random images whose labels can be learned: a class is a colour with noise."""
     rng = np.random.default_rng(seed)
     labels = rng.integers(0, CLASSES, size)
     colours = np.random.default_rng(99).integers(40, 215, (CLASSES, 1, 1, 3))
@@ -37,7 +37,7 @@ def random_table(size: int, *, seed: int = 0, image: int = 6) -> ArrayTable:
 
 
 def write_arrays(file: Path, train: ArrayTable, val: ArrayTable) -> Path:
-    """Writes two splits as one .npz file, in the form that `data.path` reads."""
+    """Write two splits as one .npz file, in the form that `data.path` reads."""
     tables = {"train": train, "val": val}
     arrays = {f"{split}_images": table.images for split, table in tables.items()}
     np.savez(file, **arrays, **{f"{split}_labels": table.labels for split, table in tables.items()})

@@ -17,8 +17,8 @@ OPTIMIZER, TABLE = optax.adamw(0.01), random_table(96, image=8)
 
 
 class Net(nn.Module):
-    """A network with everything that may depend on the number of devices: statistics, dropout, a gradient that ends
-    with a product, and a gradient that is a sum over images, so a shard of one image adds nothing."""
+    """A network whose results may depend on the number of devices: by statistics, dropout, a gradient that ends with a
+    product, and a gradient that is a sum over images, to which a shard of one image adds nothing."""
 
     @nn.compact
     def __call__(self, images, train: bool):

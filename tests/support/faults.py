@@ -10,7 +10,7 @@ from support.data import random_table
 
 
 def poisoned(*rows: int, table: ArrayTable | None = None) -> ArrayTable:
-    """Returns a table, by default of 50 rows, whose given rows have a first pixel that `spoil` recognizes."""
+    """Return a table, by default of 50 rows. `spoil` recognizes the first pixel of the given rows."""
     table = random_table(50) if table is None else table
     images = np.minimum(table.images, 254)
     images[list(rows), 0, 0, 0] = 255
@@ -18,5 +18,5 @@ def poisoned(*rows: int, table: ArrayTable | None = None) -> ArrayTable:
 
 
 def spoil(key, image):
-    """An augmentation that fails on the pixel 255, also in a flipped image."""
+    """Augment an image: return NaN if a red value is 255, also in a flipped image."""
     return jnp.where((image[..., 0] > (254.5 / 255 - 0.485) / 0.229).any(), jnp.nan, image)

@@ -45,7 +45,7 @@ Splits = dict[str, Pictures]
 
 
 def pictures(channels: int = 3, bits: int = 8, size: int = SIZE, counts: dict[str, int] = COUNTS) -> Splits:
-    """Returns pictures of noise."""
+    """Return pictures of noise."""
     made, dtype = {}, np.uint16 if bits == 16 else np.uint8
     for split, count in counts.items():
         rng = np.random.default_rng((count, channels))
@@ -73,15 +73,15 @@ def write_idx(folder: Path, splits: Splits | None = None) -> Path:
 
 def write_npz(file: Path, splits: Splits | None = None) -> Path:
     file = file.with_suffix(".npz")
-    held: dict[str, Any] = {"class_names": np.array(CLASSES)}
+    arrays: dict[str, Any] = {"class_names": np.array(CLASSES)}
     for name, split in (splits or pictures(channels=1)).items():
-        held |= {f"{name}_images": split.images, f"{name}_labels": split.labels}
-    np.savez(file, **held)
+        arrays |= {f"{name}_images": split.images, f"{name}_labels": split.labels}
+    np.savez(file, **arrays)
     return file
 
 
 def write_cifar(folder: Path, splits: Splits | None = None) -> Path:
-    """Writes CIFAR-10 of 32 x 32 pixels; the training images are in five files."""
+    """Write CIFAR-10 of 32 x 32 pixels; the training images are in five files."""
     splits = splits or pictures(size=32)
     folder.mkdir()
     (folder / "batches.meta.txt").write_text("\n".join(CLASSES) + "\n")
@@ -96,7 +96,7 @@ def write_cifar(folder: Path, splits: Splits | None = None) -> Path:
 
 
 def write_solutions(folder: Path, splits: Splits | None = None) -> Path:
-    """Writes Kaggle's archive; photographs where no pictures are given."""
+    """Write Kaggle's archive of the pictures, or of photographs if `splits` is None."""
     if splits is None:
         return write_tree(folder, classes=3, images=3, val=5, size=SIZE)
     for name, split in splits.items():
@@ -112,7 +112,7 @@ def write_solutions(folder: Path, splits: Splits | None = None) -> Path:
 
 
 def write_folders(folder: Path, splits: Splits | None = None, kind: str = "png") -> Path:
-    """Writes a folder for each class; photographs where no pictures are given."""
+    """Write a folder of pictures for each class, or of photographs if `splits` is None."""
     if splits is not None:
         for name, split in splits.items():
             for row, label in enumerate(split.labels):
@@ -130,7 +130,7 @@ def write_folders(folder: Path, splits: Splits | None = None, kind: str = "png")
 
 
 def write_listing(folder: Path, splits: Splits) -> Path:
-    """Writes CSV files that list images."""
+    """Write CSV files that list images."""
     for name, split in splits.items():
         files = [f"{name}-images/{row}.bmp" for row in range(len(split))]
         lines = [f"{CLASSES[label]},{file}" for label, file in zip(split.labels, files, strict=True)]
@@ -141,7 +141,7 @@ def write_listing(folder: Path, splits: Splits) -> Path:
 
 
 def write_parquet(folder: Path, splits: Splits) -> Path:
-    """Writes Parquet as `datasets` does."""
+    """Write Parquet as `datasets` does."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -150,15 +150,15 @@ def write_parquet(folder: Path, splits: Splits) -> Path:
     for name, split in splits.items():
         cells = [{"bytes": split.encoded(row), "path": None} for row in range(len(split))]
         table = pa.table({"image": pa.array(cells, cell), "label": pa.array(split.labels)})
-        told = {"huggingface": json.dumps({"info": {"features": features}})}
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
         file = folder / "data" / f"{'train' if name == 'train' else 'validation'}-00000-of-00001.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table.replace_schema_metadata(told), file, row_group_size=4)
+        pq.write_table(table.replace_schema_metadata(metadata), file, row_group_size=4)
     return folder
 
 
 def write_packed(folder: Path, splits: Splits | None = None) -> Path:
-    """Writes a packed data set, whose images are JPEG."""
+    """Write a packed data set, whose images are JPEG."""
     tree = write_solutions(folder.with_name("unpacked"), splits)
     pack(dict(open_splits(DataConfig(path=str(tree)))), folder, PackOptions(short_side=SIZE))
     return folder
@@ -194,7 +194,7 @@ def _builder() -> Any:
 
 
 def write_tfds(folder: Path, splits: Splits, file_format: str) -> Path:
-    """Prepares a set of tensorflow-datasets in a folder, its data_dir."""
+    """Prepare a set of tensorflow-datasets in a folder, its data_dir."""
     tfds, builder = _builder()
     builder.written = splits
     made = builder(data_dir=str(folder), file_format=file_format)
@@ -204,7 +204,7 @@ def write_tfds(folder: Path, splits: Splits, file_format: str) -> Path:
 
 @dataclass(frozen=True)
 class Form:
-    """One format of data sets: its writer, and its differences from the other formats."""
+    """One format of data sets: its writer, and its differences from other formats."""
 
     format: str
     """Name in the registry of formats."""

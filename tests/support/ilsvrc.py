@@ -20,7 +20,7 @@ def write_tree(
     size: int | tuple[int, int] = 32,
     seed: int = 0,
 ) -> Path:
-    """Writes the data set and returns its root. The same arguments write the same files.
+    """Write the data set and return its root. The same arguments write the same files.
 
     The rows of the classes alternate, every third row has two boxes, and the images of a class are a color with noise.
 
@@ -53,12 +53,12 @@ def write_tree(
 
 
 def synset(label: int) -> str:
-    """Returns the id of a class of `write_tree`: sorted like the labels, and as long as WordNet's ids."""
+    """Return the id of a class of `write_tree`: sorted like the labels, and as long as WordNet's ids."""
     return f"n{1_000_000 + 137 * label:08d}"
 
 
 def write_csv(file: Path, rows: list[tuple[str, str]]) -> None:
-    """Writes a solution file like Kaggle's: LF, no quotes."""
+    """Write a solution file like Kaggle's: LF, no quotes."""
     file.write_text("ImageId,PredictionString\n" + "".join(f"{image_id},{boxes}\n" for image_id, boxes in rows))
 
 

@@ -60,12 +60,12 @@ def chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def chunks(data: bytes) -> list[tuple[bytes, bytes]]:
-    found, position = [], len(PNG_START)
+    results, position = [], len(PNG_START)
     while position < len(data):
         size, kind = struct.unpack_from(">I4s", data, position)
-        found.append((kind, data[position + 8 : position + 8 + size]))
+        results.append((kind, data[position + 8 : position + 8 + size]))
         position += 12 + size
-    return found
+    return results
 
 
 def png(parts: list[tuple[bytes, bytes]]) -> bytes:
@@ -73,7 +73,7 @@ def png(parts: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def interlaced(mode: str) -> bytes:
-    """Returns an Adam7-interlaced PNG, which Pillow cannot write."""
+    """Return an Adam7-interlaced PNG, which Pillow cannot write."""
     pixels = np.asarray(picture(13, 17, mode))
     coded = b""
     for top, left, down, across in (

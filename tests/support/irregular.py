@@ -30,8 +30,8 @@ KINDS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def set_aside(path: Path, kind: str) -> Path:
-    """Replaces a file by a non-regular one, and returns where the file is kept."""
+def replace_by_irregular(path: Path, kind: str) -> Path:
+    """Replace a file by a non-regular one, and return the new path of the file."""
     kept = path.rename(path.with_name("kept-aside"))
     KINDS[kind](path)
     return kept

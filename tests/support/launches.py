@@ -31,7 +31,7 @@ def program(text: str) -> list[str]:
     return ["python", "-c", PRELUDE + textwrap.dedent(text)]
 
 
-class Ran:
+class LaunchResult:
     """A launch in this process, and its results."""
 
     def __init__(self, capfd, logs: Path, text: str, **options):
@@ -42,17 +42,17 @@ class Ran:
         self.errors = self.err.splitlines()
 
     def of(self, rank: int) -> list[str]:
-        """Returns the lines that a process wrote."""
+        """Return the lines that a process wrote."""
         return [line.removeprefix(f"[{rank}] ") for line in self.lines if line.startswith(f"[{rank}] ")]
 
-    def told(self) -> list[dict[str, str]]:
-        """Returns the environments that processes wrote with `TELL`."""
+    def environments(self) -> list[dict[str, str]]:
+        """Return the environments that processes wrote by `PRINT_ENVIRONMENT`."""
         ranks = sorted({int(re.match(r"\[(\d+)\]", line)[1]) for line in self.lines})
         return [dict(line.split("=", 1) for line in self.of(rank)) for rank in ranks]
 
 
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Removes variables of GPUs and of a surrounding job from the environment."""
+    """Remove variables of GPUs and of a surrounding job from the environment."""
     for name in (
         "CUDA_VISIBLE_DEVICES",
         "JAX_LOCAL_DEVICE_IDS",
@@ -65,7 +65,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for(lock: Path) -> None:
-    """Waits until the lock is free. Pytest's timeout bounds the wait."""
+    """Wait until the lock is free. Pytest's timeout bounds the wait."""
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
@@ -76,7 +76,7 @@ def free_port() -> int:
 
 
 ROOT = Path(__file__).parents[2]
-# Only the launcher, without the imports of `import jaxddp`. A test checks that it needs none of them.
+# Imports only the launcher, without the imports of `import jaxddp`, which the launcher does not need.
 LAUNCHER = f"""
 import sys, types
 package = types.ModuleType("jaxddp")
@@ -86,14 +86,14 @@ from pathlib import Path
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch
 """
-TELL = """
+PRINT_ENVIRONMENT = """
 for name, value in os.environ.items():
     if name.startswith(("JAX", "CUDA", "GLIBC", "PYTHONUNBUFFERED")):
         say(f"{name}={value}")
 """
 
 
-class Started:
+class LauncherProcess:
     """A launcher in a separate process, whose output goes to files."""
 
     def __init__(self, folder: Path, command: list[str]):
@@ -126,7 +126,7 @@ class Started:
             pytest.fail(f"still running:\n{self.out}{self.err}")
 
 
-class Machine(Started):
+class Machine(LauncherProcess):
     """The launcher of one of several machines."""
 
     def __init__(self, folder: Path, text: str, options: str, config: str = "None"):
@@ -140,15 +140,15 @@ class Machine(Started):
         )
         super().__init__(folder, [sys.executable, "-c", code])
 
-    def said(self, *lines: str) -> "Machine":
-        """Waits until the output has all of these lines."""
+    def expect(self, *lines: str) -> "Machine":
+        """Wait until the output has all of these lines."""
         self.wait_until(lambda: all(line in self.out + self.err for line in lines))
         return self
 
 
 @contextlib.contextmanager
 def machines(folder: Path) -> Iterator[Callable[..., Machine]]:
-    """Yields a function that starts launchers, and ends them afterwards."""
+    """Yield a function that starts launchers, and end them afterwards."""
     started: list[Machine] = []
 
     def start(text: str, options: str, config: str = "None") -> Machine:
@@ -156,13 +156,13 @@ def machines(folder: Path) -> Iterator[Callable[..., Machine]]:
         return started[-1]
 
     yield start
-    for each in started:
-        each.process.kill()
-        each.process.wait(HANGING)
+    for launcher in started:
+        launcher.process.kill()
+        launcher.process.wait(HANGING)
 
 
 GENERATION = "generation = int(os.environ['JAXDDP_GENERATION'])"
-# Programs for a machine: one fails, and one saves when it is asked to stop.
+# Programs for a machine: the first fails, and the second saves at SIGTERM.
 FAILING = "say('begun'); sys.exit(9)"
 SAVING = f"""
 {GENERATION}

@@ -19,23 +19,23 @@ FULL, LAST = 1, 4
 
 
 def alone(folder: Path, patch: pytest.MonkeyPatch) -> None:
-    """Makes loggers write into a folder, without the user's accounts and servers."""
+    """Make loggers write into a folder, without the user's accounts and servers."""
     for name in [name for name in os.environ if name.startswith(("WANDB_", "MLFLOW_"))]:
         patch.delenv(name)
     patch.setenv("WANDB_MODE", "offline")
     patch.chdir(folder)
 
 
-def forget_mlflow() -> None:
-    """Removes the environment variables that the logger has set."""
+def remove_mlflow_variables() -> None:
+    """Remove the environment variables that the logger has set."""
     for name in [name for name in os.environ if name.startswith("MLFLOW_")]:
         del os.environ[name]
 
 
-def of_rows(found: list[rows.Row]) -> Series:
-    """Returns the scalars of lines of metrics.jsonl, with NaN for null."""
+def of_rows(results: list[rows.Row]) -> Series:
+    """Return the scalars of lines of metrics.jsonl, with NaN for null."""
     series: Series = {}
-    for row in found:
+    for row in results:
         for name, value in rows.scalars(row).items():
             series.setdefault(name, []).append((row["step"], float("nan") if value is None else value))
     return series
@@ -60,8 +60,8 @@ def of_tensorboard(directory: Path) -> Series:
     from tensorboard.util.tensor_util import make_ndarray
 
     return {
-        tag: [(event.step, float(make_ndarray(event.tensor_proto))) for event in found]
-        for tag, found in tensorboard_tags(directory).items()
+        tag: [(event.step, float(make_ndarray(event.tensor_proto))) for event in results]
+        for tag, results in tensorboard_tags(directory).items()
         if not tag.endswith("/predictions")
     }
 
@@ -70,7 +70,7 @@ def of_tensorboard(directory: Path) -> Series:
 
 
 def wandb_records(folder: Path) -> Iterator[Any]:
-    """Yields the records of a run's `.wandb` file, the library's messages in LevelDB's log format."""
+    """Yield the records of a run's `.wandb` file, the library's messages in LevelDB's log format."""
     from wandb.proto import wandb_internal_pb2
 
     (file,) = folder.glob("*.wandb")
@@ -90,8 +90,8 @@ def wandb_records(folder: Path) -> Iterator[Any]:
 
 
 def wandb_history(folder: Path) -> list[dict[str, Any]]:
-    """Returns the logged rows, without the library's columns."""
-    found = []
+    """Return the logged rows, without the library's columns."""
+    results = []
     for record in wandb_records(folder):
         if record.WhichOneof("record_type") == "history":
             row: dict[str, Any] = {}
@@ -101,17 +101,17 @@ def wandb_history(folder: Path) -> list[dict[str, Any]]:
                     row.setdefault(item.nested_key[0], {})[item.nested_key[1]] = value
                 else:
                     row[item.key or item.nested_key[0]] = value
-            found.append({name: value for name, value in row.items() if not name.startswith("_")})
-    return found
+            results.append({name: value for name, value in row.items() if not name.startswith("_")})
+    return results
 
 
 def wandb_config(folder: Path) -> dict[str, Any]:
-    """Returns the config, merged from all records of the run."""
-    found = {}
+    """Return the config, merged from all records of the run."""
+    results = {}
     for record in wandb_records(folder):
         for update in (*record.run.config.update, *record.config.update):
-            found[update.key or ".".join(update.nested_key)] = json.loads(update.value_json)
-    return found
+            results[update.key or ".".join(update.nested_key)] = json.loads(update.value_json)
+    return results
 
 
 def wandb_ids(folder: Path) -> set[str]:
@@ -119,7 +119,7 @@ def wandb_ids(folder: Path) -> set[str]:
 
 
 def offline_runs(workdir: Path) -> list[Path]:
-    """Waits until everything is written, and returns the folders of the library's runs, oldest first."""
+    """Wait until everything is written, and return the folders of the library's runs, oldest first."""
     import wandb
 
     wandb.teardown()
@@ -127,10 +127,12 @@ def offline_runs(workdir: Path) -> list[Path]:
 
 
 def of_wandb(workdir: Path) -> Series:
-    """Returns the scalars of the run that the work directory names."""
-    own = {json.loads((workdir / "wandb.json").read_text())["id"]}
+    """Return the scalars of the run that the work directory names."""
+    run_ids = {json.loads((workdir / "wandb.json").read_text())["id"]}
     series: Series = {}
-    for row in [row for folder in offline_runs(workdir) if wandb_ids(folder) == own for row in wandb_history(folder)]:
+    for row in [
+        row for folder in offline_runs(workdir) if wandb_ids(folder) == run_ids for row in wandb_history(folder)
+    ]:
         for name, value in row.items():
             if name != "step" and not isinstance(value, dict):
                 series.setdefault(name, []).append((row["step"], float(value)))
@@ -147,7 +149,7 @@ def mlflow_client() -> Any:
 
 
 def mlflow_run(workdir: Path) -> Any:
-    """Returns the run that the work directory names."""
+    """Return the run that the work directory names."""
     return mlflow_client().get_run(json.loads((workdir / "mlflow.json").read_text())["id"])
 
 

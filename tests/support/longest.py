@@ -1,4 +1,4 @@
-"""The longest test files, in the order in which to start them, so that none still runs when all other files are done.
+"""The longest test files, in the order of their start, so that no long file still runs when all others are done.
 
 `python benchmarks/suite.py` measures them. Files that wait for processes come before files that compute.
 """

@@ -50,8 +50,8 @@ def randomized(tree, seed: int = 7):
     """Redraw every scale and bias as random and positive, so that no gradient is zero because of them."""
     leaves, structure = jax.tree.flatten(tree)
     rng = np.random.default_rng(seed)
-    vectors = [jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) for x in leaves]
-    return jax.tree.unflatten(structure, [v if x.ndim == 1 else x for x, v in zip(leaves, vectors, strict=True)])
+    random_leaves = [jnp.asarray(rng.uniform(0.5, 1.5, x.shape), x.dtype) for x in leaves]
+    return jax.tree.unflatten(structure, [v if x.ndim == 1 else x for x, v in zip(leaves, random_leaves, strict=True)])
 
 
 def largest_difference(a, b) -> float:
@@ -66,7 +66,7 @@ def largest_difference(a, b) -> float:
 
 
 def objective_of(model, loss=None, **preprocess) -> Objective:
-    # A random crop or flip takes longer to compile than the rest of a step, so tests ask for them explicitly.
+    # A random crop or flip takes longer to compile than the other operations of a step, so it is off by default.
     settings = {"augment": AugmentConfig(flip=False), "dtype": jnp.float64, **preprocess}
     return Objective(
         adapted(model),

@@ -42,12 +42,12 @@ def batch_norm(x, params, stats, train):
     """Return y, the new running statistics, and the backward function."""
     if train:
         mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
-        after = {
+        new_stats = {
             "mean": MOMENTUM * stats["mean"] + (1 - MOMENTUM) * mean,
             "var": MOMENTUM * stats["var"] + (1 - MOMENTUM) * variance,
         }
     else:
-        mean, variance, after = stats["mean"], stats["var"], stats
+        mean, variance, new_stats = stats["mean"], stats["var"], stats
     deviation = np.sqrt(variance + EPSILON)
     normalized = (x - mean) / deviation
 
@@ -58,7 +58,7 @@ def batch_norm(x, params, stats, train):
             dn = dn - dn.mean((0, 1, 2)) - normalized * (dn * normalized).mean((0, 1, 2))
         return dn / deviation, gradients
 
-    return normalized * params["scale"] + params["bias"], after, back
+    return normalized * params["scale"] + params["bias"], new_stats, back
 
 
 def relu(x):
@@ -90,14 +90,14 @@ def conv_norm(x, names, params, stats, train, stride, gradients):
     `gradients`."""
     conv_name, norm_name = names
     y, conv_back = convolution(x, params[conv_name]["kernel"], stride)
-    y, after, norm_back = batch_norm(y, params[norm_name], stats[norm_name], train)
+    y, new_stats, norm_back = batch_norm(y, params[norm_name], stats[norm_name], train)
 
     def back(dy):
         dy, gradients[norm_name] = norm_back(dy)
         dx, gradients[conv_name] = conv_back(dy)
         return dx
 
-    return y, after, back
+    return y, new_stats, back
 
 
 def residual_block(x, params, stats, train, stride):
@@ -105,10 +105,12 @@ def residual_block(x, params, stats, train, stride):
     stride."""
     count = sum(name.startswith("conv") for name in params)
     strided = 2 if count == 3 else 1
-    gradients, after, backs, y = {}, {}, [], x
+    gradients, new_stats, backs, y = {}, {}, [], x
     for i in range(1, count + 1):
         names = (f"conv{i}", f"bn{i}")
-        y, after[names[1]], back = conv_norm(y, names, params, stats, train, stride if i == strided else 1, gradients)
+        y, new_stats[names[1]], back = conv_norm(
+            y, names, params, stats, train, stride if i == strided else 1, gradients
+        )
         backs.append(back)
         if i < count:
             y, back = relu(y)
@@ -125,7 +127,7 @@ def residual_block(x, params, stats, train, stride):
 
     elif "downsample_conv" in params:
         names = ("downsample_conv", "downsample_bn")
-        shortcut, after[names[1]], shortcut_back = conv_norm(x, names, params, stats, train, stride, gradients)
+        shortcut, new_stats[names[1]], shortcut_back = conv_norm(x, names, params, stats, train, stride, gradients)
     y, last_back = relu(y + shortcut)
 
     def back(dy):
@@ -135,13 +137,13 @@ def residual_block(x, params, stats, train, stride):
             dy = step(dy)
         return dy + d_shortcut, gradients
 
-    return y, after, back
+    return y, new_stats, back
 
 
 def resnet(depth, params, stats, images, train):
     """Return logits [B, K], new running statistics and the backward function: d_logits -> (d_images, gradients)."""
-    gradients, after = {}, {}
-    x, after["bn1"], stem_back = conv_norm(images, ("conv1", "bn1"), params, stats, train, 2, gradients)
+    gradients, new_stats = {}, {}
+    x, new_stats["bn1"], stem_back = conv_norm(images, ("conv1", "bn1"), params, stats, train, 2, gradients)
     x, relu_back = relu(x)
     x, pool_back = max_pool(x)
     blocks = []
@@ -149,7 +151,7 @@ def resnet(depth, params, stats, images, train):
         for block in range(size):
             name = f"layer{stage}_{block}"
             stride = 2 if stage > 1 and block == 0 else 1
-            x, after[name], back = residual_block(x, params[name], stats[name], train, stride)
+            x, new_stats[name], back = residual_block(x, params[name], stats[name], train, stride)
             blocks.append((name, back))
     height, width = x.shape[1:3]
     features = x.mean((1, 2))
@@ -163,4 +165,4 @@ def resnet(depth, params, stats, images, train):
             dx, gradients[name] = block_back(dx)
         return stem_back(relu_back(pool_back(dx))), gradients
 
-    return logits, after, back
+    return logits, new_stats, back

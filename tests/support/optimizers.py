@@ -74,8 +74,8 @@ def by_hand(update, steps: int) -> dict:
     return params
 
 
-def assert_equal(found: dict, expected: dict) -> None:
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), found, expected)
+def assert_equal(actual: dict, expected: dict) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12), actual, expected)
 
 
 def rates(total: int, warmup: int, peak: float, **words) -> np.ndarray:

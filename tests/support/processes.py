@@ -27,7 +27,7 @@ TRAIN = [
     # length of the run. At this rate losses change by 1% and more, and rounding errors do not grow (at 0.1 they do).
     "--optimizer.name", "momentum", "--optimizer.momentum", "0", "--optimizer.no-nesterov",
     "--optimizer.schedule", "constant", "--optimizer.warmup", "0 steps", "--optimizer.learning-rate", "0.02",
-    # Without curves and TensorBoard's file, which take a third of the time of such a short run.
+    # Curves and TensorBoard's file would take a third of the time of such a short run.
     "--log.to", "jsonl",
 ]  # fmt: skip
 STEPS = 6
@@ -45,7 +45,7 @@ _OF_A_JOB = re.compile(
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Returns an environment without the variables of a surrounding job."""
+    """Return an environment without the variables of a surrounding job."""
     inherited = {name: value for name, value in os.environ.items() if not _OF_A_JOB.match(name)}
     path = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "tests", REPOSITORY / "tests" / "recipes")))
     return {**inherited, "PYTHONPATH": path, **more}
@@ -68,7 +68,7 @@ class Program:
 
     @property
     def err(self) -> str:
-        return without_what_lasts(self._err.read_text())
+        return without_progress_lines(self._err.read_text())
 
     @property
     def last(self) -> str:
@@ -76,7 +76,7 @@ class Program:
         return last_line(self._err)
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Waits for a condition. Fails if the program ends first."""
+        """Wait for a condition. Fails if the program ends first."""
         give_up = time.monotonic() + HANGING
         while not condition():
             assert self.process.poll() is None, f"ended with exit code {self.process.poll()}:\n{self.out}{self.err}"
@@ -84,7 +84,7 @@ class Program:
             time.sleep(0.05)
 
     def end(self, within: float = HANGING) -> int:
-        """Waits for the end in bounded time, and returns the exit code."""
+        """Wait for the end in bounded time, and return the exit code."""
         try:
             return self.process.wait(within)
         except subprocess.TimeoutExpired:
@@ -94,7 +94,7 @@ class Program:
         assert self.end() == 0, self.out + self.err
 
     def close(self) -> None:
-        """Ends the program if it still runs, so that a launcher ends its processes."""
+        """End the program if it still runs. SIGTERM comes first, so that a launcher ends its processes."""
         for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 30)):
             if self.process.poll() is None:
                 self.process.send_signal(number)
@@ -109,15 +109,15 @@ class Launched(Program):
 
     def __init__(self, folder: Path, processes: int, command: Sequence[str], *options: str):
         self.logs = folder / "logs"
-        own = ["--processes", str(processes), "--logs", str(self.logs), *options]
-        super().__init__([sys.executable, "-m", "jaxddp", "launch", *own, "--", *command], folder)
+        launch_options = ["--processes", str(processes), "--logs", str(self.logs), *options]
+        super().__init__([sys.executable, "-m", "jaxddp", "launch", *launch_options, "--", *command], folder)
 
     def last_of(self, rank: int) -> str:
-        """Returns the last line that a process wrote to either stream."""
+        """Return the last line that a process wrote to either stream."""
         return last_line(self.logs / f"process-{rank}.log")
 
     def worker(self, rank: int) -> int:
-        """Returns the pid of a process of the job."""
+        """Return the pid of a process of the job."""
         launcher = self.process.pid
         for pid in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
             if f"JAX_PROCESS_ID={rank}\0" in Path(f"/proc/{pid}/environ").read_text():
@@ -125,9 +125,9 @@ class Launched(Program):
         pytest.fail(f"process {rank} does not run:\n{self.out}{self.err}")
 
 
-def without_what_lasts(said: str) -> str:
-    """Removes lines that only appear on slow machines, such as `importing JAX ...`."""
-    return "".join(line for line in said.splitlines(keepends=True) if not line.endswith(" ...\n"))
+def without_progress_lines(text: str) -> str:
+    """Remove lines that only appear on slow machines, such as `importing JAX ...`."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.endswith(" ...\n"))
 
 
 def last_line(file: Path) -> str:
@@ -135,14 +135,14 @@ def last_line(file: Path) -> str:
 
 
 def lines(workdir: Path, split: str = "train") -> list[dict]:
-    """Reads the complete lines of a split in metrics.jsonl."""
+    """Read the complete lines of a split in metrics.jsonl."""
     file = workdir / "metrics.jsonl"
     whole = file.read_text().split("\n")[:-1] if file.exists() else []
     return [line for line in map(json.loads, whole) if line["split"] == split]
 
 
 def losses(workdir: Path, split: str = "train") -> dict[int, float]:
-    """Returns the losses of a split by step."""
+    """Return the losses of a split by step."""
     return {line["step"]: line["loss"] for line in lines(workdir, split)}
 
 
@@ -155,23 +155,23 @@ def checkpoint_steps(workdir: Path) -> list[int]:
 
 
 def is_checkpointed(workdir: Path) -> bool:
-    """Returns whether a first checkpoint is complete. Steps continue while it is written."""
+    """Return whether a first checkpoint is complete. Steps continue while it is written."""
     index = workdir / "checkpoints" / INDEX
     return index.is_file() and bool(json.loads(index.read_text())["steps"])
 
 
 def brief_words(data: Path, workdir: Path, *more: str) -> list[str]:
-    """Returns the command of a brief training run."""
+    """Return the command of a brief training run."""
     return [*TRAIN, "--data.path", str(data), "--workdir", str(workdir), *BRIEF, *more]
 
 
 def series(workdir: Path) -> dict[str, dict[int, float]]:
-    """Returns the losses of both splits."""
+    """Return the losses of both splits."""
     return {split: losses(workdir, split) for split in ("train", "val")}
 
 
 def is_whole(workdir: Path, *, processes: int) -> bool:
-    """Returns whether a brief run on four devices made every step and validated every image."""
+    """Return whether a brief run on four devices made every step and validated every image."""
     end = result(workdir)
     return (
         (end["status"], end["step"], end["devices"], end["processes"]) == ("done", STEPS, 4, processes)
@@ -181,7 +181,7 @@ def is_whole(workdir: Path, *, processes: int) -> bool:
 
 
 def are_the_same(workdir: Path, reference: Path) -> bool:
-    """Returns whether two runs differ only by rounding."""
+    """Return whether two runs differ only by rounding."""
     ours, theirs = series(workdir), series(reference)
     return (
         all(close(ours[split], theirs[split]) for split in ours)
@@ -190,12 +190,12 @@ def are_the_same(workdir: Path, reference: Path) -> bool:
 
 
 def close(series: dict[int, float], expected: dict[int, float]) -> bool:
-    """Returns whether two series have equal steps, and values that differ only by rounding."""
+    """Return whether two series have equal steps, and values that differ only by rounding."""
     return series == pytest.approx(expected, rel=2e-5)
 
 
 def checkpoint_bytes(workdir: Path) -> dict[str, bytes]:
-    """Returns the bytes of the arrays of the last checkpoint, read without jaxddp."""
+    """Return the bytes of the arrays of the last checkpoint, read without jaxddp."""
     place = workdir / "checkpoints" / str(checkpoint_steps(workdir)[-1]) / "state"
     reader = ocp.PyTreeCheckpointer()
     tree = reader.metadata(place).item_metadata.tree

@@ -42,7 +42,7 @@ def write_run(directory: Path, seed: int = 0, status: str | None = "done", **cha
 
 
 def course(rng: np.random.Generator) -> list[dict[str, Any]]:
-    """Returns the rows of a run with random metrics."""
+    """Return the rows of a run with random metrics."""
     rows = []
     for step in range(LOG_EVERY, STEPS + 1, LOG_EVERY):
         at = {"step": step, "epoch": step * BATCH_SIZE / EXAMPLES}
@@ -60,13 +60,13 @@ def course(rng: np.random.Generator) -> list[dict[str, Any]]:
 
 
 def rows_of(directory: Path, split: str) -> list[dict[str, Any]]:
-    """Returns the rows of a split in metrics.jsonl."""
+    """Return the rows of a split in metrics.jsonl."""
     lines = (directory / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if row["split"] == split]
 
 
 def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "d", "e")) -> ValidationImages:
-    """Returns random images with predictions that are usually right."""
+    """Return random images with predictions that are usually right."""
     rng = np.random.default_rng(0)
     table = random_table(count, image=8)
     logits = rng.normal(size=(count, len(names))) + 1.5 * np.eye(len(names))[table.labels]
@@ -76,7 +76,7 @@ def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "
 
 
 def hostile_page(folder: Path) -> Page:
-    """Returns a page on which every value from a run contains markup."""
+    """Return a page on which every value from a run contains markup."""
     workdir = write_run(folder / "<img src=x onerror=alert(2)>", 0, model={"weights": HOSTILE})
     rows = [row | {HOSTILE: 1.0} for row in course(np.random.default_rng(0))]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -1,7 +1,7 @@
 """Shares models, optimizers and programs: setups of equal pieces get the same objects, which a worker compiles once.
 
-The package caches programs by object identity, because equality of a user's objects may not tell what they compute.
-For the objects of these tests it does: Linen modules, topologies and parts are equal if they compute the same.
+The package caches programs by object identity, because equal objects of a user may compute different results.
+The objects of these tests do not: Linen modules, topologies and parts are equal only if they compute the same.
 `setup_of` shares its pieces, and `shared` does it for other setups. Tests of compilation use `share=False`."""
 
 import dataclasses
@@ -25,7 +25,7 @@ sgd = functools.cache(optax.sgd)
 """Return the same optimizer for the same arguments."""
 plain_loss = functools.cache(cross_entropy)
 taken_apart = functools.cache(example_loss)
-"""Return `example_loss`, which tries a loss in a program of its own, once."""
+"""Return the result of `example_loss`, which compiles a program, once for each loss."""
 topology_of = functools.cache(Topology.create)
 
 

@@ -1,7 +1,7 @@
 """Replaces an interpreter with torch in the rehearsal of `benchmarks/gpu.py`, with planned failures.
 
 The mode `eager` returns the losses of jaxddp from the table. Of the compiled modes one runs out of memory, one hangs
-and one fails. The runner of airbench is real, on a fake torch with only what it needs.
+and one fails. The runner of airbench is real, but has a fake torch with only the functions that it needs.
 """
 
 import json
@@ -18,7 +18,7 @@ NOISE = "RESOURCE_EXHAUSTED: Out of memory; torch.OutOfMemoryError: CUDA out of 
 
 
 class OutOfMemoryError(RuntimeError):
-    """Has the name of torch's exception."""
+    """An exception with the name of torch's."""
 
 
 class Tensor(np.ndarray):

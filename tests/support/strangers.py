@@ -17,7 +17,7 @@ def framed(content: bytes) -> bytes:
 
 
 def changed(**fields: object) -> bytes:
-    """Returns a hello message with changed fields, of any types."""
+    """Return a hello message with changed fields, of any types."""
     plain = json.loads(encode(HELLO)[LENGTH:])
     return framed(json.dumps(plain | fields).encode())
 
@@ -49,13 +49,13 @@ STRANGERS = {
 
 
 def answers(connection: socket.socket) -> list[object]:
-    """Returns the answers of process 0 on a connection until it is closed."""
+    """Return the answers of process 0 on a connection until it is closed."""
     with connection, connection.makefile("rb") as stream:
-        found = []
-        # Nothing more is sent, so process 0 need not wait.
+        results = []
+        # End the input, so that process 0 does not wait for more.
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
             while head := stream.read(LENGTH):
-                found.append(CODEC.decode(stream.read(int.from_bytes(head, "big"))))
-        return found
+                results.append(CODEC.decode(stream.read(int.from_bytes(head, "big"))))
+        return results

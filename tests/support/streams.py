@@ -14,7 +14,7 @@ from jaxddp.data.table import ExampleTable
 
 
 def waves(row: int, height: int = 60, width: int = 80) -> np.ndarray:
-    """Returns a smooth colored picture with noise, which every resize and crop changes, uint8[height, width, 3]."""
+    """Return a smooth colored picture with noise, which every resize and crop changes, uint8[height, width, 3]."""
     y, x = np.mgrid[:height, :width]
     waves = [127 + 100 * np.sin(y / (7 + 3 * channel) + row) * np.cos(x / (5 + 2 * channel)) for channel in range(3)]
     noise = np.random.default_rng(row).normal(0, 8, (height, width, 3))

@@ -40,46 +40,48 @@ def network(name: str) -> torch.nn.Module:
     return torchvision.models.get_model(published, num_classes=CLASSES).double().eval()
 
 
-def formula(made: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Hash a network's names and shapes, without batch counters."""
-    state = made.state_dict()
+def formula(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return a network's state with weights by the formula, and its own batch counters."""
+    state = module.state_dict()
     made_up = weights({key: tuple(value.shape) for key, value in state.items() if value.is_floating_point()})
     return {**state, **{key: torch.from_numpy(value) for key, value in made_up.items()}}
 
 
-def logits(made: torch.nn.Module, size: str) -> list[float]:
+def logits(module: torch.nn.Module, size: str) -> list[float]:
     height, width = map(int, size.split("x"))
     with torch.no_grad():
-        return made(torch.from_numpy(image(height, width).transpose(0, 3, 1, 2).copy()))[0].tolist()
+        return module(torch.from_numpy(image(height, width).transpose(0, 3, 1, 2).copy()))[0].tolist()
 
 
 def main(arguments: list[str]) -> None:
     if not arguments:
-        found = {}
+        results = {}
         for name, (library, _, sizes) in NETWORKS.items():
-            made = network(name)
-            made.load_state_dict(formula(made))
-            shapes = {key: tuple(value.shape) for key, value in made.state_dict().items() if value.is_floating_point()}
-            found[name] = {
+            module = network(name)
+            module.load_state_dict(formula(module))
+            shapes = {
+                key: tuple(value.shape) for key, value in module.state_dict().items() if value.is_floating_point()
+            }
+            results[name] = {
                 "source": f"{library} {version(library)}",
                 "arrays": len(shapes),
                 "digest": digest(shapes),
-                "logits": {size: logits(made, size) for size in sizes},
+                "logits": {size: logits(module, size) for size in sizes},
             }
-            print(name, len(shapes), found[name]["logits"][sizes[0]][:3])
-        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+            print(name, len(shapes), results[name]["logits"][sizes[0]][:3])
+        GOLDEN.write_text(json.dumps(results, indent=1) + "\n")
         return
     name, file = arguments[0], Path(arguments[1])
-    made = network(name)
+    module = network(name)
     if file.suffix == ".pth":
-        torch.save(formula(made), file)
+        torch.save(formula(module), file)
         return
     from safetensors.torch import load_file
 
-    made.load_state_dict(load_file(file))
+    module.load_state_dict(load_file(file))
     for size in NETWORKS[name][2]:
         expected = json.loads(GOLDEN.read_text())[name]["logits"][size]
-        differences = (abs(a - b) for a, b in zip(logits(made, size), expected, strict=True))
+        differences = (abs(a - b) for a, b in zip(logits(module, size), expected, strict=True))
         print(f"{name} {size}: largest difference {max(differences):.2g}")
 
 

@@ -40,7 +40,7 @@ class Case:
         )
 
     def images(self, process: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a process's batch, uint8[batch, size, size, 3] and int64[batch], equal in every contender."""
+        """Return a process's batch, uint8[batch, size, size, 3] and int64[batch], equal in every contender."""
         rng = np.random.default_rng([7, process])
         pixels = rng.integers(0, 256, (self.batch, self.size, self.size, 3), np.uint8)
         return pixels, rng.integers(0, self.classes, self.batch)
@@ -63,7 +63,7 @@ class Task:
     losses: int = GATE_STEPS
     """Number of first steps whose losses are reported."""
     warmup: int = 0
-    """Untimed steps that follow these: CUDA graphs are captured in the second and third."""
+    """Untimed steps after the reported ones: CUDA graphs are captured in the second and third of them."""
     variant: str | None = None
     """The variant of the contender: torch's mode, or one of `jax_levers.LEVERS`."""
 
@@ -83,7 +83,7 @@ class Task:
         path.write_text(json.dumps(asdict(self), default=str))
 
     def measure(self, step: Callable[[], Any], loss: Callable[[Any], float], wait: Callable[[Any], Any]) -> dict:
-        """Measures the first losses, the seconds of the first step (which compiles), and the seconds per step of each
+        """Measure the first losses, the seconds of the first step (which compiles), and the seconds per step of each
         turn.
 
         Args:

@@ -23,20 +23,20 @@ LAST = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 
 def lay_out(task: Task) -> Topology:
-    """Joins the job, or simulates the task's devices in one process."""
+    """Join the job, or simulate the task's devices in one process."""
     if task.devices is not None:
         simulate_cpu_devices(task.devices)
     return Topology.create(peers=join(find_job()))
 
 
 def local_images(task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Returns this process's images and labels: a batch for each of its devices, in order."""
+    """Return this process's images and labels: a batch for each of its devices, in order."""
     first = int(os.environ.get("JAX_PROCESS_ID", "0"))
     return concatenated(task.case.images(share) for share in range(first, first + (task.devices or 1)))
 
 
 def all_images(task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the images and labels of the global batch."""
+    """Return the images and labels of the global batch."""
     shares = task.devices or int(os.environ.get("JAX_NUM_PROCESSES", "1"))
     return concatenated(map(task.case.images, range(shares)))
 
@@ -47,7 +47,7 @@ def concatenated(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.nda
 
 
 def run(task: Task, topology: Topology, step: Callable[[], Any], loss: Callable[[Any], float]) -> None:
-    """Measures a step, and writes the figures."""
+    """Measure a step, and write the figures."""
     figures = task.measure(step, loss, jax.block_until_ready)
     if topology.peers.is_first:
         add_result(task.out, figures | {"version": jax.__version__, "device": topology.device_kind})
@@ -58,7 +58,7 @@ def network(case: Case, **settings: Any) -> ResNet:
 
 
 def write_weights(case: Case, path: Path, last_scale: float = 1.0) -> None:
-    """Initializes a case's network, and writes its weights.
+    """Initialize a case's network, and write its weights.
 
     Args:
         last_scale: Scale of each block's last batch norm. With zero the blocks would not affect the first loss.
@@ -76,14 +76,14 @@ def write_weights(case: Case, path: Path, last_scale: float = 1.0) -> None:
 
 
 def read_weights(path: Path, params: Any) -> Any:
-    """Reads weights into a pytree like `params`."""
+    """Read weights into a pytree like `params`."""
     weights = np.load(path)
     flat = traverse_util.flatten_dict(params, sep=".")
     return traverse_util.unflatten_dict({name: weights[torch_name(name)] for name in flat}, sep=".")
 
 
 def torch_name(name: str) -> str:
-    """Converts a name: "layer1_0.downsample_bn.scale" becomes "layer1.0.downsample.1.weight"."""
+    """Convert a name: "layer1_0.downsample_bn.scale" becomes "layer1.0.downsample.1.weight"."""
     *modules, last = name.split(".")
     joined = ".".join([*modules, LAST[last]])
     joined = joined.replace("downsample_conv", "downsample.0").replace("downsample_bn", "downsample.1")

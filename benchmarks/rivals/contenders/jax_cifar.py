@@ -54,29 +54,29 @@ def main(options: argparse.Namespace) -> None:
     assert val is not None  # A config has both splits.
     placed = place(setup, val)
     begin = time.perf_counter()
-    one_run(setup, val, FIRST_SEED)
+    train_once(setup, val, FIRST_SEED)
     first = time.perf_counter() - begin
     if options.trace is not None:
         with traced(options.trace) as summary:
-            one_run(setup, val, FIRST_SEED)
+            train_once(setup, val, FIRST_SEED)
         add_result(options.out, summary)
     common = {"images_placed": placed, "first_run": first, "device": setup.topology.device_kind, "set": options.set}
     for seed in options.keys:
-        add_result(options.out, one_run(setup, val, seed) | common, str(seed))
+        add_result(options.out, train_once(setup, val, seed) | common, str(seed))
 
 
 def with_settings(file: RecipeFile, words: list[str], data: str) -> RecipeFile:
-    """Returns the recipe for one device and other data, without validation during training."""
+    """Return the recipe for one device and other data, without validation during training."""
     config = file.config
     for word in words:
         key, _, value = word.partition("=")
-        config = replaced(config, key, value)
+        config = replace_key(config, key, value)
     config = config.replace(data={"path": data}, eval={"every": "0 steps"}, parallel={"devices": 1})
     return dataclasses.replace(file, config=config)
 
 
-def replaced(config: Config, key: str, value: str) -> Config:
-    """Replaces a key of a config by a value, given as JSON or text."""
+def replace_key(config: Config, key: str, value: str) -> Config:
+    """Replace a key of a config by a value, given as JSON or text."""
     try:
         change: Any = json.loads(value)
     except ValueError:
@@ -87,7 +87,7 @@ def replaced(config: Config, key: str, value: str) -> Config:
 
 
 def place(setup: RunSetup, val: Source) -> float | None:
-    """Returns the seconds to copy all images to the device, or None if the recipe reads them batch by batch."""
+    """Return the seconds to copy all images to the device, or None if the recipe reads them batch by batch."""
     if setup.data.cache != "device":
         return None
     begin = time.perf_counter()
@@ -96,8 +96,8 @@ def place(setup: RunSetup, val: Source) -> float | None:
     return time.perf_counter() - begin
 
 
-def prepared(setup: RunSetup, seed: int) -> RunSetup:
-    """Returns the setup with a new state. Statistics of the images are constants of its compiled initialization."""
+def prepare_state(setup: RunSetup, seed: int) -> RunSetup:
+    """Return the setup with a new state. Statistics of the images are constants of its compiled initialization."""
     seeded = setup.with_seed(seed)
     if seeded.recipe.initialize is None:
         return seeded
@@ -106,11 +106,11 @@ def prepared(setup: RunSetup, seed: int) -> RunSetup:
     return dataclasses.replace(seeded, state=seeded.state.replace(params=params, model_state=model_state))
 
 
-def one_run(setup: RunSetup, val: Source, seed: int) -> dict[str, Any]:
-    """Trains one run, and returns its seconds and the metrics of its last state."""
+def train_once(setup: RunSetup, val: Source, seed: int) -> dict[str, Any]:
+    """Train one run, and return its seconds and the metrics of its last state."""
     gc.collect()
     begin = time.perf_counter()
-    seeded = prepared(setup, seed)
+    seeded = prepare_state(setup, seed)
     jax.block_until_ready(seeded.state)
     ready = time.perf_counter()
     state = jax.block_until_ready(fit(make_run(seeded)))

@@ -44,19 +44,19 @@ def flops_of_step(setup: RunSetup, batch: Batch) -> int:
 
 
 def matmul_speed(side: int) -> float:
-    """Returns the FLOPs per second of a product of square bfloat16 matrices."""
+    """Return the FLOPs per second of a product of square bfloat16 matrices."""
     a, b = (jax.random.normal(jax.random.key(seed), (side, side), jnp.bfloat16) for seed in (0, 1))
     return 2 * side**3 / seconds(jax.jit(jnp.matmul), a, b)
 
 
 def memory_speed(count: int) -> float:
-    """Returns the bytes read and written per second when scaling `count` bfloat16 numbers."""
+    """Return the bytes read and written per second when scaling `count` bfloat16 numbers."""
     x = jnp.ones(count, jnp.bfloat16)
     return 2 * x.nbytes / seconds(jax.jit(lambda x: 3 * x), x)
 
 
 def seconds(function: Callable[..., jax.Array], *arguments: jax.Array) -> float:
-    """Returns the median seconds of a call, without the first, which compiles."""
+    """Return the median seconds of a call, without the first, which compiles."""
     jax.block_until_ready(function(*arguments))
     found = []
     for _ in range(RUNS):

@@ -80,18 +80,18 @@ def main(task: Task) -> None:
     figures: dict[str, dict[str, Any]] = {}
     for name in (BASE, task.variant or BASE):
         variant = make_variant(name, setup, batch, task.steps)
-        turns[name], figures[name] = prepared(variant, setup.state, task)
+        turns[name], figures[name] = compile_variant(variant, setup.state, task)
     check_losses(figures)
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(task.turns):
         for name in list(turns)[:: 1 if number % 2 else -1]:
             seconds[name].append(turns[name]())
     name = task.variant or BASE
-    add_result(task.out, figures[name] | beside(seconds[name], seconds[BASE]) | {"base": seconds[BASE]})
+    add_result(task.out, figures[name] | compare_with_base(seconds[name], seconds[BASE]) | {"base": seconds[BASE]})
 
 
 def make_variant(name: str, setup: RunSetup, batch: Batch, steps: int) -> Variant:
-    """Returns one of `LEVERS`, or the unchanged step."""
+    """Return one of `LEVERS`, or the unchanged step."""
     if name in RESIDENT:
         length = RESIDENT[name] or min(LONGEST_CHUNK, steps)
         (chunk,) = setup.feed.resident_chunks([range(length)], setup.key)
@@ -104,8 +104,8 @@ def make_variant(name: str, setup: RunSetup, batch: Batch, steps: int) -> Varian
     return Variant(makes[name], (batch,))
 
 
-def prepared(variant: Variant, state: TrainState, task: Task) -> tuple[Turn, dict[str, Any]]:
-    """Compiles a variant. Returns a function that times a turn, in seconds per step, and figures known before."""
+def compile_variant(variant: Variant, state: TrainState, task: Task) -> tuple[Turn, dict[str, Any]]:
+    """Compile a variant. Returns a function that times a turn, in seconds per step, and the figures before it."""
     state, begin = jax.tree.map(jnp.copy, state), time.perf_counter()
     compiled, cost = compile_with_cost(variant.make(), state, *variant.feed)
     figures: dict[str, Any] = {"compile": time.perf_counter() - begin}
@@ -133,7 +133,7 @@ def prepared(variant: Variant, state: TrainState, task: Task) -> tuple[Turn, dic
 
 
 def first_loss(sums: MetricSums) -> float:
-    """Returns the mean loss of a call's first step."""
+    """Return the mean loss of a call's first step."""
     return float(np.ravel(sums.values[..., 0, 0])[0] / np.ravel(sums.values[..., 0, 1])[0])
 
 
@@ -144,7 +144,7 @@ def with_products(setup: RunSetup) -> Any:
 
 
 def by_products(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """Computes a convolution, with 1x1 kernels as matrix products on every platform."""
+    """Compute a convolution, with 1x1 kernels as matrix products on every platform."""
     if kernel.shape[0] == 1:
         return lax.dot_general(images[:, ::stride, ::stride], kernel[0, 0], (((3,), (0,)), ((), ())))
     margins, numbers = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
@@ -164,8 +164,8 @@ def local_step(setup: RunSetup) -> TrainStep:
     return make_local_step(setup.objective, setup.optimizer, setup.topology)
 
 
-def beside(results: list[float], base: list[float]) -> dict[str, Any]:
-    """Returns the speed as a multiple of the unchanged step's."""
+def compare_with_base(results: list[float], base: list[float]) -> dict[str, Any]:
+    """Return the speed as a multiple of the unchanged step's."""
     return {
         "step": statistics.median(results),
         "ratio": statistics.median(base) / statistics.median(results),
@@ -174,7 +174,7 @@ def beside(results: list[float], base: list[float]) -> dict[str, Any]:
 
 
 def check_losses(figures: dict[str, dict[str, Any]]) -> None:
-    """Raises AssertionError if a variant computes other losses than the unchanged step."""
+    """Raise AssertionError if a variant computes other losses than the unchanged step."""
     for name, results in figures.items():
         losses = results.get("losses", [])
         np.testing.assert_allclose(losses, figures[BASE]["losses"][: len(losses)], rtol=LOSS_TOLERANCE, err_msg=name)

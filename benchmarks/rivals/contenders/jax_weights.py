@@ -1,7 +1,8 @@
 """Writes the initial weights of all contenders of a case. `benchmarks/gpu.py` starts it.
 
-The last scale of each block is a quarter, so that rounding errors do not grow from block to block. With 1, five losses
-of a ResNet-50 in bfloat16 fall by only a fifth of those in float32, in any library, which makes the gate useless.
+The last scale of each block is a quarter, so that rounding errors do not grow from block to block. With a scale of 1,
+five losses of a ResNet-50 in bfloat16 fall only a fifth as far as those in float32, in any library. Then the gate would
+be useless.
 """
 
 import sys

@@ -14,7 +14,7 @@ from jaxddp.setup.run_setup import RunSetup
 
 
 def make_parts(task: Task) -> tuple[RunSetup, Batch]:
-    """Returns the setup of a task, with the common initial weights, and its placed batch."""
+    """Return the setup of a task, with the common initial weights, and its placed batch."""
     lay_out(task)
     case, names = task.case, tuple(map(str, range(task.case.classes)))
     data = DataConfig(mean=MEAN, std=STD, augment=AugmentConfig(flip=False))

@@ -13,7 +13,7 @@ OUT_OF_MEMORY = "out of memory"
 
 
 def attempt(main: Callable[[Any], None], options: Any) -> None:
-    """Calls a contender's main function. Writes an exception to the file `options.out`, and raises it again."""
+    """Call a contender's main function. Writes an exception to the file `options.out`, and raises it again."""
     try:
         main(options)
     except Exception as error:
@@ -22,14 +22,14 @@ def attempt(main: Callable[[Any], None], options: Any) -> None:
 
 
 def add_result(out: Path, figures: Mapping[str, Any], key: str | None = None) -> None:
-    """Appends a line of results. A contender with several results gives each a `key`."""
+    """Append a line of results. A contender with several results gives each a `key`."""
     named = figures if key is None else {"key": key, **figures}
     with out.open("a") as file:
         file.write(json.dumps(named) + "\n")
 
 
 def reason(error: BaseException) -> str:
-    """Describes an exception in one line."""
+    """Describe an exception in one line."""
     if ran_out_of_memory(error):
         return OUT_OF_MEMORY
     line = next(iter(str(error).splitlines()), "")
@@ -37,7 +37,7 @@ def reason(error: BaseException) -> str:
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Returns whether an exception, or one of its causes, means out of memory.
+    """Return whether an exception, or one of its causes, means out of memory.
 
     JAX and the CUDA runtime have no class for it. Inductor keeps the cause of a failed compilation in
     `inner_exception`.

@@ -44,7 +44,7 @@ def main(options: argparse.Namespace) -> None:
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, cwd=options.folder, **pipes) as script:
         assert script.stdout is not None
-        for figures in runs(lines.passed(script.stdout)):
+        for figures in runs(lines.echo(script.stdout)):
             add_result(options.out, figures, missing.pop(0))
             if not missing:
                 # Otherwise it would continue to 200 runs.
@@ -56,12 +56,12 @@ def main(options: argparse.Namespace) -> None:
 
 
 class Lines:
-    """Prints lines as they pass, and keeps the last non-empty one."""
+    """A printer of lines, which keeps the last non-empty line."""
 
     def __init__(self) -> None:
         self.last = ""
 
-    def passed(self, lines: Iterable[str]) -> Iterator[str]:
+    def echo(self, lines: Iterable[str]) -> Iterator[str]:
         for line in lines:
             print(line, end="", flush=True)
             self.last = line.strip() or self.last
@@ -69,7 +69,7 @@ class Lines:
 
 
 def runs(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yields the result of each run in the script's table when it is printed. Headings identify the columns."""
+    """Yield the result of each run in the script's table when it is printed. Headings identify the columns."""
     names: list[str] = []
     run = ""
     for line in lines:
@@ -85,7 +85,7 @@ def runs(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def write_pixels(data: Path, folder: Path) -> None:
-    """Writes the arrays to the files that airbench's loader reads."""
+    """Write the arrays to the files that airbench's loader reads."""
     folder.mkdir(parents=True, exist_ok=True)
     with np.load(data) as arrays:
         for split, name in FILES.items():

@@ -33,7 +33,7 @@ def main(task: Task) -> None:
 
 
 def seconds(call: Callable[[], torch.Tensor]) -> float:
-    """Returns the median seconds of a call, without the first, which loads the kernel."""
+    """Return the median seconds of a call, without the first, which loads the kernel."""
     wait(call())
     found = []
     for _ in range(RUNS):

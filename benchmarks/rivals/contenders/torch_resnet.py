@@ -60,7 +60,7 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2
 
 
 def load(network: nn.Module, weights: dict[str, np.ndarray]) -> None:
-    """Copies weights in JAX's layout into a network. The names of both must match exactly."""
+    """Copy weights in JAX's layout into a network. The names of both must match exactly."""
     state = {name: torch.from_numpy(to_torch(array)) for name, array in weights.items()}
     missing, unexpected = network.load_state_dict(state, strict=False)
     # Running statistics start equal in both; torch also counts batches.
@@ -70,5 +70,5 @@ def load(network: nn.Module, weights: dict[str, np.ndarray]) -> None:
 
 
 def to_torch(array: np.ndarray) -> np.ndarray:
-    """Transposes HWIO to OIHW, and [in, out] to [out, in]."""
+    """Transpose HWIO to OIHW, and [in, out] to [out, in]."""
     return np.ascontiguousarray(array.transpose((3, 2, 0, 1) if array.ndim == 4 else range(array.ndim)[::-1]))

@@ -18,7 +18,7 @@ WAITING = ("ThunkExecutor", "ThreadpoolListener")
 
 @contextmanager
 def traced(folder: Path) -> Iterator[dict[str, Any]]:
-    """Traces a block that waits for the device, and fills the dict with the summary."""
+    """Trace a block, which must wait for the device. Yields a dict that contains the summary afterwards."""
     results: dict[str, Any] = {}
     folder.mkdir(parents=True, exist_ok=True)
     with jax.profiler.trace(str(folder)):
@@ -28,7 +28,7 @@ def traced(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def summarize(data: Any) -> dict[str, Any]:
-    """Returns the milliseconds from the first to the last kernel, those with a running kernel, and the longest kernels.
+    """Return the milliseconds from the first to the last kernel, those with a running kernel, and the longest kernels.
 
     Each of `kernels` is (name, total milliseconds, number of launches).
     """
@@ -50,7 +50,7 @@ def summarize(data: Any) -> dict[str, Any]:
 
 
 def kernels(data: Any) -> Iterator[tuple[str, float, float]]:
-    """Yields (name, start, duration), in nanoseconds, of all kernels of a device."""
+    """Yield (name, start, duration), in nanoseconds, of all kernels of a device."""
     planes = [plane for plane in data.planes if plane.name.startswith(DEVICE)]
     starts = (STREAM,) if planes else HOST_THREADS
     for plane in planes or [plane for plane in data.planes if plane.name == "/host:CPU"]:
@@ -61,7 +61,7 @@ def kernels(data: Any) -> Iterator[tuple[str, float, float]]:
 
 
 def busy(events: list[tuple[str, float, float]]) -> float:
-    """Returns the length of the union of all intervals."""
+    """Return the length of the union of all intervals."""
     covered, until = 0.0, float("-inf")
     for _, start, duration in sorted(events, key=lambda event: event[1]):
         covered += max(0.0, start + duration - max(start, until))

@@ -1,4 +1,4 @@
-"""Commands need only the work directory of a run: its settings, the place of its data, and inherited settings."""
+"""Commands read the settings of a run, and settings that a new run inherits, from the run's work directory."""
 
 import dataclasses
 import json
@@ -52,39 +52,39 @@ def get_model(config, num_classes):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
-    """A folder with a data set, a recipe that names it, and a run of another width that was started there."""
-    folder = tmp_path_factory.mktemp("doors")
-    write_arrays(folder / "set.npz", random_table(20), random_table(9, seed=1))
-    (folder / "mine.py").write_text(RECIPE)
+def folder(tmp_path_factory) -> Path:
+    """A folder with a data set, a recipe that names it, and a run of the recipe with another width."""
+    root = tmp_path_factory.mktemp("runs")
+    write_arrays(root / "set.npz", random_table(20), random_table(9, seed=1))
+    (root / "mine.py").write_text(RECIPE)
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+        patch.chdir(root)
         assert main(["train", "mine.py", "--model.width", "3", "--workdir", "run", *LEAN]) == 0
-    return folder
+    return root
 
 
 @pytest.fixture
-def run(place, tmp_path, monkeypatch) -> Path:
-    """A copy of the run, away from its data and recipe."""
+def run(folder, tmp_path, monkeypatch) -> Path:
+    """A copy of the run in another folder than its data and recipe."""
     monkeypatch.chdir(tmp_path)
-    return shutil.copytree(place / "run", tmp_path / "copy")
+    return shutil.copytree(folder / "run", tmp_path / "copy")
 
 
-def figures(words: list[str], capfd) -> dict[str, float]:
-    """Returns the output of `eval`."""
+def evaluate(words: list[str], capfd) -> dict[str, float]:
+    """Return the metrics that `eval` prints."""
     capfd.readouterr()
     assert main(words) == 0
     return {name: float(value) for name, value in (line.split(": ") for line in capfd.readouterr().out.splitlines())}
 
 
-def validated(run: Path) -> dict[str, float]:
-    """Returns the last validation of the run."""
+def last_validation(run: Path) -> dict[str, float]:
+    """Return the losses of the last validation of the run."""
     splits = {line["split"]: line for line in metrics(run)}
     return {"loss": splits["val"]["loss"], "val_ema loss": splits["val_ema"]["loss"]}
 
 
-def told(config: str, *words: str, command: Any = Train, measures: bool = False):
-    """Returns the options and the recipe of a command."""
+def parse_command(config: str, *words: str, command: Any = Train, measures: bool = False):
+    """Return the options and the recipe that a command parses."""
     return parse_recipe(command, "jaxddp", [config, *words], measures=measures)
 
 
@@ -92,38 +92,40 @@ def told(config: str, *words: str, command: Any = Train, measures: bool = False)
 
 
 @pytest.mark.slow
-def test_eval_takes_the_directory_of_a_run_from_anywhere(place, run, capfd, caplog):
-    wanted = {name: pytest.approx(value, rel=1e-6) for name, value in validated(run).items()} | {"count": 9}
-    assert figures(["eval", str(run)], capfd).items() >= wanted.items()
+def test_eval_takes_the_directory_of_a_run_from_anywhere(folder, run, capfd, caplog):
+    expected = {name: pytest.approx(value, rel=1e-6) for name, value in last_validation(run).items()} | {"count": 9}
+    assert evaluate(["eval", str(run)], capfd).items() >= expected.items()
     # The options of the run need not be repeated, and keys of training are ignored.
-    unfit = ["--train.batch-size", "4096", "--train.accumulate", "7", "--optimizer.warmup", "900 epochs"]
-    words = ["eval", str(place / "mine.py"), "--workdir", str(run), "--eval.batch-size", "3", *unfit]
-    assert figures(words, capfd).items() >= wanted.items()
-    assert f"{run}/config.json: the run's own settings are used instead of those of {place}/mine.py" in caplog.text
-    found = jaxddp.evaluate_run(run, batch_size=8)
-    assert {name: found[name] for name in validated(run)} == pytest.approx(validated(run), rel=1e-6)
+    training_options = ["--train.batch-size", "4096", "--train.accumulate", "7", "--optimizer.warmup", "900 epochs"]
+    words = ["eval", str(folder / "mine.py"), "--workdir", str(run), "--eval.batch-size", "3", *training_options]
+    assert evaluate(words, capfd).items() >= expected.items()
+    assert f"{run}/config.json: the run's own settings are used instead of those of {folder}/mine.py" in caplog.text
+    measured = jaxddp.evaluate_run(run, batch_size=8)
+    assert {name: measured[name] for name in last_validation(run)} == pytest.approx(last_validation(run), rel=1e-6)
 
 
 @pytest.mark.slow
-def test_train_resumes_a_run_by_its_directory_with_data_at_a_new_place(place, run, tmp_path, capfd):
-    moved = str(shutil.copy(place / "set.npz", tmp_path / "moved.npz"))
+def test_train_resumes_a_run_by_its_directory_with_data_at_a_new_path(folder, run, tmp_path, capfd):
+    new_path = str(shutil.copy(folder / "set.npz", tmp_path / "moved.npz"))
     content = json.loads((run / "config.json").read_text())
-    assert content["data"]["path"] == str(place / "set.npz")
-    content["data"]["path"] = str(place / "gone.npz")
+    assert content["data"]["path"] == str(folder / "set.npz")
+    content["data"]["path"] = str(folder / "gone.npz")
     (run / "config.json").write_text(json.dumps(content))
     for command in ("eval", "train"):
         line = fails([command, str(run)], capfd)
-        assert f"{place}/gone.npz: no such directory or file" in line and line.endswith("; check --data.path")
-    assert main(["train", str(run), "--data.path", moved, "--train.duration", "2 epochs"]) == 0
+        assert f"{folder}/gone.npz: no such directory or file" in line and line.endswith("; check --data.path")
+    assert main(["train", str(run), "--data.path", new_path, "--train.duration", "2 epochs"]) == 0
     assert json.loads((run / "result.json").read_text())["step"] == 5
-    assert json.loads((run / "config.json").read_text())["data"]["path"] == moved
-    line = fails(["train", str(run), "--data.path", moved, "--seed", "1"], capfd)
+    assert json.loads((run / "config.json").read_text())["data"]["path"] == new_path
+    line = fails(["train", str(run), "--data.path", new_path, "--seed", "1"], capfd)
     assert "seed was 0 and is now 1" in line and line.endswith(f"jaxddp train {run} continues with its own settings")
 
 
-def test_eval_uses_the_network_image_size_and_classes_of_the_run(run):
-    own = load(run)
-    check_evaluation(run, own.replace(seed=3, eval={"views": "mirror"}, data={"eval_size": 12, "path": "/elsewhere"}))
+def test_eval_rejects_a_network_data_or_loss_that_differs_from_the_runs(run):
+    config = load(run)
+    check_evaluation(
+        run, config.replace(seed=3, eval={"views": "mirror"}, data={"eval_size": 12, "path": "/elsewhere"})
+    )
     for changes, line in (
         ({"model": {"width": 4}}, "model.width was 3 and is now 4"),
         ({"data": {"mean": (0.5,), "std": (0.5,)}}, r"data.mean was \[0.485, .*\] and is now \[0.5\]"),
@@ -134,20 +136,20 @@ def test_eval_uses_the_network_image_size_and_classes_of_the_run(run):
         with pytest.raises(
             InputError, match=f"^{run}/config.json: {line}; a checkpoint is evaluated as it was trained"
         ):
-            check_evaluation(run, own.replace(**changes))
+            check_evaluation(run, config.replace(**changes))
     assert {f"loss.{field.name}" for field in dataclasses.fields(LossConfig)} <= {*EVALUATION_KEYS}
 
 
-def test_data_of_other_classes_are_refused(place, run, tmp_path, capfd):
-    fewer = (ArrayTable(each.images, each.labels % 3, tuple("abc")) for each in map(random_table, (20, 9)))
-    others = write_arrays(tmp_path / "others.npz", *fewer)
-    assert "other classes than the run was trained on" in fails(["eval", str(run), "--data.path", str(others)], capfd)
+def test_data_with_other_classes_are_rejected(folder, run, tmp_path, capfd):
+    tables = (ArrayTable(table.images, table.labels % 3, tuple("abc")) for table in map(random_table, (20, 9)))
+    file = write_arrays(tmp_path / "others.npz", *tables)
+    assert "other classes than the run was trained on" in fails(["eval", str(run), "--data.path", str(file)], capfd)
 
 
 @pytest.mark.slow
-def test_every_command_takes_a_run_by_one_argument(run, tmp_path):
+def test_every_command_takes_the_directory_of_a_run_as_its_config(run, tmp_path):
     for command in (Train, Eval, FindLr, DoctorOfConfig):
-        options, file = told(str(run), "--eval.batch-size", "5", command=command)
+        options, file = parse_command(str(run), "--eval.batch-size", "5", command=command)
         assert file.config.model.width == 3 and file.config.eval.batch_size == 5 and file.stored
         assert getattr(options, "workdir", run) == run and options.config == file.config
     # The name of a config takes precedence over a folder of this name.
@@ -162,7 +164,7 @@ def test_eval_of_a_run_from_python_needs_a_config(run):
     content = json.loads((run / "config.json").read_text())
     del content["model"]
     (run / "config.json").write_text(json.dumps(content))
-    _, file = told("digits", "--workdir", str(run), command=Eval, measures=True)
+    _, file = parse_command("digits", "--workdir", str(run), command=Eval, measures=True)
     assert file.config == load("digits") and not file.taken.notice
     with pytest.raises(
         InputError, match="config.json: the run came from Python and its config does not name the network; evaluate"
@@ -171,7 +173,7 @@ def test_eval_of_a_run_from_python_needs_a_config(run):
 
 
 @pytest.mark.parametrize("words", [["--workdir", "a"], ["--workdir=a"], ["x", "--workdir", "b", "--workdir", "a"]])
-def test_one_option_may_be_read_before_the_others(words):
+def test_one_option_is_read_without_parsing_the_other_options(words):
     assert option(["--seed", "3", *words, "--data.augment.no-flip"], "--workdir") == "a"
     assert option(["--workdirs", "a"], "--workdir") is None
 
@@ -179,11 +181,11 @@ def test_one_option_may_be_read_before_the_others(words):
 # --- Paths ---
 
 
-def test_paths_become_absolute_and_links_are_kept(tmp_path, monkeypatch):
+def test_paths_become_absolute_and_symbolic_links_are_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/me")
     (tmp_path / "link").symlink_to("/usr")
-    for text, wanted in {
+    for text, expected in {
         "set": f"{tmp_path}/set",
         "link/set/": f"{tmp_path}/link/set",
         "../set": f"{tmp_path.parent}/set",
@@ -193,19 +195,19 @@ def test_paths_become_absolute_and_links_are_kept(tmp_path, monkeypatch):
         "s3://bucket/set": "s3://bucket/set",
         "tfds:mnist": "tfds:mnist",
     }.items():
-        assert absolute(text) == wanted
+        assert absolute(text) == expected
     config = Config().replace(
         data={"path": "a", "unlabelled": "train", "local_cache": "b"},
         model={"weights": "c"},
         objective={"teacher": "d"},
     )
-    found = with_absolute_paths(config)
+    resolved = with_absolute_paths(config)
     assert (
-        found.data.path,
-        found.data.unlabelled,
-        found.data.local_cache,
-        found.model.weights,
-        found.objective.teacher,
+        resolved.data.path,
+        resolved.data.unlabelled,
+        resolved.data.local_cache,
+        resolved.model.weights,
+        resolved.objective.teacher,
     ) == (
         *(f"{tmp_path}/a", "train", f"{tmp_path}/b"),
         *(f"{tmp_path}/c", f"{tmp_path}/d"),
@@ -217,7 +219,7 @@ def test_a_data_set_name_is_resolved_to_its_path(tmp_path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     data = with_absolute_paths(Config().replace(data={"name": "mine", "train": "few.csv"})).data
     assert (data.path, data.name, data.train, data.classes) == (str(tmp_path / "set"), None, "few.csv", "0:5")
-    # The settings of an older release mean the same, as long as the name is known.
+    # Settings of an older release are resolved in the same way if the catalog has the name.
     saved = absolute_settings({"data.name": "mine", "data.path": None, "data.train": "few.csv", "data.classes": None})
     assert saved == {f"data.{key}": getattr(data, key) for key in ("name", "path", "train", "val", "classes")}
     assert absolute_settings({"data.name": "other"}) == {"data.name": "other"}
@@ -226,74 +228,74 @@ def test_a_data_set_name_is_resolved_to_its_path(tmp_path, monkeypatch):
 def test_a_path_on_the_command_line_replaces_a_data_set_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(Config().replace(data={"name": "mine"}).to_dict()))
-    for words, wanted in ((["--data.path", "x"], ("x", None)), (["--data.name", "y"], (None, "y"))):
-        data = told(".", *words)[1].config.data
-        assert (data.path, data.name) == wanted
+    for words, expected in ((["--data.path", "x"], ("x", None)), (["--data.name", "y"], (None, "y"))):
+        data = parse_command(".", *words)[1].config.data
+        assert (data.path, data.name) == expected
 
 
 # --- Inherited settings ---
 
 
 @pytest.fixture
-def trained(tmp_path) -> Path:
-    """Settings of a run with small images."""
+def first_run(tmp_path) -> Path:
+    """A work directory with only the config of a run on small images."""
     config = load("digits").replace(model={"name": "resnet10", "width": 16}, data={"mean": (0.5,), "std": (0.25,)})
-    (tmp_path / "trained").mkdir()
-    (tmp_path / "trained" / "config.json").write_text(json.dumps(config.to_dict()))
-    return tmp_path / "trained"
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "config.json").write_text(json.dumps(config.to_dict()))
+    return tmp_path / "first"
 
 
-def test_fine_tuning_inherits_settings_of_the_first_run(trained):
-    _, file = told("finetune_folder", "--model.weights", str(trained), "--data.image-size", "48")
+def test_fine_tuning_inherits_settings_of_the_first_run(first_run):
+    _, file = parse_command("finetune_folder", "--model.weights", str(first_run), "--data.image-size", "48")
     model, data = file.config.model, file.config.data
     assert (model.name, model.width, model.stem) == ("resnet10", 16, "small")
     assert (data.image_size, data.resize, data.mean, data.std) == (48, 32, (0.5,), (0.25,))
     # The other settings are those of the recipe.
     assert (model.new_layers, file.config.train.batch_size, data.crop) == ("fc", 32, "random_area")
     assert file.taken.notice == (
-        f"{trained}: the run's settings are taken over: data.mean=[0.5], data.resize=32, data.std=[0.25], "
+        f"{first_run}: the run's settings are taken over: data.mean=[0.5], data.resize=32, data.std=[0.25], "
         "model.name=resnet10, model.stem=small, model.width=16"
     )
-    same = told(str(trained), "--model.weights", str(trained))[1]
+    same = parse_command(str(first_run), "--model.weights", str(first_run))[1]
     assert not same.taken.notice and same.config.model.width == 16
 
 
-def test_a_fine_tuned_run_resumes_after_the_first_run_was_removed(trained, tmp_path):
-    words = ["--model.weights", str(trained), "--workdir", str(tmp_path / "own")]
-    _, first = told("finetune_folder", *words, "--model.width", "8")
+def test_a_fine_tuned_run_resumes_after_the_first_run_was_removed(first_run, tmp_path):
+    words = ["--model.weights", str(first_run), "--workdir", str(tmp_path / "own")]
+    _, first = parse_command("finetune_folder", *words, "--model.width", "8")
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "config.json").write_text(json.dumps(first.config.to_dict()))
-    shutil.rmtree(trained)
-    assert told("finetune_folder", *words)[1].config == first.config
+    shutil.rmtree(first_run)
+    assert parse_command("finetune_folder", *words)[1].config == first.config
 
 
-def test_a_network_passed_as_an_object_has_no_name_to_inherit(trained):
-    (trained / "recipe").mkdir()
-    (trained / "recipe" / "mine.py").write_text(RECIPE)
-    _, file = told("finetune_folder", "--model.weights", str(trained))
+def test_settings_of_a_run_with_a_network_of_its_own_are_not_inherited(first_run):
+    (first_run / "recipe").mkdir()
+    (first_run / "recipe" / "mine.py").write_text(RECIPE)
+    _, file = parse_command("finetune_folder", "--model.weights", str(first_run))
     assert (file.config.model.name, file.config.data.image_size) == ("resnet50", 32)
 
 
-def test_the_image_size_of_a_run_on_arrays_is_inherited(trained):
+def test_the_image_size_of_a_run_on_arrays_is_inherited(first_run):
     signature = {"class_ids": ["a"], "class_names": ["a"], "image_shape": [24, 24, 1], "dtype": "uint8"}
-    (trained / "signature.json").write_text(json.dumps(signature | {"in_memory": True}))
-    data = told("finetune_folder", "--model.weights", str(trained))[1].config.data
+    (first_run / "signature.json").write_text(json.dumps(signature | {"in_memory": True}))
+    data = parse_command("finetune_folder", "--model.weights", str(first_run))[1].config.data
     assert (data.image_size, data.resize, data.channels) == (24, 24, 1)
 
 
 # --- The resolved config ---
 
 
-def test_every_setting_is_shown_with_its_origin(trained, capfd):
+def test_every_setting_is_shown_with_its_origin(first_run, capfd):
     def rows(*words: str) -> dict[str, list[str]]:
         assert main(["config", *words]) == 0
         lines = (line.split() for line in capfd.readouterr().out.splitlines())
         return {words[0]: words[1:] for words in lines if len(words) > 2}
 
-    found = rows("finetune_folder", "--data.path", "x", "--optimizer.learning-rate", "0.005")
-    assert found["data.path"] == [os.path.join(os.getcwd(), "x"), "option"]
-    assert found["seed"] == ["0", "default"] and found["train.batch_size"] == ["32", "finetune_folder"]
+    settings = rows("finetune_folder", "--data.path", "x", "--optimizer.learning-rate", "0.005")
+    assert settings["data.path"] == [os.path.join(os.getcwd(), "x"), "option"]
+    assert settings["seed"] == ["0", "default"] and settings["train.batch_size"] == ["32", "finetune_folder"]
     # The option was given, although the recipe has the same value.
-    assert found["optimizer.learning_rate"] == ["0.005", "option"]
-    assert rows(str(trained))["model.width"] == ["16", str(trained)]
-    assert rows("finetune_folder", "--model.weights", str(trained))["model.width"] == ["16", str(trained)]
+    assert settings["optimizer.learning_rate"] == ["0.005", "option"]
+    assert rows(str(first_run))["model.width"] == ["16", str(first_run)]
+    assert rows("finetune_folder", "--model.weights", str(first_run))["model.width"] == ["16", str(first_run)]
