@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.peers import ALONE, Peers
+from jaxddp.core.tpu_errors import readable_tpu_errors
 from jaxddp.core.wording import counted
 
 AXIS = "data"
@@ -193,7 +194,8 @@ class Topology:
 
 def _first(count: int | None) -> list[Device]:
     """Return the first devices of each process, `count` in total."""
-    available, processes = jax.devices(), jax.process_count()
+    with readable_tpu_errors():
+        available, processes = jax.devices(), jax.process_count()
     if count is None:
         return available
     if count < 1 or count > len(available) or count % processes:
