@@ -61,9 +61,8 @@ def _in_use(reason: str, lock_file: Path, proc: Path) -> InputError:
     if pid is None and (pid := _chip_holder(chips, proc)) is not None:
         held = chips[0]
     if pid is not None:
-        return InputError(
-            f"the TPU is in use by process {pid}{_program(pid, proc)}, which holds {held}; end that process, or {_ADVICE}"
-        )
+        process = f"process {pid}{_program(pid, proc)}"
+        return InputError(f"the TPU is in use by {process}, which holds {held}; end that process, or {_ADVICE}")
     look = f"`sudo lsof {chips[0] if chips else '/dev/accel0'}` shows it"
     return InputError(
         f"the TPU is in use by a process that this user may not see, or {lock_file} is left over from one; {look}: "

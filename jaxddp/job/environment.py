@@ -74,7 +74,9 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
             missing; or a value is invalid. The error names the variables.
         Unreachable: the metadata server of a TPU VM does not answer in time.
     """
-    if not any(scheduler.process(environ) for scheduler in takewhile(lambda scheduler: scheduler is not TPU, SCHEDULERS)):
+    if not any(
+        scheduler.process(environ) for scheduler in takewhile(lambda scheduler: scheduler is not TPU, SCHEDULERS)
+    ):
         environ = with_metadata(environ, root)
     schedulers = [
         scheduler for scheduler in SCHEDULERS if scheduler.marker is None or lookup(environ, scheduler.marker)

@@ -171,7 +171,7 @@ def _skypilot_address(environ: Environ) -> EnvValue | None:
 
 
 def _tpu_address(environ: Environ) -> EnvValue | None:
-    """Return the first host of slice 0, with a port that is equal on all hosts. Only one job at a time has the chips."""
+    """Return the first host of slice 0, with a port that is equal on all hosts, where one job at a time runs."""
     first = slices.coordinator(environ)
     return EnvValue(f"{first.value}:{port_of(first.value)}", first.variable) if first else None
 

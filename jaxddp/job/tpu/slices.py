@@ -38,8 +38,8 @@ class _Hosts(NamedTuple):
 class _Slices(NamedTuple):
     """The slices of a job. A job of one slice may have no coordinator, because its first host is process 0."""
 
-    count: int
-    index: int
+    num_slices: int
+    slice_index: int
     coordinator: EnvValue | None
     variables: tuple[str, ...]
 
@@ -57,7 +57,7 @@ def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
         Unreachable: the server does not answer in time. A process must not train alone by mistake.
     """
     is_decided = any(lookup(environ, name) for name in (HOSTNAMES, "JAX_PROCESS_ID"))
-    if is_decided or environ.get("JAX_NUM_PROCESSES") == "1" or not _may_ask(environ, root):
+    if is_decided or environ.get("JAX_NUM_PROCESSES") == "1" or not may_ask(environ, root):
         return environ
     address = metadata_server.server(environ).value
     try:
@@ -75,7 +75,7 @@ def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
 def accelerator_type(environ: Environ = os.environ, root: Path = Path("/")) -> str:
     """Return the type of this machine's slice, such as "v4-32"; empty if it is not known."""
     variable = lookup(environ, "TPU_ACCELERATOR_TYPE")
-    if variable is not None or not _may_ask(environ, root):
+    if variable is not None or not may_ask(environ, root):
         return variable.value if variable else ""
     try:
         return metadata_server.attributes(metadata_server.server(environ).value, (_TYPE,)).get(_TYPE, "")
@@ -99,10 +99,10 @@ def process(environ: Environ) -> EnvValue | None:
             f"{worker.variable}={index}: expected 0 to {size - 1}, because {hosts.variable} has {size} "
             f"host{'s' * (size > 1)}"
         )
-    if size * slices.count == 1:
+    if size * slices.num_slices == 1:
         return None
     variable = ", ".join([worker.variable, *slices.variables])
-    return EnvValue(str(slices.index * size + index), variable)
+    return EnvValue(str(slices.slice_index * size + index), variable)
 
 
 def process_count(environ: Environ) -> EnvValue | None:
@@ -110,13 +110,13 @@ def process_count(environ: Environ) -> EnvValue | None:
     hosts, slices = _hosts(environ), _slices(environ)
     if hosts is None:
         return None
-    return EnvValue(str(len(hosts.names) * slices.count), ", ".join([hosts.variable, *slices.variables]))
+    return EnvValue(str(len(hosts.names) * slices.num_slices), ", ".join([hosts.variable, *slices.variables]))
 
 
 def coordinator(environ: Environ) -> EnvValue | None:
     """Return the first host of slice 0, without a port; None for a single host. Raises InputError as `process` does."""
     hosts, slices = _hosts(environ), _slices(environ)
-    if slices.count > 1 and slices.coordinator is not None:
+    if slices.num_slices > 1 and slices.coordinator is not None:
         # libtpu's own coordinator listens at the port in this value.
         match = re.fullmatch(r"(\[[^\[\]]+\]|[^\s:]+)(:\d+)?", slices.coordinator.value)
         if match is None:
@@ -126,7 +126,8 @@ def coordinator(environ: Environ) -> EnvValue | None:
     return EnvValue(hosts.names[0], hosts.variable) if hosts and len(hosts.names) > 1 else None
 
 
-def _may_ask(environ: Environ, root: Path) -> bool:
+def may_ask(environ: Environ, root: Path) -> bool:
+    """Return whether this machine has TPU chips that JAX may use, and nothing forbids to ask the metadata server."""
     return lookup(environ, "TPU_SKIP_MDS_QUERY") is None and bool(local_chips(environ, root))
 
 
