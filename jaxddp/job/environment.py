@@ -147,7 +147,8 @@ def _missing(address: EnvValue | None, count: EnvValue | None, process: EnvValue
         "the number of processes (JAX_NUM_PROCESSES)": count,
         "this process's id (JAX_PROCESS_ID)": process,
     }
-    present = ", ".join(part.variable for part in parts.values() if part)
+    # One variable may have several parts.
+    present = ", ".join(dict.fromkeys(part.variable for part in parts.values() if part))
     missing = [name for name, part in parts.items() if part is None]
     advice = f"set {'it' if len(missing) == 1 else 'them'}, or JAX_NUM_PROCESSES=1 for a single process"
     return InputError(f"environment: {present} set but not {' and '.join(missing)}; {advice}")

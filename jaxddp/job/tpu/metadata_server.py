@@ -8,13 +8,12 @@ import time
 from collections.abc import Sequence
 
 from jaxddp.core.errors import Unreachable
-from jaxddp.core.wording import show
 from jaxddp.job.env_variables import Environ, EnvValue, lookup
 
 SECONDS = 2.0
 """The seconds for a list of questions, with the look-up of the server's name."""
 _ATTEMPTS, _PAUSE = 3, 0.1
-_LARGEST_ANSWER = 2**16
+_LARGEST_ANSWER, _LONGEST_PROBLEM = 2**16, 200
 _HEADERS = {"Metadata-Flavor": "Google"}
 
 
@@ -89,9 +88,9 @@ def _single_answer(address: str, path: str, deadline: float) -> str | None:
     if response.status != http.client.OK:
         raise OSError(f"status {response.status} for {path}")
     if response.headers.get("Metadata-Flavor") != "Google":
-        raise OSError(f"the answer for {path} lacks the header of a metadata server")
+        raise OSError(f"the answer for {path} has no header Metadata-Flavor: Google")
     return content.decode().strip()
 
 
 def _described(error: Exception) -> str:
-    return show(str(error)) if str(error) else type(error).__name__
+    return str(error)[:_LONGEST_PROBLEM] or type(error).__name__
