@@ -214,8 +214,9 @@ def _check_tpu_numbers(peers: Peers) -> None:
     """Check that this process has the number that libtpu gives it, from the place of its host in the slices."""
     by_libtpu, by_job = (jax.process_index(), jax.process_count()), (peers.process_index, peers.process_count)
     if by_libtpu != by_job:
+        (place, hosts), (index, count) = by_libtpu, by_job
         raise InputError(
-            "libtpu numbers this process {} of {}, and the job {} of {}".format(*by_libtpu, *by_job),
+            f"libtpu numbers this process {place} of {hosts}, and the job {index} of {count}",
             advice="start one process on every TPU host, without JAX_PROCESS_ID and JAX_NUM_PROCESSES",
         )
 
