@@ -232,6 +232,10 @@ def hang(server: MetadataServer) -> None:
     server.hangs = True
 
 
+def drip(server: MetadataServer) -> None:
+    server.drips = True
+
+
 def fail(server: MetadataServer) -> None:
     server.status = 500
 
@@ -248,6 +252,7 @@ def answer_nonsense(server: MetadataServer) -> None:
     ("fault", "message"),
     [
         (hang, f": no answer in time{ADVICE}"),
+        (drip, f": no answer in time{ADVICE}"),
         (fail, f": status 500 for attributes/agent-worker-number{ADVICE}"),
         (be_another_program, f" has no header Metadata-Flavor: Google{ADVICE}"),
     ],

@@ -18,6 +18,8 @@ class MetadataServer(http.server.ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answers, self.asked = dict(answers), list[str]()
         self.status, self.flavor = 200, "Google"
+        self.drips = False
+        """Whether the server sends an answer byte by byte, each within any time limit of a socket."""
         self.hangs, self.released = False, threading.Event()
 
     @property
@@ -34,6 +36,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.server.released.wait(60)
             return
         content = self.server.answers.get(self.path.removeprefix(INSTANCE), "").encode()
+        if self.server.drips:
+            self.wfile.write(b"HTTP/1.0 200 OK\r\n\r\n")
+            for _ in range(40):
+                self.wfile.write(b"x")
+                if self.server.released.wait(0.05):
+                    return
         is_allowed = self.headers["Metadata-Flavor"] == "Google" and self.path.startswith(INSTANCE)
         status = 403 if not is_allowed else self.server.status if content else 404
         self.send_response(status)
