@@ -23,20 +23,21 @@ def server(environ: Environ) -> EnvValue:
     return overridden or EnvValue("metadata.google.internal", "metadata.google.internal")
 
 
-def ask(address: str, paths: Sequence[str], seconds: float | None = None) -> dict[str, str]:
+def ask(address: str, paths: Sequence[str]) -> dict[str, str]:
     """Return the texts of some paths below `instance/`. A path that the server does not have is left out.
+
+    All questions together take at most `SECONDS`.
 
     Args:
         address: the server's `host` or `host:port`.
         paths: the paths, such as "attributes/accelerator-type".
-        seconds: the maximum time of all questions together; None for `SECONDS`.
 
     Raises:
         Unreachable: the server does not answer in time, or its answer is not that of a metadata server.
     """
     answers: dict[str, str] = {}
     problems: list[Exception] = []
-    deadline = time.monotonic() + (SECONDS if seconds is None else seconds)
+    deadline = time.monotonic() + SECONDS
 
     def questions() -> None:
         try:
@@ -51,11 +52,12 @@ def ask(address: str, paths: Sequence[str], seconds: float | None = None) -> dic
     thread = threading.Thread(target=questions, daemon=True)
     thread.start()
     thread.join(max(0.0, deadline - time.monotonic()))
-    if problems:
-        raise Unreachable(f"the metadata server at {address}: {_described(problems[0])}") from problems[0]
-    if thread.is_alive():
-        raise Unreachable(f"the metadata server at {address}: no answer in time")
-    return answers
+    if not thread.is_alive() and not problems:
+        return answers
+    # The time limit of the socket may end the thread just before the deadline.
+    problem = problems[0] if problems and not isinstance(problems[0], TimeoutError) else None
+    described = "no answer in time" if problem is None else str(problem)[:_LONGEST_PROBLEM] or type(problem).__name__
+    raise Unreachable(f"the metadata server at {address}: {described}") from problem
 
 
 @functools.cache
@@ -90,7 +92,3 @@ def _single_answer(address: str, path: str, deadline: float) -> str | None:
     if response.headers.get("Metadata-Flavor") != "Google":
         raise OSError(f"the answer for {path} has no header Metadata-Flavor: Google")
     return content.decode().strip()
-
-
-def _described(error: Exception) -> str:
-    return str(error)[:_LONGEST_PROBLEM] or type(error).__name__
