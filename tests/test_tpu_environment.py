@@ -35,11 +35,11 @@ POD = {
 
 
 def place(environ: dict[str, str]) -> tuple[int, int, str]:
-    job = found(environ)
+    job = job_of(environ)
     return job.process_id, job.num_processes, job.host
 
 
-def found(environ: dict[str, str], *root) -> Job:
+def job_of(environ: dict[str, str], *root) -> Job:
     job = find_job(environ, *root)
     assert job is not None
     return job
@@ -49,16 +49,16 @@ def found(environ: dict[str, str], *root) -> Job:
 def test_on_gke_each_host_of_a_slice_is_a_process(worker):
     environ = GKE | {"TPU_WORKER_ID": str(worker)}
     assert place(environ) == (worker, 2, "first-slice-0-0.first")
-    job = found(environ)
+    job = job_of(environ)
     assert job.local_device_ids is None and job.sources == ("TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID")
-    assert job.port == found(GKE | {"TPU_WORKER_ID": "0"}).port
+    assert job.port == job_of(GKE | {"TPU_WORKER_ID": "0"}).port
 
 
 @pytest.mark.parametrize("worker", [0, 1])
 def test_the_second_slice_has_the_higher_ids_and_the_coordinator_of_the_first(worker):
     assert place(SECOND_SLICE | {"TPU_WORKER_ID": str(worker)}) == (2 + worker, 4, "first-slice-0-0.first")
-    first = found(SECOND_SLICE | {"TPU_WORKER_ID": "0", "MEGASCALE_SLICE_ID": "0"})
-    assert first.process_id == 0 and first.port == found(SECOND_SLICE | {"TPU_WORKER_ID": "1"}).port
+    first = job_of(SECOND_SLICE | {"TPU_WORKER_ID": "0", "MEGASCALE_SLICE_ID": "0"})
+    assert first.process_id == 0 and first.port == job_of(SECOND_SLICE | {"TPU_WORKER_ID": "1"}).port
 
 
 @given(st.integers(1, 9), st.integers(1, 9))
@@ -77,9 +77,9 @@ def test_the_processes_of_all_slices_are_numbered_once(slices, hosts):
         return
     assert [job.process_id for job in jobs if job] == list(range(slices * hosts))
     assert {(job.num_processes, job.coordinator) for job in jobs if job} == {
-        (slices * hosts, found(environ(0, 0)).coordinator)
+        (slices * hosts, job_of(environ(0, 0)).coordinator)
     }
-    assert found(environ(0, 0)).host == "h0-0"
+    assert job_of(environ(0, 0)).host == "h0-0"
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,13 @@ def server():
 def test_a_tpu_vm_asks_the_metadata_server(server, machine, monkeypatch):
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    job = found(server.environ, machine)
+    job = job_of(server.environ, machine)
     assert (job.process_id, job.num_processes, job.host) == (2, 4, "10.0.0.7")
     assert job.sources == ("metadata/worker-network-endpoints", "metadata/agent-worker-number")
     assert accelerator_type(server.environ, machine) == "v4-32"
     # The place of a machine does not change, so it is asked once.
     count = len(server.asked)
-    assert found(server.environ, machine) == job and len(server.asked) == count
+    assert job_of(server.environ, machine) == job and len(server.asked) == count
 
 
 def test_the_metadata_of_several_slices(server, machine):
@@ -189,7 +189,7 @@ def test_the_metadata_of_several_slices(server, machine):
     server.answers["attributes/tpu-env"] += (
         "\nMEGASCALE_NUM_SLICES: '3'\nMEGASCALE_SLICE_ID: '1'\nMEGASCALE_COORDINATOR_ADDRESS: '10.0.9.1:8080'\n"
     )
-    job = found(server.environ, machine)
+    job = job_of(server.environ, machine)
     assert (job.process_id, job.num_processes, job.host) == (1 * 3 + 2, 9, "10.0.9.1")
 
 

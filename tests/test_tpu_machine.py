@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
-from support.launches import HANGING, TELL, Ran, plain_environment
+from support.launches import HANGING, PRINT_ENVIRONMENT, LaunchResult, plain_environment
 from support.metadata import serving, write_chips
 
 import jaxddp.cluster.launcher as launcher
@@ -58,7 +58,7 @@ def lock(tmp_path, monkeypatch) -> Path:
 
 
 def start_with(reason: str, monkeypatch) -> None:
-    """Makes a topology, with JAX's error for a TPU that does not start."""
+    """Make a topology, with JAX's error for a TPU that does not start."""
 
     def devices():
         raise RuntimeError(
@@ -163,13 +163,13 @@ def chips(monkeypatch):
 
 
 def test_the_launcher_starts_one_process_with_all_chips(chips, capfd, tmp_path):
-    ran = Ran(capfd, tmp_path, TELL, processes=None)
-    (environ,) = ran.told()
+    result = LaunchResult(capfd, tmp_path, PRINT_ENVIRONMENT, processes=None)
+    (environ,) = result.environments()
     assert environ["JAX_NUM_PROCESSES"] == "1" and "CUDA_VISIBLE_DEVICES" not in environ
 
 
 def test_the_launcher_computes_on_the_cpu_on_request(chips, capfd, tmp_path):
-    environs = Ran(capfd, tmp_path, TELL, processes=2, gpus=0).told()
+    environs = LaunchResult(capfd, tmp_path, PRINT_ENVIRONMENT, processes=2, gpus=0).environments()
     assert [environ["JAX_PLATFORMS"] for environ in environs] == ["cpu", "cpu"]
 
 
@@ -262,7 +262,7 @@ def test_other_machines_watch_nothing(tmp_path):
 
 
 def wait_until(condition) -> None:
-    """Waits for a condition."""
+    """Wait for a condition."""
     give_up = time.monotonic() + HANGING / 4
     while not condition():
         assert time.monotonic() < give_up
