@@ -82,7 +82,7 @@ def _status_line() -> Iterator[None]:
     """Show long operations on standard error, in process 0 of a job or in a process without a job."""
     try:
         job = find_job()
-    except InputError:
+    except JaxddpError:
         job = None  # A command that joins the job raises the same error.
     if job is not None and job.process_id:
         yield

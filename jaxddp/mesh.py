@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.peers import ALONE, Peers
+from jaxddp.core.tpu_errors import readable_tpu_errors
 from jaxddp.core.wording import counted
 
 AXIS = "data"
@@ -55,7 +56,8 @@ class Topology:
         Raises:
             InputError: `devices` has another type, no devices, more devices than exist, a device twice, or unequal
                 numbers of devices for the processes; or some devices belong to other processes, and `peers` has
-                only this process.
+                only this process; or JAX does not start on this machine's TPU, or numbers the processes otherwise.
+            Unreachable: JAX does not start on the TPU, because another host does not answer.
         """
         if devices is None or (isinstance(devices, numbers.Integral) and not isinstance(devices, bool)):
             devices = _first(devices if devices is None else int(devices))
@@ -74,6 +76,8 @@ class Topology:
                 f"devices: they belong to {len(counts)} processes, but `peers` has only this process; give "
                 "Topology.create the peers that join returned"
             )
+        if ordered[0].platform == "tpu":
+            _check_tpu_numbers(peers)
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
         if counts[most] != counts[least]:
             # A batch is divided into equal parts, one for each process.
@@ -193,7 +197,8 @@ class Topology:
 
 def _first(count: int | None) -> list[Device]:
     """Return the first devices of each process, `count` in total."""
-    available, processes = jax.devices(), jax.process_count()
+    with readable_tpu_errors():
+        available, processes = jax.devices(), jax.process_count()
     if count is None:
         return available
     if count < 1 or count > len(available) or count % processes:
@@ -203,6 +208,17 @@ def _first(count: int | None) -> list[Device]:
     for process in range(processes):
         chosen += [device for device in available if device.process_index == process][: count // processes]
     return chosen
+
+
+def _check_tpu_numbers(peers: Peers) -> None:
+    """Check that this process has the number that libtpu gives it, from the place of its host in the slices."""
+    by_libtpu, by_job = (jax.process_index(), jax.process_count()), (peers.process_index, peers.process_count)
+    if by_libtpu != by_job:
+        (place, hosts), (index, count) = by_libtpu, by_job
+        raise InputError(
+            f"libtpu numbers this process {place} of {hosts}, and the job {index} of {count}",
+            advice="start one process on every TPU host, without JAX_PROCESS_ID and JAX_NUM_PROCESSES",
+        )
 
 
 def simulate_cpu_devices(count: int) -> None:

@@ -100,6 +100,54 @@ def test_the_slurm_script_requeues_only_for_certain_exit_codes(code, restarts, l
     assert (requeued.read_text().split() if requeued.exists() else []) == ["requeue", "12"] * is_requeued
 
 
+GCLOUD = """
+case "$*" in
+  *" describe "*) state=$(head -1 {states}); sed -i 1d {states}; [[ $state ]] && echo "$state" ;;
+  *"jaxddp train"*) exit 75 ;;
+esac
+"""
+SLICE = {"NAME": "first", "ZONE": "us-west4-a", "TYPE": "v5litepod-16", "RUNTIME": "v2-alpha-tpuv5-lite"}
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_the_tpu_script_creates_a_slice_and_trains_on_all_hosts(is_new, fake_program, tmp_path):
+    states = tmp_path / "states"
+    states.write_text("\nWAITING_FOR_RESOURCES\nACTIVE\n" if is_new else "ACTIVE\nACTIVE\n")
+    arguments_file = fake_program("gcloud", GCLOUD.format(states=states))
+    more = {"SPOT": "1", "DELETE": "1"} if is_new else {}
+    command = ["digits", "--train.duration", "2 epochs"]
+    assert script("tpu_vm.sh", *command, PERIOD="0", **SLICE, **more) == 75
+    calls = arguments_file.read_text().replace("\n", " ").split("compute tpus ")[1:]
+    verbs = [" ".join(call.split()[:2]) for call in calls]
+    ssh = ["tpu-vm scp", "tpu-vm ssh", "tpu-vm ssh"]
+    described = "queued-resources describe"
+    if is_new:
+        assert verbs == [
+            described, "queued-resources create", described, described, *ssh, "queued-resources delete",
+        ]  # fmt: skip
+        create = "queued-resources create first --node-id=first --zone=us-west4-a --accelerator-type=v5litepod-16 "
+        assert calls[1].strip() == f"{create}--runtime-version=v2-alpha-tpuv5-lite --spot"
+        assert calls[-1].strip() == "queued-resources delete first --zone=us-west4-a --force --quiet"
+    else:
+        assert verbs == [described, described, *ssh]
+    scp, install, train = calls[verbs.index(ssh[0]) :][:3]
+    assert all("--worker=all" in call and "--zone=us-west4-a" in call for call in (scp, install, train))
+    assert "'./jaxddp[tpu]'" in install
+    assert train.strip().endswith(
+        "--command=JAXDDP_JOB_KEY=$(cat key) exec venv/bin/jaxddp train digits --train.duration 2\\ epochs"
+    )
+
+
+@pytest.mark.parametrize(("state", "wait"), [("SUSPENDED", "60"), ("FAILED", "60"), ("WAITING_FOR_RESOURCES", "0")])
+def test_the_tpu_script_does_not_wait_for_a_slice_that_does_not_come(state, wait, fake_program, tmp_path):
+    states = tmp_path / "states"
+    states.write_text(f"{state}\n" * 9)
+    arguments_file = fake_program("gcloud", GCLOUD.format(states=states))
+    assert script("tpu_vm.sh", "digits", PERIOD="0", WAIT=wait, **SLICE) == 1
+    assert "tpu-vm" not in arguments_file.read_text() and "delete" not in arguments_file.read_text()
+    assert script("tpu_vm.sh", "digits", NAME="first") == 2
+
+
 def test_the_kubernetes_job_is_valid_and_has_one_number_of_processes():
     manifest = ROOT / "launch/kubernetes-job.yaml"
     text = manifest.read_text()

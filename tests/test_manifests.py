@@ -31,6 +31,11 @@ def job_of(name: str) -> dict[str, Any]:
     jobs = declared["JobSet"] if "JobSet" in declared else declared["TrainingRuntime"]["spec"]["template"]
     (job,) = jobs["spec"]["replicatedJobs"]
     spec = job["template"]["spec"]
+    if "google.com/tpu" in str(spec):
+        # What GKE adds, without the id of each host.
+        (container,) = spec["template"]["spec"]["containers"]
+        names = [f"jaxddp-{job['name']}-0-{index}.jaxddp" for index in range(spec["completions"])]
+        container["env"].append({"name": "TPU_WORKER_HOSTNAMES", "value": ",".join(names)})
     if "TrainJob" in declared:
         trainer = declared["TrainJob"]["spec"]["trainer"]
         (container,) = spec["template"]["spec"]["containers"]
@@ -44,7 +49,7 @@ def job_of(name: str) -> dict[str, Any]:
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "jaxddp"}, "spec": spec}
 
 
-MANIFESTS = ["kubernetes-job.yaml", "jobset.yaml", "kubeflow-trainjob.yaml"]
+MANIFESTS = ["kubernetes-job.yaml", "jobset.yaml", "jobset-tpu.yaml", "kubeflow-trainjob.yaml"]
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -63,11 +68,16 @@ def test_each_pod_finds_its_process_number(name):
     (container,) = job["spec"]["template"]["spec"]["containers"]
     environment = {variable["name"]: variable.get("value", "set by the cluster") for variable in container["env"]}
     count = job["spec"]["completions"]
-    pod_jobs = [find_job(environment | {"JOB_COMPLETION_INDEX": str(index)}) for index in range(count)]
+    ids = ["JOB_COMPLETION_INDEX"] + ["TPU_WORKER_ID"] * ("TPU_WORKER_HOSTNAMES" in environment)
+    pod_jobs = [find_job(environment | dict.fromkeys(ids, str(index))) for index in range(count)]
     assert [pod.process_id for pod in pod_jobs if pod] == list(range(count)) and count == job["spec"]["parallelism"]
     assert all(pod.num_processes == count for pod in pod_jobs if pod)
     # The coordinator is pod 0. Its host is the pod's name in the declared domain or in the controller's domain.
-    coordinators = {"kubernetes-job.yaml": "jaxddp-0.jaxddp", "jobset.yaml": "jaxddp-train-0-0.jaxddp"}
+    coordinators = {
+        "kubernetes-job.yaml": "jaxddp-0.jaxddp",
+        "jobset.yaml": "jaxddp-train-0-0.jaxddp",
+        "jobset-tpu.yaml": "jaxddp-slice-0-0.jaxddp",
+    }
     assert {pod.host for pod in pod_jobs if pod} == {coordinators.get(name, "jaxddp-node-0-0.jaxddp")}
 
 
@@ -82,7 +92,16 @@ def test_exit_code_2_ends_the_kubernetes_job_and_exit_code_75_restarts_it(name):
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
 
-@pytest.mark.parametrize("name", ["jobset.yaml", "kubeflow-trainjob.yaml"])
+def test_the_hosts_and_chips_of_a_tpu_job_set_fit_its_topology():
+    spec = job_of("jobset-tpu.yaml")["spec"]
+    pod = spec["template"]["spec"]
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-accelerator"] == "tpu-v5-lite-podslice"
+    rows, columns = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
+    chips = pod["containers"][0]["resources"]["limits"]["google.com/tpu"]
+    assert int(rows) * int(columns) == chips * spec["completions"]
+
+
+@pytest.mark.parametrize("name", ["jobset.yaml", "jobset-tpu.yaml", "kubeflow-trainjob.yaml"])
 def test_a_job_set_restarts_except_after_a_pod_failure_that_its_policy_names(name):
     declared = documents(name)
     jobs = declared["JobSet"] if "JobSet" in declared else declared["TrainingRuntime"]["spec"]["template"]
@@ -128,6 +147,12 @@ def test_skypilot_restarts_a_run_that_ends_with_exit_code_75():
     task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
     assert set(task) == {"name", "num_nodes", "resources", "volumes", "workdir", "secrets", "setup", "run"}
     assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [75] and task["num_nodes"] == 2
+    # All hosts of a TPU slice are one node.
+    tpu = yaml.safe_load((LAUNCH / "skypilot-tpu.yaml").read_text())
+    assert set(tpu) == set(task) - {"volumes"} | {"envs"} and tpu["num_nodes"] == 1
+    assert tpu["resources"]["job_recovery"] == task["resources"]["job_recovery"]
+    assert tpu["resources"]["accelerators"] == "tpu-v5litepod-16"
+    assert set(tpu["resources"]["accelerator_args"]) == {"runtime_version"}
 
 
 def commands() -> dict[str, list[str]]:
@@ -138,9 +163,9 @@ def commands() -> dict[str, list[str]]:
         commands_by_name[name] = [*container["command"], *container["args"]]
     definition = json.loads((LAUNCH / "aws-batch.json").read_text())
     commands_by_name["aws-batch.json"] = definition["nodeProperties"]["nodeRangeProperties"][0]["container"]["command"]
-    commands_by_name["skypilot.yaml"] = shlex.split(
-        yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())["run"].replace("\\\n", "")
-    )
+    for name in ("skypilot.yaml", "skypilot-tpu.yaml"):
+        words = shlex.split(yaml.safe_load((LAUNCH / name).read_text())["run"].replace("\\\n", ""))
+        commands_by_name[name] = [words[0].removeprefix("~/venv/bin/"), *words[1:]]
     return commands_by_name
 
 

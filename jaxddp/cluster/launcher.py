@@ -19,10 +19,12 @@ from jaxddp.cluster.machine import divide, local_cores, local_gpus
 from jaxddp.cluster.meeting.driver import Generation, driver
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.process_output import say
+from jaxddp.cluster.tpu_host import check_options
 from jaxddp.cluster.worker import Worker
 from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.tpu_chips import local_chips
 from jaxddp.core.wording import counted, nearest
 from jaxddp.job.environment import KEY, RUN_ID
 from jaxddp.job.leader import INHERITED_SOCKET
@@ -149,7 +151,13 @@ def _start(group: WorkerGroup, generation: Generation, settings: _Settings) -> N
 
 
 def _resources(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
-    """Return the GPUs and the cores of each process. An empty sequence of cores means all cores."""
+    """Return the GPUs and the cores of each process. An empty sequence of cores means all cores.
+
+    On a machine with TPU chips, one process uses all of them.
+    """
+    if options.gpus != 0 and (chips := local_chips()):
+        check_options(options, chips)
+        return [()], _cores(options, 1, pinned=False)
     visible = local_gpus()
     gpus = visible if options.gpus is None else visible[: options.gpus]
     if options.gpus is not None and options.gpus > len(visible):

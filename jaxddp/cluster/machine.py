@@ -6,6 +6,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
+from jaxddp.core.tpu_chips import permits
+
 Item = TypeVar("Item")
 
 
@@ -19,8 +21,7 @@ def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
     Args:
         root: the folder that holds `dev` and `proc`.
     """
-    platforms = {word.strip() for word in environ.get("JAX_PLATFORMS", "").lower().split(",")} - {""}
-    if platforms and not platforms & {"cuda", "gpu"}:
+    if not permits(environ, "cuda", "gpu"):
         return []
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

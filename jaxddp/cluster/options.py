@@ -30,7 +30,7 @@ class Machines(NamedTuple):
 
 @dataclass(frozen=True)
 class Launch:
-    """Start a command in several processes, by default one for each GPU of this machine."""
+    """Start a command in several processes, by default one for each GPU of this machine, or one for all TPU chips."""
 
     processes: Annotated[int, Range(1, 10_000)] | None = None
     """Number of processes on this machine. The GPUs, if any, are divided evenly among the processes."""

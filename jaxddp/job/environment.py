@@ -7,12 +7,15 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
 
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import show
 from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number, text
 from jaxddp.job.ports import split_address
-from jaxddp.job.schedulers import EXPLICIT, SCHEDULERS, Scheduler
+from jaxddp.job.schedulers import EXPLICIT, SCHEDULERS, TPU, Scheduler
+from jaxddp.job.tpu.slices import with_metadata
 from jaxddp.wire.handshake import KEY, Identity
 
 RUN_ID = "JAXDDP_RUN_ID"
@@ -31,7 +34,7 @@ class Job:
     run_id: str = ""
     """Distinguishes this job from other jobs at the same address; empty if the scheduler sets no id."""
     sources: tuple[str, ...] = ()
-    """The environment variables from which the other attributes were read."""
+    """The environment variables from which the other attributes were read; `metadata/…` for the metadata server."""
     key: str = field(default="", repr=False)
     """The secret that the processes share. If it is empty, any process that reaches the coordinator can join."""
 
@@ -55,17 +58,26 @@ class Job:
         return f"{place} (from {', '.join(self.sources)})"
 
 
-def find_job(environ: Environ = os.environ) -> Job | None:
+def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | None:
     """Return the job that the environment (by default that of this process) describes; None for a single process.
 
     The coordinator's address, the number of processes and the id of this process are looked up separately: first in
     JAX's variables, then in the variables of the scheduler that started this process, then in those of all other
-    schedulers. With `JAX_NUM_PROCESSES=1`, this is a single process, even if a scheduler started several processes.
+    schedulers. With `JAX_NUM_PROCESSES=1`, this is a single process, even if a scheduler started several processes. On
+    a TPU VM, Google's metadata server is asked, too; see `jaxddp.job.tpu.slices.with_metadata`.
+
+    Args:
+        root: the folder that holds `dev` and `sys`, which show the TPU chips of this machine.
 
     Raises:
         InputError: the variables describe several processes, but the coordinator's address or the id of this process is
             missing; or a value is invalid. The error names the variables.
+        Unreachable: the metadata server of a TPU VM does not answer in time.
     """
+    if not any(
+        scheduler.process(environ) for scheduler in takewhile(lambda scheduler: scheduler is not TPU, SCHEDULERS)
+    ):
+        environ = with_metadata(environ, root)
     schedulers = [
         scheduler for scheduler in SCHEDULERS if scheduler.marker is None or lookup(environ, scheduler.marker)
     ]
@@ -135,7 +147,8 @@ def _missing(address: EnvValue | None, count: EnvValue | None, process: EnvValue
         "the number of processes (JAX_NUM_PROCESSES)": count,
         "this process's id (JAX_PROCESS_ID)": process,
     }
-    present = ", ".join(part.variable for part in parts.values() if part)
+    # One variable may have several parts.
+    present = ", ".join(dict.fromkeys(part.variable for part in parts.values() if part))
     missing = [name for name, part in parts.items() if part is None]
     advice = f"set {'it' if len(missing) == 1 else 'them'}, or JAX_NUM_PROCESSES=1 for a single process"
     return InputError(f"environment: {present} set but not {' and '.join(missing)}; {advice}")

@@ -1,4 +1,7 @@
-"""Saves and stops on SIGTERM, which a scheduler sends shortly before it reclaims the machine."""
+"""Saves and stops on SIGTERM, which a scheduler sends shortly before it reclaims the machine.
+
+On a TPU VM, this process also sends the signal to itself when Google announces that it evicts the machine.
+"""
 
 import contextlib
 import itertools
@@ -10,6 +13,7 @@ import jax
 from jax.experimental import multihost_utils
 
 import jaxddp.core.private_names as private_names
+from jaxddp.job.tpu.eviction_notice import sigterm_on_eviction
 
 # JAX's `reached_preemption_sync_point` needs a number that increases by 1 in each call. The step number is unsuitable,
 # because one dispatch may have several steps, and validation has none. So `_calls` counts the calls over all runs of
@@ -31,7 +35,8 @@ def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
             private_names.warn_missing("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
             yield lambda step: False
             return
-        yield lambda step: reached_sync_point(next(_calls))
+        with sigterm_on_eviction():
+            yield lambda step: reached_sync_point(next(_calls))
         return
     # Python handles signals only in the main thread. A program that trains in another thread handles SIGTERM itself.
     if threading.current_thread() is not threading.main_thread():
@@ -40,6 +45,7 @@ def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
     stop_requested = threading.Event()
     previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
     try:
-        yield lambda step: stop_requested.is_set()
+        with sigterm_on_eviction():
+            yield lambda step: stop_requested.is_set()
     finally:
         signal.signal(signal.SIGTERM, previous_handler)

@@ -2,6 +2,7 @@
 
 Sources: the documentation of SLURM (srun), Open MPI 4 and 5, Intel MPI, torchrun, AWS Batch (multi-node parallel jobs)
 and SkyPilot (distributed jobs); the source of Kubeflow's Trainer and Training Operator 1.9, of xpk and of submitit.
+`tpu/slices.py` has those for TPUs.
 """
 
 import hashlib
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from jaxddp.core.errors import InputError
 from jaxddp.job.env_variables import INDEX, Environ, EnvValue, lookup, number
 from jaxddp.job.ports import LOOPBACK, is_loopback
+from jaxddp.job.tpu import slices
 
 Lookup = Callable[[Environ], EnvValue | None]
 
@@ -168,6 +170,12 @@ def _skypilot_address(environ: Environ) -> EnvValue | None:
     return EnvValue(f"{nodes.value.split()[0]}:{port_of(environ.get('SKYPILOT_TASK_ID', ''))}", nodes.variable)
 
 
+def _tpu_address(environ: Environ) -> EnvValue | None:
+    """Return the first host of slice 0, with a port that is equal on all hosts, where one job at a time runs."""
+    first = slices.coordinator(environ)
+    return EnvValue(f"{first.value}:{port_of(first.value)}", first.variable) if first else None
+
+
 def _host_and_port(host: str, port: str) -> Lookup:
     """Return a lookup of an address from a variable with the host and a variable with the port."""
 
@@ -186,6 +194,8 @@ def _jax_address(environ: Environ) -> EnvValue | None:
     return _host_and_port("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT")(environ) or address
 
 
+TPU = Scheduler(slices.process, slices.process_count, _tpu_address)
+"""The variables of GKE's TPU nodes and the metadata of TPU VMs. libtpu numbers the hosts in the same way."""
 EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _jax_address)
 """The variables that `jaxddp launch`, Kubeflow's JAX runtime or a user sets. They take precedence."""
 
@@ -233,8 +243,10 @@ SCHEDULERS = (
         local_rank="MPI_LOCALRANKID",
         local_size="MPI_LOCALNRANKS",
     ),
-    # The schedulers below start one process on each node, with all GPUs of the node. The first two are Kubeflow's torch
-    # runtime and Kubeflow's older JAXJob.
+    # The schedulers below start one process on each node, with all GPUs or TPU chips of the node. TPU comes first,
+    # because libtpu numbers the processes, and other schedulers may number the hosts in another order.
+    TPU,
+    # Kubeflow's torch runtime, and Kubeflow's older JAXJob.
     Scheduler(variable("PET_NODE_RANK"), variable("PET_NNODES"), _host_and_port("PET_MASTER_ADDR", "PET_MASTER_PORT")),
     Scheduler(
         variable("PROCESS_ID"),

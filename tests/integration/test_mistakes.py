@@ -12,7 +12,7 @@ import os, sys
 from jaxddp.cli import main
 words = sys.argv[1:]
 if os.environ["JAX_PROCESS_ID"] == "1":
-    {twist}
+    {change}
 sys.exit(main(words))
 """
 

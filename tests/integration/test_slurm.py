@@ -189,7 +189,7 @@ class Batch:
         return dict(word.split("=", 1) for word in record.split() if "=" in word)[key]
 
     @property
-    def record(self) -> str:
+    def output(self) -> str:
         return self.log.read_text() if self.log.exists() else ""
 
     def wait_until(self, condition: Callable[[], object]) -> None:

@@ -16,9 +16,11 @@ from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.peers import Peers
+from jaxddp.core.tpu_chips import local_chips
 from jaxddp.core.versions import installed_version
 from jaxddp.core.wording import counted, size
 from jaxddp.job.environment import Job, find_job
+from jaxddp.job.tpu.slices import accelerator_type
 from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
@@ -77,11 +79,23 @@ def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
     each = f", {size(memory)} of memory each" if memory else ""
     over = f" in {topology.process_count} processes" if topology.process_count > 1 else ""
     text = f"{topology.num_devices} x {topology.device_kind}{over}{each}"
-    num_gpus = len(local_gpus())
-    if num_gpus and topology.platform == "cpu":
-        advice = "install jaxddp[cuda12], or set JAX_PLATFORMS=cpu"
-        return Finding(f"{text}; JAX does not see the {num_gpus} GPUs of this machine: {advice}", topology, "warn")
-    return Finding(text, topology)
+    if topology.platform == "cpu":
+        for number, noun, extra in ((len(local_gpus()), "GPU", "cuda12"), (len(local_chips()), "TPU chip", "tpu")):
+            if number:
+                unseen = f"JAX does not see the {counted(number, noun)} of this machine"
+                advice = f"install jaxddp[{extra}], or set JAX_PLATFORMS=cpu"
+                return Finding(f"{text}; {unseen}: {advice}", topology, "warn")
+    return Finding(f"{text}; {tpu_slices(topology)}" if topology.platform == "tpu" else text, topology)
+
+
+def tpu_slices(topology: Topology) -> str:
+    """Describe the slices of a job on TPUs: "v4-32, 4 TPU chips on each of 4 hosts in 1 slice"."""
+    all_devices = topology.mesh.devices.flat
+    num_slices = len({getattr(device, "slice_index", 0) for device in all_devices})
+    hosts = counted(len({device.process_index for device in all_devices}), "host")
+    kind = accelerator_type() or "a TPU of unknown type"
+    chips = counted(len(local_chips()), "TPU chip")
+    return f"{kind}, {chips} on each of {hosts} in {counted(num_slices, 'slice')}"
 
 
 def device_memory(topology: Topology) -> int | None:
@@ -93,7 +107,7 @@ def device_memory(topology: Topology) -> int | None:
 def versions() -> Finding:
     """List the installed versions of the packages that a run needs."""
     installed = {"python": platform.python_version()}
-    for package in PACKAGES:
+    for package in (*PACKAGES, "libtpu") if local_chips() else PACKAGES:
         names = ("tensorflow", "tensorflow-cpu") if package == "tensorflow" else (package,)
         absent = "(a checkout)" if package == "jaxddp" else "not installed"
         installed[package] = next(filter(None, map(installed_version, names)), absent)

@@ -38,10 +38,12 @@ finally:
     if _HIDES_KERAS and sys.modules.get("keras") is None:
         sys.modules.pop("keras", None)
 
-# JAX needs the GPU memory, and TensorFlow's first op would allocate the memory of every visible GPU. A program may have
-# run that op before this import; then the setting cannot change any more, and TensorFlow raises RuntimeError.
-with contextlib.suppress(RuntimeError):
-    tf.config.set_visible_devices([], "GPU")
+# JAX needs the GPU memory, and TensorFlow's first op would allocate the memory of every visible GPU. TensorFlow's build
+# for TPUs would take the chips. A program may have run that op before this import; then the setting cannot change any
+# more, and TensorFlow raises RuntimeError.
+for _kind in ("GPU", "TPU"):
+    with contextlib.suppress(RuntimeError):
+        tf.config.set_visible_devices([], _kind)
 
 # Parameters of glibc's malloc.h, and their values in bytes.
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3

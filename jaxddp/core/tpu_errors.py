@@ -1,0 +1,103 @@
+"""Turns the errors with which JAX does not start on TPUs into one line that names the cause.
+
+libtpu, the library through which JAX uses TPUs, permits one process on a machine. It locks a file, and its own error
+names the process only if both processes belong to the same user.
+"""
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.core.tpu_chips import local_chips
+from jaxddp.core.wording import counted, show
+
+LOCK_FILE = Path("/tmp/libtpu_lockfile")
+"""The file that libtpu locks with `lockf`."""
+_NOT_STARTED = "Unable to initialize backend 'tpu'"
+_IN_USE = ("already in use", "multi-process lockfile", "resource busy")
+_TRY_AGAIN = ("UNAVAILABLE", "DEADLINE_EXCEEDED")
+_ADVICE = "set JAX_PLATFORMS=cpu to compute without TPUs"
+_LONGEST_REASON = 300
+
+
+@contextlib.contextmanager
+def readable_tpu_errors(lock_file: Path | None = None, proc: Path = Path("/proc")) -> Iterator[None]:
+    """Replace the error with which JAX does not start on this machine's TPU by an error of one line.
+
+    Args:
+        lock_file: the file that libtpu locks; None for `LOCK_FILE`.
+        proc: the folder with the kernel's information on processes.
+
+    Raises:
+        InputError: another process uses the chips, or libtpu does not start for another reason.
+        Unreachable: another host of the slice does not answer.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith(_NOT_STARTED):
+            raise
+        reason = _reason_of(str(error))
+        if any(words in str(error) for words in _IN_USE):
+            raise _in_use(reason, lock_file or LOCK_FILE, proc) from error
+        kind = Unreachable if reason.startswith(_TRY_AGAIN) else InputError
+        chips = f"this machine has {counted(len(local_chips()), 'TPU chip')}"
+        raise kind(f"JAX does not start on the TPU ({reason}): {chips}; {_ADVICE}") from error
+
+
+def _reason_of(text: str) -> str:
+    """Return libtpu's reason in an error of JAX, without JAX's words around it, and shortened."""
+    reason = text.removeprefix(f"{_NOT_STARTED}: ").partition("\n")[0]
+    return reason.partition(" (set JAX_PLATFORMS")[0].partition(" (you may need")[0].rstrip(" .")[:_LONGEST_REASON]
+
+
+def _in_use(reason: str, lock_file: Path, proc: Path) -> InputError:
+    chips = [str(chip) for chip in local_chips()]
+    stated = re.search(r"process with pid (\d+)", reason)
+    pid, held = int(stated[1]) if stated else _lock_holder(lock_file, proc), str(lock_file)
+    if pid is None and (pid := _chip_holder(chips, proc)) is not None:
+        held = chips[0]
+    if pid is not None:
+        process = f"process {pid}{_program(pid, proc)}"
+        return InputError(f"the TPU is in use by {process}, which holds {held}; end that process, or {_ADVICE}")
+    look = f"`sudo lsof {chips[0] if chips else '/dev/accel0'}` shows it"
+    return InputError(
+        f"the TPU is in use by a process that this user may not see, or {lock_file} is left over from one; {look}: "
+        f"end it or remove the file, or {_ADVICE}"
+    )
+
+
+def _lock_holder(lock_file: Path, proc: Path) -> int | None:
+    """Return the process that holds a lock on a file; None if there is none, or if it is in another container."""
+    try:
+        inode = str(lock_file.stat().st_ino)
+        locks = (proc / "locks").read_text().splitlines()
+    except OSError:
+        return None
+    for line in locks:
+        # `1: POSIX  ADVISORY  WRITE 812 fe:01:1234 0 EOF`. For a process that waits, `->` follows the number.
+        words = line.split()
+        if len(words) > 5 and words[5].rpartition(":")[2] == inode and words[4].isdecimal() and words[4] != "0":
+            return int(words[4])
+    return None
+
+
+def _chip_holder(chips: list[str], proc: Path) -> int | None:
+    """Return a process that has opened the device file of a chip, as far as this user may see it."""
+    for file in proc.glob("[0-9]*/fd/*") if chips else ():
+        with contextlib.suppress(OSError):
+            if os.readlink(file) in chips and int(file.parts[-3]) != os.getpid():
+                return int(file.parts[-3])
+    return None
+
+
+def _program(pid: int, proc: Path) -> str:
+    """Return the command of a process in parentheses; empty if this user may not read it."""
+    try:
+        command = (proc / str(pid) / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
+    except OSError:
+        return ""
+    return f" ({show(command)})" if command else ""

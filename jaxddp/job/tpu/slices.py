@@ -1,0 +1,176 @@
+"""The place of a process in a job on TPUs, from the variables of GKE, or from the metadata server of a TPU VM.
+
+The chips of a slice are wired to each other, and the slices of a job are connected by the network. Each host of a slice
+runs one process with all chips of the host. libtpu numbers the processes slice by slice, and in a slice by the worker
+id, so a job must use the same ids.
+
+Sources: the documentation of Cloud TPU and of TPUs in GKE, and the clusters that JAX detects.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.core.tpu_chips import local_chips
+from jaxddp.core.wording import show
+from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number
+from jaxddp.job.tpu import metadata_server
+
+HOSTNAMES, WORKER = "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"
+SLICES, SLICE, COORDINATOR = "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"
+_PREFIX = "metadata/"
+"""The prefix of a value that comes from the metadata server. No variable of the environment has such a name."""
+_ENDPOINTS, _NUMBER, _TYPE, _ENV = (
+    "worker-network-endpoints",
+    "agent-worker-number",
+    "accelerator-type",
+    "tpu-env",
+)
+
+
+class _Hosts(NamedTuple):
+    names: list[str]
+    variable: str
+
+
+class _Slices(NamedTuple):
+    """The slices of a job. A job of one slice may have no coordinator, because its first host is process 0."""
+
+    num_slices: int
+    slice_index: int
+    coordinator: EnvValue | None
+    variables: tuple[str, ...]
+
+
+def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
+    """Return an environment with the values of the metadata server, if this machine is evidently a TPU VM.
+
+    The server is not asked if the environment has the names of the hosts or this process's id, if JAX_PLATFORMS
+    excludes TPUs, if TPU_SKIP_MDS_QUERY is set, or if the machine has no TPU chips.
+
+    Args:
+        root: the folder that holds `dev` and `sys`.
+
+    Raises:
+        Unreachable: the server does not answer in time. A process must not train alone by mistake.
+    """
+    is_decided = any(lookup(environ, name) for name in (HOSTNAMES, "JAX_PROCESS_ID"))
+    if is_decided or environ.get("JAX_NUM_PROCESSES") == "1" or not may_ask(environ, root):
+        return environ
+    address = metadata_server.server(environ).value
+    try:
+        attributes = metadata_server.attributes(address, (_NUMBER, _ENDPOINTS, _ENV))
+    except Unreachable as error:
+        advice = f"set {HOSTNAMES} and {WORKER}, or JAX_NUM_PROCESSES=1 for a single process"
+        raise Unreachable(
+            f"{error}, so the place of this machine in its TPU slice is not known", advice=advice
+        ) from error
+    values = {name: attributes[name] for name in (_NUMBER, _ENDPOINTS) if name in attributes}
+    values |= _megascale_values(attributes.get(_ENV, ""))
+    return {**environ, **{_PREFIX + name: value for name, value in values.items()}}
+
+
+def accelerator_type(environ: Environ = os.environ, root: Path = Path("/")) -> str:
+    """Return the type of this machine's slice, such as "v4-32"; empty if it is not known."""
+    variable = lookup(environ, "TPU_ACCELERATOR_TYPE")
+    if variable is not None or not may_ask(environ, root):
+        return variable.value if variable else ""
+    try:
+        return metadata_server.attributes(metadata_server.server(environ).value, (_TYPE,)).get(_TYPE, "")
+    except Unreachable:
+        return ""
+
+
+def process(environ: Environ) -> EnvValue | None:
+    """Return the id of this process; None for a single process, or without variables of TPUs.
+
+    Raises:
+        InputError: a value is invalid, or the values contradict each other.
+    """
+    worker, hosts, slices = _value(environ, WORKER) or _value(environ, _NUMBER), _hosts(environ), _slices(environ)
+    if worker is None or hosts is None:
+        # Programs outside of a slice of several hosts may set the id 0.
+        return worker if worker and worker.value != "0" else None
+    index, size = number(worker, INDEX), len(hosts.names)
+    if index >= size:
+        raise InputError(
+            f"{worker.variable}={index}: expected 0 to {size - 1}, because {hosts.variable} has {size} "
+            f"host{'s' * (size > 1)}"
+        )
+    if size * slices.num_slices == 1:
+        return None
+    variable = ", ".join([worker.variable, *slices.variables])
+    return EnvValue(str(slices.slice_index * size + index), variable)
+
+
+def process_count(environ: Environ) -> EnvValue | None:
+    """Return the number of hosts of all slices; None without variables of TPUs. Raises InputError as `process` does."""
+    hosts, slices = _hosts(environ), _slices(environ)
+    if hosts is None:
+        return None
+    return EnvValue(str(len(hosts.names) * slices.num_slices), ", ".join([hosts.variable, *slices.variables]))
+
+
+def coordinator(environ: Environ) -> EnvValue | None:
+    """Return the first host of slice 0, without a port; None for a single host. Raises InputError as `process` does."""
+    hosts, slices = _hosts(environ), _slices(environ)
+    if slices.num_slices > 1 and slices.coordinator is not None:
+        # libtpu's own coordinator listens at the port in this value.
+        match = re.fullmatch(r"(\[[^\[\]]+\]|[^\s:]+)(:\d+)?", slices.coordinator.value)
+        if match is None:
+            value = f"{slices.coordinator.variable}={show(slices.coordinator.value)}"
+            raise InputError(f"{value}: expected HOST or HOST:PORT, the first host of slice 0")
+        return EnvValue(match[1], slices.coordinator.variable)
+    return EnvValue(hosts.names[0], hosts.variable) if hosts and len(hosts.names) > 1 else None
+
+
+def may_ask(environ: Environ, root: Path) -> bool:
+    """Return whether this machine has TPU chips that JAX may use, and nothing forbids to ask the metadata server."""
+    return lookup(environ, "TPU_SKIP_MDS_QUERY") is None and bool(local_chips(environ, root))
+
+
+def _value(environ: Environ, name: str) -> EnvValue | None:
+    """Return a value of the environment, otherwise that of the metadata server."""
+    return lookup(environ, name) or lookup(environ, _PREFIX + name)
+
+
+def _hosts(environ: Environ) -> _Hosts | None:
+    setting = _value(environ, HOSTNAMES) or _value(environ, _ENDPOINTS)
+    if setting is None:
+        return None
+    # The metadata server lists addresses, or triples of a name, an id and an address.
+    parts = [entry.strip().split(":") for entry in setting.value.split(",")]
+    if any(len(words) not in (1, 3) or not words[-1] or len(words[-1].split()) != 1 for words in parts):
+        raise InputError(f"{setting.variable}={show(setting.value)}: expected the names of hosts, separated by commas")
+    return _Hosts([words[-1] for words in parts], setting.variable)
+
+
+def _slices(environ: Environ) -> _Slices:
+    settings = {name: _value(environ, name) for name in (SLICES, SLICE, COORDINATOR)}
+    count = settings[SLICES]
+    num_slices = number(count, COUNT) if count else 1
+    present = [setting.variable for setting in settings.values() if setting]
+    if not present or (count and num_slices == 1):
+        return _Slices(1, 0, None, ())
+    index = settings[SLICE]
+    if count is None or index is None or settings[COORDINATOR] is None:
+        missing = [name for name, setting in settings.items() if setting is None]
+        raise InputError(
+            f"environment: {', '.join(present)} set but not {' and '.join(missing)}; several slices need all of them, "
+            "and one slice needs none"
+        )
+    slice_index = number(index, INDEX)
+    if slice_index >= num_slices:
+        raise InputError(
+            f"{index.variable}={slice_index}: expected 0 to {num_slices - 1}, for {count.variable}={num_slices}"
+        )
+    return _Slices(num_slices, slice_index, settings[COORDINATOR], (count.variable, index.variable))
+
+
+def _megascale_values(tpu_env: str) -> dict[str, str]:
+    """Return the values about several slices in the attribute `tpu-env`, whose lines are `NAME: 'value'`."""
+    pairs = (line.partition(":") for line in tpu_env.splitlines())
+    values = {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}
+    return {name: values[name] for name in (SLICES, SLICE, COORDINATOR) if values.get(name)}

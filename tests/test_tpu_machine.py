@@ -1,0 +1,269 @@
+"""A machine with TPU chips: they are counted, one process uses them, and errors of libtpu are one line."""
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import pytest
+from support.launches import HANGING, PRINT_ENVIRONMENT, LaunchResult, plain_environment
+from support.metadata import serving, write_chips
+
+import jaxddp.cluster.launcher as launcher
+from jaxddp.cluster.doctor import machine_checks
+from jaxddp.cluster.options import Launch
+from jaxddp.cluster.tpu_host import check_options
+from jaxddp.config import ParallelConfig
+from jaxddp.core import tpu_errors
+from jaxddp.core.errors import InputError, JaxddpError, Unreachable
+from jaxddp.core.peers import ALONE
+from jaxddp.core.tpu_chips import local_chips
+from jaxddp.job.preemption import stop_on_sigterm
+from jaxddp.job.tpu import eviction_notice
+from jaxddp.mesh import Topology
+
+CHIPS = [Path(f"/dev/accel{n}") for n in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "files", "expected"),
+    [
+        ({}, [], []),
+        ({}, ["dev/accel0", "dev/accel1", "dev/accel10", "dev/accel2"], ["accel0", "accel1", "accel2", "accel10"]),
+        ({}, ["dev/vfio/0", "dev/vfio/12"], ["0", "12"]),
+        ({"JAX_PLATFORMS": "tpu,cpu"}, ["dev/accel0"], ["accel0"]),
+        ({"JAX_PLATFORMS": "cpu"}, ["dev/accel0"], []),
+        # The kernel's own class of accelerators, and the control file of VFIO.
+        ({}, ["dev/accel/accel0", "dev/vfio/vfio"], []),
+    ],
+)
+def test_chips_are_counted_without_a_backend(environ, files, expected, tmp_path):
+    root = write_chips(tmp_path, *files)
+    assert [file.name for file in local_chips(environ, root)] == expected
+    other = write_chips(tmp_path / "other", *files, vendor="0x8086")
+    assert local_chips(environ, other) == []
+
+
+# --- The TPU is in use, or does not start ---
+
+
+@pytest.fixture
+def lock(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr(tpu_errors, "LOCK_FILE", tmp_path / "libtpu_lockfile")
+    return tmp_path / "libtpu_lockfile"
+
+
+def start_with(reason: str, monkeypatch) -> None:
+    """Make a topology, with JAX's error for a TPU that does not start."""
+
+    def devices():
+        raise RuntimeError(
+            f"Unable to initialize backend 'tpu': {reason} (set JAX_PLATFORMS='' to automatically choose)"
+        )
+
+    with monkeypatch.context() as patched:
+        patched.setattr(jax, "devices", devices)
+        Topology.create()
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+(fcntl.lockf if sys.argv[2] == "lockf" else fcntl.flock)(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("kind", ["lockf", "flock"])
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs Linux's /proc")
+def test_the_process_that_holds_the_lock_is_named(kind, lock, monkeypatch):
+    command = [sys.executable, "-c", HOLD, str(lock), kind]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+        # The text of libtpu 0.0.42 when another process holds the lock and no chip is found.
+        text = 'ABORTED: Internal error when accessing libtpu multi-process lockfile. Run "$ sudo rm X".'
+        with pytest.raises(InputError) as error:
+            start_with(text, monkeypatch)
+        holder.communicate(timeout=HANGING)
+    line = str(error.value)
+    assert line.startswith(f"the TPU is in use by process {holder.pid} ('{sys.executable} -c") and "\n" not in line
+    assert line.endswith(f"which holds {lock}; end that process, or set JAX_PLATFORMS=cpu to compute without TPUs")
+
+
+def test_the_process_that_libtpu_names_is_in_the_line(lock, monkeypatch):
+    with pytest.raises(InputError, match=rf"in use by process {os.getpid()} \(.*\), which holds {lock}; "):
+        start_with(f"ABORTED: The TPU is already in use by process with pid {os.getpid()}. Not attempting", monkeypatch)
+
+
+def test_a_process_of_another_user_is_not_named(lock, monkeypatch):
+    lock.touch()
+    with pytest.raises(InputError) as error:
+        start_with("ABORTED: The TPU is already in use by another process probably owned by another user.", monkeypatch)
+    assert str(error.value) == (
+        f"the TPU is in use by a process that this user may not see, or {lock} is left over from one; `sudo lsof "
+        "/dev/accel0` shows it: end it or remove the file, or set JAX_PLATFORMS=cpu to compute without TPUs"
+    )
+
+
+def test_the_process_that_has_a_chip_open_is_named(lock, tmp_path, monkeypatch):
+    monkeypatch.setattr(tpu_errors, "local_chips", lambda: CHIPS)
+    for pid, target in (("41", "/dev/null"), ("42", "/dev/accel2")):
+        (tmp_path / pid / "fd").mkdir(parents=True)
+        (tmp_path / pid / "fd" / "7").symlink_to(target)
+    with (
+        pytest.raises(InputError, match="in use by process 42, which holds /dev/accel0; end that process"),
+        tpu_errors.readable_tpu_errors(proc=tmp_path),
+    ):
+        raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: open(/dev/accel0): Device or resource busy")
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("NOT_FOUND: TPU initialization failed: No jellyfish device found.", InputError),
+        ("DEADLINE_EXCEEDED: Failed to establish SliceBuilder grpc channel", Unreachable),
+    ],
+)
+def test_another_error_of_libtpu_is_one_line(reason, kind, monkeypatch):
+    with pytest.raises(JaxddpError) as error:
+        start_with(f"{reason}\nmore lines", monkeypatch)
+    assert type(error.value) is kind and str(error.value) == (
+        f"JAX does not start on the TPU ({reason.rstrip('.')}): this machine has 0 TPU chips; set JAX_PLATFORMS=cpu to "
+        "compute without TPUs"
+    )
+
+
+def test_other_errors_stay():
+    with pytest.raises(RuntimeError, match="^backend 'cuda'"), tpu_errors.readable_tpu_errors():
+        raise RuntimeError("backend 'cuda'")
+
+
+def test_other_numbers_than_those_of_libtpu_are_an_error(monkeypatch):
+    class Chip:
+        process_index, id, platform = 0, 0, "tpu"
+
+    assert Topology.create([Chip()], ALONE).platform == "tpu"
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    with pytest.raises(InputError, match="libtpu numbers this process 0 of 4, and the job 0 of 1; start one process"):
+        Topology.create([Chip()], ALONE)
+
+
+# --- The launcher ---
+
+
+@pytest.fixture
+def chips(monkeypatch):
+    plain_environment(monkeypatch)
+    monkeypatch.setattr(launcher, "local_chips", lambda: CHIPS)
+
+
+def test_the_launcher_starts_one_process_with_all_chips(chips, capfd, tmp_path):
+    result = LaunchResult(capfd, tmp_path, PRINT_ENVIRONMENT, processes=None)
+    (environ,) = result.environments()
+    assert environ["JAX_NUM_PROCESSES"] == "1" and "CUDA_VISIBLE_DEVICES" not in environ
+
+
+def test_the_launcher_computes_on_the_cpu_on_request(chips, capfd, tmp_path):
+    environs = LaunchResult(capfd, tmp_path, PRINT_ENVIRONMENT, processes=2, gpus=0).environments()
+    assert [environ["JAX_PLATFORMS"] for environ in environs] == ["cpu", "cpu"]
+
+
+HOSTS = {"TPU_WORKER_HOSTNAMES": "h0,h1", "TPU_WORKER_ID": "1"}
+MACHINE = "this machine has 4 TPU chips, which one process uses; leave out "
+ON_EVERY_HOST = (
+    "the TPU slices of this job have 2 hosts (TPU_WORKER_HOSTNAMES); start `jaxddp train` on every host without the "
+    "launcher, or give --nodes 2, --nr and --coordinator"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "environ", "message"),
+    [
+        (Launch(gpus=2), {}, f"--gpus 2: {MACHINE}--gpus, or compute only on the CPU with --gpus 0 --processes P"),
+        (Launch(processes=2), {}, f"--processes 2: {MACHINE}--processes, or compute only on the CPU with "),
+        (Launch(), HOSTS, f"--nodes 1: {ON_EVERY_HOST}"),
+        (Launch(nodes="1:2"), HOSTS, f"--nodes 1:2: {ON_EVERY_HOST}"),
+        (Launch(nodes="2", nr=0), HOSTS, "--nr 0: libtpu numbers this host 1; give --nr 1"),
+        (
+            Launch(nodes="2", nr=0),
+            {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"},
+            "--nodes 2: the TPU slices of this job have 1 host (TPU_WORKER_HOSTNAMES); start `jaxddp train` on every "
+            "host without the launcher, or leave out --nodes",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_the_chips_are_an_error(options, environ, message):
+    with pytest.raises(InputError) as error:
+        check_options(options, CHIPS, environ)
+    assert str(error.value).startswith(message)
+
+
+def test_options_that_fit_the_hosts():
+    for options, environ in ((Launch(), {}), (Launch(processes=1), {}), (Launch(nodes="2", nr=1), HOSTS)):
+        check_options(options, CHIPS, environ)
+
+
+# --- Doctor ---
+
+
+def test_chips_that_jax_does_not_see_are_a_warning(monkeypatch):
+    monkeypatch.setattr(machine_checks, "local_chips", lambda: CHIPS)
+    row = machine_checks.devices(ParallelConfig(), ALONE)
+    assert row.verdict == "warn" and row.detail.endswith(
+        "JAX does not see the 4 TPU chips of this machine: install jaxddp[tpu], or set JAX_PLATFORMS=cpu"
+    )
+    assert "libtpu not installed" in machine_checks.versions().detail
+
+
+def test_the_doctor_shows_the_slices(monkeypatch):
+    monkeypatch.setattr(machine_checks, "local_chips", lambda: CHIPS)
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-32")
+    devices = [SimpleNamespace(process_index=n // 4, slice_index=n // 8) for n in range(16)]
+    topology = SimpleNamespace(mesh=SimpleNamespace(devices=SimpleNamespace(flat=devices)))
+    assert machine_checks.tpu_slices(topology) == "v4-32, 4 TPU chips on each of 4 hosts in 2 slices"
+
+
+# --- Google evicts the machine ---
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("preempted", "TRUE"), ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")],
+)
+def test_an_eviction_stops_the_run(path, value, tmp_path, monkeypatch, caplog):
+    root = write_chips(tmp_path, "dev/accel0")
+    calm = {"preempted": "FALSE", "maintenance-event": "NONE"}
+    with serving(calm) as server:
+        watch = eviction_notice.sigterm_on_eviction
+        monkeypatch.setattr(
+            "jaxddp.job.preemption.sigterm_on_eviction", lambda: watch(server.environ, root, period=0.01)
+        )
+        with caplog.at_level(logging.WARNING), stop_on_sigterm() as stop:
+            wait_until(lambda: len(server.asked) > 4)
+            assert not stop(0)
+            # The machine cannot be reached for a while.
+            server.status = 503
+            asked = len(server.asked)
+            wait_until(lambda: len(server.asked) > asked)
+            server.status, server.answers[path] = 200, value
+            wait_until(lambda: stop(0))
+    assert f"Google evicts this machine ({path}): the run saves and stops" in caplog.text
+
+
+def test_other_machines_watch_nothing(tmp_path):
+    with serving({}) as server, eviction_notice.sigterm_on_eviction(server.environ, tmp_path, period=0.01):
+        pass
+    assert server.asked == []
+
+
+def wait_until(condition) -> None:
+    """Wait for a condition."""
+    give_up = time.monotonic() + HANGING / 4
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
