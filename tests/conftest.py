@@ -26,10 +26,11 @@ os.environ.setdefault(
     " --xla_cpu_parallel_codegen_split_count=1"
     + (" --xla_cpu_use_fusion_emitters=false" if version("jaxlib").startswith("0.10.") else ""),
 )
-# The user and the tests share one download of XLA's compilers for GPUs and TPUs.
-user_caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxddp"
-for accelerator in ("gpu", "tpu"):
-    os.environ.setdefault(f"JAXDDP_{accelerator.upper()}_PLUGIN", str(user_caches / f"{accelerator}-plugin"))
+if not {"JAXDDP_GPU_PLUGIN", "JAXDDP_TPU_PLUGIN"} <= os.environ.keys():
+    # The user and the tests share one download of XLA's compilers for GPUs and TPUs.
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "jaxddp"
+    for accelerator in ("gpu", "tpu"):
+        os.environ.setdefault(f"JAXDDP_{accelerator.upper()}_PLUGIN", str(caches / f"{accelerator}-plugin"))
 if "JAXDDP_CACHE" not in os.environ:
     temporary_cache = tempfile.mkdtemp(prefix="jaxddp-tests-")
     atexit.register(shutil.rmtree, temporary_cache, ignore_errors=True)
