@@ -17,6 +17,7 @@ class Platform:
 
     Attributes:
         precision: the default of `train.precision`.
+        float32_products: the dtype whose precision products of float32 arrays have by default.
         operations: the implementations of a network's operations.
         buckets: the default of `parallel.buckets`.
         ravels: whether the gradients of a bucket are averaged as one array. Otherwise each gradient is an operand of
@@ -30,6 +31,7 @@ class Platform:
     """
 
     precision: str = "bfloat16"
+    float32_products: str = "float32"
     operations: Operations = field(default_factory=Operations)
     buckets: int = 1
     ravels: bool = True
@@ -54,6 +56,8 @@ PLATFORMS = {
         unoptimized_options={"xla_backend_optimization_level": "0", "xla_llvm_disable_expensive_passes": "True"},
     ),
     "gpu": Platform(
+        # TensorFloat-32 has as many bits of mantissa as float16.
+        float32_products="float16",
         # With seven buckets all communication of a ResNet-50 overlaps with computation.
         buckets=7,
         # Without this option XLA chooses algorithms by their measured time, and the order of additions varies.
@@ -63,6 +67,7 @@ PLATFORMS = {
         overlap_options={"xla_gpu_enable_latency_hiding_scheduler": "True"},
     ),
     "tpu": Platform(
+        float32_products="bfloat16",
         # XLA's TPU compiler fuses Flax's max pooling and the derived gradient of a batch norm into fewer and smaller
         # fusions than the operations for GPUs.
         operations=Operations(max_pool=flax_max_pool, custom_norm_gradient=False),

@@ -133,3 +133,29 @@ def figures(*words):
         out = Path(folder) / "program.json"
         assert run_script(*words, "--out", str(out)) == 0
         return json.loads(out.read_text())
+
+
+SMALL = ("digits", "--classes", "10", "--model.width", "16", "--batch", "32", "--topology", "v5e:2x2")
+
+
+@pytest.mark.ci
+@needs_plugin
+@uncached
+def test_the_budget_of_a_small_step_on_four_chips():
+    """The budget of a step on TPU v5e. A change that exceeds it must be justified."""
+    found = figures(*SMALL)
+    # XLA combines the gradients, the statistics and the metrics into one all-reduce, without a copy.
+    assert len(found["collectives"]) == 1
+    assert found["fusions"] <= 0 and found["hbm_bytes_per_image"] <= 0
+
+
+@pytest.mark.exhaustive
+@needs_plugin
+@uncached
+@pytest.mark.parametrize("network", ["resnet18", "resnet50"])
+def test_a_resnet_s_step_moves_about_as_many_bytes_as_plain_flax_s(network):
+    words = ("imagenet_resnet50", "--model.name", network, "--batch", "128", "--topology", "v5e:2x4")
+    found = figures(*words, "--against-flax")
+    assert found["hbm_bytes_per_image"] <= 1.03 * found["flax"]["hbm_bytes_per_image"]
+    assert found["memory_bytes"] <= 1.1 * found["flax"]["memory_bytes"]
+    assert found["flops_per_image"] == found["flax"]["flops_per_image"]

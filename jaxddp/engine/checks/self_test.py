@@ -27,6 +27,7 @@ from jaxddp.engine.step_objective import TrainObjective
 from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.variables import path_of
+from jaxddp.platforms import platform_named
 
 EXAMPLES_PER_DEVICE, MOST_DEVICES = 2, 8
 """The number of examples of each device, and the largest number of devices whose examples are used. The numbers are
@@ -38,8 +39,6 @@ Mode = Literal["auto", "always", "never"]
 _TOLERANCE = {"bfloat16": 0.05, "float16": 0.02, "float32": 0.0001, "float64": 1e-8}
 """The relative tolerance for each dtype, many times its rounding error; see docs/design.md. The test uses the tolerance
 of the least precise dtype in the computation or the communication."""
-_TENSOR_FLOAT = 0.02
-"""The tolerance for float32 on a GPU, whose TensorFloat-32 products have the precision of float16."""
 _CANCELLED = 0.002
 """A difference of squares in float32 may have a rounding error of this fraction of the gradient's norm."""
 _ADVICE = (Option("parallel.self_test", "never"), " trains without this test")
@@ -260,6 +259,7 @@ def _tolerances(operations: list[Any], platform: str) -> Iterator[float]:
     results = (result.aval for operation in operations for result in operation.outvars)
     for dtype in {result.dtype for result in results if hasattr(result, "dtype")}:
         if jnp.issubdtype(dtype, jnp.floating):
-            tolerance = _TENSOR_FLOAT if (dtype, platform) == (jnp.float32, "gpu") else _TOLERANCE.get(dtype.name)
+            precision = platform_named(platform).float32_products if dtype == jnp.float32 else dtype.name
+            tolerance = _TOLERANCE.get(precision)
             # `_TOLERANCE` does not list dtypes of eight bits or fewer.
             yield 0.3 if tolerance is None else tolerance
