@@ -87,6 +87,12 @@ def test_gradients_in_bfloat16_pass():
     assert run_self_test(LINEAR)._tolerance == self_test._TOLERANCE["float32"]
 
 
+@pytest.mark.parametrize(("platform", "dtype"), [("cpu", "float32"), ("gpu", "float16"), ("tpu", "bfloat16")])
+def test_the_tolerance_for_float32_is_that_of_the_platforms_products(platform, dtype):
+    operations = jax.make_jaxpr(lambda x: x @ x)(np.ones((2, 2), np.float32)).jaxpr.eqns
+    assert list(self_test._tolerances(operations, platform)) == [self_test._TOLERANCE[dtype]]
+
+
 @pytest.mark.slow
 def test_a_network_in_bfloat16_passes_with_its_own_tolerance():
     class BFloat16Net(nn.Module):

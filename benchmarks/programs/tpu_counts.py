@@ -37,6 +37,7 @@ class Operation:
         hbm_bytes: Bytes of the operands and results that lie in HBM, padding included.
         flops: Multiplications and additions of its convolutions and matrix products.
         padded_flops: The same with all dimensions padded to the tiles of the operands.
+        payload: Bytes that a collective sends and combines, without padding; 0 for others.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Operation:
     hbm_bytes: int
     flops: int = 0
     padded_flops: int = 0
+    payload: int = 0
 
 
 def count_program(program: bytes, images: int, *, steps_in_a_loop: bool = False) -> Figures:
@@ -90,7 +92,7 @@ def _collectives(operations: list[Operation]) -> list[Figures]:
         before = sum(operation.cycles for operation in operations[:place])
         end = next((i for i, o in enumerate(operations) if o.kind == "done" and o.operation == name), place)
         beside = sum(operation.cycles for operation in operations[place + 1 : end])
-        figures = {"name": name, "bytes": operations[place].hbm_bytes}
+        figures = {"name": name, "bytes": operations[place].payload}
         results.append(figures | {"cycles_before": before / total, "cycles_beside": beside / total})
     return results
 
@@ -128,15 +130,17 @@ class _Program:
     def _operation(self, instruction: Any) -> Operation:
         inside = list(self._inside(instruction))
         convolutions = [i for i in inside if i.opcode in ("convolution", "dot")]
-        flops = [self._flops(i) for i in convolutions]
+        flops, kind = [self._flops(i) for i in convolutions], _kind(instruction, inside)
+        operands = (self._instructions[number].shape for number in instruction.operand_ids)
         return Operation(
             name=instruction.name,
-            kind=_kind(instruction, inside),
+            kind=kind,
             operation=self._name_of_operation(instruction),
             cycles=_estimated_cycles(instruction),
             hbm_bytes=self._hbm_bytes(instruction),
             flops=sum(useful for useful, _ in flops),
             padded_flops=sum(padded for _, padded in flops),
+            payload=sum(map(num_bytes, operands)) if kind == "collective" else 0,
         )
 
     def _name_of_operation(self, instruction: Any) -> str:

@@ -90,7 +90,7 @@ def test_padding_is_the_fraction_of_multiplications_with_padding():
 
 def test_a_collective_has_the_cycles_before_it():
     (collective,) = counts()["collectives"]
-    assert collective == {"name": "all", "bytes": 2 * 512, "cycles_before": 0.75, "cycles_beside": 0.0}
+    assert collective == {"name": "all", "bytes": 400, "cycles_before": 0.75, "cycles_beside": 0.0}
 
 
 def run_script(*words):
