@@ -1,5 +1,6 @@
 """The content of data.path determines its format, and every format opens as a training and a validation table."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from support.data import random_table, write_arrays
 from support.forms import SIZE, write_folders, write_idx, write_npz, write_solutions
+from support.ilsvrc import IMAGES, synset, write_tree
 from support.networks import linear_model
 
 import jaxddp
@@ -40,6 +42,17 @@ def test_solution_files_take_precedence_over_folders_of_classes(tmp_path: Path):
     (root / "train" / "cat").mkdir(parents=True)
     (root / "val").mkdir()
     assert len(open_splits(DataConfig(path=str(root)))["train"]) == 9
+
+
+def test_a_selection_of_classes_lists_only_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The folders of the other classes may be on a slow disk, or missing."""
+    root, listed, scandir = write_tree(tmp_path, classes=5, val=10), set[Path](), os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.add(Path(os.fsdecode(path))) or scandir(path))
+    train, val = open_tables(DataConfig(path=str(root), classes="1:3"))
+    assert (len(train), len(val)) == (8, 4)
+    images = root / IMAGES
+    expected = {images / "train" / synset(1), images / "train" / synset(2), images / "val"}
+    assert {path for path in listed if images in path.parents} == expected
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,14 @@
 """The notebooks run from top to bottom, and their outputs are right."""
 
 import ast
-import base64
-from pathlib import Path
 
 import nbformat
 import pytest
-from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from support.notebooks import JUPYTER_FOLDERS, PNG, drawn, execute, outputs, printed, read, shown
 
 pytestmark = pytest.mark.ci
 
-ROOT = Path(__file__).parent.parent.parent
-NOTEBOOKS = ROOT / "notebooks"
-PNG = b"\x89PNG\r\n\x1a\n"
 SHOWN = {"text/plain", "text/html", "image/png"}
 """MIME types that a cell may show: those that every viewer supports, and no widgets."""
 
@@ -22,7 +17,7 @@ SHOWN = {"text/plain", "text/html", "image/png"}
 def jupyter(tmp_path_factory):
     """Move the folders of Jupyter, IPython and the runs out of the user's home."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "TMPDIR"):
+        for name in JUPYTER_FOLDERS:
             patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
         # These networks run longer than they compile, so they are compiled with optimization.
         patch.delenv("XLA_FLAGS", raising=False)
@@ -31,52 +26,17 @@ def jupyter(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def digits(jupyter):
-    return execute(notebook("digits"))
+    return execute(read("digits"))
 
 
 @pytest.fixture(scope="module")
 def fine_tuning(jupyter):
-    return execute(notebook("fine_tuning"))
+    return execute(read("fine_tuning"))
 
 
 @pytest.fixture(scope="module")
 def inspect_run(jupyter):
-    return execute(notebook("inspect_run"), MEASURED_AGAIN)
-
-
-def notebook(name: str) -> nbformat.NotebookNode:
-    return nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-
-
-def execute(notebook: nbformat.NotebookNode, more: str = "") -> nbformat.NotebookNode:
-    """Run a notebook, with `more` as an additional last cell."""
-    if more:
-        notebook.cells.append(nbformat.v4.new_code_cell(more))
-    NotebookClient(notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}).execute()
-    return notebook
-
-
-def outputs(notebook: nbformat.NotebookNode, source: str, kind: str) -> list:
-    """Return the outputs of one kind of the only cell that contains `source`."""
-    (cell,) = [cell for cell in notebook.cells if cell.cell_type == "code" and source in cell.source]
-    return [output for output in cell.outputs if output.output_type == kind]
-
-
-def shown(notebook: nbformat.NotebookNode, source: str, mime: str = "text/plain") -> str:
-    """Return the value of the only cell that contains `source`."""
-    (value,) = outputs(notebook, source, "execute_result")
-    return value["data"][mime]
-
-
-def printed(notebook: nbformat.NotebookNode, source: str) -> str:
-    return "".join(output.text for output in outputs(notebook, source, "stream") if output.name == "stdout")
-
-
-def drawn(notebook: nbformat.NotebookNode, source: str) -> bytes:
-    """Return the only picture of a cell."""
-    pictures = outputs(notebook, source, "execute_result") + outputs(notebook, source, "display_data")
-    (picture,) = [output["data"]["image/png"] for output in pictures if "image/png" in output["data"]]
-    return base64.b64decode(picture)
+    return execute(read("inspect_run"), MEASURED_AGAIN)
 
 
 def table(notebook: nbformat.NotebookNode, source: str) -> list[list[str]]:
