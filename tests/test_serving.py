@@ -20,6 +20,7 @@ from support.data import random_table, write_arrays
 from support.pages import page_block
 from support.runs import LEAN, train_words
 
+from benchmarks.programs import tpu_plugin
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.data.opening import open_splits
@@ -131,6 +132,16 @@ def test_a_stablehlo_program_runs_on_every_platform(files):
     exported = jax.export.deserialize(bytearray(files["stablehlo"].read_bytes()))
     assert exported.platforms == ("cpu", "cuda", "tpu")
     assert [str(aval) for aval in exported.in_avals] == ["uint8[b,16,16,3]"]
+
+
+@pytest.mark.skipif(not tpu_plugin.is_present(), reason="python benchmarks/programs/tpu_plugin.py was not run")
+@pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+def test_a_stablehlo_program_compiles_for_a_tpu(files):
+    exported = jax.export.deserialize(bytearray(files["stablehlo"].read_bytes()))
+    chip = jax.sharding.SingleDeviceSharding(tpu_plugin.described_devices("v5e:2x2")[0])
+    images = jax.ShapeDtypeStruct((8, 16, 16, 3), np.uint8, sharding=chip)
+    compiled = jax.jit(exported.call).lower(images).compile()
+    assert compiled.memory_analysis().output_size_in_bytes >= 8 * 5 * 4
 
 
 def test_a_program_with_different_logits_is_not_written(run, tmp_path, monkeypatch):
