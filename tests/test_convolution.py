@@ -12,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 from support.cases import costly
+from support.networks import largest_difference
 
 from jaxddp.config import Config, load
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.ops.cpu_convolution import convolve
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.ops.stems import small_stem
+from jaxddp.models.ops.stems import imagenet_stem, small_stem
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
 from jaxddp.recipe_file import config_names
 from jaxddp.registry import MODELS
@@ -238,3 +239,24 @@ def test_for_platform_sets_the_convolution_once_and_keeps_the_results():
     variables = jax.jit(for_gpu.init)(jax.random.key(0), images)
     results = [jax.jit(network.apply)(variables, images) for network in (for_gpu, for_cpu)]
     np.testing.assert_allclose(*results, rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_the_operations_of_every_platform_give_the_same_gradients():
+    dtypes = {"dtype": "float64", "param_dtype": "float64"}
+    network = ResNet(Architecture((1, 1), BASIC), 3, width=4, stem=imagenet_stem, zero_init_last_scale=False, **dtypes)
+    images = np.random.default_rng(0).normal(size=(4, 33, 33, 3))
+    variables = jax.jit(network.init)(jax.random.key(0), images)
+
+    def gradients(platform):
+        def loss(params):
+            module = for_platform(network, platform)
+            logits, _ = module.apply({**variables, "params": params}, images, train=True, mutable=["batch_stats"])
+            return jnp.square(logits - 1).sum()
+
+        return jax.jit(jax.grad(loss))(variables["params"])
+
+    expected = gradients("gpu")
+    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(expected))
+    for platform in ("cpu", "tpu"):
+        assert largest_difference(gradients(platform), expected) < 1e-9
