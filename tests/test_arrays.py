@@ -1,4 +1,5 @@
-"""Data sets in memory have the same columns and shards as files, without TensorFlow. A fault is a one-line error."""
+"""Data sets in memory have the same columns and shards as files, without TensorFlow. Invalid arrays raise a one-line
+error."""
 
 import dataclasses
 import subprocess

@@ -373,7 +373,7 @@ def test_a_missing_config_gets_the_nearest_name_as_a_suggestion(name, nearest):
         ),
     ],
 )
-def test_a_config_file_that_fails_is_named_in_a_one_line_error(tmp_path, source, message):
+def test_a_one_line_error_names_a_config_file_that_fails(tmp_path, source, message):
     file = tmp_path / "broken.py"
     file.write_text(source)
     with pytest.raises(InputError, match=message) as error:

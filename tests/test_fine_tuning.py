@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from support.cases import rarely
+from support.cases import rare_case
 from support.data import CLASSES, random_table
 from support.networks import largest_difference, randomized
 from support.runs import setup_of, train
@@ -70,8 +70,8 @@ STEM = ("conv1,layer1.0", {"bn1", "layer2_0", "fc"})
 @pytest.mark.parametrize(
     ("freeze", "trained", "devices", "accumulate"),
     [(*HEAD, 1, 1), (*STEM, 3, 2)]
-    + [rarely(*layers, *rest) for layers in (HEAD, STEM) for rest in ((1, 2), (3, 1))]
-    + [rarely(*HEAD, 3, 2), rarely(*STEM, 1, 1)],
+    + [rare_case(*layers, *rest) for layers in (HEAD, STEM) for rest in ((1, 2), (3, 1))]
+    + [rare_case(*HEAD, 3, 2), rare_case(*STEM, 1, 1)],
 )
 def test_frozen_layers_keep_every_bit(freeze, trained, devices, accumulate):
     config = {"model": {"freeze": freeze}, "train": {"accumulate": accumulate}}

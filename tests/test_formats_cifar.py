@@ -118,7 +118,7 @@ def test_a_faulty_file_raises_a_one_line_error(tmp_path, file, content, message)
         assert len(read_cifar(tmp_path, "val")) == 2
 
 
-def test_a_folder_in_place_of_a_file_is_named(tmp_path):
+def test_an_error_names_a_folder_in_place_of_a_file(tmp_path):
     folder = write_cifar_10(tmp_path)
     (folder / "data_batch_1.bin").unlink()
     (folder / "data_batch_1.bin").mkdir()

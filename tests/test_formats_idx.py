@@ -120,12 +120,12 @@ COMPRESSED = gzip.compress(IMAGES, mtime=0)
         (
             {"train_images": None},
             TRAIN_IMAGES,
-            "no such file, with or without .gz; put it in the folder of t10k-images-idx3-ubyte, ",
+            "no such file, with or without .gz; put it next to t10k-images-idx3-ubyte, ",
         ),
         (
             {"train_labels": None},
             TRAIN_LABELS,
-            "no such file, with or without .gz; put it in the folder of .*train-images-idx3-ubyte$",
+            "no such file, with or without .gz; put it next to .*train-images-idx3-ubyte$",
         ),
         ({"train_images": b""}, TRAIN_IMAGES, "magic number b'': an IDX file begins with two zero bytes"),
         ({"train_images": b"<html>"}, TRAIN_IMAGES, "magic number b'<htm': an IDX file begins with two zero bytes"),
@@ -181,7 +181,7 @@ def test_a_broken_link_to_class_names_is_ignored_and_a_missing_folder_is_an_erro
     (tmp_path / "classes.txt").symlink_to(tmp_path / "nowhere")
     assert read_idx(tmp_path, "train").num_classes == 4
     assert not holds_idx(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="nowhere/train-images-idx3-ubyte: no such file.* folder of the others"):
+    with pytest.raises(InputError, match="nowhere/train-images-idx3-ubyte: no such file.* next to the other files"):
         read_idx(tmp_path / "nowhere", "train")
 
 

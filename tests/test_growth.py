@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import runs
-from support.cases import rarely
+from support.cases import rare_case
 from support.data import CLASSES, random_batch, random_table, write_arrays
 from support.ilsvrc import write_tree
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of
@@ -296,7 +296,7 @@ def test_images_on_the_devices_train_like_streamed_ones(uninterrupted_runs):
 
 
 @pytest.mark.parametrize(
-    ("cache", "stop"), [("none", 7), ("device", 14), rarely("none", 6), rarely("none", 8), rarely("device", 7)]
+    ("cache", "stop"), [("none", 7), ("device", 14), rare_case("none", 6), rare_case("none", 8), rare_case("device", 7)]
 )
 def test_a_run_resumed_around_a_change_of_the_side_is_the_same_bit_for_bit(uninterrupted_runs, cache, stop, tmp_path):
     setup, state, expected, _ = uninterrupted_runs[cache]

@@ -482,7 +482,7 @@ def test_another_image_is_substituted_for_a_missing_one(proxy, server, tree):
 # Errors that the user must correct
 
 
-def test_missing_objects_and_buckets_are_named(proxy, store):
+def test_an_error_names_missing_objects_and_buckets(proxy, store):
     assert error_of(InputError, store.read, b"no.JPEG") == f"{ROOT}/no.JPEG: missing image; upload it or leave it out"
     # Threads of an earlier test's stream may still send requests to the proxy, so the test counts one path only.
     assert sum(path.endswith("/no.JPEG") for path in proxy.requests) == 1

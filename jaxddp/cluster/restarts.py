@@ -8,7 +8,7 @@ from jaxddp.core.errors import InputError, Preempted
 
 LONGEST_DELAY = 60.0
 LONG_RUN = 600.0
-"""After a start that lasts this many seconds, the delays begin again at the shortest."""
+"""After an attempt that ran for at least this many seconds, the delays begin again at the shortest."""
 PREEMPTED, BAD_INPUT = Preempted.exit_code, InputError.exit_code
 STOPPED_BEFORE_TRAINING = 128 + signal.SIGTERM
 """The exit code of a process that received SIGTERM before it began to train."""
@@ -23,7 +23,7 @@ class End:
             processes saved and stopped on request.
         cause: the process that failed, with its exit code; or the signal that the launcher received.
         asked: whether the launcher received a signal.
-        quits: whether the user's code ended a process, so that a restart would end in the same way.
+        quits: whether the user's code called exit in a process; a restart would then end in the same way.
     """
 
     code: int
@@ -47,7 +47,7 @@ class Budget:
     in_a_row: int = 0
 
     def after_failure(self, seconds: float) -> "Budget | None":
-        """Return the budget after a start that failed after this many seconds; None if no restart is left."""
+        """Return the budget after an attempt that failed after this many seconds; None if no restart is left."""
         if self.used == self.most:
             return None
         return replace(self, used=self.used + 1, in_a_row=1 if seconds >= LONG_RUN else self.in_a_row + 1)

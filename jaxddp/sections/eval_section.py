@@ -25,8 +25,8 @@ class EvalConfig:
     limit: Count | None = None
     """Validate on at most this many examples, with the same proportions of classes. If None, all."""
     metrics: tuple[str, ...] = ("top1", "top5")
-    """Metrics beside the loss, in training and validation. A top-k metric is left out if the data have no more than k
-    classes."""
+    """Metrics in addition to the loss, in training and validation. A top-k metric is left out if the data have no more
+    than k classes."""
     views: Views = "one"
     """Test-time augmentation: average the logits of an image and its mirror image ("mirror"), or also of copies shifted
     by one pixel ("mirror_translate"). The cost is two or six times the cost of "one"."""
