@@ -114,11 +114,14 @@ def test_growth_durations_are_converted_to_numbers_of_examples():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"grow_from": 32}, r"data.grow_from=32: images grow to 32 pixels; give fewer, or leave data.grow_from out"),
-        ({"grow_from": 16}, r"data.grow_by=32: the side grows by only 16 pixels, from 16 to 32; give at most that"),
+        (
+            {"grow_from": 32},
+            r"data.grow_from=32: images grow to 32 pixels; give a smaller side, or leave data.grow_from out",
+        ),
+        ({"grow_from": 16}, r"data.grow_by=32: the side grows by only 16 pixels, from 16 to 32; give at most 16"),
         (
             {"grow_from": 16, "grow_by": 8, "grow_start": "90%"},
-            r'data.grow_start="90%" comes after data.grow_end="80%"; give an earlier one',
+            r'data.grow_start="90%" comes after data.grow_end="80%"; give an earlier start',
         ),
     ],
 )

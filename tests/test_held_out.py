@@ -137,7 +137,7 @@ def test_data_that_cannot_be_divided_raise_a_one_line_error(tmp_path: Path):
     both = write(tmp_path / "both", "train/ant/1.png", "val/ant/2.png")
     assert error_message(DataConfig(path=str(both), val_share=0.1)) == (
         f"data.val_share=0.1: {both} has its own validation split; leave data.val_share out, "
-        "which is for folders, CSV and Parquet without one"
+        "which is for data without this split"
     )
 
 

@@ -546,7 +546,7 @@ def test_the_threads_of_an_evaluation_end_with_it(proxy, store, tree):
     [
         ("hdfs://name/x", "hdfs://name/x: no such kind of store, there are: gs, http, https, s3; or give a directory"),
         ("S3://bucket/x", "S3://bucket/x: no such kind of store, there are: gs,"),
-        ("s3://", "s3://: not the address of a store; write s3://NAME/PREFIX alone"),
+        ("s3://", "s3://: not the address of a store; write s3://NAME/PREFIX only"),
         ("https://me:password@host/x", "https://: not the address of a store"),
         ("s3a://me:password@bucket/x", "s3a://: not the address of a store"),
         ("https://host/x?signature=1", "https://: not the address of a store"),

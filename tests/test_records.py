@@ -162,7 +162,7 @@ def test_an_error_names_a_file_that_ends_within_a_record(tmp_path: Path):
     whole = file.read_bytes()
     for length in (*range(67, 132), 1, 11, 12, 65):
         file.write_bytes(whole[:length])
-        with pytest.raises(InputError, match=f"some: no whole record at byte {66 * (length > 66)} of "):
+        with pytest.raises(InputError, match=f"some: no complete record at byte {66 * (length > 66)} of "):
             record_offsets(file)
 
 
@@ -170,9 +170,9 @@ def test_an_error_names_a_file_that_ends_within_a_record(tmp_path: Path):
 def test_a_forged_length_does_not_allocate(tmp_path: Path, length: int):
     """The checksum of the header is right, so TensorFlow would allocate as many bytes."""
     (tmp_path / "some").write_bytes(header(length) + b"x" * 120)
-    with pytest.raises(InputError, match="some: no whole record at byte 0"):
+    with pytest.raises(InputError, match="some: no complete record at byte 0"):
         record_offsets(tmp_path / "some")
-    with pytest.raises(InputError, match="some: no whole record at byte 0"):
+    with pytest.raises(InputError, match="some: no complete record at byte 0"):
         RecordFiles(tmp_path).read(b"some", 0)
 
 
@@ -183,7 +183,7 @@ def test_the_checksum_of_these_tests_is_that_of_the_writer(tmp_path: Path):
 FAULTS = {
     "checksum of the image": (lambda at: at + 60, b"\xff\xfe\xfd", "damaged, its checksum is wrong"),
     "header": (lambda at: at + 9, b"\x00\x00\x00", "damaged, its checksum is wrong"),
-    "length": (lambda at: at, b"\xff" * 8, "no whole record at byte"),
+    "length": (lambda at: at, b"\xff" * 8, "no complete record at byte"),
 }
 
 

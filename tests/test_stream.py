@@ -529,7 +529,7 @@ def test_bad_arguments_are_refused_at_once(table: ExampleTable, seed: int, image
 
 
 def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
-    with pytest.raises(InputError, match="an order of 12 examples for 11"):
+    with pytest.raises(InputError, match="an order of 12 examples, but the data set has 11"):
         table.eval_batches(EvalOrder(12, 6), DATA)
     with pytest.raises(InputError, match="data.resize=23: validation crops data.image_size=24 pixels"):
         table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), DataConfig(image_size=24, resize=23))

@@ -260,7 +260,7 @@ def test_a_set_is_found_by_its_version_or_its_config(prepared: Path, tmp_path: P
 def test_an_error_for_an_unprepared_set_gives_the_command_that_prepares_it(prepared: Path, tmp_path: Path):
     home = prepared / "tfrecord"
     message = fault("tiny_grey", "train", home)
-    assert message.startswith(f"{home}: no prepared set 'tiny_grey', did you mean 'tiny_gray'?")
+    assert message.startswith(f"{home}: no prepared data set 'tiny_grey', did you mean 'tiny_gray'?")
     assert "prepared there: tiny_color, tiny_gray, tiny_photos" in message
     assert message.endswith(f"tfds.builder('tiny_grey', data_dir='{home}').download_and_prepare()\"")
     assert "prepared there: tiny_color:1.0.0" in fault("tiny_gray:2.0.0", "train", home)
@@ -344,12 +344,14 @@ def test_an_error_names_a_label_that_overflows_32_bits(prepared: Path, tmp_path:
 
 def test_an_error_names_a_missing_split(tmp_path: Path):
     root = prepare(OnlyTrain, tmp_path)
-    assert fault("only_train", "val", tmp_path).startswith(f"{root}: no split validation or test; the set has: train;")
+    assert fault("only_train", "val", tmp_path).startswith(
+        f"{root}: no split validation or test; the data set has: train;"
+    )
 
 
 def test_an_error_names_a_damaged_description(copy: Path):
     (shards_of(copy)[0].parent / "features.json").write_text("{")
-    assert fault("tiny_gray", "train", copy).startswith(f"{copy}: the set 'tiny_gray' cannot be opened (")
+    assert fault("tiny_gray", "train", copy).startswith(f"{copy}: the data set 'tiny_gray' cannot be opened (")
 
 
 def test_the_second_opening_reads_no_record(copy: Path):
@@ -427,7 +429,7 @@ def test_an_error_names_a_shard_cut_between_two_records(prepared: Path, tmp_path
     assert table.offset is not None
     with shard.open("r+b") as file:
         file.truncate(int(table.offset[2]))
-    assert fault("tiny_gray", "train", tmp_path).startswith(f"{shard}: 2 records, where the set's description has 8")
+    assert fault("tiny_gray", "train", tmp_path).startswith(f"{shard}: 2 records, but the data set's description has 8")
 
 
 @pytest.mark.slow

@@ -45,8 +45,8 @@ class CheckpointConfig:
     keep: Period = 2
     """Number of recent checkpoints to keep."""
     best: str = "val top1"
-    """Metric that selects the best checkpoint, also for `train.stop_after`: "val" and a metric, such as "val loss", or
-    "val_ema" and a metric, for the averaged parameters (`train.ema`)."""
+    """Metric that selects the best checkpoint, and that `train.stop_after` watches. Write "val" and a metric, such as
+    "val loss"; or "val_ema" and a metric, for the averaged parameters (`train.ema`)."""
     best_is: Literal["min", "max"] | None = None
     """Whether a lower ("min") or a higher ("max") value of that metric is better. If None, lower for the loss and the
     calibration error, higher for all other metrics."""

@@ -60,7 +60,7 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
         names = _read_array(path, _NAMES, array_names)
         if names.ndim != 1 or names.dtype.kind != "U":
             raise InputError(
-                f"{_array_place(path, _NAMES)}: {names.dtype} of shape {names.shape}: give strings, one a class"
+                f"{_array_place(path, _NAMES)}: {names.dtype} of shape {names.shape}: give strings, one per class"
             )
         names = tuple(map(str, names))
         check_names(names, lambda place: f"{_array_place(path, _NAMES)}[{place}]")

@@ -30,9 +30,9 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
     if len(lone):
         example = table.name(int(np.flatnonzero(labels == lone[0])[0]))
         raise InputError(
-            f"{where}: class {show(table.class_ids[lone[0]])} has one example, {example}, and ",
+            f"{where}: class {show(table.class_ids[lone[0]])} has only one example, {example}, but ",
             Key("data.val_share", share, f"{share:g}"),
-            " holds out at least one of each class and leaves one to train",
+            " needs two of each class: one to hold out and one to train",
             advice="add examples, or leave the class out",
         )
     # Examples without a label stay in the training split, where `check_labelled` raises an error about them.
