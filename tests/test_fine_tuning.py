@@ -304,7 +304,7 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
         ({"unfreeze": ["layer5=1 step"]}, "unfreeze: no layer's name begins with 'layer5'"),
         ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "unfreeze: 'fc' is frozen by freeze=fc"),
         ({"rate_factors": ["fc=-1"]}, "rate_factors: fc=-1.0: expected 0 to 1,000,000"),
-        ({"rate_factors": ["fc=1", "fc=2"]}, "rate_factors: 'fc' has two values, 1 and 2; give one"),
+        ({"rate_factors": ["fc=1", "fc=2"]}, "rate_factors: 'fc' has two values, 1 and 2; give only one"),
         ({"rate_factors": ["layer1.0=1", "layer1_0=2"]}, "rate_factors: 'layer1_0' has two values, 1 and 2"),
         (
             {"rate_factors": "fc=2", "freeze": "fc"},
@@ -318,10 +318,10 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
         ({"groups": ["fc:rate=-1"]}, "groups: fc:rate=-1.0: expected 0 to 1,000,000"),
         ({"groups": ["fc:decay=200"]}, "groups: fc:decay=200.0: expected 0 to 100"),
         ({"groups": ["fc:frozen=yes"]}, "groups: fc:frozen='yes': expected true; leave it out for a trained layer"),
-        ({"groups": "fc:rate=2,fc:rate=3"}, "groups: 'fc' has two values, 2 and 3; give one"),
+        ({"groups": "fc:rate=2,fc:rate=3"}, "groups: 'fc' has two values, 2 and 3; give only one"),
         (
             {"groups": "layer1.0:rate=2", "rate_factors": "layer1_0=3"},
-            "groups: layer1.0:rate=2, and rate_factors has layer1_0=3; give one",
+            "groups: layer1.0:rate=2, but rate_factors has layer1_0=3; give only one",
         ),
         ({"groups": "fc:decay=0"}, "groups: fc:decay=0: optimizer gives an object, which has its own decay; leave it"),
         ({"groups": "head:rate=2"}, "groups: no layer's name begins with 'head'"),

@@ -187,7 +187,7 @@ def test_a_color_tiff_of_sixteen_bits_is_rejected_instead_of_reduced():
         Exception, match="a TIFF with colors of 16 bits, of which only the upper 8 can be read; save it as PNG"
     ):
         decode_train(data, 3, 16)
-    with pytest.raises(InputError, match="^colors of 16 bits"):
+    with pytest.raises(InputError, match="^a TIFF with colors of 16 bits"):
         decode.check_decoding(data, PixelFormat(3, 16))
     np.testing.assert_array_equal(decode_train(encode_rgb16_png(rgb), 3, 16), rgb)
 

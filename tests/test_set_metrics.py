@@ -280,7 +280,7 @@ def test_two_metrics_of_one_name_raise_a_one_line_error():
         (Text(), r"metrics: mine: fails for logits float32\[9, 4\] and labels int32\[9\]: AttributeError: 'str'"),
         (Nothing(), r"metrics: mine: fails for logits float32\[9, 4\] .*: ValueError: no such thing"),
         (Loss(), "metrics: mine: 'loss' cannot be the name of a metric; give another"),
-        (Both(), "metrics: mine: a metric over a set has finish and either sums or examples; give one of the two"),
+        (Both(), "metrics: mine: a metric over a set needs finish and either sums or examples; give one of the two"),
     ],
 )
 def test_an_invalid_metric_over_a_set_raises_a_one_line_error(metric, message):

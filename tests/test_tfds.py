@@ -317,7 +317,7 @@ def test_an_error_names_a_set_that_is_no_image_classification(tmp_path: Path):
     ):
         root = prepare(builder, tmp_path)
         message = fault(builder.name, "train", tmp_path)
-        assert message.startswith(f"{root}: not a set of images") and f"its features are {features};" in message
+        assert message.startswith(f"{root}: not a data set of images") and f"its features are {features};" in message
 
 
 @pytest.mark.parametrize("file_format", FORMATS)

@@ -22,14 +22,14 @@ class End:
         code: 0 after success; the exit code of the first process that failed, or 128 plus its signal; 75 if the
             processes saved and stopped on request.
         cause: the process that failed, with its exit code; or the signal that the launcher received.
-        asked: whether the launcher received a signal.
-        quits: whether the user's code called exit in a process; a restart would then end in the same way.
+        stop_requested: whether the launcher received a signal.
+        user_exit: whether the user's code called exit in a process; a restart would then end in the same way.
     """
 
     code: int
     cause: str
-    asked: bool = False
-    quits: bool = False
+    stop_requested: bool = False
+    user_exit: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ def decide(
     """
     if all(end.code == 0 for end in ends.values()):
         return 0
-    leaving = [machine for machine, end in ends.items() if end.asked]
+    leaving = [machine for machine, end in ends.items() if end.stop_requested]
     code = PREEMPTED if failure is None else failure.code
-    if code == BAD_INPUT or any(end.quits for end in ends.values()) or (leaving and (0 in leaving or not elastic)):
+    if code == BAD_INPUT or any(end.user_exit for end in ends.values()) or (leaving and (0 in leaving or not elastic)):
         return code
     if leaving:
         names = " and ".join(f"machine {machine}" for machine in sorted(leaving))

@@ -81,8 +81,8 @@ def _array_names(path: Path) -> list[str]:
         return sorted(file.stem for file in path.glob("*.npy"))
     with as_input_errors(path), zipfile.ZipFile(path) as archive:
         names = sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
-        if twice := [name for name, following in pairwise(names) if name == following]:
-            raise InputError(f"two arrays {twice[0]!r}; save it again, with each array once")
+        if repeated := [name for name, following in pairwise(names) if name == following]:
+            raise InputError(f"two arrays {repeated[0]!r}; save it again, with each array once")
         return names
 
 
