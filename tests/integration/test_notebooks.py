@@ -57,13 +57,13 @@ def execute(notebook: nbformat.NotebookNode, more: str = "") -> nbformat.Noteboo
 
 
 def outputs(notebook: nbformat.NotebookNode, source: str, kind: str) -> list:
-    """Return the outputs of type `kind` from the one cell that contains `source`."""
+    """Return the outputs of one kind of the only cell that contains `source`."""
     (cell,) = [cell for cell in notebook.cells if cell.cell_type == "code" and source in cell.source]
     return [output for output in cell.outputs if output.output_type == kind]
 
 
 def shown(notebook: nbformat.NotebookNode, source: str, mime: str = "text/plain") -> str:
-    """Return the value of the one cell that contains `source`."""
+    """Return the value of the only cell that contains `source`."""
     (value,) = outputs(notebook, source, "execute_result")
     return value["data"][mime]
 
