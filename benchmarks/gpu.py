@@ -31,7 +31,7 @@ Parts, in this order:
   whose losses are compared, and 10 more.
 - rounds: both contenders alternate, each at its best batch, PyTorch in its best mode.
 - levers: changes that could make the step faster, one by one, for that network and a ResNet-18 at 32 pixels
-  (`rivals/contenders/jax_levers.py`).
+  (`rivals/contenders/jax_variants.py`).
 - trace: the kernels that take most of a step, and of a run on CIFAR-10.
 - cifar: `--recipe` to its end, `--seeds` times in one process, and as many runs of `--airbench`, a script of
   github.com/KellerJordan/cifar10-airbench, on the same pixels (`rivals/contenders/jax_cifar.py` describes the
@@ -82,7 +82,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="an interpreter with torch")
     parser.add_argument("--batches", nargs="+", type=int, help="batch sizes to try")
     parser.add_argument("--modes", nargs="+", choices=MODES, help="modes of torch to try")
-    parser.add_argument("--rounds", type=int, help="starts of each contender, and turns of each lever")
+    parser.add_argument("--rounds", type=int, help="starts of each contender, and turns of each variant of the step")
     parser.add_argument("--steps", type=int, help="steps in a turn")
     parser.add_argument(
         "--cifar", type=Path, metavar="DATA", help="a packed file, or any data.path that needs no TensorFlow"

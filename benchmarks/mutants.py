@@ -123,7 +123,8 @@ def _pytest(tree: Path, words: Sequence[str], printed: str) -> None:
         del sys.modules[name]
     sys.path[:0] = [str(tree)]
     os.environ["PYTHONPATH"] = str(tree)
-    # Python recognizes compiled files by second and size, which two mutants of a file may share.
+    # Python matches a compiled file to its source by modification time in seconds and by size, which two mutants of a
+    # file may share.
     sys.dont_write_bytecode = True
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     # More examples than usual, so that a mutant is not killed by luck.

@@ -27,7 +27,7 @@ from jaxddp.core.message import format_option
 from jaxddp.core.ranges import Range
 from jaxddp.keys import SHORT
 from jaxddp.overrides import flatten, plain
-from jaxddp.training.checkpoints.run_identity import FREE
+from jaxddp.training.checkpoints.run_identity import MAY_CHANGE
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/keys.md", "docs/recipes.md", "docs/runs.md", "docs/design.md")
@@ -142,7 +142,7 @@ def choice_table() -> str:
 def changeable_keys() -> str:
     """Return the list of keys that a resumed run may change. `parallel` is one entry with exceptions."""
     keys = flatten(Config().to_dict()).keys()
-    free, fixed = sorted(FREE & keys), [key for key in keys - FREE if key.startswith("parallel.")]
+    free, fixed = sorted(MAY_CHANGE & keys), [key for key in keys - MAY_CHANGE if key.startswith("parallel.")]
     listed = [f"`{key}`" for key in free if not key.startswith("parallel.")]
     text = ", ".join([*listed, f"and `parallel.*` except {', '.join(f'`{key}`' for key in sorted(fixed))}."])
     return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
@@ -161,26 +161,26 @@ def private_name_table() -> str:
 
 
 def package_table() -> str:
-    """Return a table of the folders and modules of the package with their docstrings, by floor."""
+    """Return a table of the folders and modules of the package with their docstrings, by layer."""
     rows = []
-    for floor, place in sorted(_floors(), reverse=True):
+    for layer, place in sorted(_layers(), reverse=True):
         folders = sorted(ROOT.glob(f"jaxddp/{place}/**/__init__.py"))
         for file in folders or [*ROOT.glob(f"jaxddp/{place}.py")]:
             path = file.parent if folders else file
             docstring = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0]
             name = f"{path.relative_to(ROOT)}{'/' if folders else ''}"
-            rows.append(f"| {floor} | `{name}` | {' '.join(docstring.split())} |")
-    return "\n".join(["| floor | folder or module | purpose |", "|---|---|---|", *rows, ""])
+            rows.append(f"| {layer} | `{name}` | {' '.join(docstring.split())} |")
+    return "\n".join(["| layer | folder or module | purpose |", "|---|---|---|", *rows, ""])
 
 
-def _floors() -> Iterator[tuple[int, str]]:
-    """Yield (floor, path) for each folder and module, from `tests/test_architecture.py`."""
+def _layers() -> Iterator[tuple[int, str]]:
+    """Yield (layer, path) for each folder and module, from `tests/test_architecture.py`."""
     for node in ast.walk(ast.parse((ROOT / "tests/test_architecture.py").read_text())):
         match node:
             case ast.Call(
-                func=ast.Name(id="Room"), args=[ast.Constant(value=int(floor)), ast.Constant(value=str(places)), *_]
+                func=ast.Name(id="Group"), args=[ast.Constant(value=int(layer)), ast.Constant(value=str(places)), *_]
             ):
-                yield from ((floor, place) for place in places.split() if place not in ("configs", "__init__"))
+                yield from ((layer, place) for place in places.split() if place not in ("configs", "__init__"))
 
 
 def short_form_table() -> str:

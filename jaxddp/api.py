@@ -170,7 +170,7 @@ def prepare_training(
         data: the preprocessing of images. By default, arrays are only normalized, and files get random-area
             crops of 224 pixels and horizontal flips.
         seed: seed of the initial parameters, the order of examples, augmentation and dropout.
-        metrics: metrics beside the loss, top-1 and top-5: functions (logits float[B, K], labels int32[B]) -> float[B].
+        metrics: metrics besides the loss, top-1 and top-5: functions (logits float[B, K], labels int32[B]) -> float[B].
         augmentation: a function (key, image float32[H, W, C]) -> image, which runs on the device after the
             augmentation of `data`.
         initialize: a function of the initial (params, model_state) that returns new ones, before weights are loaded.
@@ -244,7 +244,7 @@ def train(
         evaluators: functions of a state that return a dict of further metrics. They also get the averaged parameters.
         workdir: folder of checkpoints and metrics.jsonl. An interrupted run is resumed there; an ended run is
             only returned. Another model, loss, optimizer or data is an error. SIGTERM makes the run save and stop.
-        log_to: names of loggers beside metrics.jsonl, as in a config's `log.to`. They need a workdir.
+        log_to: names of loggers in addition to metrics.jsonl, as in a config's `log.to`. They need a workdir.
         log_project, log_name, log_config: project, name and further values (a dict) for "wandb" and "mlflow".
         log_every, eval_every, save_every: how often to log, validate and save: "50 steps", "1 epoch" or "10%".
         check_every: how often to compare the states of all devices, also before each checkpoint; "0 steps": never.

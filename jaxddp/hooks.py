@@ -26,7 +26,7 @@ HOOKS = {
     "get_parts": "config, steps",
     "get_listeners": "config, workdir",
 }
-"""The hooks that a recipe file can define beside `get_config()`, and their arguments."""
+"""The hooks that a recipe file can define in addition to `get_config()`, and their arguments."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from jaxddp.optimizers.decay import decay_mask
 
 def train(args: argparse.Namespace) -> None:
     """Train the network. Every process trains on its slice of each batch."""
+    # Tables of examples, from the *_solution.csv files.
     table = jaxddp.train_solutions(args.data, classes=args.classes)
     val = jaxddp.val_solutions(args.data, classes=args.classes)
     # The ImageNet stem halves the resolution twice before the first block, which is too much for small images.

@@ -4,11 +4,12 @@
 #     HOSTS="host0 host1" launch/ssh.sh imagenet_resnet50 --data.path /data/imagenet --workdir /shared/runs/first
 #     HOSTS="host0 host1" LAUNCH="--gpus 4" launch/ssh.sh …       # further options of `jaxddp launch`
 #     HOSTS="host0 host1" LAUNCH="--restarts 3" launch/ssh.sh …   # restarts a failed job up to 3 times
-#     HOSTS="host0 host1" NODES=1:2 launch/ssh.sh …               # continues on one machine, see docs/scaling.md
+#     HOSTS="host0 host1" NODES=1:2 launch/ssh.sh …               # continues on one machine if the other fails
 #
 # HOSTS are the names of the machines. ssh must connect to them without a password. PORT must be free on the first
 # machine, and reachable from the other machines. The machines must share the work directory. If JAXDDP_JOB_KEY is
-# set to the same value on all machines, only processes with this key can join the job.
+# set to the same value on all machines, only processes with this key can join the job. docs/scaling.md
+# explains the options, such as NODES.
 set -euo pipefail
 
 read -ra hosts <<<"${HOSTS:-}"

@@ -168,8 +168,8 @@ def test_adapted_models_work_in_shard_map(library):
         on_one_device = jax.jit(functools.partial(loss_and_gradients, model), static_argnums=4)
         (loss, (_, _)), gradients = on_one_device(params, state, images, labels, False)
         assert_close(on_four_devices(False), (loss, gradients, state))
-        # In training each device computes the statistics of its shard. Their average has the mean of the whole batch,
-        # but not its variance.
+        # In training each device computes the statistics of its shard. The averaged means equal the mean of the whole
+        # batch; the averaged variances do not equal its variance.
         _, (_, updated) = on_one_device(params, state, images, labels, True)[0]
         for (path, sharded), whole in zip(
             jax.tree_util.tree_leaves_with_path(on_four_devices(True)[2]), jax.tree.leaves(updated), strict=True

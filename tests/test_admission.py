@@ -75,7 +75,7 @@ class TwoProcesses:
 
 
 @pytest.mark.parametrize("key", ["", "secret"])
-def test_strangers_end_no_job_before_or_after_its_start(key, monkeypatch):
+def test_unknown_clients_cannot_end_a_job_before_or_after_its_start(key, monkeypatch):
     # Connections are served concurrently, so a silent connection does not delay the start. The time limit for a silent
     # connection is private, because users have no reason to change it.
     monkeypatch.setattr("jaxddp.wire.admission._HELLO_SECONDS", 600.0)
@@ -202,7 +202,7 @@ def test_a_process_that_rejoins_while_the_job_ends_is_rejected_with_exit_code_1(
         plane.leave()
 
 
-def test_processes_at_different_exchanges_are_named():
+def test_an_error_names_processes_at_different_exchanges():
     job = TwoProcesses()
     job.second = job.plane(1)
     first = job.pool.submit(job.first.result(20).decide, "seed", "0", ",".join, 20)

@@ -16,7 +16,7 @@ def test_the_sums_of_the_all_reduce_equal_those_of_numpy(devices):
     allreduce.check_sum(topology, total)
 
 
-def test_ring_bandwidth_is_the_bytes_over_a_link_per_second():
+def test_ring_bandwidth_is_the_bytes_per_second_through_a_link():
     assert allreduce.bus_bandwidth(1, 1000, 1.0) == 0
     assert allreduce.bus_bandwidth(2, 1000, 0.5) == 2000
     assert allreduce.bus_bandwidth(8, 800, 1.0) == 1400

@@ -569,7 +569,7 @@ def test_a_run_trains_and_evaluates_on_a_custom_source(cache, tmp_path):
         ({"model": 3}, "int"),
     ],
 )
-def test_a_bad_argument_of_prepare_training_is_named(arguments, expected):
+def test_an_error_names_a_bad_argument_of_prepare_training(arguments, expected):
     all_arguments = {"model": LinenDense(), "devices": 1, "batch_size_per_device": 2, **arguments}
     with pytest.raises(InputError, match=expected):
         prepare_training(

@@ -1,6 +1,6 @@
 """The architecture: the modules and libraries that a module may import, queries of JAX's devices, and lengths.
 
-The package is arranged in floors: a module imports only from floors below its own. `HOUSE` lists the floors.
+The package is arranged in layers: a module imports only from layers below its own. `LAYERS` lists the layers.
 
 Every rule is a function of a file's path and source that returns the violations. Tests show that each rule finds a
 violation in `BAD` code and none in `GOOD` code. `import_cycles` is the only rule about all files together.
@@ -24,51 +24,51 @@ MODULE_LINES, FUNCTION_LINES = 300, 70
 
 
 @dataclass(frozen=True)
-class Room:
-    """Modules and packages of a floor that may import each other, and the libraries they may import beside NumPy."""
+class Group:
+    """Modules and packages of a layer that may import each other, and the libraries they may import besides NumPy."""
 
-    floor: int
+    layer: int
     modules: str
     libraries: str = ""
 
 
-HOUSE = (
-    Room(0, "core"),
-    Room(
+LAYERS = (
+    Group(0, "core"),
+    Group(
         1,
         "batch_statistics choices config hooks keys overrides recipe_file recipe_sources registry sections weight_init",
     ),
-    Room(2, "mesh", "jax"),
-    Room(2, "data"),
-    Room(3, "models platforms", "jax flax"),
-    Room(3, "losses metrics", "jax optax"),
-    Room(3, "optimizers schedules", "jax optax"),
-    Room(3, "augment", "jax"),
-    Room(3, "measure", "jax"),
-    Room(4, "engine", "jax flax optax"),
-    Room(4, "weights"),
-    Room(5, "configs"),
-    Room(5, "training", "jax"),
-    Room(5, "wire"),
+    Group(2, "mesh", "jax"),
+    Group(2, "data"),
+    Group(3, "models platforms", "jax flax"),
+    Group(3, "losses metrics", "jax optax"),
+    Group(3, "optimizers schedules", "jax optax"),
+    Group(3, "augment", "jax"),
+    Group(3, "measure", "jax"),
+    Group(4, "engine", "jax flax optax"),
+    Group(4, "weights"),
+    Group(5, "configs"),
+    Group(5, "training", "jax"),
+    Group(5, "wire"),
     # training/ receives the other processes of a job as an argument from setup/, which joins the job.
-    Room(6, "job", "jax"),
-    Room(6, "recipe", "jax optax"),
-    Room(7, "workdir", "jax"),
-    Room(8, "setup", "jax optax"),
-    Room(9, "inference", "jax"),
-    Room(10, "objectives", "jax"),
-    Room(10, "tasks", "jax"),
-    Room(11, "notebook", "jax optax"),
-    Room(12, "api __init__", "jax optax"),
-    Room(12, "cluster"),
-    Room(12, "curate"),
-    Room(12, "reports"),
-    Room(13, "cli command_line commands __main__", "tyro rich"),
+    Group(6, "job", "jax"),
+    Group(6, "recipe", "jax optax"),
+    Group(7, "workdir", "jax"),
+    Group(8, "setup", "jax optax"),
+    Group(9, "inference", "jax"),
+    Group(10, "objectives", "jax"),
+    Group(10, "tasks", "jax"),
+    Group(11, "notebook", "jax optax"),
+    Group(12, "api __init__", "jax optax"),
+    Group(12, "cluster"),
+    Group(12, "curate"),
+    Group(12, "reports"),
+    Group(13, "cli command_line commands __main__", "tyro rich"),
 )
-ROOMS = {place: room for room in HOUSE for place in room.modules.split()}
+GROUPS = {place: group for group in LAYERS for place in group.modules.split()}
 PACKAGE_INIT = "__init__"
 
-# Libraries that only this file may import, beside the libraries of its room.
+# Libraries that only this file may import, besides the libraries of its group.
 FILE_LIBRARIES = {
     "configs/cifar10_fast.py": "jax optax",
     "configs/cifar10_fast_sgd.py": "jax optax",
@@ -151,34 +151,36 @@ def imports(path: str, source: str) -> Iterator[tuple[int, str]]:
 
 
 def module_of(path: str) -> str:
-    """Return the entry of `HOUSE` for a path: "engine" for jaxddp/engine/step.py, "configs" for configs/digits.py."""
+    """Return the entry of `LAYERS` for a path: "engine" for jaxddp/engine/step.py, "configs" for configs/digits.py."""
     folder, _, inside = path.partition("/")
     return folder if folder == "configs" else inside.split("/")[0].removesuffix(".py")
 
 
-def floor_order(path: str, source: str) -> list[str]:
-    """Check that a module imports only from floors below its own and from its own room."""
-    room = ROOMS.get(module_of(path))
-    if room is None:
-        return [f"{path}: {module_of(path)!r} has no floor; give it a room in HOUSE"]
+def layer_order(path: str, source: str) -> list[str]:
+    """Check that a module imports only from layers below its own and from its own group."""
+    group = GROUPS.get(module_of(path))
+    if group is None:
+        return [f"{path}: {module_of(path)!r} has no layer; give it a group in LAYERS"]
     violations = []
     for line, name in imports(path, source):
         library, _, module = name.partition(".")
         if library != "jaxddp":
             continue
         # `import jaxddp` and `from jaxddp import train` import jaxddp/__init__.py.
-        imported_room = ROOMS.get(module.split(".")[0], ROOMS[PACKAGE_INIT])
-        if imported_room is not room and imported_room.floor >= room.floor:
-            violations.append(f"{path}:{line}: {name} is on floor {imported_room.floor}, not below floor {room.floor}")
+        imported_group = GROUPS.get(module.split(".")[0], GROUPS[PACKAGE_INIT])
+        if imported_group is not group and imported_group.layer >= group.layer:
+            violations.append(
+                f"{path}:{line}: {name} is in layer {imported_group.layer}, not below layer {group.layer}"
+            )
     return violations
 
 
 def allowed_libraries(path: str, source: str) -> list[str]:
-    """Check that a module imports only the libraries of its room and of its entry in `FILE_LIBRARIES`."""
-    allowed = {"jaxddp", "numpy"} | {*ROOMS[module_of(path)].libraries.split(), *FILE_LIBRARIES.get(path, "").split()}
+    """Check that a module imports only the libraries of its group and of its entry in `FILE_LIBRARIES`."""
+    allowed = {"jaxddp", "numpy"} | {*GROUPS[module_of(path)].libraries.split(), *FILE_LIBRARIES.get(path, "").split()}
     names = ((line, name.partition(".")[0]) for line, name in imports(path, source))
     return [
-        f"{path}:{line}: {name} is not a library of this room"
+        f"{path}:{line}: {name} is not a library of this group"
         for line, name in names
         if name not in sys.stdlib_module_names and name not in allowed
     ]
@@ -283,7 +285,7 @@ def module_names(path: str) -> list[str]:
 
 
 RULES: dict[Rule, tuple[str, ...]] = {
-    floor_order: ("jaxddp", "configs"),
+    layer_order: ("jaxddp", "configs"),
     allowed_libraries: ("jaxddp", "configs"),
     imports_by_string: ("jaxddp", "configs"),
     device_queries: ("jaxddp", "configs"),
@@ -294,27 +296,27 @@ RULES: dict[Rule, tuple[str, ...]] = {
 
 LONG_FUNCTION = "def f():\n" + "    x = 1\n" * (FUNCTION_LINES - 1)
 BAD = [
-    (floor_order, "jaxddp/engine/step.py", "from jaxddp.training.loop import fit"),
-    (floor_order, "jaxddp/engine/step.py", "def f():\n    import jaxddp.api"),
-    (floor_order, "jaxddp/engine/step.py", "from jaxddp import tasks"),
-    (floor_order, "jaxddp/engine/step.py", "import jaxddp"),
-    (floor_order, "jaxddp/engine/step.py", "from jaxddp import train"),
-    (floor_order, "jaxddp/engine/step.py", "from ..training import loop"),
-    (floor_order, "jaxddp/engine/step.py", "from ..training.loop import fit"),
-    (floor_order, "jaxddp/models/resnet.py", "from jaxddp.engine.state import TrainState"),
-    (floor_order, "jaxddp/mesh.py", "from jaxddp.models.resnet import resnet"),
-    (floor_order, "jaxddp/core/errors.py", "from jaxddp.sections.goal import Goal"),
-    (floor_order, "jaxddp/data/opening.py", "from jaxddp.job.membership import peers"),
-    (floor_order, "jaxddp/training/loop.py", "from jaxddp.job.membership import peers"),
-    (floor_order, "jaxddp/training/listeners/history.py", "def f():\n    import jaxddp.job.membership as membership"),
-    (floor_order, "jaxddp/recipe/fine_tuning.py", "from jaxddp.job import membership"),
-    (floor_order, "jaxddp/job/control_plane.py", "from jaxddp.workdir.session import session"),
-    (floor_order, "jaxddp/training/loop.py", "from jaxddp.setup.prepare import prepare"),
-    (floor_order, "jaxddp/recipe/recipe.py", "class A:\n    def f(self):\n        from jaxddp.cli import main"),
-    (floor_order, "jaxddp/cluster/launcher.py", "from jaxddp.api import train"),
-    (floor_order, "jaxddp/api.py", "from jaxddp.cluster.doctor.checklist import rows"),
-    (floor_order, "jaxddp/new.py", "x = 1"),
-    (floor_order, "configs/digits.py", "from jaxddp.training.loop import fit"),
+    (layer_order, "jaxddp/engine/step.py", "from jaxddp.training.loop import fit"),
+    (layer_order, "jaxddp/engine/step.py", "def f():\n    import jaxddp.api"),
+    (layer_order, "jaxddp/engine/step.py", "from jaxddp import tasks"),
+    (layer_order, "jaxddp/engine/step.py", "import jaxddp"),
+    (layer_order, "jaxddp/engine/step.py", "from jaxddp import train"),
+    (layer_order, "jaxddp/engine/step.py", "from ..training import loop"),
+    (layer_order, "jaxddp/engine/step.py", "from ..training.loop import fit"),
+    (layer_order, "jaxddp/models/resnet.py", "from jaxddp.engine.state import TrainState"),
+    (layer_order, "jaxddp/mesh.py", "from jaxddp.models.resnet import resnet"),
+    (layer_order, "jaxddp/core/errors.py", "from jaxddp.sections.goal import Goal"),
+    (layer_order, "jaxddp/data/opening.py", "from jaxddp.job.membership import peers"),
+    (layer_order, "jaxddp/training/loop.py", "from jaxddp.job.membership import peers"),
+    (layer_order, "jaxddp/training/listeners/history.py", "def f():\n    import jaxddp.job.membership as membership"),
+    (layer_order, "jaxddp/recipe/fine_tuning.py", "from jaxddp.job import membership"),
+    (layer_order, "jaxddp/job/control_plane.py", "from jaxddp.workdir.session import session"),
+    (layer_order, "jaxddp/training/loop.py", "from jaxddp.setup.prepare import prepare"),
+    (layer_order, "jaxddp/recipe/recipe.py", "class A:\n    def f(self):\n        from jaxddp.cli import main"),
+    (layer_order, "jaxddp/cluster/launcher.py", "from jaxddp.api import train"),
+    (layer_order, "jaxddp/api.py", "from jaxddp.cluster.doctor.checklist import rows"),
+    (layer_order, "jaxddp/new.py", "x = 1"),
+    (layer_order, "configs/digits.py", "from jaxddp.training.loop import fit"),
     (allowed_libraries, "jaxddp/config.py", "import jax"),
     (allowed_libraries, "jaxddp/data/table.py", "import pandas"),
     (allowed_libraries, "jaxddp/data/stream/pipeline.py", "def f():\n    import tensorflow as tf"),
@@ -358,18 +360,18 @@ BAD = [
     (shared_test_code, "tests/small.py", "x = 1"),
 ]
 GOOD = [
-    (floor_order, "jaxddp/engine/step.py", "from jaxddp.mesh import Topology\nfrom jaxddp.engine import state"),
-    (floor_order, "jaxddp/engine/step.py", "from . import state\nfrom ..core.errors import InputError"),
-    (floor_order, "jaxddp/config.py", "from jaxddp.core.duration import Duration"),
+    (layer_order, "jaxddp/engine/step.py", "from jaxddp.mesh import Topology\nfrom jaxddp.engine import state"),
+    (layer_order, "jaxddp/engine/step.py", "from . import state\nfrom ..core.errors import InputError"),
+    (layer_order, "jaxddp/config.py", "from jaxddp.core.duration import Duration"),
     (
-        floor_order,
+        layer_order,
         "jaxddp/training/loop.py",
         "from jaxddp.core.peers import Peers\nfrom jaxddp.core.phases import phase",
     ),
-    (floor_order, "jaxddp/setup/resources.py", "from jaxddp.job.membership import join"),
-    (floor_order, "jaxddp/cli.py", "from jaxddp import train"),
-    (floor_order, "jaxddp/__init__.py", "from jaxddp.api import train"),
-    (floor_order, "configs/digits.py", "from jaxddp.config import load"),
+    (layer_order, "jaxddp/setup/resources.py", "from jaxddp.job.membership import join"),
+    (layer_order, "jaxddp/cli.py", "from jaxddp import train"),
+    (layer_order, "jaxddp/__init__.py", "from jaxddp.api import train"),
+    (layer_order, "configs/digits.py", "from jaxddp.config import load"),
     (
         allowed_libraries,
         "jaxddp/data/stream/tensorflow_cpu.py",
@@ -456,10 +458,10 @@ def test_the_repository_follows_the_rule(rule):
     assert not violations, "\n".join(violations)
 
 
-def test_every_room_and_every_file_named_in_the_rules_exists():
+def test_every_group_and_every_file_named_in_the_rules_exists():
     """A rule about a module that no longer exists would check nothing."""
     modules = {module_of(file.relative_to(ROOT).as_posix()) for file in (ROOT / "jaxddp").rglob("*.py")} | {"configs"}
-    assert modules == set(ROOMS)
+    assert modules == set(GROUPS)
     assert [file for file in FILE_LIBRARIES if not (ROOT / file).is_file()] == []
 
 

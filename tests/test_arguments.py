@@ -403,8 +403,8 @@ def test_evaluate_rejects_its_other_invalid_arguments(setup, trained):
         ({"classes": 3}, "classes=3: expected text"),
         ({"path": "{}/pest"}, "{}/pest: no such directory or file, did you mean 'pets'?; check path"),
         ({}, "{}/pets: has no validation split; give val_share, such as 0.1 to hold out a tenth of each class"),
-        ({"val_share": 0.5}, "{}/pets: class 'cat' has one example, {}/pets/cat/0.png, and val_share=0.5 holds out at "
-         "least one of each class and leaves one to train; add examples, or leave the class out"),
+        ({"val_share": 0.5}, "{}/pets: class 'cat' has only one example, {}/pets/cat/0.png, but val_share=0.5 needs "
+         "two of each class: one to hold out and one to train; add examples, or leave the class out"),
     ],
 )  # fmt: skip
 def test_open_data_names_the_bad_argument(arguments, expected, tmp_path):

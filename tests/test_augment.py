@@ -356,7 +356,7 @@ def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = N
         ({"cutmix": -0.1}, "data.augment.cutmix=-0.1: expected 0 to 1,000"),
     ],
 )
-def test_a_value_out_of_bounds_is_named(augment, message):
+def test_an_error_names_a_value_out_of_bounds(augment, message):
     with pytest.raises(InputError, match=f"^{re.escape(message)}"):
         prepared(**augment)
 

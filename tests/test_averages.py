@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.data import AS_THEY_ARE, CLASSES, random_table
+from support.data import CLASSES, NO_AUGMENTATION, random_table
 from support.networks import largest_difference, linear_model
 from support.runs import setup_of
 from support.shared import sgd, shared
@@ -62,7 +62,7 @@ def test_the_average_in_a_step_equals_that_of_a_numpy_loop_on_one_and_on_four_de
     with jax.enable_x64(True):
         weight = np.random.default_rng(3).normal(size=(108, CLASSES)) * 0.1
         for devices in (1, 4):
-            setup = setup_of(linear_model(), sgd(0.1), TABLE, devices=devices, parts=parts, data=AS_THEY_ARE)
+            setup = setup_of(linear_model(), sgd(0.1), TABLE, devices=devices, parts=parts, data=NO_AUGMENTATION)
             # The weights are float64, as in NumPy.
             weights = [setup.topology.replicate({"weight": weight}) for _ in range(3)]
             slow_weights = {"params": weights[1], "model_state": setup.state.model_state}
@@ -219,7 +219,8 @@ def test_a_key_for_lookahead_adds_the_lookahead_part():
     assert largest_difference(*jax.device_get((states[0].params, states[0].parts["lookahead"]["params"]))) == 0
     setup = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=2, lookahead=3)
     with pytest.raises(
-        InputError, match="^lookahead: a run of 2 epochs ends with the slow weights, but the length is now 3"
+        InputError,
+        match="^lookahead: .* a run of 2 epochs, whose last step takes over the slow weights, but the length is now 3",
     ):
         jaxddp.train(softmax_cross_entropy, setup, epochs=3, listeners=())
 

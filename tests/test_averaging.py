@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from support import runs
-from support.cases import few
+from support.cases import essential_and_rare
 from support.data import CLASSES, random_batch, random_table
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of
 from support.shared import sgd
@@ -123,7 +123,7 @@ ORDER = [4, 0, 5, 2, 1, 3]
 
 
 @pytest.mark.parametrize("buckets", [1, 2, 3, 4, 50])
-@pytest.mark.parametrize("devices", few((2,), 1, 4))
+@pytest.mark.parametrize("devices", essential_and_rare((2,), 1, 4))
 def test_the_average_has_the_same_bits_in_any_number_of_buckets(devices, buckets):
     (grads, others), average, _ = averaged(devices, Averaging(buckets))
     jax.tree.map(np.testing.assert_array_equal, average, averaged(devices, Averaging())[1])
@@ -152,7 +152,7 @@ def test_separate_gradients_have_the_same_average_as_ravelled_ones(buckets, dtyp
 
 
 @pytest.mark.parametrize("buckets", [1, 3])
-@pytest.mark.parametrize("devices", few((2,), 4, 8))
+@pytest.mark.parametrize("devices", essential_and_rare((2,), 4, 8))
 def test_with_bfloat16_gradients_are_rounded_and_all_other_values_are_exact(devices, buckets):
     (grads, _), rounded, _ = averaged(devices, Averaging(buckets, "bfloat16"))
     _, exact, _ = averaged(devices, Averaging())
@@ -187,8 +187,8 @@ def after_a_step(devices: int, buckets: int):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("buckets", few((3, 8), 2))
-@pytest.mark.parametrize("devices", few((4,), 1, 2))
+@pytest.mark.parametrize("buckets", essential_and_rare((3, 8), 2))
+@pytest.mark.parametrize("devices", essential_and_rare((4,), 1, 2))
 def test_a_step_does_not_depend_on_the_number_of_buckets(devices, buckets):
     (state, sums), _ = after_a_step(devices, buckets)
     (one_bucket_state, one_bucket_sums), _ = after_a_step(devices, 1)
@@ -206,7 +206,7 @@ def test_a_step_does_not_depend_on_the_number_of_buckets(devices, buckets):
     assert np.abs(sums.values - one_device_sums.values).max() < 1e-9
 
 
-@pytest.mark.parametrize("buckets", few((1, 3, 8), 2))
+@pytest.mark.parametrize("buckets", essential_and_rare((1, 3, 8), 2))
 def test_the_optimizer_reads_the_parameters_behind_a_barrier(buckets):
     assert after_a_step(4, buckets)[1].count("stablehlo.optimization_barrier") == (buckets > 1)
 

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
-from support.cases import few, rarely
+from support.cases import essential_and_rare, rare_case
 
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.ops.batch_norm import BatchNorm
 
 FORMS = [(relu, residual) for relu in (False, True) for residual in (False, True)]
-TWO_FORMS = [(False, False), (True, True), rarely(False, True), rarely(True, False)]
+TWO_FORMS = [(False, False), (True, True), rare_case(False, True), rare_case(True, False)]
 # There is one shape of vectors and one of maps, because every operation is compiled for each new shape.
 VECTORS, MAPS = (16, 2), (8, 3, 2, 5)
 
@@ -122,7 +122,7 @@ def is_run_by_default(relu: bool, has_residual: bool, custom_gradient: bool, gro
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("relu", "has_residual", "custom_gradient", "group"),
-    [case if is_run_by_default(*case) else rarely(*case) for case in GROUPED],
+    [case if is_run_by_default(*case) else rare_case(*case) for case in GROUPED],
 )
 def test_each_group_is_normalized_as_flax_normalizes_it_alone(relu, has_residual, custom_gradient, group):
     with jax.enable_x64(True):
@@ -183,7 +183,7 @@ def test_in_bfloat16_statistics_and_gradients_of_parameters_stay_float32(relu, h
 @pytest.mark.parametrize("scale", [0.0, -1.0, 1.0])
 @pytest.mark.parametrize("bias", [0.0, -1.0, 1.0])
 @pytest.mark.parametrize("constant", [0.0, 0.25])
-@pytest.mark.parametrize("dtype", few(("float64",), "float32"))
+@pytest.mark.parametrize("dtype", essential_and_rare(("float64",), "float32"))
 def test_gradients_are_right_for_zero_and_negative_scales_and_constant_inputs(scale, bias, constant, dtype):
     """All pixels of the second channel are equal, so without a bias each input of its ReLU is 0."""
     with jax.enable_x64(dtype == "float64"):
@@ -226,7 +226,7 @@ def test_the_gradient_of_batch_norm_can_be_differentiated(relu, has_residual):
         assert_close(penalty(ours, variables), penalty(flax, flax_variables), 1e-8)
 
 
-@pytest.mark.parametrize("devices", few((2,), 4))
+@pytest.mark.parametrize("devices", essential_and_rare((2,), 4))
 @pytest.mark.parametrize("cast", [True, False])
 @pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
 def test_with_an_axis_name_the_shards_are_normalized_as_one_batch(devices, cast, relu, has_residual):

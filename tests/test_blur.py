@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import traverse_util
 from jax import lax
-from support.cases import few, rarely
+from support.cases import essential_and_rare, rare_case
 from support.data import CLASSES, random_batch
 from support.networks import fresh_state, largest_difference, objective_of, randomized
 from support.shared import sgd, topology_of
@@ -37,7 +37,7 @@ def blurred(images: np.ndarray, stride: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("sides", "stride"), [((9, 4), 1), ((7, 8), 2), ((1, 5), 3), rarely((1, 1), 1), rarely((8, 8), 2)]
+    ("sides", "stride"), [((9, 4), 1), ((7, 8), 2), ((1, 5), 3), rare_case((1, 1), 1), rare_case((8, 8), 2)]
 )
 def test_blur_convolves_with_the_binomial_filter_and_its_gradient_is_the_transpose(sides, stride):
     with jax.enable_x64(True):
@@ -56,7 +56,7 @@ def test_blur_convolves_with_the_binomial_filter_and_its_gradient_is_the_transpo
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("stride", few((2,), 1))
+@pytest.mark.parametrize("stride", essential_and_rare((2,), 1))
 def test_blur_rounds_only_once_in_half_precision(dtype, stride):
     rng = np.random.default_rng(0)
     images, cotangents = (jnp.asarray(rng.integers(-128, 129, (2, side, side, 3)), dtype) for side in (8, 8 // stride))

@@ -136,7 +136,8 @@ def test_an_unknown_name_raises_a_one_line_error(catalog):
 def test_a_catalog_that_cannot_be_read_raises_a_one_line_error(catalog, tmp_path):
     missing = tmp_path / "no.toml"
     assert error_line("x", missing) == (
-        f"{missing}: no such file; write it, name another in JAXDDP_DATASETS, or give --data.path instead of a name"
+        f"{missing}: no such file; create it, set JAXDDP_DATASETS to another catalog, "
+        "or give --data.path a path instead of a data set's name"
     )
     assert "cannot be read (a directory, not a regular file); give a readable TOML file" in error_line("x", tmp_path)
     catalog.write_bytes(b"[a]\npath = '\xff'\n")

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from support.cases import few
+from support.cases import essential_and_rare
 
 from jaxddp.data.stream.decode import eval_image
 from jaxddp.data.stream.windows import resize
@@ -73,7 +73,9 @@ EXHAUSTIVE_SIZES = [
 ]
 
 
-@pytest.mark.parametrize("size", few(DEFAULT_SIZES, *EXHAUSTIVE_SIZES), ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize(
+    "size", essential_and_rare(DEFAULT_SIZES, *EXHAUSTIVE_SIZES), ids=lambda size: f"{size[0]}x{size[1]}"
+)
 def test_evaluation_gives_the_pixels_of_torchvision(size: tuple[int, int]):
     differences = difference(encoded(photograph(*size), quality=92, subsampling=size[0] % 3))
     assert differences.mean() <= MEAN_BOUND

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.cases import few
+from support.cases import essential_and_rare
 from support.data import random_table, write_arrays
 from support.networks import largest_difference
 from support.runs import Recorder, train
@@ -219,7 +219,7 @@ def test_the_first_convolution_whitens_a_sample_of_the_training_images(data, mon
     np.testing.assert_array_equal(kernels[0], kernels[1])
 
 
-def test_another_network_raises_a_one_line_error(data, capfd):
+def test_a_recipe_with_the_wrong_network_raises_a_one_line_error(data, capfd):
     arguments = ["train", "cifar10_fast", "--data.path", str(data), "--workdir", str(data.parent / "w"), *SMALL]
     assert main([*arguments, "--model.name", "resnet10"]) == 2
     line = capfd.readouterr().err.splitlines()[-1]
@@ -258,7 +258,7 @@ def copy_of(setup):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", few(("cifar10_fast_sgd",), "cifar10_fast"))
+@pytest.mark.parametrize("name", essential_and_rare(("cifar10_fast_sgd",), "cifar10_fast"))
 def test_a_resumed_run_equals_an_uninterrupted_one_and_is_evaluated_from_its_config(name, data, tmp_path, capfd):
     """Stop a run of 8 steps after the fourth, and resume it bit for bit, including Lookahead's slow weights."""
 
@@ -296,7 +296,7 @@ class SendsSigterm:
 
 # The tests in `conformance/` compare networks and optimizers of every kind on different numbers of devices.
 @pytest.mark.ci
-@pytest.mark.parametrize("name", few(("cifar10_fast",), "cifar10_fast_sgd"))
+@pytest.mark.parametrize("name", essential_and_rare(("cifar10_fast",), "cifar10_fast_sgd"))
 def test_four_devices_with_sync_batch_norm_train_the_same_as_one(name, data):
     losses = []
     for devices in (1, 4):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.data import AS_THEY_ARE, random_table
+from support.data import NO_AUGMENTATION, random_table
 from support.faults import poisoned, spoil
 from support.networks import largest_difference, linear_model
 from support.runs import Records, setup_of, train
@@ -28,7 +28,7 @@ CLIP = 0.25
 
 
 def make_setup(parts, **more):
-    return setup_of(linear_model(), sgd(1.0), TABLE, parts=parts, data=AS_THEY_ARE, seed=5, **more)
+    return setup_of(linear_model(), sgd(1.0), TABLE, parts=parts, data=NO_AUGMENTATION, seed=5, **more)
 
 
 def compute_clipped_step(params, batch, setup, clip):

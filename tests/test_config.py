@@ -298,7 +298,7 @@ def test_a_value_of_a_wrong_type_is_rejected(change, message):
         ({"data": {"crop_area": [0.0, 1.0]}}, r"data.crop_area=\(0.0, 1.0\): give the smallest share of the image"),
         ({"data": {"std": [1e-300]}}, "data.std=1e-300: expected 1e-06 to 1"),
         ({"data": {"std": [0.0]}}, "data.std=0.0: expected 1e-06 to 1"),
-        ({"loss": {"class_weights": "1,\u0662"}}, "loss.class_weights: '\u0662' is no number"),
+        ({"loss": {"class_weights": "1,\u0662"}}, "loss.class_weights: '\u0662' is not a number"),
         ({"optimizer": {"groups": ["fc:rate=\u0662"]}}, "optimizer.groups: fc:rate='\u0662': expected a number"),
         ({"train": {"duration": "\u0663 epochs"}}, "train.duration: '\u0663 epochs': '\u0663' is not a number"),
     ],
@@ -373,7 +373,7 @@ def test_a_missing_config_gets_the_nearest_name_as_a_suggestion(name, nearest):
         ),
     ],
 )
-def test_a_config_file_that_fails_is_named_in_a_one_line_error(tmp_path, source, message):
+def test_a_one_line_error_names_a_config_file_that_fails(tmp_path, source, message):
     file = tmp_path / "broken.py"
     file.write_text(source)
     with pytest.raises(InputError, match=message) as error:

@@ -15,7 +15,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax import lax
 from support import runs
-from support.cases import few
+from support.cases import essential_and_rare
 from support.data import CLASSES, random_batch, random_table
 from support.networks import SmallNet, largest_difference, linear_model
 from support.shared import sgd
@@ -168,7 +168,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", BY_HAND)
-@pytest.mark.parametrize("devices", few((2,), 1, 4))
+@pytest.mark.parametrize("devices", essential_and_rare((2,), 1, 4))
 def test_the_count_of_a_training_step_equals_the_count_by_hand_on_any_devices(name, devices):
     setup = setup_of(devices, {"linear": linear_model(), "convolution": SmallNet()}[name])
     jaxpr = step_of(setup).trace(setup.state, next(setup.batches(0, 1))).jaxpr

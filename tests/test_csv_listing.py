@@ -91,8 +91,9 @@ def test_selecting_classes_removes_other_labels_and_rows_without_a_label(root: P
 def test_several_labels_become_rows_of_zeros_and_ones_and_cannot_be_packed(root: Path, tmp_path: Path):
     open_csv(root, SEVERAL, "path,label\nd.png,ant\n")
     expected = (
-        f"{root}/train.csv:2: several labels (cat, dog), and packing takes one per row (2 of 3 rows have several); "
-        "keep one label a row, or set data.classes to classes of which no row has two"
+        f"{root}/train.csv:2: several labels (cat, dog), but packing accepts one label per row (2 of 3 rows have "
+        "several); "
+        "keep one label per row, or set data.classes to classes of which no row has two"
     )
     train, val = open_tables(data(root))
     assert train.labels.tolist() == [[0, 1, 1], [1, 0, 0], [1, 1, 1]] and val.labels.tolist() == [[1, 0, 0]]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.cases import few
+from support.cases import essential_and_rare
 from support.damage import HEADERS, STRETCHES, resized
 from support.ilsvrc import write_tree
 from support.images import PNGS, chunks, encode, picture, png
@@ -86,7 +86,9 @@ def test_readers_reject_only_damaged_images(messages_by_reader):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", few(("1 KiB repeated",), *(kind for kind in DAMAGED if kind != "1 KiB repeated")))
+@pytest.mark.parametrize(
+    "kind", essential_and_rare(("1 KiB repeated",), *(kind for kind in DAMAGED if kind != "1 KiB repeated"))
+)
 def test_damage_ends_every_reader_with_a_one_line_error(table: ExampleTable, tmp_path: Path, capfd, kind: str):
     Path(table.name(BAD_ROW)).write_bytes(DAMAGED[kind])
     all_rows = EvalOrder(8, 8)
@@ -108,7 +110,7 @@ def test_damage_ends_every_reader_with_a_one_line_error(table: ExampleTable, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", few(("no palette",), "1 KiB repeated"))
+@pytest.mark.parametrize("kind", essential_and_rare(("no palette",), "1 KiB repeated"))
 def test_another_image_of_its_class_is_substituted_for_a_damaged_one(table: ExampleTable, kind: str):
     Path(table.name(BAD_ROW)).write_bytes(DAMAGED[kind])
     substitutes = table.substitutes(DataConfig(bad_images="substitute"))

@@ -201,7 +201,7 @@ def test_arrays_are_compared_with_the_manifest_when_they_are_opened(tmp_path: Pa
     arrays = dict(np.load(file))
     arrays["train_images"][4, 0, 0, 0] ^= 1
     np.savez(file, **arrays)
-    with pytest.raises(InputError, match=rf"^row 4: {file}.manifest.jsonl lists no image of its pixels \(SHA-256 "):
+    with pytest.raises(InputError, match=rf"^row 4: {file}.manifest.jsonl lists no image with these pixels \(SHA-256 "):
         open_tables(with_manifest)
 
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.cases import few
-from support.data import AS_THEY_ARE, CLASSES, random_batch, random_table, write_arrays
+from support.cases import essential_and_rare
+from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table, write_arrays
 from support.networks import largest_difference, linear_model
 from support.runs import changed, setup_of, train
 from support.shared import sgd
@@ -69,7 +69,7 @@ def step_in_float64(devices: int, loss, share=0.7, pad=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weights", few(((1.0, 4.0, 0.5, 2.0, 3.0),), None))
+@pytest.mark.parametrize("weights", essential_and_rare(((1.0, 4.0, 0.5, 2.0, 3.0),), None))
 def test_a_step_is_the_same_on_any_number_of_devices(weights):
     with jax.enable_x64(True):
         loss = cross_entropy(0.1, weights)
@@ -113,7 +113,7 @@ def test_the_divergence_equals_pytorchs():
 def test_with_a_teachers_share_of_zero_training_is_supervised():
     weights = {}
     for name in ("supervised", "distillation"):
-        setup = setup_of(linear_model(), sgd(0.1), devices=2, data=AS_THEY_ARE)
+        setup = setup_of(linear_model(), sgd(0.1), devices=2, data=NO_AUGMENTATION)
         objective = setup.recipe.objective
         if name == "distillation":
             objective = jaxddp.distillation(teacher_of(setup.topology), teacher_share=0.0)
@@ -124,7 +124,7 @@ def test_with_a_teachers_share_of_zero_training_is_supervised():
 
 def test_the_self_test_of_the_gradient_passes_with_a_teacher():
     config = Config().replace(parallel={"self_test": "always"})
-    setup = setup_of(linear_model(), sgd(0.1), devices=4, config=config, data=AS_THEY_ARE)
+    setup = setup_of(linear_model(), sgd(0.1), devices=4, config=config, data=NO_AUGMENTATION)
     distilled = changed(setup, {}, objective=jaxddp.distillation(teacher_of(setup.topology)))
     assert int(train(distilled, {"train": {"duration": "1 step"}}).step) == 1
 

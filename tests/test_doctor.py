@@ -80,7 +80,7 @@ def test_without_a_config_only_the_machine_is_checked():
 
 
 @pytest.mark.slow
-def test_an_image_that_does_not_decode_is_named_and_the_other_checks_continue(tmp_path):
+def test_a_check_names_an_image_that_does_not_decode_and_the_others_continue(tmp_path):
     tree = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     broken = sorted((tree / IMAGES / "train").rglob("*.JPEG"))[7]
     broken.write_bytes(broken.read_bytes()[:-40])
@@ -216,8 +216,8 @@ def test_no_failure_is_lost_in_merging(reports):
     reports = [[], *reports]
     merged = merge(reports)
     for verdict in ("warn", "fail"):
-        checks_of = {row.check for rows in reports for row in rows if row.verdict == verdict}
-        assert {row.check for row in merged if row.verdict == verdict} == checks_of
+        checks_with_verdict = {row.check for rows in reports for row in rows if row.verdict == verdict}
+        assert {row.check for row in merged if row.verdict == verdict} == checks_with_verdict
 
 
 # --- From the terminal ---

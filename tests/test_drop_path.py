@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.cases import rarely
+from support.cases import rare_case
 from support.data import CLASSES, random_batch, random_table
 from support.networks import fresh_state, largest_difference, objective_of
 from support.runs import setup_of
@@ -92,7 +92,7 @@ def test_any_number_of_devices_and_microbatches_gives_the_same_result(network, m
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("network", ["vit", rarely("convnext")])
+@pytest.mark.parametrize("network", ["vit", rare_case("convnext")])
 def test_another_drop_path_rate_changes_the_results(network):
     """If no branch were skipped, the test above would prove nothing."""
     expected, without_drops = (

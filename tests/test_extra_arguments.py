@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.cases import rarely
+from support.cases import rare_case
 from support.data import random_table
 from support.networks import linear_model
 from support.shared import sgd, shared
@@ -55,7 +55,7 @@ REPRODUCIBLE = {"reproducible": True, "accumulate": 2}
 
 @pytest.mark.parametrize(
     ("devices", "options"),
-    [(1, {}), (4, {"accumulate": 2}), (4, {"reproducible": True}), rarely(4, {}), rarely(1, REPRODUCIBLE)],
+    [(1, {}), (4, {"accumulate": 2}), (4, {"reproducible": True}), rare_case(4, {}), rare_case(1, REPRODUCIBLE)],
 )
 def test_the_optimizer_gets_the_loss_and_its_gradient_on_any_number_of_devices(devices, options):
     stored, value, grad, reported = first_step(make_setup(RECORDER, devices, 16 // devices, clip_norm=0.1, **options))

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from support.cases import rarely
+from support.cases import rare_case
 from support.data import CLASSES, random_table
 from support.networks import largest_difference, randomized
 from support.runs import setup_of, train
@@ -70,8 +70,8 @@ STEM = ("conv1,layer1.0", {"bn1", "layer2_0", "fc"})
 @pytest.mark.parametrize(
     ("freeze", "trained", "devices", "accumulate"),
     [(*HEAD, 1, 1), (*STEM, 3, 2)]
-    + [rarely(*layers, *rest) for layers in (HEAD, STEM) for rest in ((1, 2), (3, 1))]
-    + [rarely(*HEAD, 3, 2), rarely(*STEM, 1, 1)],
+    + [rare_case(*layers, *rest) for layers in (HEAD, STEM) for rest in ((1, 2), (3, 1))]
+    + [rare_case(*HEAD, 3, 2), rare_case(*STEM, 1, 1)],
 )
 def test_frozen_layers_keep_every_bit(freeze, trained, devices, accumulate):
     config = {"model": {"freeze": freeze}, "train": {"accumulate": accumulate}}
@@ -304,7 +304,7 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
         ({"unfreeze": ["layer5=1 step"]}, "unfreeze: no layer's name begins with 'layer5'"),
         ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "unfreeze: 'fc' is frozen by freeze=fc"),
         ({"rate_factors": ["fc=-1"]}, "rate_factors: fc=-1.0: expected 0 to 1,000,000"),
-        ({"rate_factors": ["fc=1", "fc=2"]}, "rate_factors: 'fc' has two values, 1 and 2; give one"),
+        ({"rate_factors": ["fc=1", "fc=2"]}, "rate_factors: 'fc' has two values, 1 and 2; give only one"),
         ({"rate_factors": ["layer1.0=1", "layer1_0=2"]}, "rate_factors: 'layer1_0' has two values, 1 and 2"),
         (
             {"rate_factors": "fc=2", "freeze": "fc"},
@@ -318,10 +318,10 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
         ({"groups": ["fc:rate=-1"]}, "groups: fc:rate=-1.0: expected 0 to 1,000,000"),
         ({"groups": ["fc:decay=200"]}, "groups: fc:decay=200.0: expected 0 to 100"),
         ({"groups": ["fc:frozen=yes"]}, "groups: fc:frozen='yes': expected true; leave it out for a trained layer"),
-        ({"groups": "fc:rate=2,fc:rate=3"}, "groups: 'fc' has two values, 2 and 3; give one"),
+        ({"groups": "fc:rate=2,fc:rate=3"}, "groups: 'fc' has two values, 2 and 3; give only one"),
         (
             {"groups": "layer1.0:rate=2", "rate_factors": "layer1_0=3"},
-            "groups: layer1.0:rate=2, and rate_factors has layer1_0=3; give one",
+            "groups: layer1.0:rate=2, but rate_factors has layer1_0=3; give only one",
         ),
         ({"groups": "fc:decay=0"}, "groups: fc:decay=0: optimizer gives an object, which has its own decay; leave it"),
         ({"groups": "head:rate=2"}, "groups: no layer's name begins with 'head'"),

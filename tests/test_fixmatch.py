@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.cases import few, rarely
+from support.cases import essential_and_rare, rare_case
 from support.data import CLASSES, random_batch, random_table, write_arrays
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of
 from support.runs import changed
@@ -56,7 +56,7 @@ def cross_entropies(logits, labels):
     return np.log(np.exp(shifted).sum(-1)) - shifted[np.arange(len(labels)), labels]
 
 
-@pytest.mark.parametrize("masked", few((2,), 0))
+@pytest.mark.parametrize("masked", essential_and_rare((2,), 0))
 def test_the_fixmatch_loss_equals_the_papers(masked):
     """Compute the loss of softmax regression in NumPy. Without augmentation, both views equal the image."""
     settings = FixMatchSettings(threshold=0.6, unlabelled_weight=0.7, strong_rand_augment=0, strong_cutout=0.0)
@@ -173,9 +173,9 @@ def train_three_steps(net, devices: int, gradients: Gradients, settings: FixMatc
         (KEYED, 2, Gradients(accumulate=2)),
         (KEYED, 8, Gradients(reproducible=True, for_cpu=True)),
         (NORMED, 4, Gradients()),
-        rarely(KEYED, 8, Gradients()),
-        rarely(KEYED, 2, Gradients(accumulate=2, for_cpu=True)),
-        rarely(KEYED, 2, Gradients(reproducible=True, for_cpu=True)),
+        rare_case(KEYED, 8, Gradients()),
+        rare_case(KEYED, 2, Gradients(accumulate=2, for_cpu=True)),
+        rare_case(KEYED, 2, Gradients(reproducible=True, for_cpu=True)),
     ],
 )
 def test_fixmatch_gives_the_same_result_on_any_number_of_devices(net, devices, gradients):

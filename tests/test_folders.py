@@ -134,13 +134,13 @@ def test_folders_of_classes_are_recognized(root: Path, tmp_path: Path):
     assert not holds_folders(tmp_path / "flat")
 
 
-def test_a_missing_split_is_named(root: Path, tmp_path: Path):
+def test_an_error_names_a_missing_split(root: Path, tmp_path: Path):
     (root / "val").rename(root / "value")
     assert "no folder val/ or validation/ or test/" in error_message(root, "val")
     assert "no folder train/" in error_message(tmp_path / "nowhere")
 
 
-def test_a_class_without_images_is_named(root: Path):
+def test_an_error_names_a_class_without_images(root: Path):
     (root / "train/dog/.hidden").mkdir(parents=True)
     (root / "train/dog/README").write_text("none yet")
     assert error_message(root).startswith(f"{root / 'train/dog'}: no image")
@@ -150,7 +150,7 @@ def test_a_class_without_images_is_named(root: Path):
     assert error_message(root, "val").startswith(f"{root / 'val/dog'}: no image")
 
 
-def test_a_class_of_val_that_train_lacks_is_named(root: Path):
+def test_an_error_names_a_class_of_val_that_train_lacks(root: Path):
     write(root, "val/catt/x.png")
     assert error_message(root, "val").startswith(
         f"{root / 'val/catt'}: a class"
@@ -163,13 +163,13 @@ def test_a_data_set_without_class_folders_is_rejected(root: Path, tmp_path: Path
     assert "no class folders" in error_message(write(root, "val/a.png"), "val")
 
 
-def test_an_image_without_a_class_folder_is_named(root: Path):
+def test_an_error_names_an_image_without_a_class_folder(root: Path):
     write(root, "train/stray.png")
     assert error_message(root).startswith(f"{root / 'train/stray.png'}: an image outside the class folders")
 
 
 @pytest.mark.parametrize("name", ["a.gif", "b.HEIC", "c.avif"])
-def test_an_image_of_an_unsupported_type_is_named(root: Path, name: str):
+def test_an_error_names_an_image_of_an_unsupported_type(root: Path, name: str):
     (root / "train/bee" / name).write_bytes(b"GIF89a")
     assert error_message(root).startswith(f"{root / 'train/bee' / name}: its image type is not supported")
 

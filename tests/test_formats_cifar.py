@@ -103,7 +103,7 @@ def test_the_written_data_are_read_back(images, data):
         ("data_batch_2.bin", b"", "0 bytes: expected whole records of 3073 bytes; download it again"),
         ("data_batch_2.bin", bytes(3073 + 3072), "6145 bytes: expected whole records of 3073 bytes"),
         ("data_batch_2.bin", bytes(3073) + b"\x0a" + bytes(3072), "label 10 of row 1: 10 class names allow 0..9"),
-        ("batches.meta.txt", b"\n", "empty; write one class name a line"),
+        ("batches.meta.txt", b"\n", "empty; write one class name per line"),
     ],
 )
 def test_a_faulty_file_raises_a_one_line_error(tmp_path, file, content, message):
@@ -118,7 +118,7 @@ def test_a_faulty_file_raises_a_one_line_error(tmp_path, file, content, message)
         assert len(read_cifar(tmp_path, "val")) == 2
 
 
-def test_a_folder_in_place_of_a_file_is_named(tmp_path):
+def test_an_error_names_a_folder_in_place_of_a_file(tmp_path):
     folder = write_cifar_10(tmp_path)
     (folder / "data_batch_1.bin").unlink()
     (folder / "data_batch_1.bin").mkdir()

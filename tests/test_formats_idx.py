@@ -120,12 +120,12 @@ COMPRESSED = gzip.compress(IMAGES, mtime=0)
         (
             {"train_images": None},
             TRAIN_IMAGES,
-            "no such file, with or without .gz; put it in the folder of t10k-images-idx3-ubyte, ",
+            "no such file, with or without .gz; put it next to t10k-images-idx3-ubyte, ",
         ),
         (
             {"train_labels": None},
             TRAIN_LABELS,
-            "no such file, with or without .gz; put it in the folder of .*train-images-idx3-ubyte$",
+            "no such file, with or without .gz; put it next to .*train-images-idx3-ubyte$",
         ),
         ({"train_images": b""}, TRAIN_IMAGES, "magic number b'': an IDX file begins with two zero bytes"),
         ({"train_images": b"<html>"}, TRAIN_IMAGES, "magic number b'<htm': an IDX file begins with two zero bytes"),
@@ -133,9 +133,13 @@ COMPRESSED = gzip.compress(IMAGES, mtime=0)
         ({"train_images": idx(np.zeros(5))}, TRAIN_IMAGES, r"1 dimensions: expected 3 \(gray images\) or 4 \(colour"),
         ({"train_labels": IMAGES}, TRAIN_LABELS, r"3 dimensions: expected 1 \(labels\); check that the file is"),
         ({"train_images": IMAGES[:9]}, TRAIN_IMAGES, "cut short: a header of 9 bytes instead of 16"),
-        ({"train_images": IMAGES[:-1]}, TRAIN_IMAGES, "the header promises 120 bytes, 119 follow it; download"),
-        ({"train_images": IMAGES + b"x"}, TRAIN_IMAGES, "the header promises 120 bytes, more follow it; download"),
-        ({"train_images": gzip.compress(IMAGES[:-7])}, TRAIN_IMAGES, "the header promises 120 bytes, 113 follow it"),
+        ({"train_images": IMAGES[:-1]}, TRAIN_IMAGES, "the header promises 120 bytes, but 119 follow it; download"),
+        ({"train_images": IMAGES + b"x"}, TRAIN_IMAGES, "the header promises 120 bytes, but more follow it; download"),
+        (
+            {"train_images": gzip.compress(IMAGES[:-7])},
+            TRAIN_IMAGES,
+            "the header promises 120 bytes, but 113 follow it",
+        ),
         (
             {"train_images": COMPRESSED[:-9]},
             TRAIN_IMAGES,
@@ -165,8 +169,8 @@ def test_a_faulty_file_raises_a_one_line_error(tmp_path, changed, file, message)
     ("names", "message"),
     [
         (b"a\nb\n", "train-labels-idx1-ubyte: label 2 of row 2: 2 class names allow 0..1"),
-        (b" \n\n", "classes.txt: empty; write one class name a line"),
-        (b"a\n\nb\nc\n", "classes.txt: line 2 is blank; write one class name a line, in the labels' order"),
+        (b" \n\n", "classes.txt: empty; write one class name per line"),
+        (b"a\n\nb\nc\n", "classes.txt: line 2 is blank; write one class name per line, in label order"),
         (b"a\n\xff\n", "classes.txt: not UTF-8; save the file as UTF-8"),
     ],
 )
@@ -181,7 +185,7 @@ def test_a_broken_link_to_class_names_is_ignored_and_a_missing_folder_is_an_erro
     (tmp_path / "classes.txt").symlink_to(tmp_path / "nowhere")
     assert read_idx(tmp_path, "train").num_classes == 4
     assert not holds_idx(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="nowhere/train-images-idx3-ubyte: no such file.* folder of the others"):
+    with pytest.raises(InputError, match="nowhere/train-images-idx3-ubyte: no such file.* next to the other files"):
         read_idx(tmp_path / "nowhere", "train")
 
 
@@ -192,10 +196,10 @@ BOMB = gzip.compress(idx(pixels(5, 4, 6)) + bytes(2**27))
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (FORGED + b"abc", "the header promises 1099511627776 bytes, 3 follow it"),
-        (gzip.compress(FORGED + b"abc"), "the header promises 1099511627776 bytes, 3 follow it"),
+        (FORGED + b"abc", "the header promises 1099511627776 bytes, but 3 follow it"),
+        (gzip.compress(FORGED + b"abc"), "the header promises 1099511627776 bytes, but 3 follow it"),
         (struct.pack(">HBBIII", 0, 8, 3, 0, 2**32 - 1, 2**32 - 1), "damaged|at least one example"),
-        (BOMB, "the header promises 120 bytes, more follow it"),
+        (BOMB, "the header promises 120 bytes, but more follow it"),
     ],
     ids=["uncompressed", "compressed", "no images", "decompression bomb"],
 )

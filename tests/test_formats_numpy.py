@@ -133,8 +133,8 @@ def test_a_batch_of_a_four_gigabyte_file_reads_only_its_rows(tmp_path):
         ("train_labels", np.array([0, -2, 2, 1, 0]), r"label -2 of row 1: 4 class names allow 0\.\.3"),
         ("train_labels", np.array([0, 1, 2, 1, 0], object), "holds pickled Python objects, which are never read; save"),
         ("class_names", np.array(["a", "b"], object), "holds pickled Python objects, which are never read; save"),
-        ("class_names", np.arange(4), r"int64 of shape \(4,\): give strings, one a class"),
-        ("class_names", NAMES[None], r"<U3 of shape \(1, 4\): give strings, one a class"),
+        ("class_names", np.arange(4), r"int64 of shape \(4,\): give strings, one per class"),
+        ("class_names", NAMES[None], r"<U3 of shape \(1, 4\): give strings, one per class"),
         ("class_names", np.zeros(4, "V0"), r"\|V0 of shape \(4,\): neither numbers nor strings; save it again"),
     ],
 )
@@ -210,13 +210,13 @@ VALID = npy_bytes(IMAGES)
         (raw_header(b"{[]: 1}"), "not an array that NumPy saved"),
         (raw_header(b"(\n"), "not an array that NumPy saved"),
         (raw_header(b"a\n  b\n c"), "not an array that NumPy saved"),
-        (VALID[:-1], "cut short: the header promises 360 bytes, 359 follow it; download it again"),
-        (VALID + b"x", "the header promises 360 bytes, more follow it"),
-        (header("(1099511627776,)"), "the header promises 1099511627776 bytes, 0 follow it"),
+        (VALID[:-1], "cut short: the header promises 360 bytes, but 359 follow it; download it again"),
+        (VALID + b"x", "the header promises 360 bytes, but more follow it"),
+        (header("(1099511627776,)"), "the header promises 1099511627776 bytes, but 0 follow it"),
         (header("(5, -4, 6, 3)") + bytes(360), r"uint8 of shape \(5, -4, 6, 3\): neither"),
         (header("(0, 4611686018427387904, 4611686018427387904, 3)"), "damaged|at least one example"),
         (header("(5, 4, 6)", "(3,)u1") + bytes(360), "neither numbers nor strings"),
-        (header("(5, 4, 6, 3)") + bytes(2**26), "the header promises 360 bytes, more follow it"),
+        (header("(5, 4, 6, 3)") + bytes(2**26), "the header promises 360 bytes, but more follow it"),
     ],
 )
 def test_damaged_and_forged_files_raise_a_one_line_error_and_allocate_little_memory(tmp_path, kind, content, message):

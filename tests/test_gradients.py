@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.cases import few, rarely
-from support.data import AS_THEY_ARE, CLASSES, random_batch, random_table
+from support.cases import essential_and_rare, rare_case
+from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of
 from support.runs import changed, setup_of, train
 from support.shared import sgd, shared, topology_of
@@ -54,7 +54,7 @@ ESSENTIAL = {(2, 4, 1, False), (3, 2, 3, True)}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "accumulate", "buckets", "unrolled"),
-    [layout if layout in ESSENTIAL else rarely(*layout) for layout in LAYOUTS],
+    [layout if layout in ESSENTIAL else rare_case(*layout) for layout in LAYOUTS],
 )
 def test_microbatches_equal_the_whole_batch(devices, accumulate, buckets, unrolled):
     """The batch has no padding, or padding that is spread unevenly over the microbatches."""
@@ -65,7 +65,7 @@ def test_microbatches_equal_the_whole_batch(devices, accumulate, buckets, unroll
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unrolled", few((False,), True))
+@pytest.mark.parametrize("unrolled", essential_and_rare((False,), True))
 def test_a_microbatch_is_normalized_like_the_slice_of_a_device(unrolled):
     """Batch norm normalizes each microbatch separately, and averages the running statistics, as over devices."""
     result = trained(BATCH_NORMALIZED, 1, Gradients(accumulate=4, for_cpu=unrolled))
@@ -83,7 +83,7 @@ def lowered(setup, gradients: Gradients):
 @pytest.mark.parametrize("unrolled", [False, True])
 def test_accumulation_uses_one_all_reduce(unrolled):
     """Collectives are counted in the lowered program, before XLA merges all-reduces."""
-    setup = setup_of(SmallNet(batch_norm=True), sgd(0.1), devices=2, batch_size=12, data=AS_THEY_ARE)
+    setup = setup_of(SmallNet(batch_norm=True), sgd(0.1), devices=2, batch_size=12, data=NO_AUGMENTATION)
     text = lowered(setup, Gradients(accumulate=3, for_cpu=unrolled)).as_text()
     assert text.count("stablehlo.all_reduce") == 1
 
@@ -92,7 +92,7 @@ def test_accumulation_uses_one_all_reduce(unrolled):
 @pytest.mark.parametrize("unrolled", [pytest.param(False, marks=pytest.mark.ci), True])
 def test_memory_falls_with_the_number_of_microbatches(unrolled):
     """Activations are nearly all of the temporary memory of this step."""
-    setup = setup_of(SmallNet(width=32), sgd(0.1), LARGE, batch_size=64, data=AS_THEY_ARE)
+    setup = setup_of(SmallNet(width=32), sgd(0.1), LARGE, batch_size=64, data=NO_AUGMENTATION)
     programs = [lowered(setup, Gradients(accumulate=n, for_cpu=unrolled)).compile() for n in (1, 2, 4)]
     temporary_bytes = [program.memory_analysis().temp_size_in_bytes for program in programs]
     assert all(later < 0.7 * earlier for earlier, later in itertools.pairwise(temporary_bytes)), temporary_bytes
@@ -139,7 +139,7 @@ def test_every_microbatch_has_its_own_random_numbers():
     table, gradients = random_table(24), []
     for accumulate in (1, 2, 4):
         setup = changed(
-            setup_of(noisy_net(), sgd(1.0), table, devices=2, batch_size=16, data=AS_THEY_ARE),
+            setup_of(noisy_net(), sgd(1.0), table, devices=2, batch_size=16, data=NO_AUGMENTATION),
             {"train": {"accumulate": accumulate}},
         )
         state, _ = setup.step()(setup.state, next(setup.batches(0, 1)))
@@ -155,7 +155,7 @@ def test_every_microbatch_has_its_own_random_numbers():
         # A shard's key depends on its number in the global batch.
         (4, {"parallel": {"reproducible": True}}),
         (8, {"parallel": {"reproducible": True}}),
-        rarely(1, {"parallel": {"reproducible": True}}),
+        rare_case(1, {"parallel": {"reproducible": True}}),
     ],
 )
 def test_no_two_parts_of_a_batch_draw_the_same_numbers(devices, changes):
@@ -169,7 +169,7 @@ def test_no_two_parts_of_a_batch_draw_the_same_numbers(devices, changes):
         logits = images.reshape(len(images), -1) @ params["weight"]
         return logits, {"drawn": drawn, "squared": jnp.square(drawn)}
 
-    setup = setup_of((init, apply), sgd(1.0), SMALL, devices=devices, batch_size=16, data=AS_THEY_ARE)
+    setup = setup_of((init, apply), sgd(1.0), SMALL, devices=devices, batch_size=16, data=NO_AUGMENTATION)
     setup = changed(setup, changes)
     step, batch = setup.step(), next(setup.batches(0, 1))
     state, _ = step(setup.state, batch)
@@ -201,7 +201,7 @@ def test_a_batch_that_microbatches_cannot_share_raises_a_one_line_error():
 @pytest.mark.slow
 def test_a_run_may_be_resumed_with_another_number_of_microbatches(tmp_path):
     def run(accumulate: int, epochs: int, workdir):
-        options = {"accumulate": accumulate, "data": AS_THEY_ARE}
+        options = {"accumulate": accumulate, "data": NO_AUGMENTATION}
         setup = shared(prepare_training(linear_model(), SMALL, 2, sgd(0.1), 8, **options))
         return jaxddp.train(jaxddp.softmax_cross_entropy, setup, epochs=epochs, workdir=workdir, listeners=())[0]
 
@@ -213,7 +213,7 @@ def test_a_run_may_be_resumed_with_another_number_of_microbatches(tmp_path):
 
 @pytest.mark.slow
 def test_microbatches_of_a_data_set_in_device_memory_equal_the_whole_batch():
-    data, changes = dataclasses.replace(AS_THEY_ARE, cache="device"), {"duration": "6 steps"}
+    data, changes = dataclasses.replace(NO_AUGMENTATION, cache="device"), {"duration": "6 steps"}
     params = []
     for accumulate in (1, 2):
         setup = setup_of(linear_model(), sgd(0.1), SMALL, devices=2, batch_size=16, data=data)

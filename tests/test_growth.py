@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import runs
-from support.cases import rarely
+from support.cases import rare_case
 from support.data import CLASSES, random_batch, random_table, write_arrays
 from support.ilsvrc import write_tree
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of
@@ -114,11 +114,14 @@ def test_growth_durations_are_converted_to_numbers_of_examples():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"grow_from": 32}, r"data.grow_from=32: images grow to 32 pixels; give fewer, or leave data.grow_from out"),
-        ({"grow_from": 16}, r"data.grow_by=32: the side grows by only 16 pixels, from 16 to 32; give at most that"),
+        (
+            {"grow_from": 32},
+            r"data.grow_from=32: images grow to 32 pixels; give a smaller side, or leave data.grow_from out",
+        ),
+        ({"grow_from": 16}, r"data.grow_by=32: the side grows by only 16 pixels, from 16 to 32; give at most 16"),
         (
             {"grow_from": 16, "grow_by": 8, "grow_start": "90%"},
-            r'data.grow_start="90%" comes after data.grow_end="80%"; give an earlier one',
+            r'data.grow_start="90%" comes after data.grow_end="80%"; give an earlier start',
         ),
     ],
 )
@@ -296,7 +299,7 @@ def test_images_on_the_devices_train_like_streamed_ones(uninterrupted_runs):
 
 
 @pytest.mark.parametrize(
-    ("cache", "stop"), [("none", 7), ("device", 14), rarely("none", 6), rarely("none", 8), rarely("device", 7)]
+    ("cache", "stop"), [("none", 7), ("device", 14), rare_case("none", 6), rare_case("none", 8), rare_case("device", 7)]
 )
 def test_a_run_resumed_around_a_change_of_the_side_is_the_same_bit_for_bit(uninterrupted_runs, cache, stop, tmp_path):
     setup, state, expected, _ = uninterrupted_runs[cache]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cases import rarely
-from support.data import AS_THEY_ARE, random_table
+from support.cases import rare_case
+from support.data import NO_AUGMENTATION, random_table
 from support.faults import poisoned, spoil
 from support.networks import SmallNet, linear_model
 from support.peers import Second
@@ -38,7 +38,7 @@ NET = SmallNet(batch_norm=True, sync="data")
 
 
 def make_setup(table, devices: int = 4, parts=(GUARD,), **more):
-    more = {"data": AS_THEY_ARE, "parts": parts, "augmentation": spoil, "seed": 5} | more
+    more = {"data": NO_AUGMENTATION, "parts": parts, "augmentation": spoil, "seed": 5} | more
     return setup_of(NET, sgd(0.05, momentum=0.9), table, devices=devices, **more)
 
 
@@ -52,12 +52,12 @@ ESSENTIAL = {(1, "none"), (4, "device")}
 
 
 @pytest.mark.parametrize(
-    ("devices", "cache"), [layout if layout in ESSENTIAL else rarely(*layout) for layout in LAYOUTS]
+    ("devices", "cache"), [layout if layout in ESSENTIAL else rare_case(*layout) for layout in LAYOUTS]
 )
 def test_a_bad_step_changes_nothing(devices, cache):
     """One device has a NaN in its images. Parameters, statistics, optimizer and averages stay equal on all devices."""
     setup = make_setup(
-        poisoned(7), devices, (ParameterAverage(0.9), GUARD), data=dataclasses.replace(AS_THEY_ARE, cache=cache)
+        poisoned(7), devices, (ParameterAverage(0.9), GUARD), data=dataclasses.replace(NO_AUGMENTATION, cache=cache)
     )
     bad_step, step, state = step_of(setup, 7), setup.step(), setup.state
     states = [jax.device_get(state)]
@@ -127,7 +127,7 @@ def test_a_non_finite_gradient_of_a_finite_loss_names_the_whole_batch():
     def apply(params, images):
         return jnp.sqrt(jnp.abs(images.reshape(len(images), -1) @ params["weight"]))
 
-    setup = setup_of((init, apply), sgd(0.1), TABLE, parts=(GUARD,), batch_size=10, data=AS_THEY_ARE)
+    setup = setup_of((init, apply), sgd(0.1), TABLE, parts=(GUARD,), batch_size=10, data=NO_AUGMENTATION)
     with pytest.raises(NonFiniteError) as raised:
         train(setup, {"train": {"duration": "10 steps", "max_bad_steps": 4}})
     first, last = setup.order.rows(3)[0], setup.order.rows(3)[7]
@@ -136,7 +136,7 @@ def test_a_non_finite_gradient_of_a_finite_loss_names_the_whole_batch():
     assert str(raised.value).endswith(f", {last} and 2 more of the training data")
 
 
-def test_an_image_whose_nan_the_network_hides_is_named():
+def test_an_error_names_an_image_whose_nan_the_network_hides():
     """A ReLU can hide a NaN on a CPU, where XLA computes the maximum of NaN and 0 as 0."""
 
     def apply(params, images):
@@ -164,7 +164,7 @@ def test_a_run_may_be_resumed_with_the_guard_or_without_it(tmp_path):
     """The guard has no arrays in the state, so checkpoints of older releases can be resumed."""
 
     def run(epochs: int, **options):
-        options |= {"data": AS_THEY_ARE}
+        options |= {"data": NO_AUGMENTATION}
         setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 5, **options))
         return jaxddp.train(jaxddp.softmax_cross_entropy, setup, epochs=epochs, workdir=tmp_path, listeners=())[0]
 

@@ -133,11 +133,11 @@ def test_data_that_cannot_be_divided_raise_a_one_line_error(tmp_path: Path):
     )
     write(root, "cow/only.png")
     message = error_message(DataConfig(path=str(root), val_share=0.1))
-    assert message.startswith(f"{root}: class 'cow' has one example, {root}/cow/only.png, and data.val_share=0.1 ")
+    assert message.startswith(f"{root}: class 'cow' has only one example, {root}/cow/only.png, but data.val_share=0.1 ")
     both = write(tmp_path / "both", "train/ant/1.png", "val/ant/2.png")
     assert error_message(DataConfig(path=str(both), val_share=0.1)) == (
         f"data.val_share=0.1: {both} has its own validation split; leave data.val_share out, "
-        "which is for folders, CSV and Parquet without one"
+        "which is for data without this split"
     )
 
 

@@ -123,7 +123,7 @@ def test_pmi_and_kubernetes_variables_are_read():
         ({**JOB, "JAX_LOCAL_DEVICE_IDS": "0,x"}, "JAX_LOCAL_DEVICE_IDS='x': expected a whole number"),
     ],
 )
-def test_missing_and_invalid_variables_are_named_in_the_error(environ, expected):
+def test_an_error_names_missing_and_invalid_variables(environ, expected):
     with pytest.raises(InputError, match=expected):
         find_job(environ)
 
@@ -222,7 +222,7 @@ def test_processes_compute_together_and_process_0_prints_its_variables(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_differing_value_is_named_with_both_versions(tmp_path):
+def test_an_error_gives_both_versions_of_a_differing_value(tmp_path):
     body = "peers.agree({'train.batch_size': '8', 'seed': str(jax.process_index() * 7)})"
     for process, (code, line) in enumerate(Group(tmp_path, body).results()):
         assert code == 2
@@ -231,7 +231,7 @@ def test_a_differing_value_is_named_with_both_versions(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.ci)])
-def test_a_surplus_process_is_rejected_and_a_killed_one_is_named_by_all_others(tmp_path, killed):
+def test_a_surplus_process_is_rejected_and_all_others_name_a_killed_process(tmp_path, killed):
     port = free_port()
     group = Group(tmp_path, FOREVER, count=3, port=port)
     group.wait_for_output("sum 111.0")
@@ -270,7 +270,7 @@ def test_the_end_of_process_0_prints_one_line_in_a_process_that_does_not_wait(tm
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1])
-def test_a_process_killed_while_all_leave_is_named(tmp_path, lost):
+def test_an_error_names_a_process_killed_while_all_leave(tmp_path, lost):
     """When all leave, JAX waits for the killed process, and would end the other process by SIGABRT."""
     dies = f"    if {lost} == topology.process_index: jax.distributed.shutdown = lambda: os.kill(os.getpid(), 9)\n"
     group = Group(tmp_path, ADD + dies)
@@ -374,7 +374,7 @@ def test_a_process_that_leaves_long_before_the_others_ends_the_job_with_an_error
 
 
 @pytest.mark.slow
-def test_processes_with_unequal_devices_are_named(tmp_path):
+def test_an_error_names_processes_with_unequal_devices(tmp_path):
     for code, line in Group(tmp_path, "Topology.create(peers=peers)", process1={"JAX_NUM_CPU_DEVICES": "2"}).results():
         assert code == 2
         assert (
@@ -405,14 +405,14 @@ def join_errors(*jobs: Job, timeout: float = 20, versions: tuple[str, ...] = ())
     return [error for error in errors if isinstance(error, Exception)]
 
 
-def test_different_process_counts_are_named():
+def test_an_error_names_different_process_counts():
     coordinator = f"127.0.0.1:{free_port()}"
     for error in join_errors(Job(coordinator, 2, 0), Job(coordinator, 3, 1)):
         assert isinstance(error, InputError)
         assert "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on" in str(error) and "has 3" in str(error)
 
 
-def test_different_versions_are_named():
+def test_an_error_names_different_versions():
     coordinator = f"127.0.0.1:{free_port()}"
     for error in join_errors(Job(coordinator, 2, 0), Job(coordinator, 2, 1), versions=("0.6.1", "0.6.0")):
         assert isinstance(error, InputError)
@@ -442,12 +442,12 @@ def test_another_job_at_the_same_address_is_detected():
     assert isinstance(second, InputError) and "it serves another job" in str(second)
 
 
-def test_a_process_that_never_joins_is_named():
+def test_an_error_names_a_process_that_never_joins():
     with pytest.raises(Unreachable, match=r"processes 1, 2 of 3 did not join in 0.3 s"):
         ControlPlane.join(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
 
 
-def test_absent_processes_of_the_largest_job_are_named_quickly():
+def test_absent_processes_of_the_largest_job_are_listed_quickly():
     absent = Roster(MOST_PROCESSES, "h").absence_error(60, "h")
     assert str(absent).startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")
 

@@ -135,7 +135,7 @@ def test_after_the_end_of_process_0_its_port_is_closed(run):
 
 
 @pytest.mark.parametrize("code", (1, 2, 77))
-def test_the_first_failure_is_named_with_its_last_lines(code, run, short_wait, tmp_path):
+def test_the_launcher_names_the_first_failure_with_its_last_lines(code, run, short_wait, tmp_path):
     ran = run(f"""
         if rank == 1:
             for number in range(15):
@@ -151,7 +151,7 @@ def test_the_first_failure_is_named_with_its_last_lines(code, run, short_wait, t
     assert last == [f"[1] line {number}" for number in range(5, 15)]
 
 
-def test_a_killed_process_is_named_with_its_signal(run, short_wait):
+def test_the_launcher_names_a_killed_process_and_its_signal(run, short_wait):
     ran = run("""
         if rank == 0:
             say("so far")

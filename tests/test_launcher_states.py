@@ -169,7 +169,7 @@ class World:
     def end(self, machine: int, end: End) -> None:
         """End the processes of a machine."""
         if machine in self.running:
-            if end.code not in (0, 75) and not end.asked:
+            if end.code not in (0, 75) and not end.stop_requested:
                 self.handle(machine, LocalFailed(end))
             self.running.pop(machine, None)
             self.handle(machine, LocalEnded(end))
@@ -205,7 +205,7 @@ class World:
 
     def signal(self, machine: int, _: End) -> None:
         if machine in self.running:
-            self.end(machine, End(75, "asked to stop", asked=True))
+            self.end(machine, End(75, "asked to stop", stop_requested=True))
         else:
             self.handle(machine, Signalled(signal.SIGTERM))
 
@@ -248,7 +248,7 @@ ACTIONS: list[Callable[[World, int, End], None]] = [
     *(World.deliver, World.deliver, World.deliver, World.end, World.connect, World.connect, World.wait),
     *(World.cut, World.vanish, World.signal),
 ]
-ENDS = [DONE, SAVED, KILLED, End(137, "process 0: killed by SIGKILL"), End(2, "a mistake"), End(1, "x", quits=True)]
+ENDS = [DONE, SAVED, KILLED, End(137, "process 0: killed by SIGKILL"), End(2, "a mistake"), End(1, "x", user_exit=True)]
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ def test_any_sequence_of_events_ends_with_one_exit_code_for_all_machines(nodes, 
     for action, machine, end in actions:
         action(world, machine % world.most, end)
     world.settle()
-    informed = [agent for agent in world.agents.values() if agent.job_code is not None and not agent.asked]
+    informed = [agent for agent in world.agents.values() if agent.job_code is not None and not agent.stop_requested]
     assert {agent.code for agent in informed} <= {world.coordinator.code}
 
 
@@ -347,7 +347,7 @@ def test_the_first_failure_stops_the_other_machines_and_sets_the_exit_code():
     state, effects = states(state, (3.0, Received(1, MachineFailed(0, 2, "process 2: exit code 2"))))
     stop = Stop(0, saved=False)
     assert effects == [StopProcesses(saved=False), Send(1, stop), Send(2, stop)]
-    ends = [Received(m, MachineEnded(0, 143, "SIGTERM", asked=False, quits=False)) for m in (1, 2)]
+    ends = [Received(m, MachineEnded(0, 143, "SIGTERM", stop_requested=False, user_exit=False)) for m in (1, 2)]
     state, effects = states(state, (4.0, LocalEnded(KILLED)), *[(5.0, end) for end in ends])
     assert state.is_over and (state.code, effects) == (2, [])
     assert state.last_messages(None) == [JobEnded(2)]
@@ -358,7 +358,7 @@ def test_a_signal_to_a_machine_that_waits_for_another_ends_the_job():
     state, _ = states(running, (3.0, Signalled(signal.SIGINT)))
     assert state.is_over and state.code == 130
     failed, _ = states(coordinator("2"), *arrivals(1), (2.0, LocalEnded(KILLED)), (2.0, LocalFailed(KILLED)))
-    asked = Received(1, MachineEnded(0, 130, "asked to stop", asked=True, quits=False))
+    asked = Received(1, MachineEnded(0, 130, "asked to stop", stop_requested=True, user_exit=False))
     state, _ = states(failed, (3.0, asked))
     assert state.is_over and state.code == 143
 
@@ -403,5 +403,5 @@ def test_an_agent_that_is_signalled_sends_its_end():
     idle, _ = states(Agent(options("2", 3, 1)), (0, TimePassed()), (1, Arrived(0, "h")))
     state, _ = states(idle, (2, Signalled(signal.SIGTERM)))
     assert state.is_over and state.last_messages(None) == [
-        MachineEnded(0, 143, "asked to stop", asked=True, quits=False)
+        MachineEnded(0, 143, "asked to stop", stop_requested=True, user_exit=False)
     ]

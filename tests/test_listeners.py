@@ -211,7 +211,7 @@ def test_a_new_run_empties_the_metrics_and_removes_the_result(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("line", [b"hello\n", b'{"split": "train"}\n', b"[1]\n", b'{"step": "1", "split": "val"}\n'])
-def test_a_foreign_line_is_named_and_nothing_is_lost(tmp_path: Path, line: bytes) -> None:
+def test_an_error_names_a_foreign_line_and_nothing_is_lost(tmp_path: Path, line: bytes) -> None:
     content = b'{"step": 1, "split": "train"}\n' + line + b'{"step": 3, "split": "train"}\n'
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(content)

@@ -165,7 +165,7 @@ def test_appearance_is_idempotent(name: str):
     assert appearance(f" {name}\u200b\n") == appearance(name)
 
 
-def test_a_validation_class_in_another_spelling_is_named_with_its_code_points(tmp_path: Path):
+def test_an_error_gives_the_code_points_of_a_validation_class_in_another_spelling(tmp_path: Path):
     (tmp_path / "train.csv").write_text("path,label\na.png,caf\u00e9\n")
     (tmp_path / "val.csv").write_text("path,label\nb.png,cafe\u0301\n")
     line = error_message(lambda: read_csv(tmp_path / "train.csv", "val"))

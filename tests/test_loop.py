@@ -257,7 +257,7 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
 
 
 @pytest.mark.parametrize("text", ("{", "null", "3", '{"12": 5}', '{"a": {}}'))
-def test_damaged_validation_metrics_are_named(text, tmp_path):
+def test_an_error_names_damaged_validation_metrics(text, tmp_path):
     Checkpoints(tmp_path).close()
     (tmp_path / "validation.json").write_text(text)
     with pytest.raises(

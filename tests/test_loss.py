@@ -7,8 +7,8 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cases import costly, few
-from support.data import AS_THEY_ARE, CLASSES, random_batch, random_table
+from support.cases import costly, essential_and_rare
+from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table
 from support.networks import largest_difference, linear_model
 from support.runs import setup_of, train
 from support.shared import sgd
@@ -53,7 +53,7 @@ def normalized(logits, labels):
 
 
 @pytest.mark.parametrize(("loss", "form"), [(nll, "examples"), (mean, "mean"), (weighted, "weighted")])
-@pytest.mark.parametrize("classes", few((2, 300), 5, 9))
+@pytest.mark.parametrize("classes", essential_and_rare((2, 300), 5, 9))
 def test_the_form_of_a_loss_is_detected_and_examples_get_their_losses_and_weights(loss, form, classes):
     if form == "weighted" and classes > len(WEIGHTS):
         pytest.skip("there are weights for five classes")
@@ -171,7 +171,7 @@ def test_evaluation_divides_by_the_weights_and_counts_the_examples():
 def test_a_weighted_run_is_the_same_on_one_device_and_on_four():
     losses = []
     for devices in (1, 4):
-        setup = setup_of(linear_model(), sgd(0.05), TABLE, devices=devices, data=AS_THEY_ARE, loss=weighted)
+        setup = setup_of(linear_model(), sgd(0.05), TABLE, devices=devices, data=NO_AUGMENTATION, loss=weighted)
         recorded: list[float] = []
         listener = type(
             "Losses", (), {"step": lambda self, record, recorded=recorded: recorded.append(record.metrics["loss"])}

@@ -12,8 +12,8 @@ import pytest
 from flax.training.dynamic_scale import DynamicScale
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cases import few
-from support.data import AS_THEY_ARE, random_table, write_arrays
+from support.cases import essential_and_rare
+from support.data import NO_AUGMENTATION, random_table, write_arrays
 from support.runs import RECIPE, setup_of, train
 from support.shared import sgd, shared
 
@@ -41,7 +41,7 @@ FLOAT16_RESNET = one_block_resnet("float16")
 def make_setup(devices: int = 2, model: Any = FLOAT16_RESNET, **scale: Any):
     parts = (Guard(), LossScale(16, **scale)) if scale else ()
     return setup_of(
-        model, sgd(0.05, momentum=0.9), TABLE, devices=devices, batch_size=16, parts=parts, data=AS_THEY_ARE
+        model, sgd(0.05, momentum=0.9), TABLE, devices=devices, batch_size=16, parts=parts, data=NO_AUGMENTATION
     )
 
 
@@ -77,7 +77,7 @@ def test_a_scale_that_is_a_power_of_two_changes_no_bit():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((2,), 1, 4))
+@pytest.mark.parametrize("devices", essential_and_rare((2,), 1, 4))
 def test_a_step_that_overflows_halves_the_scale_and_changes_nothing_else(devices):
     setup = make_setup(devices, initial=2.0**30, growth_interval=2)
     step, state, scales = setup.step(), setup.state, [2.0**30]

@@ -146,11 +146,11 @@ def test_evaluation_is_weighted_and_not_smoothed(name):
         ({"class_weights": "1,2"}, "loss.class_weights: 2 weights for 3 classes; give one for each, in order"),
         (
             {"class_weights": "1,x,2"},
-            "loss.class_weights: 'x' is no number; give 'balanced', or a number",
+            "loss.class_weights: 'x' is not a number; give 'balanced', or a number",
         ),
         ({"class_weights": "1,0,2"}, "loss.class_weights=0.0: expected above 0, at most 1,000,000"),
         ({"class_weights": "1,nan,2"}, "loss.class_weights=nan: expected above 0, at most 1,000,000"),
-        ({"class_weights": "balance"}, "loss.class_weights: 'balance' is no number; give 'balanced', or a number"),
+        ({"class_weights": "balance"}, "loss.class_weights: 'balance' is not a number; give 'balanced', or a number"),
         ({"name": "bare", "class_weights": "1,2,3"}, "loss.class_weights: loss.name=bare takes no weights"),
     ],
 )

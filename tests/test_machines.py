@@ -154,11 +154,12 @@ def test_launchers_with_other_options_are_rejected_and_do_not_end_the_job(machin
     assert "--nodes differs: machine 0 has '2', machine 1 on " in other.err and "has '2:3'" in other.err
     of_another_job = machine(SAVING, f"{options}, nr=1, run_id='another'")
     assert of_another_job.end() == 2
-    assert "launchers of another job meet there; give each job its own port" in of_another_job.err
+    assert "this address is used by the launchers of another job; give each job its own port" in of_another_job.err
     # A launcher without --restarts does not wait for the other launchers. Its process joins the coordinator directly.
     job = Job(coordinator.split("'")[1], 2, 1, run_id="run")
     with pytest.raises(
-        InputError, match="launchers of another job meet there; .* with the same --restarts and --nodes"
+        InputError,
+        match="this address is used by the launchers of another job; .* with the same --restarts and --nodes",
     ):
         ControlPlane.join(job, {}, 10)
     second = machine(SAVING, f"{options}, nr=1")

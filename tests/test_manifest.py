@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import runs
-from support.cases import few
+from support.cases import essential_and_rare
 from support.data import random_table, write_arrays
 from support.networks import largest_difference, linear_model
 from support.shared import sgd
@@ -75,7 +75,7 @@ def largest_array_file(step: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", few((200,), 1000))
+@pytest.mark.parametrize("count", essential_and_rare((200,), 1000))
 def test_each_of_a_thousand_random_damages_is_detected(folder, count):
     """The test flips a bit of a random file, truncates the file, or deletes it. Some of the files are manifests."""
 

@@ -78,8 +78,8 @@ def test_connections_of_other_programs_do_not_disturb_launchers(server):
     assert next_event(events) == Received(1, MachineFailed(4, 9, "process 7: exit code 9"))
     launcher_server.send(1, Notice("a line"))
     assert next_event(received_events) == Received(0, Notice("a line"))
-    launcher.close(MachineEnded(4, 9, "over", asked=False, quits=False))
-    assert next_event(events) == Received(1, MachineEnded(4, 9, "over", asked=False, quits=False))
+    launcher.close(MachineEnded(4, 9, "over", stop_requested=False, user_exit=False))
+    assert next_event(events) == Received(1, MachineEnded(4, 9, "over", stop_requested=False, user_exit=False))
     assert next_event(events) == Disconnected(1, "left")
     for connection in silent:
         connection.close()
@@ -90,7 +90,7 @@ def test_connections_of_other_programs_do_not_disturb_launchers(server):
     [
         ({"key": "guess"}, "JAXDDP_JOB_KEY differs from that of machine 0; give all machines of a job the same"),
         ({"key": ""}, "JAXDDP_JOB_KEY differs from that of machine 0; give all machines of a job the same"),
-        ({"run_id": "another/launchers"}, "launchers of another job meet there"),
+        ({"run_id": "another/launchers"}, "this address is used by the launchers of another job"),
         ({"facts": {"--nodes": "1:3"}}, "--nodes differs: machine 0 has '3', machine 1 on "),
         ({"facts": {}}, "--nodes differs: machine 0 has '3', machine 1 on "),
         ({"machine": 7}, "--nr 7 on "),
@@ -148,7 +148,7 @@ MESSAGES = [
     Assignment(1, 2, 4, "h:1", "run.1"),
     Stop(1, saved=True),
     MachineFailed(1, 3, "process 1: exit code 3"),
-    MachineEnded(1, 0, "done", asked=False, quits=False),
+    MachineEnded(1, 0, "done", stop_requested=False, user_exit=False),
     Notice("a line"),
     JobEnded(75),
 ]

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import runs
-from support.cases import few
+from support.cases import essential_and_rare
 from support.data import random_table, write_arrays
 from support.networks import SmallNet, linear_model
 from support.runs import LEAN, RECIPE, train
@@ -424,7 +424,7 @@ class MemoryHungry(Part):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((4,), 1))
+@pytest.mark.parametrize("devices", essential_and_rare((4,), 1))
 def test_an_allocation_that_xla_rejects_is_reported_before_and_during_the_run(devices, monkeypatch):
     net = SmallNet()
     with pytest.raises(
@@ -443,7 +443,9 @@ def test_a_network_that_does_not_fit_raises_a_one_line_error():
         return {"weight": jax.random.normal(key, (1 << 20, 1 << 20))}
 
     model = (init, lambda params, images: images.reshape(len(images), -1)[:, :1] * params["weight"][0, :5])
-    with pytest.raises(InputError, match="^memory ran out as the network was initialized .*: choose a smaller network"):
+    with pytest.raises(
+        InputError, match="^memory ran out while the network was initialized .*: choose a smaller network"
+    ):
         small_setup(1, model)
 
 
@@ -539,7 +541,7 @@ def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("share", few((0.95,), 0.45, 0.7))
+@pytest.mark.parametrize("share", essential_and_rare((0.95,), 0.45, 0.7))
 def test_the_suggestion_compiles_to_less_than_the_free_memory(share):
     needs, division = compiled_needs(1, 64)
     room = int(share * needs.total)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.cases import few, rarely
+from support.cases import essential_and_rare, rare_case
 from support.data import CLASSES, random_batch
 from support.networks import fresh_state, largest_difference, linear_model
 
@@ -107,7 +107,7 @@ def test_lambda_is_beta_distributed(alpha):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("height", "width"), [(20, 48), rarely(32, 32)])
+@pytest.mark.parametrize(("height", "width"), [(20, 48), rare_case(32, 32)])
 def test_a_cutmix_box_has_sides_that_follow_from_lambda_and_a_uniform_centre(height, width):
     keys = jax.random.split(jax.random.key(1), 3000)
     kept = np.array(jax.jit(jax.vmap(lambda key: cutmix_mask(key, 1.0, height, width)))(keys))
@@ -191,7 +191,7 @@ def mean_loss(logits, labels):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "masked", "loss"),
-    [("both", 5, None), ("both", 5, mean_loss), rarely("mixup", 0, None), rarely("cutmix", 5, None)],
+    [("both", 5, None), ("both", 5, mean_loss), rare_case("mixup", 0, None), rare_case("cutmix", 5, None)],
 )
 def test_the_mixed_loss_is_the_weighted_sum_of_the_losses_of_both_labels(mode, masked, loss):
     with jax.enable_x64(True):
@@ -256,7 +256,7 @@ def trained(devices: int):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((4,), 2))
+@pytest.mark.parametrize("devices", essential_and_rare((4,), 2))
 def test_training_with_all_augmentations_is_the_same_on_any_number_of_devices(devices):
     with jax.enable_x64(True):
         params, losses, change = trained(1)

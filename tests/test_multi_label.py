@@ -66,7 +66,9 @@ def test_a_table_of_arrays_keeps_label_rows():
         selected.class_names == ("b", "e")
         and selected.labels.tolist() == selected_labels[selected_labels.any(1)].tolist()
     )
-    with pytest.raises(InputError, match="classes 'b': none of 1 example, the first of which is row 0, is of the 1"):
+    with pytest.raises(
+        InputError, match="classes 'b': no example has one of the 1 selected classes .1 example, the first is row 0"
+    ):
         TABLE.rows(np.flatnonzero(TABLE.labels[:, 1] == 0)[:1]).select("b")
     subset = TABLE.take(20)
     assert len(subset) == 20 and subset.fingerprint != TABLE.fingerprint
@@ -173,13 +175,13 @@ def test_config_names_for_one_label_raise_a_one_line_error():
         configured_losses(config, SEVERAL, np.ones(5))
     assert configured_losses(config.replace(loss={"name": "bce"}), SEVERAL, np.ones(5))[0].labels.several
     with pytest.raises(
-        InputError, match="eval.metrics: top1 takes one label per image, and the data have several; name "
+        InputError, match="eval.metrics: top1 takes one label per image, but the data have several; name "
     ):
         configured_metrics(config, SEVERAL)
     multi_label_config = config.replace(eval={"metrics": METRIC_NAMES})
     assert tuple(configured_metrics(multi_label_config, SEVERAL)) == METRIC_NAMES
     with pytest.raises(
-        InputError, match="eval.metrics: exact_match takes several labels per image, and the data have one"
+        InputError, match="eval.metrics: exact_match takes several labels per image, but the data have one"
     ):
         configured_metrics(multi_label_config, LabelKind(5))
 
@@ -238,7 +240,7 @@ def test_a_run_trains_on_a_listing_with_several_labels_and_predicts(tmp_path, ca
     assert "--loss.name nll does not take several labels of an image" in capfd.readouterr().err.splitlines()[-1]
     assert main([*common, *options, "--log.to", "jsonl", "confusion"]) == 2
     expected = (
-        "log.to: confusion: its metric: confusion takes one label per image, and the data have several; leave it out"
+        "log.to: confusion: its metric: confusion takes one label per image, but the data have several; leave it out"
     )
     assert expected in capfd.readouterr().err.splitlines()[-1] and not run.exists()
     assert main([*common, *options]) == 0

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import traverse_util
 from jax.sharding import PartitionSpec as P
-from support.cases import few
+from support.cases import essential_and_rare
 from support.published import CLASSES
 
 from jaxddp.config import Config
@@ -41,7 +41,9 @@ def shapes_of(model, size=224):
     return {path: leaf.shape for path, leaf in traverse_util.flatten_dict(dict(variables), sep="/").items()}
 
 
-@pytest.mark.parametrize("name", few(("vit_ti16", "convnext_tiny"), "vit_s16", "vit_b16", "convnext_small"))
+@pytest.mark.parametrize(
+    "name", essential_and_rare(("vit_ti16", "convnext_tiny"), "vit_s16", "vit_b16", "convnext_small")
+)
 def test_depths_grow_from_the_stem_to_the_head(name):
     model = network(name)
     depths = [model.depth_of(path) for path in shapes_of(model) if path.startswith("params/")]
@@ -101,7 +103,7 @@ def test_the_depths_of_a_convnext_count_its_blocks():
     assert {path: model.depth_of(path) for path in depths} == depths
 
 
-@pytest.mark.parametrize("dtype", few((jnp.float32, jnp.bfloat16), jnp.float16))
+@pytest.mark.parametrize("dtype", essential_and_rare((jnp.float32, jnp.bfloat16), jnp.float16))
 @pytest.mark.parametrize("name", ["vit_ti16", "convnext_tiny"])
 def test_logits_have_at_least_float32_and_parameters_keep_their_dtype(name, dtype):
     model, images = network(name).clone(dtype=dtype), jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)

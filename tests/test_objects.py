@@ -482,7 +482,7 @@ def test_another_image_is_substituted_for_a_missing_one(proxy, server, tree):
 # Errors that the user must correct
 
 
-def test_missing_objects_and_buckets_are_named(proxy, store):
+def test_an_error_names_missing_objects_and_buckets(proxy, store):
     assert error_of(InputError, store.read, b"no.JPEG") == f"{ROOT}/no.JPEG: missing image; upload it or leave it out"
     # Threads of an earlier test's stream may still send requests to the proxy, so the test counts one path only.
     assert sum(path.endswith("/no.JPEG") for path in proxy.requests) == 1
@@ -546,7 +546,7 @@ def test_the_threads_of_an_evaluation_end_with_it(proxy, store, tree):
     [
         ("hdfs://name/x", "hdfs://name/x: no such kind of store, there are: gs, http, https, s3; or give a directory"),
         ("S3://bucket/x", "S3://bucket/x: no such kind of store, there are: gs,"),
-        ("s3://", "s3://: not the address of a store; write s3://NAME/PREFIX alone"),
+        ("s3://", "s3://: not the address of a store; write s3://NAME/PREFIX only"),
         ("https://me:password@host/x", "https://: not the address of a store"),
         ("s3a://me:password@bucket/x", "s3a://: not the address of a store"),
         ("https://host/x?signature=1", "https://: not the address of a store"),

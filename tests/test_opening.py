@@ -32,7 +32,7 @@ def test_the_python_api_divides_a_folder_as_a_config_does(tmp_path: Path):
         jaxddp.open_data(folder.parent, 0.3)
     assert str(caught.value) == (
         f"val_share=0.3: {folder.parent} has its own validation split; leave val_share out, which is for "
-        "folders, CSV and Parquet without one"
+        "data without this split"
     )
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.cases import few
-from support.data import AS_THEY_ARE, random_table
+from support.cases import essential_and_rare
+from support.data import NO_AUGMENTATION, random_table
 from support.networks import SmallNet, largest_difference, linear_model
 from support.runs import Records, setup_of, train
 from support.shared import sgd, shared
@@ -36,7 +36,7 @@ CHANGES = {
 def make_setup(devices: int = 4, parts: tuple[Part, ...] = (), net=None, **options):
     net = net or SmallNet(batch_norm=True, sync="data")
     return setup_of(
-        net, sgd(0.05, momentum=0.9), TABLE, devices=devices, data=AS_THEY_ARE, parts=parts, seed=5, **options
+        net, sgd(0.05, momentum=0.9), TABLE, devices=devices, data=NO_AUGMENTATION, parts=parts, seed=5, **options
     )
 
 
@@ -86,7 +86,7 @@ def test_evaluation_measures_the_moving_average_of_the_parameters():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", few((7,), 6))
+@pytest.mark.parametrize("steps", essential_and_rare((7,), 6))
 def test_lookahead_draws_training_back_to_slow_weights(steps):
     """The parameters and the batch statistics equal their definition, and the run ends with the slow weights."""
     plain = make_setup()

@@ -183,9 +183,11 @@ def test_a_color_tiff_of_sixteen_bits_is_rejected_instead_of_reduced():
     data = rgb16_tiff(rgb)
     assert verify(data).bits == 16
     np.testing.assert_array_equal(decode_train(data), rgb >> 8)
-    with pytest.raises(Exception, match="colors of 16 bits, of which the upper 8 are read from a TIFF; save it as PNG"):
+    with pytest.raises(
+        Exception, match="a TIFF with colors of 16 bits, of which only the upper 8 can be read; save it as PNG"
+    ):
         decode_train(data, 3, 16)
-    with pytest.raises(InputError, match="^colors of 16 bits"):
+    with pytest.raises(InputError, match="^a TIFF with colors of 16 bits"):
         decode.check_decoding(data, PixelFormat(3, 16))
     np.testing.assert_array_equal(decode_train(encode_rgb16_png(rgb), 3, 16), rgb)
 
@@ -238,8 +240,8 @@ def float_tiff() -> bytes:
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
-        (lambda: pages("TIFF"), "holds 2 images; keep one in a file"),
-        (lambda: pages("WEBP"), "holds 2 images; keep one in a file"),
+        (lambda: pages("TIFF"), "holds 2 images; keep one image per file"),
+        (lambda: pages("WEBP"), "holds 2 images; keep one image per file"),
         (float_tiff, "pixels of mode F with 32 bits, which are not supported; convert it to 8 or 16 bits, gray or RGB"),
         (lambda: b"BM" + bytes(60), "damaged: "),
         (lambda: b"II*\0" + bytes(60), "damaged: "),

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import runs
-from support.data import AS_THEY_ARE, CLASSES, random_table
+from support.data import CLASSES, NO_AUGMENTATION, random_table
 from support.runs import experiment_of, train_config
 from support.shared import sgd
 
@@ -28,7 +28,9 @@ TABLE = random_table(4 * BATCH, image=SIZE)
 def setup_of(precision: str) -> RunSetup:
     network = ResNet(Architecture((1, 1), BASIC), CLASSES, width=4, stem=small_stem, dtype=precision)
     config = Config().replace(train={"precision": precision})
-    return runs.setup_of(network, sgd(0.05, 0.9), TABLE, devices=2, config=config, batch_size=BATCH, data=AS_THEY_ARE)
+    return runs.setup_of(
+        network, sgd(0.05, 0.9), TABLE, devices=2, config=config, batch_size=BATCH, data=NO_AUGMENTATION
+    )
 
 
 @pytest.mark.slow

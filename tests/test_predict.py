@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from PIL import Image
-from support.cases import few
+from support.cases import essential_and_rare
 from support.data import random_table
 from support.networks import linear_model
 from support.runs import LEAN, train_words
@@ -135,7 +135,7 @@ def test_cells_that_a_spreadsheet_would_compute_are_escaped_on_request(run, pict
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((3,), 2, 8))
+@pytest.mark.parametrize("devices", essential_and_rare((3,), 2, 8))
 def test_any_number_of_devices_writes_the_same_bytes(workdir, pictures, val_predictions, devices, tmp_path):
     run = restore_run(workdir, "best", Topology.create(devices))
     assert predict_to_file(run, [pictures / "val"], tmp_path / "out.csv") == val_predictions

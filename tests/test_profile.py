@@ -229,7 +229,7 @@ def test_the_option_may_be_absent_given_or_none():
         (("--log.profile", "-1 steps"), "'-1 steps' is negative"),
     ],
 )
-def test_a_bad_duration_is_named_with_its_option(words, message, capsys):
+def test_an_error_names_the_option_of_a_bad_duration(words, message, capsys):
     assert main(["train", "digits", *words]) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith(f"jaxddp: Error parsing --log.profile: {message}")

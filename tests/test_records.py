@@ -157,12 +157,12 @@ def test_selected_rows_keep_their_records(table: ExampleTable):
     assert chosen.fingerprint != table.fingerprint
 
 
-def test_a_file_that_ends_within_a_record_is_named(tmp_path: Path):
+def test_an_error_names_a_file_that_ends_within_a_record(tmp_path: Path):
     file = write_records(tmp_path / "some", [b"a" * 50, b"b" * 50])
     whole = file.read_bytes()
     for length in (*range(67, 132), 1, 11, 12, 65):
         file.write_bytes(whole[:length])
-        with pytest.raises(InputError, match=f"some: no whole record at byte {66 * (length > 66)} of "):
+        with pytest.raises(InputError, match=f"some: no complete record at byte {66 * (length > 66)} of "):
             record_offsets(file)
 
 
@@ -170,9 +170,9 @@ def test_a_file_that_ends_within_a_record_is_named(tmp_path: Path):
 def test_a_forged_length_does_not_allocate(tmp_path: Path, length: int):
     """The checksum of the header is right, so TensorFlow would allocate as many bytes."""
     (tmp_path / "some").write_bytes(header(length) + b"x" * 120)
-    with pytest.raises(InputError, match="some: no whole record at byte 0"):
+    with pytest.raises(InputError, match="some: no complete record at byte 0"):
         record_offsets(tmp_path / "some")
-    with pytest.raises(InputError, match="some: no whole record at byte 0"):
+    with pytest.raises(InputError, match="some: no complete record at byte 0"):
         RecordFiles(tmp_path).read(b"some", 0)
 
 
@@ -183,13 +183,13 @@ def test_the_checksum_of_these_tests_is_that_of_the_writer(tmp_path: Path):
 FAULTS = {
     "checksum of the image": (lambda at: at + 60, b"\xff\xfe\xfd", "damaged, its checksum is wrong"),
     "header": (lambda at: at + 9, b"\x00\x00\x00", "damaged, its checksum is wrong"),
-    "length": (lambda at: at, b"\xff" * 8, "no whole record at byte"),
+    "length": (lambda at: at, b"\xff" * 8, "no complete record at byte"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_damaged_record_is_named(table: ExampleTable, kind: str):
+def test_an_error_names_a_damaged_record(table: ExampleTable, kind: str):
     """Both the store and the stream name the record, wherever in the record the damage is."""
     position, content, message = FAULTS[kind]
     assert table.offset is not None
@@ -220,7 +220,7 @@ def test_an_invalid_offset_raises_a_one_line_error(table: ExampleTable, offset: 
     assert "\n" not in str(raised.value)
 
 
-def test_a_record_without_the_feature_is_named(table: ExampleTable, tmp_path: Path):
+def test_an_error_names_a_record_without_the_feature(table: ExampleTable, tmp_path: Path):
     only = table.select("a").take(1)
     for record in (serialized(image=[b"a", b"b"]), serialized(image=3), b"no example", serialized(label=1)):
         write_records(tmp_path / "0.tfrecord", [record])
@@ -342,7 +342,7 @@ def test_an_index_that_cannot_be_written_is_built_each_time(
     assert [CACHE_VARIABLE in record.getMessage() for record in caplog.records] == [True, True]
 
 
-def test_a_missing_file_is_named_even_if_an_index_exists(folder: Path):
+def test_an_error_names_a_missing_file_even_if_an_index_exists(folder: Path):
     build = CountedBuild()
     load_or_build_index("train", folder, ("a", "b"), "label", build)
     (folder / "b").unlink()

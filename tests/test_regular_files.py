@@ -4,7 +4,7 @@ import errno
 import shutil
 
 import pytest
-from support.cases import rarely
+from support.cases import rare_case
 from support.data import random_table
 from support.forms import SIZE, write_npz, write_solutions
 from support.irregular import KINDS
@@ -83,7 +83,9 @@ RUN_FILES = (
 )
 
 
-@pytest.mark.parametrize("kind", ["a FIFO", "a directory", *map(rarely, ("a socket", "a device", "a link to a FIFO"))])
+@pytest.mark.parametrize(
+    "kind", ["a FIFO", "a directory", *map(rare_case, ("a socket", "a device", "a link to a FIFO"))]
+)
 @pytest.mark.parametrize("name", RUN_FILES)
 def test_a_run_with_an_irregular_file_is_used_or_raises_a_one_line_error(name, kind, trained, tmp_path, capfd):
     train, workdir = trained
@@ -115,7 +117,7 @@ ALWAYS_TESTED = {("metrics.jsonl", "a link to a FIFO"), ("config.json", "a devic
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        (name, kind) if kind in ("a FIFO", "a directory") or (name, kind) in ALWAYS_TESTED else rarely(name, kind)
+        (name, kind) if kind in ("a FIFO", "a directory") or (name, kind) in ALWAYS_TESTED else rare_case(name, kind)
         for name in NAMES
         for kind in KINDS
     ],

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import runs
-from support.data import AS_THEY_ARE, random_table
+from support.data import NO_AUGMENTATION, random_table
 from support.networks import SmallNet, linear_model
 from support.shared import sgd
 
@@ -225,7 +225,7 @@ class FlipsAt:
 
 def run_with_fault(tmp_path, step: int, **changes):
     """Run 20 steps with a replica on device 1 that differs after `step`; return the checkpoints."""
-    setup = runs.setup_of(SmallNet(), sgd(0.05, momentum=0.9), TABLE, devices=4, data=AS_THEY_ARE)
+    setup = runs.setup_of(SmallNet(), sgd(0.05, momentum=0.9), TABLE, devices=4, data=NO_AUGMENTATION)
     plan = {"log": {"every": "50 steps"}, "train": {"duration": "20 steps"}, "checkpoint": {"every": "8 steps"}}
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     run = dataclasses.replace(make_run(runs.changed(setup, plan | changes)), persistence=Persistence(checkpoints))
@@ -257,10 +257,10 @@ def test_without_comparisons_a_difference_is_not_found(tmp_path):
 
 
 def test_one_device_compares_nothing():
-    setup = runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=1, data=AS_THEY_ARE)
+    setup = runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=1, data=NO_AUGMENTATION)
     assert make_run(setup).checks.replicas is None
     assert (
-        make_run(runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=AS_THEY_ARE)).checks.replicas
+        make_run(runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=NO_AUGMENTATION)).checks.replicas
         is not None
     )
 
@@ -268,7 +268,7 @@ def test_one_device_compares_nothing():
 def test_without_checkpoints_replicas_are_compared_only_when_due(monkeypatch):
     compared = []
     monkeypatch.setattr(Replicas, "check", lambda self, step, state: compared.append(step))
-    setup = runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=AS_THEY_ARE)
+    setup = runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=NO_AUGMENTATION)
     runs.train(setup, {"train": {"duration": "20 steps"}, "parallel": {"check_replicas": "8 steps"}})
     assert compared == [8, 16]
 

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support.cases import rarely
-from support.data import AS_THEY_ARE, random_table
+from support.cases import rare_case
+from support.data import NO_AUGMENTATION, random_table
 from support.exact import REPRODUCIBLE, bytes_of, trained
 from support.networks import SmallNet, largest_difference
 from support.runs import changed, setup_of, train
@@ -37,9 +37,9 @@ TABLE = random_table(64)
         ((1, 8), 1, 16, "none"),
         ((4, 8), 1, 8, "device"),
         ((4, 8), 2, 16, "none"),
-        rarely(DEVICES, 1, 16, "none"),
-        rarely((1, 8), 1, 8, "device"),
-        rarely((2, 8), 2, 16, "none"),
+        rare_case(DEVICES, 1, 16, "none"),
+        rare_case((1, 8), 1, 8, "device"),
+        rare_case((2, 8), 2, 16, "none"),
     ],
 )
 def test_the_bits_are_the_same_on_any_number_of_devices(devices, accumulate, batch_size, cache):
@@ -82,7 +82,7 @@ def test_without_reproducible_the_bits_differ():
     """Check that plain training differs, or the tests above would show nothing."""
     states = []
     for devices in (1, 8):
-        setup = setup_of(SmallNet(), sgd(0.1), TABLE, devices=devices, batch_size=16, data=AS_THEY_ARE)
+        setup = setup_of(SmallNet(), sgd(0.1), TABLE, devices=devices, batch_size=16, data=NO_AUGMENTATION)
         states.append(train(setup, {"train": {"duration": "5 steps"}}))
     assert bytes_of(states[0].params) != bytes_of(states[1].params)
     assert largest_difference(*(jax.device_get(state.params) for state in states)) < 1e-5
@@ -93,7 +93,7 @@ def test_a_reproducible_step_computes_the_same_mean():
     """Compare with 8 devices that normalize separately: except for the order of sums, both compute the same step."""
     results = []
     for reproducible in (False, True):
-        setup = setup_of(SmallNet(), sgd(0.1), TABLE, devices=8, batch_size=16, data=AS_THEY_ARE)
+        setup = setup_of(SmallNet(), sgd(0.1), TABLE, devices=8, batch_size=16, data=NO_AUGMENTATION)
         setup = changed(setup, {"parallel": {"reproducible": reproducible}})
         state, sums = setup.step()(setup.state, next(setup.batches(0, 1)))
         results.append((jax.device_get(state.params), sums.means(), sums.count()))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental import multihost_utils
-from support.cases import few, rarely
+from support.cases import essential_and_rare, rare_case
 from support.data import random_table
 from support.ilsvrc import IMAGES, write_tree
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of, randomized
@@ -63,7 +63,7 @@ LINEAR = linear_model()
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("net", "devices", "length"),
-    [(LINEAR, 1, 4), rarely(LINEAR, 2, 4), rarely(LINEAR, 4, 4), (LINEAR, 4, 1), (CONVOLUTION, 4, 4)],
+    [(LINEAR, 1, 4), rare_case(LINEAR, 2, 4), rare_case(LINEAR, 4, 4), (LINEAR, 4, 1), (CONVOLUTION, 4, 4)],
 )
 def test_several_steps_in_one_dispatch_equal_single_steps(net, devices, length):
     with jax.enable_x64(True):
@@ -120,7 +120,7 @@ def test_steps_with_convolutions_are_not_looped_on_a_cpu():
 
 
 def plan_of(steps: int = STEPS, **cadences: str) -> dict:
-    """Return the config of a run's plan."""
+    """Return config overrides with the length and the cadences of a run."""
     every = {"log": "5 steps", "eval": "1 epoch", "checkpoint": "4 steps", **cadences}
     sections = {name: {"every": value} for name, value in every.items()}
     sections["eval"]["batch_size"] = 8
@@ -128,7 +128,7 @@ def plan_of(steps: int = STEPS, **cadences: str) -> dict:
 
 
 LONG_CHUNKS = {"log": "1000 steps", "eval": "0 steps", "checkpoint": "0 steps"}
-"""Cadences with long chunks, where only the end of an epoch (step 7, 13, 19, 25, …) is due."""
+"""Cadences that give long chunks, because chunks end only at the ends of epochs (steps 7, 13, 19, 25, …)."""
 
 
 def run(cache: str, plan: dict, *, net=None, optimizer=None, devices: int = 4, share: bool = True, **options):
@@ -143,7 +143,7 @@ SYNC = SmallNet(batch_norm=True, sync="data")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("net", "devices"), [rarely(LINEAR, 1), rarely(LINEAR, 2), (LINEAR, 4), (SYNC, 4)])
+@pytest.mark.parametrize(("net", "devices"), [rare_case(LINEAR, 1), rare_case(LINEAR, 2), (LINEAR, 4), (SYNC, 4)])
 def test_a_run_on_resident_data_equals_one_from_a_stream(net, devices):
     state, recorder = run("device", plan_of(), devices=devices, net=net)
     expected, streamed = run("none", plan_of(), devices=devices, net=net)
@@ -172,7 +172,7 @@ def test_every_example_is_trained_on_once_an_epoch():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((4,), 1))
+@pytest.mark.parametrize("devices", essential_and_rare((4,), 1))
 def test_full_chunks_equal_single_steps_bit_for_bit(devices, monkeypatch):
     runs, dispatched = [], []
     for longest in (LONGEST_CHUNK, 4, 1):
@@ -228,7 +228,7 @@ def whole_run():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", few((39,), 7))
+@pytest.mark.parametrize("stop", essential_and_rare((39,), 7))
 def test_a_run_interrupted_and_resumed_equals_an_uninterrupted_run_bit_for_bit(whole_run, tmp_path, stop):
     expected, uninterrupted = whole_run
     checkpoints = Checkpoints(tmp_path / "c")
@@ -248,7 +248,7 @@ def test_a_run_interrupted_and_resumed_equals_an_uninterrupted_run_bit_for_bit(w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", few((16,), 5))
+@pytest.mark.parametrize("bad", essential_and_rare((16,), 5))
 def test_a_loss_that_is_not_finite_is_reported_with_its_step(bad):
     # Update number `bad` makes the parameters NaN, so the next step is the first to see them, within a chunk.
     with pytest.raises(NonFiniteError, match=f"^step {bad + 1}: the loss is nan"):
@@ -347,7 +347,7 @@ ALWAYS_TESTED = [(LINEAR, 4, 5), (LINEAR, 4, 23), (LINEAR, 4, 299), (LINEAR, 4, 
 RARELY_TESTED = [*((LINEAR, 1, size) for size in (5, 23, 299, 400)), (SYNC, 4, 5), (SYNC, 4, 23), (SYNC, 4, 400)]
 
 
-@pytest.mark.parametrize(("net", "devices", "size"), [*ALWAYS_TESTED, *(rarely(*case) for case in RARELY_TESTED)])
+@pytest.mark.parametrize(("net", "devices", "size"), [*ALWAYS_TESTED, *(rare_case(*case) for case in RARELY_TESTED)])
 def test_validation_on_the_devices_equals_that_from_a_stream_bit_for_bit(net, devices, size):
     """The sets are smaller than a batch, or take one dispatch of 3 batches, two of 19 (the last is padded) or of 25."""
     setup = setup_of(net, sgd(0.1), TABLE, devices=devices, data=DataConfig(cache="device"))
@@ -516,13 +516,14 @@ def test_a_damaged_file_and_a_too_large_data_set_raise_a_one_line_error(linear, 
         assert not (tmp_path / f"w {split}" / "metrics.jsonl").exists()
 
 
-def test_running_out_of_memory_as_images_are_placed_raises_a_one_line_error(monkeypatch):
+def test_running_out_of_memory_while_images_are_copied_to_the_devices_raises_a_one_line_error(monkeypatch):
     def run_out(*_):
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.")
 
     monkeypatch.setattr(feed, "place_images", run_out)
     expected = (
-        r"^memory ran out as training images were placed \(Out of memory allocating 9 bytes\): lower data.image_size"
+        r"^memory ran out while the training images were copied to the devices \(Out of memory allocating 9 bytes\): "
+        "lower data.image_size"
     )
     with pytest.raises(InputError, match=expected):
         images_of(random_table(8), DataConfig(), 2)

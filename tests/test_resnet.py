@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from support import numpy_resnet
-from support.cases import rarely
+from support.cases import rare_case
 
 from jaxddp.api import resnet
 from jaxddp.core.errors import InputError
@@ -134,7 +134,7 @@ def test_bottleneck_block_equals_numpy(shortcut_norm, shape, platform, train):
 @pytest.mark.parametrize(
     ("name", "train"),
     # The block of a ResNet-50 is tested above, and its logits in evaluation by `conformance/test_networks.py`.
-    [("resnet18", True), pytest.param("resnet50", True, marks=pytest.mark.ci), rarely("resnet50", False)],
+    [("resnet18", True), pytest.param("resnet50", True, marks=pytest.mark.ci), rare_case("resnet50", False)],
 )
 def test_network_equals_numpy(name, train):
     rng = np.random.default_rng(1)
@@ -279,7 +279,7 @@ def test_kernels_are_initialized_by_the_config_and_the_head_always_in_the_same_w
         ({"param_dtype": "int8"}, "resnet: param_dtype='int8'; give \"float32\", "),
     ],
 )
-def test_bad_settings_are_named(changes, message):
+def test_an_error_names_bad_settings(changes, message):
     with pytest.raises(InputError) as caught:
         resnet(**{"name": "resnet50", "num_classes": 10, **changes})
     assert message in str(caught.value)

@@ -43,21 +43,21 @@ def test_a_job_restarts_no_more_than_the_requested_number(limit):
     assert used == limit
 
 
-ASKED = End(75, "asked to stop", asked=True)
-UNSAVED = End(143, "SIGTERM", asked=True)
+ASKED = End(75, "asked to stop", stop_requested=True)
+UNSAVED = End(143, "SIGTERM", stop_requested=True)
 EARLY = End(143, "process 0: killed by SIGTERM")
 DONE, BAD = End(0, "asked to stop"), End(2, "process 0: exit code 2")
 # fmt: off
 VERDICTS = {
     "done": ({0: DONE, 1: DONE}, None, {}, 0),
-    "done, though asked to stop": ({0: End(0, "asked to stop", asked=True)}, None, {}, 0),
+    "done, though asked to stop": ({0: End(0, "asked to stop", stop_requested=True)}, None, {}, 0),
     "saved": ({0: SAVED, 1: DONE}, None, {}, 75),
     "asked": ({0: SAVED, 1: ASKED}, None, {}, 75),
     "asked and not saved": ({0: UNSAVED}, UNSAVED, {}, 143),
-    "asked as it failed": ({0: End(137, "", asked=True)}, KILLED, {}, 137),
+    "asked as it failed": ({0: End(137, "", stop_requested=True)}, KILLED, {}, 137),
     "machine 0 of an elastic job was asked": ({0: ASKED, 1: SAVED}, None, {"elastic": True}, 75),
     "bad input": ({0: BAD, 1: BAD}, BAD, {}, 2),
-    "ended by the user's code": ({0: End(1, "x"), 1: End(1, "y", quits=True)}, End(1, "x"), {}, 1),
+    "ended by the user's code": ({0: End(1, "x"), 1: End(1, "y", user_exit=True)}, End(1, "x"), {}, 1),
     "bad input of a job that grows": ({0: BAD, 1: SAVED}, BAD, {"elastic": True, "growing": True}, 2),
     "done before it could grow": ({0: DONE, 1: DONE}, None, {"elastic": True, "growing": True}, 0),
     "killed": ({0: End(1, "x"), 1: KILLED}, KILLED, {}, "process 1: killed by SIGKILL; restart 1 of 1 in 1 s"),
@@ -212,7 +212,7 @@ def test_a_valid_number_of_machines_divides_the_batches(capfd, monkeypatch):
     assert counts("1:4", parallel={"reproducible": True}) == [1, 2, 4]
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "5")
     with pytest.raises(
-        InputError, match="--nodes 1:4: train.batch_size=24 cannot be divided among 5 devices; no number"
+        InputError, match="--nodes 1:4: train.batch_size=24 cannot be divided among 5 devices, and no other number"
     ):
         counts("1:4")
     # With a fixed number, the processes themselves report the error.

@@ -50,7 +50,7 @@ def test_existing_files_are_not_changed(digits, tmp_path, capsys):
     folder.mkdir()
     (folder / "LOC_synset_mapping.txt").write_text("mine")
     for place in (file, folder):
-        expected = f"{place}: holds something else than the sample 'digits'; give a new folder"
+        expected = f"{place}: does not hold the sample 'digits'; give a new folder"
         assert error_line(capsys, "digits", "--out", place) == expected
     assert [path.name for path in folder.iterdir()] == ["LOC_synset_mapping.txt"]
     empty.mkdir()

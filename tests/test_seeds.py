@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
-from support.cases import rarely
+from support.cases import rare_case
 from support.data import CLASSES, random_table
 from support.networks import largest_difference, linear_model
 from support.runs import Recorder, setup_of, train
@@ -63,7 +63,9 @@ def compilations():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("cache", "devices"), [("none", 4), ("device", 1), rarely("none", 1), rarely("device", 4)])
+@pytest.mark.parametrize(
+    ("cache", "devices"), [("none", 4), ("device", 1), rare_case("none", 1), rare_case("device", 4)]
+)
 def test_a_second_seed_compiles_nothing_and_gives_the_numbers_of_a_fresh_run(cache, devices, compilations):
     first = setup_with_seed(0, cache, devices)
     fresh = {7: results_of(setup_with_seed(7, cache, devices))}

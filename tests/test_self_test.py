@@ -12,8 +12,8 @@ import optax
 import pytest
 from jax import lax
 from support import runs
-from support.cases import few
-from support.data import AS_THEY_ARE, CLASSES, random_table
+from support.cases import essential_and_rare
+from support.data import CLASSES, NO_AUGMENTATION, random_table
 from support.networks import SmallNet, linear_model
 from support.shared import sgd
 
@@ -37,7 +37,7 @@ AVERAGE = Averaging.average
 
 def run_of(model, devices: int = 4, changes=ALWAYS, **settings):
     # Programs are cached, so the self-test of a correct step would be reused for a faulty step.
-    settings = {"batch_size": 16, "table": TABLE, "share": False, "data": AS_THEY_ARE, **settings}
+    settings = {"batch_size": 16, "table": TABLE, "share": False, "data": NO_AUGMENTATION, **settings}
     setup = runs.setup_of(model, sgd(0.1), devices=devices, **settings)
     return make_run(runs.changed(setup, changes))
 
@@ -67,7 +67,7 @@ def has_compared(test: SelfTest) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((3,), 2, 8))
+@pytest.mark.parametrize("devices", essential_and_rare((3,), 2, 8))
 @pytest.mark.parametrize("model", [LINEAR, PLAIN, SmallNet(batch_norm=True), SmallNet(batch_norm=True, sync="data")])
 def test_right_gradients_pass(model, devices):
     """Networks that use running statistics pass the comparison for the whole batch, so none is made in slices."""
@@ -75,7 +75,7 @@ def test_right_gradients_pass(model, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", few(({"devices": 8, "batch_size": 8},), {"batch_size": 4}))
+@pytest.mark.parametrize("settings", essential_and_rare(({"devices": 8, "batch_size": 8},), {"batch_size": 4}))
 def test_one_example_on_each_device_passes(settings):
     assert has_compared(run_self_test(PLAIN, **settings))
 
@@ -105,11 +105,11 @@ def test_a_network_in_bfloat16_passes_with_its_own_tolerance():
 
 
 def test_images_on_the_devices_pass():
-    assert has_compared(run_self_test(LINEAR, data=dataclasses.replace(AS_THEY_ARE, cache="device")))
+    assert has_compared(run_self_test(LINEAR, data=dataclasses.replace(NO_AUGMENTATION, cache="device")))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((8,), 2))
+@pytest.mark.parametrize("devices", essential_and_rare((8,), 2))
 @pytest.mark.parametrize("changes", [{"parallel": {"reproducible": True}}, {"train": {"accumulate": 2}}])
 def test_other_ways_to_compute_the_gradient_pass(changes, devices):
     config = Config().replace(**changes)
@@ -163,7 +163,7 @@ def without_cast(monkeypatch):
     monkeypatch.setattr(jaxddp.engine.gradients.lax, "pcast", lambda tree, *axes, **to: tree)
 
 
-@pytest.mark.parametrize("devices", few((2,), 4, 8))
+@pytest.mark.parametrize("devices", essential_and_rare((2,), 4, 8))
 def test_a_sum_in_place_of_a_mean_is_found(without_cast, devices):
     assert self_test_error(devices=devices).startswith(
         f"self-test before the first step: the gradient that {devices} devices average is {devices} times that of one "
@@ -177,7 +177,7 @@ def test_a_sum_is_found_where_few_devices_are_counted(without_cast, monkeypatch)
 
 
 def test_a_sum_is_found_with_images_on_the_devices(without_cast):
-    assert "is 4 times" in self_test_error(data=dataclasses.replace(AS_THEY_ARE, cache="device"))
+    assert "is 4 times" in self_test_error(data=dataclasses.replace(NO_AUGMENTATION, cache="device"))
 
 
 def scale_shares(monkeypatch, share):

@@ -155,7 +155,7 @@ def test_a_program_with_different_logits_is_not_written(run, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("package", ["jax2onnx", "onnxruntime"])
-def test_a_missing_package_is_named(run, tmp_path, monkeypatch, package):
+def test_an_error_names_a_missing_package(run, tmp_path, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
     message = f"format=onnx: {package} is not installed; pip install 'jaxddp\\[onnx\\]'"
     with pytest.raises(InputError, match=message):

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, confusion_matrix, f1_score
-from support.cases import few
-from support.data import AS_THEY_ARE, CLASSES, random_table
+from support.cases import essential_and_rare
+from support.data import CLASSES, NO_AUGMENTATION, random_table
 from support.networks import linear_model
 from support.runs import setup_of, train
 from support.shared import sgd
@@ -121,13 +121,17 @@ def setups():
     """Return setups of one network with all metrics, by the number of devices: 1 and 4."""
     metrics = {name: METRICS.get(name) for name in NAMES}
     config = jaxddp.Config().replace(parallel={"self_test": "never"}, eval={"metrics": ("top1",)})
-    plain_setups = {n: setup_of(linear_model(), sgd(0.1), devices=n, config=config, data=AS_THEY_ARE) for n in (1, 4)}
+    plain_setups = {
+        n: setup_of(linear_model(), sgd(0.1), devices=n, config=config, data=NO_AUGMENTATION) for n in (1, 4)
+    }
     return {n: setup.changed(metrics={**setup.recipe.metrics, **metrics}) for n, setup in plain_setups.items()}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", few((((4, 8, False), (4, 64, True)),), ((1, 8, False), (4, 12, True), (4, 64, False))), ids=str
+    "settings",
+    essential_and_rare((((4, 8, False), (4, 64, True)),), ((1, 8, False), (4, 12, True), (4, 64, False))),
+    ids=str,
 )
 def test_metrics_are_equal_for_any_batch_size_and_number_of_devices(setups, settings):
     measurements = {
@@ -276,7 +280,7 @@ def test_two_metrics_of_one_name_raise_a_one_line_error():
         (Text(), r"metrics: mine: fails for logits float32\[9, 4\] and labels int32\[9\]: AttributeError: 'str'"),
         (Nothing(), r"metrics: mine: fails for logits float32\[9, 4\] .*: ValueError: no such thing"),
         (Loss(), "metrics: mine: 'loss' cannot be the name of a metric; give another"),
-        (Both(), "metrics: mine: a metric over a set has the method sums or examples beside finish; give one of them"),
+        (Both(), "metrics: mine: a metric over a set needs finish and either sums or examples; give one of the two"),
     ],
 )
 def test_an_invalid_metric_over_a_set_raises_a_one_line_error(metric, message):

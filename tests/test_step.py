@@ -11,7 +11,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cases import few, rarely
+from support.cases import essential_and_rare, rare_case
 from support.data import CLASSES, random_batch
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of, randomized
 from support.shared import adapted, plain_loss, sgd, taken_apart, topology_of
@@ -82,7 +82,7 @@ def is_default(devices: int, size: int, masked: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("devices", "size", "masked"), [case if is_default(*case) else rarely(*case) for case in CASES]
+    ("devices", "size", "masked"), [case if is_default(*case) else rare_case(*case) for case in CASES]
 )
 def test_gradients_equal_plain_grad(devices, size, masked):
     expected = plain_gradient(PLAIN, size, masked)
@@ -93,7 +93,7 @@ def test_gradients_equal_plain_grad(devices, size, masked):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((5,), 7))
+@pytest.mark.parametrize("devices", essential_and_rare((5,), 7))
 def test_gradients_of_odd_batch_sizes_equal_plain_grad(devices):
     size = 3 * devices
     gradient, _, _ = sgd_gradient(PLAIN, random_batch(size, masked=2), devices)
@@ -115,7 +115,7 @@ def test_gradients_under_any_mask_equal_the_softmax_formula(mask, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((3, 8), 2, 4))
+@pytest.mark.parametrize("devices", essential_and_rare((3, 8), 2, 4))
 def test_synchronized_batch_norm_equals_one_device(devices):
     net, batch = SmallNet(batch_norm=True, sync="data", dtype=jnp.float64), random_batch(24)
     one, _, state_one = sgd_gradient(net, batch, 1, augment=False)
@@ -186,7 +186,7 @@ def assert_same(one: Trajectory, many: Trajectory, tolerance: float) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((4,), 2, 8))
+@pytest.mark.parametrize("devices", essential_and_rare((4,), 2, 8))
 @pytest.mark.parametrize(("net", "image"), [(ghost(2), 6), (ghost(3, "cpu"), 6), (ghost_airbench(), 10)])
 def test_with_ghost_batch_norm_any_number_of_devices_equals_one(net, image, devices):
     one, many = (take_steps(net, count, size=8 * net.group, image=image) for count in (1, devices))
@@ -198,7 +198,7 @@ def test_with_ghost_batch_norm_any_number_of_devices_equals_one(net, image, devi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((4,), 1))
+@pytest.mark.parametrize("devices", essential_and_rare((4,), 1))
 def test_a_group_that_is_a_device_s_slice_is_local_batch_norm(devices):
     local, grouped, smaller = (
         take_steps(ghost(group), devices, size=16, image=6) for group in (None, 16 // devices, 2)
@@ -208,7 +208,7 @@ def test_a_group_that_is_a_device_s_slice_is_local_batch_norm(devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((4,), 2, 8))
+@pytest.mark.parametrize("devices", essential_and_rare((4,), 2, 8))
 @pytest.mark.parametrize(
     ("dtype", "steps", "tolerance"),
     [(jnp.float64, 5, 1e-9), pytest.param(jnp.float32, 20, 2e-4, marks=pytest.mark.ci)],
@@ -240,7 +240,7 @@ def test_the_state_is_consumed_and_counts_its_steps():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((3,), 1, 8))
+@pytest.mark.parametrize("devices", essential_and_rare((3,), 1, 8))
 def test_evaluation_does_not_count_padding(devices):
     objective, topology = objective_of(SmallNet(batch_norm=True, dtype=jnp.float64)), topology_of(devices)
     state = fresh_state(objective, sgd(0.1), topology)

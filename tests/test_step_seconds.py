@@ -38,7 +38,7 @@ def test_seconds_per_step_are_the_time_between_two_readings():
     assert result.slow() == []
 
 
-def test_the_process_that_makes_the_others_wait_is_named_alone():
+def test_only_the_process_that_makes_the_others_wait_is_named():
     slow = {**FAST, "input": 0.07, "device": 0.02}
     (first,) = step_seconds(FAST, slow, FAST, FAST).slow()
     assert str(first) == "process 1 takes 0.07 s a step in phase 'input', 7.0 times the median"
@@ -56,7 +56,7 @@ def test_a_small_difference_is_not_slow(changed):
     assert step_seconds(FAST, {**FAST, **changed}).slow() == []
 
 
-def test_a_phase_of_one_process_alone_is_named():
+def test_a_phase_that_only_one_process_runs_is_reported():
     (first,) = step_seconds(FAST, {**FAST, "save": 0.05}).slow()
     assert str(first) == "process 1 takes 0.05 s a step in phase 'save', and the median is 0"
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.cases import few, rarely
+from support.cases import essential_and_rare, rare_case
 from support.images import encode
 from support.processes import environment
 from support.streams import (
@@ -81,7 +81,7 @@ def pixels_by_epoch_and_row(batches: list[Batch]) -> dict[tuple[int, int], bytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", few((3,), 2))
+@pytest.mark.parametrize("count", essential_and_rare((3,), 2))
 def test_hosts_together_make_the_batches_of_one_host(table: ExampleTable, epochs: list[Batch], count: int):
     order = SampleOrder(NUM_EXAMPLES, 6, SEED)
     hosts = [list(table.train_batches(order, DATA, range(4), Shard(index, count))) for index in range(count)]
@@ -158,7 +158,9 @@ def test_steps_before_the_start_are_not_read(tmp_path: Path):
 
 # The last batch is padded on some hosts, on all, or on none.
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch_size", "count"), [(4, 2), (16, 4), (11, 1), rarely(4, 1), rarely(4, 4), rarely(1, 1)])
+@pytest.mark.parametrize(
+    ("batch_size", "count"), [(4, 2), (16, 4), (11, 1), rare_case(4, 1), rare_case(4, 4), rare_case(1, 1)]
+)
 def test_evaluation_counts_every_example_once(table: ExampleTable, batch_size: int, count: int):
     order = EvalOrder(NUM_EXAMPLES, batch_size)
     data = DataConfig(image_size=SIZE, resize=SIZE + 4)
@@ -197,7 +199,7 @@ def reference_window(size: tuple[int, int], share: Area, rng: random.Random) -> 
 
 # The sizes are wide or tall, so long that most draws do not fit, or so small that rounding matters.
 @pytest.mark.slow
-@pytest.mark.parametrize("size", few(((375, 500), (100, 1000), (7, 5)), (500, 375), (64, 64)))
+@pytest.mark.parametrize("size", essential_and_rare(((375, 500), (100, 1000), (7, 5)), (500, 375), (64, 64)))
 def test_crops_are_distributed_as_defined(size: tuple[int, int]):
     drawn = windows(size, DATA.crop_area)
     rng = random.Random(0)
@@ -382,7 +384,7 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("phase", ["train", "eval"])
-def test_a_bad_image_is_named_in_a_one_line_error(refused: dict[str, dict[str, str]], kind: str, phase: str):
+def test_a_one_line_error_names_a_bad_image(refused: dict[str, dict[str, str]], kind: str, phase: str):
     assert refused[phase][kind].startswith(BAD[kind][1])
     assert "\n" not in refused[phase][kind]
 
@@ -436,7 +438,7 @@ def test_an_exception_of_the_producer_is_raised_after_the_batches_before(table: 
     assert caught.value is failure
 
 
-def test_a_folder_in_place_of_an_image_is_named(tmp_path: Path):
+def test_an_error_names_a_folder_in_place_of_an_image(tmp_path: Path):
     (tmp_path / "folder.JPEG").mkdir()
     with pytest.raises(InputError, match=r"folder.JPEG: cannot be read \(a directory, not a regular file\)"):
         list(table_of(tmp_path, ["folder.JPEG"]).eval_batches(EvalOrder(1, 1), DATA))
@@ -527,7 +529,7 @@ def test_bad_arguments_are_refused_at_once(table: ExampleTable, seed: int, image
 
 
 def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
-    with pytest.raises(InputError, match="an order of 12 examples for 11"):
+    with pytest.raises(InputError, match="an order of 12 examples, but the data set has 11"):
         table.eval_batches(EvalOrder(12, 6), DATA)
     with pytest.raises(InputError, match="data.resize=23: validation crops data.image_size=24 pixels"):
         table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), DataConfig(image_size=24, resize=23))

@@ -91,7 +91,7 @@ def test_val_and_test_images_are_in_one_folder(tree):
     check_labelled(val, "validation data")
     with pytest.raises(InputError) as caught:
         check_labelled(listing, "validation data")
-    expected = f"validation data: {listing.name(0)} has no label (2 of 2 images without); give data with labels"
+    expected = f"validation data: {listing.name(0)} has no label (2 of 2 images have none); give data with labels"
     assert str(caught.value).startswith(expected)
 
 
@@ -195,7 +195,7 @@ def test_an_invalid_selection_raises_a_one_line_error(tree, classes, expected):
 
 
 def test_a_selection_without_examples_is_refused():
-    assert "none of 2 examples, the first of which is /d/0, is of the 1 selected" in message(
+    assert "no example has one of the 1 selected classes (2 examples, the first is /d/0)" in message(
         small_table([1, 2]).select, "3:4"
     )
     assert "there are 0 classes" in message(chosen_classes, "0:1", ())
@@ -345,7 +345,8 @@ GOOD = "ok,n01 1 2 3 4\n"
         ("a,n01 1 2 3 4,n01 1 2 3 4", "3 of 2 fields"),
         (
             "a,",
-            "PredictionString '' is incomplete: it has 0 words, and each box needs 5; write 'synset x1 y1 x2 y2' a box",
+            "PredictionString '' is incomplete: it has 0 words, and each box needs 5; write 'synset x1 y1 x2 y2' "
+            "for each box",
         ),
         ("a,n01 1 2 3", "PredictionString 'n01 1 2 3' is incomplete: it has 4 words"),
         ("a,n01 1 2 3 4 n01 1 2", "is incomplete: it has 8 words"),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.cases import few
+from support.cases import essential_and_rare
 from support.images import encode
 from support.streams import waves
 
@@ -95,7 +95,7 @@ class TinyGray(SmallSet):
 
 
 class TinyColor(SmallSet):
-    """A set like cifar10, with a validation split beside the test split."""
+    """A set like cifar10, with a validation split in addition to the test split."""
 
     kind = tfds.features.Image(shape=(32, 32, 3), encoding_format="png")
     image = staticmethod(color)
@@ -183,7 +183,7 @@ def test_png_pixels_equal_those_of_the_builder(prepared: Path, file_format: str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file_format", few(("tfrecord",), "array_record"))
+@pytest.mark.parametrize("file_format", essential_and_rare(("tfrecord",), "array_record"))
 def test_jpeg_files_equal_those_of_the_builder(prepared: Path, file_format: str):
     """The bytes are unchanged, and the pixels equal those of PIL where they are neither cropped nor resized."""
     table = read_tfds("tiny_photos", "train", prepared / file_format)
@@ -257,10 +257,10 @@ def test_a_set_is_found_by_its_version_or_its_config(prepared: Path, tmp_path: P
     assert "prepared there: with_config/fancy;" in fault("with_config/plain", "val")
 
 
-def test_a_set_that_is_not_prepared_is_named_with_the_command(prepared: Path, tmp_path: Path):
+def test_an_error_for_an_unprepared_set_gives_the_command_that_prepares_it(prepared: Path, tmp_path: Path):
     home = prepared / "tfrecord"
     message = fault("tiny_grey", "train", home)
-    assert message.startswith(f"{home}: no prepared set 'tiny_grey', did you mean 'tiny_gray'?")
+    assert message.startswith(f"{home}: no prepared data set 'tiny_grey', did you mean 'tiny_gray'?")
     assert "prepared there: tiny_color, tiny_gray, tiny_photos" in message
     assert message.endswith(f"tfds.builder('tiny_grey', data_dir='{home}').download_and_prepare()\"")
     assert "prepared there: tiny_color:1.0.0" in fault("tiny_gray:2.0.0", "train", home)
@@ -309,7 +309,7 @@ class OnlyTrain(SmallSet, skip_registration=True):
     splits = ONLY_TRAIN
 
 
-def test_a_set_that_is_no_image_classification_is_named(tmp_path: Path):
+def test_an_error_names_a_set_that_is_no_image_classification(tmp_path: Path):
     for builder, features in (
         (NoLabel, "image (Image)"),
         (TwoImages, "image (Image), label (ClassLabel), mask (Image)"),
@@ -317,11 +317,11 @@ def test_a_set_that_is_no_image_classification_is_named(tmp_path: Path):
     ):
         root = prepare(builder, tmp_path)
         message = fault(builder.name, "train", tmp_path)
-        assert message.startswith(f"{root}: not a set of images") and f"its features are {features};" in message
+        assert message.startswith(f"{root}: not a data set of images") and f"its features are {features};" in message
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
-def test_a_split_without_labels_is_named(tmp_path: Path, file_format: str):
+def test_an_error_names_a_split_without_labels(tmp_path: Path, file_format: str):
     root = prepare(Unlabelled, tmp_path, file_format)
     message = fault("unlabelled", "train", tmp_path)
     assert message.startswith(str(root)) and "the label -1 is not one of the 3 classes (5 such records)" in message
@@ -329,7 +329,7 @@ def test_a_split_without_labels_is_named(tmp_path: Path, file_format: str):
     assert name.partition(", record")[0] in map(str, shards_of(tmp_path)) and position.isdecimal()
 
 
-def test_a_label_that_overflows_32_bits_is_named(prepared: Path, tmp_path: Path):
+def test_an_error_names_a_label_that_overflows_32_bits(prepared: Path, tmp_path: Path):
     shutil.copytree(prepared / "tfrecord/tiny_gray", tmp_path / "tiny_gray")
     shard = shards_of(tmp_path)[0]
     records = [
@@ -342,14 +342,16 @@ def test_a_label_that_overflows_32_bits_is_named(prepared: Path, tmp_path: Path)
     assert "the label 4294967296 is not one of the 3 classes (1 such" in fault("tiny_gray", "train", tmp_path)
 
 
-def test_a_missing_split_is_named(tmp_path: Path):
+def test_an_error_names_a_missing_split(tmp_path: Path):
     root = prepare(OnlyTrain, tmp_path)
-    assert fault("only_train", "val", tmp_path).startswith(f"{root}: no split validation or test; the set has: train;")
+    assert fault("only_train", "val", tmp_path).startswith(
+        f"{root}: no split validation or test; the data set has: train;"
+    )
 
 
-def test_a_damaged_description_is_named(copy: Path):
+def test_an_error_names_a_damaged_description(copy: Path):
     (shards_of(copy)[0].parent / "features.json").write_text("{")
-    assert fault("tiny_gray", "train", copy).startswith(f"{copy}: the set 'tiny_gray' cannot be opened (")
+    assert fault("tiny_gray", "train", copy).startswith(f"{copy}: the data set 'tiny_gray' cannot be opened (")
 
 
 def test_the_second_opening_reads_no_record(copy: Path):
@@ -393,7 +395,7 @@ def test_the_library_still_reads_a_set_with_an_index(prepared: Path):
 
 
 @pytest.mark.parametrize("damage", ["half", "empty", "missing", "noise"])
-def test_a_shard_that_is_not_whole_is_named(copy: Path, damage: str):
+def test_an_error_names_a_shard_that_is_not_whole(copy: Path, damage: str):
     shard = shards_of(copy)[1]
     content = shard.read_bytes()
     if damage == "missing":
@@ -420,14 +422,14 @@ def test_each_incomplete_shard_is_reported_and_the_others_are_read(copy: Path):
     assert fault("tiny_gray", "train", copy).startswith(str(second)) and not list(copy.rglob("*.jaxddp-index"))
 
 
-def test_a_shard_cut_between_two_records_is_named(prepared: Path, tmp_path: Path):
+def test_an_error_names_a_shard_cut_between_two_records(prepared: Path, tmp_path: Path):
     shutil.copytree(prepared / "tfrecord/tiny_gray", tmp_path / "tiny_gray")
     table = read_tfds("tiny_gray", "train", tmp_path)
     shard = shards_of(tmp_path)[0]
     assert table.offset is not None
     with shard.open("r+b") as file:
         file.truncate(int(table.offset[2]))
-    assert fault("tiny_gray", "train", tmp_path).startswith(f"{shard}: 2 records, where the set's description has 8")
+    assert fault("tiny_gray", "train", tmp_path).startswith(f"{shard}: 2 records, but the data set's description has 8")
 
 
 @pytest.mark.slow
@@ -474,7 +476,7 @@ def test_reading_is_quiet_and_needs_no_network_and_no_gpu(prepared: Path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_two_classes_that_look_alike_are_named(copy: Path):
+def test_an_error_names_two_classes_that_look_alike(copy: Path):
     (labels,) = copy.rglob("label.labels.txt")
     first, *_, last = labels.read_text().splitlines()
     labels.write_text(labels.read_text().replace(last, f"{first}\u200b"))

@@ -57,7 +57,7 @@ def test_the_choice_of_a_class_follows_from_the_seed_and_the_class_alone():
     assert rows[0][:8].tolist() == [4, 7, 17, 18, 23, 27, 28, 38]
 
 
-def test_a_class_with_too_few_examples_is_named():
+def test_an_error_names_a_class_with_too_few_examples():
     with pytest.raises(InputError, match="data.labels_per_class=3: there are 2 examples of class 'b'; give at most 2$"):
         few_labels(table_of([0] * 5 + [1] * 2 + [2, 3, 4] * 3), 3)
     with pytest.raises(InputError, match="there are 0 examples of class 'c'; leave it out, by data.classes$"):

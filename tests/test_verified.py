@@ -237,7 +237,7 @@ def test_images_of_packed_sets_are_verified_again_after_a_change_of_their_shards
 
 def test_a_cache_file_does_not_grow_without_end(root: Path, monkeypatch: pytest.MonkeyPatch):
     # The bound is private. The test would need a million files to reach the real bound.
-    monkeypatch.setattr("jaxddp.data.soundness.sound_cache._MOST", 10)
+    monkeypatch.setattr("jaxddp.data.soundness.sound_cache._MAX_ENTRIES", 10)
     for _ in range(4):
         for path in root.rglob("*.JPEG"):
             os.utime(path)

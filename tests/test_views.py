@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.data import AS_THEY_ARE, random_table
+from support.data import NO_AUGMENTATION, random_table
 from support.networks import SmallNet
 from support.runs import setup_of
 from support.shared import sgd
@@ -48,7 +48,7 @@ def test_logits_in_bfloat16_are_averaged_in_float32():
 
 def setup(views: str, devices: int = 2):
     config = Config().replace(eval={"views": views})
-    return setup_of(SmallNet(), sgd(0.1), devices=devices, config=config, data=AS_THEY_ARE)
+    return setup_of(SmallNet(), sgd(0.1), devices=devices, config=config, data=NO_AUGMENTATION)
 
 
 @pytest.mark.slow

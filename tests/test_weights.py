@@ -1,5 +1,5 @@
-"""Weights of torchvision's and timm's networks are read and written. `torch_logits.py` runs on machines with
-PyTorch."""
+"""Weights of torchvision's and timm's networks are read and written. The comparison with PyTorch's own logits is in
+`torch_logits.py`, because it needs PyTorch."""
 
 import flax.linen as nn
 import jax.numpy as jnp
@@ -137,7 +137,7 @@ def test_scalars_and_integers_are_exported_and_read_back(tmp_path):
     assert largest_difference(again.state.params, setup.state.params) == 0
 
 
-def test_another_network_raises_a_one_line_error(tmp_path):
+def test_weights_of_another_network_raise_a_one_line_error(tmp_path):
     write(tmp_path / "w.safetensors", state_dict_of(small_resnet()))
     with pytest.raises(
         InputError, match=r"^\S+w.safetensors: 2 of the network's 4 arrays missing: params.Conv_0.bias, params"
@@ -157,7 +157,7 @@ def test_arrays_of_any_precision_are_read_and_converted(tmp_path, dtype):
     assert bias.dtype == jnp.float32 and np.array_equal(bias, arrays["bn1.bias"].astype(np.float32))
 
 
-def test_wrappers_around_a_state_dict_are_removed(tmp_path):
+def test_the_prefix_of_a_wrapped_module_is_removed_from_names(tmp_path):
     write(
         tmp_path / "w.safetensors", {f"module.{name}": array for name, array in state_dict_of(small_resnet()).items()}
     )
@@ -165,7 +165,7 @@ def test_wrappers_around_a_state_dict_are_removed(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_gives_the_weights_of_its_checkpoint(tmp_path, caplog):
+def test_weights_are_read_from_the_checkpoint_of_a_work_directory(tmp_path, caplog):
     table = random_table(24)
     setup = prepare_training(SmallNet(), table, 2, optax.adamw(0.1), 4, epochs=3)
     state, _ = train(softmax_cross_entropy, setup, workdir=tmp_path / "w", listeners=(), save_every="3 epochs")

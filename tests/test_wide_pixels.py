@@ -135,7 +135,7 @@ def test_whitening_has_the_same_patch_moments_in_sixteen_bits():
         ),
     ],
 )
-def test_fixed_properties_of_arrays_are_named(source: ArrayTable, data: dict, fault: str):
+def test_an_error_names_fixed_properties_of_arrays(source: ArrayTable, data: dict, fault: str):
     with pytest.raises(InputError, match=f"^{re.escape(fault)}"):
         source.check(DataConfig(**{**vars(PLAIN), **data}))
 

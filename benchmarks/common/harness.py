@@ -75,7 +75,7 @@ def take_steps(step: Callable[[State, Any], tuple[State, Any]], state: State, ba
 
 
 def time_steps(step: Callable[[State, Any], tuple[State, Any]], state: State, batches: Iterable[Any]) -> float:
-    """Return the seconds of one step for each batch, from a copy of the state."""
+    """Take one step for each batch, starting from a copy of the state, and return the total seconds."""
     state = copy(state)
     begin = time.perf_counter()
     take_steps(step, state, batches)
@@ -112,7 +112,7 @@ def machine() -> Figures:
 
 
 def table(comparisons: Mapping[str, Figures]) -> str:
-    """Format the images per second of every contender, and the ratio with its range over the rounds."""
+    """Format the speeds of all contenders, and the ratio of the two contenders' speeds with its range over rounds."""
     width = max(map(len, ["comparison", *comparisons])) + 2
     lines = [f"{'comparison':<{width}}{'contender':<18}{'images/s':>10}"]
     for comparison, results in comparisons.items():

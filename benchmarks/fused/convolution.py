@@ -146,7 +146,11 @@ def _norm(statistics: Pair, parameters: Pair, form: Form) -> Norm:
 
 
 def _gradients(norm: Norm, statistics: Pair, totals: Pair, count: int, form: Form) -> tuple[Pair, NormGradient]:
-    """Return the gradients by scale, bias and input of a norm, from sums of the gradient by its result."""
+    """Return the gradients with respect to scale, bias and input of a norm.
+
+    Args:
+        totals: The sums over rows of the gradient g with respect to the norm's output, and of g * (x - mean).
+    """
     (total, moment), deviation = totals, lax.rsqrt(statistics[1] + form.epsilon)
     norm_gradient = NormGradient(norm, *statistics_gradient(totals, deviation, count, form.axis_name))
     return (moment * deviation, total), norm_gradient

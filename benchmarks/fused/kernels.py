@@ -1,9 +1,9 @@
 """The three matrix products of a 1x1 convolution between two batch norms, as Pallas kernels for a GPU.
 
 Each kernel reads a norm's input and normalizes it in registers, so that neither the normalized images nor the gradient
-by the convolution's output are written to memory. In registers it also sums the statistics that the following norm
-needs. Images are matrices [M, K] or [M, F] with a row for each pixel; the kernel is [K, F]. Accumulation is in float32
-or wider. On a GPU float32 is rounded to TF32 before products, as in the library.
+with respect to the convolution's output are written to memory. In registers it also sums the statistics that the
+following norm needs. Images are matrices [M, K] or [M, F] with a row for each pixel; the kernel is [K, F].
+Accumulation is in float32 or wider. On a GPU float32 is rounded to TF32 before products, as in the library.
 
 M, K and F are arbitrary: a block that extends past the end of an array is masked. The sizes of blocks fit into the
 registers of 8 warps; other sizes were not timed.
@@ -33,7 +33,7 @@ COMPILER = plgpu.CompilerParams(num_warps=8, num_stages=3)
 
 
 class Norm(NamedTuple):
-    """(x - mean) multiplier + bias; each float32[C]."""
+    """The norm (x - mean) * multiplier + bias; each field is float32[C]."""
 
     mean: jax.Array
     multiplier: jax.Array
@@ -41,7 +41,10 @@ class Norm(NamedTuple):
 
 
 class NormGradient(NamedTuple):
-    """The gradient by a norm's input: multiplier (gradient - shift - (x - mean) slope); each float32[C]."""
+    """The gradient with respect to a norm's input: multiplier * (gradient - shift - (x - mean) * slope).
+
+    `shift` and `slope` are float32[C].
+    """
 
     norm: Norm
     shift: jax.Array
@@ -49,7 +52,7 @@ class NormGradient(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """The gradient by the result of the norm after a convolution, [M, F], and the convolution's result y, [M, F]."""
+    """The gradient with respect to the output of the norm after a convolution, and the convolution's output y."""
 
     gradient: jax.Array
     y: jax.Array
@@ -59,11 +62,11 @@ class Incoming(NamedTuple):
 def convolve(
     x: jax.Array, before: Norm | None, kernel: jax.Array, *, interpret: bool = False
 ) -> tuple[jax.Array, Pair]:
-    """Compute y = relu(normalized(x)) kernel, [M, F], and the sums of y and of its squares over rows, float32[F].
+    """Compute y = relu(normalized(x)) @ kernel, [M, F], and the sums of y and of its squares over rows, float32[F].
 
     Args:
         x: [M, K].
-        before: The norm of x, which a ReLU follows; None uses x itself.
+        before: The normalization of x, followed by a ReLU. If None, x is used unchanged.
         interpret: Whether to compute by plain operations, on any platform.
     """
     (pixels, _), features = x.shape, kernel.shape[1]
@@ -89,14 +92,14 @@ def image_gradient(
     relu: bool,
     interpret: bool = False,
 ) -> tuple[jax.Array, Any]:
-    """Compute the gradient by the normalized input of `convolve`, before its ReLU, [M, K].
+    """Compute the gradient with respect to the normalized input of `convolve`, before the input's ReLU, [M, K].
 
     Args:
         inputs: x and its norm, or None without a norm.
         relu: Whether a ReLU follows the norm of y.
 
     Returns:
-        The gradient; and the sums over rows of it and of it times (x - mean), float32[K] each, or () without a norm.
+        The gradient g; and the sums over rows of g and of g * (x - mean), float32[K] each, or () without a norm.
     """
     y, depth = incoming.y, kernel.shape[0]
     pixels = len(y)
@@ -116,7 +119,10 @@ def image_gradient(
 def kernel_gradient(
     x: jax.Array, before: Norm | None, incoming: Incoming, *, relu: bool, interpret: bool = False
 ) -> jax.Array:
-    """Compute the gradient by the kernel of `convolve`, float32[K, F]. Arguments as in `image_gradient`."""
+    """Compute the gradient with respect to the kernel of `convolve`, float32[K, F].
+
+    The arguments are those of `image_gradient`.
+    """
     (pixels, depth), features = x.shape, incoming.y.shape[1]
     grid = (pl.cdiv(features, block_length(features, COLUMNS)), pl.cdiv(depth, block_length(depth, ROWS)))
     blocks = pl.cdiv(pixels, block_length(pixels, DEPTH))

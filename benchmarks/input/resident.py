@@ -12,7 +12,7 @@ There are three comparisons, each of contenders that alternate in one process on
 - arrays: the same regression against batches gathered from arrays in host memory. The smaller the batch, the larger
   the fraction of a step that the transfer to the device takes.
 
-In the last two comparisons, the contenders must first compute the same losses.
+In the last two comparisons, both contenders must first compute the same losses.
 """
 
 import argparse
@@ -42,7 +42,8 @@ from jaxddp.training.listeners.history import History
 from jaxddp.training.loop import fit
 
 EXAMPLES, CLASSES, SIZE, WIDTH = 10_000, 10, 32, 16
-FEWER_FROM_FILES = 10
+FILE_STEPS_DIVISOR = 10
+"""The comparison with files takes `--linear-steps` divided by this number, because its stream is slow."""
 INPUT_BATCH = 128
 INPUT_TARGET, LINEAR_TARGET = 0.97, 5.0
 LOG_STEPS = 50
@@ -64,7 +65,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_photographs(Path(folder), EXAMPLES, SIZE)
         files = photograph_table(Path(folder), EXAMPLES)
-        steps = max(options.linear_steps // FEWER_FROM_FILES, 10)
+        steps = max(options.linear_steps // FILE_STEPS_DIVISOR, 10)
         report["comparisons"]["files"] = compare_linear(
             files, options.rounds, steps, options.linear_batch, LINEAR_TARGET
         )

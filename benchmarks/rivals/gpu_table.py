@@ -103,7 +103,7 @@ def _shares(plan: Plan, name: str, speed: float, label: str) -> Iterator[str]:
 def _levers(plan: Plan) -> Iterator[str]:
     for number, (key, results) in enumerate(plan.table.below("levers/").items()):
         if not number:
-            yield f"{'lever':<98}{'ms a step':>10}{'ratio':>8}   rounds"
+            yield f"{'variant':<98}{'ms a step':>10}{'ratio':>8}   rounds"
         each = results["ratio_of_each_round"]
         ratio = f"{results['ratio']:>8.3f}   {min(each):.3f} to {max(each):.3f}"
         yield f"{key[:96]:<98}{1000 * results['step']:>10.2f}{ratio}"

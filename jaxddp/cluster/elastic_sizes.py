@@ -33,7 +33,7 @@ def valid_machine_counts(config: Config | None, options: Launch, processes: int,
     problems = {size: sharing_problem(config, size * processes, devices) for size in sizes}
     allowed = [size for size in sizes if problems[size] is None]
     if not allowed:
-        raise InputError(f"--nodes {options.nodes}: {problems[least]}; no number of machines can share it")
+        raise InputError(f"--nodes {options.nodes}: {problems[least]}, and no other number of machines is possible")
     if excluded := [size for size in sizes if problems[size] is not None]:
         listed = ", ".join(map(str, excluded))
         problem = f"the job cannot run on {listed} machines: {problems[excluded[0]]}"

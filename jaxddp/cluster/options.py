@@ -58,9 +58,9 @@ class Launch:
     cores: Annotated[int, Range(0, 100_000)] | None = None
     """Cores for each process: by default an even share without GPUs, and all cores with GPUs. 0 means all cores."""
     grace: Annotated[float, Range(0, 1_000_000)] = 10.0
-    """Seconds between SIGTERM and SIGKILL for the other processes after one fails."""
+    """After a process fails, seconds between SIGTERM and SIGKILL for the other processes."""
     save_grace: Annotated[float, Range(0, 1_000_000)] = 120.0
-    """Seconds between SIGTERM and SIGKILL after Ctrl-C or SIGTERM, in which every process saves."""
+    """After Ctrl-C or SIGTERM, seconds that every process has to save before it is killed."""
 
     @property
     def machines(self) -> Machines:

@@ -8,7 +8,7 @@ from jaxddp.core.errors import InputError, Preempted
 
 LONGEST_DELAY = 60.0
 LONG_RUN = 600.0
-"""After a start that lasts this many seconds, the delays begin again at the shortest."""
+"""After an attempt that ran for at least this many seconds, the delays begin again at the shortest."""
 PREEMPTED, BAD_INPUT = Preempted.exit_code, InputError.exit_code
 STOPPED_BEFORE_TRAINING = 128 + signal.SIGTERM
 """The exit code of a process that received SIGTERM before it began to train."""
@@ -22,14 +22,14 @@ class End:
         code: 0 after success; the exit code of the first process that failed, or 128 plus its signal; 75 if the
             processes saved and stopped on request.
         cause: the process that failed, with its exit code; or the signal that the launcher received.
-        asked: whether the launcher received a signal.
-        quits: whether the user's code ended a process, so that a restart would end in the same way.
+        stop_requested: whether the launcher received a signal.
+        user_exit: whether the user's code called exit in a process; a restart would then end in the same way.
     """
 
     code: int
     cause: str
-    asked: bool = False
-    quits: bool = False
+    stop_requested: bool = False
+    user_exit: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Budget:
     in_a_row: int = 0
 
     def after_failure(self, seconds: float) -> "Budget | None":
-        """Return the budget after a start that failed after this many seconds; None if no restart is left."""
+        """Return the budget after an attempt that failed after this many seconds; None if no restart is left."""
         if self.used == self.most:
             return None
         return replace(self, used=self.used + 1, in_a_row=1 if seconds >= LONG_RUN else self.in_a_row + 1)
@@ -88,9 +88,9 @@ def decide(
     """
     if all(end.code == 0 for end in ends.values()):
         return 0
-    leaving = [machine for machine, end in ends.items() if end.asked]
+    leaving = [machine for machine, end in ends.items() if end.stop_requested]
     code = PREEMPTED if failure is None else failure.code
-    if code == BAD_INPUT or any(end.quits for end in ends.values()) or (leaving and (0 in leaving or not elastic)):
+    if code == BAD_INPUT or any(end.user_exit for end in ends.values()) or (leaving and (0 in leaving or not elastic)):
         return code
     if leaving:
         names = " and ".join(f"machine {machine}" for machine in sorted(leaving))

@@ -16,8 +16,8 @@ from jaxddp.job.work_status import STATUS_PIPE, WorkStatus
 _STARTER = Path(__file__).with_name("starter.py")
 _DUPLICATE_ID = "tried to connect with a different incarnation"
 _DUPLICATE_CAUSE = (
-    "a process with that id was started twice, or a process outside the job reached JAX's own port, which a private "
-    'network prevents: docs/scaling.md, "Trust"'
+    "a process with that id was started twice, or a process outside the job reached JAX's own port; a private "
+    'network prevents this: docs/scaling.md, "Trust"'
 )
 _OTHER_CAUSE = "another process ended; see its log"
 

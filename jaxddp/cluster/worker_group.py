@@ -165,22 +165,22 @@ class WorkerGroup:
 
     def _conclude(self) -> End:
         codes = {worker.code for worker in self.workers}
-        asked, left = self._received_signal is not None, self._running()
+        stop_requested, left = self._received_signal is not None, self._running()
         for worker in left:
             say(f"process {worker.rank}: SIGKILL does not end it; it waits in the kernel (for a disk or GPU?)")
         if self._first_failed is not None:
             return self._end_of(self._first_failed)
         if left:
-            return End(1, f"process {left[0].rank}: cannot be killed", asked)
+            return End(1, f"process {left[0].rank}: cannot be killed", stop_requested)
         if codes <= {0, PREEMPTED}:
-            return End(max(code or 0 for code in codes), "asked to stop", asked)
+            return End(max(code or 0 for code in codes), "asked to stop", stop_requested)
         assert self._received_signal is not None
-        return End(_exit_code(-self._received_signal), self._received_signal.name, asked)
+        return End(_exit_code(-self._received_signal), self._received_signal.name, stop_requested)
 
     def _end_of(self, worker: Worker) -> End:
         # The other processes ended because of this one, so their exit codes do not matter.
-        quits = any(each.has_quit for each in self.workers)
-        return End(_exit_code(worker.code or 0), str(worker), self._received_signal is not None, quits)
+        user_exit = any(each.has_quit for each in self.workers)
+        return End(_exit_code(worker.code or 0), str(worker), self._received_signal is not None, user_exit)
 
 
 def _exit_code(code: int) -> int:

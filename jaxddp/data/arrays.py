@@ -192,7 +192,7 @@ def _array(name: str, values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
     except ValueError as error:
-        raise InputError(f"{name}: not an array ({error}); give all of them one shape") from None
+        raise InputError(f"{name}: not an array ({error}); give all rows the same shape") from None
 
 
 def check_class_names(names: Any) -> None:
@@ -237,8 +237,8 @@ def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> Non
     if labels.ndim == 2:
         if labels.shape != (num_examples, num_classes):
             raise InputError(
-                f"labels of shape {labels.shape} for {counted(num_examples, 'image')}: give one label per image, or, "
-                f"where it may have several, a row of {num_classes}, one a class"
+                f"labels of shape {labels.shape} for {counted(num_examples, 'image')}: give one label per image, "
+                f"or, if images may have several labels, a row of {num_classes} numbers per image, one per class"
             )
         wrong = np.argwhere((labels != 0) & (labels != 1))
         if len(wrong):

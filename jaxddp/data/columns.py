@@ -41,6 +41,7 @@ def check_order(examples: Sized, order: Order, shard: Shard) -> None:
     """Raise `InputError` if an order does not fit the examples or the shard."""
     if order.num_examples != len(examples):
         raise InputError(
-            f"an order of {counted(order.num_examples, 'example')} for {len(examples)}: make an order for this data set"
+            f"an order of {counted(order.num_examples, 'example')}, but the data set has "
+            f"{len(examples)}: make an order for this data set"
         )
     shard.of(order.rows(0))

@@ -96,8 +96,8 @@ class Labels:
             rows = np.flatnonzero(values >= 0)
         if not len(rows):
             raise InputError(
-                f"classes {show(classes)}: none of {counted(len(self.values), 'example')}, the first of which is "
-                f"{first}, is of the {len(chosen)} selected; select other classes"
+                f"classes {show(classes)}: no example has one of the {len(chosen)} selected classes "
+                f"({counted(len(self.values), 'example')}, the first is {first}); select other classes"
             )
         ids, names = (tuple(all_of[label] for label in chosen) for all_of in (self.ids, self.names))
         return chosen, rows, Labels(values[rows], ids, names)
@@ -164,9 +164,9 @@ class LabelSets:
         if len(several):
             names = ", ".join(class_names[label] for label in self.members[several[0]])
             raise InputError(
-                f"{self.file}:{self.line[several[0]]}: several labels ({names}), and packing takes one per row "
+                f"{self.file}:{self.line[several[0]]}: several labels ({names}), but packing accepts one label per row "
                 f"({len(several)} of {len(self.members)} rows have several)",
-                advice=("keep one label a row, or set ", Key("data.classes"), " to classes of which no row has two"),
+                advice=("keep one label per row, or set ", Key("data.classes"), " to classes of which no row has two"),
             )
 
 

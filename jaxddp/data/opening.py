@@ -88,7 +88,7 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, Sou
             raise InputError(
                 Key("data.val_share", data.val_share, f"{data.val_share:g}"),
                 f": {where} has its own validation split",
-                advice=("leave ", Key("data.val_share"), " out, which is for folders, CSV and Parquet without one"),
+                advice=("leave ", Key("data.val_share"), " out, which is for data without this split"),
             )
         return _open_each_split(data_format, place, str(where))
     if data.val_share is None:

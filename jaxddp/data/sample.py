@@ -35,7 +35,7 @@ def write_sample(name: str, out: str | Path) -> Path:
     if (place.is_dir() and any(place.iterdir())) or (place.exists() and not place.is_dir()):
         if all((place / file).is_file() for file in sample):
             return place
-        raise InputError(f"{place}: holds something else than the sample {name!r}; give a new folder")
+        raise InputError(f"{place}: does not hold the sample {name!r}; give a new folder")
     with files.whole_folder(place) as temporary:
         for file, content in sample.items():
             (temporary / file).parent.mkdir(parents=True, exist_ok=True)

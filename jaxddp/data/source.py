@@ -189,7 +189,7 @@ def check_labelled(source: Examples, what: str) -> None:
         return
     raise InputError(
         f"{what}: {source.name(int(unknown[0]))} has no label ({len(unknown)} of {counted(len(source), 'image')} "
-        "without); give data with labels, or predict their classes instead"
+        "have none); give data with labels, or predict their classes instead"
     )
 
 

@@ -145,7 +145,9 @@ class StoredTable:
             return self
         left = np.delete(np.arange(len(self)), rows)
         if not len(left):
-            raise InputError(f"{self.name(0)}: neither this nor any other {self.made_of} can be used; mend one of them")
+            raise InputError(
+                f"{self.name(0)}: this {self.made_of} cannot be used, and no other can; repair at least one"
+            )
         return self.rows(left)
 
     def without_links_out(self, where: Callable[[int], str], refuse: Refuse) -> Self:
@@ -153,7 +155,7 @@ class StoredTable:
 
         Args:
             where: returns the file and line of the listing that contain a row of this table, for messages.
-            refuse: a callback with a message for each of these examples.
+            refuse: is called with a message for each of these examples.
         """
         faults = links_out(self.store.root, self.path) if self.store.root else []
         for row, fault in faults:

@@ -52,7 +52,7 @@ def few_labels(table: SourceTable, per_class: int, seed: int = 0) -> SourceTable
     """
     labels = labels_of(table)
     if labels.several:
-        raise InputError(Key("data.labels_per_class"), " takes one label per image, and the training data have several")
+        raise InputError(Key("data.labels_per_class"), " takes one label per image, but the training data have several")
     counts = labels.counts
     if (least := int(counts.min())) < per_class:
         name = show(labels.ids[int(counts.argmin())])

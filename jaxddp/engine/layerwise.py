@@ -53,7 +53,7 @@ def with_factors(optimizer: optax.GradientTransformation, factors: Mapping[str, 
 
 
 def thawing(optimizer: optax.GradientTransformation, first_steps: Mapping[str, int]) -> optax.GradientTransformation:
-    """Wrap an optimizer so that each parameter in `first_steps`, by path, is trained from its first step on.
+    """Wrap an optimizer so that a parameter is trained only from the step that `first_steps` gives for its path.
 
     Before this step the parameter does not change, but the optimizer receives its gradients. Without these gradients
     Adam's moments would be zero at the first step, when the bias correction no longer has an effect. The first updates

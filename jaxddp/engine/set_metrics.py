@@ -115,7 +115,7 @@ def check_set_metric(metric: Any, name: str, labels: LabelKind) -> tuple[str, ..
             numbers for a divided batch than for the whole batch.
     """
     if callable(getattr(metric, "sums", None)) is callable(getattr(metric, "examples", None)):
-        raise InputError(f"{name}: a metric over a set has the method sums or examples beside finish; give one of them")
+        raise InputError(f"{name}: a metric over a set needs finish and either sums or examples; give one of the two")
     logits, batch_labels = next(random_batches(labels))
     cut = len(logits) // 2
     try:

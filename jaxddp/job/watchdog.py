@@ -160,7 +160,10 @@ class Watchdog:
                 self._report_stuck()
 
     def _send_loss(self, loss: Loss) -> None:
-        """Send a loss to process 0, or from process 0 to all others, even to a stuck process."""
+        """Send a loss to all connected processes, even to a stuck one.
+
+        Process 0 is connected to all others, and they only to process 0.
+        """
         for connection in self._connections.values():
             connection.send(Lost(loss.process, loss.reason, loss.code, loss.stacks))
 

@@ -137,7 +137,8 @@ def check_length(before: Config, after: Config) -> None:
     if before.train.lookahead is not None:
         raise InputError(
             Key("train.lookahead"),
-            f": a run of {before.train.duration} ends with the slow weights, {changed}",
+            f": the setup was prepared for a run of {before.train.duration}, whose last step takes over "
+            f"the slow weights, {changed}",
             advice="give the new length to prepare_training",
         )
     unfreeze_times = before.model.unfreeze_times.items()

@@ -84,7 +84,7 @@ class Distillation:
         if signature.multi_label:
             raise InputError(
                 Key.plain("objective.name", "distillation"),
-                " takes one label per image, and the training data have several",
+                " takes one label per image, but the training data have several",
             )
         teacher, expected = self.teacher, self.teacher.signature
         if expected.class_ids != signature.class_ids:

@@ -97,7 +97,7 @@ class FixMatch:
         if supervised.loss.labels.several:
             raise InputError(
                 _NAME,
-                " takes one label per image, and the training data have several",
+                " takes one label per image, but the training data have several",
             )
         objective = _FixMatchObjective(supervised, self.settings)
         try:

@@ -85,7 +85,7 @@ def check_requested_metrics(listeners: Iterable[Any], labels: LabelKind) -> None
 def _check_supported(name: str, where: Words, advice: str, labels: LabelKind) -> None:
     if not _supports(METRICS.get(name), labels):
         in_data, supported = ("several", "one label") if labels.several else ("one", "several labels")
-        raise InputError(where, f": {name} takes {supported} per image, and the data have {in_data}", advice=advice)
+        raise InputError(where, f": {name} takes {supported} per image, but the data have {in_data}", advice=advice)
 
 
 def _supports(metric: Any, labels: LabelKind) -> bool:

@@ -93,7 +93,7 @@ def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> 
 
 
 def metrics_of(config: Config, data: TrainingData, user_object: ObjectSource) -> Mapping[str, Metric | SetMetric]:
-    """Make the metrics beside the loss, by name. Raises: InputError."""
+    """Make the metrics in addition to the loss, by name. Raises: InputError."""
     metrics = configured_metrics(config, data.labels)
     custom = user_object("metrics", config)
     if custom is None:

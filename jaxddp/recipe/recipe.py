@@ -26,7 +26,7 @@ class Recipe:
         eval_loss: the loss of evaluation, with class weights and without label smoothing.
         objective: a function that takes the supervised objective, which includes the loss, and returns the function
             that a step minimizes.
-        metrics: metrics beside the loss, by name.
+        metrics: metrics in addition to the loss, by name.
         augmentation: a function that augments one image after the config's augmentation.
         parts: optional parts of the step.
         initialize: a function of the initial (params, model_state) that returns new ones.

@@ -25,8 +25,8 @@ class EvalConfig:
     limit: Count | None = None
     """Validate on at most this many examples, with the same proportions of classes. If None, all."""
     metrics: tuple[str, ...] = ("top1", "top5")
-    """Metrics beside the loss, in training and validation. A top-k metric is left out if the data have no more than k
-    classes."""
+    """Metrics in addition to the loss, in training and validation. A top-k metric is left out if the data have no more
+    than k classes."""
     views: Views = "one"
     """Test-time augmentation: average the logits of an image and its mirror image ("mirror"), or also of copies shifted
     by one pixel ("mirror_translate"). The cost is two or six times the cost of "one"."""
@@ -45,8 +45,8 @@ class CheckpointConfig:
     keep: Period = 2
     """Number of recent checkpoints to keep."""
     best: str = "val top1"
-    """Metric that selects the best checkpoint, also for `train.stop_after`: "val" and a metric, such as "val loss", or
-    "val_ema" and a metric, for the averaged parameters (`train.ema`)."""
+    """Metric that selects the best checkpoint, and that `train.stop_after` watches. Write "val" and a metric, such as
+    "val loss"; or "val_ema" and a metric, for the averaged parameters (`train.ema`)."""
     best_is: Literal["min", "max"] | None = None
     """Whether a lower ("min") or a higher ("max") value of that metric is better. If None, lower for the loss and the
     calibration error, higher for all other metrics."""

@@ -122,8 +122,8 @@ class Groups:
         for layer, rate in self.rates.items():
             for other, other_rate in rates.items():
                 if _words(other) == _words(layer):
-                    problem = (f": {layer}:rate={rate:g}, and ", Key(rates_key), f" has {other}={other_rate:g}")
-                    raise InputError(Key(key), problem, advice="give one")
+                    problem = (f": {layer}:rate={rate:g}, but ", Key(rates_key), f" has {other}={other_rate:g}")
+                    raise InputError(Key(key), problem, advice="give only one")
 
 
 def longest_match(values: Mapping[str, T], name: str, default: T) -> T:
@@ -154,7 +154,7 @@ def assignments(pairs: Iterable[str], key: str, left_name: str = "LAYER") -> dic
             raise InputError(Key(key), f": {show(pair)}: expected {left_name}=VALUE")
         if repeated := [other for other in values if _words(other) == _words(layer)]:
             problem = f": {show(layer)} has two values, {values[repeated[0]]} and {value}"
-            raise InputError(Key(key), problem, advice="give one")
+            raise InputError(Key(key), problem, advice="give only one")
         values[layer] = value
     return values
 

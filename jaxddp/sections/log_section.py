@@ -23,10 +23,11 @@ class LogConfig:
     every: Duration = field(default_factory=lambda: Duration.parse("50 steps"))
     """How often to log the metrics of training."""
     to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
-    """Loggers by name. "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from it, "parameters"
-    lists the network's parameters in parameters.txt, "tensorboard" writes event files, "confusion" writes the last
-    validation's confusion matrix to confusion.csv, and "wandb" and "mlflow" log to Weights & Biases and MLflow, which
-    need the extra of the same name. If a logger other than "jsonl" fails, the run logs this and continues."""
+    """Loggers by name. "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from metrics.jsonl,
+    "parameters" lists the network's parameters in parameters.txt, "tensorboard" writes event files, "confusion" writes
+    the last validation's confusion matrix to confusion.csv, and "wandb" and "mlflow" log to Weights & Biases and
+    MLflow, which need the extra of the same name. If a logger other than "jsonl" fails, the run logs this and
+    continues."""
     project: str | None = None
     """Project for "wandb", experiment for "mlflow". If None, the tracker's environment variable, else "jaxddp"."""
     name: str | None = None

@@ -37,5 +37,5 @@ def _number(word: str, key: str) -> float:
     try:
         return real_number(word)
     except ValueError:
-        problem = f": {show(word)} is no number"
+        problem = f": {show(word)} is not a number"
         raise InputError(Key(key), problem, advice=f"give {BALANCED!r}, or a number for each class") from None

@@ -41,8 +41,8 @@ class ModelConfig:
     """The images that batch norm normalizes together in training: "local", each device's part of the batch; "sync", the
     global batch; "ghost:K", every K consecutive images, with the same result on any number of devices."""
     drop_path: Decay | None = None
-    """ViTs and ConvNeXts: stochastic depth. This is the probability that an example skips the last block; it grows
-    linearly from 0 at the first block."""
+    """ViTs and ConvNeXts: stochastic depth. The probability that an example skips a block grows linearly, from 0 at the
+    first block to this value at the last."""
     freeze: str | None = None
     """Layers that are not trained, by the beginning of their names: "conv1,layer1", or "all but fc" for a linear probe.
     Their batch norms use the running statistics and do not change them."""
@@ -55,7 +55,8 @@ class ModelConfig:
     weight_init: str | None = None
     """ResNets: initialization of the convolutions' kernels. "he_", "xavier_" (or "glorot_") or "lecun_" followed by
     "normal" or "uniform"; or "orthogonal", "zeros", "normal(0.02)" or "truncated_normal(0.02)" with a standard
-    deviation (by default 0.01; truncated at two standard deviations). The head is always normal(0.01)."""
+    deviation (by default 0.01; truncated at two standard deviations). The kernel of the head always has
+    normal(0.01)."""
     zero_init_last_scale: bool | None = None
     """ResNets: start each block as the identity, with zero scales in its last batch norm."""
     shortcut_norm: bool | None = None

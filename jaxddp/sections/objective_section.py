@@ -17,18 +17,19 @@ class ObjectiveConfig:
     # A key that only some objectives read is None by default; each of these objectives has its own default.
 
     name: str = "supervised"
-    """Name of an objective in jaxddp/objectives/: "supervised" (the loss of the labels), "distillation" or
+    """Name of an objective in jaxddp/objectives/: "supervised" (the loss on the labels), "distillation" or
     "fixmatch"."""
     teacher: str | None = None
     """Distillation: the work directory of the run that is the teacher. Its best checkpoint is used."""
     temperature: Temperature | None = None
     """Distillation: the logits of teacher and student are divided by this before they are compared."""
     teacher_share: Share | None = None
-    """Distillation: the weight of the teacher's part of the loss; the loss of the labels has 1 minus this weight."""
+    """Distillation: the weight of the teacher's part of the loss; the loss on the labels has the weight 1 minus
+    this."""
     unlabelled_ratio: Ratio | None = None
     """FixMatch: number of unlabelled images (`data.unlabelled`) in a step for each labelled image."""
     unlabelled_weight: Factor | None = None
-    """FixMatch: weight of the loss of the unlabelled images."""
+    """FixMatch: weight of the loss on the unlabelled images."""
     threshold: Share | None = None
     """FixMatch: lowest probability at which the class of a weakly augmented image becomes its pseudo-label."""
     strong_rand_augment: RandAugment | None = None

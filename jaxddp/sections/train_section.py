@@ -33,7 +33,7 @@ class TrainConfig:
     rounding."""
     max_bad_steps: Annotated[int, Range(0, 1_000_000)] = 10
     """A step with a non-finite gradient is skipped, and after this many skipped steps in a row the run ends. With 0, no
-    step is skipped: the first such step is taken, and the run ends. With float16, steps are always skipped, and the run
+    step is skipped: the run ends after the first such step. With float16, steps are always skipped, and the run
     ends at the first step whose gradient is not finite at any loss scale."""
     ema: Decay | None = None
     """Decay of an exponential moving average of the parameters, such as 0.999. The average is validated as "val_ema",
@@ -43,7 +43,7 @@ class TrainConfig:
     ema_every: Period = 1
     """Update the average once per this many steps, with the decay raised to the power of this number."""
     lookahead: Period | None = None
-    """Lookahead: each time this many steps are done (5 is usual), slow weights move toward the parameters, and the
+    """Lookahead: the number of steps (5 is usual) after which slow weights move toward the parameters, and the
     parameters are reset to the slow weights. If None, no Lookahead."""
     lookahead_decay: Share = 0.5
     """Fraction of the slow weights that each Lookahead update keeps."""

@@ -22,7 +22,7 @@ class Classifier:
     Attributes:
         model: the network, adapted to the platform; see `jaxddp.models.adapt.for_platform`.
         loss: the loss without label smoothing.
-        metrics: metrics beside the loss, by name.
+        metrics: metrics in addition to the loss, by name.
         preprocess: turns pixels into the network's input.
         views: the views of an image whose logits are averaged, see `eval.views`.
         topology: the devices.

@@ -113,7 +113,7 @@ def make_order(source: Source, config: Config) -> SampleOrder:
         labels = labels_of(source)
         if labels.several:
             raise InputError(
-                Key.plain("data.sampling", "balanced"), " takes one label per image, and the training data have several"
+                Key.plain("data.sampling", "balanced"), " takes one label per image, but the training data have several"
             )
         return BalancedOrder.of(labels.values, config.train.batch_size, config.seed)
     return SampleOrder(len(source), config.train.batch_size, config.seed)

@@ -155,7 +155,9 @@ class Feed:
             del self.resident[use]
         self._check_memory(missing)
         for use, source in missing.items():
-            out_of_memory = memory_errors(lambda use=use: f"as {use} images were placed", lambda: _SMALLER)
+            out_of_memory = memory_errors(
+                lambda use=use: f"while the {use} images were copied to the devices", lambda: _SMALLER
+            )
             with doing(f"placing {use} images on the devices"), out_of_memory:
                 self.resident[use] = Resident(source, self._decoded(use, source))
 
@@ -182,27 +184,27 @@ class Feed:
         """Iterate over this process's parts of the batches of some steps."""
         segments = iter([(steps, None)] if self.growth is None else self.growth.segments(steps))
         # Loading of the first segment starts at once. Each later segment starts when the segment before it is finished.
-        loaded = itertools.starmap(self._read_side, segments)
+        loaded = itertools.starmap(self._read_segment, segments)
         batches = itertools.chain(next(loaded, ()), itertools.chain.from_iterable(loaded))
         if self.unlabelled is None:
             return batches
         pairs = zip(batches, self.unlabelled._read(steps), strict=True)
         return (batch._replace(unlabelled=other) for batch, other in pairs)
 
-    def _read_side(self, steps: range, side: int | None) -> Iterator[Batch]:
+    def _read_segment(self, steps: range, side: int | None) -> Iterator[Batch]:
         """Iterate like `_read` over steps whose images have the same side; `side` is None if the size is constant."""
         data, resizing = (self.data, None) if side is None else self.loading_and_resizing(side)
         batches = self.source.train_batches(self.order, data, steps, self.shard, self.substitutes)
         return batches if resizing is None else (batch._replace(side=resizing) for batch in batches)
 
     def _stacked(self, steps: range) -> Batch:
-        """Return the columns of several steps without images, stacked; see `stacked_columns`."""
+        """Return the columns of several steps, stacked and without the images; see `stacked_columns`."""
         batch = stacked_columns(self.source.labels, self.order, steps, self.shard)
         side = None if self.growth is None else self.loading_and_resizing(self.growth.side(steps[0]))[1]
         return batch._replace(side=side, unlabelled=self.unlabelled and self.unlabelled._stacked(steps))
 
     def _data_for(self, use: str) -> DataConfig:
-        """Return the config that loads the images for the devices."""
+        """Return the config with which the images of a use are loaded for the devices."""
         return self.data.of_evaluation if use == VALIDATION else replace(self.data, crop="whole")
 
     def _resident_sources(self, val: Source | None) -> dict[str, Source]:

@@ -72,7 +72,7 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
         recipe = dataclasses.replace(recipe, initialize=None)
     model, programs = for_platform(recipe.model, topology.platform), programs or CompiledPrograms()
     init = programs.init(model, recipe, shape, topology, weights)
-    out_of_memory = memory_errors(lambda: "as the network was initialized", lambda: "choose a smaller network")
+    out_of_memory = memory_errors(lambda: "while the network was initialized", lambda: "choose a smaller network")
     with doing("initializing the network"), out_of_memory:
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)

@@ -30,24 +30,26 @@ class Memory:
         """Whether `check` was called."""
         return self._fit is not None
 
-    def check(self, state: TrainState, feed: tuple[Any, ...], needed: tuple[Any, ...]) -> None:
+    def check(self, state: TrainState, feed: tuple[Any, ...], feed_shapes: tuple[Any, ...]) -> None:
         """Check that the last prepared program, together with the feed, fits the devices' memory on all processes.
 
         All processes must call it together, before the first step. Raises: InputError on all processes if the
         program does not fit on one of them.
 
         Args:
-            needed: the feed, or its shapes, for which the program was prepared.
+            feed_shapes: the feed, or its shapes, for which the program was prepared.
         """
         steps, topology = self._run.steps, self._run.topology
         program, division = steps.program, steps.division
         needs = None if program.cost is None else Needs.of(program.cost, state.params, topology)
         self._fit = agreed_fit(division, MemoryReport.of(needs, topology, (state, feed)), topology.peers)
         with phase("compile"):
-            self._fit.check(lambda other: needs_of_batch(other, division, program.function, state, needed, topology))
+            self._fit.check(
+                lambda other: needs_of_batch(other, division, program.function, state, feed_shapes, topology)
+            )
 
     def during_steps(self) -> AbstractContextManager[None]:
-        """Return a context for the steps that turns a failed allocation into an `InputError`."""
+        """Return a context that turns a failed allocation during the steps into an `InputError`."""
 
         def time_of_failure() -> str:
             # The host dispatches steps ahead of the devices, so an earlier step may have failed.
@@ -60,7 +62,7 @@ class Memory:
         return memory_errors(time_of_failure, advice)
 
     def during_validation(self, step: int) -> AbstractContextManager[None]:
-        """Return a context for the validation after a step that turns a failed allocation into an `InputError`."""
+        """Return a context that turns a failed allocation during the validation after `step` into an `InputError`."""
 
         def advice() -> Words:
             return (f"{self._fit}; " if self._fit else "", "lower ", Option("eval.batch_size"))
@@ -76,8 +78,8 @@ def needs_of_batch(
     Returns None if the step does not accept a batch of this size.
 
     Args:
-        then: the division of the other batch.
-        now: the division of the feed's batch.
+        other: the division of the other batch.
+        current: the division of the feed's batch.
         feed: the arguments of the step after the state, or their shapes.
     """
 

@@ -105,7 +105,7 @@ class Persistence:
         should_stop: returns whether to stop after a step, with the same result on all processes. It is called after
             every chunk and between batches of validation.
         profile: the folder for the trace of the steps of `Plan.traced`; None if no step is traced.
-        progress: the values that the loop saved beside the state, such as the sums of the current epoch.
+        progress: the values that the loop saved in addition to the state, such as the sums of the current epoch.
         validated: the `flat` metrics of the restored checkpoint; None if this checkpoint was not validated yet, empty
             if the state is not from a checkpoint.
     """

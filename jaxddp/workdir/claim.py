@@ -23,7 +23,7 @@ from jaxddp.sections.data_section import IMAGE_KEYS
 from jaxddp.sections.dependent_keys import NEEDS
 from jaxddp.sections.loss_section import LossConfig
 from jaxddp.sections.model_section import NETWORK_KEYS
-from jaxddp.training.checkpoints.run_identity import FREE, MOVED, RunIdentity
+from jaxddp.training.checkpoints.run_identity import LOCATION_KEYS, MAY_CHANGE, RunIdentity
 from jaxddp.workdir.paths import absolute_settings
 
 _RESTORE_ADVICE = ("restore it, or start in another ", Option("workdir"))
@@ -134,7 +134,7 @@ def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
     release may have written a value where a config now holds None, for the default of the choice. The saved values must
     not change, because checkpoints hold a digest of them.
     """
-    flat, keys = flatten(saved), (keys_of_choices() | NEEDS.keys()) - FREE
+    flat, keys = flatten(saved), (keys_of_choices() | NEEDS.keys()) - MAY_CHANGE
 
     def as_saved(section: str, name: str, value: Any) -> Any:
         key = f"{section}.{name}"
@@ -176,10 +176,10 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
     }
     # Some keys determine the values of other keys. The error names such a key rather than a key that changes with it.
     for key in sorted(changed, key=lambda key: (key not in NAMES, key not in DECIDING_KEYS)):
-        if key not in FREE:
+        if key not in MAY_CHANGE:
             continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
             raise InputError(f"{path}: ", Key(key), f" {changed[key]}", advice=(_RECIPE_ADVICE, continuation))
-    for key in MOVED:
+    for key in LOCATION_KEYS:
         if key in changed and peers.is_first:
             _log.info(f"{key} {changed[key]}: the fingerprints are equal; they do not cover the image files")
 

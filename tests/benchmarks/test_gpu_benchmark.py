@@ -17,7 +17,7 @@ from support.networks import largest_difference
 
 from benchmarks import gpu
 from benchmarks.rivals import gpu_data, gpu_gate
-from benchmarks.rivals.contenders import jax_levers, outcome, trace_summary
+from benchmarks.rivals.contenders import jax_variants, outcome, trace_summary
 from benchmarks.rivals.gpu_call import Call
 from benchmarks.rivals.gpu_children import Children, CutOff
 from benchmarks.rivals.gpu_parts import Cifar, Measurement, NotRun, Plan
@@ -320,7 +320,7 @@ def test_nothing_is_measured_after_a_failed_gate(tmp_path):
     assert len(plan.table.measured) == len(wrong) and call.left(["gate", "batches"])
 
 
-# --- Data, traces, levers ---
+# --- Data, traces, variants of the step ---
 
 
 def test_unpacked_pixels_equal_the_packed_ones(tmp_path):
@@ -361,38 +361,40 @@ def test_a_trace_is_reduced_to_its_longest_kernels():
     assert (actual["span"], actual["busy"], actual["in_all"]) == (10.0, 9.0, 10.0)
 
 
-def lever_difference(stride, size, features, kernel_size, padding):
-    """Return the difference between the lever's convolution and the network's, in values and gradients."""
+def difference_from_convolution(stride, size, features, kernel_size, padding):
+    """Return the difference between `as_matrix_product` and the network's convolution, in values and gradients."""
     rng = np.random.default_rng(size)
     images = rng.normal(size=(2, size, size, 4)).astype(np.float32)
     kernel = rng.normal(size=(kernel_size, kernel_size, 4, features)).astype(np.float32)
 
     def values_and_gradients(operation):
-        def ahead_and_back(images, kernel):
+        def forward_and_backward(images, kernel):
             out, gradients = jax.vjp(lambda x, k: operation(x, k, stride, padding), images, kernel)
             return out, gradients(out)
 
-        return jax.jit(ahead_and_back)(images, kernel)
+        return jax.jit(forward_and_backward)(images, kernel)
 
-    return largest_difference(values_and_gradients(jax_levers.by_products), values_and_gradients(convolve))
+    return largest_difference(values_and_gradients(jax_variants.as_matrix_product), values_and_gradients(convolve))
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 3, 1, 0), (2, 7, 2, 1, 0), (2, 6, 3, 3, 1)])
-def test_the_lever_of_1x1_convolutions_equals_the_networks_convolution(shape):
-    assert lever_difference(*shape) < 1e-5
+def test_1x1_convolution_as_matrix_product_equals_the_networks_convolution(shape):
+    assert difference_from_convolution(*shape) < 1e-5
 
 
 @pytest.mark.exhaustive
 @given(st.integers(1, 3), st.integers(3, 8), st.integers(1, 3), st.sampled_from([(1, 0), (3, 1)]))
-def test_the_lever_of_1x1_convolutions_equals_the_networks_convolution_for_any_shape(stride, size, features, kernel):
-    assert lever_difference(stride, size, features, *kernel) < 1e-5
+def test_1x1_convolution_as_matrix_product_equals_the_networks_convolution_for_any_shape(
+    stride, size, features, kernel
+):
+    assert difference_from_convolution(stride, size, features, *kernel) < 1e-5
 
 
 def test_the_tested_jaxlib_accepts_every_xla_option():
-    assert len(set(jax_levers.XLA_OPTIONS)) == len(jax_levers.XLA_OPTIONS)
+    assert len(set(jax_variants.XLA_OPTIONS)) == len(jax_variants.XLA_OPTIONS)
     with pytest.raises(InputError, match="xla_gpu_gone_since"):
         compiler_options(("xla_gpu_gone_since=true",))
     # Another jaxlib may lack a name; then the benchmark reports it.
     if jax.__version_info__[:2] == (0, 10):
-        for option in jax_levers.XLA_OPTIONS:
+        for option in jax_variants.XLA_OPTIONS:
             assert compiler_options((option,))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.cases import rarely
+from support.cases import rare_case
 from support.forms import CLASSES, COUNTS, FORMS, Form, Pictures, Splits, pictures
 from support.irregular import KINDS, put_back, replace_by_irregular
 
@@ -158,15 +158,15 @@ def test_evaluation_counts_every_example_once(written: Written):
         ("folders of tiff", 1, 16),
         ("NumPy", 1, 16),
         ("IDX", 1, 8),
-        rarely("folders of png", 1, 8),
-        rarely("folders of png", 1, 16),
-        rarely("folders of tiff", 1, 8),
-        rarely("folders of tiff", 4, 8),
-        rarely("CSV", 1, 8),
-        rarely("Parquet", 4, 8),
-        rarely("Parquet", 1, 16),
-        rarely("NumPy", 1, 8),
-        rarely("NumPy", 4, 8),
+        rare_case("folders of png", 1, 8),
+        rare_case("folders of png", 1, 16),
+        rare_case("folders of tiff", 1, 8),
+        rare_case("folders of tiff", 4, 8),
+        rare_case("CSV", 1, 8),
+        rare_case("Parquet", 4, 8),
+        rare_case("Parquet", 1, 16),
+        rare_case("NumPy", 1, 8),
+        rare_case("NumPy", 4, 8),
     ],
 )
 def test_channels_and_bits_are_those_of_the_written_images(name: str, channels: int, bits: int, tmp_path: Path):

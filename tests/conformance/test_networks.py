@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.cases import few, rarely
+from support.cases import essential_and_rare, rare_case
 from support.data import random_table
 from support.ilsvrc import write_tree
 from support.networks import largest_difference, make_shallow, randomized
@@ -89,11 +89,11 @@ def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], li
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((4,), 2, 8))
+@pytest.mark.parametrize("devices", essential_and_rare((4,), 2, 8))
 @pytest.mark.parametrize(
     "name",
     # Only statistics and skipped branches depend on devices: a ResNet shows the first, `test_drop_path.py` the second.
-    ["resnet50", pytest.param("airbench", marks=pytest.mark.ci), rarely("vit_ti16"), rarely("convnext_tiny")],
+    ["resnet50", pytest.param("airbench", marks=pytest.mark.ci), rare_case("vit_ti16"), rare_case("convnext_tiny")],
 )
 def test_any_number_of_devices_equals_one(name, devices, shallow):
     """Each image skips blocks by its own key, and batch statistics are those of all devices."""
@@ -116,7 +116,7 @@ def leaves(tree: Any) -> list:
 @pytest.mark.parametrize(
     ("name", "form"),
     [*((name, "onnx") for name in FAMILIES), ("vit_ti16", "stablehlo")]
-    + [rarely(name, "stablehlo") for name in FAMILIES if name != "vit_ti16"],
+    + [rare_case(name, "stablehlo") for name in FAMILIES if name != "vit_ti16"],
 )
 def test_every_family_becomes_a_program(form, name, tmp_path, shallow):
     """Export fresh networks; `export_program` itself compares the results."""
@@ -164,7 +164,7 @@ def state_dict_of(name: str, height: int, width: int) -> dict[str, Any]:
     return published(zeros, namings_of(adapt(network(name)))[name in SECOND])
 
 
-@pytest.mark.parametrize("name", few(NAMED, *(name for name in golden() if name not in NAMED)))
+@pytest.mark.parametrize("name", essential_and_rare(NAMED, *(name for name in golden() if name not in NAMED)))
 def test_arrays_have_the_published_names_and_shapes(name):
     results = {each: array.shape for each, array in state_dict_of(name, 224, 224).items()}
     assert len(results) == golden()[name]["arrays"]
@@ -205,7 +205,11 @@ OTHERS = [case for case in [*OTHERS, ("resnet50", "97x131", "float32")] if case 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size", "precision"),
-    [*ESSENTIAL, *(pytest.param(*case, marks=pytest.mark.ci) for case in LARGE), *(rarely(*case) for case in OTHERS)],
+    [
+        *ESSENTIAL,
+        *(pytest.param(*case, marks=pytest.mark.ci) for case in LARGE),
+        *(rare_case(*case) for case in OTHERS),
+    ],
 )
 def test_logits_are_the_published_ones(tmp_path, name, size, precision):
     """Redraw every array, and pass the weights through a file with the names of torchvision or timm."""
@@ -244,7 +248,7 @@ CONFIGS_OF_OTHER_NUMBERS = {
 def config_cases() -> list:
     others = [name for name in config_names() if name not in ESSENTIAL_CONFIGS | CONFIGS_OF_OTHER_NUMBERS]
     return [
-        *few((*ESSENTIAL_CONFIGS,), *CONFIGS_OF_OTHER_NUMBERS),
+        *essential_and_rare((*ESSENTIAL_CONFIGS,), *CONFIGS_OF_OTHER_NUMBERS),
         *(pytest.param(name, marks=pytest.mark.ci) for name in others),
     ]
 

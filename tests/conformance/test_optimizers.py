@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from optax import contrib
-from support.cases import few
+from support.cases import essential_and_rare
 from support.data import CLASSES, random_table
 from support.networks import largest_difference
 from support.optimizers import (
@@ -69,7 +69,7 @@ def plain(p, g, memory, step, decays):
 
 
 def rmsprop(decay: float, epsilon: float, momentum: float) -> Callable:
-    """Tieleman and Hinton's RMSProp, with PyTorch's epsilon beside the root and the learning rate outside the
+    """Tieleman and Hinton's RMSProp, with PyTorch's epsilon outside the root and the learning rate outside the
     buffer."""
 
     def update(p, g, memory, step, decays):
@@ -258,8 +258,8 @@ OTHERS = [name for name in OPTIMIZERS.names() if name not in OF_WHOLE_ARRAYS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", few((1,), 2, 8))
-@pytest.mark.parametrize("name", few(OF_WHOLE_ARRAYS, *OTHERS))
+@pytest.mark.parametrize("devices", essential_and_rare((1,), 2, 8))
+@pytest.mark.parametrize("name", essential_and_rare(OF_WHOLE_ARRAYS, *OTHERS))
 def test_any_number_of_devices_equals_one(name, devices):
     assert largest_difference(uninterrupted(name, devices)[1], uninterrupted(name, 4)[1]) < 1e-9
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.cases import few, rarely
-from support.data import AS_THEY_ARE, CLASSES, random_table
+from support.cases import essential_and_rare, rare_case
+from support.data import CLASSES, NO_AUGMENTATION, random_table
 from support.faults import poisoned, spoil
 from support.networks import largest_difference
 from support.runs import Records, setup_of, train
@@ -65,7 +65,7 @@ Metrics = list[dict[str, float]]
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A part, the scalars that its step reports beside loss and top-1, and a check of its effect at the end of a
+    """A part, the scalars that its step reports besides loss and top-1, and a check of its effect at the end of a
     run."""
 
     parts: tuple[Part, ...]
@@ -120,7 +120,7 @@ CASES = {
 
 
 def make_setup(name: str, devices: int, cache: str):
-    case, data = CASES[name], dataclasses.replace(AS_THEY_ARE, cache=cache)
+    case, data = CASES[name], dataclasses.replace(NO_AUGMENTATION, cache=cache)
     settings = {"parts": case.parts, "augmentation": spoil, "data": data, "seed": 5}
     return setup_of(case.model, case.optimizer, case.table, devices=devices, **settings)
 
@@ -154,7 +154,7 @@ def test_a_step_reports_the_parts_scalars_and_the_part_has_an_effect(name):
     assert CASES[name].has_effect(state, metrics)
 
 
-@pytest.mark.parametrize("devices", few((1,), 2, 8))
+@pytest.mark.parametrize("devices", essential_and_rare((1,), 2, 8))
 @pytest.mark.parametrize("name", CASES)
 def test_any_number_of_devices_equals_one(name, devices):
     assert_close(uninterrupted(name, 4, "none"), uninterrupted(name, devices, "none"), 1e-9)
@@ -165,13 +165,13 @@ def test_images_on_the_devices_give_the_same_steps(name):
     assert_close(uninterrupted(name, 4, "none"), uninterrupted(name, 4, "device"), 1e-9)
 
 
-@pytest.mark.parametrize("cache", few(("none",), "device"))
+@pytest.mark.parametrize("cache", essential_and_rare(("none",), "device"))
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_with_a_part_that_is_resumed_equals_an_uninterrupted_one_bit_for_bit(name, cache, tmp_path):
     assert_close(resumed(name, 4, cache, tmp_path), uninterrupted(name, 4, cache), 0)
 
 
-@pytest.mark.parametrize("name", ["average", *(rarely(name) for name in CASES if name != "average")])
+@pytest.mark.parametrize("name", ["average", *(rare_case(name) for name in CASES if name != "average")])
 def test_a_run_with_a_part_that_is_resumed_on_other_devices_is_the_same_run(name, tmp_path):
     assert_close(resumed(name, 1, "none", tmp_path), uninterrupted(name, 4, "none"), 1e-9)
 

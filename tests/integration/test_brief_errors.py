@@ -8,7 +8,7 @@ import pytest
 from support.processes import BRIEF, TRAIN, Launched, Program, without_progress_lines
 
 FEW = 3
-"""Maximum number of lines beside the last one and the usual output."""
+"""Maximum number of lines besides the last one and the usual output."""
 
 SMALL_FILES = """
 import resource, sys

@@ -49,7 +49,7 @@ def run_changed(arrays, start, tmp_path):
     return run
 
 
-def test_a_key_that_differs_is_named_with_both_values(run_changed):
+def test_an_error_gives_both_values_of_a_key_that_differs(run_changed):
     last_lines = run_changed("words += ['--optimizer.weight-decay', '0.25']")
     for rank, line in enumerate(last_lines):
         # The first process to find the difference may end before the other compares.
@@ -61,7 +61,7 @@ def test_a_key_that_differs_is_named_with_both_values(run_changed):
 
 # test_together.py tests tables that differ.
 @pytest.mark.ci
-def test_data_that_differs_is_named(run_changed, arrays, tmp_path, monkeypatch):
+def test_an_error_names_data_that_differs(run_changed, arrays, tmp_path, monkeypatch):
     """The path is relative, and leads to another file in the second process's working directory."""
     with np.load(arrays) as columns:
         changed = {name: column[1:] if name.startswith("train") else column for name, column in columns.items()}

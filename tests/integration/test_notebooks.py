@@ -19,7 +19,7 @@ def jupyter(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in JUPYTER_FOLDERS:
             patch.setenv(name, str(tmp_path_factory.mktemp(name.lower())))
-        # These networks run longer than they compile, so they are compiled with optimization.
+        # Here running takes longer than compiling, so drop the XLA flags that turn off optimization.
         patch.delenv("XLA_FLAGS", raising=False)
         yield
 

@@ -212,5 +212,7 @@ def test_a_batch_that_no_number_of_machines_can_share_is_rejected(arrays, coordi
     one = ["--parallel.cpu-devices", "3"]
     run = start(Machine, tmp_path / "0", 0, ["--nodes", "1:2", *coordinator], [*command, *one])
     assert run.end() == 2
-    expected = "--nodes 1:2: train.batch_size=8 cannot be divided among 3 devices; no number of machines can share it"
+    expected = (
+        "--nodes 1:2: train.batch_size=8 cannot be divided among 3 devices, and no other number of machines is possible"
+    )
     assert run.err == f"jaxddp: {expected}\n"

@@ -89,7 +89,7 @@ def assert_all_name(run: Program, processes: int, process: int, phase: str, func
     ("rank", "phase", "stall"),
     [pytest.param(0, "listeners", "for_ever", marks=pytest.mark.ci), (1, "input", "in_a_loop")],
 )
-def test_a_stalled_process_is_named_by_all_processes(stalled, rank, phase, stall):
+def test_all_processes_name_a_stalled_process(stalled, rank, phase, stall):
     run = stalled(rank, phase, stall)
     assert_all_name(run, 2, rank, phase, stall)
     other = (run.logs / f"process-{1 - rank}.log").read_text()
@@ -98,7 +98,7 @@ def test_a_stalled_process_is_named_by_all_processes(stalled, rank, phase, stall
 
 @pytest.mark.ci
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
-def test_the_process_that_does_not_write_its_part_of_a_save_is_named(stalled, rank):
+def test_all_processes_name_the_process_that_does_not_write_its_part_of_a_save(stalled, rank):
     run = stalled(
         rank, "its part of a save", "for_ever", "--parallel.stall-timeout", "1", "--checkpoint.every", "4 steps"
     )

@@ -63,7 +63,7 @@ def job(start, arrays, tmp_path):
     return started
 
 
-def test_a_killed_process_ends_the_other_and_both_are_named(job):
+def test_a_killed_process_ends_the_other_and_errors_name_both(job):
     run = job(ENDLESS)
     run.wait_until(lambda: losses(run.workdir))
     (process,) = children(run.tasks()[1])

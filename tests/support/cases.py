@@ -6,14 +6,14 @@ import pytest
 from hypothesis import settings
 
 
-def rarely(*values: Any) -> Any:
+def rare_case(*values: Any) -> Any:
     """Return a case that only `make test-all` runs."""
     return pytest.param(*values, marks=pytest.mark.exhaustive)
 
 
-def few(essential: tuple, *others: Any) -> list:
+def essential_and_rare(essential: tuple, *others: Any) -> list:
     """Return the essential values of an argument, and other values that only `make test-all` uses."""
-    return [*essential, *map(rarely, others)]
+    return [*essential, *map(rare_case, others)]
 
 
 costly = settings(max_examples=settings.default.max_examples // 2)

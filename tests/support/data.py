@@ -9,7 +9,7 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 
 CLASSES = 5
-AS_THEY_ARE = DataConfig(augment=AugmentConfig(flip=False))
+NO_AUGMENTATION = DataConfig(augment=AugmentConfig(flip=False))
 """A config without augmentation, with which a step compiles in half the time."""
 
 

@@ -25,18 +25,18 @@ def execute(notebook: nbformat.NotebookNode, more: str = "") -> nbformat.Noteboo
 
 
 def cell_with(notebook: nbformat.NotebookNode, source: str) -> nbformat.NotebookNode:
-    """Return the only code cell that contains `source`."""
+    """Return the one code cell that contains `source`."""
     (cell,) = [cell for cell in notebook.cells if cell.cell_type == "code" and source in cell.source]
     return cell
 
 
 def outputs(notebook: nbformat.NotebookNode, source: str, kind: str) -> list:
-    """Return the outputs of one kind of the only cell that contains `source`."""
+    """Return the outputs of type `kind` from the one cell that contains `source`."""
     return [output for output in cell_with(notebook, source).outputs if output.output_type == kind]
 
 
 def shown(notebook: nbformat.NotebookNode, source: str, mime: str = "text/plain") -> str:
-    """Return the value of the only cell that contains `source`."""
+    """Return the value of the one cell that contains `source`."""
     (value,) = outputs(notebook, source, "execute_result")
     return value["data"][mime]
 

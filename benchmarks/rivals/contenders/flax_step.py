@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.rivals.contenders.case import BOTTLENECK, MEAN, MOMENTUM, STAGES, STD, Case, Task
-from benchmarks.rivals.contenders.jax_case import lay_out, local_images, read_weights, run
+from benchmarks.rivals.contenders.jax_case import join_or_simulate, local_images, read_weights, run
 from benchmarks.rivals.contenders.outcome import attempt
 from jaxddp.mesh import AXIS
 
@@ -111,7 +111,7 @@ def make_step(mesh: Mesh) -> Any:
 
 
 def main(task: Task) -> None:
-    topology, case = lay_out(task), task.case
+    topology, case = join_or_simulate(task), task.case
     network = ResNet(case)
     variables = dict(jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, case.size, case.size, 3))))
     variables["params"] = read_weights(task.weights, variables["params"])

@@ -22,7 +22,7 @@ from jaxddp.models.resnet import ResNet
 LAST = {"kernel": "weight", "scale": "weight", "bias": "bias"}
 
 
-def lay_out(task: Task) -> Topology:
+def join_or_simulate(task: Task) -> Topology:
     """Join the job, or simulate the task's devices in one process."""
     if task.devices is not None:
         simulate_cpu_devices(task.devices)

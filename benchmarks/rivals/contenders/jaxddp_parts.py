@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from benchmarks.rivals.contenders.case import MEAN, MOMENTUM, STD, Task
-from benchmarks.rivals.contenders.jax_case import all_images, lay_out, local_images, network, read_weights
+from benchmarks.rivals.contenders.jax_case import all_images, join_or_simulate, local_images, network, read_weights
 from jaxddp.api import ArrayTable, prepare_training
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.batch import Batch
@@ -15,7 +15,7 @@ from jaxddp.setup.run_setup import RunSetup
 
 def make_parts(task: Task) -> tuple[RunSetup, Batch]:
     """Return the setup of a task, with the common initial weights, and its placed batch."""
-    lay_out(task)
+    join_or_simulate(task)
     case, names = task.case, tuple(map(str, range(task.case.classes)))
     data = DataConfig(mean=MEAN, std=STD, augment=AugmentConfig(flip=False))
     optimizer = optax.sgd(case.learning_rate, MOMENTUM)

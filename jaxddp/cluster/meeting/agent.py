@@ -49,7 +49,7 @@ class Agent:
         is_running: whether processes run on this machine.
         generation: the number of the last generation in which this machine took part.
         end: how the processes of that generation ended; None while the processes run, and before the first generation.
-        asked: whether this launcher received a signal to end.
+        stop_requested: whether this launcher received a signal to end.
         job_code: the exit code of the job; None until machine 0 sends it.
     """
 
@@ -60,7 +60,7 @@ class Agent:
     is_running: bool = False
     generation: int = 0
     end: End | None = None
-    asked: bool = False
+    stop_requested: bool = False
     job_code: int | None = None
     is_over: bool = False
     code: int = 1
@@ -80,9 +80,13 @@ class Agent:
 
     def last_messages(self, error: JaxddpError | None) -> list[LauncherMessage]:
         if error is not None:
-            return [MachineEnded(self.generation, error.exit_code, shortened(str(error)), asked=False, quits=False)]
-        if self.asked:
-            return [MachineEnded(self.generation, self.code, "asked to stop", asked=True, quits=False)]
+            return [
+                MachineEnded(
+                    self.generation, error.exit_code, shortened(str(error)), stop_requested=False, user_exit=False
+                )
+            ]
+        if self.stop_requested:
+            return [MachineEnded(self.generation, self.code, "asked to stop", stop_requested=True, user_exit=False)]
         return []
 
     def _handle(self, event: Event, now: float, effects: list[Effect]) -> "Agent":
@@ -102,12 +106,12 @@ class Agent:
                 effects.append(Send(0, MachineFailed(self.generation, end.code, shortened(end.cause))))
                 return self
             case LocalEnded(end):
-                ended = MachineEnded(self.generation, end.code, shortened(end.cause), end.asked, end.quits)
+                ended = MachineEnded(self.generation, end.code, shortened(end.cause), end.stop_requested, end.user_exit)
                 effects.append(Send(0, ended))
                 return replace(self, is_running=False, end=end)
             case Signalled(number):
                 effects.append(Say(f"{number.name}: no process runs here; this launcher ends"))
-                return replace(self, is_over=True, code=128 + number, asked=True)
+                return replace(self, is_over=True, code=128 + number, stop_requested=True)
             case TimePassed():
                 if self.deadline is None or now < self.deadline:
                     return self
@@ -135,7 +139,7 @@ class Agent:
             return replace(self, is_over=True, code=self.job_code)
         options, end = self.options, self.end
         if end is not None:
-            if end.asked and (options.machines.elastic or not self.is_connected):
+            if end.stop_requested and (options.machines.elastic or not self.is_connected):
                 return replace(self, is_over=True, code=end.code)
             if not self.is_connected and not options.restarts:
                 return replace(self, is_over=True, code=end.code or 1)

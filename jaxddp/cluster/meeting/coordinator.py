@@ -215,19 +215,19 @@ class Coordinator:
 
     def _handle_end(self, machine: int, message: MachineEnded, effects: list[Effect]) -> "Coordinator":
         elastic, state = self.options.machines.elastic, self
-        if message.asked and elastic:
+        if message.stop_requested and elastic:
             # The machine leaves the job, so the later end of its connection does not change the state.
             state = replace(self, present=_without(self.present, machine))
-        if machine in state._pending and (message.asked or message.generation == self.generation):
-            end = End(message.code, message.cause, message.asked, message.quits)
+        if machine in state._pending and (message.stop_requested or message.generation == self.generation):
+            end = End(message.code, message.cause, message.stop_requested, message.user_exit)
             return state._record_end(machine, end, effects)
-        if message.asked and not elastic and not state._pending:
+        if message.stop_requested and not elastic and not state._pending:
             effects.append(Say(f"machine {machine}: {message.cause}"))
             return replace(state, stage="over", code=message.code)
-        if message.asked and machine in self.ends:
+        if message.stop_requested and machine in self.ends:
             # The processes of this machine have already ended. The signal takes effect when the processes of all other
             # machines have ended.
-            return replace(state, ends={**self.ends, machine: replace(self.ends[machine], asked=True)})
+            return replace(state, ends={**self.ends, machine: replace(self.ends[machine], stop_requested=True)})
         return state
 
     def _grow(self, effects: list[Effect]) -> "Coordinator":

@@ -54,8 +54,8 @@ class MachineEnded:
     generation: Number
     code: ExitCode
     cause: Shown
-    asked: bool
-    quits: bool
+    stop_requested: bool
+    user_exit: bool
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,8 @@ class LauncherServer(Network):
     def __init__(self, listener: socket.socket, job: Job, facts: Mapping[str, str], report: Report):
         self._job, self._report = job, report
         other_run = (
-            "launchers of another job meet there; give each job its own port, and start all machines of a job "
-            "with the same --restarts and --nodes"
+            "this address is used by the launchers of another job; give each job its own port, and start all machines "
+            "of a job with the same --restarts and --nodes"
         )
         advice = "give all machines the same value"
         self._admission = Admission(job.identity, facts, "machine", other_run=other_run, advice=advice)

@@ -47,13 +47,13 @@ class Growth:
             raise InputError(
                 Key("data.grow_from", first),
                 f": images grow to {last} pixels",
-                advice=("give fewer, or leave ", Key("data.grow_from"), " out"),
+                advice=("give a smaller side, or leave ", Key("data.grow_from"), " out"),
             )
         if data.grow_by > last - first:
             raise InputError(
                 Key("data.grow_by", data.grow_by),
                 f": the side grows by only {last - first} pixels, from {first} to {last}",
-                advice="give at most that",
+                advice=f"give at most {last - first}",
             )
         sizes = {"num_examples": num_examples, "batch_size": batch_size, "total_steps": total_steps}
         start, end = (duration.examples(**sizes) for duration in (data.grow_start, data.grow_end))
@@ -62,7 +62,7 @@ class Growth:
                 Key("data.grow_start", data.grow_start, f'"{data.grow_start}"'),
                 " comes after ",
                 Key("data.grow_end", data.grow_end, f'"{data.grow_end}"'),
-                advice="give an earlier one",
+                advice="give an earlier start",
             )
         return cls(first, last, data.grow_by, start, end, batch_size)
 

@@ -67,9 +67,9 @@ def read_rest(stream: BufferedIOBase, promised: int) -> bytearray:
 def check_length(actual: int, promised: int) -> None:
     """Check the number of bytes after a header. Raises: InputError if it is not `promised`."""
     if actual < promised:
-        raise InputError(f"cut short: the header promises {promised} bytes, {actual} follow it; download it again")
+        raise InputError(f"cut short: the header promises {promised} bytes, but {actual} follow it; download it again")
     if actual > promised:
-        raise InputError(f"the header promises {promised} bytes, more follow it; download it again")
+        raise InputError(f"the header promises {promised} bytes, but more follow it; download it again")
 
 
 def read_names(file: Path) -> tuple[str, ...]:
@@ -77,9 +77,9 @@ def read_names(file: Path) -> tuple[str, ...]:
     with as_input_errors(file):
         names = [line.strip() for line in files.read(file).decode("utf-8-sig").rstrip().splitlines()]
         if not names:
-            raise InputError("empty; write one class name a line")
+            raise InputError("empty; write one class name per line")
         if "" in names:
-            raise InputError(f"line {names.index('') + 1} is blank; write one class name a line, in the labels' order")
+            raise InputError(f"line {names.index('') + 1} is blank; write one class name per line, in label order")
     check_names(names, lambda place: f"{file}:{place + 1}")
     return tuple(names)
 

@@ -132,7 +132,7 @@ def _split_folder(root: Path, split: Split) -> Path:
         if (root / name).is_dir():
             return root / name
     names = " or ".join(f"{name}/" for name in _FOLDERS[split])
-    raise InputError(f"{root}: no folder {names}; put the {split} images there, in one folder a class")
+    raise InputError(f"{root}: no folder {names}; put the {split} images there, in one folder per class")
 
 
 def _visible_folders(folder: Path) -> set[str]:
@@ -244,7 +244,7 @@ def _refuse_repeated_ids(table: ExampleTable, refuse: Refuse) -> list[int]:
     for _, first in repeated:
         refuse(
             f"{table.name(first)}: the name of another image differs only in the suffix, and ids are names without "
-            "suffixes; rename either"
+            "suffixes; rename one of the two"
         )
     return [row for row, _ in repeated]
 

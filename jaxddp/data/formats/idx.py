@@ -73,10 +73,10 @@ def _find(folder: Path, names: tuple[str, ...]) -> Path | None:
 def _find_or_raise(folder: Path, names: tuple[str, ...]) -> Path:
     if file := _find(folder, names):
         return file
-    beside = sorted(file.name for name in _NAMES if (file := _find(folder, (name,))))
+    others = sorted(file.name for name in _NAMES if (file := _find(folder, (name,))))
     raise InputError(
-        f"{folder / names[0]}: no such file, with or without .gz; put it in the folder of "
-        f"{', '.join(beside) or 'the others'}"
+        f"{folder / names[0]}: no such file, with or without .gz; put it next to "
+        f"{', '.join(others) or 'the other files'}"
     )
 
 

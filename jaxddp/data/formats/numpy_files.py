@@ -60,7 +60,7 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
         names = _read_array(path, _NAMES, array_names)
         if names.ndim != 1 or names.dtype.kind != "U":
             raise InputError(
-                f"{_array_place(path, _NAMES)}: {names.dtype} of shape {names.shape}: give strings, one a class"
+                f"{_array_place(path, _NAMES)}: {names.dtype} of shape {names.shape}: give strings, one per class"
             )
         names = tuple(map(str, names))
         check_names(names, lambda place: f"{_array_place(path, _NAMES)}[{place}]")
@@ -81,8 +81,8 @@ def _array_names(path: Path) -> list[str]:
         return sorted(file.stem for file in path.glob("*.npy"))
     with as_input_errors(path), zipfile.ZipFile(path) as archive:
         names = sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
-        if twice := [name for name, following in pairwise(names) if name == following]:
-            raise InputError(f"two arrays {twice[0]!r}; save it again, with each array once")
+        if repeated := [name for name, following in pairwise(names) if name == following]:
+            raise InputError(f"two arrays {repeated[0]!r}; save it again, with each array once")
         return names
 
 

@@ -195,7 +195,7 @@ def _read_cells(file: Path, column: str, refuse: Refuse) -> _Cells:
             refuse(f"{file}, row {row}: an empty {column}; give each row one, or leave the row out")
             sound[row] = False
         return _Cells(labels, sound)
-    raise InputError(f"{file}: {column} is of {values.type}; give one integer or one string a row")
+    raise InputError(f"{file}: {column} is of {values.type}; give one integer or one string per row")
 
 
 def _class_names(path: Path, cells: dict[Path, _Cells], split: Split, column: str, refuse: Refuse) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ def read_mapping(file: TextFile, refuse: Refuse = raise_fault) -> dict[str, str]
                     )
                 names[synset] = name[0].strip() if name else synset
     if not names:
-        raise InputError(f"{file}: empty; give one line a class, such as 'n01440764 tench, Tinca tinca'")
+        raise InputError(f"{file}: empty; give one line per class, such as 'n01440764 tench, Tinca tinca'")
     check_distinct(names, lambda synset: f"{file}:{lines[synset]}", refuse)
     return names
 
@@ -130,7 +130,7 @@ def _parse_label(prediction: str, index: Mapping[str, int], file: TextFile, line
     if match is None:
         raise InputError(
             f"{file}:{line}: PredictionString {show(prediction)} {_describe_fault(prediction)}; "
-            "write 'synset x1 y1 x2 y2' a box"
+            "write 'synset x1 y1 x2 y2' for each box"
         )
     label = index.get(match[1])
     if label is None:

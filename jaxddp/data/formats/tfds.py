@@ -40,21 +40,21 @@ _READING_THREADS = 16
 def read_tfds(
     name: str, split: Split, data_dir: str | PathLike[str] | None = None, refuse: Refuse = raise_fault
 ) -> ExampleTable:
-    """Read the examples of one split of a prepared set.
+    """Read the examples of one split of a prepared data set.
 
     The first call reads the label of every record, and saves an index; see `load_or_build_index`. Ids are those of
     tensorflow-datasets, such as `cifar10-train.tfrecord-00000-of-00001__17`. Class ids and names are the names of the
-    set's classes. A file that is missing or cut short is rejected, and so are records without labels.
+    data set's classes. A file that is missing or cut short is rejected, and so are records without labels.
 
     Args:
         name: `cifar10`, `cifar10:3.0.2` or `name/config`.
-        split: "val" is the set's validation split, or else its test split.
-        data_dir: the folder of prepared sets; by default TFDS_DATA_DIR, or ~/tensorflow_datasets.
+        split: "val" is the validation split or, without one, the test split.
+        data_dir: the folder of prepared data sets; by default TFDS_DATA_DIR, or ~/tensorflow_datasets.
         refuse: called with a message for each fault; by default it raises an error.
 
     Raises:
-        InputError: the set is missing (the message holds the command that prepares it), is not for image classification
-            or lacks the split; or no record can be used.
+        InputError: the data set is missing (the message holds the command that prepares it), is not for image
+            classification or lacks the split; or no record can be used.
     """
     shards = _find_shards(_open_builder(name, data_dir), split)
     store = _open_store(shards)
@@ -75,7 +75,7 @@ class _Shards:
     root: Path
     files: tuple[str, ...]
     lengths: tuple[int, ...]
-    """The number of records in each file, from the set's description."""
+    """The number of records in each file, from the data set's description."""
     image: str
     label: str
     class_names: tuple[str, ...]
@@ -105,26 +105,26 @@ def _open_builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
     except Exception as error:
         reason = first_line(error) or type(error).__name__
         raise InputError(
-            f"{home}: the set {show(name)} cannot be opened ({reason}); write name, name/config or name:1.0.0, or "
-            "prepare the set again"
+            f"{home}: the data set {show(name)} cannot be opened ({reason}); write name, name/config or name:1.0.0, or "
+            "prepare the data set again"
         ) from None
 
 
 def _check_regular(folder: Path) -> None:
-    """Check that the files of a set are regular files: the library would block on a FIFO. Raises: InputError."""
+    """Check that the files of a data set are regular files: the library would block on a FIFO. Raises: InputError."""
     for file in sorted(path for path in folder.rglob("*") if path.exists() and not path.is_dir()):
-        with reading(file, "prepare the set again"):
+        with reading(file, "prepare the data set again"):
             open_regular(file).close()
 
 
 def _opener(tfds: Any) -> Callable[..., Any]:
-    """Return a function that opens a set from its files alone. The public `tfds.builder` also runs the set's code."""
+    """Return a function that opens a data set from its files only. The public `tfds.builder` also runs its code."""
     opener = private_names.function(
         getattr(tfds.core, "read_only_builder", None), "builder_from_files", ["name"], ["builder_kwargs"]
     )
     if opener is None:
         consequence = (
-            "a set of TensorFlow Datasets is opened through the code that made it, which may need more packages"
+            "a data set of tensorflow-datasets is opened through the code that made it, which may need more packages"
         )
         private_names.warn_missing(
             "tensorflow-datasets", "tensorflow_datasets.core.read_only_builder.builder_from_files", consequence
@@ -140,7 +140,7 @@ def _not_prepared(name: str, home: Path) -> InputError:
     prepared = [place.parent.as_posix() + f":{place.name}" * version for place in places]
     hint = f"prepared there: {', '.join(dict.fromkeys(prepared))}" if prepared else "nothing is prepared there"
     return InputError(
-        f"{home}: no prepared set {show(name)}{nearest(name, prepared)}; {hint}; to prepare it: python -c "
+        f"{home}: no prepared data set {show(name)}{nearest(name, prepared)}; {hint}; to prepare it: python -c "
         f"\"import tensorflow_datasets as tfds; tfds.builder({name!r}, data_dir='{home}').download_and_prepare()\""
     )
 
@@ -152,12 +152,12 @@ def _find_shards(builder: Any, split: Split) -> _Shards:
     name = next((name for name in _SPLITS[split] if name in splits), None)
     if name is None:
         wanted, existing = " or ".join(_SPLITS[split]), ", ".join(splits) or "none"
-        raise InputError(f"{root}: no split {wanted}; the set has: {existing}; choose a set with one")
+        raise InputError(f"{root}: no split {wanted}; the data set has: {existing}; choose a data set with one of them")
     info = splits[name]
     # The file of a shard without records need not exist.
     lengths = {str(file): int(n) for file, n in zip(info.filenames, info.shard_lengths, strict=True) if n}
     if not lengths:
-        raise InputError(f"{root}: the split {name} holds no example; prepare the set again")
+        raise InputError(f"{root}: the split {name} holds no example; prepare the data set again")
     class_names = tuple(builder.info.features[label].names)
     check_distinct(class_names, lambda name: f"{root}: the names of {label}")
     return _Shards(builder, name, root, tuple(lengths), tuple(lengths.values()), image, label, class_names)
@@ -173,8 +173,8 @@ def _feature_names(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
         named = [f"{name} ({type(kind).__name__})" for name, kind in sorted(top.items())]
         listed = ", ".join(named) or type(features).__name__
         raise InputError(
-            f"{root}: not a set of images with one class each; its features are {listed}; choose one with a single "
-            "Image of 8 bits and a single ClassLabel"
+            f"{root}: not a data set of images with one class each; its features are {listed}; choose one with a "
+            "single Image of 8 bits and a single ClassLabel"
         )
     return images[0], labels[0]
 
@@ -184,7 +184,7 @@ def _open_store(shards: _Shards) -> RecordFiles | ArrayRecords:
     if kind == "tfrecord":
         return RecordFiles(shards.root, shards.image)
     if kind != "array_record":
-        raise InputError(f"{shards.root}: files of the format {kind}; prepare the set as tfrecord or array_record")
+        raise InputError(f"{shards.root}: files of the format {kind}; prepare the data set as tfrecord or array_record")
     raw = tfds.decode.DeserializeMethod.RAW_BYTES
     source = shards.builder.as_data_source(shards.split, deserialize_method=raw)
     starts = np.cumsum((0, *shards.lengths[:-1])).tolist()
@@ -239,7 +239,7 @@ def _build_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Ref
 class PreparedSets:
     """The format of addresses with the prefix tfds:."""
 
-    description = f"{_PREFIX}NAME (a prepared set of tensorflow-datasets)"
+    description = f"{_PREFIX}NAME (a prepared data set of tensorflow-datasets)"
 
     def match(self, place: Place) -> Match:
         return Match.NAMED if place.address.startswith(_PREFIX) else Match.NONE

@@ -49,7 +49,7 @@ def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np
             return rgba if bits == 16 else (rgba >> 8).astype(np.uint8)
         if depth == bits == 16:
             raise InputError(
-                "colors of 16 bits, of which the upper 8 are read from a TIFF",
+                "a TIFF with colors of 16 bits, of which only the upper 8 can be read",
                 advice=("save it as PNG, or set ", Key("data.bits"), " 8"),
             )
         pixels = np.asarray(image.convert("RGBA"))[..., :channels]
@@ -60,7 +60,7 @@ def _checked_bits(image: Image.Image) -> int:
     """Return the bits of a value, at least 8. Raises: InputError if there are several images or unsupported values."""
     frames = getattr(image, "n_frames", 1)
     if frames > 1:
-        raise InputError(f"holds {frames} images; keep one in a file")
+        raise InputError(f"holds {frames} images; keep one image per file")
     tags = getattr(image, "tag_v2", {})
     depths = {*tags.get(_BITS_PER_SAMPLE, (8,))}
     inverted = image.mode in _GRAY16 and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO

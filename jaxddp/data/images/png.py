@@ -47,7 +47,7 @@ def png_bytes_left_over(data: bytes) -> int:
     if color == _PALETTE and not palette:
         raise ValueError("no palette, though its pixels are indices of one")
     rows = _rows(height, width, depth * _SAMPLES[color], _ADAM7 if interlaced else _NO_PASSES)
-    return _inflate(b"".join(compressed), rows)
+    return _check_rows(b"".join(compressed), rows)
 
 
 def _rows(height: int, width: int, bits: int, passes: tuple[tuple[int, int, int, int], ...]) -> list[tuple[int, int]]:
@@ -60,8 +60,11 @@ def _rows(height: int, width: int, bits: int, passes: tuple[tuple[int, int, int,
     return sizes
 
 
-def _inflate(compressed: bytes, rows: list[tuple[int, int]]) -> int:
-    """Return the number of bytes after the compressed rows. Raises: ValueError or zlib.error if the rows are wrong."""
+def _check_rows(compressed: bytes, rows: list[tuple[int, int]]) -> int:
+    """Check the compressed rows, and return the number of bytes after them.
+
+    Raises: ValueError or zlib.error if the rows are wrong.
+    """
     expected = sum(count * size for count, size in rows)
     stream = zlib.decompressobj()
     pixels = stream.decompress(compressed, expected + 1)

@@ -26,19 +26,19 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
     """
     labels = table.labels if table.label_sets is None else table.label_sets.first
     labelled = labels[labels >= 0]
-    lone = np.flatnonzero(np.bincount(labelled, minlength=table.num_classes) == 1)
-    if len(lone):
-        example = table.name(int(np.flatnonzero(labels == lone[0])[0]))
+    single_classes = np.flatnonzero(np.bincount(labelled, minlength=table.num_classes) == 1)
+    if len(single_classes):
+        example = table.name(int(np.flatnonzero(labels == single_classes[0])[0]))
         raise InputError(
-            f"{where}: class {show(table.class_ids[lone[0]])} has one example, {example}, and ",
+            f"{where}: class {show(table.class_ids[single_classes[0]])} has only one example, {example}, but ",
             Key("data.val_share", share, f"{share:g}"),
-            " holds out at least one of each class and leaves one to train",
+            " needs two of each class: one to hold out and one to train",
             advice="add examples, or leave the class out",
         )
     # Examples without a label stay in the training split, where `check_labelled` raises an error about them.
-    held = np.zeros(len(table), bool)
-    held[labels >= 0] = held_out_rows(table.id[labels >= 0], labelled, share)
-    return {"train": table.rows(np.flatnonzero(~held)), "val": table.rows(np.flatnonzero(held))}
+    is_held_out = np.zeros(len(table), bool)
+    is_held_out[labels >= 0] = held_out_rows(table.id[labels >= 0], labelled, share)
+    return {"train": table.rows(np.flatnonzero(~is_held_out)), "val": table.rows(np.flatnonzero(is_held_out))}
 
 
 def held_out_rows(ids: np.ndarray, labels: np.ndarray, share: float) -> np.ndarray:
@@ -52,11 +52,11 @@ def held_out_rows(ids: np.ndarray, labels: np.ndarray, share: float) -> np.ndarr
         ids: bytes 'S'[N], unique.
         labels: int[N], class indices.
     """
-    held = np.zeros(len(ids), bool)
+    is_held_out = np.zeros(len(ids), bool)
     digests = np.array([int.from_bytes(hashlib.sha256(one).digest()[:8]) for one in ids.tolist()], np.uint64)
     order = np.lexsort((ids, digests, labels))
     _, starts, counts = np.unique(labels[order], return_index=True, return_counts=True)
     for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
         wanted = max(1, min(math.floor(share * count + 0.5), count - 1))
-        held[order[start : start + wanted]] = True
-    return held
+        is_held_out[order[start : start + wanted]] = True
+    return is_held_out

@@ -139,6 +139,6 @@ def _check_pixels(source: Table, manifest: ImageManifest) -> None:
         digest = hashlib.sha256(source.read(row)).digest()
         if digest not in manifest.of_pixels:
             raise InputError(
-                f"{source.name(row)}: {manifest.file} lists no image of its pixels (SHA-256 {digest.hex()[:12]}…); put "
-                "the data back, or run `jaxddp data check` again where they were meant to change"
+                f"{source.name(row)}: {manifest.file} lists no image with these pixels (SHA-256 {digest.hex()[:12]}…); "
+                "restore the data or, if the change is intended, run `jaxddp data check` again"
             )

@@ -22,7 +22,7 @@ from jaxddp.data.storage.store import Fault, Store
 
 _FOLDER = "verified"
 _PARTS = 64
-_MOST = 4_000_000
+_MAX_ENTRIES = 4_000_000
 """The largest number of digests in a part, 8 bytes each. A larger part is cut to digests of the images of this run."""
 _SECONDS = 600.0
 """The shortest time between two writes of the cache."""
@@ -95,8 +95,8 @@ class Verified:
 
     def _write(self, file: Path, new: np.ndarray) -> None:
         digests = np.union1d(_read(file), self._identity[new])
-        if len(digests) > _MOST:
-            digests = np.unique(self._identity[self.sound])[:_MOST]
+        if len(digests) > _MAX_ENTRIES:
+            digests = np.unique(self._identity[self.sound])[:_MAX_ENTRIES]
         _put(file, digests)
 
 

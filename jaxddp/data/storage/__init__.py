@@ -1,1 +1,1 @@
-"""The places of data sets, and the stores that read the bytes of their files."""
+"""Where data sets are stored (paths, addresses, the catalog), and the stores that read their files."""

@@ -76,8 +76,8 @@ def _catalog_path() -> Path:
 
 def _read(catalog: Path) -> str:
     missing = (
-        *(f"no such file; write it, name another in {CATALOG_VARIABLE}, or give ", Option("data.path")),
-        " instead of a name",
+        *(f"no such file; create it, set {CATALOG_VARIABLE} to another catalog, or give ", Option("data.path")),
+        " a path instead of a data set's name",
     )
     try:
         with files.reading(catalog, "give a readable TOML file", missing=missing):

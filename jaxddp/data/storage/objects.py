@@ -52,7 +52,7 @@ class Objects:
         # A secret key in a URL would appear in every message.
         if not place or any(sign in rest for sign in "?#@"):
             raise InputError(
-                f"{store._scheme}://: not the address of a store; write {store._scheme}://NAME/PREFIX alone"
+                f"{store._scheme}://: not the address of a store; write {store._scheme}://NAME/PREFIX only"
             )
         if store._scheme not in _ADVICE:
             raise InputError(f"{url}: no such kind of store, {choices(store._scheme, _ADVICE)}; or give a directory")

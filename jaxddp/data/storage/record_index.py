@@ -71,7 +71,7 @@ def load_or_build_index(
 
 
 def _state(file: Path) -> tuple[str, int, int]:
-    with files.reading(file, "put the file back, or make the set again"):
+    with files.reading(file, "put the file back, or make the data set again"):
         status = file.stat()
     return file.name, status.st_size, status.st_mtime_ns
 

@@ -63,7 +63,7 @@ class RecordFiles:
         offsets = record_offsets(file)
         if len(offsets) != length:
             raise InputError(
-                f"{file}: {len(offsets)} records, where the set's description has {length}; {MAKE_OR_INDEX_AGAIN}"
+                f"{file}: {len(offsets)} records, but the data set's description has {length}; {MAKE_OR_INDEX_AGAIN}"
             )
         labels = np.empty(length, np.int64)
         with _open_records(file) as records:
@@ -199,7 +199,7 @@ def _end(records: BinaryIO, offset: int, file: Path) -> int:
     length = struct.unpack("<Q", head[:8])[0] if len(head) == _HEAD else size
     end = offset + _HEAD + length + _TAIL
     if end > size:
-        raise InputError(f"{file}: no whole record at byte {offset} of {size}; {MAKE_OR_INDEX_AGAIN}")
+        raise InputError(f"{file}: no complete record at byte {offset} of {size}; {MAKE_OR_INDEX_AGAIN}")
     return end
 
 

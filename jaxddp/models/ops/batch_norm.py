@@ -248,5 +248,5 @@ def _paired_sums(a: jax.Array, b: jax.Array) -> Pair:
     return tuple(lax.reduce((a, b), (zero, zero), lambda x, y: (x[0] + y[0], x[1] + y[1]), axes))
 
 
-# JAX's rule for a reduction of pairs needs a tangent for both operands.
+# JAX's rule for a reduction of pairs fails if an operand has no tangent, so sum the tangents in two reductions.
 _paired_sums.defjvp(lambda primals, tangents: (_paired_sums(*primals), _sums(*tangents)))

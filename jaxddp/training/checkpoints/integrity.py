@@ -198,7 +198,7 @@ class Integrity:
         return next((f"{name} does not hold what was saved" for (name, (_, was)), now in digests if now != was), None)
 
     def expect_validations(self, content: bytes) -> None:
-        """Accept new content of `validation.json`, which is about to be written, beside its present content."""
+        """Accept new content of `validation.json`, which is about to be written, in addition to its present content."""
         with self._lock:
             self._index.validations = [sha256(content), *self._index.validations[:1]]
             self._write_index()

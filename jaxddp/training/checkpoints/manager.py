@@ -43,7 +43,7 @@ class Checkpoints:
 
     Args:
         peers: the processes that save and restore together.
-        keep: the number of latest checkpoints to keep, beside the best one.
+        keep: the number of latest checkpoints to keep, in addition to the best one.
         goal: the metric by which the best checkpoint is chosen; the default is read from the directory.
         read_only: leave the directory unchanged, because a run may be writing to it.
 

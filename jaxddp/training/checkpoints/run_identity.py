@@ -14,9 +14,9 @@ from jaxddp.core.wording import show
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
 
-MOVED = ("data.path", "data.name", "data.train", "data.val", "data.unlabelled")
+LOCATION_KEYS = ("data.path", "data.name", "data.train", "data.val", "data.unlabelled")
 """The keys that name the data's location. They may change on resume, because moved data keep their fingerprint."""
-FREE = frozenset(
+MAY_CHANGE = frozenset(
     (
         *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
         *("log.profile", "log.to", "log.images", "log.guard_formulas", "eval.batch_size", "eval.views"),
@@ -24,7 +24,7 @@ FREE = frozenset(
         *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
         *("recipe.file", "objects.jax", "objective.teacher", RUN_ID),
         *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
-        *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", *MOVED),
+        *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", *LOCATION_KEYS),
     )
 )
 """The keys that a resumed run may change: its length, cadences, devices, outputs and evaluation. All others belong to
@@ -37,8 +37,8 @@ class RunIdentity:
 
     Attributes:
         id: a random id, drawn when the run starts.
-        keys: a digest of the names of the keys that are compared on resume, and of the JAX release with which the
-            objects' digests were made.
+        keys: a digest of the names of the keys that are compared on resume, and of the JAX release that made the
+            digests of Python objects in the config.
         values: a digest of the values of these keys. It is compared only if `keys` is equal, because a new release may
             have other keys.
     """
@@ -53,7 +53,7 @@ class RunIdentity:
         flat = flatten(dict(config))
         if not isinstance(run_id := flat.get(RUN_ID), str) or not run_id:
             return None
-        compared = {key: value for key, value in sorted(flat.items()) if key not in FREE}
+        compared = {key: value for key, value in sorted(flat.items()) if key not in MAY_CHANGE}
         values = [_plain(value) for value in compared.values()]
         return cls(run_id, _digest([*compared, flat.get("objects.jax")]), _digest(values))
 

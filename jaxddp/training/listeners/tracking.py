@@ -34,7 +34,7 @@ class TrackingLogger(RowListener, ABC):
     Args:
         directory: the work directory; `LIBRARY.json` in it holds the id of the run.
         images: how many validation images to show at each evaluation.
-        log: the `log` section of the config, with the project, the name, and values to record beside the config.
+        log: the `log` section of the config, with the project, the name, and values to record besides the config.
     """
 
     library: ClassVar[str]

@@ -1,6 +1,6 @@
 """Compares a variant of jaxddp's step with the unchanged step; both alternate in one process.
 
-`benchmarks/gpu.py` starts it for each of `LEVERS`:
+`benchmarks/gpu.py` starts it for each of `VARIANTS`:
 
 - 1x1 convolutions as matrix products, which `jaxddp.models.ops.cpu_convolution` uses on CPUs;
 - the XLA options in `XLA_OPTIONS`;
@@ -58,7 +58,7 @@ XLA_OPTIONS = (
 PRODUCTS, UNDONATED = "1x1 as products", "state not donated"
 # Steps in a call; None means as many as a run takes in a call.
 RESIDENT = {"on the device, one a dispatch": 1, "on the device, several a dispatch": None}
-LEVERS = (PRODUCTS, *XLA_OPTIONS, UNDONATED, *RESIDENT)
+VARIANTS = (PRODUCTS, *XLA_OPTIONS, UNDONATED, *RESIDENT)
 # In bfloat16 a different order of additions shows in the third digit.
 LOSS_TOLERANCE = 0.02
 
@@ -91,7 +91,7 @@ def main(task: Task) -> None:
 
 
 def make_variant(name: str, setup: RunSetup, batch: Batch, steps: int) -> Variant:
-    """Return one of `LEVERS`, or the unchanged step."""
+    """Return one of `VARIANTS`, or the unchanged step."""
     if name in RESIDENT:
         length = RESIDENT[name] or min(LONGEST_CHUNK, steps)
         (chunk,) = setup.feed.resident_chunks([range(length)], setup.key)
@@ -139,11 +139,11 @@ def first_loss(sums: MetricSums) -> float:
 
 def with_products(setup: RunSetup) -> Any:
     model: Any = setup.model
-    operations = Operations(by_products, custom_norm_gradient=False)
+    operations = Operations(as_matrix_product, custom_norm_gradient=False)
     return replace(setup, model=adapt(model.module.clone(operations=operations))).step()
 
 
-def by_products(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+def as_matrix_product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """Compute a convolution, with 1x1 kernels as matrix products on every platform."""
     if kernel.shape[0] == 1:
         return lax.dot_general(images[:, ::stride, ::stride], kernel[0, 0], (((3,), (0,)), ((), ())))
