@@ -5,21 +5,25 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
 
 import jaxddp.models.ops.max_pool as indexed
 
-Convolution = Callable[[jax.Array, jax.Array, int, int], jax.Array]
+# Type checkers do not accept a `jax.custom_vjp` as a callable.
+Convolution: TypeAlias = Any
 """(images [B, H, W, C], kernel [k, k, C, F], stride, padding) -> [B, H', W', F]."""
-MaxPool = Callable[[jax.Array, int, int, int], jax.Array]
+MaxPool: TypeAlias = Any
 """(images [B, H, W, C], window, stride, padding) -> [B, H', W', C]."""
 
 
 def flax_max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int = 1) -> jax.Array:
     """Take the maximum over square windows by `flax.linen.max_pool`, whose gradient is XLA's select and scatter."""
-    return nn.max_pool(images, (window, window), (stride, stride), ((padding, padding), (padding, padding)))
+    # Flax annotates paddings as a string.
+    margins: Any = ((padding, padding), (padding, padding))
+    return nn.max_pool(images, (window, window), (stride, stride), margins)
 
 
 @dataclass(frozen=True)
