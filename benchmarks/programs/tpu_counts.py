@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from benchmarks.common.harness import Figures
 from benchmarks.programs.schedule import COLLECTIVES, parse_program
 from benchmarks.programs.shapes import leaves, num_bytes, size
@@ -180,17 +182,31 @@ class _Program:
                 2 * math.prod(dimensions(result)) * math.prod(dimensions(left)[axis] for axis in contracted)
                 for dimensions in (lambda shape: list(shape.dimensions), padded_dimensions)
             )  # pyright: ignore[reportReturnType]
-        numbers = instruction.convolution_dimension_numbers
-        # Where the images or the window are dilated, most products are with zeros that nobody computes.
-        window = math.prod(axis.size for axis in instruction.window.dimensions)
-        dilation = math.prod(axis.base_dilation * axis.stride for axis in instruction.window.dimensions)
-        strides = math.prod(axis.stride for axis in instruction.window.dimensions)
-        window = window * strides // dilation
-        useful, padded = (
-            2 * math.prod(dimensions(result)) * window * dimensions(right)[numbers.kernel_input_feature_dimension]
-            for dimensions in (lambda shape: list(shape.dimensions), padded_dimensions)
-        )
-        return useful, padded
+        numbers, spatial = instruction.convolution_dimension_numbers, 1
+        sizes = (left.dimensions[axis] for axis in numbers.input_spatial_dimensions)
+        outputs = (result.dimensions[axis] for axis in numbers.output_spatial_dimensions)
+        for axis, size_in, size_out in zip(instruction.window.dimensions, sizes, outputs, strict=True):
+            spatial *= _products_along(axis, size_in, size_out)
+        contracted, features = numbers.kernel_input_feature_dimension, list(right.dimensions)
+        outer = result.dimensions[numbers.output_batch_dimension] * result.dimensions[numbers.output_feature_dimension]
+        useful = 2 * spatial * outer * features[contracted]
+        tiled = math.prod(padded_dimensions(result)) * padded_dimensions(right)[contracted]
+        return useful, useful * tiled // (size(result) * features[contracted])
+
+
+def _products_along(axis: Any, size_in: int, size_out: int) -> int:
+    """Returns how many pairs of an output and a tap of the window meet an input, along one axis of a convolution.
+
+    XLA expresses gradients and strides by dilated inputs and by windows that are mostly outside of the images. Products
+    with these zeros are not counted.
+
+    Args:
+        axis: A `WindowDimension` of the program.
+    """
+    positions = np.arange(size_out)[:, None] * axis.stride + np.arange(axis.size) * axis.window_dilation
+    positions -= axis.padding_low
+    inside = (positions >= 0) & (positions <= (size_in - 1) * axis.base_dilation)
+    return int(np.sum(inside & (positions % axis.base_dilation == 0)))
 
 
 def _is_scalar(instruction: Any) -> bool:
