@@ -10,8 +10,8 @@ threshold 0 (from 256), posterize 4 bits (from 8), blend factor 0.9 away from 1.
 ImageEnhance, nearest neighbour), except that a blend is rounded instead of truncated.
 
 Pixels and positions are computed in integers, with fractions in units of 1/65,536, so results are the same on any
-device. Operations have images with the channels first, [C, H, W], because a TPU pads the last axis to 128 elements: with
-three channels last, an image would take 43 times its memory.
+device. Operations use images with the channels first, [C, H, W]. A TPU pads the last axis to a multiple of 128, so an
+image with three channels last would take 43 times its memory.
 """
 
 import math

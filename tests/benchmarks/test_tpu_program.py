@@ -8,12 +8,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 from jaxlib import _hlo
 
 from benchmarks import tpu_program
 from benchmarks.programs import tpu_plugin
 from benchmarks.programs.tpu_counts import count_program
+from jaxddp.augment.rand_augment import rand_augment
 
 # Types with their layouts: the order of the axes from the minor one, and the tiles. S(1) is the memory on the chip.
 TYPES = {
@@ -163,3 +166,21 @@ def test_a_resnet_s_step_moves_about_as_many_bytes_as_plain_flax_s(network):
     assert found["memory_bytes"] <= 1.1 * found["flax"]["memory_bytes"]
     assert found["flops_per_image"] == found["flax"]["flops_per_image"]
     assert found["padding"] == pytest.approx(found["flax"]["padding"])
+
+
+@pytest.mark.exhaustive
+@needs_plugin
+@uncached
+def test_rand_augment_needs_memory_for_few_copies_of_a_batch():
+    size, count = 64, 128
+    chip = jax.sharding.SingleDeviceSharding(tpu_plugin.described_devices("v5e:2x2")[0])
+    images = jax.ShapeDtypeStruct((count, size, size, 3), np.uint8, sharding=chip)
+    keys = jax.ShapeDtypeStruct((count, 2), np.uint32, sharding=chip)
+
+    def augment(keys, images):
+        return jax.vmap(lambda key, image: rand_augment(jax.random.wrap_key_data(key), image, 2, 9.0))(keys, images)
+
+    # Intermediate values are int32, and rows of 64 pixels are padded to 128. With the channels last, the padding alone
+    # would be 43 times the batch.
+    memory = jax.jit(augment).lower(keys, images).compile().memory_analysis()
+    assert memory.temp_size_in_bytes <= 8 * 4 * count * size * 128 * 3
