@@ -61,7 +61,7 @@ def main() -> None:
 def program_figures(
     file: RecipeFile, topology: str, batch: int | None, data: Data, *, against_flax: bool = False
 ) -> Figures:
-    """Returns all figures of one program. Raises InputError for a bad config or topology."""
+    """Return all figures of one program. Raises InputError for a bad config or topology."""
     devices = found_chips(topology)
     config, images = command.config_for(file, batch, len(devices))
     chips = Topology.create(devices)
@@ -69,7 +69,8 @@ def program_figures(
         compiled, steps = compile_step(file, config, chips, data, platform="tpu", compiler_options={})
     figures = {"config": str(file.path.name), "topology": topology, "chips": len(devices), "batch": images}
     figures |= {"device_kind": chips.device_kind, "steps_of_a_dispatch": steps, **figures_of(compiled, images, steps)}
-    figures["hbm_fraction"] = figures["memory_bytes"] / HBM_BYTES[chips.device_kind]
+    if chips.device_kind in HBM_BYTES:
+        figures["hbm_fraction"] = figures["memory_bytes"] / HBM_BYTES[chips.device_kind]
     if against_flax:
         with readable_errors(topology):
             rival = compile_flax_step(config, chips, data.classes)
@@ -78,7 +79,7 @@ def program_figures(
 
 
 def figures_of(compiled: Any, images: int, steps: int) -> Figures:
-    """Returns the figures of a compiled program with `images` images on each chip."""
+    """Return the figures of a compiled program with `images` images on each chip."""
     (module,) = compiled.runtime_executable().hlo_modules()
     memory = compiled.memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -92,7 +93,7 @@ def figures_of(compiled: Any, images: int, steps: int) -> Figures:
 
 
 def found_chips(topology: str) -> list[Any]:
-    """Returns the described chips. Raises InputError if libtpu does not know the topology."""
+    """Return the described chips. Raises InputError if libtpu does not know the topology."""
     try:
         return described_devices(topology)
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as error:
@@ -102,7 +103,7 @@ def found_chips(topology: str) -> list[Any]:
 
 @contextlib.contextmanager
 def readable_errors(topology: str) -> Iterator[None]:
-    """Turns the compiler's error that a program needs too much memory into an InputError."""
+    """Turn the compiler's error that a program needs too much memory into an InputError."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
@@ -113,7 +114,7 @@ def readable_errors(topology: str) -> Iterator[None]:
 
 
 def table(results: Mapping[str, Figures]) -> str:
-    """Formats a column for each topology and its rival, then the largest operations and the collectives of the last."""
+    """Format a column for each topology and its rival, then the largest operations and the collectives of the last."""
     columns: dict[str, Figures] = {}
     for name, figures in results.items():
         columns[name] = figures

@@ -72,7 +72,7 @@ PLATFORMS = {
         # fusions than the operations for GPUs.
         operations=Operations(max_pool=flax_max_pool, custom_norm_gradient=False),
         # XLA combines the all-reduces without a copy. If the gradients are ravelled, XLA fuses all of them into one
-        # array, and the compilation takes more than ten times as long and several times the memory.
+        # array, and the compilation takes several times as long and four times the memory.
         ravels=False,
     ),
 }

@@ -43,6 +43,7 @@ USED = {
     "benchmarks/programs/gpu_plugin.py": "jax._src.lib.xla_client _make_compile_only_devices",
     "tests/benchmarks/test_fused_convolution.py": "jax.experimental.pallas.triton",
     "tests/benchmarks/test_gpu_program.py": "jaxlib._hlo",
+    "tests/benchmarks/test_tpu_program.py": "jaxlib._hlo",
     "tests/test_resident.py": "jax.experimental.multihost_utils",
     "tests/test_start.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
 }

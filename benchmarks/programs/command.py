@@ -37,7 +37,7 @@ def main(
     table: Callable[[Mapping[str, Figures]], str],
     switches: Mapping[str, str] | None = None,
 ) -> None:
-    """Runs the command: counts one program for each topology, prints the table and writes the figures as JSON.
+    """Run the command: counts one program for each topology, prints the table and writes the figures as JSON.
 
     Args:
         script: Name of the script.
@@ -76,7 +76,7 @@ def main(
 
 
 def config_for(file: RecipeFile, images: int | None, num_devices: int) -> tuple[Config, int]:
-    """Returns the config with `images` on each device, in bfloat16 by default, and the number of images.
+    """Return the config with `images` on each device, in bfloat16 by default, and the number of images.
 
     Args:
         images: None for the config's batch size on each device.

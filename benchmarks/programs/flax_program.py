@@ -16,7 +16,7 @@ from jaxddp.mesh import Topology
 
 
 def compile_flax_step(config: Config, topology: Topology, classes: int) -> Any:
-    """Compiles the step of the same network, batch and precision as in a config, without its other settings.
+    """Compile the step of the same network, batch and precision as in a config, without its other settings.
 
     Raises:
         InputError: The network is not one of the ResNets that the rival has.

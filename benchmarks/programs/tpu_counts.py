@@ -20,8 +20,12 @@ from benchmarks.programs.shapes import leaves, num_bytes, size
 
 HBM = 0
 """The number of the memory space in a layout. Others are on the chip."""
-HBM_BYTES = {"TPU v4": 32e9, "TPU v5 lite": 16e9, "TPU v5": 95e9, "TPU v6 lite": 32e9}
-"""Memory of a chip, by JAX's name of the device kind. Source: Google Cloud's pages of the TPU versions."""
+HBM_BYTES = {
+    **{"TPU v2": 8e9, "TPU v3": 16e9},
+    **{"TPU v4": 32e9, "TPU v5 lite": 16e9, "TPU v5": 95e9, "TPU v6 lite": 32e9},
+}
+"""The memory of a device, by JAX's name of the device kind. Chips before v4 have two devices. Source: Google Cloud's
+pages of the TPU versions."""
 LARGEST = 20
 _MOVES = {"copy", "transpose", "reshape", "bitcast", "convert", "parameter", "tuple", "pad", "slice"}
 # Instructions that run on no unit of the chip: names for memory, and values that are known before.
@@ -53,7 +57,7 @@ class Operation:
 
 
 def count_program(program: bytes, images: int, *, steps_in_a_loop: bool = False) -> Figures:
-    """Returns the counts of one chip, whose slice of the batch has `images` images.
+    """Return the counts of one chip, whose slice of the batch has `images` images.
 
     Args:
         program: A serialized `HloModuleProto`.
@@ -85,7 +89,7 @@ def _share(operation: Operation, operations: Iterable[Operation]) -> float:
 
 
 def _collectives(operations: list[Operation]) -> list[Figures]:
-    """Returns the collectives, each with the fraction of the estimated cycles before it, and beside it if it is
+    """Return the collectives, each with the fraction of the estimated cycles before it, and beside it if it is
     asynchronous."""
     total = max(1, sum(operation.cycles for operation in operations))
     starts = {o.name: place for place, o in enumerate(operations) if o.kind == "collective"}
@@ -108,7 +112,7 @@ class _Program:
         self._instructions = {i.id: i for each in module.computations for i in each.instructions}
 
     def operations(self, steps_in_a_loop: bool) -> Iterator[Operation]:
-        """Yields the operations in the order of the schedule."""
+        """Yield the operations in the order of the schedule."""
         computation = self._module.entry_computation_id
         if steps_in_a_loop:
             loop = next(i for i in self._scheduled(computation) if i.opcode == "while")
@@ -133,7 +137,8 @@ class _Program:
         inside = list(self._inside(instruction))
         convolutions = [i for i in inside if i.opcode in ("convolution", "dot")]
         flops, kind = [self._flops(i) for i in convolutions], _kind(instruction, inside)
-        operands = (self._instructions[number].shape for number in instruction.operand_ids)
+        sent = (i for i in inside if i.opcode.startswith(COLLECTIVES))
+        operands = (self._instructions[number].shape for i in sent for number in i.operand_ids)
         return Operation(
             name=instruction.name,
             kind=kind,
@@ -151,7 +156,7 @@ class _Program:
         return instruction.metadata.op_name
 
     def _inside(self, instruction: Any) -> Iterator[Any]:
-        """Yields the instruction, or for a fusion the instructions inside, at any depth."""
+        """Yield the instruction, or for a fusion the instructions inside, at any depth."""
         if instruction.opcode != "fusion":
             yield instruction
             return
@@ -173,7 +178,7 @@ class _Program:
         return sum(padded_bytes(shape) for shape in shapes if _is_in_hbm(shape))
 
     def _flops(self, instruction: Any) -> tuple[int, int]:
-        """Returns the FLOPs of a convolution or product, without and with the padding of its tiles."""
+        """Return the FLOPs of a convolution or product, without and with the padding of its tiles."""
         left, right = (self._instructions[number].shape for number in instruction.operand_ids[:2])
         result = leaves(instruction.shape)[0]
         if instruction.opcode == "dot":
@@ -195,7 +200,7 @@ class _Program:
 
 
 def _products_along(axis: Any, size_in: int, size_out: int) -> int:
-    """Returns how many pairs of an output and a tap of the window meet an input, along one axis of a convolution.
+    """Return how many pairs of an output and a tap of the window meet an input, along one axis of a convolution.
 
     XLA expresses gradients and strides by dilated inputs and by windows that are mostly outside of the images. Products
     with these zeros are not counted.
@@ -210,14 +215,14 @@ def _products_along(axis: Any, size_in: int, size_out: int) -> int:
 
 
 def _is_scalar(instruction: Any) -> bool:
-    """Returns whether an instruction computes single numbers, such as the bits of a random key."""
+    """Return whether an instruction computes single numbers, such as the bits of a random key."""
     shapes = leaves(instruction.shape)
     return instruction.opcode != "fusion" and bool(shapes) and all(size(shape) <= 1 for shape in shapes)
 
 
 def _kind(instruction: Any, inside: list[Any]) -> str:
     opcode, opcodes = instruction.opcode, {each.opcode for each in inside}
-    if opcode.startswith(COLLECTIVES):
+    if any(name.startswith(COLLECTIVES) for name in opcodes):
         return "done" if opcode.endswith("-done") else "collective"
     if opcode in ("copy-start", "slice-start"):
         return "prefetch"
@@ -240,7 +245,7 @@ def _is_in_hbm(shape: Any) -> bool:
 
 
 def padded_dimensions(shape: Any) -> list[int]:
-    """Returns the dimensions of an array, padded to its tiles."""
+    """Return the dimensions of an array, padded to its tiles."""
     dimensions, layout = list(shape.dimensions), shape.layout
     if layout.tiles:
         tile = list(layout.tiles[0].dimensions)
@@ -251,6 +256,6 @@ def padded_dimensions(shape: Any) -> list[int]:
 
 
 def padded_bytes(shape: Any) -> int:
-    """Returns the bytes that an array takes, padding included."""
+    """Return the bytes that an array takes, padding included."""
     elements = size(shape)
     return num_bytes(shape) * math.prod(padded_dimensions(shape)) // elements if elements else 0

@@ -35,13 +35,13 @@ ENVIRONMENT = {
 
 
 def requirement() -> str:
-    """Returns the requirement of `jax[tpu]` for libtpu, such as "libtpu==0.0.42.*"."""
+    """Return the requirement of `jax[tpu]` for libtpu, such as "libtpu==0.0.42.*"."""
     requirements = importlib.metadata.requires("jax") or []
     return next(line.partition(";")[0].strip() for line in requirements if line.startswith("libtpu"))
 
 
 def plugin_folder() -> Path:
-    """Returns the folder for the files of the wheel."""
+    """Return the folder for the files of the wheel."""
     return Path(os.environ.get(FOLDER_VARIABLE) or cache_folder() / "tpu-plugin") / jax.__version__
 
 
@@ -50,17 +50,29 @@ def is_present() -> bool:
 
 
 def fetch() -> None:
-    """Downloads the wheel if it is missing. Raises SystemExit if that fails."""
+    """Download the wheel if it is missing. Raises SystemExit if that fails."""
     fetch_wheels(plugin_folder(), [requirement()])
 
 
 @functools.cache
 def described_devices(topology: str) -> list[Any]:
-    """Returns the chips of a slice to compile for: "v5e:2x4" is a slice of 2 x 4 chips of TPU v5e."""
+    """Return the chips of a slice to compile for: "v5e:2x4" is a slice of 2 x 4 chips of TPU v5e.
+
+    On TPU v2 and v3, each chip has two devices.
+    """
     fetch()
     (library,) = plugin_folder().glob("libtpu/libtpu.so")
+    # On TPU v4, JAX uses the two cores of a chip as one device; libtpu describes two by default.
+    options = {"chip_config_name": "megacore"} if topology.startswith("v4:") else {}
+    before = dict(os.environ)
     os.environ.update(ENVIRONMENT | {"TPU_LIBRARY_PATH": str(library)})
-    return list(topologies.get_topology_desc(platform="tpu", topology_name=topology).devices)
+    try:
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=topology, **options).devices)
+    finally:
+        # Later code of this process, and its children, would take these variables for those of a job.
+        for name in (*ENVIRONMENT, "TPU_LIBRARY_PATH"):
+            os.environ.pop(name)
+        os.environ.update(before)
 
 
 if __name__ == "__main__":

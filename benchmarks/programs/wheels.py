@@ -12,7 +12,7 @@ FETCH_SECONDS = 600
 
 
 def fetch_wheels(folder: Path, requirements: Sequence[str]) -> None:
-    """Installs wheels, without their dependencies, into a folder if it does not exist.
+    """Install wheels, without their dependencies, into a folder if it does not exist.
 
     Raises:
         SystemExit: the wheels cannot be installed.

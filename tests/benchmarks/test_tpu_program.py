@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from jaxlib import _hlo
 
 from benchmarks import tpu_program
 from benchmarks.programs import tpu_plugin
-from benchmarks.programs.tpu_counts import count_program
+from benchmarks.programs.tpu_counts import HBM_BYTES, count_program
 from jaxddp.augment.rand_augment import rand_augment
 
 # Types with their layouts: the order of the axes from the minor one, and the tiles. S(1) is the memory on the chip.
@@ -26,6 +27,8 @@ TYPES = {
     "RESULT": "bf16[16,8,8,64]{3,0,2,1:T(8,128)(2,1)}",
     "TURNED": "bf16[16,8,8,64]{3,2,1,0:T(8,128)(2,1)}",
     "VECTOR": "f32[100]{0:T(128)}",
+    "MATRIX": "f32[8,100]{1,0:T(8,128)}",
+    "SQUARE": "f32[8,8]{1,0:T(8,128)}",
     "WINDOW": "window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_01io->b01f",
     "CYCLES": 'backend_config={"window_config":{"estimated_cycles":"NUMBER"}}',
 }
@@ -64,10 +67,77 @@ ENTRY %main (images: bf16[16,8,8,3], kernel: bf16[3,3,3,64], vector: f32[100]) -
 """
 
 
-def counts():
-    text = re.sub(r"CYCLES(\d+)", lambda found: TYPES["CYCLES"].replace("NUMBER", found[1]), PROGRAM)
+LOOP = """
+HloModule looped, is_scheduled=true
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}
+
+%product (a: f32[8,100]) -> f32[8,8] {
+  %a = MATRIX parameter(0)
+  ROOT %dot = SQUARE dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+
+%negated (a: f32[100]) -> f32[100] {
+  %a = VECTOR parameter(0)
+  ROOT %n = VECTOR negate(%a)
+}
+
+%summed (a: f32[100]) -> f32[100] {
+  %a = VECTOR parameter(0)
+  ROOT %r = VECTOR all-reduce(%a), replica_groups={}, to_apply=%sum
+}
+
+%step (carry: (s32[], f32[8,100], f32[100])) -> (s32[], f32[8,100], f32[100]) {
+  %carry = (s32[], MATRIX, VECTOR) parameter(0)
+  %number = s32[] get-tuple-element(%carry), index=0
+  %matrix = MATRIX get-tuple-element(%carry), index=1
+  %vector = VECTOR get-tuple-element(%carry), index=2
+  %started = VECTOR all-reduce-start(%vector), replica_groups={}, to_apply=%sum
+  %square = SQUARE fusion(%matrix), kind=kOutput, calls=%product, CYCLES600
+  %received = VECTOR all-reduce-done(%started)
+  %changed = VECTOR fusion(%received), kind=kLoop, calls=%negated, CYCLES400
+  %again = VECTOR fusion(%changed), kind=kCustom, calls=%summed
+  ROOT %next = (s32[], MATRIX, VECTOR) tuple(%number, %matrix, %again)
+}
+
+%goes_on (carry: (s32[], f32[8,100], f32[100])) -> pred[] {
+  %carry = (s32[], MATRIX, VECTOR) parameter(0)
+  %number = s32[] get-tuple-element(%carry), index=0
+  %last = s32[] constant(6)
+  ROOT %less = pred[] compare(%number, %last), direction=LT
+}
+
+ENTRY %main (start: (s32[], f32[8,100], f32[100])) -> (s32[], f32[8,100], f32[100]) {
+  %start = (s32[], MATRIX, VECTOR) parameter(0)
+  ROOT %loop = (s32[], MATRIX, VECTOR) while(%start), condition=%goes_on, body=%step
+}
+"""
+
+
+def counts(program=PROGRAM, **options):
+    text = re.sub(r"CYCLES(\d+)", lambda found: TYPES["CYCLES"].replace("NUMBER", found[1]), program)
     text = functools.reduce(lambda text, name: text.replace(name, TYPES[name]), TYPES, text)
-    return count_program(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto(), images=16)
+    return count_program(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto(), images=16, **options)
+
+
+def test_a_loop_of_steps_is_counted_as_one_step():
+    looped = counts(LOOP, steps_in_a_loop=True)
+    assert looped == counts(LOOP)
+    assert (looped["fusions"], looped["convolutions"], looped["estimated_cycles"]) == (2, 1, 1000)
+    # A product of [8, 100] and [100, 8], whose contracted axis is padded to 128 and whose result to [8, 128].
+    assert looped["flops_per_image"] * 16 == 2 * 8 * 8 * 100
+    assert looped["padding"] == pytest.approx(1 - (100 / 128) * (8 / 128))
+
+
+def test_an_asynchronous_collective_has_the_cycles_until_the_wait_for_it():
+    started, fused = counts(LOOP)["collectives"]
+    assert started == {"name": "started", "bytes": 400, "cycles_before": 0.0, "cycles_beside": 0.6}
+    # A collective may be inside a fusion.
+    assert fused == {"name": "again", "bytes": 400, "cycles_before": 1.0, "cycles_beside": 0.0}
 
 
 def test_each_operation_is_counted_by_its_kind():
@@ -128,6 +198,15 @@ def test_an_unknown_topology_raises_a_one_line_error(capfd, tmp_path):
     assert run_script("cifar10", "--topology", "v5e:eight", "--out", str(tmp_path / "out.json")) == 2
     message = capfd.readouterr().err.splitlines()[-1]
     assert message.startswith("tpu_program.py: --topology v5e:eight: ") and "v5e:2x4" in message
+
+
+@needs_plugin
+@pytest.mark.parametrize(("topology", "chips"), [("v5e:2x4", 8), ("v4:2x2x1", 4), ("v5p:2x2x1", 4), ("v6e:2x2", 4)])
+def test_a_described_slice_has_one_device_for_each_chip(topology, chips):
+    before = dict(os.environ)
+    devices = tpu_plugin.described_devices(topology)
+    assert len(devices) == chips and devices[0].device_kind in HBM_BYTES
+    assert dict(os.environ) == before
 
 
 @functools.cache
