@@ -41,6 +41,7 @@ USED = {
     "benchmarks/fused/kernels.py": "jax.experimental.pallas jax.experimental.pallas.triton",
     "jaxddp/inference/onnx_file.py": "jax2onnx.plugins.jax.lax.pad",
     "benchmarks/programs/gpu_plugin.py": "jax._src.lib.xla_client _make_compile_only_devices",
+    "benchmarks/programs/tpu_plugin.py": "jax.experimental.topologies",
     "tests/benchmarks/test_fused_convolution.py": "jax.experimental.pallas.triton",
     "tests/benchmarks/test_gpu_program.py": "jaxlib._hlo",
     "tests/benchmarks/test_tpu_program.py": "jaxlib._hlo",
