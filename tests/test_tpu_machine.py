@@ -20,7 +20,7 @@ from jaxddp.cluster.tpu_host import check_options
 from jaxddp.config import ParallelConfig
 from jaxddp.core import tpu_errors
 from jaxddp.core.errors import InputError, JaxddpError, Unreachable
-from jaxddp.core.peers import ALONE
+from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.tpu_chips import local_chips
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.job.tpu import eviction_notice
@@ -143,14 +143,39 @@ def test_other_errors_stay():
         raise RuntimeError("backend 'cuda'")
 
 
-def test_other_numbers_than_those_of_libtpu_are_an_error(monkeypatch):
-    class Chip:
-        process_index, id, platform = 0, 0, "tpu"
+class Chip:
+    id, platform = 0, "tpu"
 
-    assert Topology.create([Chip()], ALONE).platform == "tpu"
-    monkeypatch.setattr(jax, "process_count", lambda: 4)
-    with pytest.raises(InputError, match="libtpu numbers this process 0 of 4, and the job 0 of 1; start one process"):
-        Topology.create([Chip()], ALONE)
+    def __init__(self, process_index: int = 0):
+        self.process_index = process_index
+
+
+class PlaceOne(Peers):
+    """Process 1 of four."""
+
+    process_index, process_count = 1, 4
+
+
+@pytest.fixture
+def chips_of_four_hosts(monkeypatch) -> list[Chip]:
+    """The devices of JAX in process 1 of four, with one chip each."""
+    all_chips = [Chip(host) for host in range(4)]
+    for name, value in (("devices", all_chips), ("process_count", 4), ("process_index", 1)):
+        monkeypatch.setattr(jax, name, lambda value=value: value)
+    return all_chips
+
+
+@pytest.mark.parametrize("devices", [None, 4])
+def test_other_numbers_than_those_of_libtpu_are_an_error(devices, chips_of_four_hosts):
+    with pytest.raises(InputError, match="libtpu numbers this process 1 of 4, and the job 0 of 1; start one process"):
+        Topology.create(devices)
+    assert Topology.create(devices, PlaceOne()).num_devices == 4
+
+
+def test_a_process_of_several_may_use_its_own_chip_alone(chips_of_four_hosts):
+    """The self-test does so."""
+    topology = Topology.create([chips_of_four_hosts[1]])
+    assert (topology.num_devices, topology.process_count, topology.platform) == (1, 1, "tpu")
 
 
 # --- The launcher ---
