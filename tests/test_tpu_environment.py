@@ -1,15 +1,19 @@
 """The variables of GKE and the metadata of TPU VMs give the place of a process in its job."""
 
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.metadata import MetadataServer, serving, write_chips
 
+from jaxddp.cli import main
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.tpu import metadata_server
+from jaxddp.job.tpu import metadata_server, slices
 from jaxddp.job.tpu.slices import accelerator_type
 
 GKE = {
@@ -160,6 +164,12 @@ def test_values_that_contradict_each_other_are_an_error(environ, message):
 # --- The metadata server of a TPU VM ---
 
 
+@pytest.fixture(autouse=True)
+def forget():
+    """Forget the answers for the ports of other tests."""
+    metadata_server._attributes_or_problem.cache_clear()
+
+
 @pytest.fixture
 def machine(tmp_path):
     """The root of a machine with four chips."""
@@ -196,7 +206,7 @@ def test_the_metadata_of_several_slices(server, machine):
 def test_a_machine_without_these_attributes_is_a_single_process(machine):
     with serving({}) as server:
         assert find_job(server.environ, machine) is None
-        assert len(server.asked) == 3 and accelerator_type(server.environ, machine) == ""
+        assert len(server.asked) == 4 and accelerator_type(server.environ, machine) == ""
 
 
 @pytest.mark.parametrize(
@@ -264,7 +274,26 @@ def test_without_the_metadata_server_a_process_does_not_train_alone(fault, messa
     with pytest.raises(Unreachable) as error:
         find_job(server.environ, machine)
     assert str(error.value).startswith("the metadata server at 127.0.0.1:") and str(error.value).endswith(message)
-    assert accelerator_type(server.environ, machine) == ""
+    # Later questions do not wait again.
+    count = len(server.asked)
+    with pytest.raises(Unreachable) as again:
+        find_job(server.environ, machine)
+    assert str(again.value) == str(error.value)
+    assert accelerator_type(server.environ, machine) == "" and len(server.asked) == count
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["train", "digits", "--help"], ["runs", "{empty}"]])
+def test_commands_without_a_job_do_not_ask(words, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(slices, "local_chips", lambda *_: [Path("/dev/accel0")])
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+    main([word.format(empty=tmp_path) for word in words])
+    assert server.asked == []
+
+
+def test_the_library_of_the_questions_is_imported_only_to_ask():
+    program = "import sys, jaxddp.cli; print('http.client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_without_any_server_a_process_does_not_train_alone(machine):

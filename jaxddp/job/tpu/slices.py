@@ -59,9 +59,8 @@ def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
     is_decided = any(lookup(environ, name) for name in (HOSTNAMES, "JAX_PROCESS_ID"))
     if is_decided or environ.get("JAX_NUM_PROCESSES") == "1" or not may_ask(environ, root):
         return environ
-    address = metadata_server.server(environ).value
     try:
-        attributes = metadata_server.attributes(address, (_NUMBER, _ENDPOINTS, _ENV))
+        attributes = _attributes(environ)
     except Unreachable as error:
         advice = f"set {HOSTNAMES} and {WORKER}, or JAX_NUM_PROCESSES=1 for a single process"
         raise Unreachable(
@@ -78,9 +77,14 @@ def accelerator_type(environ: Environ = os.environ, root: Path = Path("/")) -> s
     if variable is not None or not may_ask(environ, root):
         return variable.value if variable else ""
     try:
-        return metadata_server.attributes(metadata_server.server(environ).value, (_TYPE,)).get(_TYPE, "")
+        return _attributes(environ).get(_TYPE, "")
     except Unreachable:
         return ""
+
+
+def _attributes(environ: Environ) -> dict[str, str]:
+    """Return the attributes of this machine. All are asked for at once, so that a server that is missing costs once."""
+    return metadata_server.attributes(metadata_server.server(environ).value, (_NUMBER, _ENDPOINTS, _ENV, _TYPE))
 
 
 def process(environ: Environ) -> EnvValue | None:
