@@ -25,6 +25,16 @@ SECOND_SLICE = GKE | {
     "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COORDINATOR_ADDRESS": "first-slice-0-0.first:8080",
 }  # fmt: skip
 ONE_HOST = {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+WARNING = (
+    "WARNING: could not determine TPU worker hostnames or IP addresses, please set env var `TPU_WORKER_HOSTNAMES` "
+    "manually, otherwise libtpu.so will not properly initialize."
+)
+KAGGLE = {
+    "TPU_WORKER_HOSTNAMES": WARNING, "TPU_WORKER_ID": "0", "TPU_PROCESS_ADDRESSES": "local",
+    "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1", "TPU_HOST_BOUNDS": "1,1,1",
+    "TPU_ACCELERATOR_TYPE": WARNING.replace("worker hostnames or IP addresses", "accelerator type"),
+}  # fmt: skip
+"""The variables of Kaggle's TPU v5e, as users have reported them. On some machines, the names are `localhost`."""
 SKYPILOT = {"SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"}
 STEP = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_STEP_NUM_NODES": "2",
@@ -95,11 +105,34 @@ def test_the_processes_of_all_slices_are_numbered_once(slices, hosts):
         {"TPU_WORKER_ID": "0"},
         {"TPU_ACCELERATOR_TYPE": "v5litepod-4"},
         GKE | {"TPU_WORKER_ID": "1", "JAX_NUM_PROCESSES": "1"},
+        # Nothing else is read then.
+        GKE | {"TPU_WORKER_ID": "x", "TPU_WORKER_HOSTNAMES": "a,,b", "JAX_NUM_PROCESSES": "1"},
+        KAGGLE,
+        KAGGLE | {"TPU_WORKER_HOSTNAMES": "localhost"},
     ],
     ids=str,
 )
 def test_one_host_is_a_single_process(environ):
     assert find_job(environ) is None
+
+
+def test_on_kaggle_a_process_is_alone(server, machine):
+    """Kaggle has chips, and no metadata server that answers."""
+    server.status = 500
+    assert find_job(KAGGLE | server.environ, machine) is None and server.asked == []
+
+
+def test_a_warning_in_place_of_the_hosts_is_no_setting(server, machine):
+    warned = {"TPU_WORKER_HOSTNAMES": WARNING, "TPU_ACCELERATOR_TYPE": "WARNING: could not determine"}
+    assert place(warned | SKYPILOT) == (0, 2, "10.0.0.4")
+    assert job_of(warned | server.environ, machine) == job_of(server.environ, machine)
+    assert accelerator_type(warned | server.environ, machine) == "v4-32"
+
+
+@pytest.mark.parametrize("form", ["[fd00::{}]", "unknown:7:[fd00::{}]"])
+def test_hosts_with_ipv6_addresses(form):
+    hosts = ", ".join(form.format(host) for host in (1, 2))
+    assert place({"TPU_WORKER_HOSTNAMES": hosts, "TPU_WORKER_ID": "1"}) == (1, 2, "fd00::1")
 
 
 def test_the_ids_of_libtpu_come_before_those_of_a_scheduler_of_hosts():
@@ -135,6 +168,10 @@ def test_the_ids_of_libtpu_come_before_those_of_a_scheduler_of_hosts():
         (
             GKE | {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "a,,b"},
             "TPU_WORKER_HOSTNAMES='a,,b': expected the names of hosts, separated by commas",
+        ),
+        (
+            GKE | {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "fd00::1,fd00::2"},
+            "TPU_WORKER_HOSTNAMES='fd00::1,fd00::2': expected the names of hosts, separated by commas",
         ),
         (
             GKE | {"TPU_WORKER_ID": "0", "MEGASCALE_COORDINATOR_ADDRESS": "h0:8080"},
