@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,7 +117,7 @@ def test_the_process_that_has_a_chip_open_is_named(lock, tmp_path, monkeypatch):
         (tmp_path / pid / "fd").mkdir(parents=True)
         (tmp_path / pid / "fd" / "7").symlink_to(target)
     with (
-        pytest.raises(InputError, match="in use by process 42, which holds /dev/accel0; end that process"),
+        pytest.raises(InputError, match="in use by process 42, which holds /dev/accel2; end that process"),
         tpu_errors.readable_tpu_errors(proc=tmp_path),
     ):
         raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: open(/dev/accel0): Device or resource busy")
@@ -242,6 +243,7 @@ def test_chips_that_jax_does_not_see_are_a_warning(monkeypatch):
     assert row.verdict == "warn" and row.detail.endswith(
         "JAX does not see the 4 TPU chips of this machine: install jaxddp[tpu], or set JAX_PLATFORMS=cpu"
     )
+    monkeypatch.setattr(machine_checks, "installed_version", lambda package: None if package == "libtpu" else "1.0")
     assert "libtpu not installed" in machine_checks.versions().detail
 
 
@@ -281,9 +283,15 @@ def test_an_eviction_stops_the_run(path, value, tmp_path, monkeypatch, caplog):
 
 
 def test_other_machines_watch_nothing(tmp_path):
-    with serving({}) as server, eviction_notice.sigterm_on_eviction(server.environ, tmp_path, period=0.01):
-        pass
-    assert server.asked == []
+    def has_watcher() -> bool:
+        return "eviction notice" in {thread.name for thread in threading.enumerate()}
+
+    with serving({}) as server:
+        with eviction_notice.sigterm_on_eviction(server.environ, tmp_path, period=0.01):
+            assert not has_watcher()
+        with eviction_notice.sigterm_on_eviction(server.environ, write_chips(tmp_path, "dev/accel0")):
+            assert has_watcher()
+    assert server.asked == [] and not has_watcher()
 
 
 def wait_until(condition) -> None:
