@@ -47,6 +47,8 @@ def test_chips_are_counted_without_a_backend(environ, files, expected, tmp_path)
     assert [file.name for file in local_chips(environ, root)] == expected
     other = write_chips(tmp_path / "other", *files, vendor="0x8086")
     assert local_chips(environ, other) == []
+    for name, pci_class in (("disk", "0x010802"), ("network", "0x020000")):
+        assert local_chips(environ, write_chips(tmp_path / name, *files, pci_class=pci_class)) == []
 
 
 # --- The TPU is in use, or does not start ---
