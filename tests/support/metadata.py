@@ -69,7 +69,7 @@ def serving(answers: Mapping[str, str]) -> Iterator[MetadataServer]:
 
 
 def write_chips(root: Path, *files: str, vendor: str = "0x1ae0", pci_class: str = "0x120000") -> Path:
-    """Write the device files of chips (`dev/accel0`, `dev/vfio/3`), and the files in `sys` with their vendor and class."""
+    """Write the device files of chips (`dev/accel0`, `dev/vfio/3`), and the files in `sys` with vendor and class."""
     for file in files:
         group = f"kernel/iommu_groups/{Path(file).name}/devices" if "vfio" in file else "bus/pci/devices"
         device = root / "sys" / group / "0000:00:05.0"
