@@ -81,7 +81,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _status_line() -> Iterator[None]:
     """Show long operations on standard error, in process 0 of a job or in a process without a job."""
     try:
-        job = find_job()
+        # The place of a TPU host is not asked for: on a slice, each host shows the line on its own terminal.
+        job = find_job({**os.environ, "TPU_SKIP_MDS_QUERY": "1"})
     except JaxddpError:
         job = None  # A command that joins the job raises the same error.
     if job is not None and job.process_id:

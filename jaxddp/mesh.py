@@ -60,7 +60,7 @@ class Topology:
             Unreachable: JAX does not start on the TPU, because another host does not answer.
         """
         if devices is None or (isinstance(devices, numbers.Integral) and not isinstance(devices, bool)):
-            devices = _first(devices if devices is None else int(devices))
+            devices = _first(devices if devices is None else int(devices), peers)
         device_list: list[Any] = list(devices) if isinstance(devices, Iterable) else [None]
         if not all(hasattr(device, "process_index") for device in device_list):
             raise InputError(Key("devices", devices), ": give a number of devices, a list of them, or None for all")
@@ -76,8 +76,6 @@ class Topology:
                 f"devices: they belong to {len(counts)} processes, but `peers` has only this process; give "
                 "Topology.create the peers that join returned"
             )
-        if ordered[0].platform == "tpu":
-            _check_tpu_numbers(peers)
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
         if counts[most] != counts[least]:
             # A batch is divided into equal parts, one for each process.
@@ -195,10 +193,13 @@ class Topology:
         return jax.tree.map(put, tree)
 
 
-def _first(count: int | None) -> list[Device]:
+def _first(count: int | None, peers: Peers) -> list[Device]:
     """Return the first devices of each process, `count` in total."""
     with readable_tpu_errors():
         available, processes = jax.devices(), jax.process_count()
+    # A process may use some of its own devices alone, so the numbers are not compared for devices that are given.
+    if available[0].platform == "tpu":
+        _check_tpu_numbers(peers)
     if count is None:
         return available
     if count < 1 or count > len(available) or count % processes:

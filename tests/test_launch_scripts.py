@@ -138,13 +138,37 @@ def test_the_tpu_script_creates_a_slice_and_trains_on_all_hosts(is_new, fake_pro
     )
 
 
-@pytest.mark.parametrize(("state", "wait"), [("SUSPENDED", "60"), ("FAILED", "60"), ("WAITING_FOR_RESOURCES", "0")])
-def test_the_tpu_script_does_not_wait_for_a_slice_that_does_not_come(state, wait, fake_program, tmp_path):
+@pytest.mark.parametrize("before", [["SUSPENDED"], ["FAILED"], ["SUSPENDING", "SUSPENDED"], ["DELETING", ""]])
+def test_the_tpu_script_creates_a_slice_again_that_google_took_back(before, fake_program, tmp_path):
     states = tmp_path / "states"
-    states.write_text(f"{state}\n" * 9)
+    states.write_text("\n".join([*before, "PROVISIONING", "ACTIVE", ""]))
     arguments_file = fake_program("gcloud", GCLOUD.format(states=states))
+    assert script("tpu_vm.sh", "digits", PERIOD="0", SPOT="1", **SLICE) == 75
+    calls = arguments_file.read_text().replace("\n", " ").split("compute tpus ")[1:]
+    verbs = [call.split()[1] for call in calls]
+    deleted = ["delete"] if before[-1] else []
+    again = [*deleted, "create", "describe", "describe", "scp", "ssh", "ssh"]
+    assert verbs == ["describe"] * len(before) + again
+    if deleted:
+        assert calls[len(before)].strip() == "queued-resources delete first --zone=us-west4-a --force --quiet"
+
+
+@pytest.mark.parametrize(
+    ("states", "wait"),
+    [
+        # A new request that fails would fail again.
+        (["", "FAILED"], "60"),
+        (["FAILED", "FAILED"], "60"),
+        (["WAITING_FOR_RESOURCES"] * 9, "0"),
+        (["SUSPENDING"] * 9, "0"),
+    ],
+)
+def test_the_tpu_script_does_not_wait_for_a_slice_that_does_not_come(states, wait, fake_program, tmp_path):
+    (tmp_path / "states").write_text("\n".join([*states, ""]))
+    arguments_file = fake_program("gcloud", GCLOUD.format(states=tmp_path / "states"))
     assert script("tpu_vm.sh", "digits", PERIOD="0", WAIT=wait, **SLICE) == 1
-    assert "tpu-vm" not in arguments_file.read_text() and "delete" not in arguments_file.read_text()
+    calls = arguments_file.read_text().split()
+    assert "tpu-vm" not in calls and calls.count("delete") == (states[0] == "FAILED")
     assert script("tpu_vm.sh", "digits", NAME="first") == 2
 
 

@@ -153,6 +153,8 @@ def test_skypilot_restarts_a_run_that_ends_with_exit_code_75():
     assert tpu["resources"]["job_recovery"] == task["resources"]["job_recovery"]
     assert tpu["resources"]["accelerators"] == "tpu-v5litepod-16"
     assert set(tpu["resources"]["accelerator_args"]) == {"runtime_version"}
+    # Each user gives their own.
+    assert tpu["envs"] == {"FILESTORE": None}
 
 
 def commands() -> dict[str, list[str]]:

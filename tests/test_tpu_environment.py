@@ -1,15 +1,19 @@
 """The variables of GKE and the metadata of TPU VMs give the place of a process in its job."""
 
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.metadata import MetadataServer, serving, write_chips
 
+from jaxddp.cli import main
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.tpu import metadata_server
+from jaxddp.job.tpu import metadata_server, slices
 from jaxddp.job.tpu.slices import accelerator_type
 
 GKE = {
@@ -21,6 +25,16 @@ SECOND_SLICE = GKE | {
     "MEGASCALE_SLICE_ID": "1", "MEGASCALE_COORDINATOR_ADDRESS": "first-slice-0-0.first:8080",
 }  # fmt: skip
 ONE_HOST = {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+WARNING = (
+    "WARNING: could not determine TPU worker hostnames or IP addresses, please set env var `TPU_WORKER_HOSTNAMES` "
+    "manually, otherwise libtpu.so will not properly initialize."
+)
+KAGGLE = {
+    "TPU_WORKER_HOSTNAMES": WARNING, "TPU_WORKER_ID": "0", "TPU_PROCESS_ADDRESSES": "local",
+    "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1", "TPU_HOST_BOUNDS": "1,1,1",
+    "TPU_ACCELERATOR_TYPE": WARNING.replace("worker hostnames or IP addresses", "accelerator type"),
+}  # fmt: skip
+"""The variables of Kaggle's TPU v5e, as users have reported them. On some machines, the names are `localhost`."""
 SKYPILOT = {"SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9", "SKYPILOT_NUM_NODES": "2", "SKYPILOT_NODE_RANK": "0"}
 STEP = {
     "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_STEP_NUM_NODES": "2",
@@ -91,11 +105,34 @@ def test_the_processes_of_all_slices_are_numbered_once(slices, hosts):
         {"TPU_WORKER_ID": "0"},
         {"TPU_ACCELERATOR_TYPE": "v5litepod-4"},
         GKE | {"TPU_WORKER_ID": "1", "JAX_NUM_PROCESSES": "1"},
+        # Nothing else is read then.
+        GKE | {"TPU_WORKER_ID": "x", "TPU_WORKER_HOSTNAMES": "a,,b", "JAX_NUM_PROCESSES": "1"},
+        KAGGLE,
+        KAGGLE | {"TPU_WORKER_HOSTNAMES": "localhost"},
     ],
     ids=str,
 )
 def test_one_host_is_a_single_process(environ):
     assert find_job(environ) is None
+
+
+def test_on_kaggle_a_process_is_alone(server, machine):
+    """Kaggle has chips, and no metadata server that answers."""
+    server.status = 500
+    assert find_job(KAGGLE | server.environ, machine) is None and server.asked == []
+
+
+def test_a_warning_in_place_of_the_hosts_is_no_setting(server, machine):
+    warned = {"TPU_WORKER_HOSTNAMES": WARNING, "TPU_ACCELERATOR_TYPE": "WARNING: could not determine"}
+    assert place(warned | SKYPILOT) == (0, 2, "10.0.0.4")
+    assert job_of(warned | server.environ, machine) == job_of(server.environ, machine)
+    assert accelerator_type(warned | server.environ, machine) == "v4-32"
+
+
+@pytest.mark.parametrize("form", ["[fd00::{}]", "unknown:7:[fd00::{}]"])
+def test_hosts_with_ipv6_addresses(form):
+    hosts = ", ".join(form.format(host) for host in (1, 2))
+    assert place({"TPU_WORKER_HOSTNAMES": hosts, "TPU_WORKER_ID": "1"}) == (1, 2, "fd00::1")
 
 
 def test_the_ids_of_libtpu_come_before_those_of_a_scheduler_of_hosts():
@@ -133,6 +170,10 @@ def test_the_ids_of_libtpu_come_before_those_of_a_scheduler_of_hosts():
             "TPU_WORKER_HOSTNAMES='a,,b': expected the names of hosts, separated by commas",
         ),
         (
+            GKE | {"TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "fd00::1,fd00::2"},
+            "TPU_WORKER_HOSTNAMES='fd00::1,fd00::2': expected the names of hosts, separated by commas",
+        ),
+        (
             GKE | {"TPU_WORKER_ID": "0", "MEGASCALE_COORDINATOR_ADDRESS": "h0:8080"},
             "environment: MEGASCALE_COORDINATOR_ADDRESS set but not MEGASCALE_NUM_SLICES and MEGASCALE_SLICE_ID; "
             "several slices need all of them, and one slice needs none",
@@ -158,6 +199,12 @@ def test_values_that_contradict_each_other_are_an_error(environ, message):
 
 
 # --- The metadata server of a TPU VM ---
+
+
+@pytest.fixture(autouse=True)
+def forget():
+    """Forget the answers for the ports of other tests."""
+    metadata_server._attributes_or_problem.cache_clear()
 
 
 @pytest.fixture
@@ -196,7 +243,7 @@ def test_the_metadata_of_several_slices(server, machine):
 def test_a_machine_without_these_attributes_is_a_single_process(machine):
     with serving({}) as server:
         assert find_job(server.environ, machine) is None
-        assert len(server.asked) == 3 and accelerator_type(server.environ, machine) == ""
+        assert len(server.asked) == 4 and accelerator_type(server.environ, machine) == ""
 
 
 @pytest.mark.parametrize(
@@ -264,7 +311,28 @@ def test_without_the_metadata_server_a_process_does_not_train_alone(fault, messa
     with pytest.raises(Unreachable) as error:
         find_job(server.environ, machine)
     assert str(error.value).startswith("the metadata server at 127.0.0.1:") and str(error.value).endswith(message)
-    assert accelerator_type(server.environ, machine) == ""
+    # Later questions do not wait again.
+    count = len(server.asked)
+    with pytest.raises(Unreachable) as again:
+        find_job(server.environ, machine)
+    assert str(again.value) == str(error.value)
+    assert accelerator_type(server.environ, machine) == "" and len(server.asked) == count
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["train", "digits", "--help"], ["runs", "{empty}"]])
+def test_commands_without_a_job_do_not_ask(words, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(slices, "local_chips", lambda *_: [Path("/dev/accel0")])
+    # JAX sets it where it finds no chips.
+    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
+    for name, value in server.environ.items():
+        monkeypatch.setenv(name, value)
+    main([word.format(empty=tmp_path) for word in words])
+    assert server.asked == []
+
+
+def test_the_library_of_the_questions_is_imported_only_to_ask():
+    program = "import sys, jaxddp.cli; print('http.client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "False\n"
 
 
 def test_without_any_server_a_process_does_not_train_alone(machine):

@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from jaxddp.cluster.tpu_host import check_options
 from jaxddp.config import ParallelConfig
 from jaxddp.core import tpu_errors
 from jaxddp.core.errors import InputError, JaxddpError, Unreachable
-from jaxddp.core.peers import ALONE
+from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.tpu_chips import local_chips
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.job.tpu import eviction_notice
@@ -46,6 +47,8 @@ def test_chips_are_counted_without_a_backend(environ, files, expected, tmp_path)
     assert [file.name for file in local_chips(environ, root)] == expected
     other = write_chips(tmp_path / "other", *files, vendor="0x8086")
     assert local_chips(environ, other) == []
+    for name, pci_class in (("disk", "0x010802"), ("network", "0x020000")):
+        assert local_chips(environ, write_chips(tmp_path / name, *files, pci_class=pci_class)) == []
 
 
 # --- The TPU is in use, or does not start ---
@@ -116,7 +119,7 @@ def test_the_process_that_has_a_chip_open_is_named(lock, tmp_path, monkeypatch):
         (tmp_path / pid / "fd").mkdir(parents=True)
         (tmp_path / pid / "fd" / "7").symlink_to(target)
     with (
-        pytest.raises(InputError, match="in use by process 42, which holds /dev/accel0; end that process"),
+        pytest.raises(InputError, match="in use by process 42, which holds /dev/accel2; end that process"),
         tpu_errors.readable_tpu_errors(proc=tmp_path),
     ):
         raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: open(/dev/accel0): Device or resource busy")
@@ -143,14 +146,39 @@ def test_other_errors_stay():
         raise RuntimeError("backend 'cuda'")
 
 
-def test_other_numbers_than_those_of_libtpu_are_an_error(monkeypatch):
-    class Chip:
-        process_index, id, platform = 0, 0, "tpu"
+class Chip:
+    id, platform = 0, "tpu"
 
-    assert Topology.create([Chip()], ALONE).platform == "tpu"
-    monkeypatch.setattr(jax, "process_count", lambda: 4)
-    with pytest.raises(InputError, match="libtpu numbers this process 0 of 4, and the job 0 of 1; start one process"):
-        Topology.create([Chip()], ALONE)
+    def __init__(self, process_index: int = 0):
+        self.process_index = process_index
+
+
+class PlaceOne(Peers):
+    """Process 1 of four."""
+
+    process_index, process_count = 1, 4
+
+
+@pytest.fixture
+def chips_of_four_hosts(monkeypatch) -> list[Chip]:
+    """The devices of JAX in process 1 of four, with one chip each."""
+    all_chips = [Chip(host) for host in range(4)]
+    for name, value in (("devices", all_chips), ("process_count", 4), ("process_index", 1)):
+        monkeypatch.setattr(jax, name, lambda value=value: value)
+    return all_chips
+
+
+@pytest.mark.parametrize("devices", [None, 4])
+def test_other_numbers_than_those_of_libtpu_are_an_error(devices, chips_of_four_hosts):
+    with pytest.raises(InputError, match="libtpu numbers this process 1 of 4, and the job 0 of 1; start one process"):
+        Topology.create(devices)
+    assert Topology.create(devices, PlaceOne()).num_devices == 4
+
+
+def test_a_process_of_several_may_use_its_own_chip_alone(chips_of_four_hosts):
+    """The self-test does so."""
+    topology = Topology.create([chips_of_four_hosts[1]])
+    assert (topology.num_devices, topology.process_count, topology.platform) == (1, 1, "tpu")
 
 
 # --- The launcher ---
@@ -217,6 +245,7 @@ def test_chips_that_jax_does_not_see_are_a_warning(monkeypatch):
     assert row.verdict == "warn" and row.detail.endswith(
         "JAX does not see the 4 TPU chips of this machine: install jaxddp[tpu], or set JAX_PLATFORMS=cpu"
     )
+    monkeypatch.setattr(machine_checks, "installed_version", lambda package: None if package == "libtpu" else "1.0")
     assert "libtpu not installed" in machine_checks.versions().detail
 
 
@@ -256,9 +285,15 @@ def test_an_eviction_stops_the_run(path, value, tmp_path, monkeypatch, caplog):
 
 
 def test_other_machines_watch_nothing(tmp_path):
-    with serving({}) as server, eviction_notice.sigterm_on_eviction(server.environ, tmp_path, period=0.01):
-        pass
-    assert server.asked == []
+    def has_watcher() -> bool:
+        return "eviction notice" in {thread.name for thread in threading.enumerate()}
+
+    with serving({}) as server:
+        with eviction_notice.sigterm_on_eviction(server.environ, tmp_path, period=0.01):
+            assert not has_watcher()
+        with eviction_notice.sigterm_on_eviction(server.environ, write_chips(tmp_path, "dev/accel0")):
+            assert has_watcher()
+    assert server.asked == [] and not has_watcher()
 
 
 def wait_until(condition) -> None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 _GOOGLE = "0x1ae0"
 """The vendor of TPU chips on the PCI bus. Network cards and disks of Google's machines have the same vendor."""
+_NO_CHIPS = ("0x01", "0x02")
+"""The beginning of the PCI classes of disks and of network cards."""
 
 
 def permits(environ: Mapping[str, str], *platforms: str) -> bool:
@@ -27,17 +29,18 @@ def local_chips(environ: Mapping[str, str] = os.environ, root: Path = Path("/"))
         return []
     numbered = [file for file in (root / "dev/vfio").glob("*") if file.name.isdecimal()]
     groups = root / "sys/kernel/iommu_groups"
-    files = [file for file in numbered if _is_of_google(groups / file.name / "devices")]
+    files = [file for file in numbered if _has_chip(groups / file.name / "devices")]
     # A kernel's own class of accelerators has the folder /dev/accel, and its files belong to other vendors.
     accelerators = [file for file in (root / "dev").glob("accel*") if file.name.removeprefix("accel").isdecimal()]
-    if accelerators and _is_of_google(root / "sys/bus/pci/devices"):
+    if accelerators and _has_chip(root / "sys/bus/pci/devices"):
         files += accelerators
     return sorted(files, key=lambda file: (len(file.name), file.name))
 
 
-def _is_of_google(devices: Path) -> bool:
-    """Return whether a folder of PCI devices has one of Google's."""
-    return any(_text(vendor) == _GOOGLE for vendor in devices.glob("*/vendor"))
+def _has_chip(devices: Path) -> bool:
+    """Return whether a folder of PCI devices has a device of Google that is neither a network card nor a disk."""
+    of_google = [vendor.parent for vendor in devices.glob("*/vendor") if _text(vendor) == _GOOGLE]
+    return any(not _text(device / "class").startswith(_NO_CHIPS) for device in of_google)
 
 
 def _text(file: Path) -> str:

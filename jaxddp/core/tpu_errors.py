@@ -58,8 +58,8 @@ def _in_use(reason: str, lock_file: Path, proc: Path) -> InputError:
     chips = [str(chip) for chip in local_chips()]
     stated = re.search(r"process with pid (\d+)", reason)
     pid, held = int(stated[1]) if stated else _lock_holder(lock_file, proc), str(lock_file)
-    if pid is None and (pid := _chip_holder(chips, proc)) is not None:
-        held = chips[0]
+    if pid is None:
+        pid, held = _chip_holder(chips, proc) or (None, "")
     if pid is not None:
         process = f"process {pid}{_program(pid, proc)}"
         return InputError(f"the TPU is in use by {process}, which holds {held}; end that process, or {_ADVICE}")
@@ -85,12 +85,13 @@ def _lock_holder(lock_file: Path, proc: Path) -> int | None:
     return None
 
 
-def _chip_holder(chips: list[str], proc: Path) -> int | None:
-    """Return a process that has opened the device file of a chip, as far as this user may see it."""
+def _chip_holder(chips: list[str], proc: Path) -> tuple[int, str] | None:
+    """Return a process that has opened the device file of a chip, and the file, as far as this user may see them."""
     for file in proc.glob("[0-9]*/fd/*") if chips else ():
         with contextlib.suppress(OSError):
-            if os.readlink(file) in chips and int(file.parts[-3]) != os.getpid():
-                return int(file.parts[-3])
+            pid, target = int(file.parts[-3]), os.readlink(file)
+            if target in chips and pid != os.getpid():
+                return pid, target
     return None
 
 

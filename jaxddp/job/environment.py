@@ -63,8 +63,8 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
 
     The coordinator's address, the number of processes and the id of this process are looked up separately: first in
     JAX's variables, then in the variables of the scheduler that started this process, then in those of all other
-    schedulers. With `JAX_NUM_PROCESSES=1`, this is a single process, even if a scheduler started several processes. On
-    a TPU VM, Google's metadata server is asked, too; see `jaxddp.job.tpu.slices.with_metadata`.
+    schedulers. With `JAX_NUM_PROCESSES=1` and no process id in JAX's variables, this is a single process, and no other
+    variable is read. On a TPU VM, Google's metadata server is asked, too; see `jaxddp.job.tpu.slices.with_metadata`.
 
     Args:
         root: the folder that holds `dev` and `sys`, which show the TPU chips of this machine.
@@ -74,6 +74,8 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
             missing; or a value is invalid. The error names the variables.
         Unreachable: the metadata server of a TPU VM does not answer in time.
     """
+    if _user_sets_single_process(environ):
+        return None
     if not any(
         scheduler.process(environ) for scheduler in takewhile(lambda scheduler: scheduler is not TPU, SCHEDULERS)
     ):
@@ -86,7 +88,7 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
     count = next(filter(None, (scheduler.count(environ) for scheduler in ordered)), None)
     process = own_scheduler.process(environ)
     num_processes = number(count, COUNT) if count else None
-    if num_processes == 1 and (process is None or number(process, INDEX) == 0 or _user_sets_single_process(environ)):
+    if num_processes == 1 and (process is None or number(process, INDEX) == 0):
         return None
     address = next(filter(None, (scheduler.address(environ) for scheduler in ordered)), None)
     if not (address or count or process):
@@ -113,8 +115,9 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
 
 
 def _user_sets_single_process(environ: Environ) -> bool:
-    """Return whether the user has set a number of processes in JAX's variables, but no process id."""
-    return EXPLICIT.count(environ) is not None and EXPLICIT.process(environ) is None
+    """Return whether the user has set one process in JAX's variables, but no process id."""
+    count = EXPLICIT.count(environ)
+    return count is not None and number(count, COUNT) == 1 and EXPLICIT.process(environ) is None
 
 
 def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValue | None:

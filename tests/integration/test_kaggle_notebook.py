@@ -3,6 +3,7 @@
 import ast
 import csv
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 from support.ilsvrc import IMAGES, write_csv
+from support.metadata import write_chips
 from support.notebooks import JUPYTER_FOLDERS, PNG, cell_with, drawn, execute, printed, read, shown
 
 from jaxddp import write_sample
@@ -166,36 +168,55 @@ def test_an_installed_package_is_not_installed_again(kaggle):
 
 
 @pytest.mark.parametrize(
-    ("device", "extra"), [("/dev/accel0", "[tpu]"), ("/dev/vfio/0", "[tpu]"), ("/dev/nvidia0", "[cuda12]"), ("", "")]
+    ("device", "pci_class", "extra"),
+    [
+        ("dev/accel0", "0x120000", "[tpu]"),
+        ("dev/vfio/0", "0x120000", "[tpu]"),
+        ("dev/vfio/0", "0x020000", ""),
+        # The kernel's own class of accelerators.
+        ("dev/accel/accel0", "0x120000", ""),
+        ("dev/nvidia0", "0x030200", "[cuda12]"),
+        ("dev/null", "", ""),
+    ],
 )
 @pytest.mark.parametrize("wheel", [True, False])
-def test_the_installation_fits_the_accelerator(device, extra, wheel, tmp_path, monkeypatch):
+def test_the_installation_fits_the_accelerator(device, pci_class, extra, wheel, tmp_path, monkeypatch):
     package = "git+https://example.org/jaxddp"
     if wheel:
         (tmp_path / "jaxddp-0.1.0-py3-none-any.whl").touch()
         package = str(tmp_path / "jaxddp-0.1.0-py3-none-any.whl")
-    words = installation(package, device, monkeypatch)
+    root = write_chips(tmp_path / "machine", device, pci_class=pci_class)
+    words = installation(package, root, monkeypatch)
     source = Path(package).as_uri() if wheel else package
     found = ["--find-links", str(tmp_path)] if wheel else []
     assert words == [sys.executable, "-m", "pip", "install", "--quiet", *found, f"jaxddp{extra} @ {source}"]
 
 
-def test_the_package_must_be_given(monkeypatch):
+def test_the_package_must_be_given(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="set PACKAGE in the first cell"):
-        installation(None, "", monkeypatch)
+        installation(None, tmp_path, monkeypatch)
 
 
-def installation(package: str | None, device: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the command that the cell of the installation runs on a machine with a device file."""
-    import fnmatch
+def installation(package: str | None, root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the command that the cell of the installation runs on a machine, whose `dev` and `sys` are in a folder."""
     import glob
 
     calls: list[list[str]] = []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(glob, "glob", lambda pattern: [device] if fnmatch.fnmatch(device, pattern) else [])
+    monkeypatch.setattr(glob, "glob", lambda pattern: [str(file) for file in root.glob(pattern.removeprefix("/"))])
     monkeypatch.setattr(subprocess, "run", lambda words, check: calls.append(words))
     exec(cell_with(read("kaggle"), "find_spec(").source, {"PACKAGE": package, "PIP_OPTIONS": [], "Path": Path})
     return calls[0]
+
+
+def test_warnings_in_place_of_variables_are_removed(tmp_path, monkeypatch):
+    """libtpu does not start with them."""
+    variables = {"TPU_WORKER_HOSTNAMES": "WARNING: could not determine", "TPU_WORKER_ID": "0"}
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("JAXDDP_CACHE", str(tmp_path))
+    exec(cell_with(read("kaggle"), "def command(").source, {"WORK": tmp_path})
+    assert "TPU_WORKER_HOSTNAMES" not in os.environ and os.environ["TPU_WORKER_ID"] == "0"
 
 
 @pytest.mark.parametrize("folder", [COMPETITION, f"competitions/{COMPETITION}"])

@@ -68,11 +68,12 @@ def serving(answers: Mapping[str, str]) -> Iterator[MetadataServer]:
             thread.join(10)
 
 
-def write_chips(root: Path, *files: str, vendor: str = "0x1ae0") -> Path:
-    """Write the device files of chips (`dev/accel0`, `dev/vfio/3`) and the files in `sys` with their vendor."""
+def write_chips(root: Path, *files: str, vendor: str = "0x1ae0", pci_class: str = "0x120000") -> Path:
+    """Write the device files of chips (`dev/accel0`, `dev/vfio/3`), and the files in `sys` with vendor and class."""
     for file in files:
         group = f"kernel/iommu_groups/{Path(file).name}/devices" if "vfio" in file else "bus/pci/devices"
-        for path, text in ((root / file, ""), (root / "sys" / group / "0000:00:05.0" / "vendor", f"{vendor}\n")):
+        device = root / "sys" / group / "0000:00:05.0"
+        for path, text in ((root / file, ""), (device / "vendor", f"{vendor}\n"), (device / "class", f"{pci_class}\n")):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
     return root

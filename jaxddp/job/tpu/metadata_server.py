@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import http.client
 import threading
 import time
 from collections.abc import Sequence
@@ -60,19 +59,34 @@ def ask(address: str, paths: Sequence[str]) -> dict[str, str]:
     raise Unreachable(f"the metadata server at {address}: {described}") from problem
 
 
-@functools.cache
 def attributes(address: str, names: tuple[str, ...]) -> dict[str, str]:
-    """Return some attributes of this machine, which do not change while it runs. See `ask` for errors."""
-    answers = ask(address, [f"attributes/{name}" for name in names])
+    """Return some attributes of this machine, which do not change while it runs. See `ask` for errors.
+
+    The same question is asked once in a process. Its error is raised again without another wait.
+    """
+    answers = _attributes_or_problem(address, names)
+    if isinstance(answers, str):
+        raise Unreachable(answers)
+    return answers
+
+
+@functools.cache
+def _attributes_or_problem(address: str, names: tuple[str, ...]) -> dict[str, str] | str:
+    try:
+        answers = ask(address, [f"attributes/{name}" for name in names])
+    except Unreachable as error:
+        return str(error)
     return {path.removeprefix("attributes/"): text for path, text in answers.items()}
 
 
 def _answer(address: str, path: str, deadline: float) -> str | None:
     """Return the text of a path; None if the server does not have it. Retry after a failure until the deadline."""
+    from http.client import HTTPException
+
     for attempt in range(_ATTEMPTS):
         try:
             return _single_answer(address, path, deadline)
-        except (OSError, http.client.HTTPException):
+        except (OSError, HTTPException):
             if attempt + 1 == _ATTEMPTS or time.monotonic() + _PAUSE >= deadline:
                 raise
             time.sleep(_PAUSE)
@@ -80,14 +94,17 @@ def _answer(address: str, path: str, deadline: float) -> str | None:
 
 
 def _single_answer(address: str, path: str, deadline: float) -> str | None:
-    connection = http.client.HTTPConnection(address, timeout=max(0.01, deadline - time.monotonic()))
+    # Only TPU machines ask, and the import would delay every start.
+    from http.client import NOT_FOUND, OK, HTTPConnection
+
+    connection = HTTPConnection(address, timeout=max(0.01, deadline - time.monotonic()))
     with contextlib.closing(connection):
         connection.request("GET", f"/computeMetadata/v1/instance/{path}", headers=_HEADERS)
         response = connection.getresponse()
-        if response.status == http.client.NOT_FOUND:
+        if response.status == NOT_FOUND:
             return None
         content = response.read(_LARGEST_ANSWER)
-    if response.status != http.client.OK:
+    if response.status != OK:
         raise OSError(f"status {response.status} for {path}")
     if response.headers.get("Metadata-Flavor") != "Google":
         raise OSError(f"the answer for {path} has no header Metadata-Flavor: Google")

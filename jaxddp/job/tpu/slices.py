@@ -20,6 +20,12 @@ from jaxddp.job.tpu import metadata_server
 
 HOSTNAMES, WORKER = "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"
 SLICES, SLICE, COORDINATOR = "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"
+_ALONE = "local"
+"""The value of TPU_PROCESS_ADDRESSES, on Kaggle for example, with which libtpu connects to no other host."""
+_NAME = r"\[[^\[\]\s]+\]|[^\[\]\s:]+"
+"""The name or address of a host. An address with colons (IPv6) is in brackets."""
+_HOST = re.compile(rf"(?:[^\[\]\s:]+:[^\[\]\s:]+:)?({_NAME})")
+"""The metadata server lists addresses, or triples of a name, an id and an address."""
 _PREFIX = "metadata/"
 """The prefix of a value that comes from the metadata server. No variable of the environment has such a name."""
 _ENDPOINTS, _NUMBER, _TYPE, _ENV = (
@@ -47,8 +53,8 @@ class _Slices(NamedTuple):
 def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
     """Return an environment with the values of the metadata server, if this machine is evidently a TPU VM.
 
-    The server is not asked if the environment has the names of the hosts or this process's id, if JAX_PLATFORMS
-    excludes TPUs, if TPU_SKIP_MDS_QUERY is set, or if the machine has no TPU chips.
+    The server is not asked if the environment has the names of the hosts or this process's id, if libtpu is told to use
+    this host alone, if JAX_PLATFORMS excludes TPUs, if TPU_SKIP_MDS_QUERY is set, or if the machine has no TPU chips.
 
     Args:
         root: the folder that holds `dev` and `sys`.
@@ -56,12 +62,12 @@ def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
     Raises:
         Unreachable: the server does not answer in time. A process must not train alone by mistake.
     """
-    is_decided = any(lookup(environ, name) for name in (HOSTNAMES, "JAX_PROCESS_ID"))
-    if is_decided or environ.get("JAX_NUM_PROCESSES") == "1" or not may_ask(environ, root):
+    is_decided = _value(environ, HOSTNAMES) is not None or lookup(environ, "JAX_PROCESS_ID") is not None
+    is_alone = environ.get("TPU_PROCESS_ADDRESSES") == _ALONE
+    if is_decided or is_alone or environ.get("JAX_NUM_PROCESSES") == "1" or not may_ask(environ, root):
         return environ
-    address = metadata_server.server(environ).value
     try:
-        attributes = metadata_server.attributes(address, (_NUMBER, _ENDPOINTS, _ENV))
+        attributes = _attributes(environ)
     except Unreachable as error:
         advice = f"set {HOSTNAMES} and {WORKER}, or JAX_NUM_PROCESSES=1 for a single process"
         raise Unreachable(
@@ -74,13 +80,18 @@ def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
 
 def accelerator_type(environ: Environ = os.environ, root: Path = Path("/")) -> str:
     """Return the type of this machine's slice, such as "v4-32"; empty if it is not known."""
-    variable = lookup(environ, "TPU_ACCELERATOR_TYPE")
+    variable = _value(environ, "TPU_ACCELERATOR_TYPE")
     if variable is not None or not may_ask(environ, root):
         return variable.value if variable else ""
     try:
-        return metadata_server.attributes(metadata_server.server(environ).value, (_TYPE,)).get(_TYPE, "")
+        return _attributes(environ).get(_TYPE, "")
     except Unreachable:
         return ""
+
+
+def _attributes(environ: Environ) -> dict[str, str]:
+    """Return the attributes of this machine. All are asked for at once, so that a server that is missing costs once."""
+    return metadata_server.attributes(metadata_server.server(environ).value, (_NUMBER, _ENDPOINTS, _ENV, _TYPE))
 
 
 def process(environ: Environ) -> EnvValue | None:
@@ -118,7 +129,7 @@ def coordinator(environ: Environ) -> EnvValue | None:
     hosts, slices = _hosts(environ), _slices(environ)
     if slices.num_slices > 1 and slices.coordinator is not None:
         # libtpu's own coordinator listens at the port in this value.
-        match = re.fullmatch(r"(\[[^\[\]]+\]|[^\s:]+)(:\d+)?", slices.coordinator.value)
+        match = re.fullmatch(rf"({_NAME})(:\d+)?", slices.coordinator.value)
         if match is None:
             value = f"{slices.coordinator.variable}={show(slices.coordinator.value)}"
             raise InputError(f"{value}: expected HOST or HOST:PORT, the first host of slice 0")
@@ -132,19 +143,23 @@ def may_ask(environ: Environ, root: Path) -> bool:
 
 
 def _value(environ: Environ, name: str) -> EnvValue | None:
-    """Return a value of the environment, otherwise that of the metadata server."""
-    return lookup(environ, name) or lookup(environ, _PREFIX + name)
+    """Return a value of the environment, otherwise that of the metadata server.
+
+    If Google's environments cannot determine a value, they set a warning in its place.
+    """
+    variable = lookup(environ, name)
+    return lookup(environ, _PREFIX + name) if variable is None or variable.value.startswith("WARNING") else variable
 
 
 def _hosts(environ: Environ) -> _Hosts | None:
     setting = _value(environ, HOSTNAMES) or _value(environ, _ENDPOINTS)
     if setting is None:
         return None
-    # The metadata server lists addresses, or triples of a name, an id and an address.
-    parts = [entry.strip().split(":") for entry in setting.value.split(",")]
-    if any(len(words) not in (1, 3) or not words[-1] or len(words[-1].split()) != 1 for words in parts):
+    entries = [_HOST.fullmatch(entry.strip()) for entry in setting.value.split(",")]
+    names = [entry[1] for entry in entries if entry]
+    if len(names) < len(entries):
         raise InputError(f"{setting.variable}={show(setting.value)}: expected the names of hosts, separated by commas")
-    return _Hosts([words[-1] for words in parts], setting.variable)
+    return _Hosts(names, setting.variable)
 
 
 def _slices(environ: Environ) -> _Slices:
