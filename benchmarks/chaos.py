@@ -61,7 +61,7 @@ def main() -> None:
     num_kept = sum(is_promise_kept(each) for each in results)
     print(f"results: {options.out}\n\n{table(results)}")
     minutes = (time.monotonic() - begin) / 60
-    print(f"{num_kept} of {len(results)} kept their promise with identical results, in {minutes:.0f} minutes")
+    print(f"{num_kept} of {len(results)} jobs behaved as promised, with identical results, in {minutes:.0f} minutes")
     if num_kept == len(results):
         shutil.rmtree(folder)
     sys.exit(0 if num_kept == len(results) else 1)
@@ -71,7 +71,7 @@ def injectable_faults() -> dict[str, Fault]:
     """Return the faults that this user can inject."""
     if is_root():
         return FAULTS
-    print(f"skipped, because they need root: {', '.join(NEED_ROOT)}; and all faults on two hosts")
+    print(f"skipped, because this user is not root: {', '.join(NEED_ROOT)}, and every fault in jobs on two hosts")
     without_root = {name: fault for name, fault in FAULTS.items() if name not in NEED_ROOT}
     return {
         name: Fault(

@@ -13,7 +13,7 @@ machine that has them. CIFAR-10 as JPEG becomes 18 MB, which the GPU's machine d
 Then, on the GPU's machine, repeat these commands until they print that nothing is left to do:
 
     python benchmarks/gpu.py --seconds 580 --parts gate batches rounds
-    python benchmarks/gpu.py --seconds 580 --parts levers trace cifar --cifar cifar10.packed.npz --airbench FILE
+    python benchmarks/gpu.py --seconds 580 --parts variants trace cifar --cifar cifar10.packed.npz --airbench FILE
 
 Every measurement runs in a separate process, alone on the GPU, and is written to `--out` at once. The next call with
 the same `--out` measures the missing results, also after a kill. A process that fails, exceeds its limit or runs out of
@@ -30,7 +30,7 @@ Parts, in this order:
   modes of `torch.compile`, with and without CUDA graphs. Before the timing, each contender takes 3 steps,
   whose losses are compared, and 10 more.
 - rounds: both contenders alternate, each at its best batch, PyTorch in its best mode.
-- levers: changes that could make the step faster, one by one, for that network and a ResNet-18 at 32 pixels
+- variants: changes that could make the step faster, one by one, for that network and a ResNet-18 at 32 pixels
   (`rivals/contenders/jax_variants.py`).
 - trace: the kernels that take most of a step, and of a run on CIFAR-10.
 - cifar: `--recipe` to its end, `--seeds` times in one process, and as many runs of `--airbench`, a script of
@@ -63,7 +63,7 @@ from benchmarks.rivals.gpu_scale import GPU, MODES, SMALL, Scale, write_small_ci
 from benchmarks.rivals.gpu_table import render
 from jaxddp.core.cache_folder import cache_folder
 
-PARTS = ("gate", "batches", "rounds", "levers", "trace", "cifar")
+PARTS = ("gate", "batches", "rounds", "variants", "trace", "cifar")
 
 
 def parse() -> argparse.Namespace:
@@ -78,12 +78,18 @@ def parse() -> argparse.Namespace:
         metavar="[KEY=]SECONDS",
         help="limit of every process, or of processes whose keys begin with KEY; the last match counts",
     )
-    parser.add_argument("--again", nargs="+", default=[], metavar="KEY", help="repeat measurements by prefixes of keys")
+    parser.add_argument(
+        "--again", nargs="+", default=[], metavar="KEY", help="repeat the measurements whose keys begin with KEY"
+    )
     parser.add_argument("--torch", default=sys.executable, metavar="PYTHON", help="an interpreter with torch")
     parser.add_argument("--batches", nargs="+", type=int, help="batch sizes to try")
     parser.add_argument("--modes", nargs="+", choices=MODES, help="modes of torch to try")
-    parser.add_argument("--rounds", type=int, help="starts of each contender, and turns of each variant of the step")
-    parser.add_argument("--steps", type=int, help="steps in a turn")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        help="how often each contender is started, and how often each variant of the step is timed",
+    )
+    parser.add_argument("--steps", type=int, help="training steps in each timing of a contender or a variant")
     parser.add_argument(
         "--cifar", type=Path, metavar="DATA", help="a packed file, or any data.path that needs no TensorFlow"
     )
@@ -91,7 +97,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the recipe")
     parser.add_argument("--seeds", type=int, help="number of runs of the recipe, and of airbench's script")
     parser.add_argument("--airbench", type=Path, metavar="FILE", help="a script of airbench")
-    parser.add_argument("--small", action="store_true", help="tiny, on a CPU")
+    parser.add_argument("--small", action="store_true", help="rehearse with tiny networks on a CPU")
     parser.add_argument("--cache", type=Path, metavar="DIR", help="default: in the user's cache folder")
     parser.add_argument("--out", type=Path, help="default: runs/benchmarks/gpu.json, or gpu-small.json")
     return parser.parse_args()

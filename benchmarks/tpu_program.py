@@ -62,7 +62,7 @@ def program_figures(
     file: RecipeFile, topology: str, batch: int | None, data: Data, *, against_flax: bool = False
 ) -> Figures:
     """Return all figures of one program. Raises InputError for a bad config or topology."""
-    devices = found_chips(topology)
+    devices = chips_of(topology)
     config, images = command.config_for(file, batch, len(devices))
     chips = Topology.create(devices)
     with readable_errors(topology):
@@ -92,8 +92,8 @@ def figures_of(compiled: Any, images: int, steps: int) -> Figures:
     }
 
 
-def found_chips(topology: str) -> list[Any]:
-    """Return the described chips. Raises InputError if libtpu does not know the topology."""
+def chips_of(topology: str) -> list[Any]:
+    """Return the compile-only chips of a topology. Raises InputError if libtpu does not know the topology."""
     try:
         return described_devices(topology)
     except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as error:
@@ -114,7 +114,9 @@ def readable_errors(topology: str) -> Iterator[None]:
 
 
 def table(results: Mapping[str, Figures]) -> str:
-    """Format a column for each topology and its rival, then the largest operations and the collectives of the last."""
+    """Format a column for each program and for its Flax counterpart, then the largest operations and the collectives
+    of the last program.
+    """
     columns: dict[str, Figures] = {}
     for name, figures in results.items():
         columns[name] = figures

@@ -4,8 +4,8 @@
 
 The learning rate, the warmup and the quadratic schedule are those of the reference implementation for TPUs
 (github.com/tensorflow/tpu, models/official/resnet, lars_util.py), to which the authors of LARS contributed. On few
-devices, `--train.accumulate` divides the batch. Batch norm is `ghost:64`: every 64 images are normalized together on
-any number of devices. The source does not describe its batch norm.
+devices, `--train.accumulate` divides the batch. Batch norm is `ghost:64`: each group of 64 images is normalized
+separately, whatever the number of devices. The source does not describe its batch norm.
 
 The commit that added LARS to TensorFlow reports 76.3% top-1 for the reference. This recipe has not been run.
 """

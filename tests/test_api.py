@@ -466,7 +466,7 @@ def test_outputs_that_are_no_logits_of_the_classes_raise_a_one_line_error(apply,
     )
     with pytest.raises(InputError, match=expected) as error:
         prepare_training(model, TABLE, 4, SGD, 2)
-    advice = ": its last layer has 7 outputs, make it one of 5" if output == r"float32\[2, 7\]" else ""
+    advice = ": the network's last layer has 7 outputs; give it 5" if output == r"float32\[2, 7\]" else ""
     assert str(error.value).removesuffix(advice).removesuffix(" in training").endswith(" of the data")
 
 

@@ -148,7 +148,7 @@ IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, np.int64)
         (
             IMAGES + 1.5,
             LABELS,
-            r"to 1.5, which are not whole numbers up to 65,535: give floats from 0 to 1, images / 1.5",
+            r"to 1.5, which are not whole numbers up to 65,535: give floats from 0 to 1, for example images / 1.5",
         ),
         (IMAGES + 7e4, LABELS, "images of float64 from 70000 to 70000, which are not whole numbers up to 65,535"),
         (IMAGES[:0], LABELS[:0], r"images of shape \(0, 2, 2, 1\): a data set needs at least one example"),

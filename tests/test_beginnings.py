@@ -44,7 +44,7 @@ def test_a_network_for_other_classes_is_rejected_before_anything_is_written(tmp_
     assert main(arguments) == 2
     assert capfd.readouterr().err.splitlines()[-1] == (
         f"jaxddp: {tmp_path}/mine.py: get_model: the model returned float32[2, 7] for 2 images; return logits, "
-        "float[2, 5], one for each of the 5 classes of the data: its last layer has 7 outputs, make it one of 5"
+        "float[2, 5], one for each of the 5 classes of the data: the network's last layer has 7 outputs; give it 5"
     )
     assert not (tmp_path / "w").exists()
 

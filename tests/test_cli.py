@@ -182,7 +182,7 @@ def test_on_resume_a_changed_key_is_rejected_and_a_longer_duration_is_accepted(f
 
 def test_eval_of_a_runs_config_reads_the_checkpoints_of_the_run(finished_run, capfd):
     config = str(finished_run / "config.json")
-    message = f"{finished_run / 'checkpoints'}: no checkpoint '7'; there are steps"
+    message = f"{finished_run / 'checkpoints'}: no checkpoint '7'; give latest, best or one of the steps"
     assert message in fails(["eval", config, "--step", "7", "--parallel.cpu-devices", "None"], capfd)
 
 
@@ -271,7 +271,7 @@ BAD_OVERRIDES = {
     "unknown optimizer": (["--optimizer.name", "momentun"], "did you mean 'momentum'?"),
     "unknown schedule": (["--optimizer.schedule", "cosin"], "did you mean 'cosine'?"),
     "less than one step": (["--train.duration", "0 steps"], "--train.duration '0 steps' is less than one step"),
-    "duration in percent": (["--train.duration", "5%"], "a percentage needs a known length"),
+    "duration in percent": (["--train.duration", "5%"], "a percentage needs a run of known length"),
     "warm-up longer than the run": (["--optimizer.warmup", "90 epochs"], "longer than the run"),
     "unknown class": (["--data.classes", "0:6"], "0:6"),
     "no checkpoint kept": (["--checkpoint.keep", "0"], "--checkpoint.keep 0"),

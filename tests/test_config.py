@@ -118,7 +118,7 @@ def test_the_last_step_of_an_epoch_is_rounded_up(epochs, num_examples, batch_siz
 
 
 def test_a_percentage_needs_the_length_of_a_run():
-    with pytest.raises(InputError, match='"5%": a percentage needs a known length'):
+    with pytest.raises(InputError, match='"5%": a percentage needs a run of known length'):
         Duration.parse("5%").steps(num_examples=10, batch_size=2)
 
 

@@ -113,7 +113,10 @@ def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
             "{tmp}/w.pth: its extension names no format; there are: onnx, safetensors, stablehlo, or",
         ),
         (["{run}", "--out", "{tmp}/none/w.safetensors"], "{tmp}/none/w.safetensors: cannot be written (No such file"),
-        (["{run}", "--out", "w.safetensors", "--step", "5"], "{run}/checkpoints: no checkpoint '5'; there are steps"),
+        (
+            ["{run}", "--out", "w.safetensors", "--step", "5"],
+            "{run}/checkpoints: no checkpoint '5'; give latest, best or one of the steps",
+        ),
     ],
 )
 def test_a_wrong_export_argument_raises_a_one_line_error(run, tmp_path, capfd, arguments, message):

@@ -122,7 +122,7 @@ def error_message(call: Callable[[], Any]) -> str:
 
 @pytest.mark.parametrize("write", FORMATS, ids=lambda write: write.__name__)
 @pytest.mark.parametrize("kind", ["NFC and NFD", "zero width"])
-def test_two_names_that_look_alike_are_refused_where_they_are_written(write, kind: str, tmp_path: Path, monkeypatch):
+def test_two_names_that_look_alike_raise_an_error_with_their_location(write, kind: str, tmp_path: Path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     one, other, points = ALIKE[kind]
     read, location = write(tmp_path, one, other)
@@ -137,13 +137,9 @@ def test_two_names_that_look_alike_are_refused_where_they_are_written(write, kin
 def test_names_that_look_different_are_separate_classes(write, tmp_path: Path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     result = write(tmp_path, "Ant", "ant")[0]()
-    # A catalog returns the entry of a single name.
-    names = (
-        result
-        if isinstance(result, tuple)
-        else getattr(result, "class_ids", {"Ant", "ant"} if write is catalog else ())
-    )
-    assert {"Ant", "ant"} <= {*names}
+    # A catalog returns the entry of a single name, so this test only checks that it raises no error.
+    if write is not catalog:
+        assert {"Ant", "ant"} <= {*(result if isinstance(result, tuple) else result.class_ids)}
 
 
 @pytest.mark.parametrize("kind", ALIKE)

@@ -237,7 +237,7 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     assert checkpoints.steps() == [2, 5, 6]
     assert (checkpoints.latest(), checkpoints.best()) == (6, 2)
     assert [checkpoints.step(which) for which in ("latest", "best", "5")] == [6, 2, 5]
-    with pytest.raises(InputError, match="no checkpoint '4'; there are steps 2, 5, 6"):
+    with pytest.raises(InputError, match="no checkpoint '4'; give latest, best or one of the steps 2, 5, 6"):
         checkpoints.step("4")
     assert [step for step in checkpoints.steps() if step in checkpoints.validations] == [2, 6]
     checkpoints.save(7, setup.state, {})

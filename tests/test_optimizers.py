@@ -1,4 +1,4 @@
-"""Single optimizers, besides `conformance/test_optimizers.py`: their error messages, and the schedule-free average."""
+"""Tests of single optimizers and the schedule-free average; `conformance/test_optimizers.py` tests all optimizers."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def float64():
 
 
 @pytest.mark.ci
-def test_lars_equals_optaxs_with_decay_and_scaling_of_kernels_only(float64):
+def test_lars_equals_the_lars_of_optax_with_decay_and_scaling_of_kernels_only(float64):
     config = config_of(name="lars", momentum=0.8, nesterov=False, weight_decay=0.05, trust_coefficient=0.02)
     optimizer = optax.lars(rate, 0.05, decay_mask, 0.02, 0.0, decay_mask, 0.8, False)
     assert_equal(updated(config, 5), by_optax(optimizer, 5))

@@ -455,7 +455,7 @@ def test_invalid_images_for_predict_raise_a_one_line_error(run, images, message)
         (["nowhere", "{val}", "--out", "a.csv"], "nowhere: no such work directory"),
         (
             ["{run}", "{val}", "--out", "a.csv", "--step", "7"],
-            "{run}/checkpoints: no checkpoint '7'; there are steps",
+            "{run}/checkpoints: no checkpoint '7'; give latest, best or one of the steps",
         ),
         (["{run}", "{val}", "{val}", "--out", "a.csv"], "{val}/a/{first}: is given twice; give each image once"),
         (

@@ -91,7 +91,7 @@ def test_a_machines_own_address_is_reachable_for_others(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.1.2.3")
     assert reachable_address() == "10.1.2.3"
 
-    class Chooser:
+    class FakeSocket:
         """A socket of a machine that has a route, but whose name resolves to the loopback."""
 
         def __init__(self, *kind):
@@ -110,13 +110,13 @@ def test_a_machines_own_address_is_reachable_for_others(monkeypatch):
             return "10.1.2.4", 40000
 
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
-    monkeypatch.setattr(socket, "socket", Chooser)
+    monkeypatch.setattr(socket, "socket", FakeSocket)
     assert reachable_address() == "10.1.2.4"
 
     def no_route(self, address):
         raise OSError(101, "Network is unreachable")
 
-    monkeypatch.setattr(Chooser, "connect", no_route)
+    monkeypatch.setattr(FakeSocket, "connect", no_route)
     with pytest.raises(InputError, match="this machine has no address that others reach; set JAX_COORDINATOR_ADDRESS"):
         reachable_address()
 

@@ -74,7 +74,7 @@ def test_a_rejected_option_raises_a_one_line_error_with_the_key_and_the_option(w
     assert "\n" not in str(error.value)
 
 
-def test_an_option_is_tried_once_a_process(monkeypatch):
+def test_an_option_is_tried_once_per_process(monkeypatch):
     words = ("xla_backend_optimization_level=1",)
     first = compiler_options(words)
     monkeypatch.setattr(jax, "jit", None)
@@ -116,7 +116,7 @@ def test_the_jitted_step_compiles_with_the_options_and_rejects_unknown_options()
 
 
 @pytest.mark.slow
-def test_a_state_has_the_same_bits_however_quickly_it_is_compiled(monkeypatch):
+def test_the_initial_state_has_the_same_bits_with_fast_and_with_default_compilation(monkeypatch):
     assert options_of_one_call("gpu") == {}
     assert options_of_one_call("cpu") == {"xla_backend_optimization_level": "1"}
     # Tests compile without optimization, but this one compares two programs as users compile them.

@@ -13,8 +13,8 @@ from benchmarks.faults.hosts import Cable, Store, fill
 from benchmarks.faults.jobs import HEARTBEAT, Job, send_signal
 from benchmarks.faults.work_directory import check_gone
 
-AWAY = 3.0
-"""Maximum seconds until a killed launcher or host is started again."""
+MAX_SECONDS_AWAY = 3.0
+"""Maximum time until a killed launcher or host is started again."""
 
 
 @dataclass
@@ -60,7 +60,7 @@ def kill_launcher(target: Target) -> Iterator[None]:
 def start_launcher_again(target: Target) -> Iterator[None]:
     host = target.any_host()
     send_signal(target.job.launchers[host].pid, signal.SIGKILL)
-    time.sleep(target.rng.uniform(0, AWAY))
+    time.sleep(target.rng.uniform(0, MAX_SECONDS_AWAY))
     target.job.launch_again(host)
     yield
 
@@ -83,7 +83,7 @@ def kill_host(target: Target, host: int | None = None) -> Iterator[None]:
 def start_host_again(target: Target) -> Iterator[None]:
     host = target.any_host()
     with kill_host(target, host):
-        time.sleep(target.rng.uniform(0, AWAY))
+        time.sleep(target.rng.uniform(0, MAX_SECONDS_AWAY))
     target.job.launch_again(host)
     yield
 
@@ -116,7 +116,7 @@ def fill_disk(target: Target) -> Iterator[None]:
 
 
 def signal_fault(number: signal.Signals, receiver: str) -> Strike:
-    """Return a fault that sends a stop signal to a process or a launcher."""
+    """Return a strike that sends the signal `number`, which asks a process or a launcher to stop."""
 
     @contextmanager
     def strike(target: Target) -> Iterator[None]:
@@ -132,7 +132,7 @@ def signal_fault(number: signal.Signals, receiver: str) -> Strike:
 
 
 def pause_fault(receiver: str, longest: float) -> Strike:
-    """Return a fault that stops a process or a launcher for a while."""
+    """Return a strike that stops a process or a launcher for a while."""
 
     @contextmanager
     def strike(target: Target) -> Iterator[None]:

@@ -92,7 +92,7 @@ def image_gradient(
     relu: bool,
     interpret: bool = False,
 ) -> tuple[jax.Array, Any]:
-    """Compute the gradient with respect to the normalized input of `convolve`, before the input's ReLU, [M, K].
+    """Compute the gradient, [M, K], with respect to the input of `convolve` after its normalization, before its ReLU.
 
     Args:
         inputs: x and its norm, or None without a norm.

@@ -66,14 +66,14 @@ def compare_case(rival: str, case: Case, processes: int, rounds: int, steps: int
 
 
 def start(name: str, task: Task, processes: int, python: str) -> Figures:
-    """Start a contender by the launcher, with huge pages and a share of the cores, and return its results."""
-    described = task.out.with_name(f"{name}.task.json")
-    task.write(described)
+    """Start a contender with the launcher, with huge pages and a share of the cores, and return its results."""
+    task_file = task.out.with_name(f"{name}.task.json")
+    task.write(task_file)
     task.out.unlink(missing_ok=True)
     task.out.with_suffix(".store").unlink(missing_ok=True)
     options = ["--gpus", "0", "--processes", str(processes), "--logs", str(task.out.parent / "logs")]
     program = python if name == "torch" else sys.executable
-    command = [program, str(CONTENDERS / f"{name}_step.py"), str(described)]
+    command = [program, str(CONTENDERS / f"{name}_step.py"), str(task_file)]
     launched = [sys.executable, "-m", "jaxddp", "launch", *options, "--", *command]
     done = subprocess.run(launched, capture_output=True, text=True, timeout=CHILD_SECONDS)
     if done.returncode:

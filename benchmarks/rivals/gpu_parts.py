@@ -83,7 +83,7 @@ class Plan:
     def pending(self, part: str) -> list[Measurement]:
         """Return the missing measurements of a part, in order. Raises NotRun."""
         makers = {"facts": self._facts, "gate": self._gate, "batches": self._batches, "rounds": self._rounds}
-        makers |= {"levers": self._levers, "trace": self._trace, "cifar": self._cifar}
+        makers |= {"variants": self._variants, "trace": self._trace, "cifar": self._cifar}
         return [self._limited(each) for each in makers[part]() if each.missing(self.table)]
 
     def best(self, name: str) -> tuple[int, str | None]:
@@ -146,13 +146,13 @@ class Plan:
         batch, mode = self.best(name)
         return f"rounds/{name}/{f'{mode} ' if mode else ''}{batch}"
 
-    def _levers(self) -> Iterator[Measurement]:
+    def _variants(self) -> Iterator[Measurement]:
         batch, _ = self.best(OURS)
         yield self._weights(self.scale.other)
         for case in (replace(self.scale.case, batch=batch), self.scale.other):
             task = replace(self._task(case), turns=self.scale.rounds)
             for variant in VARIANTS:
-                key = f"levers/{case.network} {case.batch}/{variant}"
+                key = f"variants/{case.network} {case.batch}/{variant}"
                 yield Measurement(key, "jax_variants", 300, replace(task, variant=variant))
 
     def _trace(self) -> Iterator[Measurement]:
@@ -160,7 +160,8 @@ class Plan:
             yield from self._pixels()
             words = (*self._recipe_words(), *self._trace_words("cifar"))
             yield Measurement(f"trace/{self.label}", "jax_cifar", 300, words=words)
-        # The trace of CIFAR-10 needs no measured batch of the step.
+        # With data for CIFAR-10 but no measured batch size, trace only CIFAR-10; the trace of the step needs the best
+        # batch size.
         if self.cifar.data is None or self.speeds(OURS):
             batch, _ = self.best(OURS)
             task = replace(self._task(replace(self.scale.case, batch=batch)), steps=GATE_LOSSES)
@@ -168,7 +169,7 @@ class Plan:
 
     def _cifar(self) -> Iterator[Measurement]:
         if self.cifar.data is None:
-            raise NotRun("--cifar PATH names the data")
+            raise NotRun("no data; give them with --cifar DATA")
         yield from self._pixels()
         seeds = tuple(map(str, range(self.scale.seeds)))
         key = f"cifar/{self.label}/seed"

@@ -17,7 +17,7 @@ class Scale:
     """The sizes of a run of this benchmark.
 
     Attributes:
-        other: The second network with which the variants of the step (`levers`) are compared.
+        other: The second network whose step the part `variants` measures.
         gate: Images in the gate. They are few, because float32 without TF32 is slow.
         modes: Modes of torch.
         settings: Settings of the CIFAR-10 recipe, in addition to those of the command line.

@@ -17,7 +17,15 @@ TOP1 = 0.94
 
 def render(plan: Plan) -> str:
     lines = [f"case: {plan.table.about['case']}, on {plan.table.about['device']}"]
-    sections: tuple[Callable[[Plan], Iterator[str]], ...] = (_facts, _gate, _batches, _rounds, _levers, _trace, _cifar)
+    sections: tuple[Callable[[Plan], Iterator[str]], ...] = (
+        _facts,
+        _gate,
+        _batches,
+        _rounds,
+        _variants,
+        _trace,
+        _cifar,
+    )
     for section in (*sections, _failures):
         if results := list(section(plan)):
             lines += ["", *results]
@@ -100,8 +108,8 @@ def _shares(plan: Plan, name: str, speed: float, label: str) -> Iterator[str]:
         yield f"{'':<10}as a fraction of the memory's limit: {'; '.join(cells)}"
 
 
-def _levers(plan: Plan) -> Iterator[str]:
-    for number, (key, results) in enumerate(plan.table.below("levers/").items()):
+def _variants(plan: Plan) -> Iterator[str]:
+    for number, (key, results) in enumerate(plan.table.below("variants/").items()):
         if not number:
             yield f"{'variant':<98}{'ms a step':>10}{'ratio':>8}   rounds"
         each = results["ratio_of_each_round"]
@@ -122,7 +130,7 @@ def _trace(plan: Plan) -> Iterator[str]:
 
 def _cifar(plan: Plan) -> Iterator[str]:
     if plan.cifar.data is None:
-        yield "CIFAR-10: not run; --cifar PATH names the data"
+        yield "CIFAR-10: not run; give its data with --cifar DATA"
         return
     labels = [f"{plan.label}/seed"]
     if plan.cifar.airbench is None or not plan.has_rival:

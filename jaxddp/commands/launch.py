@@ -25,5 +25,5 @@ def _config_of(command: Sequence[str]) -> Config | None:
     kind, *words = command
     if kind not in ("train", "eval") or not words or {*HELP} & {*words}:
         return None
-    measures = kind == "eval"
-    return parse_recipe(Eval if measures else Train, f"jaxddp {kind}", words, measures=measures)[1].config
+    is_eval = kind == "eval"
+    return parse_recipe(Eval if is_eval else Train, f"jaxddp {kind}", words, measures=is_eval)[1].config

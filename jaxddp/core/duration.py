@@ -70,7 +70,8 @@ class Duration:
         if self.unit == "%":
             if total_steps is None:
                 raise InputError(
-                    f'"{self}": a percentage needs a known length; write the length in epochs, steps or examples'
+                    f'"{self}": a percentage needs a run of known length; write this duration in epochs, steps or '
+                    "examples"
                 )
             return self.amount * total_steps * batch_size / 100
         return self.amount * {"steps": batch_size, "epochs": num_examples, "examples": 1}[self.unit]

@@ -16,7 +16,8 @@ class Key:
     Attributes:
         value: the value in the message, if the message has a value.
         shown: the text of the value; None for its `repr`.
-        rendered: the text that replaces the name and the value, such as an option; None until the key is renamed.
+        rendered: the text that replaces the name and the value, such as an option; None until the key is translated
+            for the command line or the Python API.
     """
 
     name: str

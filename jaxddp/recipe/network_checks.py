@@ -86,9 +86,11 @@ def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: 
     images = jax.ShapeDtypeStruct((_NUM_IMAGES, *image_shape), jnp.float32)
     arguments = *trees_of(model, image_shape), images, jax.eval_shape(lambda: jax.random.key(0))
     for train in (False, True):
-        when = "the data in training" if train else "the data"
+        data_name = "the data in training" if train else "the data"
         # The trace needs the axis of the devices, because a batch norm may average over it.
-        traced = jax.make_jaxpr(functools.partial(_checked, model, (num_classes, when), train), axis_env=[(AXIS, 1)])
+        traced = jax.make_jaxpr(
+            functools.partial(_checked, model, (num_classes, data_name), train), axis_env=[(AXIS, 1)]
+        )
         traced(*arguments)
 
 
@@ -105,7 +107,7 @@ def _checked(
         result = model.apply(params, state, images, train=train, key=key if train else None, **key_arguments)
     except InputError:
         if train:
-            # Ghost batch norm does not accept so few images. Skip the check of its output in training.
+            # Ghost batch norm does not accept so few images. Skip the check of the network's output in training.
             return images
         raise
     if not isinstance(result, tuple) or len(result) != 2:
@@ -116,5 +118,5 @@ def _checked(
     except InputError as error:
         shape, advice = getattr(logits, "shape", ()), f"one for each of the {num_classes} classes of {data}"
         if len(shape) == 2 and shape[-1] != num_classes:
-            advice += f": its last layer has {shape[-1]} outputs, make it one of {num_classes}"
+            advice += f": the network's last layer has {shape[-1]} outputs; give it {num_classes}"
         raise InputError(f"{error}, {advice}") from None

@@ -186,7 +186,7 @@ def test_a_larger_batch_than_one_that_ran_out_of_memory_is_not_started(tmp_path)
 def test_a_child_is_not_started_when_too_little_time_is_left(tmp_path):
     plan = plan_of(tmp_path, {"rounds/jaxddp/256/0": {"step": 1.0, "took": 50.0}}, rounds=2)
     first = Measurement("rounds/jaxddp/256/1", "no-such-script", 300)
-    for left, key in ((40, first.key), (60, "levers/none/like/it")):
+    for left, key in ((40, first.key), (60, "variants/none/like/it")):
         call = Call(plan, Children(tmp_path, tmp_path, {}), "", time.monotonic() + left)
         with pytest.raises(CutOff):
             call._measure(replace(first, key=key))
@@ -217,7 +217,7 @@ def test_fractions_of_a_peak_use_the_larger_of_two_measurements(tmp_path):
         "facts/torch": {**peaks, "matmul_flops_a_second": 720e12, "memory_bytes_a_second": 3e12},
         **{key: actual | losses for key, actual in SPEEDS.items()},
         **{key: {"step": step} for key, step in rounds.items()},
-        "levers/resnet50 256/an option": {"failed": "InputError: no such option"},
+        "variants/resnet50 256/an option": {"failed": "InputError: no such option"},
     }
     text = render(plan_of(tmp_path, json.loads(json.dumps(measured)), batches=(128, 256)))
     # 3,000 images of 24 GFLOP are 72 of 720 TFLOP/s; 3.47 TB/s move 10,000 images of 347 MB.
@@ -226,7 +226,7 @@ def test_fractions_of_a_peak_use_the_larger_of_two_measurements(tmp_path):
     for part in ("ratio 1.500   (rounds 1.450 to 1.550, 3", "CIFAR-10: not run", "128: not measured"):
         assert part in text
     assert "FAILED batches/torch/max-autotune/256: out of memory" in text
-    assert "FAILED levers/resnet50 256/an option: InputError: no such option" in text
+    assert "FAILED variants/resnet50 256/an option: InputError: no such option" in text
     assert "torch: not run" not in text and "torch: not run" in render(plan_of(tmp_path, measured, rival=False))
     assert "batch norm apart" not in render(plan_of(tmp_path, measured, case=replace(GPU.case, width=32)))
 

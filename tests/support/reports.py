@@ -33,7 +33,7 @@ def write_run(directory: Path, seed: int = 0, status: str | None = "done", **cha
     config = Config().replace(seed=seed, train=train, **changes).to_dict()
     config["fingerprint"] = {"train": "a" * 64, "val": "b" * 64}
     (directory / "config.json").write_text(json.dumps(config))
-    rows = course(np.random.default_rng(seed))
+    rows = metric_rows(np.random.default_rng(seed))
     (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if status is not None:
         result = {"status": status, "step": STEPS, "devices": 2, "processes": 1, "val": None, "peak_memory": 1e9}
@@ -41,7 +41,7 @@ def write_run(directory: Path, seed: int = 0, status: str | None = "done", **cha
     return directory
 
 
-def course(rng: np.random.Generator) -> list[dict[str, Any]]:
+def metric_rows(rng: np.random.Generator) -> list[dict[str, Any]]:
     """Return the rows of a run with random metrics."""
     rows = []
     for step in range(LOG_EVERY, STEPS + 1, LOG_EVERY):
@@ -78,7 +78,7 @@ def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "
 def hostile_page(folder: Path) -> Page:
     """Return a page on which every value from a run contains markup."""
     workdir = write_run(folder / "<img src=x onerror=alert(2)>", 0, model={"weights": HOSTILE})
-    rows = [row | {HOSTILE: 1.0} for row in course(np.random.default_rng(0))]
+    rows = [row | {HOSTILE: 1.0} for row in metric_rows(np.random.default_rng(0))]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (workdir / "result.json").write_text(json.dumps({"status": HOSTILE, "step": 40}))
     runs = read_runs([workdir])

@@ -194,7 +194,7 @@ def _listen_at(options: Launch) -> socket.socket:
 
 
 def _run_id(options: Launch) -> str:
-    """Return the name of the job. All machines of the job compute the same name."""
+    """Return the job's run id. All machines of the job compute the same id."""
     if options.run_id or options.machines.most == 1:
         return options.run_id or secrets.token_hex(8)
     return hashlib.sha256(str(options.coordinator).encode()).hexdigest()[:16]

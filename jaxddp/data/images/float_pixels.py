@@ -30,12 +30,17 @@ def from_floats(images: np.ndarray) -> np.ndarray:
     if not (lowest >= 0 and np.isfinite(highest)):
         raise InputError(
             f"{span}: give floats from 0 to 1, or uint8 from 0 to 255",
-            advice=("the device normalizes, by ", Key("data.mean"), " and ", Key("data.std")),
+            advice=(
+                "do not normalize the images; this is done on the device with ",
+                Key("data.mean"),
+                " and ",
+                Key("data.std"),
+            ),
         )
     scales = (1,) if highest > 1 else (255, _UINT16_MAX)
     scale = next((scale for scale in scales if all(_are_multiples(chunk, scale) for chunk in chunks)), None)
     if highest > _UINT16_MAX or (highest > 1 and scale is None):
-        advice = f"give floats from 0 to 1, images / {highest:g}"
+        advice = f"give floats from 0 to 1, for example images / {highest:g}"
         raise InputError(f"{span}, which are not whole numbers up to {_UINT16_MAX:,}: {advice}")
     if scale is None:
         scale = _UINT16_MAX

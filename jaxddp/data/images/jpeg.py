@@ -180,7 +180,7 @@ def _count_by_altering(data: bytes) -> int:
     if len(expected) > 1:
         raise ValueError("premature end of data segment")
     cut = 1
-    # If needed bytes are replaced, the file may not decode.
+    # The file may fail to decode once bytes that the image needs are replaced.
     with suppress(OSError):
         while (
             cut <= MAX_LEFT_OVER + 1 and {_pixels(variant) for variant in _make_end_variants(data[:-cut])} == expected

@@ -57,7 +57,10 @@ def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np
 
 
 def _checked_bits(image: Image.Image) -> int:
-    """Return the bits of a value, at least 8. Raises: InputError if there are several images or unsupported values."""
+    """Return the number of bits per value, at least 8.
+
+    Raises: InputError if there are several images or unsupported values.
+    """
     frames = getattr(image, "n_frames", 1)
     if frames > 1:
         raise InputError(f"holds {frames} images; keep one image per file")

@@ -100,7 +100,7 @@ class Checkpoints:
         return self._manager.latest_step()
 
     def best(self) -> int | None:
-        """Return the step with the best validation, the latest of equal steps; None if no step was validated."""
+        """Return the best validated step; of several equally good ones, the latest; None if none is validated."""
         return self.validations.best(self.steps())
 
     def step(self, which: str) -> int:
@@ -108,12 +108,12 @@ class Checkpoints:
 
         Raises: InputError if there is no such checkpoint. The error lists the steps that have a checkpoint.
         """
-        steps = self.steps()
         named = {"latest": self.latest(), "best": self.best()}
         step = named[which] if which in named else whole(which, _STEPS)
-        if step not in steps:
-            listed = f"there are steps {', '.join(map(str, steps))}" if steps else "there is none"
-            raise InputError(f"{self.directory}: no checkpoint {which!r}; {listed} (or give latest or best)")
+        if step not in (steps := self.steps()):
+            known = ", ".join(map(str, steps))
+            advice = f"give latest, best or one of the steps {known}" if steps else "the folder has no checkpoint"
+            raise InputError(f"{self.directory}: no checkpoint {which!r}; {advice}")
         return step
 
     @phase("save")
