@@ -126,14 +126,14 @@ def test_fine_tuning_learns_from_ten_pictures_of_each_class(fine_tuning):
 
 def test_fine_tuning_beats_training_from_scratch(fine_tuning):
     """The comparison is by the mean of three seeds after equal steps; measured: 0.75, 0.91 and 0.90."""
-    top1 = ast.literal_eval(shown(fine_tuning, 'top1[way, seed] = history.val["top1"]'))
+    top1 = ast.literal_eval(shown(fine_tuning, 'top1[method, seed] = history.val["top1"]'))
     assert list(top1) == ["scratch", "frozen", "whole"]
     assert top1["frozen"] > top1["scratch"] + 0.08
     assert top1["whole"] > top1["scratch"] + 0.08
 
 
 def test_fine_tuning_names_new_pictures_as_its_program_does(fine_tuning):
-    classes = ast.literal_eval(shown(fine_tuning, "found.classes"))
+    classes = ast.literal_eval(shown(fine_tuning, "predictions.classes"))
     right = [name for name in ("arrow", "heart", "moon", "star") for _ in range(3)]
     assert sum(a == b for a, b in zip(classes, right, strict=True)) >= 9
     assert ast.literal_eval(shown(fine_tuning, "jax.export.deserialize(")) == classes
