@@ -4,19 +4,22 @@
     python benchmarks/tpu_program.py imagenet_resnet50 --batch 128 --against-flax
     python benchmarks/tpu_program.py cifar10_fast --classes 10 --data.cache device --topology v5e:2x2
 
-It compiles one program for each topology (TPU version: chips in each direction), by default v5e:2x4. Options after the
-config override its keys, as for `jaxddp train`. With `--against-flax` it also compiles the step of plain Flax with the
-same network, batch and precision.
+The script compiles one program for each topology (TPU version: chips in each direction), by default v5e:2x4. Options
+after the config override its keys, as for `jaxddp train`. With `--against-flax` it also compiles the step of plain Flax
+with the same network, batch and precision.
 
-The script prints, and writes as JSON: memory, and how it compares with the memory of a chip; FLOPs; the bytes that
-fusions read and write in HBM; the numbers of fusions and of data movements (copies, transposes and casts by
-themselves); the padding, which is the fraction of the FLOPs of convolutions and matrix products that multiply padding;
-the collectives with what runs beside each; and the cycles that the compiler estimates, which are a model and not a
-measurement. With `data.cache` "device" a call takes several steps; the figures are of one step.
+The script prints, and writes as JSON: memory, and how it compares with the memory of a chip; the CPU time of the
+compilation and the peak memory of the script, most of which is the compiler's; FLOPs; the bytes that fusions read and
+write in HBM; the numbers of fusions and of data movements (copies, transposes and casts by themselves); the padding,
+which is the fraction of the FLOPs of convolutions and matrix products that multiply padding; the collectives with what
+runs beside each; and the cycles that the compiler estimates, which are a model and not a measurement. With `data.cache`
+"device" a call takes several steps; the figures are of one step.
 """
 
 import contextlib
+import resource
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,8 @@ _ROWS = {
     "convolutions": "{:,}",
     "data_movements": "{:,}",
     "prefetches": "{:,}",
+    "compiler_cpu_seconds": "{:.0f}",
+    "peak_host_bytes": "{:,}",
     "estimated_cycles": "{:,}",
     "estimated_cycles_of_movements": "{:,}",
 }
@@ -65,10 +70,13 @@ def program_figures(
     devices = chips_of(topology)
     config, images = command.config_for(file, batch, len(devices))
     chips = Topology.create(devices)
+    begin = time.process_time()
     with readable_errors(topology):
         compiled, steps = compile_step(file, config, chips, data, platform="tpu", compiler_options={})
+    compiler = {"compiler_cpu_seconds": time.process_time() - begin, "peak_host_bytes": peak_host_bytes()}
     figures = {"config": str(file.path.name), "topology": topology, "chips": len(devices), "batch": images}
-    figures |= {"device_kind": chips.device_kind, "steps_of_a_dispatch": steps, **figures_of(compiled, images, steps)}
+    figures |= {"device_kind": chips.device_kind, "steps_of_a_dispatch": steps, **compiler}
+    figures |= figures_of(compiled, images, steps)
     if chips.device_kind in HBM_BYTES:
         figures["hbm_fraction"] = figures["memory_bytes"] / HBM_BYTES[chips.device_kind]
     if against_flax:
@@ -76,6 +84,11 @@ def program_figures(
             rival = compile_flax_step(config, chips, data.classes)
         figures["flax"] = figures_of(rival, images, 1)
     return figures
+
+
+def peak_host_bytes() -> int:
+    """Return the peak resident memory of this process on Linux, most of which is the compiler's."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def figures_of(compiled: Any, images: int, steps: int) -> Figures:
