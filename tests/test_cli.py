@@ -84,7 +84,7 @@ def test_eval_prints_the_metrics_of_the_run(finished_run, data, capfd):
     expected = json.loads((finished_run / "result.json").read_text())["val"]
     assert (figures["step"], figures["count"]) == ("12", "11")
     assert all(figures[name] == f"{expected[name]:.7g}" for name in ("loss", "top1"))
-    assert "no checkpoint '7'; there" in fails([*arguments, "--step", "7"], capfd)
+    assert "no checkpoint '7'; give latest, best or one of the steps" in fails([*arguments, "--step", "7"], capfd)
 
 
 @pytest.mark.parametrize("peers", [ALONE, Second()])
