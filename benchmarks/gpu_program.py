@@ -17,9 +17,6 @@ convolution kernels. The file has the figures of the first topology at its top l
 
 import sys
 from pathlib import Path
-from typing import Any
-
-import jax
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -30,7 +27,6 @@ from benchmarks.programs.counts import count, table
 from benchmarks.programs.gpu_plugin import compiler_options, described_devices
 from benchmarks.programs.roofline import predict
 from benchmarks.programs.schedule import read_schedule
-from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile
 
@@ -43,33 +39,22 @@ def main() -> None:
 
 def program_figures(file: RecipeFile, topology: str, batch: int | None, data: Data) -> Figures:
     """Return all figures of one program. Raises InputError for a bad config or topology."""
-    devices = find_devices(topology)
+    devices = command.find_devices(topology, described_devices, ", ".join(TOPOLOGIES))
     config, images = command.config_for(file, batch, len(devices))
     compiled, steps = compile_step(
         file, config, Topology.create(devices), data, platform="gpu", compiler_options=compiler_options()
     )
     (module,) = compiled.runtime_executable().hlo_modules()
     schedule = read_schedule(module.as_serialized_hlo_module_proto(), steps_in_a_loop=steps > 1)
-    memory = compiled.memory_analysis()
     return {
         "config": str(file.path.name),
         "topology": topology,
         "batch": images,
         "steps_of_a_dispatch": steps,
-        "aliased_bytes": memory.alias_size_in_bytes,
-        "argument_bytes": memory.argument_size_in_bytes,
-        "temporary_bytes": memory.temp_size_in_bytes,
+        **command.memory_figures(compiled),
         **count(schedule, images),
         "roofline": predict(schedule, images, len(devices), precision=str(config.train.precision)),
     }
-
-
-def find_devices(topology: str) -> list[Any]:
-    try:
-        return described_devices(topology)
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"--topology {topology}: {reason}; give one such as {', '.join(TOPOLOGIES)}") from None
 
 
 if __name__ == "__main__":

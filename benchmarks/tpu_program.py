@@ -67,7 +67,7 @@ def program_figures(
     file: RecipeFile, topology: str, batch: int | None, data: Data, *, against_flax: bool = False
 ) -> Figures:
     """Return all figures of one program. Raises InputError for a bad config or topology."""
-    devices = chips_of(topology)
+    devices = command.find_devices(topology, described_devices, "v5e:2x4 or v4:2x2x1")
     config, images = command.config_for(file, batch, len(devices))
     chips = Topology.create(devices)
     begin = time.process_time()
@@ -97,21 +97,10 @@ def figures_of(compiled: Any, images: int, steps: int) -> Figures:
     memory = compiled.memory_analysis()
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
     return {
-        "aliased_bytes": memory.alias_size_in_bytes,
-        "argument_bytes": memory.argument_size_in_bytes,
-        "temporary_bytes": memory.temp_size_in_bytes,
+        **command.memory_figures(compiled),
         "memory_bytes": total + memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
         **count_program(module.as_serialized_hlo_module_proto(), images, steps_in_a_loop=steps > 1),
     }
-
-
-def chips_of(topology: str) -> list[Any]:
-    """Return the compile-only chips of a topology. Raises InputError if libtpu does not know the topology."""
-    try:
-        return described_devices(topology)
-    except (jax.errors.JaxRuntimeError, RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"--topology {topology}: {reason}; give one such as v5e:2x4 or v4:2x2x1") from None
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import tyro
@@ -86,3 +86,26 @@ def config_for(file: RecipeFile, images: int | None, num_devices: int) -> tuple[
     if config.train.precision is None:
         config = config.replace(train={"precision": "bfloat16"})
     return config, images
+
+
+def find_devices(topology: str, describe: Callable[[str], list[Any]], examples: str) -> list[Any]:
+    """Return the described devices of a topology.
+
+    Raises:
+        InputError: The compiler does not know the topology. The message has the examples.
+    """
+    try:
+        return describe(topology)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"--topology {topology}: {reason}; give one such as {examples}") from None
+
+
+def memory_figures(compiled: Any) -> Figures:
+    """Return the bytes of a compiled program's arguments and temporaries, and those updated in place."""
+    memory = compiled.memory_analysis()
+    return {
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+    }

@@ -5,13 +5,13 @@ schedule launches: a fusion, a library call, a copy or a collective. Its bytes a
 without any cache. Of an operand that a fusion only slices or gathers, the elements taken count.
 """
 
-import importlib
 import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.programs.hlo_module import COLLECTIVES, CONTROL, FREE, HloModule
 from benchmarks.programs.shapes import dtype_of, leaves, num_bytes, size
 
 KERNEL_GRADIENT, COLLECTIVE = "kernel gradient", "collective"
@@ -23,12 +23,8 @@ _CONVOLUTIONS = {
 }
 # Part of the operation name of the backward pass.
 _BACKWARD = "transpose(jvp"
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-# Instructions that launch nothing: names for memory, and values that the host knows.
-_FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "opt-barrier"}
-_FREE |= {"after-all", "partition-id", "replica-id"}
 # Instructions that only move values within a fusion. The others determine the kind of its kernel.
-_PLAIN = _FREE | {"reshape", "broadcast", "iota"}
+_PLAIN = FREE | {"reshape", "broadcast", "iota"}
 _PARTIAL = {"slice", "dynamic-slice", "gather"}
 
 
@@ -71,31 +67,20 @@ class Schedule:
 
 def read_schedule(program: bytes, *, steps_in_a_loop: bool = False) -> Schedule:
     """Read the schedule of a serialized `HloModuleProto`. With steps in a loop, only the loop's body counts."""
-    return ProgramReader(parse_program(program)).schedule(steps_in_a_loop)
+    return _Reader(HloModule(program)).schedule(steps_in_a_loop)
 
 
-def parse_program(program: bytes) -> Any:
-    """Returns the `HloModuleProto` of a serialized one."""
-    messages = importlib.import_module("tensorflow.compiler.xla.service.hlo_pb2")
-    return messages.HloModuleProto.FromString(program)
+class _Reader:
+    """A reader of the kernels of a program."""
 
-
-class ProgramReader:
-    """A reader of the scheduled computations of a module."""
-
-    def __init__(self, module: Any):
-        self._module = module
-        self._computations = {each.id: each for each in module.computations}
-        self._instructions = {i.id: i for each in module.computations for i in each.instructions}
-        self._sources = _Sources(module.stack_frame_index)
+    def __init__(self, module: HloModule):
+        self._module, self._instructions = module, module.instructions
+        self._sources = _Sources(module.proto.stack_frame_index)
 
     def schedule(self, steps_in_a_loop: bool) -> Schedule:
-        walked = launched = list(self._walk(self._module.entry_computation_id))
-        if steps_in_a_loop:
-            loop = next(instruction for instruction in walked if instruction.opcode == "while")
-            launched = self._walk(loop.called_computation_ids[0])
+        walked = list(self._module.walk())
         return Schedule(
-            tuple(self._kernels(launched)),
+            tuple(self._kernels(self._module.walk_step(steps_in_a_loop))),
             sum(instruction.opcode == "conditional" for instruction in walked),
             tuple(_trip_count(instruction) for instruction in walked if instruction.opcode == "while"),
         )
@@ -107,23 +92,10 @@ class ProgramReader:
             if instruction.opcode.endswith("-done"):
                 place = started[instruction.operand_ids[0]]
                 kernels[place] = replace(kernels[place], done=len(kernels))
-            elif instruction.opcode not in _FREE | {"while", "conditional"}:
+            elif instruction.opcode not in FREE | CONTROL:
                 started[instruction.id] = len(kernels)
                 kernels.append(self._kernel(instruction))
         return kernels
-
-    def _walk(self, computation: int) -> Iterator[Any]:
-        """Yield the instructions of a computation and its callees in order; of a loop, only the body's."""
-        for number in self._module.schedule.sequences[computation].instruction_ids:
-            instruction = self._instructions[number]
-            called = list(instruction.called_computation_ids)
-            if instruction.opcode != "call":
-                yield instruction
-            if instruction.opcode == "while":
-                called = called[:1]
-            if instruction.opcode in ("call", "while", "conditional"):
-                for each in called:
-                    yield from self._walk(each)
 
     def _kernel(self, instruction: Any) -> Kernel:
         operands = [self._instructions[number] for number in instruction.operand_ids]
@@ -142,7 +114,7 @@ class ProgramReader:
         """Return the instructions inside a fusion, its root last; [] for other instructions."""
         if instruction.opcode != "fusion":
             return []
-        return list(self._computations[instruction.called_computation_ids[0]].instructions)
+        return self._module.fused(instruction)
 
     def _bytes_read(self, instruction: Any, fused: list[Any]) -> int:
         operands = [self._instructions[number] for number in instruction.operand_ids]

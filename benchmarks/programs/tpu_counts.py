@@ -8,14 +8,14 @@ or in the small vector memory (VMEM). Copies between these run beside the fusion
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from benchmarks.common.harness import Figures
-from benchmarks.programs.schedule import COLLECTIVES, parse_program
+from benchmarks.programs.hlo_module import COLLECTIVES, CONTROL, FREE, HloModule
 from benchmarks.programs.shapes import leaves, num_bytes, size
 
 HBM = 0
@@ -28,8 +28,6 @@ HBM_BYTES = {
 pages of the TPU versions."""
 LARGEST = 20
 _MOVES = {"copy", "transpose", "reshape", "bitcast", "convert", "parameter", "tuple", "pad", "slice"}
-# Instructions that run on no unit of the chip: names for memory, and values that are known before.
-_FREE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"}
 
 
 @dataclass(frozen=True)
@@ -63,10 +61,11 @@ def count_program(program: bytes, images: int, *, steps_in_a_loop: bool = False)
         program: A serialized `HloModuleProto`.
         steps_in_a_loop: Whether the program's loop takes the steps. Then only the loop's body counts.
     """
-    operations = list(_Program(parse_program(program)).operations(steps_in_a_loop))
+    operations = list(_Reader(HloModule(program)).operations(steps_in_a_loop))
     kinds = Counter(operation.kind for operation in operations)
     flops = sum(operation.flops for operation in operations)
     padded = sum(operation.padded_flops for operation in operations)
+    cycles = sum(operation.cycles for operation in operations)
     largest = sorted(operations, key=lambda operation: -operation.cycles)[:LARGEST]
     return {
         "fusions": kinds["fusion"] + kinds["convolution"],
@@ -76,22 +75,15 @@ def count_program(program: bytes, images: int, *, steps_in_a_loop: bool = False)
         "hbm_bytes_per_image": sum(operation.hbm_bytes for operation in operations) / images,
         "flops_per_image": flops / images,
         "padding": 1 - flops / padded if padded else 0.0,
-        "estimated_cycles": sum(operation.cycles for operation in operations),
+        "estimated_cycles": cycles,
         "estimated_cycles_of_movements": sum(o.cycles for o in operations if o.kind == "data movement"),
-        "collectives": _collectives(operations),
-        "largest": [vars(operation) | {"share": _share(operation, operations)} for operation in largest],
+        "collectives": _collectives(operations, max(1, cycles)),
+        "largest": [vars(operation) | {"share": operation.cycles / max(1, cycles)} for operation in largest],
     }
 
 
-def _share(operation: Operation, operations: Iterable[Operation]) -> float:
-    total = sum(each.cycles for each in operations)
-    return operation.cycles / total if total else 0.0
-
-
-def _collectives(operations: list[Operation]) -> list[Figures]:
-    """Return the collectives, each with the fraction of the estimated cycles before it, and beside it if it is
-    asynchronous."""
-    total = max(1, sum(operation.cycles for operation in operations))
+def _collectives(operations: list[Operation], total: int) -> list[Figures]:
+    """Return the collectives, each with the fraction of all estimated cycles before it, and until the wait for it."""
     starts = {o.name: place for place, o in enumerate(operations) if o.kind == "collective"}
     results = []
     for name, place in starts.items():
@@ -103,34 +95,16 @@ def _collectives(operations: list[Operation]) -> list[Figures]:
     return results
 
 
-class _Program:
-    """Walks the schedule of a module."""
+class _Reader:
+    """A reader of the operations of a program."""
 
-    def __init__(self, module: Any):
-        self._module = module
-        self._computations = {each.id: each for each in module.computations}
-        self._instructions = {i.id: i for each in module.computations for i in each.instructions}
+    def __init__(self, module: HloModule):
+        self._module, self._instructions = module, module.instructions
 
     def operations(self, steps_in_a_loop: bool) -> Iterator[Operation]:
         """Yield the operations in the order of the schedule."""
-        computation = self._module.entry_computation_id
-        if steps_in_a_loop:
-            loop = next(i for i in self._scheduled(computation) if i.opcode == "while")
-            computation = loop.called_computation_ids[0]
-        yield from self._operations(computation)
-
-    def _scheduled(self, computation: int) -> Iterator[Any]:
-        for number in self._module.schedule.sequences[computation].instruction_ids:
-            yield self._instructions[number]
-
-    def _operations(self, computation: int) -> Iterator[Operation]:
-        for instruction in self._scheduled(computation):
-            if instruction.opcode == "while":
-                yield from self._operations(instruction.called_computation_ids[0])
-            elif instruction.opcode in ("call", "conditional"):
-                for called in instruction.called_computation_ids:
-                    yield from self._operations(called)
-            elif instruction.opcode not in _FREE and not _is_scalar(instruction):
+        for instruction in self._module.walk_step(steps_in_a_loop):
+            if instruction.opcode not in FREE | CONTROL and not _is_scalar(instruction):
                 yield self._operation(instruction)
 
     def _operation(self, instruction: Any) -> Operation:
@@ -160,7 +134,7 @@ class _Program:
         if instruction.opcode != "fusion":
             yield instruction
             return
-        for inner in self._computations[instruction.called_computation_ids[0]].instructions:
+        for inner in self._module.fused(instruction):
             yield from self._inside(inner)
 
     def _hbm_bytes(self, instruction: Any) -> int:

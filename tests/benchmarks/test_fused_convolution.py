@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.experimental.pallas import triton
 from jax.sharding import PartitionSpec as P
+from support.programs import needs_plugin, uncached
 
 from benchmarks.fused import pointwise
 from benchmarks.fused.convolution import Form, convolve_between_norms
@@ -257,14 +258,10 @@ def test_blocks_past_the_end_of_an_array_are_masked(sizes, is_exact, monkeypatch
 # --- Compilation for a GPU ---
 
 
-needs_plugin = pytest.mark.skipif(
-    not gpu_plugin.is_present(),
-    reason=f"{gpu_plugin.plugin_folder()} does not exist: python benchmarks/programs/gpu_plugin.py",
-)
-uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+needs_compiler = needs_plugin(gpu_plugin)
 
 
-@needs_plugin
+@needs_compiler
 @uncached
 @pytest.mark.parametrize(
     ("sizes", "has_before", "dtype"),
@@ -319,7 +316,7 @@ def test_both_passes_compile_for_an_h200_within_a_shard_map(sizes, has_before, d
     assert "maxnumf" not in program
 
 
-@needs_plugin
+@needs_compiler
 @uncached
 def test_the_fused_last_convolution_of_a_block_moves_fewer_bytes():
     """The expected bytes count the necessary reads and writes; [M, F] is four times as large as [M, K]."""

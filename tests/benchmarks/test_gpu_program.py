@@ -2,15 +2,12 @@
 
 import functools
 import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jaxlib import _hlo
+from support.programs import assert_a_wrong_config_is_one_line, counts_of, needs_plugin, run_script, uncached
 
 from benchmarks import gpu_program
 from benchmarks.programs import gpu_plugin, roofline
@@ -169,33 +166,14 @@ def test_the_roofline_adds_exposed_communication_to_the_longer_of_memory_and_mul
     assert results["overlap"] == pytest.approx(0.5)
 
 
-def start(*words):
-    """Run the benchmark in this process, and return its exit code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["gpu_program.py", *words])
-        try:
-            gpu_program.main()
-        except SystemExit as ended:
-            return ended.code
-    return 0
-
-
 def test_a_mistake_raises_a_one_line_error():
-    command = [sys.executable, str(gpu_program.__file__), "imagenet_resnet5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "config 'imagenet_resnet5' does not exist; did you mean 'imagenet_resnet50'?" in done.stderr
+    assert_a_wrong_config_is_one_line(gpu_program)
 
 
-needs_plugin = pytest.mark.skipif(
-    not gpu_plugin.is_present(),
-    reason=f"{gpu_plugin.plugin_folder()} does not exist: python benchmarks/programs/gpu_plugin.py",
-)
-# JAX cannot cache such programs.
-uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+needs_compiler = needs_plugin(gpu_plugin)
 
 
-@needs_plugin
+@needs_compiler
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -205,7 +183,7 @@ uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilati
     ],
 )
 def test_a_program_that_cannot_be_compiled_raises_a_one_line_error(capfd, tmp_path, words, message):
-    assert start("cifar10", *words, "--out", str(tmp_path / "out.json")) == 2
+    assert run_script(gpu_program, "cifar10", *words, "--out", str(tmp_path / "out.json")) == 2
     output = capfd.readouterr().err.splitlines()[-1]
     assert message in output and "Traceback" not in output
 
@@ -213,13 +191,10 @@ def test_a_program_that_cannot_be_compiled_raises_a_one_line_error(capfd, tmp_pa
 @functools.cache
 def figures(*words):
     """Return the counts of a program with 256 images on each GPU. The tests' XLA flags do not change the kernels."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "program.json"
-        assert start(*words, "--batch", "256", "--out", str(out)) == 0
-        return json.loads(out.read_text())
+    return counts_of(gpu_program, *words, "--batch", "256")
 
 
-@needs_plugin
+@needs_compiler
 @uncached
 @pytest.mark.parametrize(
     ("words", "parameters", "kernels", "megabytes", "trip_counts"),
@@ -252,7 +227,7 @@ def averaged_bytes(name):
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(results)) + 4 * 2 * 4
 
 
-@needs_plugin
+@needs_compiler
 @uncached
 def test_on_two_hosts_most_all_reduces_overlap_the_backward_pass():
     results = figures("imagenet_resnet50", "--topology", "1x2x8")
@@ -262,7 +237,7 @@ def test_on_two_hosts_most_all_reduces_overlap_the_backward_pass():
     assert results["kernels"] <= 900 and results["bytes_per_image"] <= 352e6 and results["conditionals"] == 0
 
 
-@needs_plugin
+@needs_compiler
 @uncached
 def test_bfloat16_gradients_halve_the_bytes_of_the_all_reduces():
     words = ["--model.name", "resnet10", "--train.gradient-precision", "bfloat16"]

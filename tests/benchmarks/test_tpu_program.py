@@ -4,15 +4,12 @@ import functools
 import json
 import os
 import re
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from jaxlib import _hlo
+from support.programs import assert_a_wrong_config_is_one_line, counts_of, needs_plugin, run_script, uncached
 
 from benchmarks import tpu_program
 from benchmarks.programs import tpu_plugin
@@ -167,40 +164,21 @@ def test_a_collective_has_the_cycles_before_it():
     assert collective == {"name": "all", "bytes": 400, "cycles_before": 0.75, "cycles_beside": 0.0}
 
 
-def run_script(*words):
-    """Run the benchmark in this process, and return its exit code."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["tpu_program.py", *words])
-        try:
-            tpu_program.main()
-        except SystemExit as ended:
-            return ended.code
-    return 0
-
-
 def test_a_wrong_name_of_a_config_raises_a_one_line_error():
-    command = [sys.executable, str(tpu_program.__file__), "imagenet_resnet5"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert "config 'imagenet_resnet5' does not exist; did you mean 'imagenet_resnet50'?" in done.stderr
+    assert_a_wrong_config_is_one_line(tpu_program)
 
 
-needs_plugin = pytest.mark.skipif(
-    not tpu_plugin.is_present(),
-    reason=f"{tpu_plugin.plugin_folder()} does not exist: python benchmarks/programs/tpu_plugin.py",
-)
-# JAX cannot cache such programs.
-uncached = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+needs_compiler = needs_plugin(tpu_plugin)
 
 
-@needs_plugin
+@needs_compiler
 def test_an_unknown_topology_raises_a_one_line_error(capfd, tmp_path):
-    assert run_script("cifar10", "--topology", "v5e:eight", "--out", str(tmp_path / "out.json")) == 2
+    assert run_script(tpu_program, "cifar10", "--topology", "v5e:eight", "--out", str(tmp_path / "out.json")) == 2
     message = capfd.readouterr().err.splitlines()[-1]
     assert message.startswith("tpu_program.py: --topology v5e:eight: ") and "v5e:2x4" in message
 
 
-@needs_plugin
+@needs_compiler
 @pytest.mark.parametrize(("topology", "chips"), [("v5e:2x4", 8), ("v4:2x2x1", 4), ("v5p:2x2x1", 4), ("v6e:2x2", 4)])
 def test_a_described_slice_has_one_device_for_each_chip(topology, chips):
     before = dict(os.environ)
@@ -212,17 +190,14 @@ def test_a_described_slice_has_one_device_for_each_chip(topology, chips):
 @functools.cache
 def figures(*words):
     """Return the counts of a program."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "program.json"
-        assert run_script(*words, "--out", str(out)) == 0
-        return json.loads(out.read_text())
+    return counts_of(tpu_program, *words)
 
 
 SMALL = ("digits", "--classes", "10", "--model.width", "16", "--batch", "32", "--topology", "v5e:2x2")
 
 
 @pytest.mark.ci
-@needs_plugin
+@needs_compiler
 @uncached
 def test_the_budget_of_a_small_step_on_four_chips():
     """The budget of a step on TPU v5e. A change that exceeds it must be justified."""
@@ -235,7 +210,7 @@ def test_the_budget_of_a_small_step_on_four_chips():
 
 
 @pytest.mark.exhaustive
-@needs_plugin
+@needs_compiler
 @uncached
 @pytest.mark.parametrize("network", ["resnet18", "resnet50"])
 def test_a_resnet_s_step_moves_about_as_many_bytes_as_plain_flax_s(network):
@@ -248,7 +223,7 @@ def test_a_resnet_s_step_moves_about_as_many_bytes_as_plain_flax_s(network):
 
 
 @pytest.mark.exhaustive
-@needs_plugin
+@needs_compiler
 @uncached
 def test_rand_augment_needs_memory_for_few_copies_of_a_batch():
     size, count = 64, 128
