@@ -5,7 +5,6 @@ When the step is traced, `shard_map`'s replication checker verifies that the res
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -16,23 +15,20 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
-from jaxddp.engine.extra_arguments import call_update
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.parts.iterate_average import scale_updates
 from jaxddp.engine.parts.part import Part
+from jaxddp.engine.phases import Phases
 from jaxddp.engine.set_metrics import combine_devices
-from jaxddp.engine.state import TrainState, all_finite, cast_like, check_types
+from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.frozen import with_frozen, without_frozen
 
 TrainStep = Callable[..., tuple[TrainState, MetricSums]]
 """(state, batch, the run's random key) -> (next state, sums of this step). Without a key, the key of seed 0 is used."""
 EvalStep = Callable[..., MetricSums]
 """(state, batch) -> the sums over the batch."""
 
-_DROPOUT = 0x64726F
 _DEFAULT_GRADIENTS = Gradients()
 
 
@@ -82,44 +78,11 @@ def make_local_step(
         InputError: when the step is traced, if the optimizer, the model or a part changes the names, shapes or dtypes
             of the state.
     """
+    phases = Phases(objective, optimizer, schedule, parts, gradients, gradients.shares(topology))
 
     def local_step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, MetricSums]:
-        # The key is an argument and not a constant, so that runs with different seeds share one program.
-        run_key = jax.random.key(0) if key is None else key
-        dropout = jax.random.fold_in(jax.random.fold_in(run_key, _DROPOUT), state.step)
-        # A part without arrays in the state has the value None.
-        arrays = {part.name: state.parts.get(part.name) for part in parts}
-        scale = math.prod(part.loss_scale(arrays[part.name]) for part in parts)
-        averaged, model_state, means, undivided = gradients.of_batch(
-            objective, state, batch, dropout, train=True, image_key=run_key, scale=scale
-        )
-        grads = averaged
-        for part in parts:
-            grads = part.gradients(arrays[part.name], grads)
-        params = gradients.averaging.parameters(state.params)
-        trained = without_frozen(params, gradients.frozen)
-        updates, opt_state = call_update(
-            optimizer, grads, state.opt_state, trained, value=means.mean_loss, grad=averaged
-        )
-        rates = [] if schedule is None else [schedule(state.step)]
-        rates += [rate for part in parts if (rate := part.rate_factor(arrays[part.name])) is not None]
-        if rates:
-            rate = functools.reduce(jnp.multiply, rates)
-            updates, opt_state = scale_updates(updates, state.opt_state, opt_state, lambda path: rate)
-        params = with_frozen(optax.apply_updates(trained, updates), params)
-        model_state = cast_like(state.model_state, model_state)
-        updated_state = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
-        new = check_types(state, updated_state)
-        sums = means.replace(values=means.values * gradients.shares(topology))
-        for part in parts:
-            next_arrays, new = part.update(arrays[part.name], state, new, grads)
-            if part.judges:
-                next_arrays, new = part.judge(next_arrays, state, new, all_finite(undivided))
-            if part.name in state.parts:
-                new = new.replace(parts={**new.parts, part.name: next_arrays})
-            new = check_types(state, new, f"the part {part.name!r}")
-            sums = sums.with_scalars(part.report(next_arrays, averaged))
-        return new, sums
+        contribution = phases.gradient(state, batch, key)
+        return phases.update(state, contribution, lambda: all_finite(contribution.undivided))
 
     return local_step
 
