@@ -14,6 +14,8 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.resident_steps import make_resident_steps
+from jaxddp.engine.sharded_state import shardings
+from jaxddp.engine.sharded_step import make_sharded_step
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Topology
@@ -64,28 +66,32 @@ def compile_step(
     )
     model = for_platform(recipe.model, platform)
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
+    gradients = layout.gradients
+    make_step = make_sharded_step if gradients.shards_state else make_local_step
     data_config = config.data
     preprocess = Preprocess.of(config, data_config.augment, recipe.augmentation)
     objective = Objective(model, recipe.loss, preprocess, recipe.metrics)
-    local_step = make_local_step(
+    one_step = make_step(
         recipe.objective(objective),
         recipe.optimizer,
         topology,
         schedule=recipe.schedule,
         parts=recipe.parts,
-        gradients=layout.gradients,
+        gradients=gradients,
     )
     rows, length = config.train.batch_size, 1
     if data_config.cache == "none":
         feed: tuple[Any, ...] = (abstract_batch((rows,), shape, topology),)
-        step: Any = make_train_step(local_step, topology)
+        step: Any = make_train_step(one_step, topology, sharded=gradients.shards_state)
     else:
         length = LONGEST_CHUNK
         images = jax.ShapeDtypeStruct((data.examples, *shape), np.uint8, sharding=topology.replicated)
         feed = (images, abstract_batch((rows, length), None, topology))
-        step = make_resident_steps(local_step, topology)
+        step = make_resident_steps(one_step, topology, sharded=gradients.shards_state)
     key = jax.eval_shape(jax.random.key, 0)
-    state, key = shapes((jax.eval_shape(init, key), key), topology.replicated)
+    state, key = jax.eval_shape(init, key), shapes(key, topology.replicated)
+    places = shardings(gradients.specs(state, topology), topology)
+    state = jax.tree.map(lambda leaf, place: shapes(leaf, place), state, places)
     options = {**compiler_options, **step_options(config, topology)}
     compiled = step.trace(state, *feed, key).lower().compile(compiler_options=options)
     return compiled, length

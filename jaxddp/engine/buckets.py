@@ -52,6 +52,10 @@ class Averaging:
         buckets = 1 if topology.num_devices == 1 else config.parallel.buckets or platform.buckets
         return cls(buckets, config.train.gradient_precision, platform.ravels)
 
+    def gathered(self, params: Any) -> tuple[Any, "Averaging"]:
+        """Return whole parameters, and the settings for their gradients. They are already whole."""
+        return params, self
+
     def differentiate(self, loss: Callable[[Any], Any], params: Any) -> tuple[Any, Any, Sequence[int]]:
         """Differentiate `loss`, which returns (loss, aux).
 
@@ -81,22 +85,39 @@ class Averaging:
             return jax.tree.map(lambda leaf: lax.pmax(leaf, AXIS), (grads, other_values))
         leaves, structure = jax.tree.flatten((grads, other_values))
         early = [index for index in range(len(order), len(leaves)) if _is_float(leaves[index])]
-        sizes = [leaves[index].nbytes for index in order]
-        buckets = [[order[i] for i in bucket] for bucket in fill_buckets(sizes, self.buckets)]
-        # Only gradients are cast to `dtype`. So with a `dtype` the other values have their own bucket.
-        buckets = [early, *buckets] if self.dtype or not buckets else [early + buckets[0], *buckets[1:]]
+        buckets = self._arrange(early, leaves, order)
         averaged = {index: lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not _is_float(leaf)}
         previous = None
         for bucket in buckets:
-            arrays, restore = self._arrays_to_send([leaves[index] for index in bucket])
-            message = arrays if bucket is early or self.dtype is None else [x.astype(self.dtype) for x in arrays]
-            if previous is not None:
-                message = [_compute_after(x, previous) for x in message]
-            means = lax.pmean(message, AXIS)
-            previous = means[0]
-            restored = restore([mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)])
-            averaged.update(zip(bucket, restored, strict=True))
+            dtype = None if bucket is early else self.dtype
+            means, previous = self._mean(bucket, [leaves[index] for index in bucket], dtype, previous)
+            averaged.update(zip(bucket, means, strict=True))
         return jax.tree.unflatten(structure, [averaged[index] for index in range(len(leaves))])
+
+    def _arrange(self, early: list[int], leaves: list[jax.Array], order: Sequence[int]) -> list[list[int]]:
+        """Return the indices of the leaves of each bucket, in the order in which the buckets are sent."""
+        buckets = fill_in_order(leaves, order, self.buckets)
+        # Only gradients are cast to `dtype`. So with a `dtype` the other values have their own bucket.
+        return [early, *buckets] if self.dtype or not buckets else [early + buckets[0], *buckets[1:]]
+
+    def _mean(
+        self, bucket: list[int], leaves: list[jax.Array], dtype: str | None, previous: jax.Array | None
+    ) -> tuple[list[jax.Array], jax.Array]:
+        """Average the leaves of a bucket in one all-reduce, which XLA starts after `previous` is computed.
+
+        Args:
+            bucket: the indices of the leaves.
+            dtype: the dtype in which the leaves are sent; None keeps their own dtype.
+
+        Returns:
+            The means, and an array that is computed when they are.
+        """
+        arrays, restore = self._arrays_to_send(leaves)
+        message = arrays if dtype is None else [x.astype(dtype) for x in arrays]
+        if previous is not None:
+            message = [compute_after(x, previous) for x in message]
+        means = lax.pmean(message, AXIS)
+        return restore([mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]), means[0]
 
     def _arrays_to_send(self, leaves: list[jax.Array]) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
         """Return a bucket's operands for the all-reduce, and a function that returns the leaves of their means."""
@@ -118,6 +139,12 @@ def stack_over_devices(values: jax.Array) -> jax.Array:
     """
     slots = jnp.zeros((lax.axis_size(AXIS), *values.shape), values.dtype)
     return lax.psum(slots.at[lax.axis_index(AXIS)].set(values), AXIS)
+
+
+def fill_in_order(leaves: Sequence[Any], order: Sequence[int], buckets: int) -> list[list[int]]:
+    """Divide the indices of an order into at most `buckets` buckets by the bytes of their leaves; see `fill_buckets`."""
+    sizes = [leaves[index].nbytes for index in order]
+    return [[order[i] for i in bucket] for bucket in fill_buckets(sizes, buckets)]
 
 
 def fill_buckets(sizes: Sequence[int], buckets: int) -> list[list[int]]:
@@ -158,7 +185,7 @@ def order_of_readiness(traced: ClosedJaxpr, count: int) -> list[int]:
     return sorted(range(count), key=times.__getitem__)
 
 
-def _compute_after(buffer: jax.Array, previous: jax.Array) -> jax.Array:
+def compute_after(buffer: jax.Array, previous: jax.Array) -> jax.Array:
     """Return the buffer unchanged, but make XLA compute `previous` first.
 
     The condition is never true, but XLA cannot derive this. An optimization barrier would prevent XLA from fusing the

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
@@ -16,6 +17,8 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import AVERAGING, Averaging
 from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
+from jaxddp.engine.scattering import Scattering
+from jaxddp.engine.sharded_state import sharded_specs
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums, TrainObjective
 from jaxddp.mesh import AXIS, Topology, varying
@@ -53,6 +56,8 @@ class Gradients:
             microbatch separately. Running statistics take the mean over microbatches and devices.
         reproducible: compute the gradients of 8 fixed shards and sum them in a fixed order; see
             `jaxddp.engine.reproducible`.
+        shards_state: whether the parameters and the optimizer's state are divided among the devices between two steps; see
+            `jaxddp.engine.sharded_step`.
         for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
             `jaxddp.engine.reproducible.walled`.
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.
@@ -62,6 +67,7 @@ class Gradients:
     averaging: Averaging = field(default_factory=Averaging)
     accumulate: int = 1
     reproducible: bool = False
+    shards_state: bool = False
     for_cpu: bool = False
     frozen: Layers = NO_LAYERS
     settled: Layers = NO_LAYERS
@@ -76,10 +82,29 @@ class Gradients:
             averaging=Averaging.of(config, topology),
             accumulate=config.train.accumulate,
             reproducible=reproducible,
+            shards_state=config.parallel.shard_optimizer and topology.num_devices > 1,
             for_cpu=platform_named(topology.platform).uses_cpu_compiler,
             frozen=config.frozen,
             settled=config.frozen_norms,
         )
+
+    def specs(self, state: TrainState, topology: Topology) -> TrainState:
+        """Return the `PartitionSpec` of each array of a state, or of its shapes, between two steps."""
+        if not self.shards_state:
+            return jax.tree.map(lambda leaf: P(), state)
+        return sharded_specs(state, topology.num_devices, self.frozen)
+
+    def of_slices(self, specs: TrainState) -> "Gradients":
+        """Return the settings for a state with the specs of `specs`.
+
+        If the parameters are divided among the devices, the gradients of `of_batch` are each device's slices of the
+        averages.
+        """
+        if not self.shards_state:
+            return self
+        average = self.averaging
+        trained = without_frozen(specs.params, self.frozen)
+        return replace(self, averaging=Scattering(average.buckets, average.dtype, average.ravels, trained))
 
     def shares(self, topology: Topology) -> int:
         """Return the number of shares, the equal slices of the global batch whose gradients are averaged."""
@@ -129,7 +154,7 @@ class Gradients:
             scale: a factor of the loss for differentiation. The gradient is divided by the same factor.
         """
         # With replicated parameters, JAX would sum the gradient over the devices. The cast prevents the sum.
-        all_params = lax.pcast(state.params, AXIS, to="varying")
+        all_params = varying(state.params)
 
         def total_loss(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
             params = with_frozen(params, all_params)
@@ -166,10 +191,13 @@ class Gradients:
         self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array
     ) -> tuple[Contribution, Sequence[int]]:
         """Differentiate one share. Also return an order of the gradients; see `Averaging.differentiate`."""
+        averaging = self.averaging
+        if self.accumulate > 1:
+            params, averaging = averaging.gathered(params)
 
         def differentiate(part: Batch, key: jax.Array) -> tuple[Contribution, Sequence[int]]:
             part_loss = functools.partial(loss, model_state=model_state, batch=part, key=key)
-            grads, (sums, state), order = self.averaging.differentiate(part_loss, params)
+            grads, (sums, state), order = averaging.differentiate(part_loss, params)
             return Contribution(grads, state, sums), order
 
         if self.accumulate == 1:
@@ -203,6 +231,7 @@ def _check_reproducible(config: Config, topology: Topology) -> None:
     for name, value in (
         ("train.gradient_precision", config.train.gradient_precision),
         ("parallel.buckets", config.parallel.buckets),
+        ("parallel.shard_optimizer", config.parallel.shard_optimizer or None),
     ):
         if value is not None:
             conflict = (": ", Key.plain(name, value), " does not apply to a sum in fixed order")

@@ -11,7 +11,9 @@ import optax
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import kind_of
 from jaxddp.engine.compiler_options import options_of_one_call
+from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.parts.part import Part
+from jaxddp.engine.sharded_state import shardings
 from jaxddp.engine.state import EVAL_PARAMS, TrainState, first_difference
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
@@ -44,8 +46,9 @@ def make_init(
     *,
     parts: Sequence[Part] = (),
     transform: Transform | None = None,
+    gradients: Gradients = Gradients(),
 ) -> Callable[..., TrainState]:
-    """Compile (on first use) the initialization of a replicated state.
+    """Compile (on first use) the initialization of a state.
 
     The result is a function of a random key and, optionally, of weights. Weights are arrays by path ("params/…", or the
     path in the model's state) that replace the fresh arrays. The function is one compiled program, so a deep network is
@@ -56,6 +59,7 @@ def make_init(
         transform: a function that changes the fresh arrays, for example to initialize from data. It is called before
             weights replace arrays, and before the optimizer and the parts are initialized. JAX traces it. It must
             return the same values on every process, and keep names, shapes and dtypes.
+        gradients: whether the state is replicated or divided among the devices.
 
     Raises:
         InputError: on first use, if `transform` changes a name, shape or dtype (the message names the first array), or
@@ -88,7 +92,14 @@ def make_init(
     # The program runs once, so it is optimized less. It has a random initializer for each parameter, and compiling it
     # takes half of the compile time of a run without cached programs.
     options = options_of_one_call(topology.platform)
-    return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)
+    if not gradients.shards_state:
+        return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)
+
+    def sharded_init(*arguments: Any) -> TrainState:
+        places = shardings(gradients.specs(jax.eval_shape(init, *arguments), topology), topology)
+        return jax.jit(init, out_shardings=places, compiler_options=options)(*arguments)
+
+    return sharded_init
 
 
 def _takes_peers(transform: Transform) -> bool:

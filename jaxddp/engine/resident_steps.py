@@ -24,25 +24,35 @@ _FEED = P(), P(AXIS)
 
 
 def make_resident_steps(
-    local_step: TrainStep, topology: Topology, *, compiler_options: Mapping[str, str] | None = None
+    one_step: TrainStep,
+    topology: Topology,
+    *,
+    sharded: bool = False,
+    compiler_options: Mapping[str, str] | None = None,
 ) -> Callable[..., tuple[TrainState, MetricSums]]:
-    """Compile several optimizer steps of `make_local_step` as one program, on first use for each number of steps.
+    """Compile several optimizer steps as one program, on first use for each number of steps.
 
-    The compiled function takes a replicated state, whose memory is donated; the images of each source from
-    `place_images`; the placed columns from `jaxddp.data.columns.stacked_columns`; and the run's key. It runs one step
-    for each batch of the columns. The number of batches is static, and a single step has no loop. The function returns
-    the next state and the sums of each step, [steps, metrics, 2].
+    The compiled function takes a state, whose memory is donated; the images of each source from `place_images`; the
+    placed columns from `jaxddp.data.columns.stacked_columns`; and the run's key. It runs one step for each batch of the
+    columns. The number of batches is static, and a single step has no loop. The function returns the next state and the
+    sums of each step, [steps, metrics, 2].
+
+    Args:
+        one_step, sharded: see `jaxddp.engine.step.make_train_step`.
     """
+    gather, in_specs = gather_batch, (*_FEED, P())
+    if sharded:
+        gather = jax.shard_map(gather_batch, mesh=topology.mesh, in_specs=in_specs, out_specs=P(AXIS))
 
     def local_steps(
         state: TrainState, images: ResidentImages, columns: Batch, key: jax.Array | None = None
     ) -> tuple[TrainState, MetricSums]:
         def take_step(state: TrainState, number: jax.Array | int) -> tuple[TrainState, MetricSums]:
-            return local_step(state, gather_batch(images, columns, number), key)
+            return one_step(state, gather(images, columns, number), key)
 
         return scan_range(take_step, state, steps_in(images, columns))
 
-    return make_train_step(local_steps, topology, _FEED, compiler_options=compiler_options)
+    return make_train_step(local_steps, topology, _FEED, sharded=sharded, compiler_options=compiler_options)
 
 
 def make_resident_eval(local_step: EvalStep, topology: Topology) -> EvalStep:

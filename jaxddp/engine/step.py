@@ -33,26 +33,30 @@ _DEFAULT_GRADIENTS = Gradients()
 
 
 def make_train_step(
-    local_step: Callable[..., Any],
+    one_step: Callable[..., Any],
     topology: Topology,
     feed: tuple[P, ...] = (P(AXIS),),
     *,
+    sharded: bool = False,
     compiler_options: Mapping[str, str] | None = None,
 ) -> TrainStep:
-    """Compile (on first use) an optimizer step of `make_local_step` over the global batch.
+    """Compile (on first use) an optimizer step over the global batch.
 
-    The compiled function takes a replicated state, whose memory is donated, a batch placed by `topology.place`, and the
-    run's key. It returns the new state and the step's sums over the global batch.
+    The compiled function takes a state, whose memory is donated, a batch placed by `topology.place`, and the run's key.
+    It returns the new state and the step's sums over the global batch.
 
     Args:
+        one_step: a step of `make_local_step`, or of `jaxddp.engine.sharded_step.make_sharded_step`.
         feed: the shardings of the arguments between the state and the key.
+        sharded: whether `one_step` is of `make_sharded_step`. If not, the state is replicated.
     """
-    sharded = jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), *feed, P()), out_specs=P())
+    in_specs = (P(), *feed, P())
+    on_devices = one_step if sharded else jax.shard_map(one_step, mesh=topology.mesh, in_specs=in_specs, out_specs=P())
 
-    @functools.wraps(local_step)
+    @functools.wraps(one_step)
     def step(*arguments: Any) -> tuple[TrainState, MetricSums]:
         # The key may be left out.
-        return sharded(*arguments, *[None] * (len(feed) + 2 - len(arguments)))
+        return on_devices(*arguments, *[None] * (len(feed) + 2 - len(arguments)))
 
     return jax.jit(step, donate_argnums=0, compiler_options=dict(compiler_options or {}))
 

@@ -18,6 +18,9 @@ class ParallelConfig:
     buckets: Annotated[int, Range(1, 1024)] | None = None
     """Average gradients in at most this many all-reduces, each of which starts as soon as its gradients are ready. If
     None, 7 on several GPUs, otherwise 1."""
+    shard_optimizer: bool = False
+    """Divide the parameters and the optimizer's state among the devices between two steps (ZeRO stages 1 and 2). Each
+    device updates its slices, which saves memory. Gradients are the same up to rounding."""
     reproducible: bool = False
     """Give the same bits on 1, 2, 4 and 8 devices: each batch is computed in 8 fixed shards, which are summed in a
     fixed order. This is slower."""

@@ -17,6 +17,8 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.parts.part import Follow, Part, make_follow
 from jaxddp.engine.resident_steps import gather_batch, make_resident_eval, make_resident_steps, steps_in
+from jaxddp.engine.sharded_state import make_gather
+from jaxddp.engine.sharded_step import make_sharded_step
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import (
     Program,
@@ -67,6 +69,7 @@ class CompiledPrograms:
         image_shape: ImageShape,
         topology: Topology,
         weights: Mapping[str, np.ndarray],
+        gradients: Gradients,
     ) -> Callable[[jax.Array], TrainState]:
         """Return the function (key) -> initial state; see `make_init`.
 
@@ -74,10 +77,11 @@ class CompiledPrograms:
             weights: arrays by path, which replace freshly initialized arrays.
         """
         parts, transform = recipe.parts, recipe.initialize
+        options = {"parts": parts, "transform": transform, "gradients": gradients}
         init = self._cached(
-            f"init {image_shape}",
+            f"init {image_shape}, sharded: {gradients.shards_state}",
             (model, recipe.optimizer, parts, transform, topology),
-            lambda: make_init(model, recipe.optimizer, image_shape, topology, parts=parts, transform=transform),
+            lambda: make_init(model, recipe.optimizer, image_shape, topology, **options),
         )
         return lambda key: init(key, topology.replicate(dict(weights)))
 
@@ -87,10 +91,11 @@ class CompiledPrograms:
         topology, options = resources.topology, resources.compiler_options
 
         def make() -> Program:
-            local_step = _local_step(objective, recipe, topology, gradients)
+            one_step = _step(objective, recipe, topology, gradients)
+            keywords = {"sharded": gradients.shards_state, "compiler_options": options}
             if resident:
-                return Program(make_resident_steps(local_step, topology, compiler_options=options), steps_in)
-            return Program(make_train_step(local_step, topology, compiler_options=options))
+                return Program(make_resident_steps(one_step, topology, **keywords), steps_in)
+            return Program(make_train_step(one_step, topology, **keywords))
 
         pieces = (recipe.objective, recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
         kind = f"{'resident steps' if resident else 'step'}, {gradients}"
@@ -112,6 +117,12 @@ class CompiledPrograms:
         return self._cached(
             kind, pieces, lambda: SelfTest(recipe.minimized(plain), gradients, topology, first_batch, mode)
         )
+
+    def whole(self, topology: Topology, gradients: Gradients) -> Callable[[TrainState], TrainState]:
+        """Return the function that gathers a state; see `make_gather`. A replicated state stays as it is."""
+        if not gradients.shards_state:
+            return lambda state: state
+        return self._cached("whole state", (topology,), lambda: make_gather(topology))
 
     def follow(self, parts: tuple[Part, ...], topology: Topology) -> Follow:
         """Return the function that passes validations to the parts of the step; see `make_follow`."""
@@ -157,17 +168,20 @@ class CompiledPrograms:
 def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> TrainStep:
     """Return a training step (state, batch) with a constant seed; see `make_train_step`."""
     topology, options = experiment.topology, experiment.resources.compiler_options
-    local_step = _local_step(objective, experiment.recipe, topology, experiment.layout.gradients)
+    gradients = experiment.layout.gradients
+    one_step = _step(objective, experiment.recipe, topology, gradients)
 
-    @functools.wraps(local_step)
+    @functools.wraps(one_step)
     def seeded_step_of(state: TrainState, batch: Batch, _: None) -> tuple[TrainState, MetricSums]:
-        return local_step(state, batch, jax.random.key(seed))
+        return one_step(state, batch, jax.random.key(seed))
 
-    return make_train_step(seeded_step_of, topology, compiler_options=options)
+    return make_train_step(seeded_step_of, topology, sharded=gradients.shards_state, compiler_options=options)
 
 
-def _local_step(objective: Objective, recipe: Recipe, topology: Topology, gradients: Gradients) -> TrainStep:
-    return make_local_step(
+def _step(objective: Objective, recipe: Recipe, topology: Topology, gradients: Gradients) -> TrainStep:
+    """Return one step, of one device or of all devices; see `make_train_step`."""
+    make_step = make_sharded_step if gradients.shards_state else make_local_step
+    return make_step(
         recipe.minimized(objective),
         recipe.optimizer,
         topology,

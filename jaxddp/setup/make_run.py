@@ -36,7 +36,7 @@ def make_run(
     """
     plan, topology, experiment, resident = setup.plan, setup.topology, setup.experiment, setup.data.cache == "device"
     if not (peers := topology.peers).is_alone:
-        peers.agree({**(objects or {}), **checksums(setup.state), "the number of steps": str(plan.total_steps)})
+        peers.agree({**(objects or {}), **checksums(setup.whole(setup.state)), "the number of steps": str(plan.total_steps)})
         listeners = [*listeners, SlowProcesses(peers)]
     evaluator = _evaluator(setup, listeners, evaluators)
     if resident:
@@ -52,13 +52,14 @@ def make_run(
     max_predictions = peers.from_first("predictions", lambda: str(max(map(_prediction_count, listeners), default=0)))
     parts, growing = setup.recipe.parts, setup.feed.growing(plan.total_steps)
     follow = setup.programs.follow(parts, topology)
-    steps = StepSetup(program, chunks, setup.division, parts, follow, setup.recipe.learning_rate, growing)
+    rate = setup.recipe.learning_rate
+    steps = StepSetup(program, chunks, setup.division, parts, follow, rate, growing, setup.whole)
     checks = _checks(setup, resident=resident)
     validation = Validation(evaluator, setup.predictor(int(max_predictions)), early_stopping)
     return Run(
         plan,
         topology,
-        setup.state,
+        setup.placed(setup.state),
         steps,
         checks,
         validation,

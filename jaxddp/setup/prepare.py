@@ -71,7 +71,7 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
     model, programs = for_platform(recipe.model, topology.platform), programs or CompiledPrograms()
-    init = programs.init(model, recipe, shape, topology, weights)
+    init = programs.init(model, recipe, shape, topology, weights, layout.gradients)
     out_of_memory = memory_errors(lambda: "while the network was initialized", lambda: "choose a smaller network")
     with doing("initializing the network"), out_of_memory:
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))

@@ -21,6 +21,7 @@ from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
+from jaxddp.engine.sharded_state import shardings
 from jaxddp.engine.step import Program, TrainStep
 from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Device, Topology
@@ -173,8 +174,19 @@ class RunSetup:
         experiment = dataclasses.replace(self.experiment.changed(config=config), feed=self.feed.with_seed(seed))
         setup = dataclasses.replace(self, experiment=experiment)
         shape = self.layout.training_data.image_shape
-        init = self.programs.init(self.model, setup.recipe, shape, self.topology, self.weights)
+        gradients = self.layout.gradients
+        init = self.programs.init(self.model, setup.recipe, shape, self.topology, self.weights, gradients)
         return dataclasses.replace(setup, state=init(setup.key))
+
+    def whole(self, state: TrainState) -> TrainState:
+        """Return a state whose parameters and parts' arrays are whole on every device; see `make_gather`."""
+        return self.programs.whole(self.topology, self.layout.gradients)(state)
+
+    def placed(self, state: TrainState) -> TrainState:
+        """Return a state with the shardings of the training step."""
+        if not self.layout.gradients.shards_state:
+            return state
+        return jax.device_put(state, shardings(self.layout.gradients.specs(state, self.topology), self.topology))
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""

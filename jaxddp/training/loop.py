@@ -88,7 +88,7 @@ def fit(run: Run) -> TrainState:
     used = run.usage(loop.clock.rate(), loop.work.mean())
     with doing("finishing logs"):
         loop.notifier.notify("end", loop.run_end(status, time.perf_counter() - begin, reason, used))
-    return state
+    return run.steps.whole(state)
 
 
 class _Due(NamedTuple):
@@ -147,7 +147,7 @@ class _Loop:
         test, self._untested = self._untested, None
         if test:
             with self.clock.paused(), phase("compile", "testing the averaged gradient"):
-                test(state, *chunk.feed)
+                test(self.run.steps.whole(state), *chunk.feed)
         self.compile(state, chunk.feed)
         return chunk
 
@@ -266,14 +266,15 @@ class _Loop:
                 self._stop(step)
 
         with self.memory.during_validation(step):
-            records = self.measure(evaluator, step, state, stop_if_requested)
+            whole = self.run.steps.whole(state)
+            records = self.measure(evaluator, step, whole, stop_if_requested)
         measured = flat(self.measure.last)
         # The user's metrics may differ between processes, but all processes must stop at the same step.
         metrics = json.loads(self.peers.from_first("validation metrics", lambda: json.dumps(measured, default=float)))
         self.early_stopping.check(metrics)
         if self.early_stopping.after(step, metrics).stops:
             save()
-        records[-1] = replace(records[-1], predictions=self.measure.predictions(state))
+        records[-1] = replace(records[-1], predictions=self.measure.predictions(whole))
         for record in records:
             self.notifier.notify("evaluation", record)
         if self.checkpoints:

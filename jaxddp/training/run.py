@@ -54,6 +54,7 @@ class StepSetup:
         follow: passes the metrics of a validation to the parts.
         learning_rate: maps a step, from 0, to the learning rate, for the log; None if unknown.
         growth: the image sizes; None if all images have one size.
+        whole: returns a state whose parameters and parts' arrays are whole on every device, for an evaluation.
     """
 
     program: Program
@@ -63,6 +64,7 @@ class StepSetup:
     follow: Follow = lambda state, metrics: state
     learning_rate: Callable[[int], Any] | None = None
     growth: ImageGrowth | None = None
+    whole: Callable[[TrainState], TrainState] = lambda state: state
 
 
 @dataclass(frozen=True)

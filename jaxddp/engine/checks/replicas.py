@@ -49,6 +49,8 @@ class Replicas:
             ReplicaError: on all processes, if the state of a device differs. The message names the devices that differ
                 from the majority, and the first array that differs.
         """
+        # An array that is divided among the devices has no replicas.
+        state = jax.tree.map(lambda leaf: leaf if leaf.sharding.is_fully_replicated else None, state)
         totals = np.asarray(checksums(self.topology)(state).addressable_data(0))
         if (totals == totals[0]).all():
             return

@@ -26,6 +26,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import TrainObjective
 from jaxddp.measure.flops import operations_in
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.frozen import without_frozen
 from jaxddp.models.variables import path_of
 from jaxddp.platforms import platform_named
 
@@ -158,11 +159,17 @@ class SelfTest:
         """Return the averaged gradient as a jitted function of a state and a sharded batch."""
         topology = self._topology
 
-        def local(state: TrainState, few: Batch) -> Any:
-            return self._gradients.of_batch(self._objective, state, few, jax.random.key(0), train=False).grads
+        def averaged(state: TrainState, few: Batch) -> Any:
+            specs = self._gradients.specs(state, topology)
+            gradients = self._gradients.of_slices(specs)
 
-        sharded = jax.shard_map(local, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P())
-        return jax.jit(sharded, compiler_options=self._options)
+            def local(state: TrainState, few: Batch) -> Any:
+                return gradients.of_batch(self._objective, state, few, jax.random.key(0), train=False).grads
+
+            trained = without_frozen(specs.params, gradients.frozen)
+            return jax.shard_map(local, mesh=topology.mesh, in_specs=(specs, P(AXIS)), out_specs=trained)(state, few)
+
+        return jax.jit(averaged, out_shardings=topology.replicated, compiler_options=self._options)
 
     def _compare(self, local: tuple[Any, ...], *, in_slices: bool) -> "_Comparison":
         """Compare the averaged gradient with the gradient of one device, for all examples at once or in slices."""
