@@ -15,13 +15,14 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import AVERAGING, Averaging
+from jaxddp.engine.groups import Groups
 from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.scattering import Scattering
 from jaxddp.engine.sharded_state import sharded_specs
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums, TrainObjective
-from jaxddp.mesh import AXIS, Topology, varying
+from jaxddp.mesh import AXIS, Topology, device_axes, varying
 from jaxddp.models.frozen import with_frozen, with_frozen_state, without_frozen
 from jaxddp.platforms import platform_named
 from jaxddp.sections.layers import NO_LAYERS, Layers
@@ -58,6 +59,8 @@ class Gradients:
             `jaxddp.engine.reproducible`.
         shards_state: whether the parameters and the optimizer's state are divided among the devices between two steps; see
             `jaxddp.engine.sharded_step`.
+        groups: the number of groups of devices; the gradients of different groups are not averaged. See
+            `jaxddp.engine.groups`.
         for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
             `jaxddp.engine.reproducible.walled`.
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.
@@ -68,6 +71,7 @@ class Gradients:
     accumulate: int = 1
     reproducible: bool = False
     shards_state: bool = False
+    groups: int = 1
     for_cpu: bool = False
     frozen: Layers = NO_LAYERS
     settled: Layers = NO_LAYERS
@@ -78,11 +82,13 @@ class Gradients:
         reproducible = config.parallel.reproducible
         if reproducible:
             _check_reproducible(config, topology)
+        groups = Groups.of(config, topology)
         return cls(
-            averaging=Averaging.of(config, topology),
+            averaging=Averaging.of(config, topology if groups is None else groups.first),
             accumulate=config.train.accumulate,
             reproducible=reproducible,
             shards_state=config.parallel.shard_optimizer and topology.num_devices > 1,
+            groups=1 if groups is None else groups.count,
             for_cpu=platform_named(topology.platform).uses_cpu_compiler,
             frozen=config.frozen,
             settled=config.frozen_norms,
@@ -181,7 +187,7 @@ class Gradients:
                 return self._share(loss, *arrays, part, jax.random.fold_in(key, number))[0]
 
             return mean_of_shards(shard, (params, varying(model_state)), batch, for_cpu=self.for_cpu)
-        device_key = jax.random.fold_in(key, lax.axis_index(AXIS))
+        device_key = jax.random.fold_in(key, lax.axis_index(device_axes()))
         (grads, *other_results, _), order = self._share(loss, params, model_state, batch, device_key)
         with jax.named_scope(AVERAGING):
             grads, other_results = self.averaging.average(grads, other_results, order)
@@ -232,6 +238,7 @@ def _check_reproducible(config: Config, topology: Topology) -> None:
         ("train.gradient_precision", config.train.gradient_precision),
         ("parallel.buckets", config.parallel.buckets),
         ("parallel.shard_optimizer", config.parallel.shard_optimizer or None),
+        ("train.sync_every", config.train.sync_every),
     ):
         if value is not None:
             conflict = (": ", Key.plain(name, value), " does not apply to a sum in fixed order")

@@ -16,6 +16,7 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.data.selection.chosen import sample_images
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.groups import Groups
 from jaxddp.mesh import Topology
 from jaxddp.schedules.warmup import Steps
 from jaxddp.training.plan import Plan
@@ -73,6 +74,7 @@ class Layout:
         division: the division of the global batch among devices and microbatches.
         growth: the growth of the image size; None if it is constant.
         shapes: the shapes of the training images, smallest first.
+        groups: the groups of devices that average parameters; None if all devices average each gradient.
     """
 
     training_data: TrainingData
@@ -82,6 +84,7 @@ class Layout:
     division: Division
     growth: Growth | None
     shapes: tuple[ImageShape, ...]
+    groups: Groups | None
 
     @classmethod
     def of(cls, config: Config, topology: Topology, data: TrainingData) -> "Layout":
@@ -95,7 +98,8 @@ class Layout:
         division = Division.of(config, gradients.shares(topology))
         growth = _growth(config, data.image_shape, plan)
         shapes = _shapes(growth, data.image_shape, plan)
-        return cls(data, plan, steps_of(config, plan), gradients, division, growth, shapes)
+        groups = Groups.of(config, topology)
+        return cls(data, plan, steps_of(config, plan), gradients, division, growth, shapes, groups)
 
 
 def _growth(config: Config, image_shape: ImageShape, plan: Plan) -> Growth | None:

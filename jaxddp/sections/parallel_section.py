@@ -21,6 +21,9 @@ class ParallelConfig:
     shard_optimizer: bool = False
     """Divide the parameters and the optimizer's state among the devices between two steps (ZeRO stages 1 and 2). Each
     device updates its slices, which saves memory. Gradients are the same up to rounding."""
+    groups: Annotated[int, Range(2, 100_000)] | None = None
+    """Number of groups of devices that average their parameters every `train.sync_every`. If None, each process is a
+    group."""
     reproducible: bool = False
     """Give the same bits on 1, 2, 4 and 8 devices: each batch is computed in 8 fixed shards, which are summed in a
     fixed order. This is slower."""

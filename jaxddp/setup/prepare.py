@@ -9,6 +9,7 @@ import optax
 
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing, phase
+from jaxddp.engine.outer_step import check_groups
 from jaxddp.engine.parts.iterate_average import with_average
 from jaxddp.measure.memory import memory_errors
 from jaxddp.models.adapt import for_platform
@@ -66,6 +67,8 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
     order = experiment.feed.order
     _check_agreement(experiment)
     topology.connect()
+    if layout.groups is not None:
+        layout.groups.connect()
     recipe, shapes = complete_recipe(experiment.recipe, layout, topology.peers)
     weights = _weights(experiment, recipe.model, shapes) if fresh else {}
     if not fresh:
@@ -111,4 +114,6 @@ def complete_recipe(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recip
     shapes = {path: leaf.shape for path, leaf in by_path(*trees).items()}
     recipe = fine_tuned(recipe, shapes, layout.plan, peers)
     opt_state = jax.eval_shape(recipe.optimizer.init, trees[0])
+    if layout.groups is not None:
+        check_groups(layout.groups, recipe.parts, opt_state)
     return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state)), shapes

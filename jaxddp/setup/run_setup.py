@@ -178,12 +178,17 @@ class RunSetup:
         init = self.programs.init(self.model, setup.recipe, shape, self.topology, self.weights, gradients)
         return dataclasses.replace(setup, state=init(setup.key))
 
-    def whole(self, state: TrainState) -> TrainState:
-        """Return a state whose parameters and parts' arrays are whole on every device; see `make_gather`."""
-        return self.programs.whole(self.topology, self.layout.gradients)(state)
+    def whole(self, state: TrainState, *, opt_state: bool = False) -> TrainState:
+        """Return a state whose parameters and parts' arrays are whole on every device, or the average of the groups.
+
+        `opt_state`: see `make_mean_state`.
+        """
+        return self.programs.whole(self.layout, self.topology, opt_state=opt_state)(state)
 
     def placed(self, state: TrainState) -> TrainState:
-        """Return a state with the shardings of the training step."""
+        """Return a state with the shardings of the training step, and with a state of its own for each group."""
+        if (groups := self.layout.groups) is not None:
+            return self.programs.stack(groups, self.layout.gradients)(state)
         if not self.layout.gradients.shards_state:
             return state
         return jax.device_put(state, shardings(self.layout.gradients.specs(state, self.topology), self.topology))

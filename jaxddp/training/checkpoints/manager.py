@@ -19,6 +19,7 @@ from jaxddp.core.message import Key, Option
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import doing, phase
 from jaxddp.core.ranges import Range, whole
+from jaxddp.engine.groups import check_saved
 from jaxddp.engine.state import TrainState, first_difference, is_sound
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.sections.goal import Goal
@@ -187,6 +188,7 @@ class Checkpoints:
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step) as place:
             saved = self._manager.item_metadata(step)["state"]
+            check_saved(saved, like, place)
             if difference := first_difference(saved, like):
                 name, saved_as, needed = difference
                 raise InputError(
