@@ -153,9 +153,7 @@ class Groups:
         placed = jax.make_array_from_process_local_data(self.stacked, padded, (self.count, length))
         whole = np.asarray(jax.jit(lambda rows: rows, out_shardings=self.replicated)(placed))
         ends = np.cumsum([array.size // self.count for array in arrays])
-        return [
-            part.reshape(array.shape) for part, array in zip(np.split(whole, ends, axis=1), arrays, strict=False)
-        ]
+        return [part.reshape(array.shape) for part, array in zip(np.split(whole, ends, axis=1), arrays, strict=False)]
 
     def connect(self) -> None:
         """Run a first collective between the groups and one within each; see `Topology.connect`."""

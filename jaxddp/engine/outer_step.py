@@ -111,7 +111,9 @@ def check_groups(groups: Groups, parts: Sequence[Part], opt_state: Any) -> None:
 def mean_of_saved(state: TrainState, sharding: Sharding) -> TrainState:
     """Return the average of the groups' states of a checkpoint, whose arrays are whole on every device."""
     arrays = without_outer_state(state).replace(step=())
-    return jax.jit(lambda arrays: jax.tree.map(_combine, arrays), out_shardings=sharding)(arrays).replace(step=state.step)
+    return jax.jit(lambda arrays: jax.tree.map(_combine, arrays), out_shardings=sharding)(arrays).replace(
+        step=state.step
+    )
 
 
 def without_outer_state(state: TrainState) -> TrainState:
@@ -139,9 +141,7 @@ def mean_over_groups(arrays: Any, groups: Groups, *, ravels: bool) -> Any:
         mean = _mean_in_slices(jnp.concatenate([rows[index] for index in bucket], axis=1), groups)
         ends = [sum(rows[each].shape[1] for each in bucket[: at + 1]) for at in range(len(bucket))]
         means |= zip(bucket, jnp.split(mean, ends[:-1]), strict=True)
-    return jax.tree.unflatten(
-        structure, [means[index].reshape(leaf.shape[1:]) for index, leaf in enumerate(leaves)]
-    )
+    return jax.tree.unflatten(structure, [means[index].reshape(leaf.shape[1:]) for index, leaf in enumerate(leaves)])
 
 
 def _mean_in_slices(rows: jax.Array, groups: Groups) -> jax.Array:

@@ -54,7 +54,9 @@ def make_resident_steps(
 
         return scan_range(take_step, state, steps_in(images, columns))
 
-    return make_train_step(local_steps, topology, _FEED, sharded=sharded, groups=groups, compiler_options=compiler_options)
+    return make_train_step(
+        local_steps, topology, _FEED, sharded=sharded, groups=groups, compiler_options=compiler_options
+    )
 
 
 def make_resident_eval(local_step: EvalStep, topology: Topology) -> EvalStep:

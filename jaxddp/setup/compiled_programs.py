@@ -108,9 +108,7 @@ class CompiledPrograms:
 
     def self_test(self, objective: Objective, experiment: Experiment, *, resident: bool) -> SelfTest | None:
         """Return the self-test of the gradient; None with one device, or if the config disables it. See `SelfTest`."""
-        recipe, topology = experiment.recipe, experiment.topology
-        # The test averages the gradients of all devices, also those of different groups.
-        gradients = dataclasses.replace(experiment.layout.gradients, groups=1)
+        recipe, topology, gradients = experiment.recipe, experiment.topology, experiment.layout.gradients
         mode = recipe.config.parallel.self_test
         if topology.num_devices == 1 or mode == "never":
             return None

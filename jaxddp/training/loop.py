@@ -232,7 +232,9 @@ class _Loop:
         try:
             metrics = self.sums.fetch()
         except TooManySkipped as error:
-            raise NonFiniteError(error.problem, f". {self.run.checks.suspects(self.run.steps.whole(state), error.step)}") from error
+            raise NonFiniteError(
+                error.problem, f". {self.run.checks.suspects(self.run.steps.whole(state), error.step)}"
+            ) from error
         rates = self.clock.rates()
         self.used = self.run.usage(self.clock.rate(), self.work.mean())
         return metrics, *rates

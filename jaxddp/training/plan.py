@@ -62,7 +62,9 @@ class Plan:
 
         sync = config.train.sync_every
         if sync is not None and not sync.amount:
-            raise InputError(Key("train.sync_every", sync, f'"{sync}"'), " is no period", advice='give at least "1 step"')
+            raise InputError(
+                Key("train.sync_every", sync, f'"{sync}"'), " is no period", advice='give at least "1 step"'
+            )
 
         def cadence(every: Duration) -> Cadence:
             return Cadence(every.examples(**sizes, total_steps=total), config.train.batch_size)

@@ -58,7 +58,10 @@ class SkippedSteps:
             count = f"{counted(self.in_a_row, 'step')}{begin}"
             bound = "as many as " if self._limit else "and "
             raise TooManySkipped(
-                *(f"step {step}{self._where}: {count} had no finite gradient, {bound}", Key("train.max_bad_steps", self._limit)),
+                *(
+                    f"step {step}{self._where}: {count} had no finite gradient, {bound}",
+                    Key("train.max_bad_steps", self._limit),
+                ),
                 ". Lower the learning rate, or lengthen its warm-up",
                 step=step,
             )
