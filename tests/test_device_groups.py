@@ -265,9 +265,8 @@ def test_a_step_communicates_only_within_groups(groups, devices):
 def test_an_outer_step_sends_the_parameters_and_the_statistics_between_groups_once(groups, devices, outer):
     setup = make_setup(groups, devices, "5 steps", sections={"train": {"outer_optimizer": outer}})
     state = setup.placed(setup.state)
-    outer_step = setup.programs.outer_step(setup.layout.groups, setup.layout.gradients)
-    lowered = outer_step.program.lower(state.params, state.model_state, state.parts["device_groups"])
-    found, size = collectives(lowered.compile().as_text()), devices // groups
+    outer_step = setup.outer_step(setup.layout.groups)
+    found, size = collectives(outer_step.prepare(state).as_text()), devices // groups
     between = [each for each in found if each.crosses(size)]
     whole = bytes_of_averages(setup)
     assert [each.name for each in between] == ["all-reduce"]
@@ -476,7 +475,7 @@ def test_frozen_parameters_keep_their_bits():
     before = jax.device_get(setup.state.params)
     made = setup.placed(setup.state)
     program, chunks = setup.program()
-    outer_step = setup.programs.outer_step(setup.layout.groups, setup.layout.gradients)
+    outer_step = setup.outer_step(setup.layout.groups)
     for number, chunk in zip(range(6), chunks(0), strict=False):
         made, _ = program(made, *chunk.feed)
         made = outer_step(made) if number % 2 else made

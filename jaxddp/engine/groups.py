@@ -97,6 +97,10 @@ class Groups:
         parts = {name: P() if name == DEVICE_GROUPS else P(GROUP) for name in state.parts}
         return TrainState(P(), P(GROUP), P(GROUP), P(GROUP), parts)
 
+    def stack(self, arrays: Any) -> Any:
+        """Return arrays repeated for each group, [groups, …]. Call it inside `jax.jit`."""
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.count, *leaf.shape)), arrays)
+
     def one_step(self, one_step: Callable[..., Any]) -> Callable[..., Any]:
         """Return a group's step of `make_local_step` with results that vary over the groups, as its arguments do."""
 
@@ -151,9 +155,13 @@ class Groups:
         length = 1 << (rows.shape[1] - 1).bit_length()
         padded = np.pad(rows, ((0, 0), (0, length - rows.shape[1])))
         placed = jax.make_array_from_process_local_data(self.stacked, padded, (self.count, length))
-        whole = np.asarray(jax.jit(lambda rows: rows, out_shardings=self.replicated)(placed))
+        whole = np.asarray(self._gather(placed))
         ends = np.cumsum([array.size // self.count for array in arrays])
         return [part.reshape(array.shape) for part, array in zip(np.split(whole, ends, axis=1), arrays, strict=False)]
+
+    @cached_property
+    def _gather(self) -> Callable[[jax.Array], jax.Array]:
+        return jax.jit(lambda rows: rows, out_shardings=self.replicated)
 
     def connect(self) -> None:
         """Run a first collective between the groups and one within each; see `Topology.connect`."""

@@ -31,14 +31,11 @@ Between = Callable[[TrainState], TrainState]
 def make_stack(groups: Groups, gradients: Gradients) -> Between:
     """Compile (on first use) a function that gives every group the same state. It frees the memory of its argument."""
 
-    def stack(arrays: Any) -> Any:
-        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (groups.count, *leaf.shape)), arrays)
-
     def begin(params: Any) -> Any:
         numbers = jnp.arange(groups.count, dtype=jnp.int32)
         return {NUMBERS: numbers, **groups.outer.init(without_frozen(params, gradients.frozen))}
 
-    stack, begin = jax.jit(stack, out_shardings=groups.stacked), jax.jit(begin, out_shardings=groups.replicated)
+    stack, begin = jax.jit(groups.stack, out_shardings=groups.stacked), jax.jit(begin, out_shardings=groups.replicated)
 
     def stacked(state: TrainState) -> TrainState:
         shared, step = begin(state.params), jax.device_put(state.step, groups.replicated)
@@ -50,31 +47,40 @@ def make_stack(groups: Groups, gradients: Gradients) -> Between:
     return stacked
 
 
-def make_outer_step(groups: Groups, gradients: Gradients) -> Between:
-    """Compile (on first use) the outer step of a stacked state, whose memory is donated.
+class OuterStep:
+    """The outer step of stacked states of the same types, compiled once. The memory of the state is donated.
 
     It averages the trained parameters and the model's state over the groups, and passes the average of the parameters
     to the outer optimizer. Frozen parameters, the inner optimizer's state and the arrays of parts do not change.
     """
 
-    def outer_step(params: Any, model_state: Any, shared: Any) -> tuple[Any, Any, Any]:
+    def __init__(self, groups: Groups, gradients: Gradients):
+        self._groups, self._gradients = groups, gradients
+        shardings = groups.stacked, groups.stacked, groups.replicated
+        self._function = jax.jit(self._average, donate_argnums=(0, 1, 2), out_shardings=shardings)
+        self._compiled: Any = None
+
+    def __call__(self, state: TrainState) -> TrainState:
+        params, model_state, shared = self.prepare(state)(*_averaged(state))
+        return state.replace(params=params, model_state=model_state, parts={**state.parts, DEVICE_GROUPS: shared})
+
+    def prepare(self, state: TrainState) -> Any:
+        """Return the executable, which is compiled on first use."""
+        if self._compiled is None:
+            self._compiled = self._function.lower(*_averaged(state)).compile()
+        return self._compiled
+
+    def _average(self, params: Any, model_state: Any, shared: Any) -> tuple[Any, Any, Any]:
+        groups, gradients = self._groups, self._gradients
         trained = without_frozen(params, gradients.frozen)
         mean, mean_state = mean_over_groups((trained, model_state), groups, ravels=gradients.averaging.ravels)
         shared, mean = groups.outer.update(shared, mean)
-        mean, mean_state = jax.tree.map(
-            lambda leaf: jnp.broadcast_to(leaf, (groups.count, *leaf.shape)), (mean, mean_state)
-        )
+        mean, mean_state = groups.stack((mean, mean_state))
         return with_frozen(mean, params), with_frozen_state(model_state, mean_state, gradients.settled), shared
 
-    shardings = groups.stacked, groups.stacked, groups.replicated
-    program = jax.jit(outer_step, donate_argnums=(0, 1, 2), out_shardings=shardings)
 
-    def step(state: TrainState) -> TrainState:
-        params, model_state, shared = program(state.params, state.model_state, state.parts[DEVICE_GROUPS])
-        return state.replace(params=params, model_state=model_state, parts={**state.parts, DEVICE_GROUPS: shared})
-
-    step.program = program  # pyright: ignore[reportFunctionMemberAccess]
-    return step
+def _averaged(state: TrainState) -> tuple[Any, Any, Any]:
+    return state.params, state.model_state, state.parts[DEVICE_GROUPS]
 
 
 def make_mean_state(groups: Groups, gradients: Gradients, *, opt_state: bool) -> Between:

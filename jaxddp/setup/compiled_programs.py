@@ -18,7 +18,7 @@ from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.groups import Groups
 from jaxddp.engine.initial_state import make_init
-from jaxddp.engine.outer_step import Between, make_mean_state, make_outer_step, make_stack
+from jaxddp.engine.outer_step import Between, OuterStep, make_mean_state, make_stack
 from jaxddp.engine.parts.part import Follow, Part, make_follow
 from jaxddp.engine.resident_steps import gather_batch, make_resident_eval, make_resident_steps, steps_in
 from jaxddp.engine.sharded_state import make_gather
@@ -141,10 +141,10 @@ class CompiledPrograms:
         kind = f"stack, {groups.outer}, {gradients}"
         return self._cached(kind, (groups.topology,), lambda: make_stack(groups, gradients))
 
-    def outer_step(self, groups: Groups, gradients: Gradients) -> Between:
-        """Return the outer step; see `make_outer_step`."""
-        kind = f"outer step, {groups.outer}, {gradients}"
-        return self._cached(kind, (groups.topology,), lambda: make_outer_step(groups, gradients))
+    def outer_step(self, model: Model, recipe: Recipe, groups: Groups, gradients: Gradients) -> OuterStep:
+        """Return the outer step of the states of a recipe."""
+        kind, pieces = f"outer step, {groups.outer}, {gradients}", (model, recipe.optimizer, recipe.parts)
+        return self._cached(kind, (*pieces, groups.topology), lambda: OuterStep(groups, gradients))
 
     def follow(self, parts: tuple[Part, ...], topology: Topology, groups: Groups | None = None) -> Follow:
         """Return the function that passes validations to the parts of the step; see `make_follow`."""

@@ -54,11 +54,11 @@ def make_run(
     # The listeners of process 0 decide how many predictions are made, and all processes compute them.
     max_predictions = peers.from_first("predictions", lambda: str(max(map(_prediction_count, listeners), default=0)))
     parts, growing = setup.recipe.parts, setup.feed.growing(plan.total_steps)
-    groups, gradients = setup.layout.groups, setup.layout.gradients
+    groups = setup.layout.groups
     follow = setup.programs.follow(parts, topology, groups)
     rate = setup.recipe.learning_rate
     result = functools.partial(setup.whole, opt_state=True)
-    outer_step = None if groups is None else setup.programs.outer_step(groups, gradients)
+    outer_step = None if groups is None else setup.outer_step(groups)
     averages = setup.whole, result, groups, outer_step
     steps = StepSetup(program, chunks, setup.division, parts, follow, rate, growing, *averages)
     checks = _checks(setup, resident=resident)

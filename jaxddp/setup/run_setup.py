@@ -19,6 +19,8 @@ from jaxddp.data.example_set import labels_of
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.example_loss import Loss
+from jaxddp.engine.groups import Groups
+from jaxddp.engine.outer_step import OuterStep
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.sharded_state import shardings
@@ -192,6 +194,10 @@ class RunSetup:
         if not self.layout.gradients.shards_state:
             return state
         return jax.device_put(state, shardings(self.layout.gradients.specs(state, self.topology), self.topology))
+
+    def outer_step(self, groups: Groups) -> OuterStep:
+        """Return the outer step of a run with groups of devices."""
+        return self.programs.outer_step(self.model, self.recipe, groups, self.layout.gradients)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""

@@ -180,6 +180,8 @@ class _Loop:
                     jax.block_until_ready(state)
                 with self.clock.paused(), phase("compile", "compiling the step"):
                     self.run.steps.program.prepare(state, *needed)
+                    if self.run.steps.outer_step:
+                        self.run.steps.outer_step.prepare(state)
             if first:
                 self.memory.check(state, feed, needed)
 

@@ -9,7 +9,7 @@ from jaxddp.data.batch_plan.division import Division
 from jaxddp.engine.checks.replicas import Replicas
 from jaxddp.engine.checks.self_test import SelfTest
 from jaxddp.engine.groups import Groups, unstacked_shapes
-from jaxddp.engine.outer_step import Between
+from jaxddp.engine.outer_step import Between, OuterStep
 from jaxddp.engine.parts.part import Follow, Part
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program
@@ -73,7 +73,7 @@ class StepSetup:
     whole: Between = lambda state: state
     result: Between = lambda state: state
     groups: Groups | None = None
-    outer_step: Between | None = None
+    outer_step: OuterStep | None = None
 
 
 @dataclass(frozen=True)
