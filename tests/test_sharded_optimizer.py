@@ -179,9 +179,12 @@ class NewArrays(Part):
         return {"zeros": jax.tree.map(jnp.zeros_like, after.params)}, after
 
 
-def test_a_part_may_return_new_arrays():
-    state = train(make_setup(True, parts=(NewArrays(),)), CHANGES)
-    assert largest_difference(jax.device_get(state.params), trained(True).params) < 1e-9
+def test_new_arrays_of_a_part_are_divided_too():
+    setup = make_setup(True, parts=(NewArrays(),))
+    program, chunks = setup.program()
+    before = [leaf.sharding for leaf in jax.tree.leaves(setup.state)]
+    state, _ = program(setup.state, *next(chunks(0)).feed)
+    assert [leaf.sharding for leaf in jax.tree.leaves(state)] == before
 
 
 # --- Checkpoints ---
