@@ -26,7 +26,7 @@ from jaxddp.core.wording import counted
 AXIS = "data"
 """The axis of the mesh over whose devices gradients are averaged in each step."""
 GROUP = "group"
-"""The axis over groups of devices, in the mesh of `jaxddp.engine.groups`. Other meshes do not have it."""
+"""The axis over groups of devices, in the mesh of `jaxddp.engine.groups.device_groups`. Other meshes do not have it."""
 
 _log = logging.getLogger("jaxddp.mesh")
 _THREADS = 8

@@ -160,10 +160,9 @@ def simulate(groups: int, every: int, net: Any, optimizer: Any, outer: tuple[flo
             continue
         params, stats = average(0), average(1)
         if outer is not None:
-            rate, momentum = outer
             gradient = jax.tree.map(np.subtract, anchor, params)
-            velocity = jax.tree.map(lambda v, g: momentum * v + g, velocity, gradient)
-            anchor = jax.tree.map(lambda a, v, g: a - rate * (g + momentum * v), anchor, velocity, gradient)
+            velocity = jax.tree.map(lambda v, g: outer[1] * v + g, velocity, gradient)
+            anchor = jax.tree.map(lambda a, v, g: a - outer[0] * (g + outer[1] * v), anchor, velocity, gradient)
             params = anchor
         runs = [(params, stats, run[2]) for run in runs]
     return average(0), average(1), average(2), losses
@@ -174,7 +173,7 @@ def simulate(groups: int, every: int, net: Any, optimizer: Any, outer: tuple[flo
 def test_a_run_equals_independent_runs_that_are_averaged_by_hand(groups, every, outer):
     net, words = Net(), {}
     if outer is not None:
-        words = {"outer_optimizer": "nesterov", "outer_learning_rate": outer[0], "outer_momentum": outer[1]}
+        words = {"outer_optimizer": "nesterov", "outer_rate": outer[0], "outer_momentum": outer[1]}
     state, metrics = trained(
         groups, groups, f"{every} steps", MOMENTUM, net, sections={"train": words}, changes=EACH_STEP
     )
@@ -371,7 +370,6 @@ def test_a_group_skips_its_own_steps():
     group = int(np.flatnonzero(setup.order.rows(step) == 7)[0]) // (BATCH // 2)
     states, losses = [], []
     for duration in (step, step + 1):
-        listener = Records()
         made = changed(setup, {**CHANGES, "log": {"every": "1 step"}, "train": {"duration": f"{duration} steps"}})
         state = made.placed(jax.tree.map(jnp.copy, made.state))
         program, chunks = made.program()
@@ -490,7 +488,8 @@ def test_frozen_parameters_keep_their_bits():
 def test_a_plateau_lowers_the_rate_of_all_groups():
     """The parameters stay the same, so the loss of no validation after the first is lower."""
     listener = Records()
-    setup = make_setup(2, 2, "3 steps", sgd(0.0), linear_model(), parts=(Plateau(0.5, 1),), learning_rate=lambda step: 1.0)
+    words = {"parts": (Plateau(0.5, 1),), "learning_rate": lambda step: 1.0}
+    setup = make_setup(2, 2, "3 steps", sgd(0.0), linear_model(), **words)
     changes = EACH_STEP | {"eval": {"every": "6 steps"}}
     train(setup, changes, val=random_table(16, seed=7), listeners=[listener])
     assert [record.learning_rate for record in listener.steps] == [1.0] * 12 + [0.5] * 6 + [0.25] * 2

@@ -5,6 +5,7 @@ same, but is a kernel module that containers and small virtual machines often la
 """
 
 import argparse
+import contextlib
 import fcntl
 import heapq
 import os
@@ -55,10 +56,9 @@ def forward(ends: list[int], bytes_per_second: float, delay: float) -> None:
             heapq.heappush(arriving, (free_at[key.fd] + delay, number, other[key.fd], packet))
         while arriving and arriving[0][0] <= time.monotonic():
             *_, end, packet = heapq.heappop(arriving)
-            try:
+            # If the device is not up yet, the packet is lost.
+            with contextlib.suppress(OSError):
                 os.write(end, packet)
-            except OSError:
-                pass  # The device is not up yet, or its queue is full: the packet is lost.
 
 
 if __name__ == "__main__":

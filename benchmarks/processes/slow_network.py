@@ -10,6 +10,7 @@ groups of one device in one process, because the network has no effect on the ac
 """
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -142,7 +143,7 @@ def images_per_second(metrics: Path) -> float:
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
     records = [line for line in lines if line["split"] == "train"]
     seconds, images = 0.0, 0
-    for before, record in zip(records, records[1:], strict=False):
+    for before, record in itertools.pairwise(records):
         count = BATCH * (record["step"] - before["step"])
         images, seconds = images + count, seconds + count / record["images_per_second"]
     return images / seconds

@@ -15,14 +15,14 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import AVERAGING, Averaging
-from jaxddp.engine.groups import Groups
+from jaxddp.engine.groups.device_groups import DeviceGroups
 from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.sharded.scattering import Scattering
 from jaxddp.engine.sharded.sharded_state import sharded_specs
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums, TrainObjective
-from jaxddp.mesh import AXIS, Topology, device_axes, varying
+from jaxddp.mesh import Topology, device_axes, varying
 from jaxddp.models.frozen import with_frozen, with_frozen_state, without_frozen
 from jaxddp.platforms import platform_named
 from jaxddp.sections.layers import NO_LAYERS, Layers
@@ -60,7 +60,7 @@ class Gradients:
         shards_state: whether the parameters and the optimizer's state are divided among the devices between two
             steps; see `jaxddp.engine.sharded.sharded_step`.
         groups: the number of groups of devices; the gradients of different groups are not averaged. See
-            `jaxddp.engine.groups`.
+            `jaxddp.engine.groups.device_groups`.
         for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
             `jaxddp.engine.reproducible.walled`.
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.
@@ -82,7 +82,7 @@ class Gradients:
         reproducible = config.parallel.reproducible
         if reproducible:
             _check_reproducible(config, topology)
-        groups = Groups.of(config, topology)
+        groups = DeviceGroups.of(config, topology)
         return cls(
             averaging=Averaging.of(config, topology if groups is None else groups.first),
             accumulate=config.train.accumulate,

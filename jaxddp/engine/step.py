@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.groups import Groups
+from jaxddp.engine.groups.device_groups import DeviceGroups
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import combine_devices
 from jaxddp.engine.state import TrainState, all_finite
@@ -39,7 +39,7 @@ def make_train_step(
     feed: tuple[P, ...] = (P(AXIS),),
     *,
     sharded: bool = False,
-    groups: Groups | None = None,
+    groups: DeviceGroups | None = None,
     compiler_options: Mapping[str, str] | None = None,
 ) -> TrainStep:
     """Compile (on first use) an optimizer step over the global batch.
@@ -51,8 +51,8 @@ def make_train_step(
         one_step: a step of `make_local_step`, or of `jaxddp.engine.sharded.sharded_step.make_sharded_step`.
         feed: the shardings of the arguments between the state and the key.
         sharded: whether `one_step` is of `make_sharded_step`. If not, the state is replicated.
-        groups: groups of devices with a state each; `one_step` is of `Groups.one_step`, and the sums are those of each
-            group, [groups, …].
+        groups: groups of devices with a state each; `one_step` is of `DeviceGroups.one_step`, and the sums are those of
+            each group, [groups, …].
     """
     in_specs = (P(), *feed, P())
     if groups is not None:

@@ -16,7 +16,7 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.data.selection.chosen import sample_images
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.groups import Groups
+from jaxddp.engine.groups.device_groups import DeviceGroups
 from jaxddp.mesh import Topology
 from jaxddp.schedules.warmup import Steps
 from jaxddp.training.plan import Plan
@@ -84,7 +84,7 @@ class Layout:
     division: Division
     growth: Growth | None
     shapes: tuple[ImageShape, ...]
-    groups: Groups | None
+    groups: DeviceGroups | None
 
     @classmethod
     def of(cls, config: Config, topology: Topology, data: TrainingData) -> "Layout":
@@ -98,7 +98,7 @@ class Layout:
         division = Division.of(config, gradients.shares(topology))
         growth = _growth(config, data.image_shape, plan)
         shapes = _shapes(growth, data.image_shape, plan)
-        groups = Groups.of(config, topology)
+        groups = DeviceGroups.of(config, topology)
         return cls(data, plan, steps_of(config, plan), gradients, division, growth, shapes, groups)
 
 

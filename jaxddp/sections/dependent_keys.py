@@ -54,7 +54,7 @@ NEEDS: Mapping[str, Requirement] = {
     "train.ema_every": Requirement("train.ema"),
     "train.ema_warmup": Requirement("train.ema"),
     "train.lookahead_decay": Requirement("train.lookahead"),
-    "train.outer_learning_rate": Requirement("train.outer_optimizer", ("nesterov",)),
+    "train.outer_rate": Requirement("train.outer_optimizer", ("nesterov",)),
     "train.outer_momentum": Requirement("train.outer_optimizer", ("nesterov",)),
     "train.outer_optimizer": Requirement("train.sync_every"),
     "train.stop_min_gain": Requirement("train.stop_after"),

@@ -49,7 +49,7 @@ class TrainConfig:
     outer_optimizer: Literal["mean", "nesterov"] = "mean"
     """What follows the average of the groups' parameters: "mean" continues from the average, "nesterov" moves to it
     with Nesterov momentum (DiLoCo)."""
-    outer_learning_rate: Factor = 0.7
+    outer_rate: Factor = 0.7
     """Learning rate of the outer optimizer "nesterov"."""
     outer_momentum: Decay = 0.9
     """Momentum of the outer optimizer "nesterov"."""

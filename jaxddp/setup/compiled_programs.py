@@ -16,9 +16,9 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.checks.self_test import SelfTest
 from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.groups import Groups
+from jaxddp.engine.groups.device_groups import DeviceGroups
+from jaxddp.engine.groups.outer_step import Between, OuterStep, make_mean_state, make_stack
 from jaxddp.engine.initial_state import make_init
-from jaxddp.engine.outer_step import Between, OuterStep, make_mean_state, make_stack
 from jaxddp.engine.parts.part import Follow, Part, make_follow
 from jaxddp.engine.resident_steps import gather_batch, make_resident_eval, make_resident_steps, steps_in
 from jaxddp.engine.sharded.sharded_state import make_gather
@@ -136,17 +136,17 @@ class CompiledPrograms:
             return lambda state: state
         return self._cached("whole state", (topology,), lambda: make_gather(topology))
 
-    def stack(self, groups: Groups, gradients: Gradients) -> Between:
+    def stack(self, groups: DeviceGroups, gradients: Gradients) -> Between:
         """Return the function that gives every group the same state; see `make_stack`."""
         kind = f"stack, {groups.outer}, {gradients}"
         return self._cached(kind, (groups.topology,), lambda: make_stack(groups, gradients))
 
-    def outer_step(self, model: Model, recipe: Recipe, groups: Groups, gradients: Gradients) -> OuterStep:
+    def outer_step(self, model: Model, recipe: Recipe, groups: DeviceGroups, gradients: Gradients) -> OuterStep:
         """Return the outer step of the states of a recipe."""
         kind, pieces = f"outer step, {groups.outer}, {gradients}", (model, recipe.optimizer, recipe.parts)
         return self._cached(kind, (*pieces, groups.topology), lambda: OuterStep(groups, gradients))
 
-    def follow(self, parts: tuple[Part, ...], topology: Topology, groups: Groups | None = None) -> Follow:
+    def follow(self, parts: tuple[Part, ...], topology: Topology, groups: DeviceGroups | None = None) -> Follow:
         """Return the function that passes validations to the parts of the step; see `make_follow`."""
         count = None if groups is None else groups.count
         return self._cached(f"follow, {count} groups", (parts, topology), lambda: make_follow(parts, topology, groups))

@@ -9,7 +9,7 @@ import optax
 
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing, phase
-from jaxddp.engine.outer_step import check_groups
+from jaxddp.engine.groups.outer_step import check_groups
 from jaxddp.engine.parts.iterate_average import with_average
 from jaxddp.measure.memory import memory_errors
 from jaxddp.models.adapt import for_platform

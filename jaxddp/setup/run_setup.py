@@ -19,8 +19,8 @@ from jaxddp.data.example_set import labels_of
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.example_loss import Loss
-from jaxddp.engine.groups import Groups
-from jaxddp.engine.outer_step import OuterStep
+from jaxddp.engine.groups.device_groups import DeviceGroups
+from jaxddp.engine.groups.outer_step import OuterStep
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.sharded.sharded_state import shardings
 from jaxddp.engine.state import TrainState
@@ -195,7 +195,7 @@ class RunSetup:
             return state
         return jax.device_put(state, shardings(self.layout.gradients.specs(state, self.topology), self.topology))
 
-    def outer_step(self, groups: Groups) -> OuterStep:
+    def outer_step(self, groups: DeviceGroups) -> OuterStep:
         """Return the outer step of a run with groups of devices."""
         return self.programs.outer_step(self.model, self.recipe, groups, self.layout.gradients)
 

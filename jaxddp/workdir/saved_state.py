@@ -6,7 +6,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.engine.outer_step import mean_of_saved
+from jaxddp.engine.groups.outer_step import mean_of_saved
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.models.variables import by_path

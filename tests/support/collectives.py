@@ -8,7 +8,7 @@ import numpy as np
 
 WIDTHS = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "pred": 1}
 _COLLECTIVE = re.compile(
-    r"= (?P<types>.*?) (?P<name>all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(-start)?\((?P<rest>.*)"
+    r"= (?P<types>.*?) (?P<name>all-(?:reduce|gather|to-all)|reduce-scatter|collective-permute)(-start)?\((?P<rest>.*)"
 )
 
 

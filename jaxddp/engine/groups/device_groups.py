@@ -1,12 +1,12 @@
 """Groups of devices, each of which trains its own parameters between two averages.
 
 The devices of a group average their gradients in each step. Different groups average their parameters only after many
-steps; see `jaxddp.engine.outer_step`. The state of a run stacks the states of its groups along a first axis of every
-array, which is divided among the groups. Only the step's number and the arrays of the outer optimizer are the same in
-all groups, and they are not stacked.
+steps; see `jaxddp.engine.groups.outer_step`. The state of a run stacks the states of its groups along a first axis of
+every array, which is divided among the groups. Only the step's number and the arrays of the outer optimizer are the
+same in all groups, and they are not stacked.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -20,15 +20,15 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key, Words
+from jaxddp.core.message import Key
 from jaxddp.core.wording import counted
-from jaxddp.engine.outer_optimizer import OuterOptimizer
-from jaxddp.engine.state import DEVICE_GROUPS, TrainState, groups_in
+from jaxddp.engine.groups.outer_optimizer import OuterOptimizer
+from jaxddp.engine.state import DEVICE_GROUPS, TrainState
 from jaxddp.mesh import AXIS, GROUP, Topology
 
 
 @dataclass(frozen=True)
-class Groups:
+class DeviceGroups:
     """The groups of a run's devices.
 
     Attributes:
@@ -42,7 +42,7 @@ class Groups:
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
 
     @classmethod
-    def of(cls, config: Config, topology: Topology) -> "Groups | None":
+    def of(cls, config: Config, topology: Topology) -> "DeviceGroups | None":
         """Return the groups of a config, by default one for each process; None if devices average every gradient.
 
         Raises:
@@ -144,7 +144,7 @@ class Groups:
         return run
 
     def fetch(self, arrays: Sequence[jax.Array]) -> list[np.ndarray]:
-        """Return arrays [groups, …] of one dtype, divided among the groups, on the host. All processes call it together.
+        """Return arrays [groups, …] of one dtype on the host. All processes call it together.
 
         The arrays are exchanged in one message, so the groups wait for each other only once.
         """
@@ -190,15 +190,3 @@ def unstacked_shapes(state: TrainState) -> TrainState:
     own = state.replace(parts={name: arrays for name, arrays in state.parts.items() if name != DEVICE_GROUPS})
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), own.replace(step=()))
     return shapes.replace(step=jax.ShapeDtypeStruct((), jnp.int32))
-
-
-def check_saved(saved: Mapping[str, Any], like: TrainState, place: Words) -> None:
-    """Raise `InputError` if a saved state has the states of another number of groups than the state of a run."""
-    before, now = groups_in(saved["parts"]), like.groups
-    if before != now:
-        advice = ("use ", Key("the config"), " that wrote it") if None in (before, now) else ()
-        raise InputError(
-            *(place, f": the checkpoint has the states of {counted(before or 1, 'group')} of devices, and this run "),
-            f"has {counted(now or 1, 'group')}",
-            advice=advice or ("give ", Key("parallel.groups", before)),
-        )

@@ -34,7 +34,7 @@ class OuterOptimizer:
         """Return the outer optimizer of a config."""
         if config.train.outer_optimizer == "mean":
             return cls()
-        return cls(config.train.outer_learning_rate, config.train.outer_momentum)
+        return cls(config.train.outer_rate, config.train.outer_momentum)
 
     def init(self, params: Any) -> dict[str, Any]:
         """Return the state of the outer optimizer for the initial trained parameters."""
