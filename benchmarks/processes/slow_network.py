@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -54,6 +54,7 @@ class SlowCable(Cable):
     """Two network namespaces that are joined by a slow link."""
 
     def __init__(self, rate: float, delay: float) -> None:
+        """Args: rate: bits a second; delay: seconds. Both are of each direction."""
         super().__init__()
         self._options = ["--rate", str(rate), "--delay", str(delay)]
         self._link: subprocess.Popen[str] | None = None
@@ -109,7 +110,7 @@ def summary(values: Sequence[float]) -> Figures:
     return {"median": statistics.median(values), "turns": list(values)}
 
 
-def speed_of(cable: SlowCable, data: Path, steps: int, words: list[str]):
+def speed_of(cable: Cable, data: Path, steps: int, words: list[str]) -> Callable[[], float]:
     """Return a function that trains over the link, and returns the images a second of both processes together."""
 
     def turn() -> float:
@@ -129,7 +130,7 @@ def speed_of(cable: SlowCable, data: Path, steps: int, words: list[str]):
     return turn
 
 
-def start(cable: SlowCable, process: int, command: list[str]) -> "subprocess.Popen[bytes]":
+def start(cable: Cable, process: int, command: list[str]) -> "subprocess.Popen[bytes]":
     job = {"JAX_COORDINATOR_ADDRESS": f"{cable.addresses[0]}:{PORT}", "JAX_NUM_PROCESSES": "2"}
     # One core each, as in `scale.py`.
     pinned = ["taskset", "--cpu-list", str(CORES[process % len(CORES)])]

@@ -95,7 +95,8 @@ class DeviceGroups:
     def specs(self, state: TrainState) -> TrainState:
         """Return the `PartitionSpec` of each part of a stacked state, a prefix of its tree."""
         parts = {name: P() if name == DEVICE_GROUPS else P(GROUP) for name in state.parts}
-        return TrainState(P(), P(GROUP), P(GROUP), P(GROUP), parts)
+        fields: dict[str, Any] = dict.fromkeys(("params", "model_state", "opt_state"), P(GROUP))
+        return state.replace(step=P(), parts=parts, **fields)
 
     def stack(self, arrays: Any) -> Any:
         """Return arrays repeated for each group, [groups, …]. Call it inside `jax.jit`."""
