@@ -188,6 +188,19 @@ def test_the_devices_of_a_group_are_synchronous():
     assert largest_difference(two, one) < 1e-9
 
 
+def test_an_outer_step_gives_all_groups_the_same_parameters_and_statistics():
+    setup = make_setup(2, 4, "5 steps")
+    (program, chunks), outer_step = setup.program(), setup.outer_step(setup.layout.groups)
+    before, _ = program(setup.placed(setup.state), *next(iter(chunks(0))).feed)
+    before = jax.tree.map(jnp.copy, before)
+    after = outer_step(jax.tree.map(jnp.copy, before))
+    for name in ("params", "model_state"):
+        for old, new in zip(*(jax.tree.leaves(getattr(state, name)) for state in (before, after)), strict=True):
+            assert not (old[0] == old[1]).all() and (new[0] == new[1]).all()
+            np.testing.assert_allclose(new[0], np.asarray(old).mean(0), rtol=1e-12)
+    assert largest_difference(after.opt_state, before.opt_state) == 0 and after.step is before.step
+
+
 @pytest.mark.parametrize("every", ["5 steps", "0.5 epochs"])
 def test_the_images_may_be_kept_on_the_devices(every):
     resident = dataclasses.replace(NO_AUGMENTATION, cache="device")
@@ -398,12 +411,16 @@ def test_skipped_steps_are_counted_for_each_group(cache, caplog):
         train(setup, CHANGES | {"train": {"duration": "20 steps", "max_bad_steps": 3}})
 
 
-def test_means_of_an_epoch_leave_out_the_skipped_steps_of_a_group():
-    listener = Records()
-    setup = make_setup(2, 2, "5 steps", parts=(Guard(),), table=poisoned(7, table=TABLE), augmentation=spoil)
-    train(setup, CHANGES | {"train": {"duration": "1 epoch", "max_bad_steps": 3}}, listeners=[listener])
-    (epoch,) = [record.epoch_end for record in listener.steps if record.epoch_end]
-    assert np.isfinite(epoch.metrics["loss"])
+def test_means_of_an_epoch_cover_all_groups():
+    """They are the same as those of a run without groups, also if a group skips a step."""
+    epochs = []
+    for groups, table in ((2, TABLE), (None, TABLE), (2, poisoned(7, table=TABLE))):
+        listener = Records()
+        setup = make_setup(groups, 2, parts=(Guard(),), table=table, augmentation=spoil)
+        train(setup, CHANGES | {"train": {"duration": "1 epoch", "max_bad_steps": 3}}, listeners=[listener])
+        epochs += [record.epoch_end.metrics for record in listener.steps if record.epoch_end]
+    assert largest_difference(dict(epochs[0]), dict(epochs[1])) < 1e-9
+    assert np.isfinite(epochs[2]["loss"]) and epochs[2]["loss"] != epochs[0]["loss"]
 
 
 def test_the_count_of_skipped_steps_survives_a_stop(tmp_path):
