@@ -1,12 +1,13 @@
 """The mesh of a run's devices, and the placement of host arrays on it."""
 
+import itertools
 import logging
 import numbers
 import os
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -168,10 +169,16 @@ class Topology:
                 advice=f"{fitting} would do",
             )
 
-    def slices(self, batch_size: int) -> list[tuple[Device, slice]]:
-        """Return the rows of a global batch that each device gets, in mesh order."""
-        size = batch_size // self.num_devices
-        return [(device, slice(i * size, (i + 1) * size)) for i, device in enumerate(self.mesh.devices.flat)]
+    def slices(self, batch_size: int, sizes: Sequence[int] = ()) -> list[tuple[Device, slice]]:
+        """Return the rows of a global batch that each device gets, in mesh order.
+
+        Args:
+            sizes: the number of rows of each device; empty if all devices get the same number.
+        """
+        sizes = sizes or [batch_size // self.num_devices] * self.num_devices
+        ends = itertools.accumulate(sizes)
+        places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        return list(zip(self.mesh.devices.flat, places, strict=True))
 
     def place(self, local_batch: Any) -> Any:
         """Make global arrays from this process's slice of a batch. The copy is asynchronous.

@@ -4,6 +4,7 @@ The global batch of step t depends only on (num_examples, batch_size, seed, t). 
 position in the data, and the global batches are the same for any number of hosts.
 """
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,24 +18,60 @@ from jaxddp.overrides import check_values
 
 
 class Shard(NamedTuple):
-    """The part of each global batch for one process: part `index` of `count` equal contiguous parts; by default all."""
+    """The part of each global batch for one process: part `index` of `count` contiguous parts; by default all.
+
+    The parts are equal unless the devices have slices of different sizes. In this case, a part has a slot for each
+    device of the process. All slots have the size of the largest slice, and end with padding.
+
+    Attributes:
+        sizes: the number of examples of each device's slice, in mesh order; empty if the slices are equal. The sizes
+            are scaled for batches whose size is a multiple of their sum.
+    """
 
     index: int = 0  # pyright: ignore[reportIncompatibleMethodOverride]: a tuple's own methods
     count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
+    sizes: tuple[int, ...] = ()
 
-    def of(self, values: np.ndarray) -> np.ndarray:
+    def of(self, values: np.ndarray, padding: int = -1) -> np.ndarray:
         """Return this part of the values of a global batch.
 
+        Args:
+            padding: the value of padding.
+
         Raises:
-            InputError: there is no such part, or the batch does not divide into equal parts.
+            InputError: there is no such part, or the batch does not divide into such parts.
         """
+        if not 0 <= self.index < self.count:
+            raise InputError(f"part {self.index} of a batch of {self.count} parts: use 0..{self.count - 1}")
+        if self.sizes:
+            slices, largest = self._slices(len(values)), max(self.sizes) * len(values) // sum(self.sizes)
+            slots = np.full((len(slices), largest), padding, values.dtype)
+            for slot, place in zip(slots, slices, strict=True):
+                slot[: place.stop - place.start] = values[place]
+            return slots.reshape(-1)
         size, rest = divmod(len(values), self.count)
         if rest:
             sizes = f"{size * self.count} or {(size + 1) * self.count}" if size else f"{self.count}"
             raise InputError(f"batch size {len(values)} does not divide into {self.count} equal parts; use {sizes}")
-        if not 0 <= self.index < self.count:
-            raise InputError(f"part {self.index} of a batch of {self.count} parts: use 0..{self.count - 1}")
         return values[self.index * size : (self.index + 1) * size]
+
+    def examples(self, batch_size: int) -> int:
+        """Return the number of examples of this part of a batch, without the padding of slots."""
+        if self.sizes:
+            return sum(place.stop - place.start for place in self._slices(batch_size))
+        return batch_size // self.count
+
+    def _slices(self, batch_size: int) -> list[slice]:
+        """Return the places in the global batch of the slices of this process's devices."""
+        factor, rest = divmod(batch_size, sum(self.sizes))
+        devices, uneven = divmod(len(self.sizes), self.count)
+        if rest or uneven:
+            raise InputError(
+                f"batch size {batch_size} does not divide into {self.count} parts with slices of {self.sizes}"
+            )
+        ends = [0, *(factor * end for end in itertools.accumulate(self.sizes))]
+        slices = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        return slices[self.index * devices : (self.index + 1) * devices]
 
 
 WHOLE = Shard()

@@ -19,6 +19,7 @@ from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.scattering import Scattering
 from jaxddp.engine.sharded_state import sharded_specs
+from jaxddp.engine.slice_sizes import slice_sizes
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums, TrainObjective
 from jaxddp.mesh import AXIS, Topology, varying
@@ -62,6 +63,8 @@ class Gradients:
             `jaxddp.engine.reproducible.walled`.
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.
         settled: layers whose model state does not change.
+        sizes: the number of examples of each device's slice, in mesh order; empty if all slices are equal. See
+            `jaxddp.engine.unequal_step`.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
@@ -71,6 +74,7 @@ class Gradients:
     for_cpu: bool = False
     frozen: Layers = NO_LAYERS
     settled: Layers = NO_LAYERS
+    sizes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Gradients":
@@ -78,14 +82,18 @@ class Gradients:
         reproducible = config.parallel.reproducible
         if reproducible:
             _check_reproducible(config, topology)
+        sizes = slice_sizes(config, topology)
+        averaging = Averaging.of(config, topology)
         return cls(
-            averaging=Averaging.of(config, topology),
+            # The gradients of slices of different sizes are complete when they are averaged: nothing can overlap.
+            averaging=replace(averaging, buckets=1) if sizes else averaging,
             accumulate=config.train.accumulate,
             reproducible=reproducible,
             shards_state=config.parallel.shard_optimizer and topology.num_devices > 1,
             for_cpu=platform_named(topology.platform).uses_cpu_compiler,
             frozen=config.frozen,
             settled=config.frozen_norms,
+            sizes=sizes,
         )
 
     def specs(self, state: TrainState, topology: Topology) -> TrainState:
@@ -117,6 +125,9 @@ class Gradients:
     def check_batch_size(self, batch_size: int, topology: Topology) -> None:
         """Raise `InputError` if a batch cannot be divided into equal slices. The message suggests other batch sizes."""
         parts = self.parts(topology)
+        if self.sizes:
+            # `slice_sizes` checks the batch size.
+            return
         if parts == topology.num_devices:
             topology.check_batch_size(batch_size)
         elif batch_size % parts:
@@ -153,6 +164,29 @@ class Gradients:
             key: the random key of the step. Each share folds its number into the key.
             scale: a factor of the loss for differentiation. The gradient is divided by the same factor.
         """
+        loss, params = self._minimized(objective, state, train=train, image_key=image_key, scale=scale)
+        return self._divided(state, self.mean(loss, params, state.model_state, batch, key), scale)
+
+    def of_slice(
+        self, objective: TrainObjective, state: TrainState, batch: Batch, key: jax.Array, device: jax.Array, **words: Any
+    ) -> Contribution:
+        """Compute the sums of one device over its slice, without communication; see `of_batch`.
+
+        Args:
+            device: the number of the device in the mesh, int32[].
+        """
+        loss, params = self._minimized(objective, state, **words)
+        return self._share(loss, params, state.model_state, batch, jax.random.fold_in(key, device))[0]
+
+    def combine(self, state: TrainState, contribution: Contribution, scale: Any) -> Contribution:
+        """Average the results of `of_slice` over the devices; return a result like that of `of_batch`."""
+        order = range(len(jax.tree.leaves(contribution.grads)))
+        return self._divided(state, self._average(contribution, order), scale)
+
+    def _minimized(
+        self, objective: TrainObjective, state: TrainState, *, train: bool, image_key: jax.Array | None, scale: Any
+    ) -> tuple[StepLoss, Any]:
+        """Return the sum of the losses as a function of the trained parameters, and these parameters."""
         # With replicated parameters, JAX would sum the gradient over the devices. The cast prevents the sum.
         all_params = varying(state.params)
 
@@ -161,14 +195,23 @@ class Gradients:
             sums, model_state = objective(params, model_state, batch, train=train, key=key, image_key=image_key)
             return sums.values[0, 0] * scale, (sums, model_state)
 
-        params = without_frozen(all_params, self.frozen)
-        grads, model_state, means, _ = self.mean(total_loss, params, state.model_state, batch, key)
+        return total_loss, without_frozen(all_params, self.frozen)
+
+    def _divided(self, state: TrainState, averaged: Contribution, scale: Any) -> Contribution:
+        """Divide the averaged gradients by the averaged weight."""
+        grads, model_state, means, _ = averaged
         model_state = with_frozen_state(state.model_state, model_state, self.settled)
         # `grads` is the average over shares of a sum over examples. Its quotient by the average weight is the mean over
-        # all unmasked examples, for any distribution of the padding over the devices. The divisor is at least the
+        # all unmasked examples, for any distribution of the examples over the devices. The divisor is at least the
         # smallest normal number, because XLA treats smaller numbers as 0.
         weight = jnp.maximum(means.values[0, 1] * scale, jnp.finfo(means.values.dtype).tiny)
         return Contribution(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)
+
+    def _average(self, contribution: Contribution, order: Sequence[int]) -> Contribution:
+        grads, *other_results, _ = contribution
+        with jax.named_scope(AVERAGING):
+            grads, other_results = self.averaging.average(grads, other_results, order)
+        return Contribution(grads, *other_results)
 
     def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Contribution:
         """Average the gradients and the other results over the shares of the global batch.
@@ -182,10 +225,7 @@ class Gradients:
 
             return mean_of_shards(shard, (params, varying(model_state)), batch, for_cpu=self.for_cpu)
         device_key = jax.random.fold_in(key, lax.axis_index(AXIS))
-        (grads, *other_results, _), order = self._share(loss, params, model_state, batch, device_key)
-        with jax.named_scope(AVERAGING):
-            grads, other_results = self.averaging.average(grads, other_results, order)
-        return Contribution(grads, *other_results)
+        return self._average(*self._share(loss, params, model_state, batch, device_key))
 
     def _share(
         self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array

@@ -118,21 +118,21 @@ class Program:
         """Return the executable for a feed, which is compiled on first use. The feed may consist of shapes."""
         if not self.is_ready(*feed):
             return self._compile(state, *feed)
-        compiled, self.cost = self._compiled[_shapes_of(feed)]
+        compiled, self.cost = self._compiled[shapes_of(feed)]
         return compiled
 
     def is_ready(self, *feed: Any) -> bool:
         """Return whether the executable for a feed is compiled."""
-        return _shapes_of(feed) in self._compiled
+        return shapes_of(feed) in self._compiled
 
     def _compile(self, state: TrainState, *feed: Any) -> Any:
         compiled, cost = compile_with_cost(self.function, state, *feed)
         self.cost = cost.per_step(self._steps_in(*feed))
-        self._compiled[_shapes_of(feed)] = compiled, self.cost
+        self._compiled[shapes_of(feed)] = compiled, self.cost
         return compiled
 
 
-def _shapes_of(feed: Any) -> Any:
+def shapes_of(feed: Any) -> Any:
     """Return the cache key of a feed: its structure, shapes and dtypes."""
     leaves, structure = jax.tree.flatten(feed)
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

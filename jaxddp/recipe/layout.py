@@ -91,7 +91,8 @@ class Layout:
         """
         gradients, plan = Gradients.of(config, topology), Plan.of(config, data.num_examples)
         gradients.check_batch_size(config.train.batch_size, topology)
-        config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
+        if not gradients.sizes:
+            config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
         division = Division.of(config, gradients.shares(topology))
         growth = _growth(config, data.image_shape, plan)
         shapes = _shapes(growth, data.image_shape, plan)

@@ -16,6 +16,7 @@ from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.parts.part import Follow, Part, make_follow
+from jaxddp.engine.phases import Phases
 from jaxddp.engine.resident_steps import gather_batch, make_resident_eval, make_resident_steps, steps_in
 from jaxddp.engine.sharded_state import make_gather
 from jaxddp.engine.sharded_step import make_sharded_step
@@ -30,6 +31,7 @@ from jaxddp.engine.step import (
     make_train_step,
 )
 from jaxddp.engine.step_objective import MetricSums, Objective
+from jaxddp.engine.unequal_step import UnequalProgram
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.recipe.layout import ImageShape
@@ -91,6 +93,8 @@ class CompiledPrograms:
         topology, options = resources.topology, resources.compiler_options
 
         def make() -> Program:
+            if gradients.sizes:
+                return unequal_program(objective, experiment, gradients.sizes, resident=resident)
             one_step = _step(objective, recipe, topology, gradients)
             keywords = {"sharded": gradients.shards_state, "compiler_options": options}
             if resident:
@@ -169,6 +173,9 @@ def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> Trai
     """Return a training step (state, batch) with a constant seed; see `make_train_step`."""
     topology, options = experiment.topology, experiment.resources.compiler_options
     gradients = experiment.layout.gradients
+    if gradients.sizes:
+        program, key = unequal_program(objective, experiment, gradients.sizes), jax.random.key(seed)
+        return lambda state, batch: program(state, batch, topology.replicate(key))
     one_step = _step(objective, experiment.recipe, topology, gradients)
 
     @functools.wraps(one_step)
@@ -176,6 +183,20 @@ def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> Trai
         return one_step(state, batch, jax.random.key(seed))
 
     return make_train_step(seeded_step_of, topology, sharded=gradients.shards_state, compiler_options=options)
+
+
+def unequal_program(
+    objective: Objective, experiment: Experiment, sizes: tuple[int, ...], *, resident: bool = False
+) -> UnequalProgram:
+    """Return the program of a training step whose devices have slices of these sizes; see `CompiledPrograms.train`."""
+    recipe, resources, gradients = experiment.recipe, experiment.resources, experiment.layout.gradients
+    topology, minimized = resources.topology, recipe.minimized(objective)
+    phases = Phases(minimized, recipe.optimizer, recipe.schedule, recipe.parts, gradients, topology.num_devices)
+
+    def read(first: Any, columns: Any = None) -> Batch:
+        return gather_batch(first, columns, 0) if resident else first
+
+    return UnequalProgram(phases, topology, sizes, read, resources.compiler_options)
 
 
 def _step(objective: Objective, recipe: Recipe, topology: Topology, gradients: Gradients) -> TrainStep:

@@ -68,7 +68,8 @@ class Experiment:
         layout = self.layout
         if "config" in fields:
             layout = Layout.of(recipe.config, resources.topology, layout.training_data)
-        return dataclasses.replace(self, recipe=recipe, resources=resources, layout=layout)
+        feed = self.feed.with_sizes(layout.gradients.sizes)
+        return dataclasses.replace(self, recipe=recipe, resources=resources, layout=layout, feed=feed)
 
 
 def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFile | None = None) -> Experiment:
@@ -77,7 +78,7 @@ def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFi
     Raises: InputError if the network does not accept images of all sizes; see also `make_feed` and `make_preprocess`.
     """
     check_sizes(recipe.config.data, recipe.model, layout, resources.topology.peers)
-    feed = make_feed(recipe, resources, layout.growth)
+    feed = make_feed(recipe, resources, layout.growth).with_sizes(layout.gradients.sizes)
     preprocess = make_preprocess(recipe, resources, layout)
     _check_objective(recipe, resources, layout, preprocess)
     return Experiment(recipe, resources, layout, feed, preprocess, file)
@@ -138,7 +139,8 @@ def make_preprocess(recipe: Recipe, resources: Resources, layout: Layout) -> Pre
     preprocess = Preprocess.of(config, data.augment, recipe.augmentation)
     for shape in layout.shapes:
         check_augmentation(preprocess, shape, training_data.dtype)
-    check_mixing(data.augment, config.train.batch_size, layout.gradients.parts(resources.topology))
+    if not layout.gradients.sizes:
+        check_mixing(data.augment, config.train.batch_size, layout.gradients.parts(resources.topology))
     return preprocess
 
 

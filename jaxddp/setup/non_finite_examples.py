@@ -26,8 +26,10 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
     affect the losses of other images. The state may belong to a later step. All processes must call this together.
     """
     batch = next(feed.batches(step - 1, step))
-    images, losses = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
-    rows = feed.order.rows(step - 1)
+    rows = feed.rows(step - 1)
+    # Slices of different sizes have padding.
+    real = rows >= 0
+    rows, images, losses = (x[real] for x in (rows, *map(np.asarray, _finite(objective, feed.topology)(state, batch, key))))
     if not losses.all():
         return f"The loss is not finite for {_rows_text(rows[~losses])} of the training data"
     if not images.all():

@@ -124,7 +124,7 @@ class RunSetup:
     @property
     def slices(self) -> list[tuple[Device, slice]]:
         """Each device, in mesh order, with the rows of a global batch that it computes."""
-        return self.topology.slices(self.order.batch_size)
+        return self.topology.slices(self.order.batch_size, self.layout.gradients.sizes)
 
     @property
     def plan(self) -> Plan:
@@ -202,7 +202,9 @@ class RunSetup:
         program = self.programs.train(self.objective, self.experiment, resident=resident)
         if not resident:
             return program, lambda done: (Chunk(1, (batch, key)) for batch in self.batches(done, plan.total_steps))
-        length, growth = plan.chunk_length(self._longest_chunk), self.feed.growth
+        # Slices of different sizes have two programs a step, which cannot be the body of a loop.
+        longest = 1 if self.layout.gradients.sizes else self._longest_chunk
+        length, growth = plan.chunk_length(longest), self.feed.growth
         cuts = [] if growth is None else growth.changes(plan.total_steps)
         return program, lambda done: self.feed.resident_chunks(plan.chunks(done, length, cuts), key)
 
@@ -253,8 +255,10 @@ class RunSetup:
 
     def identity(self) -> dict[str, str]:
         """Return digests that identify the recipe's objects; see `jaxddp.workdir.digests`."""
+        # A resumed run may divide its batches otherwise.
+        batch = self.feed.with_sizes(()).abstract_batch()
         digests = identity(self.recipe, self.state, self.table.num_classes, self.layout.training_data.image_shape)
-        return digests | objective_identity(self.recipe, self.objective, self.state, self.feed.abstract_batch())
+        return digests | objective_identity(self.recipe, self.objective, self.state, batch)
 
     def __repr__(self) -> str:
         count = counted(sum(leaf.size for leaf in jax.tree.leaves(self.like.params)), "parameter")

@@ -93,7 +93,7 @@ class Pipeline:
             .unbatch()
             # There are more calls than threads, because the order is kept: finished images wait for a slow image.
             .map(load, num_parallel_calls=2 * threads, deterministic=True)
-            .batch(self.order.batch_size // self.shard.count)
+            .batch(self.shard.examples(self.order.batch_size))
             .prefetch(PREFETCH_BATCHES)
             .with_options(options)
         )
@@ -178,8 +178,10 @@ class Pipeline:
 
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
         """Return the batch with its images; the images of padding are 0."""
-        padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), pixels.dtype)
-        image = np.concatenate([pixels, padding]) if len(padding) else pixels
+        image = pixels
+        if len(pixels) < len(batch.mask):
+            image = np.zeros((len(batch.mask), *pixels.shape[1:]), pixels.dtype)
+            image[batch.mask > 0] = pixels
         if self.substitutes is None:
             return batch._replace(image=image)
         changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
