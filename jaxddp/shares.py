@@ -120,7 +120,9 @@ def divide(total: int, weights: Sequence[float]) -> list[int]:
     return parts
 
 
-def listed(values: Sequence[object], separator: str = ", ") -> str:
-    """Return the values as text, at most eight of them."""
-    more = f"{separator}… ({len(values)} in all)" if len(values) > _SHOWN else ""
-    return separator.join(map(str, values[:_SHOWN])) + more
+def listed(values: Sequence[object]) -> str:
+    """Return the values as text, such as "192 and 64"; at most eight of them."""
+    *first, last = map(str, values)
+    if len(values) > _SHOWN:
+        first, last = first[:_SHOWN], f"{len(values) - _SHOWN} more"
+    return f"{', '.join(first)} and {last}" if first else last

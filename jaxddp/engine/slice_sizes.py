@@ -34,7 +34,7 @@ def _check_other_keys(config: Config) -> None:
         )
     reasons = {
         "parallel.reproducible": "divides each batch into 8 equal shards",
-        "parallel.shard_optimizer": "gathers the parameters within a step of equal slices",
+        "parallel.shard_optimizer": "gathers the parameters in a program that all devices share",
         "parallel.buckets": "overlaps communication with a gradient that is complete before it is sent",
     }
     for name, reason in reasons.items():

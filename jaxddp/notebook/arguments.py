@@ -28,7 +28,7 @@ _OPTIONS = {
     ),
     "checkpoint": ("best", "best_is", "best_smoothing"),
     "parallel": (
-        *("buckets", "reproducible", "xla_options"),
+        *("buckets", "reproducible", "shares", "xla_options"),
         *("start_timeout", "heartbeat_timeout", "stall_timeout", "shutdown_timeout"),
     ),
     "log": ("gradient_norm",),
@@ -94,6 +94,8 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, oth
     given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     # These values may be text, as on the command line: "conv1=0.1,fc=10".
     given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
+    if isinstance(given.get("shares"), tuple | list):
+        given["shares"] = ",".join(map(str, given["shares"]))
     changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
     if isinstance(objective, str):
         changes["objective"]["name"] = objective

@@ -24,11 +24,13 @@ from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.state_checks import check_start
 from jaxddp.training.listeners.notifier import make_loggers
+from jaxddp.tasks.run_shares import settle_shares
 from jaxddp.training.loop import fit
 from jaxddp.training.validation.evaluator import Measure
 from jaxddp.workdir.claim import Claim, claim
 from jaxddp.workdir.ended import describe_end
 from jaxddp.workdir.session import Resume, session
+from jaxddp.workdir.shares_file import SharesFile
 from jaxddp.workdir.signature import Signature
 
 
@@ -112,7 +114,8 @@ def train(
     """
     experiment, config, claimed = training.experiment, training.experiment.config, training.claimed
     if directory is None:
-        return fit(make_run(training.begin(fresh=True), listeners, evaluators, claimed.objects, claimed.record()))
+        setup = settle_shares(training.begin(fresh=True))
+        return fit(make_run(setup, listeners, evaluators, claimed.objects, claimed.record()))
     # The user's code may change the current directory.
     directory, peers = directory.absolute(), experiment.topology.peers
     loggers = make_loggers(config, directory)
@@ -131,6 +134,8 @@ def train(
                 return None
         all_listeners = [*listeners, *loggers, *training.listeners(directory)]
         setup = training.begin(fresh=opened.resume_step is None)
+        shares = SharesFile.of(directory, record[RUN_ID], setup.topology)
+        setup = settle_shares(setup, shares, resumes=opened.resume_step is not None)
         run = make_run(setup, all_listeners, evaluators, claimed.objects, record)
         if peers.is_first:
             Signature.of(setup.table, setup.data).write(directory, record[RUN_ID])

@@ -14,7 +14,6 @@ from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.engine.state import TrainState
-from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.prepare import initialize, open_experiment
@@ -73,7 +72,8 @@ def step(setup: RunSetup) -> Finding:
     program = setup.programs.train(setup.objective, setup.experiment, resident=False)
     begin = time.perf_counter()
     feed, division = (abstract_batch(setup), setup.key), setup.division
-    _, cost = compile_with_cost(program.function, setup.state, *feed)
+    program.prepare(setup.state, *feed)
+    assert (cost := program.cost) is not None
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
     kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
     needs = Needs.of(cost, setup.state.params, setup.topology, kept)
