@@ -23,7 +23,7 @@ from jaxddp.setup.compiled_programs import unequal_program
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.shares import AUTO, Shares
 
-EQUAL = 0.1
+SIMILAR = 0.1
 """Speeds that differ by at most this fraction count as equal: equal slices need one program and no padding."""
 _LEAST_SECONDS, _MOST_SECONDS = 2.0, 30.0
 _LEAST_TIMES = 3
@@ -55,18 +55,27 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
     return tuple(speed for text in measured for speed in json.loads(text))
 
 
-def shares_of(speeds: Sequence[float], batch_size: int, unit: int = 1) -> str:
-    """Return the value of `parallel.shares` for speeds: three digits of each, or equal numbers for similar speeds.
+def shares_of(speeds: Sequence[float], processes: int, batch_size: int, unit: int = 1) -> str:
+    """Return the value of `parallel.shares` for speeds: multiples of the lowest speed, with three digits.
 
-    A device that is too slow for a slice gets the smallest slice.
+    There is a number for each process if the devices of each process are similar, and otherwise for each device. Similar
+    speeds count as equal. A device that is too slow for a slice gets the smallest slice.
 
     Args:
         unit: the smallest slice.
     """
-    if max(speeds) <= (1 + EQUAL) * min(speeds):
+    groups = [speeds[at : at + len(speeds) // processes] for at in range(0, len(speeds), len(speeds) // processes)]
+    if all(map(_are_similar, groups)):
+        speeds, unit = [statistics.fmean(group) for group in groups], unit * len(groups[0])
+    if _are_similar(speeds):
         return ",".join("1" for _ in speeds)
     least = unit / batch_size * sum(speeds)
-    return ",".join(f"{max(speed, least):.3g}" for speed in speeds)
+    raised = [max(speed, least) for speed in speeds]
+    return ",".join(f"{speed / min(raised):.3g}" for speed in raised)
+
+
+def _are_similar(speeds: Sequence[float]) -> bool:
+    return max(speeds) <= (1 + SIMILAR) * min(speeds)
 
 
 def is_auto(setup: RunSetup) -> bool:

@@ -44,11 +44,11 @@ def _settle_auto(setup: RunSetup, saved: SharesFile | None, file: SharesFile | N
         if reason and peers.is_first:
             _log.info(f"shares: measured again, because {reason}")
         speeds = measure_shares(setup)
-        unit, batch_size = setup.division.unit_of_slice, setup.order.batch_size
-        shares = peers.from_first("shares", lambda: shares_of(speeds, batch_size, unit))
+        division = setup.division
+        arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
+        shares = peers.from_first("shares", lambda: shares_of(*arguments))
         origin = f"measured {listed([f'{speed:.3g}' for speed in speeds])} images/s"
         if file is not None and peers.is_first:
             file.write(shares)
-    weights = Shares.parse(shares).weights
-    ratios = listed([f"{weight / min(weights):.3g}" for weight in weights])
+    ratios = listed([f"{weight:g}" for weight in Shares.parse(shares).weights])
     return with_shares(setup, shares), f"{ratios}, {origin}"
