@@ -34,7 +34,8 @@ class Shares:
             weights = tuple(real_number(word) for word in words)
         except ValueError:
             raise InputError(
-                Key("parallel.shares", text), f": expected {AUTO!r}, or a number for each device or process, as in '3,1'"
+                Key("parallel.shares", text),
+                f": expected {AUTO!r}, or a number for each device or process, as in '3,1'",
             ) from None
         for word, weight in zip(words, weights, strict=True):
             if weight not in _SHARES:

@@ -168,7 +168,13 @@ class Gradients:
         return self._divided(state, self.mean(loss, params, state.model_state, batch, key), scale)
 
     def of_slice(
-        self, objective: TrainObjective, state: TrainState, batch: Batch, key: jax.Array, device: jax.Array, **words: Any
+        self,
+        objective: TrainObjective,
+        state: TrainState,
+        batch: Batch,
+        key: jax.Array,
+        device: jax.Array,
+        **words: Any,
     ) -> Contribution:
         """Compute the sums of one device over its slice, without communication; see `of_batch`.
 

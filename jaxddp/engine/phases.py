@@ -46,9 +46,7 @@ class Phases:
         dropout, words = self._keys(state, key)
         return self.gradients.of_batch(self.objective, state, batch, dropout, **words)
 
-    def slice_gradient(
-        self, state: TrainState, batch: Batch, key: jax.Array | None, device: jax.Array
-    ) -> Contribution:
+    def slice_gradient(self, state: TrainState, batch: Batch, key: jax.Array | None, device: jax.Array) -> Contribution:
         """Return the sums over the slice of a device, without communication; see `Gradients.of_slice`."""
         dropout, words = self._keys(state, key)
         return self.gradients.of_slice(self.objective, state, batch, dropout, device, **words)

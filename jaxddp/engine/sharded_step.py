@@ -60,4 +60,3 @@ def make_sharded_step(
         return lax.with_sharding_constraint(state, shardings(specs, topology)), sums
 
     return sharded_step
-

@@ -29,7 +29,9 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
     rows = feed.rows(step - 1)
     # Slices of different sizes have padding.
     real = rows >= 0
-    rows, images, losses = (x[real] for x in (rows, *map(np.asarray, _finite(objective, feed.topology)(state, batch, key))))
+    rows, images, losses = (
+        x[real] for x in (rows, *map(np.asarray, _finite(objective, feed.topology)(state, batch, key)))
+    )
     if not losses.all():
         return f"The loss is not finite for {_rows_text(rows[~losses])} of the training data"
     if not images.all():
