@@ -149,12 +149,7 @@ def test_a_step_whose_gradient_is_not_finite_on_one_device_is_skipped_on_all():
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [
-        ((True, 4), (False, 2)),
-        ((False, 4), (True, 2)),
-        rare_case((True, 8), (True, 2)),
-        rare_case((True, 2), (True, 8)),
-    ],
+    [((True, 4), (False, 2)), ((False, 4), (True, 2)), rare_case((True, 8), (True, 2)), rare_case((True, 2), (True, 8))],
 )
 def test_a_run_resumes_across_the_option_and_any_number_of_devices(tmp_path, first, second):
     with Checkpoints(tmp_path / "c") as checkpoints:

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.data import random_table
 
 from jaxddp.cluster.elastic_sizes import sharing_problem
 from jaxddp.config import Config
@@ -121,8 +120,8 @@ def test_measured_shares_have_three_digits_and_similar_speeds_are_equal():
 
 def test_the_shares_of_hundreds_of_processes_are_a_value_of_the_key():
     text = shares_of([500.0 + process for process in range(800) for _ in range(8)], 800, 10**6)
-    sizes = Config().replace(parallel={"shares": text}).parallel.division.sizes(10**6, 6400, 800)
-    assert sum(sizes) == 10**6
+    shares = Config().replace(parallel={"shares": text}).parallel.division
+    assert shares is not None and sum(shares.sizes(10**6, 6400, 800)) == 10**6
 
 
 def test_a_device_that_is_too_slow_for_an_example_gets_the_smallest_slice():

@@ -1,4 +1,4 @@
-"""Slices of different sizes: the gradient and the run equal those of one device, and nothing is computed for padding."""
+"""Slices of different sizes: the gradient and the run equal those of one device, and padding costs no computation."""
 
 import dataclasses
 import functools
@@ -59,8 +59,7 @@ def make_setup(shares: str | None, devices: int = 1, net: Any = None, table: Any
     parallel = {"self_test": "never", "shares": shares}
     config = Config().replace(parallel=parallel, **more.pop("config", {}))
     words = {"devices": devices, "config": config, "batch_size": BATCH, "data": NO_AUGMENTATION, "seed": 3, **more}
-    dtype = jnp.float64 if jax.config.jax_enable_x64 else jnp.float32
-    return setup_of(net or SmallNet(dtype=dtype), sgd(0.1), table, **words)
+    return setup_of(net or SmallNet(dtype=jnp.zeros(()).dtype.type), sgd(0.1), table, **words)
 
 
 @functools.cache

@@ -60,3 +60,4 @@ def make_sharded_step(
         return lax.with_sharding_constraint(state, shardings(specs, topology)), sums
 
     return sharded_step
+

@@ -58,8 +58,8 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
 def shares_of(speeds: Sequence[float], processes: int, batch_size: int, unit: int = 1) -> str:
     """Return the value of `parallel.shares` for speeds: multiples of the lowest speed, with three digits.
 
-    There is a number for each process if the devices of each process are similar, and otherwise for each device. Similar
-    speeds count as equal. A device that is too slow for a slice gets the smallest slice.
+    There is a number for each process if the devices of each process have similar speeds, and otherwise for each
+    device. Similar speeds count as equal. A device that is too slow for a slice gets the smallest slice.
 
     Args:
         unit: the smallest slice.

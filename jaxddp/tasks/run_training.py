@@ -23,8 +23,8 @@ from jaxddp.setup.objective_identity import objective_fingerprints
 from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.state_checks import check_start
-from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.tasks.run_shares import settle_shares
+from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit
 from jaxddp.training.validation.evaluator import Measure
 from jaxddp.workdir.claim import Claim, claim

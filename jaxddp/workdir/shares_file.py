@@ -1,7 +1,6 @@
 """`shares.json`: the sizes of the devices' slices that a run measured, so that a resumed run uses them again."""
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 

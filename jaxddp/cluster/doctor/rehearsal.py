@@ -73,7 +73,8 @@ def step(setup: RunSetup) -> Finding:
     begin = time.perf_counter()
     feed, division = (abstract_batch(setup), setup.key), setup.division
     program.prepare(setup.state, *feed)
-    assert (cost := program.cost) is not None
+    cost = program.cost
+    assert cost is not None
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
     kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
     needs = Needs.of(cost, setup.state.params, setup.topology, kept)
