@@ -58,10 +58,13 @@ class Shares:
         if len(weights) == processes:
             return tuple(weight for weight in weights for _ in range(devices // processes))
         if len(weights) != devices:
-            numbers = f": {counted(len(weights), 'number')} for {counted(devices, 'device')}"
-            more = f" of {counted(processes, 'process')}" if processes > 1 else ""
             advice = f"give {devices}" if processes in (1, devices) else f"give {devices}, or {processes}"
-            raise InputError(Key("parallel.shares", self.text), f"{numbers}{more}", advice=advice)
+            raise InputError(
+                Key("parallel.shares", self.text),
+                f": {counted(len(weights), 'number')} for {counted(devices, 'device')} of "
+                f"{counted(processes, 'process')}",
+                advice=advice,
+            )
         return weights
 
     def sizes(self, batch_size: int, devices: int, processes: int, unit: int = 1) -> tuple[int, ...]:

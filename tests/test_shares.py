@@ -148,7 +148,7 @@ def error_of(devices: int = 2, **sections) -> str:
         ("nan,1", "parallel.shares='nan,1': 'nan' is not above 0"),
         ("3:1", "parallel.shares='3:1': expected 'auto', or a number for each device or process, as in '3,1'"),
         ("3,", "parallel.shares='3,': expected 'auto', or a number for each device or process, as in '3,1'"),
-        ("1,2,3", "parallel.shares='1,2,3': 3 numbers for 2 devices; give 2"),
+        ("1,2,3", "parallel.shares='1,2,3': 3 numbers for 2 devices of 1 process; give 2"),
         (
             "1000,1",
             "parallel.shares='1000,1': the smallest share is 0.26 of the 256 examples of a batch; give less unequal "

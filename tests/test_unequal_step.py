@@ -33,7 +33,7 @@ from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.phases import Phases
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.engine.unequal_step import UnequalProgram
+from jaxddp.engine.unequal.unequal_step import UnequalProgram
 from jaxddp.setup.non_finite_examples import describe_non_finite
 from jaxddp.tasks.run_shares import settle_shares
 from jaxddp.workdir.shares_file import SHARES_FILE

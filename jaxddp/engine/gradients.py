@@ -19,9 +19,9 @@ from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.scattering import Scattering
 from jaxddp.engine.sharded_state import sharded_specs
-from jaxddp.engine.slice_sizes import slice_sizes
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums, TrainObjective
+from jaxddp.engine.unequal.slice_sizes import slice_sizes
 from jaxddp.mesh import AXIS, Topology, varying
 from jaxddp.models.frozen import with_frozen, with_frozen_state, without_frozen
 from jaxddp.platforms import platform_named
@@ -64,7 +64,7 @@ class Gradients:
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.
         settled: layers whose model state does not change.
         sizes: the number of examples of each device's slice, in mesh order; empty if all slices are equal. See
-            `jaxddp.engine.unequal_step`.
+            `jaxddp.engine.unequal.unequal_step`.
     """
 
     averaging: Averaging = field(default_factory=Averaging)

@@ -31,7 +31,7 @@ from jaxddp.engine.step import (
     make_train_step,
 )
 from jaxddp.engine.step_objective import MetricSums, Objective
-from jaxddp.engine.unequal_step import UnequalProgram
+from jaxddp.engine.unequal.unequal_step import UnequalProgram
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.recipe.layout import ImageShape

@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxddp.core.phases import moved, phase
 from jaxddp.data.batch import Batch
-from jaxddp.engine.device_groups import device_arrays
-from jaxddp.engine.unequal_step import UnequalStep
+from jaxddp.engine.unequal.device_groups import device_arrays
+from jaxddp.engine.unequal.unequal_step import UnequalStep
 from jaxddp.mesh import Topology
 from jaxddp.setup.compiled_programs import unequal_program
 from jaxddp.setup.run_setup import RunSetup

@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
-from jaxddp.engine.device_groups import DeviceGroup, groups_of, join_groups
+from jaxddp.engine.unequal.device_groups import DeviceGroup, groups_of, join_groups
 from jaxddp.engine.gradients import Contribution
 from jaxddp.engine.phases import Phases
 from jaxddp.engine.reproducible import find_collective
