@@ -61,7 +61,7 @@ class Shares:
             advice = f"give {devices}" if processes in (1, devices) else f"give {devices}, or {processes}"
             raise InputError(
                 Key("parallel.shares", self.text),
-                f": {counted(len(weights), 'number')} for {counted(devices, 'device')} of "
+                f": {counted(len(weights), 'number')} given for {counted(devices, 'device')} of "
                 f"{counted(processes, 'process')}",
                 advice=advice,
             )

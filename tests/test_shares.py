@@ -1,4 +1,4 @@
-"""`parallel.shares`: the division of a batch, the slots of each process, and the errors for settings that do not fit."""
+"""`parallel.shares`: the division of a batch, the slots of each process, and errors for settings that do not fit."""
 
 import numpy as np
 import pytest
@@ -148,7 +148,7 @@ def error_of(devices: int = 2, **sections) -> str:
         ("nan,1", "parallel.shares='nan,1': 'nan' is not above 0"),
         ("3:1", "parallel.shares='3:1': expected 'auto', or a number for each device or process, as in '3,1'"),
         ("3,", "parallel.shares='3,': expected 'auto', or a number for each device or process, as in '3,1'"),
-        ("1,2,3", "parallel.shares='1,2,3': 3 numbers for 2 devices of 1 process; give 2"),
+        ("1,2,3", "parallel.shares='1,2,3': 3 numbers given for 2 devices of 1 process; give 2"),
         (
             "1000,1",
             "parallel.shares='1000,1': the smallest share is 0.26 of the 256 examples of a batch; give less unequal "
@@ -161,7 +161,7 @@ def test_shares_that_do_not_fit_raise_a_one_line_error(shares, expected):
 
 
 def test_the_numbers_may_be_those_of_processes():
-    with pytest.raises(InputError, match="3 numbers for 4 devices of 2 processes; give 4, or 2$"):
+    with pytest.raises(InputError, match="3 numbers given for 4 devices of 2 processes; give 4, or 2$"):
         Shares.parse("1,2,3").of_devices(4, 2)
 
 
@@ -221,7 +221,7 @@ def test_slices_of_equal_size_are_computed_by_the_usual_step():
 def test_an_elastic_job_runs_on_the_numbers_of_devices_that_fit_the_shares():
     config = Config().replace(train={"batch_size": 12}, eval={"batch_size": 120}, parallel={"shares": "3,1"})
     assert sharing_problem(config, 2, 1) is None
-    assert "2 numbers for 3 devices of 3 processes" in str(sharing_problem(config, 3, 1))
+    assert "2 numbers given for 3 devices of 3 processes" in str(sharing_problem(config, 3, 1))
     measured = config.replace(parallel={"shares": "auto"})
     # Measured slices may have different sizes.
     assert [sharing_problem(measured, processes, 1) for processes in (2, 5)] == [None, None]

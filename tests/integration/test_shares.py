@@ -81,5 +81,5 @@ def test_numbers_that_do_not_fit_the_processes_end_all_of_them_with_one_line(sta
     words = ["python", str(tmp_path / "script.py"), str(tmp_path / "run"), "1", "1,2,3"]
     launched = start(Launched, tmp_path / "first", 2, words)
     assert launched.end() == 2
-    assert "shares='1,2,3': 3 numbers for 2 devices of 2 processes; give 2" in launched.out + launched.err
+    assert "shares='1,2,3': 3 numbers given for 2 devices of 2 processes; give 2" in launched.out + launched.err
     assert not Path(tmp_path / "run").exists()
