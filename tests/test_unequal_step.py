@@ -25,6 +25,7 @@ import jaxddp
 import jaxddp.setup.measured_shares as measured_shares
 from jaxddp.api import prepare_training
 from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, NonFiniteError
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.parts.average import ParameterAverage
@@ -77,6 +78,18 @@ CASES: dict[str, dict[str, Any]] = {
     "mixup": {"data": DataConfig(augment=AugmentConfig(flip=True, mixup=0.4))},
     "weighted loss": {"loss": weighted},
     "all parts": {"parts": (GradientNorm(0.5), ParameterAverage(0.9), Guard(), LossScale(8))},
+    "growing images": {
+        "data": DataConfig(
+            image_size=6,
+            resize=6,
+            crop="whole",
+            augment=AugmentConfig(flip=False),
+            grow_from=4,
+            grow_by=2,
+            grow_start=Duration.parse("1 epoch"),
+            grow_end=Duration.parse("2 epochs"),
+        )
+    },
     "frozen": {"config": {"model": {"freeze": "Conv_0"}}},
     "microbatches, mixup, weighted loss": {
         "config": {"train": {"accumulate": 2}},
@@ -273,7 +286,7 @@ def run(shares: Any, workdir: Any, epochs: int, devices: int = 2, **more: Any) -
 
 @pytest.mark.slow
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_run(tmp_path):
-    whole = run([3, 1], tmp_path / "whole", 3)
+    whole = run([3, 1], tmp_path / "whole", 3, self_test="always")
     run("3,1", tmp_path / "parts", 1)
     resumed = run("3,1", tmp_path / "parts", 3)
     assert int(whole.step) == 10 and largest_difference(whole, resumed) == 0

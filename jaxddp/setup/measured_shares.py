@@ -18,7 +18,7 @@ from jaxddp.core.phases import moved, phase
 from jaxddp.data.batch import Batch
 from jaxddp.engine.unequal.device_groups import device_arrays
 from jaxddp.engine.unequal.unequal_step import UnequalStep
-from jaxddp.mesh import Topology
+from jaxddp.mesh import Device, Topology
 from jaxddp.setup.compiled_programs import unequal_program
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.shares import AUTO, Shares
@@ -49,7 +49,8 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
         while (now := time.perf_counter()) < end or (len(times) < _LEAST_TIMES and now < last):
             times.append(_seconds(step, setup, batch))
             moved()
-    own = [sizes[int(number)] for number in _numbers(topology)]
+    local = set(topology.mesh.local_devices)
+    own = [size for device, size in zip(topology.mesh.devices.flat, sizes, strict=True) if device in local]
     speeds = [size / statistics.median(each) for size, each in zip(own, zip(*times, strict=True), strict=True)]
     measured = topology.peers.exchange("speeds of devices", json.dumps(speeds))
     return tuple(speed for text in measured for speed in json.loads(text))
@@ -106,28 +107,15 @@ def random_batch(shapes: Batch, topology: Topology) -> Batch:
     return shapes._replace(**columns)
 
 
-def _numbers(topology: Topology) -> list[int]:
-    """Return the places of this process's devices in the mesh."""
-    own = set(topology.mesh.local_devices)
-    return [place for place, device in enumerate(topology.mesh.devices.flat) if device in own]
-
-
 def _seconds(step: UnequalStep, setup: RunSetup, batch: Batch) -> list[float]:
     """Compute a gradient on all devices of this process at the same time; return the seconds of each device."""
     begin = time.perf_counter()
-    results = step.compute(setup.state, batch, setup.key)
-    places = [place for group in step.groups for place in group.places]
-    arrays = [[device_arrays(leaf) for leaf in jax.tree.leaves(result)] for result in results]
-    of_devices = [
-        [shards[at] for shards in leaves]
-        for leaves, group in zip(arrays, step.groups, strict=True)
-        for at in range(len(group.places))
-    ]
+    leaves = jax.tree.leaves(step.compute(setup.state, batch, setup.key))
 
-    def wait(shards: list[jax.Array]) -> float:
-        jax.block_until_ready(shards)
+    def wait(device: Device) -> float:
+        jax.block_until_ready([shard for leaf in leaves for shard in device_arrays(leaf) if device in shard.devices()])
         return time.perf_counter() - begin
 
-    with ThreadPoolExecutor(len(of_devices)) as pool:
-        seconds = list(pool.map(wait, of_devices))
-    return [seconds[places.index(place)] for place in sorted(places)]
+    devices = setup.topology.mesh.local_devices
+    with ThreadPoolExecutor(len(devices)) as pool:
+        return list(pool.map(wait, devices))

@@ -82,18 +82,16 @@ def groups_of(topology: Topology, sizes: Sequence[int]) -> list[DeviceGroup]:
     ]
 
 
-def join_groups(groups: Sequence[DeviceGroup], results: Sequence[Any], topology: Topology) -> Any:
+def join_groups(results: Sequence[Any], topology: Topology) -> Any:
     """Return arrays of the whole mesh, [devices, ...], from arrays of the groups, [devices of the group, ...].
 
     Args:
         results: the tree of each group's arrays, divided along their first axis.
     """
-    owners = {place: (number, at) for number, group in enumerate(groups) for at, place in enumerate(group.places)}
-    ordered = [owners[place] for place in sorted(owners)]
 
     def joined(*leaves: jax.Array) -> jax.Array:
-        of_groups = [device_arrays(leaf) for leaf in leaves]
-        shards = [of_groups[number][at] for number, at in ordered]
+        # JAX finds the place of each shard by its device.
+        shards = [shard for leaf in leaves for shard in device_arrays(leaf)]
         shape = topology.num_devices, *leaves[0].shape[1:]
         return jax.make_array_from_single_device_arrays(shape, topology.sharded, shards)
 

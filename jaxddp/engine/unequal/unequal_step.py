@@ -50,7 +50,7 @@ class UnequalStep:
     update: Callable[..., tuple[TrainState, MetricSums]]
 
     def __call__(self, state: TrainState, *feed: Any) -> tuple[TrainState, MetricSums]:
-        return self.update(state, join_groups(self.groups, self.compute(state, *feed), self.topology))
+        return self.update(state, join_groups(self.compute(state, *feed), self.topology))
 
     def compute(self, state: TrainState, *feed: Any) -> list[Contribution]:
         """Return the sums over the slices of each group's devices, [devices of the group, ...]."""
