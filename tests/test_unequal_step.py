@@ -32,8 +32,8 @@ from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.loss_scale import LossScale
-from jaxddp.engine.phases import Phases
 from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step_phases import Phases
 from jaxddp.engine.unequal.unequal_step import UnequalProgram
 from jaxddp.setup.non_finite_examples import describe_non_finite
 from jaxddp.tasks.run_shares import settle_shares

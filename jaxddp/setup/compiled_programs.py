@@ -16,10 +16,9 @@ from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.parts.part import Follow, Part, make_follow
-from jaxddp.engine.phases import Phases
 from jaxddp.engine.resident_steps import gather_batch, make_resident_eval, make_resident_steps, steps_in
-from jaxddp.engine.sharded_state import make_gather
-from jaxddp.engine.sharded_step import make_sharded_step
+from jaxddp.engine.sharded.sharded_state import make_gather
+from jaxddp.engine.sharded.sharded_step import make_sharded_step
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import (
     Program,
@@ -31,6 +30,7 @@ from jaxddp.engine.step import (
     make_train_step,
 )
 from jaxddp.engine.step_objective import MetricSums, Objective
+from jaxddp.engine.step_phases import Phases
 from jaxddp.engine.unequal.unequal_step import UnequalProgram
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model

@@ -22,11 +22,11 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Contribution
-from jaxddp.engine.phases import Phases
 from jaxddp.engine.reproducible import find_collective
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.engine.step import Program, shapes_of
 from jaxddp.engine.step_objective import MetricSums
+from jaxddp.engine.step_phases import Phases
 from jaxddp.engine.unequal.device_groups import DeviceGroup, groups_of, join_groups
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology, varying
