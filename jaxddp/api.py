@@ -24,6 +24,7 @@ from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_soluti
 from jaxddp.data.sample import write_sample
 from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
+from jaxddp.data.united import VALIDATION, unite
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.initial_state import Transform
@@ -60,6 +61,7 @@ from jaxddp.recipe.make_recipe import make_recipe
 from jaxddp.recipe.object_checks import check_listeners
 from jaxddp.recipe.user_objects import objects_of_arguments
 from jaxddp.setup.joining import join_job
+from jaxddp.setup.local_data import check_placement
 from jaxddp.setup.prepare import prepare
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
@@ -194,7 +196,9 @@ def prepare_training(
     arguments = inspect.signature(prepare_training).parameters.keys() - {"options"}
     config = config_of_options({"precision": "float32"} | options, objective, seed, arguments)
     config = dataclasses.replace(config, data=check_data(data) or table.default_data())
+    check_placement(config, unlabelled=unlabelled is not None)
     topology = Topology.create(devices, join_job(find_job(), config.parallel))
+    table = unite(table, config.data, topology.peers, "training data")
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
     objects = {"model": model, "optimizer": optimizer, "initialize": initialize, "augmentation": augmentation}
     # `train` may replace this loss.
@@ -267,7 +271,9 @@ def train(
         changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
         check_length(setup.recipe.config, setup.recipe.config.replace(**changes))
     setup = setup.with_loss(loss)
-    resources = dataclasses.replace(setup.resources, val=val if val is None else check_source(val, "val"))
+    if val is not None:
+        val = unite(check_source(val, "val"), setup.data, setup.topology.peers, VALIDATION)
+    resources = dataclasses.replace(setup.resources, val=val)
     config = setup.recipe.config.replace(**changes)
     setup = setup.changed(resources=resources, config=config, schedule=check_schedule(schedule))
     history, measures = History(), check_evaluators(evaluators, setup)

@@ -59,6 +59,9 @@ class SampleOrder:
     batch_size: Count
     seed: Seed
 
+    first_row = 0
+    """The number that is added to a row before the random numbers of its example are drawn."""
+
     def __post_init__(self) -> None:
         check_values(self)
         if self.batch_size > self.num_examples:
@@ -66,6 +69,11 @@ class SampleOrder:
                 f"batch size {self.batch_size}: the batch is larger than the data set of "
                 f"{counted(self.num_examples, 'example')}; use at most {self.num_examples}"
             )
+
+    @property
+    def num_slots(self) -> int:
+        """The number of slots of a batch's arrays, with padding: the length of `rows(step)`."""
+        return self.batch_size
 
     def steps(self, epochs: int) -> int:
         """Return the number of steps for `epochs` epochs: ceil(epochs * N / B)."""
@@ -88,6 +96,10 @@ class SampleOrder:
         """Return the number of complete epochs before each row of `rows(step)`, int64[batch_size]."""
         return positions(step, self.batch_size) // self.num_examples
 
+    def first_epoch(self, step: int) -> int:
+        """Return the epoch in which the batch begins."""
+        return step * self.batch_size // self.num_examples
+
 
 @dataclass(frozen=True)
 class EvalOrder:
@@ -101,6 +113,7 @@ class EvalOrder:
 
     seed = 0
     """A constant, because evaluation has no randomness."""
+    first_row = 0
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -120,6 +133,9 @@ class EvalOrder:
 
     def epoch_indices(self, step: int) -> np.ndarray:
         return np.zeros(self.batch_size, np.int64)
+
+    def first_epoch(self, step: int) -> int:
+        return 0
 
 
 Order = SampleOrder | EvalOrder

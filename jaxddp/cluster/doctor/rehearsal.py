@@ -26,9 +26,9 @@ SAMPLE_IMAGES = 512
 _SAMPLE_BATCH = 16
 
 
-def data(config: Config) -> Finding:
+def data(config: Config, process: int = 0) -> Finding:
     """Open the data, and check that every image exists. The value is the training and validation tables."""
-    train_table, val_table = open_tables(config.data, config.eval.limit)
+    train_table, val_table = open_tables(config.data.of_process(process), config.eval.limit)
     train_table, unlabelled = labelled_and_unlabelled(train_table, config.data)
     more = "" if unlabelled is None else f", {len(unlabelled):,} without labels"
     counts = f"{counted(len(train_table), 'row')} to train, {len(val_table):,} to validate{more}"
