@@ -223,8 +223,8 @@ def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:
         return source
     if twins and peers.is_first:
         _log.warning(
-            f"data.placement=local: processes {twins[0]} and {twins[1]} have the same {what}, so each of these examples "
-            "counts twice; if they read one folder, leave data.placement out"
+            f"data.placement=local: processes {twins[0]} and {twins[1]} have the same {what}, so each of these "
+            "examples counts twice; if they read one folder, leave data.placement out"
         )
     host, all_counts = peers.process_index, np.array(totals)
     return UnitedSource(source, host, tuple(sizes), class_ids, class_names, all_counts, digest, new_labels)

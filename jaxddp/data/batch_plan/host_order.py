@@ -167,5 +167,5 @@ def most_in_batch(sizes: tuple[int, ...], host: int, batch_size: int) -> int:
 
 
 def _seed_of_host(seed: int, host: int) -> int:
-    """Return the seed of the permutations of a process. Processes with equally many examples have other permutations."""
+    """Return the seed of the permutations of a process, so that processes of equal sizes have different ones."""
     return int(np.random.Philox(key=np.array([seed, _HOST_KEY + host], np.uint64)).random_raw()) >> 1
