@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,22 @@ class Resources:
     val: Source | None = None
     compiler_options: Mapping[str, str] = field(default_factory=dict)
     unlabelled: Source | None = None
+
+    def with_val(self, val: Source | None, data: DataConfig) -> "Resources":
+        """Return the resources with other validation data. All processes must call this method together.
+
+        Raises: see `unite`.
+        """
+        if val is not None:
+            val = unite(val, data, self.topology.peers, VALIDATION)
+        return replace(self, val=val)
+
+
+def resources_of(config: Config, topology: Topology, train: Source, unlabelled: Source | None) -> Resources:
+    """Return the resources of a training source from Python. Raises: InputError; see `check_placement` and `unite`."""
+    check_placement(config, unlabelled=unlabelled is not None)
+    train = unite(train, config.data, topology.peers, "training data")
+    return Resources(topology, train, None, step_options(config, topology), unlabelled)
 
 
 def open_resources(config: Config, topology: Topology) -> Resources:
