@@ -98,10 +98,13 @@ def test_equal_validation_data_are_shared_and_equal_training_data_are_reported(c
     assert united(*same, what=VALIDATION) == same
     assert not caplog.messages
     with caplog.at_level(logging.WARNING):
-        assert len(united(*TABLES, same[0], same[1])[0]) == 43 + 18
+        assert len(united(*TABLES, *same)[0]) == 43 + 18
+        assert len(united(*same)[0]) == 18
     assert caplog.messages == [
         "data.placement=local: processes 2 and 3 have the same training data, so each of these examples counts twice; "
-        "if they read one folder, leave data.placement out"
+        "if they read one folder, leave data.placement out",
+        "data.placement=local: processes 0 and 1 have the same training data, so each of these examples counts twice; "
+        "if they read one folder, leave data.placement out",
     ]
 
 
