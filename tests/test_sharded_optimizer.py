@@ -23,14 +23,14 @@ from support.runs import Records, setup_of, train
 
 from jaxddp.config import Config
 from jaxddp.core.errors import GradientError, InputError, Preempted
+from jaxddp.engine.checks.replicas import checksums
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.sharded_state import sharded_axis
-from jaxddp.mesh import AXIS, Topology
+from jaxddp.engine.sharded.sharded_state import sharded_axis
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.checkpoints.manager import Checkpoints
@@ -144,12 +144,60 @@ def test_a_step_whose_gradient_is_not_finite_on_one_device_is_skipped_on_all():
     assert largest_difference(*states) < 1e-9
 
 
+@functools.cache
+def lopsided_model():
+    """Return a linear model with a finite loss. One number of its gradient is NaN, the derivative of a root at 0."""
+
+    def init(key, example):
+        return {"weight": jnp.full((example[0].size, CLASSES), 0.1, example.dtype)}
+
+    def apply(params, images):
+        weight = params["weight"]
+        return images.reshape(len(images), -1) @ weight + jnp.sqrt(0 * weight[0, 0])
+
+    return init, apply
+
+
+def test_a_step_in_which_one_number_of_the_gradient_is_not_finite_changes_nothing():
+    """Only the first device has this number, and all devices skip the step."""
+    words = {"devices": 4, "config": config_of(True), "parts": (Guard(),)}
+    setup = setup_of(lopsided_model(), optimizer_of("momentum"), TABLE, **words)
+    before = jax.device_get(setup.state.params)
+    after = train(setup, CHANGES | {"train": {"duration": "3 steps"}})
+    np.testing.assert_array_equal(after.params["weight"], before["weight"])
+
+
+class NewArrays(Part):
+    """A part whose arrays do not depend on any other array, so XLA is free to choose their sharding."""
+
+    name = "new"
+
+    def init(self, params, model_state):
+        return {"zeros": jax.tree.map(jnp.zeros_like, params)}
+
+    def update(self, own, before, after, grads):
+        return {"zeros": jax.tree.map(jnp.zeros_like, after.params)}, after
+
+
+def test_new_arrays_of_a_part_are_divided_too():
+    setup = make_setup(True, parts=(NewArrays(),))
+    program, chunks = setup.program()
+    before = [leaf.sharding for leaf in jax.tree.leaves(setup.state)]
+    state, _ = program(setup.state, *next(chunks(0)).feed)
+    assert [leaf.sharding for leaf in jax.tree.leaves(state)] == before
+
+
 # --- Checkpoints ---
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [((True, 4), (False, 2)), ((False, 4), (True, 2)), rare_case((True, 8), (True, 2)), rare_case((True, 2), (True, 8))],
+    [
+        ((True, 4), (False, 2)),
+        ((False, 4), (True, 2)),
+        rare_case((True, 8), (True, 2)),
+        rare_case((True, 2), (True, 8)),
+    ],
 )
 def test_a_run_resumes_across_the_option_and_any_number_of_devices(tmp_path, first, second):
     with Checkpoints(tmp_path / "c") as checkpoints:
@@ -171,10 +219,10 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
 
 
 @given(st.lists(st.integers(0, 40), max_size=4), st.integers(1, 9))
-def test_an_array_is_divided_along_the_first_axis_that_the_devices_divide(shape, devices):
+def test_a_matrix_is_divided_along_the_first_axis_that_the_devices_divide(shape, devices):
     axis = sharded_axis(tuple(shape), devices)
-    fitting = [at for at, size in enumerate(shape) if devices > 1 and size and size % devices == 0]
-    assert axis == (fitting[0] if fitting else None)
+    fitting = [at for at, size in enumerate(shape) if size and size % devices == 0]
+    assert axis == (fitting[0] if fitting and devices > 1 and len(shape) > 1 else None)
 
 
 def state_bytes(state: Any) -> tuple[int, int]:
@@ -186,8 +234,8 @@ def state_bytes(state: Any) -> tuple[int, int]:
 @pytest.mark.parametrize("devices", [2, 8])
 def test_the_memory_of_the_state_on_a_device_falls_with_the_number_of_devices(devices):
     on_device, whole = state_bytes(make_setup(True, devices).state)
-    # The last bias, its two moments and two counters are whole.
-    undivided = 3 * 8 * CLASSES + 2 * 4
+    # The vectors, two moments of each, and two counters are whole.
+    undivided = 3 * 8 * (8 + 8 + 8 + 16 + CLASSES) + 2 * 4
     assert on_device == (whole - undivided) // devices + undivided
     assert state_bytes(make_setup(False, devices).state) == (whole, whole)
 
@@ -219,11 +267,23 @@ def test_a_sharded_step_sends_no_more_bytes_than_an_all_reduce():
     assert plain < sharded + 64 and sharded <= plain + 64
 
 
-@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("buckets", [1, 2])
 def test_each_bucket_is_a_reduce_scatter_and_an_all_gather(buckets):
     text = compiled(True, buckets).as_text()
     assert len(re.findall(r" reduce-scatter(?:-start)?\(", text)) == buckets
     assert len(re.findall(r" all-gather(?:-start)?\(", text)) == buckets
+
+
+def test_the_parameters_that_are_used_first_are_gathered_first():
+    """Gradients are ready in the reverse of this order, so the all-gathers have the buckets of the reduce-scatters."""
+    setup = make_setup(True, 8, parallel={"buckets": 2})
+    program, _ = setup.program()
+    text = program.function.lower(setup.state, setup.feed.abstract_batch(), setup.key).as_text()
+    gathered = [int(n) for n in re.findall(r"stablehlo.all_gather.*?-> tensor<8x(\d+)xf64>", text, re.DOTALL)]
+    scattered = [int(n) for n in re.findall(r"stablehlo.reduce_scatter.*?-> tensor<(\d+)xf64>", text, re.DOTALL)]
+    assert len(gathered) == 2 and gathered == scattered[::-1]
+    # The gradient of the convolution's kernel is ready last.
+    assert gathered[0] == 3 * 3 * 3 * 8 // 8
 
 
 def test_the_program_holds_less_memory_between_two_steps():
@@ -251,9 +311,21 @@ def test_the_self_test_finds_gradients_that_are_summed_in_place_of_averaged(monk
         train(setup, CHANGES)
 
 
-def test_replicas_are_compared_where_an_array_has_replicas(tmp_path):
-    changes = CHANGES | {"parallel": {"check_replicas": "1 step"}}
-    assert largest_difference(jax.device_get(train(make_setup(True), changes)), trained(True)) == 0
+def test_replicas_are_compared_where_an_array_has_replicas(monkeypatch):
+    """A comparison of a divided array would gather it on every device."""
+    compared = []
+
+    def record(topology):
+        checksum = checksums(topology)
+        return lambda state: compared.append(state) or checksum(state)
+
+    monkeypatch.setattr("jaxddp.engine.checks.replicas.checksums", record)
+    changes = CHANGES | {"parallel": {"check_replicas": "10 steps"}}
+    state = train(make_setup(True), changes)
+    assert largest_difference(jax.device_get(state), trained(True)) == 0
+    leaves = [leaf for each in compared for leaf in jax.tree.leaves(each)]
+    assert len(compared) == 2 and all(leaf.sharding.is_fully_replicated for leaf in leaves)
+    assert {leaf.shape for leaf in leaves} == {(), (8,), (16,), (CLASSES,)}
 
 
 def test_a_validation_and_the_returned_state_have_whole_parameters():

@@ -15,7 +15,7 @@ The constants:
 from collections.abc import Sequence
 
 from benchmarks.common.harness import Figures
-from benchmarks.programs.counts import between, payload
+from benchmarks.programs.counts import between
 from benchmarks.programs.projection import EFFICIENCY_OF_LINKS, Link, Machine
 from benchmarks.programs.schedule import COLLECTIVE, Kernel, Schedule
 from jaxddp.measure.data_sheets import peak
@@ -49,7 +49,7 @@ def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> F
 
     compute = seconds(kernels)
     collectives = [place for place, kernel in enumerate(kernels) if kernel.kind == COLLECTIVE]
-    needed = {place: DGX_H200.communication(payload(kernels[place]), num_gpus) for place in collectives}
+    needed = {place: _communication(kernels[place], num_gpus) for place in collectives}
     exposed = sum(max(0.0, needed[place] - seconds(between(kernels, place))) for place in collectives)
     communication = sum(needed.values())
     return {
@@ -60,3 +60,9 @@ def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> F
         "overlap": 1 - exposed / communication if communication else 0.0,
         "images_per_second": num_gpus * images / (compute + exposed),
     }
+
+
+def _communication(kernel: Kernel, num_gpus: int) -> float:
+    """Return the seconds of a collective. A reduce-scatter or an all-gather is half of an all-reduce."""
+    share = 1.0 if kernel.collective == "all-reduce" else 0.5
+    return share * DGX_H200.communication(kernel.message, num_gpus)

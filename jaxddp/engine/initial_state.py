@@ -13,11 +13,13 @@ from jaxddp.core.wording import kind_of
 from jaxddp.engine.compiler_options import options_of_one_call
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.sharded_state import shardings
+from jaxddp.engine.sharded.sharded_state import shardings
 from jaxddp.engine.state import EVAL_PARAMS, TrainState, first_difference
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import PARAMS, path_of
+
+_REPLICATED = Gradients()
 
 Transform = Callable[..., tuple[Any, Any]]
 """(params, model_state) -> (params, model_state) with the same names, shapes and dtypes. A function with an argument
@@ -46,7 +48,7 @@ def make_init(
     *,
     parts: Sequence[Part] = (),
     transform: Transform | None = None,
-    gradients: Gradients = Gradients(),
+    gradients: Gradients = _REPLICATED,
 ) -> Callable[..., TrainState]:
     """Compile (on first use) the initialization of a state.
 
