@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.data import random_table
 from support.local_data import DoubleNet, Unpadded, joined
-from support.networks import largest_difference
+from support.networks import largest_difference, linear_model
 from support.peers import as_processes
 from support.runs import experiment_of, setup_of, train
 from support.shared import sgd
@@ -28,6 +28,7 @@ from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
 from jaxddp.setup.local_data import check_placement
+from jaxddp.setup.non_finite_examples import describe_non_finite
 
 LOCAL = DataConfig(placement="local", augment=AugmentConfig(pad=1))
 SIZES = (31, 12)
@@ -249,19 +250,22 @@ def test_much_padding_is_reported_and_more_than_half_is_an_error(caplog):
 # --- Training ---
 
 
+def setup_with(order: Any, devices: int = 1, accumulate: int = 1, model: Any = None) -> Any:
+    """Return the setup of one process with all data, whose batches have a given order."""
+    config = Config().replace(train={"accumulate": accumulate}, parallel={"self_test": "never"})
+    model = model or DoubleNet()
+    setup = setup_of(model, sgd(0.1), whole_table(), devices=devices, config=config, data=LOCAL, seed=SEED)
+    feed = dataclasses.replace(setup.feed, order=order)
+    return dataclasses.replace(setup, experiment=dataclasses.replace(setup.experiment, feed=feed))
+
+
 @functools.cache
 def trained(devices: int, *, padded: bool, accumulate: int = 1) -> Any:
     order = orders(united(*TABLES))[0]
-    if not padded:
-        order = Unpadded.of(order)
-    config = Config().replace(train={"accumulate": accumulate}, parallel={"self_test": "never"})
-    setup = setup_of(DoubleNet(), sgd(0.1), whole_table(), devices=devices, config=config, data=LOCAL, seed=SEED)
-    feed = dataclasses.replace(setup.feed, order=order)
-    setup = dataclasses.replace(setup, experiment=dataclasses.replace(setup.experiment, feed=feed))
+    setup = setup_with(order if padded else Unpadded.of(order), devices, accumulate)
     assert [len(batch.mask) for batch in setup.batches(0, 2)] == [12 if padded else 8] * 2
-    state = train(
-        setup, {"train": {"duration": "12 steps"}, "log": {"every": "12 steps"}, "eval": {"every": "0 steps"}}
-    )
+    every = {"log": {"every": "12 steps"}, "eval": {"every": "0 steps"}}
+    state = train(setup, {"train": {"duration": "12 steps"}, **every})
     return jax.device_get(state.params)
 
 
@@ -270,6 +274,28 @@ def test_padding_changes_nothing(devices, accumulate):
     with jax.enable_x64(True):
         one = trained(1, padded=False)
         assert largest_difference(trained(devices, padded=True, accumulate=accumulate), one) < 1e-9
+
+
+def test_examples_without_a_finite_loss_are_named_without_padding():
+    order = orders(united(*TABLES))[0]
+    setup = setup_with(order, model=linear_model())
+    assert str(setup).endswith("rows 0:12")
+    state = setup.state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, setup.state.params))
+    text = describe_non_finite(state, 3, setup.objective, setup.feed, setup.key)
+    rows = [row for row in order.rows(2).tolist() if row >= 0]
+    assert text == f"The loss is not finite for rows {', '.join(map(str, rows))} of the training data"
+
+
+def test_pictures_of_predictions_are_omitted_or_an_error():
+    source = united(*TABLES)[0]
+    setup = setup_with(orders(united(*TABLES))[0], model=linear_model())
+    resources = dataclasses.replace(setup.resources, train=source, val=whole_table())
+    assert setup.changed(resources=resources).predictor(4) is not None
+    setup = setup.changed(resources=dataclasses.replace(resources, val=source))
+    assert setup.predictor(4) is None
+    message = "data.placement=local: pictures of predictions need the same images on all processes; load the run in one"
+    with pytest.raises(InputError, match=message):
+        jaxddp.show_predictions(setup.state, setup, TABLES[0])
 
 
 # --- Configs ---
