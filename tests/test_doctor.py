@@ -25,7 +25,7 @@ from jaxddp.recipe_file import RecipeFile, read_recipe
 
 ROOT = Path(__file__).parent.parent
 MACHINE_CHECKS = ["environment", "coordinator", "devices", "versions", "all-reduce"]
-CONFIG_CHECKS = ["data", "images", "recipe", "step", "work directory"]
+CONFIG_CHECKS = ["data", "images", "recipe", "gradients", "step", "work directory"]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,170 @@
+"""Decide in how many all-reduces the gradients are averaged, by a model of their time and of the backward pass.
+
+A job of up to `Platform.counted_hosts` hosts uses the number that was counted in its compiled programs. The model
+decides for larger jobs. It is not measured:
+
+- A bucket has half of the remaining bytes, as in `jaxddp.engine.buckets.fill_buckets`. Its all-reduce takes the time of
+  `jaxddp.measure.communication`, starts when its gradients are ready, and waits for the previous all-reduce.
+- The gradients become ready in the last `WINDOW` of the computation of a step, bucket after bucket at equal intervals.
+  Compiled programs of ResNet-50 show both (benchmarks/RESULTS.md): XLA computes the gradients of most activations
+  before the first all-reduce, and halves of the remaining bytes are ready after about the same time.
+- The computation takes the time of its FLOPs at `SHARE_OF_PEAK` of the peak rate. The FLOPs are three times those of a
+  forward pass, because a backward pass computes two products for each product of the forward pass.
+- Each bucket adds kernels, which are launched one after the other.
+
+The best number is the one with which a step ends first. With microbatches all gradients are ready at the end of the
+step, so one all-reduce is best.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxddp.config import Config
+from jaxddp.core.wording import counted, size
+from jaxddp.engine.gradients import Gradients
+from jaxddp.measure.communication import DGX_H200
+from jaxddp.measure.data_sheets import peak
+from jaxddp.measure.flops import can_read_jaxprs, count_flops
+from jaxddp.mesh import Topology
+from jaxddp.models.frozen import without_frozen
+from jaxddp.models.interface import Model
+from jaxddp.platforms import platform_named
+
+WINDOW = 0.2
+"""The fraction of a step's computation during which gradients become ready. In the program of ResNet-50 for two hosts,
+19% of the bytes are moved after the start of the first all-reduce."""
+SHARE_OF_PEAK = 0.25
+"""In the roofline model a ResNet-50 reaches 23% of the peak of an H200. NVIDIA's published speed on an A100, 2,470
+images/s (DeepLearningExamples, resnet50v1.5), is 19% of its peak."""
+LAUNCH_SECONDS = 5 * 1.5e-6
+"""The seconds that a bucket adds to a step: 5 kernels, counted in compiled programs, of 1.5 us each."""
+
+AllReduceSeconds = Callable[[float], float]
+"""The seconds of an all-reduce of a number of bytes."""
+
+
+@dataclass(frozen=True)
+class BucketCount:
+    """The largest number of all-reduces of a step, the reason for it, and whether the model decided it."""
+
+    count: int
+    reason: str
+    by_model: bool = False
+
+    def __str__(self) -> str:
+        number = "1 all-reduce" if self.count == 1 else f"up to {self.count} all-reduces"
+        return f"{number}: {self.reason}"
+
+
+def decide(
+    gradients: Gradients,
+    config: Config,
+    topology: Topology,
+    model: Model,
+    params: Any,
+    model_state: Any,
+    image_shape: tuple[int, int, int],
+) -> BucketCount:
+    """Decide the number of all-reduces of a step. The result is the same in every process.
+
+    Args:
+        gradients: the settings of the config, with the number of small jobs.
+        params: the shapes and dtypes of the network's parameters.
+        model_state: the shapes and dtypes of the network's state.
+        image_shape: the shape of the network's input, [H, W, C].
+    """
+    most, hosts = platform_named(topology.platform).buckets, hosts_of(topology)
+    reason = _reason_of_small_job(config, topology, hosts)
+    if reason is not None:
+        return BucketCount(gradients.averaging.buckets, reason)
+    if config.train.accumulate > 1:
+        return BucketCount(1, "all gradients are ready after the last microbatch", by_model=True)
+    images = config.train.batch_size // topology.num_devices
+    seconds = _compute_seconds(model, params, model_state, (images, *image_shape), topology.device_kind)
+    if seconds is None:
+        reason = f"the speed of {topology.device_kind} is unknown, so the number is that of small jobs"
+        return BucketCount(most, reason, by_model=True)
+    num_bytes = gradient_bytes(config, params)
+    arguments = num_bytes, WINDOW * seconds, lambda part: DGX_H200.all_reduce(part, topology.num_devices, hosts)
+    count = best_count(most, *arguments)
+    added = [f"{1000 * exposed_seconds(number, *arguments):.2f} ms" for number in (count, most)]
+    where = f"{counted(topology.num_devices, 'device')} on {counted(hosts, 'host')}"
+    comparison = "" if count == most else f", and {most} would add {added[1]}"
+    reason = f"by the model, {size(num_bytes)} on {where} add {added[0]} to a step{comparison}"
+    return BucketCount(count, reason, by_model=True)
+
+
+def _reason_of_small_job(config: Config, topology: Topology, hosts: int) -> str | None:
+    """Return the reason for the number of `Averaging.of`; None if the model decides."""
+    platform = platform_named(topology.platform)
+    if topology.num_devices == 1:
+        return "one device sends nothing"
+    if config.parallel.reproducible:
+        return "unused, because parallel.reproducible sums in a fixed order"
+    if config.parallel.buckets is not None:
+        return f"parallel.buckets is {config.parallel.buckets}"
+    if platform.buckets == 1:
+        return f"on the platform {topology.platform}, communication does not overlap with computation"
+    if hosts <= platform.counted_hosts:
+        return f"counted in the programs compiled for up to {counted(platform.counted_hosts, 'host')}"
+    return None
+
+
+def hosts_of(topology: Topology) -> int:
+    """Return the number of machines of the devices, for GPUs.
+
+    In a job, JAX gives the GPUs of a machine one `slice_index`, whatever the number of processes on this machine.
+    Devices that are only described have a process for each machine.
+    """
+    devices = topology.mesh.devices.flat
+    slices = len({getattr(device, "slice_index", None) for device in devices})
+    described = len({device.process_index for device in devices}) if topology.process_count == 1 else 1
+    return max(slices, described)
+
+
+def gradient_bytes(config: Config, params: Any) -> int:
+    """Return the bytes of the averaged gradients on each device."""
+    dtype = config.train.gradient_precision
+    leaves = jax.tree.leaves(without_frozen(params, config.frozen))
+    return sum(leaf.size * jnp.dtype(dtype or leaf.dtype).itemsize for leaf in leaves)
+
+
+def best_count(most: int, num_bytes: float, window: float, all_reduce: AllReduceSeconds) -> int:
+    """Return the number of buckets, from 1 to `most`, with which a step ends first; see `exposed_seconds`."""
+    return min(range(1, most + 1), key=lambda count: exposed_seconds(count, num_bytes, window, all_reduce))
+
+
+def exposed_seconds(count: int, num_bytes: float, window: float, all_reduce: AllReduceSeconds) -> float:
+    """Return the seconds that `count` all-reduces add to a step.
+
+    Args:
+        num_bytes: the bytes of all gradients.
+        window: the seconds before the end of the backward pass at which the first gradients are ready.
+    """
+    end = 0.0
+    for number in range(1, count + 1):
+        ready = window * (number - 1) / (count - 1) if count > 1 else window
+        part = num_bytes / 2 ** min(number, count - 1)
+        end = max(ready, end) + all_reduce(part)
+    return end - window + count * LAUNCH_SECONDS
+
+
+def _compute_seconds(
+    model: Model, params: Any, model_state: Any, shape: tuple[int, int, int, int], device_kind: str
+) -> float | None:
+    """Return the seconds of a step's computation on a device for images [B, H, W, C]; None if they are unknown."""
+    if not can_read_jaxprs():
+        return None
+    images = jax.ShapeDtypeStruct((1, *shape[1:]), jnp.float32)
+    forward = jax.make_jaxpr(lambda *arrays: model.apply(*arrays, train=False, key=None))(params, model_state, images)
+    seconds = 0.0
+    for dtype, flops in count_flops(forward.jaxpr).items():
+        peak_rate = peak(device_kind, dtype)
+        if peak_rate is None:
+            return None
+        seconds += 3 * shape[0] * flops / (SHARE_OF_PEAK * peak_rate)
+    return seconds
