@@ -52,13 +52,13 @@ from benchmarks.programs.projection import (
     fit_link,
     project,
     project_schedule,
-    ring,
 )
 from jaxddp.api import prepare_training, resnet
 from jaxddp.cluster.doctor.allreduce import time_all_reduce
 from jaxddp.config import DataConfig
 from jaxddp.engine.state import TrainState
 from jaxddp.job.membership import peers
+from jaxddp.measure.communication import ring
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.setup.run_setup import RunSetup

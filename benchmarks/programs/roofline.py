@@ -2,33 +2,27 @@
 
 A kernel takes the longer of its bytes at the memory's speed and its multiplications at the tensor cores' speed, plus
 the time of a launch. A collective runs beside the kernels between its start and the wait for it, and costs
-its remaining time. `projection.py` models its time as that of a ring.
+its remaining time. `jaxddp.measure.communication` models its time.
 
 The constants:
 - 4.8 TB/s and 989.5 TFLOP/s in bfloat16, from NVIDIA's data sheet of the H200. An assumption until a
   GPU is measured: 90% and 60% of these are reached.
 - 1.5 us for the launch of a kernel in a CUDA graph or behind a full queue: an assumption.
-- NVLink 4, 900 GB/s a GPU in both directions, and an adapter of 400 Gb/s for each GPU ("NVIDIA DGX H200" data sheet);
-  80% of either and the latencies as in `projection.py`.
+- The links of a DGX H200, as in `jaxddp.measure.communication`.
 """
 
 from collections.abc import Sequence
 
 from benchmarks.common.harness import Figures
 from benchmarks.programs.counts import between, payload
-from benchmarks.programs.projection import EFFICIENCY_OF_LINKS, Link, Machine
 from benchmarks.programs.schedule import COLLECTIVE, Kernel, Schedule
+from jaxddp.measure.communication import DGX_H200
 from jaxddp.measure.data_sheets import peak
 
 DEVICE = "NVIDIA H200"
 BYTES_A_SECOND = 0.9 * 4.8e12
 SHARE_OF_PEAK = 0.6
 LAUNCH_SECONDS = 1.5e-6
-DGX_H200 = Machine(
-    gpus=8,
-    inside=Link(EFFICIENCY_OF_LINKS * 450e9, 3.4e-6),
-    outside=Link(EFFICIENCY_OF_LINKS * 50e9, 14e-6),
-)
 
 
 def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> Figures:
@@ -49,7 +43,7 @@ def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> F
 
     compute = seconds(kernels)
     collectives = [place for place, kernel in enumerate(kernels) if kernel.kind == COLLECTIVE]
-    needed = {place: DGX_H200.communication(payload(kernels[place]), num_gpus) for place in collectives}
+    needed = {place: DGX_H200.all_reduce(payload(kernels[place]), num_gpus) for place in collectives}
     exposed = sum(max(0.0, needed[place] - seconds(between(kernels, place))) for place in collectives)
     communication = sum(needed.values())
     return {

@@ -10,14 +10,14 @@ decides for larger jobs. It is not measured:
   before the first all-reduce, and halves of the remaining bytes are ready after about the same time.
 - The computation takes the time of its FLOPs at `SHARE_OF_PEAK` of the peak rate. The FLOPs are three times those of a
   forward pass, because a backward pass computes two products for each product of the forward pass.
-- Each bucket adds kernels, which are launched one after the other.
+- Each bucket adds kernels, and several buckets also add copies of the parameters; see `Averaging.parameters`.
 
 The best number is the one with which a step ends first. With microbatches all gradients are ready at the end of the
 step, so one all-reduce is best.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -40,8 +40,12 @@ WINDOW = 0.2
 SHARE_OF_PEAK = 0.25
 """In the roofline model a ResNet-50 reaches 23% of the peak of an H200. NVIDIA's published speed on an A100, 2,470
 images/s (DeepLearningExamples, resnet50v1.5), is 19% of its peak."""
-LAUNCH_SECONDS = 5 * 1.5e-6
-"""The seconds that a bucket adds to a step: 5 kernels, counted in compiled programs, of 1.5 us each."""
+SECONDS_OF_A_BUCKET = 5e-6
+"""The seconds that each further bucket adds to the computation of a step. From 2 to 7 buckets, the roofline model of
+ResNet-50's programs grows from 26.819 to 26.844 ms."""
+SECONDS_OF_A_BYTE = 1.5e-12
+"""The seconds by which several buckets lengthen the computation, for each byte of the gradients. From 1 to 2 buckets,
+the same model grows from 26.667 to 26.819 ms, with 102 MB of gradients."""
 
 AllReduceSeconds = Callable[[float], float]
 """The seconds of an all-reduce of a number of bytes."""
@@ -89,13 +93,19 @@ def decide(
         reason = f"the speed of {topology.device_kind} is unknown, so the number is that of small jobs"
         return BucketCount(most, reason, by_model=True)
     num_bytes = gradient_bytes(config, params)
-    arguments = num_bytes, WINDOW * seconds, lambda part: DGX_H200.all_reduce(part, topology.num_devices, hosts)
+    arguments = num_bytes, WINDOW * seconds, _seconds_of_messages(gradients, topology, hosts)
     count = best_count(most, *arguments)
     added = [f"{1000 * exposed_seconds(number, *arguments):.2f} ms" for number in (count, most)]
     where = f"{counted(topology.num_devices, 'device')} on {counted(hosts, 'host')}"
     comparison = "" if count == most else f", and {most} would add {added[1]}"
     reason = f"by the model, {size(num_bytes)} on {where} add {added[0]} to a step{comparison}"
     return BucketCount(count, reason, by_model=True)
+
+
+def _seconds_of_messages(gradients: Gradients, topology: Topology, hosts: int) -> AllReduceSeconds:
+    """Return the model of a bucket's time. A reduce-scatter is the first half of a ring; NCCL has no trees for it."""
+    links, share = (replace(DGX_H200, has_trees=False), 0.5) if gradients.shards_state else (DGX_H200, 1.0)
+    return lambda num_bytes: share * links.all_reduce(num_bytes, topology.num_devices, hosts)
 
 
 def _reason_of_small_job(config: Config, topology: Topology, hosts: int) -> str | None:
@@ -150,7 +160,8 @@ def exposed_seconds(count: int, num_bytes: float, window: float, all_reduce: All
         ready = window * (number - 1) / (count - 1) if count > 1 else window
         part = num_bytes / 2 ** min(number, count - 1)
         end = max(ready, end) + all_reduce(part)
-    return end - window + count * LAUNCH_SECONDS
+    several = SECONDS_OF_A_BUCKET * count + SECONDS_OF_A_BYTE * num_bytes if count > 1 else 0.0
+    return end - window + several
 
 
 def _compute_seconds(
