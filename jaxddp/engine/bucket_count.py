@@ -130,7 +130,7 @@ def hosts_of(topology: Topology) -> int:
     In a job, JAX gives the GPUs of a machine one `slice_index`, whatever the number of processes on this machine.
     Devices that are only described have a process for each machine.
     """
-    devices = topology.mesh.devices.flat
+    devices = list(topology.mesh.devices.flat)
     slices = len({getattr(device, "slice_index", None) for device in devices})
     described = len({device.process_index for device in devices}) if topology.process_count == 1 else 1
     return max(slices, described)
