@@ -88,7 +88,7 @@ def decide(
     if config.train.accumulate > 1:
         return BucketCount(1, "all gradients are ready after the last microbatch", by_model=True)
     images = config.train.batch_size // topology.num_devices
-    seconds = _compute_seconds(model, params, model_state, (images, *image_shape), topology.device_kind)
+    seconds = compute_seconds(model, params, model_state, (images, *image_shape), topology.device_kind)
     if seconds is None:
         reason = f"the speed of {topology.device_kind} is unknown, so the number is that of small jobs"
         return BucketCount(most, reason, by_model=True)
@@ -164,7 +164,7 @@ def exposed_seconds(count: int, num_bytes: float, window: float, all_reduce: All
     return end - window + several
 
 
-def _compute_seconds(
+def compute_seconds(
     model: Model, params: Any, model_state: Any, shape: tuple[int, int, int, int], device_kind: str
 ) -> float | None:
     """Return the seconds of a step's computation on a device for images [B, H, W, C]; None if they are unknown."""
