@@ -47,7 +47,7 @@ def communication(kernels: Sequence[Kernel]) -> Figures:
     gradients = [place for place, kernel in enumerate(kernels) if kernel.kind == KERNEL_GRADIENT]
     last = gradients[-LAST] if len(gradients) >= LAST else 0
     collectives = [(place, kernel) for place, kernel in enumerate(kernels) if kernel.kind == COLLECTIVE]
-    averaging = [(place, payload(kernel)) for place, kernel in collectives if AVERAGING in kernel.operation]
+    averaging = [(place, kernel.message) for place, kernel in collectives if AVERAGING in kernel.operation]
     gradient_bytes = sum(size for _, size in averaging)
     early = sum(size for place, size in averaging if place < last)
     return {
@@ -55,11 +55,6 @@ def communication(kernels: Sequence[Kernel]) -> Figures:
         "overlapped": early / gradient_bytes if gradient_bytes else None,
         "collectives": [_collective(kernels, place, kernel) for place, kernel in collectives],
     }
-
-
-def payload(kernel: Kernel) -> int:
-    """Return the bytes of a collective's operands; its kernel reads and writes them."""
-    return kernel.num_bytes // 2
 
 
 def between(kernels: Sequence[Kernel], place: int) -> Sequence[Kernel]:
@@ -71,8 +66,9 @@ def _collective(kernels: Sequence[Kernel], place: int, kernel: Kernel) -> Figure
     meanwhile = between(kernels, place)
     return {
         "name": kernel.name,
+        "kind": kernel.collective,
         "operation": kernel.operation,
-        "bytes": payload(kernel),
+        "bytes": kernel.message,
         "dtype": kernel.dtype,
         "kernels_before": place,
         "kernels_between": len(meanwhile),

@@ -41,6 +41,13 @@ class HloModule:
         """Return the instructions inside a fusion, its root last."""
         return list(self.computations[fusion.called_computation_ids[0]].instructions)
 
+    def opcode(self, instruction: Any) -> str:
+        """Return the opcode of an instruction; it ends in "-start" if XLA starts the operation in the background."""
+        if instruction.opcode != "async-start":
+            return instruction.opcode
+        computation = self.computations[instruction.called_computation_ids[0]]
+        return f"{self.instructions[computation.root_id].opcode}-start"
+
     def _walk(self, computation: int) -> Iterator[Any]:
         for number in self.proto.schedule.sequences[computation].instruction_ids:
             instruction = self.instructions[number]

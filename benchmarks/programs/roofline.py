@@ -14,7 +14,7 @@ The constants:
 from collections.abc import Sequence
 
 from benchmarks.common.harness import Figures
-from benchmarks.programs.counts import between, payload
+from benchmarks.programs.counts import between
 from benchmarks.programs.schedule import COLLECTIVE, Kernel, Schedule
 from jaxddp.measure.communication import DGX_H200
 from jaxddp.measure.data_sheets import peak
@@ -43,7 +43,7 @@ def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> F
 
     compute = seconds(kernels)
     collectives = [place for place, kernel in enumerate(kernels) if kernel.kind == COLLECTIVE]
-    needed = {place: DGX_H200.all_reduce(payload(kernels[place]), num_gpus) for place in collectives}
+    needed = {place: _communication(kernels[place], num_gpus) for place in collectives}
     exposed = sum(max(0.0, needed[place] - seconds(between(kernels, place))) for place in collectives)
     communication = sum(needed.values())
     return {
@@ -54,3 +54,9 @@ def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> F
         "overlap": 1 - exposed / communication if communication else 0.0,
         "images_per_second": num_gpus * images / (compute + exposed),
     }
+
+
+def _communication(kernel: Kernel, num_gpus: int) -> float:
+    """Return the seconds of an all-reduce, or of a reduce-scatter or all-gather."""
+    seconds = DGX_H200.all_reduce if kernel.collective == "all-reduce" else DGX_H200.reduce_scatter
+    return seconds(kernel.message, num_gpus)

@@ -38,6 +38,8 @@ class Kernel:
         operation: JAX's name of the operation, or of one of several.
         source: The source line of the operation.
         flops: FLOPs of convolutions and matrix products; 0 for others.
+        collective: The operation of a collective, such as "all-reduce"; "" for other kernels.
+        message: Bytes of the whole arrays that the devices reduce or gather; 0 for other kernels.
         done: For a collective, the number of kernels launched before the wait for it.
     """
 
@@ -48,6 +50,8 @@ class Kernel:
     num_bytes: int
     flops: int
     dtype: str
+    collective: str = ""
+    message: int = 0
     done: int | None = None
 
 
@@ -100,6 +104,7 @@ class _Reader:
     def _kernel(self, instruction: Any) -> Kernel:
         operands = [self._instructions[number] for number in instruction.operand_ids]
         fused = self._fused(instruction)
+        collective = self._collective(instruction)
         return Kernel(
             name=instruction.name,
             kind=self._kind(instruction, fused),
@@ -108,7 +113,22 @@ class _Reader:
             num_bytes=self._bytes_read(instruction, fused) + self._bytes_written(instruction, fused),
             flops=self._flops(instruction, operands, fused),
             dtype=dtype_of(operands[0] if operands else instruction),
+            collective=collective,
+            message=self._message(instruction, operands, collective),
         )
+
+    def _collective(self, instruction: Any) -> str:
+        """Return the operation of a collective, or ""."""
+        opcode = self._module.opcode(instruction)
+        return opcode.removesuffix("-start") if opcode.startswith(COLLECTIVES) else ""
+
+    def _message(self, instruction: Any, operands: list[Any], collective: str) -> int:
+        """Return the bytes of a collective's whole arrays: the result of an all-gather, the operands of others."""
+        given = sum(num_bytes(operand.shape) for operand in operands) if collective else 0
+        if collective != "all-gather":
+            return given
+        # The shape of a start includes the operands.
+        return num_bytes(instruction.shape) - (given if instruction.opcode.endswith("-start") else 0)
 
     def _fused(self, instruction: Any) -> list[Any]:
         """Return the instructions inside a fusion, its root last; [] for other instructions."""
@@ -146,7 +166,7 @@ class _Reader:
 
     def _kind(self, instruction: Any, fused: list[Any]) -> str:
         opcode, target = instruction.opcode, instruction.custom_call_target
-        if opcode.startswith(COLLECTIVES):
+        if self._collective(instruction):
             return COLLECTIVE
         if opcode == "custom-call":
             kind = _CONVOLUTIONS.get(target, "matrix product" if _multiplies(target) else "other")

@@ -17,7 +17,7 @@ step, so one all-reduce is best.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -103,9 +103,9 @@ def decide(
 
 
 def _seconds_of_messages(gradients: Gradients, topology: Topology, hosts: int) -> AllReduceSeconds:
-    """Return the model of a bucket's time. A reduce-scatter is the first half of a ring; NCCL has no trees for it."""
-    links, share = (replace(DGX_H200, has_trees=False), 0.5) if gradients.shards_state else (DGX_H200, 1.0)
-    return lambda num_bytes: share * links.all_reduce(num_bytes, topology.num_devices, hosts)
+    """Return the model of a bucket's time."""
+    collective = DGX_H200.reduce_scatter if gradients.shards_state else DGX_H200.all_reduce
+    return lambda num_bytes: collective(num_bytes, topology.num_devices, hosts)
 
 
 def _reason_of_small_job(config: Config, topology: Topology, hosts: int) -> str | None:

@@ -142,7 +142,7 @@ def stack_over_devices(values: jax.Array) -> jax.Array:
 
 
 def fill_in_order(leaves: Sequence[Any], order: Sequence[int], buckets: int) -> list[list[int]]:
-    """Divide the indices of an order into at most `buckets` buckets by the bytes of their leaves; see `fill_buckets`."""
+    """Divide an order of leaves into at most `buckets` buckets of their indices; see `fill_buckets`."""
     sizes = [leaves[index].nbytes for index in order]
     return [[order[i] for i in bucket] for bucket in fill_buckets(sizes, buckets)]
 

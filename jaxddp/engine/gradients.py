@@ -56,8 +56,8 @@ class Gradients:
             microbatch separately. Running statistics take the mean over microbatches and devices.
         reproducible: compute the gradients of 8 fixed shards and sum them in a fixed order; see
             `jaxddp.engine.reproducible`.
-        shards_state: whether the parameters and the optimizer's state are divided among the devices between two steps; see
-            `jaxddp.engine.sharded_step`.
+        shards_state: whether the parameters and the optimizer's state are divided among the devices between two
+            steps; see `jaxddp.engine.sharded_step`.
         for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
             `jaxddp.engine.reproducible.walled`.
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.
@@ -88,8 +88,8 @@ class Gradients:
             settled=config.frozen_norms,
         )
 
-    def specs(self, state: TrainState, topology: Topology) -> TrainState:
-        """Return the `PartitionSpec` of each array of a state, or of its shapes, between two steps."""
+    def specs(self, state: TrainState, topology: Topology) -> Any:
+        """Return the `PartitionSpec` of each array of a state, or of its shapes, as a tree like the state."""
         if not self.shards_state:
             return jax.tree.map(lambda leaf: P(), state)
         return sharded_specs(state, topology.num_devices, self.frozen)
@@ -98,7 +98,7 @@ class Gradients:
         """Return the settings with another largest number of all-reduces."""
         return replace(self, averaging=replace(self.averaging, buckets=buckets))
 
-    def of_slices(self, specs: TrainState) -> "Gradients":
+    def of_slices(self, specs: Any) -> "Gradients":
         """Return the settings for a state with the specs of `specs`.
 
         If the parameters are divided among the devices, the gradients of `of_batch` are each device's slices of the

@@ -19,6 +19,8 @@ from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import PARAMS, path_of
 
+_REPLICATED = Gradients()
+
 Transform = Callable[..., tuple[Any, Any]]
 """(params, model_state) -> (params, model_state) with the same names, shapes and dtypes. A function with an argument
 `peers` also gets the job's `jaxddp.core.peers.Peers`."""
@@ -46,7 +48,7 @@ def make_init(
     *,
     parts: Sequence[Part] = (),
     transform: Transform | None = None,
-    gradients: Gradients = Gradients(),
+    gradients: Gradients = _REPLICATED,
 ) -> Callable[..., TrainState]:
     """Compile (on first use) the initialization of a state.
 

@@ -5,6 +5,7 @@ an all-reduce (Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054, stages 1 and 2
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
-
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.engine.buckets import Averaging, compute_after, fill_in_order, order_of_readiness
@@ -53,7 +53,7 @@ class Scattering(Averaging):
 
     def parameters(self, params: Any) -> Any:
         """Return the parameters for the optimizer. The network reads other arrays, so they need no barrier."""
-        return params
+        return super().parameters(params)
 
     @property
     def _axes(self) -> list[int | None]:
@@ -61,24 +61,35 @@ class Scattering(Averaging):
 
     def _whole_shape(self, index: int, leaf: jax.Array) -> tuple[int, ...]:
         axis = self._axes[index]
-        return tuple(size * (lax.axis_size(AXIS) if at == axis else 1) for at, size in enumerate(leaf.shape))
+        return leaf.shape if axis is None else _with_size(leaf.shape, axis, leaf.shape[axis] * lax.axis_size(AXIS))
 
     def _gather(self, slices: list[jax.Array], order: Sequence[int]) -> list[jax.Array]:
         """Gather arrays in the reverse of `order`, in which their gradients are ready."""
         axes, whole, previous = self._axes, list(slices), None
         divided = [index for index in order if axes[index] is not None]
         for bucket in reversed(fill_in_order(slices, divided, self.buckets)):
-            moved = [jnp.moveaxis(slices[index], axes[index], 0) for index in bucket]
-            message = [_concatenated([leaf.ravel() for leaf in moved])] if self.ravels else moved
-            if previous is not None:
-                message = [compute_after(array, previous) for array in message]
-            gathered = [lax.all_gather(array, AXIS, tiled=not self.ravels) for array in message]
-            previous = gathered[0]
-            parts = _split(previous, [leaf.size for leaf in moved]) if self.ravels else gathered
-            for index, leaf, part in zip(bucket, moved, parts, strict=True):
-                array = part.reshape(-1, *leaf.shape[1:]).astype(leaf.dtype)
-                whole[index] = jnp.moveaxis(array, 0, axes[index])
+            bucket_axes = [axis for index in bucket if (axis := axes[index]) is not None]
+            arrays, previous = self._all_gather([slices[index] for index in bucket], bucket_axes, previous)
+            for index, array in zip(bucket, arrays, strict=True):
+                whole[index] = array
         return whole
+
+    def _all_gather(
+        self, slices: list[jax.Array], axes: list[int], previous: jax.Array | None
+    ) -> tuple[list[jax.Array], jax.Array]:
+        """Gather the arrays of a bucket; see `_mean` for the result."""
+        if not self.ravels:
+            pairs = zip(_all_after(slices, previous), axes, strict=True)
+            gathered = [lax.all_gather(array, AXIS, axis=axis, tiled=True) for array, axis in pairs]
+            return gathered, gathered[0]
+        (message,) = _all_after([_concatenated([array.ravel() for array in slices])], previous)
+        rows = lax.all_gather(message, AXIS)
+        parts = _split(rows, [array.size for array in slices])
+        joined = [
+            _joined(part.astype(array.dtype), array.shape, axis)
+            for part, array, axis in zip(parts, slices, axes, strict=True)
+        ]
+        return joined, rows
 
     def _arrange(self, early: list[int], leaves: list[jax.Array], order: Sequence[int]) -> list[list[int]]:
         """Return buckets of gradients that are scattered, and a last bucket of gradients that every device needs."""
@@ -91,23 +102,48 @@ class Scattering(Averaging):
         self, bucket: list[int], leaves: list[jax.Array], dtype: str | None, previous: jax.Array | None
     ) -> tuple[list[jax.Array], jax.Array]:
         """Average the leaves of a bucket in one reduce-scatter, and return each device's slices of the means."""
-        axes = [(self._axes[index] if index < len(self._axes) else None) for index in bucket]
-        if None in axes:
+        axes = [axis for index in bucket if index < len(self._axes) and (axis := self._axes[index]) is not None]
+        if len(axes) < len(bucket):
             return super()._mean(bucket, leaves, dtype, previous)
         count = lax.axis_size(AXIS)
-        moved = [jnp.moveaxis(leaf, axis, 0) for leaf, axis in zip(leaves, axes, strict=True)]
-        rows = [leaf.reshape(count, -1) for leaf in moved]
-        message = [_concatenated(rows)] if self.ravels else rows
-        message = message if dtype is None else [array.astype(dtype) for array in message]
-        if previous is not None:
-            message = [compute_after(array, previous) for array in message]
-        means = [lax.psum_scatter(array, AXIS) / count for array in message]
-        parts = _split(means[0], [row.shape[1] for row in rows]) if self.ravels else means
+        pairs = list(zip(leaves, axes, strict=True))
+        shapes = [_with_size(leaf.shape, axis, leaf.shape[axis] // count) for leaf, axis in pairs]
+        arrays = [_concatenated([_divided(leaf, count, axis) for leaf, axis in pairs])] if self.ravels else leaves
+        message = _all_after(arrays if dtype is None else [array.astype(dtype) for array in arrays], previous)
+        if self.ravels:
+            mean = lax.psum_scatter(message[0], AXIS) / count
+            means = _split(mean, [math.prod(shape) for shape in shapes])
+        else:
+            sends = zip(message, axes, strict=True)
+            means = [lax.psum_scatter(array, AXIS, scatter_dimension=axis, tiled=True) / count for array, axis in sends]
         slices = [
-            jnp.moveaxis(part.reshape(-1, *leaf.shape[1:]).astype(leaf.dtype), 0, axis)
-            for part, leaf, axis in zip(parts, moved, axes, strict=True)
+            mean.astype(leaf.dtype).reshape(shape) for mean, leaf, shape in zip(means, leaves, shapes, strict=True)
         ]
         return slices, means[0]
+
+
+def _all_after(arrays: list[jax.Array], previous: jax.Array | None) -> list[jax.Array]:
+    return arrays if previous is None else [compute_after(array, previous) for array in arrays]
+
+
+def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
+    return (*shape[:axis], size, *shape[axis + 1 :])
+
+
+def _divided(array: jax.Array, count: int, axis: int) -> jax.Array:
+    """Return the slices of an array along an axis as rows, [count, elements of a slice]."""
+    slices = array.reshape(*array.shape[:axis], count, -1, *array.shape[axis + 1 :])
+    return jnp.moveaxis(slices, axis, 0).reshape(count, -1)
+
+
+def _joined(rows: jax.Array, shape: tuple[int, ...], axis: int) -> jax.Array:
+    """Return the array whose slices along an axis, with the given shape, are `rows`.
+
+    The reshape comes last. If a transpose did, XLA would give its result a layout in which every array that it is added
+    to is transposed, such as the activations of a transformer.
+    """
+    slices = jnp.moveaxis(rows.reshape(-1, *shape), 0, axis)
+    return slices.reshape(_with_size(shape, axis, len(rows) * shape[axis]))
 
 
 def _concatenated(arrays: list[jax.Array]) -> jax.Array:

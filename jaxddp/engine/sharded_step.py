@@ -7,6 +7,7 @@ a part that clips by the global norm, gives the same result as without sharding,
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -53,11 +54,10 @@ def make_sharded_step(
             return contribution._replace(undivided=None), finite
 
         in_specs = specs.replace(opt_state=()), P(AXIS), P()
-        out_specs = Contribution(without_frozen(specs.params, gradients.frozen), P(), P()), P()
+        out_specs: Any = Contribution(without_frozen(specs.params, gradients.frozen), P(), P()), P()  # pyright: ignore
         on_devices = jax.shard_map(gradient, mesh=topology.mesh, in_specs=in_specs, out_specs=out_specs)
         contribution, finite = on_devices(state.replace(opt_state=()), batch, key)
         state, sums = phases.update(state, contribution, lambda: finite > 0)
         return lax.with_sharding_constraint(state, shardings(specs, topology)), sums
 
     return sharded_step
-

@@ -28,7 +28,7 @@ The links of `DGX_H200`:
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 SHARE_OF_BANDWIDTH = 0.8
 _SHARE_OF_TREES = 0.92
@@ -82,6 +82,13 @@ class Interconnect:
         if self.has_trees:
             between = min(between, tree(num_bytes / here, hosts, self.outside))
         return ring(num_bytes, here, self.inside) + between
+
+    def reduce_scatter(self, num_bytes: float, num_devices: int, hosts: int | None = None) -> float:
+        """Return the seconds of a reduce-scatter of `num_bytes`, or of an all-gather to `num_bytes`.
+
+        It is a half of an all-reduce by rings, because NCCL has no trees for it. Args and errors: see `all_reduce`.
+        """
+        return replace(self, has_trees=False).all_reduce(num_bytes, num_devices, hosts) / 2
 
 
 DGX_H200 = Interconnect(

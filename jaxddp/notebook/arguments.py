@@ -28,7 +28,7 @@ _OPTIONS = {
     ),
     "checkpoint": ("best", "best_is", "best_smoothing"),
     "parallel": (
-        *("buckets", "reproducible", "xla_options"),
+        *("buckets", "reproducible", "shard_optimizer", "xla_options"),
         *("start_timeout", "heartbeat_timeout", "stall_timeout", "shutdown_timeout"),
     ),
     "log": ("gradient_norm",),

@@ -36,7 +36,9 @@ def make_run(
     """
     plan, topology, experiment, resident = setup.plan, setup.topology, setup.experiment, setup.data.cache == "device"
     if not (peers := topology.peers).is_alone:
-        peers.agree({**(objects or {}), **checksums(setup.whole(setup.state)), "the number of steps": str(plan.total_steps)})
+        peers.agree(
+            {**(objects or {}), **checksums(setup.whole(setup.state)), "the number of steps": str(plan.total_steps)}
+        )
         listeners = [*listeners, SlowProcesses(peers)]
     evaluator = _evaluator(setup, listeners, evaluators)
     if resident:

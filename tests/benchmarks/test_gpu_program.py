@@ -120,7 +120,8 @@ def test_with_steps_in_a_loop_the_kernels_are_those_of_its_body():
 
 
 def kernel(kind, num_bytes=0, flops=0, operation="", done=None):
-    return Kernel(kind, kind, operation, "", num_bytes, flops, "f32", done)
+    message = num_bytes // 2 if kind == COLLECTIVE else 0
+    return Kernel(kind, kind, operation, "", num_bytes, flops, "f32", "all-reduce" if message else "", message, done)
 
 
 GRADIENT, AVERAGE = kernel(KERNEL_GRADIENT, 100), "jit(step)/average_gradients/psum"

@@ -1,0 +1,297 @@
+"""`parallel.shard_optimizer`: the run equals a run without it, on any number of devices and with every optimizer. The
+memory of the state on a device falls with the number of devices, and the bytes that are sent stay the same."""
+
+import dataclasses
+import functools
+import re
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.cases import essential_and_rare, rare_case
+from support.data import CLASSES, NO_AUGMENTATION, random_table
+from support.faults import poisoned, spoil
+from support.networks import largest_difference
+from support.optimizers import make_optimizer
+from support.runs import Records, setup_of, train
+
+from jaxddp.config import Config
+from jaxddp.core.errors import GradientError, InputError, Preempted
+from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.parts.gradient_norm import GradientNorm
+from jaxddp.engine.parts.guard import Guard
+from jaxddp.engine.parts.lookahead import Lookahead
+from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.engine.parts.part import Part
+from jaxddp.engine.sharded_state import sharded_axis
+from jaxddp.registry import OPTIMIZERS
+from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.training.checkpoints.manager import Checkpoints
+
+STEPS = 20
+TABLE = random_table(50)
+CHANGES = {"train": {"duration": f"{STEPS} steps"}, "log": {"every": "5 steps"}, "eval": {"every": "0 steps"}}
+RATES = {"sgd": 0.3, "rmsprop": 0.01, "momentum": 0.05, "lars": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+class Net(nn.Module):
+    """A convolution, a synchronized norm, and two dense layers. The last bias cannot be divided."""
+
+    @nn.compact
+    def __call__(self, images, train: bool):
+        x = nn.Conv(8, (3, 3), strides=3, param_dtype=jnp.float64)(images)
+        x = nn.BatchNorm(not train, axis_name="data", param_dtype=jnp.float64, dtype=jnp.float64)(x)
+        x = nn.Dense(16, param_dtype=jnp.float64)(nn.tanh(x.reshape(len(x), -1)))
+        return nn.Dense(CLASSES, param_dtype=jnp.float64)(nn.tanh(x))
+
+
+@functools.cache
+def optimizer_of(name: str) -> optax.GradientTransformation:
+    words = {"name": name, "learning_rate": RATES.get(name, 0.02), "schedule": "constant", "weight_decay": 0.01}
+    config = Config().replace(optimizer=words)
+    return make_optimizer(config, make_schedule(config, Steps(STEPS, 3)))
+
+
+def config_of(sharded: bool, **sections: Any) -> Config:
+    parallel = {"shard_optimizer": sharded, "self_test": "never", **sections.pop("parallel", {})}
+    return Config().replace(parallel=parallel, **sections)
+
+
+def make_setup(sharded: bool, devices: int = 4, optimizer: str = "adamw", *, parts: tuple = (), **sections: Any) -> Any:
+    config = config_of(sharded, **sections)
+    return setup_of(Net(), optimizer_of(optimizer), TABLE, devices=devices, seed=5, config=config, parts=parts)
+
+
+@functools.cache
+def trained(sharded: bool, devices: int = 4, optimizer: str = "adamw") -> Any:
+    return jax.device_get(train(make_setup(sharded, devices, optimizer), CHANGES))
+
+
+# --- The same run ---
+
+
+@pytest.mark.parametrize("devices", essential_and_rare((4,), 1, 2, 8))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.names())
+def test_a_run_with_a_sharded_optimizer_equals_one_without(optimizer, devices):
+    difference = largest_difference(trained(True, devices, optimizer), trained(False, 4, optimizer))
+    assert difference < 1e-9
+
+
+PARTS: dict[str, tuple[tuple[Part, ...], dict[str, Any]]] = {
+    "moving average": ((ParameterAverage(0.9),), {}),
+    "clipping": ((GradientNorm(0.05),), {}),
+    "guard": ((Guard(),), {}),
+    "lookahead": ((Lookahead(5, optax.constant_schedule(0.5), STEPS),), {}),
+    "loss scale": ((Guard(), LossScale(8)), {}),
+    "accumulation": ((), {"train": {"accumulate": 2}}),
+    "buckets": ((), {"parallel": {"buckets": 3}}),
+    "accumulation, buckets": ((GradientNorm(0.05),), {"train": {"accumulate": 2}, "parallel": {"buckets": 3}}),
+    "all parts": ((GradientNorm(0.05), ParameterAverage(0.9), Guard(), LossScale(8)), {}),
+}
+
+
+@pytest.mark.parametrize("case", essential_and_rare(("accumulation, buckets", "lookahead", "all parts"), *PARTS))
+def test_parts_of_the_step_and_its_metrics_are_those_of_a_run_without_sharding(case):
+    parts, sections = PARTS[case]
+    records, states = [], []
+    for sharded in (True, False):
+        listener = Records()
+        setup = make_setup(sharded, parts=parts, **sections)
+        states.append(jax.device_get(train(setup, CHANGES, listeners=[listener])))
+        records.append([dict(record.metrics) for record in listener.steps])
+    assert largest_difference(*states) < 1e-9
+    assert largest_difference(*records) < 1e-9
+
+
+def test_the_images_may_be_kept_on_the_devices():
+    changes = CHANGES | {"data": {"cache": "device"}}
+    states = [jax.device_get(train(make_setup(sharded), changes)) for sharded in (True, False)]
+    assert largest_difference(*states) < 1e-9
+
+
+def test_frozen_layers_do_not_change():
+    config = config_of(True, model={"freeze": "Conv_0"})
+    setup = setup_of(Net(), optimizer_of("adamw"), TABLE, devices=4, seed=5, config=config)
+    before = jax.device_get(setup.state.params)
+    after = jax.device_get(train(setup, CHANGES).params)
+    same = jax.tree.map(lambda one, other: bool((one == other).all()), before, after)
+    assert all(jax.tree.leaves(same["Conv_0"])) and not any(jax.tree.leaves(same["Dense_0"]))
+
+
+def test_a_step_whose_gradient_is_not_finite_on_one_device_is_skipped_on_all():
+    states, losses = [], []
+    for sharded in (True, False):
+        words = {"devices": 4, "seed": 5, "config": config_of(sharded), "parts": (Guard(),), "augmentation": spoil}
+        setup = setup_of(Net(), optimizer_of("adamw"), poisoned(7), data=NO_AUGMENTATION, **words)
+        listener = Records()
+        states.append(jax.device_get(train(setup, CHANGES | {"log": {"every": "1 step"}}, listeners=[listener])))
+        losses.append([record.metrics["loss"] for record in listener.steps])
+    assert 0 < np.isnan(losses[0]).sum() < STEPS
+    np.testing.assert_allclose(*losses, atol=1e-9)
+    assert largest_difference(*states) < 1e-9
+
+
+# --- Checkpoints ---
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((True, 4), (False, 2)),
+        ((False, 4), (True, 2)),
+        rare_case((True, 8), (True, 2)),
+        rare_case((True, 2), (True, 8)),
+    ],
+)
+def test_a_run_resumes_across_the_option_and_any_number_of_devices(tmp_path, first, second):
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        with pytest.raises(Preempted):
+            train(make_setup(*first), CHANGES, checkpoints=checkpoints, should_stop=lambda step: step == 10)
+        resumed = train(make_setup(*second), CHANGES, checkpoints=checkpoints, resume_step=10)
+    assert largest_difference(jax.device_get(resumed), trained(False)) < 1e-9
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path):
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        with pytest.raises(Preempted):
+            train(make_setup(True), CHANGES, checkpoints=checkpoints, should_stop=lambda step: step == 7)
+        resumed = train(make_setup(True), CHANGES, checkpoints=checkpoints, resume_step=7)
+    assert largest_difference(jax.device_get(resumed), trained(True)) == 0
+
+
+# --- Memory and communication ---
+
+
+@given(st.lists(st.integers(0, 40), max_size=4), st.integers(1, 9))
+def test_a_matrix_is_divided_along_the_first_axis_that_the_devices_divide(shape, devices):
+    axis = sharded_axis(tuple(shape), devices)
+    fitting = [at for at, size in enumerate(shape) if size and size % devices == 0]
+    assert axis == (fitting[0] if fitting and devices > 1 and len(shape) > 1 else None)
+
+
+def state_bytes(state: Any) -> tuple[int, int]:
+    """Return the bytes of parameters and optimizer state on the first device, and of the whole arrays."""
+    leaves = jax.tree.leaves((state.params, state.opt_state))
+    return sum(leaf.addressable_data(0).nbytes for leaf in leaves), sum(leaf.nbytes for leaf in leaves)
+
+
+@pytest.mark.parametrize("devices", [2, 8])
+def test_the_memory_of_the_state_on_a_device_falls_with_the_number_of_devices(devices):
+    on_device, whole = state_bytes(make_setup(True, devices).state)
+    # The vectors, two moments of each, and two counters are whole.
+    undivided = 3 * 8 * (8 + 8 + 8 + 16 + CLASSES) + 2 * 4
+    assert on_device == (whole - undivided) // devices + undivided
+    assert state_bytes(make_setup(False, devices).state) == (whole, whole)
+
+
+@functools.cache
+def compiled(sharded: bool, buckets: int | None = None, optimizer: str = "adamw") -> Any:
+    setup = make_setup(sharded, 8, optimizer, parallel={"buckets": buckets})
+    program, _ = setup.program()
+    return program.prepare(setup.state, setup.feed.abstract_batch(), setup.key)
+
+
+WIDTHS = {"f64": 8, "f32": 4, "s32": 4, "pred": 1}
+
+
+def bytes_sent(text: str, devices: int = 8) -> dict[str, float]:
+    """Return the bytes that a device sends in the collectives of a compiled program by a ring, by operation."""
+    sent: dict[str, float] = {}
+    for types, name in re.findall(r"= (.*?) (all-reduce|all-gather|reduce-scatter)(?:-start)?\(", text):
+        arrays = re.findall(r"(\w+)\[([\d,]*)\]", types)
+        size = sum(WIDTHS[kind] * int(np.prod([int(n) for n in shape.split(",") if n])) for kind, shape in arrays)
+        factor = {"all-reduce": 2 * (devices - 1) / devices, "all-gather": (devices - 1) / devices}
+        sent[name] = sent.get(name, 0) + size * factor.get(name, devices - 1)
+    return sent
+
+
+def test_a_sharded_step_sends_no_more_bytes_than_an_all_reduce():
+    plain, sharded = (sum(bytes_sent(compiled(option).as_text()).values()) for option in (False, True))
+    # One more number, whether the gradients are finite, is sent.
+    assert plain < sharded + 64 and sharded <= plain + 64
+
+
+@pytest.mark.parametrize("buckets", [1, 2])
+def test_each_bucket_is_a_reduce_scatter_and_an_all_gather(buckets):
+    text = compiled(True, buckets).as_text()
+    assert len(re.findall(r" reduce-scatter(?:-start)?\(", text)) == buckets
+    assert len(re.findall(r" all-gather(?:-start)?\(", text)) == buckets
+
+
+def test_the_parameters_that_are_used_first_are_gathered_first():
+    """Gradients are ready in the reverse of this order, so the all-gathers have the buckets of the reduce-scatters."""
+    setup = make_setup(True, 8, parallel={"buckets": 2})
+    program, _ = setup.program()
+    text = program.function.lower(setup.state, setup.feed.abstract_batch(), setup.key).as_text()
+    gathered = [int(n) for n in re.findall(r"stablehlo.all_gather.*?-> tensor<8x(\d+)xf64>", text, re.DOTALL)]
+    scattered = [int(n) for n in re.findall(r"stablehlo.reduce_scatter.*?-> tensor<(\d+)xf64>", text, re.DOTALL)]
+    assert len(gathered) == 2 and gathered == scattered[::-1]
+    # The gradient of the convolution's kernel is ready last.
+    assert gathered[0] == 3 * 3 * 3 * 8 // 8
+
+
+def test_the_program_holds_less_memory_between_two_steps():
+    sizes = {option: compiled(option).memory_analysis().argument_size_in_bytes for option in (False, True)}
+    _, whole = state_bytes(make_setup(False).state)
+    assert sizes[False] - sizes[True] > 0.8 * 7 / 8 * whole
+
+
+# --- Checks of a run ---
+
+
+def test_the_self_test_compares_scattered_gradients():
+    setup = make_setup(True, parallel={"self_test": "always"})
+    train(setup, CHANGES | {"train": {"duration": "1 step"}})
+
+
+def test_the_self_test_finds_gradients_that_are_summed_in_place_of_averaged(monkeypatch):
+    scatter = jax.lax.psum_scatter
+    monkeypatch.setattr(jax.lax, "psum_scatter", lambda array, axis: scatter(array, axis) * 4)
+    setup = setup_of(
+        *(Net(), optimizer_of("adamw"), TABLE),
+        **{"devices": 4, "config": config_of(True, parallel={"self_test": "always"}), "share": False},
+    )
+    with pytest.raises(GradientError, match="the gradient that 4 devices average is not that of one device"):
+        train(setup, CHANGES)
+
+
+def test_replicas_are_compared_where_an_array_has_replicas(tmp_path):
+    changes = CHANGES | {"parallel": {"check_replicas": "1 step"}}
+    assert largest_difference(jax.device_get(train(make_setup(True), changes)), trained(True)) == 0
+
+
+def test_a_validation_and_the_returned_state_have_whole_parameters():
+    listener = Records()
+    changes = CHANGES | {"eval": {"every": "10 steps"}}
+    setup = make_setup(True, parts=(ParameterAverage(0.9),))
+    state = train(setup, changes, val=TABLE, listeners=[listener])
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves((state.params, state.parts)))
+    other = make_setup(False, parts=(ParameterAverage(0.9),))
+    reference = Records()
+    train(other, changes, val=TABLE, listeners=[reference])
+    measured = [[dict(record.metrics) for record in each.evaluations] for each in (listener, reference)]
+    assert len(measured[0]) == 4 and largest_difference(*measured) < 1e-9
+
+
+def test_a_returned_state_may_be_trained_again():
+    setup = make_setup(True)
+    state = train(setup, CHANGES | {"train": {"duration": "10 steps"}})
+    again = dataclasses.replace(make_setup(True), state=state)
+    assert largest_difference(jax.device_get(train(again, CHANGES)), trained(True)) < 1e-12
+
+
+def test_a_reproducible_run_rejects_the_option():
+    with pytest.raises(InputError, match="parallel.shard_optimizer=True does not apply to a sum in fixed order"):
+        make_setup(True, parallel={"reproducible": True})
