@@ -45,7 +45,9 @@ def seconds_over(interconnect: Interconnect, num_hosts: int):
 
 
 @given(interconnects, hosts, sizes)
-def test_trees_never_take_more_time_than_rings_and_their_latency_grows_with_the_logarithm(interconnect, num_hosts, size):
+def test_trees_never_take_more_time_than_rings_and_few_latencies(
+    interconnect, num_hosts, size
+):
     rings, trees = (dataclasses.replace(interconnect, has_trees=each) for each in (False, True))
     assert trees.all_reduce(size, 8 * num_hosts) <= rings.all_reduce(size, 8 * num_hosts)
     steps = 14 * interconnect.inside.latency + 2 * (num_hosts - 1).bit_length() * interconnect.outside.latency
@@ -105,11 +107,11 @@ def test_a_step_waits_at_least_for_its_last_all_reduce_and_at_most_for_all(
 
 
 def test_a_number_equals_a_calculation_by_hand():
-    """All-reduces of 4, 2 and 2 MB, ready after 0, 5 and 10 ms, take 1 ms and 1 ms for each MB."""
+    """All-reduces of 4, 2 and 2 MB take 5, 3 and 3 ms. Of each but the last, half of the window hides its time."""
     exposed = exposed_seconds(3, 8e6, 0.010, lambda num_bytes: 0.001 + num_bytes * 1e-9)
     added = 3 * bucket_count.SECONDS_OF_A_BUCKET + 8e6 * bucket_count.SECONDS_OF_A_BYTE
     assert exposed == pytest.approx(0.003 + added)
-    # They follow each other: 5 + 3 + 3 ms, of which 1 ms is hidden.
+    # Of 5 + 3 + 3 ms, 0.5 + 0.5 ms are hidden.
     exposed = exposed_seconds(3, 8e6, 0.001, lambda num_bytes: 0.001 + num_bytes * 1e-9)
     assert exposed == pytest.approx(0.010 + added)
 
@@ -135,6 +137,22 @@ class Fleet:
     def mesh(self):
         each = [SimpleNamespace(process_index=i // self.devices, slice_index=0) for i in range(self.num_devices)]
         return SimpleNamespace(devices=np.array(each, object))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_trace_for_each_size():
+    """Trace a network once for each number of images."""
+    compute, seconds = bucket_count.compute_seconds, {}
+
+    def cached(model, params, model_state, shape, device_kind):
+        key = model, shape, device_kind, bucket_count.SHARE_OF_PEAK
+        if key not in seconds:
+            seconds[key] = compute(model, params, model_state, shape, device_kind)
+        return seconds[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bucket_count, "compute_seconds", cached)
+        yield
 
 
 NETWORK = adapt(resnet("resnet50", 1000, dtype="bfloat16"))
@@ -163,7 +181,7 @@ def test_with_256_images_the_model_agrees_with_the_count(monkeypatch):
 
 # The largest batch of a shipped config is 32,768 (imagenet_resnet50_lars).
 @pytest.mark.parametrize(
-    ("num_hosts", "images", "count"), [(8, 256, 7), (8, 64, 3), (64, 64, 3), (128, 32, 2), (512, 256, 7), (512, 8, 1)]
+    ("num_hosts", "images", "count"), [(8, 256, 7), (8, 64, 3), (64, 64, 3), (128, 32, 2), (512, 256, 6), (512, 8, 2)]
 )
 def test_the_model_decides_for_larger_jobs(num_hosts, images, count):
     result = decided(Fleet(num_hosts), images)
@@ -212,7 +230,7 @@ def test_the_line_of_the_model_compares_with_the_number_of_small_jobs():
 
 def test_reduce_scatters_have_no_trees():
     fleet = Fleet(512)
-    assert (decided(fleet, 256).count, decided(fleet, 256, parallel={"shard_optimizer": True}).count) == (7, 1)
+    assert (decided(fleet, 256).count, decided(fleet, 256, parallel={"shard_optimizer": True}).count) == (6, 1)
 
 
 def test_hosts_are_counted_by_the_numbers_that_jax_gives_to_machines():

@@ -28,12 +28,14 @@ class Network:
         shapes: the shapes of the parameters.
         model_state_bytes: the bytes of its other arrays, such as running statistics.
         seconds_of_an_image: the seconds of a step's computation for each image, on an H200.
+        seconds_of_a_step: the seconds of a step's computation that do not depend on the number of images.
     """
 
     title: str
     shapes: tuple[tuple[int, ...], ...]
     model_state_bytes: int
     seconds_of_an_image: float
+    seconds_of_a_step: float
 
     @classmethod
     def of(cls, name: str, title: str) -> "Network":
@@ -41,9 +43,14 @@ class Network:
         config = Config().replace(model={"name": name}, train={"precision": "bfloat16"})
         model = adapt(MODELS.get(name)(config, CLASSES))
         params, model_state = trees_of(model, IMAGE)
-        seconds = compute_seconds(model, params, model_state, (1, *IMAGE), DEVICE)
-        assert seconds is not None, DEVICE
-        return cls(title, tuple(leaf.shape for leaf in jax.tree.leaves(params)), _bytes(model_state), seconds)
+        none, one = (compute_seconds(model, params, model_state, (count, *IMAGE), DEVICE) for count in (0, 1))
+        assert none is not None and one is not None, DEVICE
+        shapes = tuple(leaf.shape for leaf in jax.tree.leaves(params))
+        return cls(title, shapes, _bytes(model_state), one - none, none)
+
+    def compute(self, images: int) -> float:
+        """Return the seconds of a step's computation for a number of images on each device."""
+        return self.seconds_of_a_step + images * self.seconds_of_an_image
 
     @property
     def bytes(self) -> int:
@@ -57,7 +64,9 @@ class Network:
 
     def sharded_state_bytes(self, devices: int) -> float:
         """Return the bytes of a device's part of the state, if the optimizer is sharded; see `sharded_axis`."""
-        parts = (math.prod(shape) / (devices if sharded_axis(shape, devices) is not None else 1) for shape in self.shapes)
+        parts = (
+            math.prod(shape) / (devices if sharded_axis(shape, devices) is not None else 1) for shape in self.shapes
+        )
         return ARRAYS_OF_ADAMW * FLOAT32 * sum(parts) + self.model_state_bytes
 
 

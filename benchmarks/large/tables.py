@@ -56,7 +56,9 @@ def buckets(network: Network) -> str:
         return [f"{devices:,}", f"{images}", before, f"{number}", after, before_rings, f"{number_rings}", after_rings]
 
     names = ("rings or trees", "rings alone")
-    heads = [f"{name}: {head}" for name in names for head in (f"{SMALL} all-reduces", "model's number", "its efficiency")]
+    heads = [
+        f"{name}: {head}" for name in names for head in (f"{SMALL} all-reduces", "model's number", "its efficiency")
+    ]
     return _table(["devices", "images a device", *heads], [cells(*pair) for pair in sizes((16, 64, 512, 4096))])
 
 
@@ -116,7 +118,9 @@ def unequal_devices() -> str:
 
 def stragglers() -> str:
     """Return the table of the mean time of the slowest device."""
-    heads = [f"variation {variation:.0%}: {way}" for variation in VARIATIONS for way in ("every step", "hosts, every 50")]
+    heads = [
+        f"variation {variation:.0%}: {way}" for variation in VARIATIONS for way in ("every step", "hosts, every 50")
+    ]
 
     def cells(devices: int) -> list[str]:
         values = [

@@ -1,7 +1,7 @@
 """The projected step of a large job, in each way to share the work. Nothing above 16 devices was run.
 
-Devices are H200s in hosts of eight. The time of a message is that of `jaxddp.measure.communication`, and the time of the
-backward pass and of buckets that of `jaxddp.engine.bucket_count`, which also decides the number of buckets of a run.
+Devices are H200s in hosts of eight. The time of a message is that of `jaxddp.measure.communication`. The times of the
+backward pass and of buckets are those of `jaxddp.engine.bucket_count`, which also decides the number of buckets.
 
 - All-reduce: as in `jaxddp.engine.buckets`. `SMALL` is the number of buckets of jobs of one or two hosts.
 - Sharded optimizer: reduce-scatters in buckets, and all-gathers of the parameters at the start of the step, in the
@@ -97,7 +97,7 @@ def all_reduce(
     Args:
         buckets: the number of all-reduces. Default: the number that the model decides.
     """
-    compute = images * network.seconds_of_an_image
+    compute = network.compute(images)
     arguments = network.bytes, WINDOW * compute, lambda size: links.all_reduce(size, devices)
     count = best_count(SMALL, *arguments) if buckets is None else buckets
     exposed = max(0.0, exposed_seconds(count, *arguments)) if devices > 1 else 0.0
@@ -108,7 +108,7 @@ def all_reduce(
 
 def sharded(network: Network, devices: int, images: int) -> Step:
     """Return a step with a sharded optimizer."""
-    compute = images * network.seconds_of_an_image
+    compute = network.compute(images)
     half: Callable[[float], float] = lambda size: DGX_H200.reduce_scatter(size, devices)  # noqa: E731
     arguments = network.bytes, WINDOW * compute, half
     count = best_count(SMALL, *arguments)

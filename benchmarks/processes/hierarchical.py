@@ -103,7 +103,9 @@ def _measure_size(topology: Topology, size: int, rounds: int) -> Figures:
     return alternate({name: _timed(contender) for name, contender in contenders.items()}, rounds)
 
 
-def _turn(topology: Topology, reduce: Callable[[jax.Array], jax.Array], values: jax.Array) -> Callable[[bool], np.ndarray]:
+def _turn(
+    topology: Topology, reduce: Callable[[jax.Array], jax.Array], values: jax.Array
+) -> Callable[[bool], np.ndarray]:
     specs = {"in_specs": P(AXIS), "out_specs": P(AXIS)}
     on_devices = jax.shard_map(lambda x: reduce(x[0])[None], mesh=topology.mesh, check_vma=False, **specs)
     program = jax.jit(on_devices)

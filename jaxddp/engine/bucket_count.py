@@ -4,12 +4,14 @@ A job of up to `Platform.counted_hosts` hosts uses the number that was counted i
 decides for larger jobs. It is not measured:
 
 - A bucket has half of the remaining bytes, as in `jaxddp.engine.buckets.fill_buckets`. Its all-reduce takes the time of
-  `jaxddp.measure.communication`, starts when its gradients are ready, and waits for the previous all-reduce.
-- The gradients become ready in the last `WINDOW` of the computation of a step, bucket after bucket at equal intervals.
-  Compiled programs of ResNet-50 show both (benchmarks/RESULTS.md): XLA computes the gradients of most activations
-  before the first all-reduce, and halves of the remaining bytes are ready after about the same time.
-- The computation takes the time of its FLOPs at `SHARE_OF_PEAK` of the peak rate. The FLOPs are three times those of a
-  forward pass, because a backward pass computes two products for each product of the forward pass.
+  `jaxddp.measure.communication`.
+- All-reduces start in the last `WINDOW` of the computation of a step, at equal intervals, and the last one at its end.
+  Each waits for the previous one, and with it the computation: an interval hides only the all-reduce that starts with
+  it. Compiled programs of ResNet-50 are like this (benchmarks/RESULTS.md): XLA computes the gradients of most
+  activations before the first all-reduce, and waits for an all-reduce before it starts the next one.
+- The computation takes the time of its FLOPs at `SHARE_OF_PEAK` of the peak rate, and `SECONDS_OF_AN_ARRAY` for each
+  parameter, whatever the number of images. The FLOPs are three times those of a forward pass, because a backward pass
+  computes two products for each product of the forward pass.
 - Each bucket adds kernels, and several buckets also add copies of the parameters; see `Averaging.parameters`.
 
 The best number is the one with which a step ends first. With microbatches all gradients are ready at the end of the
@@ -38,8 +40,11 @@ WINDOW = 0.2
 """The fraction of a step's computation during which gradients become ready. In the program of ResNet-50 for two hosts,
 19% of the bytes are moved after the start of the first all-reduce."""
 SHARE_OF_PEAK = 0.25
-"""In the roofline model a ResNet-50 reaches 23% of the peak of an H200. NVIDIA's published speed on an A100, 2,470
-images/s (DeepLearningExamples, resnet50v1.5), is 19% of its peak."""
+"""With `SECONDS_OF_AN_ARRAY` this gives the roofline model's times of a ResNet-50 on H200s: 26.8, 7.8 and 4.8 ms for 256,
+64 and 32 images on each. NVIDIA's published speed on an A100, 2,470 images/s (DeepLearningExamples, resnet50v1.5), is
+19% of its peak."""
+SECONDS_OF_AN_ARRAY = 10e-6
+"""The launches of a layer's kernels and the update of its parameter."""
 SECONDS_OF_A_BUCKET = 5e-6
 """The seconds that each further bucket adds to the computation of a step. From 2 to 7 buckets, the roofline model of
 ResNet-50's programs grows from 26.819 to 26.844 ms."""
@@ -153,15 +158,14 @@ def exposed_seconds(count: int, num_bytes: float, window: float, all_reduce: All
 
     Args:
         num_bytes: the bytes of all gradients.
-        window: the seconds before the end of the backward pass at which the first gradients are ready.
+        window: the seconds of computation after the start of the first all-reduce.
     """
-    end = 0.0
-    for number in range(1, count + 1):
-        ready = window * (number - 1) / (count - 1) if count > 1 else window
-        part = num_bytes / 2 ** min(number, count - 1)
-        end = max(ready, end) + all_reduce(part)
-    several = SECONDS_OF_A_BUCKET * count + SECONDS_OF_A_BYTE * num_bytes if count > 1 else 0.0
-    return end - window + several
+    if count == 1:
+        return all_reduce(num_bytes)
+    hidden = window / (count - 1)
+    waits = sum(max(0.0, all_reduce(num_bytes / 2**number) - hidden) for number in range(1, count))
+    added = SECONDS_OF_A_BUCKET * count + SECONDS_OF_A_BYTE * num_bytes
+    return waits + all_reduce(num_bytes / 2 ** (count - 1)) + added
 
 
 def compute_seconds(
@@ -172,7 +176,7 @@ def compute_seconds(
         return None
     images = jax.ShapeDtypeStruct((1, *shape[1:]), jnp.float32)
     forward = jax.make_jaxpr(lambda *arrays: model.apply(*arrays, train=False, key=None))(params, model_state, images)
-    seconds = 0.0
+    seconds = SECONDS_OF_AN_ARRAY * len(jax.tree.leaves(params))
     for dtype, flops in count_flops(forward.jaxpr).items():
         peak_rate = peak(device_kind, dtype)
         if peak_rate is None:

@@ -36,6 +36,7 @@ made = st.builds(
     shapes=st.lists(st.tuples(st.integers(1, 4096), st.integers(1, 4096)), min_size=1, max_size=5).map(tuple),
     model_state_bytes=st.integers(0, 10**6),
     seconds_of_an_image=st.floats(1e-6, 1e-2),
+    seconds_of_a_step=st.floats(0, 1e-2),
 )
 device_counts = st.integers(0, 12).map(lambda power: 8 * 2**power)
 image_counts = st.integers(1, 256)
@@ -78,9 +79,9 @@ def test_the_networks_have_their_published_parameters_and_the_state_of_adamw():
     resnet, vit = projected()
     assert (resnet.bytes, vit.bytes) == (4 * 25_557_032, 4 * 86_567_656)
     assert resnet.state_bytes == 3 * resnet.bytes + 4 * 2 * 26_560 and vit.state_bytes == 3 * vit.bytes
-    # An array whose sizes are no multiples of 8 stays whole.
+    # Vectors, and arrays whose sizes are no multiples of 8, stay whole.
     assert resnet.sharded_state_bytes(1) == resnet.state_bytes
-    assert 1 / 8 <= resnet.sharded_state_bytes(8) / resnet.state_bytes < 1.01 / 8
+    assert 1 / 8 <= resnet.sharded_state_bytes(8) / resnet.state_bytes < 1.03 / 8
     assert vit.sharded_state_bytes(4096) == vit.state_bytes
 
 
