@@ -18,14 +18,14 @@ from jaxddp.api import resnet
 from jaxddp.cluster.doctor import rehearsal
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine import bucket_count
-from jaxddp.engine.bucket_count import best_count, decide, exposed_seconds, gradient_bytes, hosts_of
 from jaxddp.engine.gradients import Gradients
 from jaxddp.measure.communication import DGX_H200, Interconnect, Link
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.variables import trees_of
 from jaxddp.platforms import PLATFORMS
+from jaxddp.recipe import bucket_count
+from jaxddp.recipe.bucket_count import best_count, decide, exposed_seconds, gradient_bytes, hosts_of
 
 MOST = PLATFORMS["gpu"].buckets
 SHAPE = (224, 224, 3)
@@ -45,9 +45,7 @@ def seconds_over(interconnect: Interconnect, num_hosts: int):
 
 
 @given(interconnects, hosts, sizes)
-def test_trees_never_take_more_time_than_rings_and_few_latencies(
-    interconnect, num_hosts, size
-):
+def test_trees_never_take_more_time_than_rings_and_few_latencies(interconnect, num_hosts, size):
     rings, trees = (dataclasses.replace(interconnect, has_trees=each) for each in (False, True))
     assert trees.all_reduce(size, 8 * num_hosts) <= rings.all_reduce(size, 8 * num_hosts)
     steps = 14 * interconnect.inside.latency + 2 * (num_hosts - 1).bit_length() * interconnect.outside.latency

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -16,7 +17,7 @@ from benchmarks.large.tables import LARGEST_BATCH, MOST_IMAGES, images_of
 from benchmarks.large.ways import steps
 
 HOSTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 12_500)
-SETTINGS = {"svg.fonttype": "none", "svg.hashsalt": "large jobs", "font.size": 8}
+SETTINGS: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "large jobs", "font.size": 8}
 
 
 def draw(networks: Sequence[Network], path: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 
 from jaxddp.config import Config
-from jaxddp.engine.bucket_count import compute_seconds
 from jaxddp.engine.sharded_state import sharded_axis
 from jaxddp.models.adapt import adapt
 from jaxddp.models.variables import trees_of
+from jaxddp.recipe.bucket_count import compute_seconds
 from jaxddp.registry import MODELS
 
 CLASSES, IMAGE = 1000, (224, 224, 3)

@@ -106,8 +106,8 @@ def _measure_size(topology: Topology, size: int, rounds: int) -> Figures:
 def _turn(
     topology: Topology, reduce: Callable[[jax.Array], jax.Array], values: jax.Array
 ) -> Callable[[bool], np.ndarray]:
-    specs = {"in_specs": P(AXIS), "out_specs": P(AXIS)}
-    on_devices = jax.shard_map(lambda x: reduce(x[0])[None], mesh=topology.mesh, check_vma=False, **specs)
+    one = lambda x: reduce(x[0])[None]  # noqa: E731
+    on_devices = jax.shard_map(one, mesh=topology.mesh, in_specs=P(AXIS), out_specs=P(AXIS), check_vma=False)
     program = jax.jit(on_devices)
 
     def turn(fetch: bool) -> np.ndarray:

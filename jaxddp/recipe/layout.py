@@ -98,7 +98,6 @@ class Layout:
         shapes = _shapes(growth, data.image_shape, plan)
         return cls(data, plan, steps_of(config, plan), gradients, division, growth, shapes)
 
-
     def with_buckets(self, buckets: int) -> "Layout":
         """Return the layout with another largest number of all-reduces."""
         return dataclasses.replace(self, gradients=self.gradients.with_buckets(buckets))

@@ -8,13 +8,13 @@ import numpy as np
 import optax
 
 from jaxddp.core.phases import doing, phase
-from jaxddp.engine.bucket_count import decide
 from jaxddp.engine.parts.iterate_average import with_average
 from jaxddp.measure.memory import memory_errors
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
+from jaxddp.recipe.bucket_count import decide
 from jaxddp.recipe.fine_tuning import fine_tuned
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make_recipe import make_recipe

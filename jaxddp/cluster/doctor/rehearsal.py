@@ -13,10 +13,10 @@ from jaxddp.data.opening import open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
-from jaxddp.engine.bucket_count import decide
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
+from jaxddp.recipe.bucket_count import decide
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup

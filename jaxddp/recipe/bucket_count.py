@@ -40,9 +40,9 @@ WINDOW = 0.2
 """The fraction of a step's computation during which gradients become ready. In the program of ResNet-50 for two hosts,
 19% of the bytes are moved after the start of the first all-reduce."""
 SHARE_OF_PEAK = 0.25
-"""With `SECONDS_OF_AN_ARRAY` this gives the roofline model's times of a ResNet-50 on H200s: 26.8, 7.8 and 4.8 ms for 256,
-64 and 32 images on each. NVIDIA's published speed on an A100, 2,470 images/s (DeepLearningExamples, resnet50v1.5), is
-19% of its peak."""
+"""With `SECONDS_OF_AN_ARRAY` the computation of a ResNet-50 takes 26.1, 7.7 and 4.7 ms for 256, 64 and 32 images on an
+H200. In the roofline model it takes 26.8, 8.0 and 4.8 ms. NVIDIA's published speed on an A100, 2,470 images/s
+(DeepLearningExamples, resnet50v1.5), is 19% of its peak."""
 SECONDS_OF_AN_ARRAY = 10e-6
 """The launches of a layer's kernels and the update of its parameter."""
 SECONDS_OF_A_BUCKET = 5e-6
