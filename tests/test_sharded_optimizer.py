@@ -23,13 +23,14 @@ from support.runs import Records, setup_of, train
 
 from jaxddp.config import Config
 from jaxddp.core.errors import GradientError, InputError, Preempted
+from jaxddp.engine.checks.replicas import checksums
 from jaxddp.engine.parts.average import ParameterAverage
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.sharded_state import sharded_axis
+from jaxddp.engine.sharded.sharded_state import sharded_axis
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.checkpoints.manager import Checkpoints
@@ -141,6 +142,49 @@ def test_a_step_whose_gradient_is_not_finite_on_one_device_is_skipped_on_all():
     assert 0 < np.isnan(losses[0]).sum() < STEPS
     np.testing.assert_allclose(*losses, atol=1e-9)
     assert largest_difference(*states) < 1e-9
+
+
+@functools.cache
+def lopsided_model():
+    """Return a linear model with a finite loss. One number of its gradient is NaN, the derivative of a root at 0."""
+
+    def init(key, example):
+        return {"weight": jnp.full((example[0].size, CLASSES), 0.1, example.dtype)}
+
+    def apply(params, images):
+        weight = params["weight"]
+        return images.reshape(len(images), -1) @ weight + jnp.sqrt(0 * weight[0, 0])
+
+    return init, apply
+
+
+def test_a_step_in_which_one_number_of_the_gradient_is_not_finite_changes_nothing():
+    """Only the first device has this number, and all devices skip the step."""
+    words = {"devices": 4, "config": config_of(True), "parts": (Guard(),)}
+    setup = setup_of(lopsided_model(), optimizer_of("momentum"), TABLE, **words)
+    before = jax.device_get(setup.state.params)
+    after = train(setup, CHANGES | {"train": {"duration": "3 steps"}})
+    np.testing.assert_array_equal(after.params["weight"], before["weight"])
+
+
+class NewArrays(Part):
+    """A part whose arrays do not depend on any other array, so XLA is free to choose their sharding."""
+
+    name = "new"
+
+    def init(self, params, model_state):
+        return {"zeros": jax.tree.map(jnp.zeros_like, params)}
+
+    def update(self, own, before, after, grads):
+        return {"zeros": jax.tree.map(jnp.zeros_like, after.params)}, after
+
+
+def test_new_arrays_of_a_part_are_divided_too():
+    setup = make_setup(True, parts=(NewArrays(),))
+    program, chunks = setup.program()
+    before = [leaf.sharding for leaf in jax.tree.leaves(setup.state)]
+    state, _ = program(setup.state, *next(chunks(0)).feed)
+    assert [leaf.sharding for leaf in jax.tree.leaves(state)] == before
 
 
 # --- Checkpoints ---
@@ -267,9 +311,21 @@ def test_the_self_test_finds_gradients_that_are_summed_in_place_of_averaged(monk
         train(setup, CHANGES)
 
 
-def test_replicas_are_compared_where_an_array_has_replicas(tmp_path):
-    changes = CHANGES | {"parallel": {"check_replicas": "1 step"}}
-    assert largest_difference(jax.device_get(train(make_setup(True), changes)), trained(True)) == 0
+def test_replicas_are_compared_where_an_array_has_replicas(monkeypatch):
+    """A comparison of a divided array would gather it on every device."""
+    compared = []
+
+    def record(topology):
+        checksum = checksums(topology)
+        return lambda state: compared.append(state) or checksum(state)
+
+    monkeypatch.setattr("jaxddp.engine.checks.replicas.checksums", record)
+    changes = CHANGES | {"parallel": {"check_replicas": "10 steps"}}
+    state = train(make_setup(True), changes)
+    assert largest_difference(jax.device_get(state), trained(True)) == 0
+    leaves = [leaf for each in compared for leaf in jax.tree.leaves(each)]
+    assert len(compared) == 2 and all(leaf.sharding.is_fully_replicated for leaf in leaves)
+    assert {leaf.shape for leaf in leaves} == {(), (8,), (16,), (CLASSES,)}
 
 
 def test_a_validation_and_the_returned_state_have_whole_parameters():

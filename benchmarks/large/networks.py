@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from jaxddp.config import Config
-from jaxddp.engine.sharded_state import sharded_axis
+from jaxddp.engine.sharded.sharded_state import sharded_axis
 from jaxddp.models.adapt import adapt
 from jaxddp.models.variables import trees_of
 from jaxddp.recipe.bucket_count import compute_seconds

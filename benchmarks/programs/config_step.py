@@ -14,8 +14,8 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.resident_steps import make_resident_steps
-from jaxddp.engine.sharded_state import shardings
-from jaxddp.engine.sharded_step import make_sharded_step
+from jaxddp.engine.sharded.sharded_state import shardings
+from jaxddp.engine.sharded.sharded_step import make_sharded_step
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Topology

@@ -17,8 +17,8 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import AVERAGING, Averaging
 from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
-from jaxddp.engine.scattering import Scattering
-from jaxddp.engine.sharded_state import sharded_specs
+from jaxddp.engine.sharded.scattering import Scattering
+from jaxddp.engine.sharded.sharded_state import sharded_specs
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums, TrainObjective
 from jaxddp.mesh import AXIS, Topology, varying
@@ -57,7 +57,7 @@ class Gradients:
         reproducible: compute the gradients of 8 fixed shards and sum them in a fixed order; see
             `jaxddp.engine.reproducible`.
         shards_state: whether the parameters and the optimizer's state are divided among the devices between two
-            steps; see `jaxddp.engine.sharded_step`.
+            steps; see `jaxddp.engine.sharded.sharded_step`.
         for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
             `jaxddp.engine.reproducible.walled`.
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.

@@ -13,7 +13,7 @@ from jaxddp.core.wording import kind_of
 from jaxddp.engine.compiler_options import options_of_one_call
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.sharded_state import shardings
+from jaxddp.engine.sharded.sharded_state import shardings
 from jaxddp.engine.state import EVAL_PARAMS, TrainState, first_difference
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model

@@ -17,10 +17,10 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.phases import Phases
 from jaxddp.engine.set_metrics import combine_devices
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective
+from jaxddp.engine.step_phases import Phases
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
 
@@ -46,7 +46,7 @@ def make_train_step(
     It returns the new state and the step's sums over the global batch.
 
     Args:
-        one_step: a step of `make_local_step`, or of `jaxddp.engine.sharded_step.make_sharded_step`.
+        one_step: a step of `make_local_step`, or of `jaxddp.engine.sharded.sharded_step.make_sharded_step`.
         feed: the shardings of the arguments between the state and the key.
         sharded: whether `one_step` is of `make_sharded_step`. If not, the state is replicated.
     """

@@ -17,8 +17,8 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.parts.part import Follow, Part, make_follow
 from jaxddp.engine.resident_steps import gather_batch, make_resident_eval, make_resident_steps, steps_in
-from jaxddp.engine.sharded_state import make_gather
-from jaxddp.engine.sharded_step import make_sharded_step
+from jaxddp.engine.sharded.sharded_state import make_gather
+from jaxddp.engine.sharded.sharded_step import make_sharded_step
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import (
     Program,

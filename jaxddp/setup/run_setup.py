@@ -20,7 +20,7 @@ from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.resident_steps import loops_are_slow
-from jaxddp.engine.sharded_state import shardings
+from jaxddp.engine.sharded.sharded_state import shardings
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program, TrainStep
 from jaxddp.engine.step_objective import Objective

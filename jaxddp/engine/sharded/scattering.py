@@ -17,7 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.engine.buckets import Averaging, compute_after, fill_in_order, order_of_readiness
-from jaxddp.engine.sharded_state import axis_of
+from jaxddp.engine.sharded.sharded_state import axis_of
 from jaxddp.mesh import AXIS, varying
 
 
@@ -26,7 +26,7 @@ class Scattering(Averaging):
     """The settings and functions that gather parameters, and average gradients by reduce-scatters.
 
     Attributes:
-        specs: the `PartitionSpec` of each trained parameter; see `jaxddp.engine.sharded_state`.
+        specs: the `PartitionSpec` of each trained parameter; see `jaxddp.engine.sharded.sharded_state`.
     """
 
     specs: Any = None

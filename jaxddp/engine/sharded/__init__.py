@@ -1,0 +1,1 @@
+"""A training step whose parameters and optimizer state are divided among the devices."""
