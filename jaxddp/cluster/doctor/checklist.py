@@ -96,6 +96,7 @@ def _rehearse(report: Checklist, file: RecipeFile, topology: Topology | None, pr
         return None
     setup = report.add("recipe", rehearsal.recipe, file)
     if setup is not None:
+        report.add("gradients", rehearsal.gradients, setup)
         report.add("step", rehearsal.step, setup)
     return setup
 

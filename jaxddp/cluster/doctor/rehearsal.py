@@ -16,6 +16,7 @@ from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
+from jaxddp.recipe.bucket_count import decide
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
@@ -62,6 +63,14 @@ def recipe(file: RecipeFile) -> Finding:
     count = count_parameters(setup.state.params)
     name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
     return Finding(f"{name}, {count:,} parameters; {steps}", setup)
+
+
+def gradients(setup: RunSetup) -> Finding:
+    """Report the number of all-reduces in which the gradients are averaged, and the reason for it."""
+    image_shape = setup.layout.training_data.image_shape
+    network = setup.model, setup.like.params, setup.like.model_state, image_shape
+    buckets = decide(setup.layout.gradients, setup.recipe.config, setup.topology, *network)
+    return Finding(str(buckets))
 
 
 def step(setup: RunSetup) -> Finding:
