@@ -84,7 +84,7 @@ def test_processes_have_slots_whose_examples_are_the_rows_of_the_batch_in_order(
         batches = [columns(labels, order, step, shard) for shard in shards]
         assert {len(batch.row) for batch in batches} == {devices * ratio * max(sizes)}
         for shard, batch in zip(shards, batches, strict=True):
-            assert batch.mask.sum() == shard.examples(batch_size)
+            assert batch.mask.sum() == shard.examples(batch_size) and len(batch.mask) == shard.slots(batch_size)
             padding = batch.mask == 0
             assert not any(column[padding].any() for column in (batch.row, batch.label, batch.epoch))
         whole = columns(labels, order, step, Shard(sizes=sizes))
@@ -173,6 +173,10 @@ def test_the_numbers_may_be_those_of_processes():
             {"model": {"batch_norm": "sync"}},
             ": model.batch_norm=sync communicates within the gradient, which each device computes by a program of its "
             "own; set it to local or ghost:K",
+        ),
+        (
+            {"data": {"placement": "local"}},
+            ": data.placement=local determines the slices by the examples of each process; leave one of them out",
         ),
         (
             {"parallel": {"reproducible": True}},

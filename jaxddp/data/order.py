@@ -44,8 +44,8 @@ class Shard(NamedTuple):
         if not 0 <= self.index < self.count:
             raise InputError(f"part {self.index} of a batch of {self.count} parts: use 0..{self.count - 1}")
         if self.sizes:
-            slices, largest = self._slices(len(values)), max(self.sizes) * len(values) // sum(self.sizes)
-            slots = np.full((len(slices), largest), padding, values.dtype)
+            slices = self._slices(len(values))
+            slots = np.full((len(slices), self.slots(len(values)) // len(slices)), padding, values.dtype)
             for slot, place in zip(slots, slices, strict=True):
                 slot[: place.stop - place.start] = values[place]
             return slots.reshape(-1)
@@ -54,6 +54,12 @@ class Shard(NamedTuple):
             sizes = f"{size * self.count} or {(size + 1) * self.count}" if size else f"{self.count}"
             raise InputError(f"batch size {len(values)} does not divide into {self.count} equal parts; use {sizes}")
         return values[self.index * size : (self.index + 1) * size]
+
+    def slots(self, batch_size: int) -> int:
+        """Return the length of the result of `of` for a batch of this size, with padding."""
+        if self.sizes:
+            return len(self.sizes) // self.count * max(self.sizes) * batch_size // sum(self.sizes)
+        return batch_size // self.count
 
     def examples(self, batch_size: int) -> int:
         """Return the number of examples of this part of a batch, without the padding of slots."""
@@ -96,6 +102,9 @@ class SampleOrder:
     batch_size: Count
     seed: Seed
 
+    first_row = 0
+    """The number that is added to a row before the random numbers of its example are drawn."""
+
     def __post_init__(self) -> None:
         check_values(self)
         if self.batch_size > self.num_examples:
@@ -103,6 +112,11 @@ class SampleOrder:
                 f"batch size {self.batch_size}: the batch is larger than the data set of "
                 f"{counted(self.num_examples, 'example')}; use at most {self.num_examples}"
             )
+
+    @property
+    def num_slots(self) -> int:
+        """The number of slots of a batch's arrays, with padding: the length of `rows(step)`."""
+        return self.batch_size
 
     def steps(self, epochs: int) -> int:
         """Return the number of steps for `epochs` epochs: ceil(epochs * N / B)."""
@@ -125,6 +139,10 @@ class SampleOrder:
         """Return the number of complete epochs before each row of `rows(step)`, int64[batch_size]."""
         return positions(step, self.batch_size) // self.num_examples
 
+    def first_epoch(self, step: int) -> int:
+        """Return the epoch in which the batch begins."""
+        return step * self.batch_size // self.num_examples
+
 
 @dataclass(frozen=True)
 class EvalOrder:
@@ -138,6 +156,7 @@ class EvalOrder:
 
     seed = 0
     """A constant, because evaluation has no randomness."""
+    first_row = 0
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -157,6 +176,9 @@ class EvalOrder:
 
     def epoch_indices(self, step: int) -> np.ndarray:
         return np.zeros(self.batch_size, np.int64)
+
+    def first_epoch(self, step: int) -> int:
+        return 0
 
 
 Order = SampleOrder | EvalOrder

@@ -109,9 +109,10 @@ class Feed:
         unlabelled = self.unlabelled and self.unlabelled.with_seed(unlabelled_seed(seed))
         return replace(self, order=order, substitutes=substitutes, unlabelled=unlabelled)
 
-    def abstract_batch(self) -> Batch:
-        """Return the shapes and shardings of a global batch."""
-        batch = columns(self.source.labels, self.order, 0, WHOLE._replace(sizes=self.sizes))
+    def abstract_batch(self, size: int | None = None) -> Batch:
+        """Return the shapes and shardings of a global batch of `size` slots, by default of those of `rows`."""
+        size = size or WHOLE._replace(sizes=self.sizes).slots(self.order.num_slots)
+        batch = columns(self.source.labels, EvalOrder(len(self.source), size), 0)
         pixel = np.zeros((), image_dtype(self.source, self.data))
         image = np.broadcast_to(pixel, (len(batch.row), *self.source.image_shape(self.data)))
         batch = batch._replace(image=image, substituted=batch.mask if self.substitutes else None)

@@ -26,12 +26,11 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
     affect the losses of other images. The state may belong to a later step. All processes must call this together.
     """
     batch = next(feed.batches(step - 1, step))
+    images, losses = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
     rows = feed.rows(step - 1)
-    # Slices of different sizes have padding.
+    # Padding is not described.
     real = rows >= 0
-    rows, images, losses = (
-        x[real] for x in (rows, *map(np.asarray, _finite(objective, feed.topology)(state, batch, key)))
-    )
+    rows, images, losses = rows[real], images[real], losses[real]
     if not losses.all():
         return f"The loss is not finite for {_rows_text(rows[~losses])} of the training data"
     if not images.all():

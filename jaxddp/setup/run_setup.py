@@ -18,6 +18,7 @@ from jaxddp.data.batch_plan.division import Division
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
+from jaxddp.data.united import VALIDATION, UnitedSource, own_part, unite
 from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.sharded.sharded_state import shardings
@@ -124,7 +125,7 @@ class RunSetup:
     @property
     def slices(self) -> list[tuple[Device, slice]]:
         """Each device, in mesh order, with the rows of a global batch that it computes."""
-        return self.topology.slices(self.order.batch_size, self.layout.gradients.sizes)
+        return self.topology.slices(self.order.num_slots, self.layout.gradients.sizes)
 
     @property
     def plan(self) -> Plan:
@@ -234,8 +235,9 @@ class RunSetup:
         """
         size = batch_size or self.order.batch_size
         self.topology.check_batch_size(size, "eval.batch_size")
+        source = unite(source, self.data, self.topology.peers, VALIDATION)
         size = limit_batch_size(size, source, self.topology)
-        check_labelled(source, "validation data")
+        check_labelled(own_part(source), VALIDATION)
         check_comparable(source, self.table, self.data)
         if resident:
             longest = self._longest_chunk
@@ -246,8 +248,10 @@ class RunSetup:
 
     def predictor(self, count: int) -> ImagePredictor | None:
         """Return a predictor of `count` validation images in the proportions of the classes; None for no images."""
-        # A picture shows one label and one prediction.
+        # A picture shows one label and one prediction. Each process would have to send its images to process 0.
         if self.validated is None or not count or self.layout.training_data.labels.several:
+            return None
+        if isinstance(self.validated, UnitedSource):
             return None
         max_batch = self.recipe.config.eval.batch_size
         program, rows = self.classifier.classify(), labels_of(self.validated).share(count)
@@ -255,8 +259,8 @@ class RunSetup:
 
     def identity(self) -> dict[str, str]:
         """Return digests that identify the recipe's objects; see `jaxddp.workdir.digests`."""
-        # A resumed run may divide its batches otherwise.
-        batch = self.feed.with_sizes(()).abstract_batch()
+        # The slots of a batch may depend on the devices.
+        batch = self.feed.with_sizes(()).abstract_batch(self.order.batch_size)
         digests = identity(self.recipe, self.state, self.table.num_classes, self.layout.training_data.image_shape)
         return digests | objective_identity(self.recipe, self.objective, self.state, batch)
 

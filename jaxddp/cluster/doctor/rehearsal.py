@@ -15,6 +15,7 @@ from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
+from jaxddp.recipe.bucket_count import decide
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
@@ -25,9 +26,9 @@ SAMPLE_IMAGES = 512
 _SAMPLE_BATCH = 16
 
 
-def data(config: Config) -> Finding:
+def data(config: Config, process: int = 0) -> Finding:
     """Open the data, and check that every image exists. The value is the training and validation tables."""
-    train_table, val_table = open_tables(config.data, config.eval.limit)
+    train_table, val_table = open_tables(config.data.of_process(process), config.eval.limit)
     train_table, unlabelled = labelled_and_unlabelled(train_table, config.data)
     more = "" if unlabelled is None else f", {len(unlabelled):,} without labels"
     counts = f"{counted(len(train_table), 'row')} to train, {len(val_table):,} to validate{more}"
@@ -61,6 +62,14 @@ def recipe(file: RecipeFile) -> Finding:
     count = count_parameters(setup.state.params)
     name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
     return Finding(f"{name}, {count:,} parameters; {steps}", setup)
+
+
+def gradients(setup: RunSetup) -> Finding:
+    """Report the number of all-reduces in which the gradients are averaged, and the reason for it."""
+    image_shape = setup.layout.training_data.image_shape
+    network = setup.model, setup.like.params, setup.like.model_state, image_shape
+    buckets = decide(setup.layout.gradients, setup.recipe.config, setup.topology, *network)
+    return Finding(str(buckets))
 
 
 def step(setup: RunSetup) -> Finding:

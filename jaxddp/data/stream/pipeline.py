@@ -106,7 +106,7 @@ class Pipeline:
         fetched, decoded = itertools.tee(batches)
         try:
             for (batch, real, rows), places in zip(decoded, self._places(rows for _, _, rows in fetched), strict=True):
-                keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real])
+                keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real] + self.order.first_row)
                 yield keys, self.verifies & ~self.table.verified.sound[rows], self._digests(rows), *places
         except Exception as error:
             self.failures.append(error)
@@ -186,8 +186,7 @@ class Pipeline:
             return batch._replace(image=image)
         changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
         # In a batch that spans two epochs, only rows of the first are marked, so each row is marked once per epoch.
-        epoch_indices = self.order.epoch_indices(step)
-        changed &= self.shard.of(epoch_indices) == epoch_indices[0]
+        changed &= self.shard.of(self.order.epoch_indices(step)) == self.order.first_epoch(step)
         return batch._replace(image=image, substituted=changed.astype(np.float32))
 
     def _faults(self, rows: np.ndarray) -> Iterator[tuple[int, str]]:

@@ -32,6 +32,13 @@ def _check_other_keys(config: Config) -> None:
             " communicates within the gradient, which each device computes by a program of its own",
             advice="set it to local or ghost:K",
         )
+    if config.data.placement == "local":
+        raise InputError(
+            *(key, ": "),
+            Key.plain("data.placement", "local"),
+            " determines the slices by the examples of each process",
+            advice="leave one of them out",
+        )
     reasons = {
         "parallel.reproducible": "divides each batch into 8 equal shards",
         "parallel.shard_optimizer": "gathers the parameters in a program that all devices share",
