@@ -23,7 +23,7 @@ SETTINGS: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "large jobs"
 def draw(networks: Sequence[Network], path: Path) -> None:
     """Write the figure as SVG, without a date."""
     with plt.rc_context(SETTINGS):
-        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10, 3.2), layout="constrained")
+        figure, (left, middle, right) = plt.subplots(1, 3, figsize=(10, 3.4), layout="constrained")
         _efficiency(left, networks[0], None, f"{MOST_IMAGES} images a device")
         _efficiency(middle, networks[0], LARGEST_BATCH, f"global batch of at most {LARGEST_BATCH:,}")
         left.legend(loc="lower left", frameon=False)
@@ -50,4 +50,5 @@ def _lost(axes: Axes, networks: Sequence[Network]) -> None:
             points = [(8 * count, failures(8 * count, network.state_bytes, source).lost) for count in HOSTS]
             axes.plot(*zip(*points, strict=True), label=f"{network.title}, failures as in {source}")
     axes.set(xscale="log", yscale="log", xlabel="devices", ylabel="fraction of the time", title="Time lost to failures")
-    axes.legend(loc="lower right", frameon=False)
+    axes.set_ylim(top=1)
+    axes.legend(loc="upper left", frameon=False)
