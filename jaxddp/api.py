@@ -24,7 +24,6 @@ from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_soluti
 from jaxddp.data.sample import write_sample
 from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
-from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.initial_state import Transform
 from jaxddp.engine.parts.part import Part
@@ -61,7 +60,7 @@ from jaxddp.recipe.object_checks import check_listeners
 from jaxddp.recipe.user_objects import objects_of_arguments
 from jaxddp.setup.joining import join_job
 from jaxddp.setup.prepare import prepare
-from jaxddp.setup.resources import Resources
+from jaxddp.setup.resources import resources_of
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.state_checks import check_setup
 from jaxddp.tasks.run_training import train_setup
@@ -203,8 +202,8 @@ def prepare_training(
         objects["objective"] = objective
     if labels_of(table).several:
         config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
-    resources = Resources(topology, table, None, step_options(config, topology), check_unlabelled(unlabelled))
-    layout = Layout.of(config, topology, TrainingData.of(table, config.data))
+    resources = resources_of(config, topology, table, check_unlabelled(unlabelled))
+    layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
     return prepare(make_recipe(config, layout, topology, objects_of_arguments(**objects)), resources, layout)
 
 
@@ -267,14 +266,14 @@ def train(
         changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
         check_length(setup.recipe.config, setup.recipe.config.replace(**changes))
     setup = setup.with_loss(loss)
-    resources = dataclasses.replace(setup.resources, val=val if val is None else check_source(val, "val"))
+    resources = setup.resources.with_val(val if val is None else check_source(val, "val"), setup.data)
     config = setup.recipe.config.replace(**changes)
     setup = setup.changed(resources=resources, config=config, schedule=check_schedule(schedule))
     history, measures = History(), check_evaluators(evaluators, setup)
     all_listeners = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
     directory = None if workdir is None else Path(check_path(workdir, "workdir")).absolute()
     given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
-    setup.topology.peers.agree(shared_settings(setup.recipe, val, **given))
+    setup.topology.peers.agree(shared_settings(setup.recipe, resources.val, **given))
     state = train_setup(setup, directory, all_listeners, measures)
     history.share(setup.topology)
     return state, history

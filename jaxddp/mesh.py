@@ -1,12 +1,13 @@
 """The mesh of a run's devices, and the placement of host arrays on it."""
 
+import itertools
 import logging
 import numbers
 import os
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,7 +27,7 @@ from jaxddp.core.wording import counted
 AXIS = "data"
 """The axis of the mesh over whose devices gradients are averaged in each step."""
 GROUP = "group"
-"""The axis over groups of devices, in the mesh of `jaxddp.engine.groups.device_groups`. Other meshes do not have it."""
+"""The axis over groups of devices, in the mesh of `jaxddp.engine.groups.group_mesh`. Other meshes do not have it."""
 
 _log = logging.getLogger("jaxddp.mesh")
 _THREADS = 8
@@ -171,10 +172,16 @@ class Topology:
                 advice=f"{fitting} would do",
             )
 
-    def slices(self, batch_size: int) -> list[tuple[Device, slice]]:
-        """Return the rows of a global batch that each device gets, in mesh order."""
-        size = batch_size // self.num_devices
-        return [(device, slice(i * size, (i + 1) * size)) for i, device in enumerate(self.mesh.devices.flat)]
+    def slices(self, batch_size: int, sizes: Sequence[int] = ()) -> list[tuple[Device, slice]]:
+        """Return the rows of a global batch that each device gets, in mesh order.
+
+        Args:
+            sizes: the number of rows of each device; empty if all devices get the same number.
+        """
+        sizes = sizes or [batch_size // self.num_devices] * self.num_devices
+        ends = itertools.accumulate(sizes)
+        places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        return list(zip(self.mesh.devices.flat, places, strict=True))
 
     def place(self, local_batch: Any) -> Any:
         """Make global arrays from this process's slice of a batch. The copy is asynchronous.

@@ -19,7 +19,9 @@ class Platform:
         precision: the default of `train.precision`.
         float32_products: the dtype whose precision products of float32 arrays have by default.
         operations: the implementations of a network's operations.
-        buckets: the default of `parallel.buckets`.
+        buckets: the default of `parallel.buckets`, for up to `counted_hosts` hosts if communication overlaps with
+            computation; see `jaxddp.recipe.bucket_count`.
+        counted_hosts: the largest number of hosts of a compiled program in which the overlap was counted.
         ravels: whether the gradients of a bucket are averaged as one array. Otherwise each gradient is an operand of
             its own, and XLA combines the all-reduces.
         uses_cpu_compiler: whether XLA's CPU compiler is used. It runs convolutions slowly inside loops, and removes
@@ -34,6 +36,7 @@ class Platform:
     float32_products: str = "float32"
     operations: Operations = field(default_factory=Operations)
     buckets: int = 1
+    counted_hosts: int = 0
     ravels: bool = True
     uses_cpu_compiler: bool = False
     reproducible_options: Mapping[str, str] = field(default_factory=dict)
@@ -60,6 +63,7 @@ PLATFORMS = {
         float32_products="float16",
         # With seven buckets all communication of a ResNet-50 overlaps with computation.
         buckets=7,
+        counted_hosts=2,
         # Without this option XLA chooses algorithms by their measured time, and the order of additions varies.
         reproducible_options={"xla_gpu_deterministic_ops": "True"},
         # This option schedules computation between the start and the end of an all-reduce. It is the default in jaxlib

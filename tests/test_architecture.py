@@ -36,7 +36,8 @@ LAYERS = (
     Group(0, "core"),
     Group(
         1,
-        "batch_statistics choices config hooks keys overrides recipe_file recipe_sources registry sections weight_init",
+        "batch_statistics choices config hooks keys overrides recipe_file recipe_sources registry sections "
+        "shares weight_init",
     ),
     Group(2, "mesh", "jax"),
     Group(2, "data"),

@@ -20,6 +20,7 @@ from jaxddp.config import (
     LossConfig,
     ModelConfig,
     OptimizerConfig,
+    ParallelConfig,
     TrainConfig,
     load,
 )
@@ -192,6 +193,8 @@ def values_of(hint: typing.Any) -> st.SearchStrategy:
         return fields_of(hint, class_weights=st.sampled_from([None, "balanced", "1,2.5"]))
     if hint is CheckpointConfig:
         return fields_of(hint, best=st.sampled_from(["val top1", "val_ema loss"]))
+    if hint is ParallelConfig:
+        return fields_of(hint, shares=st.sampled_from([None, "auto", "3,1"]))
     if hint is str:
         return st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1)
     if dataclasses.is_dataclass(hint):

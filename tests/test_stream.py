@@ -90,6 +90,18 @@ def test_hosts_together_make_the_batches_of_one_host(table: ExampleTable, epochs
     assert_same(together, epochs[:4])
 
 
+@pytest.mark.slow
+def test_slots_have_the_images_of_their_slices_and_padding(table: ExampleTable, epochs: list[Batch]):
+    order, sizes = SampleOrder(NUM_EXAMPLES, 6, SEED), (1, 3, 2)
+    for shard in (Shard(sizes=sizes), *(Shard(index, 3, sizes) for index in range(3))):
+        for batch, whole in zip(table.train_batches(order, DATA, range(4), shard), epochs, strict=False):
+            devices = np.split(np.arange(6), np.cumsum(sizes)[:-1])[shard.index :: shard.count]
+            real = batch.mask > 0
+            assert [slot.sum() for slot in real.reshape(-1, 3)] == [len(rows) for rows in devices]
+            np.testing.assert_array_equal(batch.image[real], whole.image[np.concatenate(devices)])
+            assert len(batch.image) == len(real) and not batch.image[~real].any()
+
+
 def test_columns_and_pixels_belong_together(table: ExampleTable, epochs: list[Batch]):
     order = SampleOrder(NUM_EXAMPLES, 6, SEED)
     for step, batch in enumerate(epochs[:4]):

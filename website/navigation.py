@@ -11,6 +11,7 @@ GUIDES = (
     "fine-tuning.md",
     "runs.md",
     "scaling.md",
+    "large-jobs.md",
     "serving.md",
     "extending.md",
 )

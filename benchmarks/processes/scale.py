@@ -18,7 +18,8 @@ unlike with a GPU). One process has no communication: its resident step is its l
 The report compares the result with the prediction of `programs/projection.py` for two processes: the local step, and a
 ring over a link with the latency and bandwidth of all-reduces of 4 kB and 16 MB timed alone. The report ends with the
 projection to 8 to 4096 GPUs: for one all-reduce that nothing hides, and for the all-reduces of the compiled program,
-each beside the kernels between its start and the wait for it. The script reads these all-reduces from the output of
+each beside the kernels between its start and the wait for it. `benchmarks/large_jobs.py` projects other ways to share
+the work, to 100,000 devices. The script reads the all-reduces from the output of
 
     python benchmarks/gpu_program.py imagenet_resnet50 --topology 1x2x8
 """
@@ -52,13 +53,13 @@ from benchmarks.programs.projection import (
     fit_link,
     project,
     project_schedule,
-    ring,
 )
 from jaxddp.api import prepare_training, resnet
 from jaxddp.cluster.doctor.allreduce import time_all_reduce
 from jaxddp.config import DataConfig
 from jaxddp.engine.state import TrainState
 from jaxddp.job.membership import peers
+from jaxddp.measure.communication import ring
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.setup.run_setup import RunSetup

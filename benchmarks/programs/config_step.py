@@ -61,8 +61,8 @@ def compile_step(
     images = lambda count: np.zeros((count, *shape), np.uint8)  # noqa: E731
     known = TrainingData(data.examples, LabelKind(data.classes), counts, images, shape, shape, np.dtype(np.uint8))
     layout = Layout.of(config, topology, known)
-    recipe, _ = complete_recipe(
-        make_recipe(config, layout, topology, objects_of_hooks(file.hooks)), layout, topology.peers
+    recipe, layout, _ = complete_recipe(
+        make_recipe(config, layout, topology, objects_of_hooks(file.hooks)), layout, topology
     )
     model = for_platform(recipe.model, platform)
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)

@@ -1,31 +1,20 @@
 """Projects the time of a data-parallel step to many GPUs, by a model with few parameters. Nothing here is measured.
 
-A ring all-reduce of S bytes over n peers sends 2 (n - 1) messages of S / n bytes, one after the other (Patarasuk and
-Yuan 2009, doi:10.1016/j.jpdc.2008.09.002). With bandwidth B and latency a of a link:
+The time of an all-reduce is that of `jaxddp.measure.communication`: rings within a node, and rings or trees between
+nodes, whichever take less time.
 
-    ring(S, n, B, a) = 2 (n - 1) (S / (n B) + a)
-
-On N nodes of g GPUs, the GPUs of a node first reduce-scatter (the first half of a ring over NVLink). Then each GPU
-all-reduces its part, S / g, with its counterparts on the other nodes (a ring over InfiniBand, an adapter for each GPU).
-Last, the GPUs of a node all-gather (the second half of the first ring):
-
-    communication = ring(S, g, NVLink) + ring(S / g, N, InfiniBand)
-    step          = compute + (1 - overlap) * communication
-    efficiency    = compute / step
+    step       = compute + (1 - overlap) * communication
+    efficiency = compute / step
 
 `overlap` is the fraction of the communication that computing hides: 0 for one collective after the last gradient. In a
 schedule of several collectives (`project_schedule`), the computing between the start of a collective and the wait for
-it hides that much of its time, and each collective has the latency of a ring. NCCL has other algorithms, whose latency
-grows with log N. Above some hundred nodes, where latency dominates a ring, this projection is pessimistic, more so for
-several collectives. It excludes all other waits of a GPU: input, stragglers, links shared with other jobs, kernels
-slowed down by a collective.
+it hides that much of its time. The projection excludes all other waits of a GPU: input, stragglers, links shared with
+other jobs, kernels slowed down by a collective.
 
 The parameters of `DGX_A100` are NVIDIA's:
 - NVLink 3: 600 GB/s a GPU, both directions together ("NVIDIA A100 Tensor Core GPU" data sheet): 300 GB/s each way.
 - 8 HDR InfiniBand adapters of 200 Gb/s in a DGX A100 ("NVIDIA DGX A100" data sheet): 25 GB/s each way for each GPU.
-- An assumption: 80% of either bandwidth is reached.
-- Latency of a step of a ring: 3.4 us over NVLink, 14 us over the network (`hwLat`, ring, protocol Simple, in
-  src/graph/tuning.cc of NCCL 2.18).
+- The share of either bandwidth that is reached, and the latencies, are those of `jaxddp.measure.communication`.
 - 2470 images/s: ResNet-50 v1.5 in mixed precision on one A100 80GB (NVIDIA/DeepLearningExamples,
   PyTorch/Classification/ConvNets/resnet50v1.5, "Training performance"). There 8 GPUs reach 16621 images/s, 84% of 8
   times one: communication explains hardly any of the loss within a node.
@@ -34,34 +23,7 @@ The parameters of `DGX_A100` are NVIDIA's:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Link:
-    """A network link: bytes per second in one direction, and the seconds of an empty message."""
-
-    bandwidth: float
-    latency: float
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Nodes of `gpus` GPUs, with the links `inside` within a node, and `outside`, one for each GPU, between nodes."""
-
-    gpus: int
-    inside: Link
-    outside: Link
-
-    def communication(self, num_bytes: float, num_gpus: int) -> float:
-        """Return the seconds of an all-reduce over `num_gpus`: a part of one node, or whole nodes.
-
-        Raises:
-            ValueError: The number is below one, or above a node and not a multiple of it.
-        """
-        here = min(self.gpus, num_gpus)
-        if num_gpus < 1 or num_gpus % here:
-            raise ValueError(f"{num_gpus} GPUs: expected 1 to {self.gpus}, or a multiple of {self.gpus}")
-        nodes = num_gpus // here
-        return ring(num_bytes, here, self.inside) + ring(num_bytes / here, nodes, self.outside)
+from jaxddp.measure.communication import SHARE_OF_BANDWIDTH, Interconnect, Link
 
 
 @dataclass(frozen=True)
@@ -101,18 +63,12 @@ class Projection:
         return self.compute / self.step
 
 
-EFFICIENCY_OF_LINKS = 0.8
-DGX_A100 = Machine(
-    gpus=8,
-    inside=Link(EFFICIENCY_OF_LINKS * 300e9, 3.4e-6),
-    outside=Link(EFFICIENCY_OF_LINKS * 25e9, 14e-6),
+DGX_A100 = Interconnect(
+    devices=8,
+    inside=Link(SHARE_OF_BANDWIDTH * 300e9, 3.4e-6),
+    outside=Link(SHARE_OF_BANDWIDTH * 25e9, 14e-6),
 )
 A100_IMAGES_PER_SECOND = 2470
-
-
-def ring(num_bytes: float, peers: int, link: Link) -> float:
-    """Return the seconds of a ring all-reduce of `num_bytes`; 0 for one peer."""
-    return 2 * (peers - 1) * (num_bytes / (peers * link.bandwidth) + link.latency)
 
 
 def fit_link(small: tuple[float, float], large: tuple[float, float]) -> Link:
@@ -130,7 +86,7 @@ def fit_link(small: tuple[float, float], large: tuple[float, float]) -> Link:
 
 
 def project(
-    machine: Machine, num_gpus: int, *, num_bytes: float, compute: float, batch_per_gpu: int, overlap: float = 0
+    links: Interconnect, num_gpus: int, *, num_bytes: float, compute: float, batch_per_gpu: int, overlap: float = 0
 ) -> Projection:
     """Project a step of `num_gpus`, each with its own batch.
 
@@ -144,16 +100,16 @@ def project(
     """
     if not (num_bytes >= 0 and compute > 0 and batch_per_gpu > 0 and 0 <= overlap <= 1):
         raise ValueError(f"{num_bytes=}, {compute=}, {batch_per_gpu=}, {overlap=}: out of range")
-    communication = machine.communication(num_bytes, num_gpus)
+    communication = links.all_reduce(num_bytes, num_gpus)
     exposed = (1 - overlap) * communication
     return Projection(num_gpus, compute, communication, exposed, num_gpus * batch_per_gpu / (compute + exposed))
 
 
 def project_schedule(
-    machine: Machine, num_gpus: int, *, messages: Sequence[Message], compute: float, batch_per_gpu: int
+    links: Interconnect, num_gpus: int, *, messages: Sequence[Message], compute: float, batch_per_gpu: int
 ) -> Projection:
     """Project a step whose all-reduces run beside its computing; see `project`."""
-    needed = [machine.communication(message.num_bytes, num_gpus) for message in messages]
+    needed = [links.all_reduce(message.num_bytes, num_gpus) for message in messages]
     hidden = [message.beside * compute for message in messages]
     exposed = sum(max(0.0, need - beside) for need, beside in zip(needed, hidden, strict=True))
     return Projection(num_gpus, compute, sum(needed), exposed, num_gpus * batch_per_gpu / (compute + exposed))

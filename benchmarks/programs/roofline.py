@@ -2,33 +2,27 @@
 
 A kernel takes the longer of its bytes at the memory's speed and its multiplications at the tensor cores' speed, plus
 the time of a launch. A collective runs beside the kernels between its start and the wait for it, and costs
-its remaining time. `projection.py` models its time as that of a ring.
+its remaining time. `jaxddp.measure.communication` models its time.
 
 The constants:
 - 4.8 TB/s and 989.5 TFLOP/s in bfloat16, from NVIDIA's data sheet of the H200. An assumption until a
   GPU is measured: 90% and 60% of these are reached.
 - 1.5 us for the launch of a kernel in a CUDA graph or behind a full queue: an assumption.
-- NVLink 4, 900 GB/s a GPU in both directions, and an adapter of 400 Gb/s for each GPU ("NVIDIA DGX H200" data sheet);
-  80% of either and the latencies as in `projection.py`.
+- The links of a DGX H200, as in `jaxddp.measure.communication`.
 """
 
 from collections.abc import Sequence
 
 from benchmarks.common.harness import Figures
 from benchmarks.programs.counts import between
-from benchmarks.programs.projection import EFFICIENCY_OF_LINKS, Link, Machine
 from benchmarks.programs.schedule import COLLECTIVE, Kernel, Schedule
+from jaxddp.measure.communication import DGX_H200
 from jaxddp.measure.data_sheets import peak
 
 DEVICE = "NVIDIA H200"
 BYTES_A_SECOND = 0.9 * 4.8e12
 SHARE_OF_PEAK = 0.6
 LAUNCH_SECONDS = 1.5e-6
-DGX_H200 = Machine(
-    gpus=8,
-    inside=Link(EFFICIENCY_OF_LINKS * 450e9, 3.4e-6),
-    outside=Link(EFFICIENCY_OF_LINKS * 50e9, 14e-6),
-)
 
 
 def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> Figures:
@@ -63,6 +57,6 @@ def predict(schedule: Schedule, images: int, num_gpus: int, precision: str) -> F
 
 
 def _communication(kernel: Kernel, num_gpus: int) -> float:
-    """Return the seconds of a collective. A reduce-scatter or an all-gather is half of an all-reduce."""
-    share = 1.0 if kernel.collective == "all-reduce" else 0.5
-    return share * DGX_H200.communication(kernel.message, num_gpus)
+    """Return the seconds of an all-reduce, or of a reduce-scatter or all-gather."""
+    seconds = DGX_H200.all_reduce if kernel.collective == "all-reduce" else DGX_H200.reduce_scatter
+    return seconds(kernel.message, num_gpus)

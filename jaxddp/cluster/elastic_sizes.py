@@ -64,7 +64,12 @@ def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
             return f"parallel.reproducible takes 1, 2, 4 or {SHARDS} devices, not {used}"
         shares = SHARDS
     division = Division.of(config, shares)
-    if not division.is_even:
+    if config.parallel.division is not None:
+        try:
+            config.parallel.division.sizes(division.batch_size, used, processes, division.unit_of_slice)
+        except InputError as error:
+            return str(error)
+    elif not division.is_even:
         each = f", accumulate={division.accumulate}" if division.accumulate > 1 else ""
         return f"train.batch_size={division.batch_size} cannot be divided among {used} devices{each}"
     if config.eval.batch_size % used:

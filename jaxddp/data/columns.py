@@ -24,7 +24,7 @@ def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -
         label=np.where(real[:, None] if several else real, labels[row], 0).astype(np.uint8 if several else np.int32),
         mask=real.astype(np.float32),
         row=row,
-        epoch=shard.of(order.epochs(step)).astype(np.int32),
+        epoch=shard.of(order.epochs(step), padding=0).astype(np.int32),
     )
 
 

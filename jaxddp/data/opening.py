@@ -127,6 +127,13 @@ def open_images(path: str, data: DataConfig) -> SourceTable:
 
 
 def _place(data: DataConfig) -> Place:
+    for key in data.keys_of_process:
+        value = getattr(data, key)
+        raise InputError(
+            Key(f"data.{key}", value),
+            " names data of each process, and one process reads them here",
+            advice=f"give the data of one process, such as {data.of_process(0).path}",
+        )
     if (data.path is None) == (data.name is None):
         raise InputError(
             *("data: give one of ", Key("data.path"), " (a folder, a URL or tfds:NAME) and ", Key("data.name")),

@@ -4,6 +4,7 @@ The global batch of step t depends only on (num_examples, batch_size, seed, t). 
 position in the data, and the global batches are the same for any number of hosts.
 """
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -17,24 +18,66 @@ from jaxddp.overrides import check_values
 
 
 class Shard(NamedTuple):
-    """The part of each global batch for one process: part `index` of `count` equal contiguous parts; by default all."""
+    """The part of each global batch for one process: part `index` of `count` contiguous parts; by default all.
+
+    The parts are equal unless the devices have slices of different sizes. In this case, a part has a slot for each
+    device of the process. All slots have the size of the largest slice, and end with padding.
+
+    Attributes:
+        sizes: the number of examples of each device's slice, in mesh order; empty if the slices are equal. The sizes
+            are scaled for batches whose size is a multiple of their sum.
+    """
 
     index: int = 0  # pyright: ignore[reportIncompatibleMethodOverride]: a tuple's own methods
     count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
+    sizes: tuple[int, ...] = ()
 
-    def of(self, values: np.ndarray) -> np.ndarray:
+    def of(self, values: np.ndarray, padding: int = -1) -> np.ndarray:
         """Return this part of the values of a global batch.
 
+        Args:
+            padding: the value of padding.
+
         Raises:
-            InputError: there is no such part, or the batch does not divide into equal parts.
+            InputError: there is no such part, or the batch does not divide into such parts.
         """
+        if not 0 <= self.index < self.count:
+            raise InputError(f"part {self.index} of a batch of {self.count} parts: use 0..{self.count - 1}")
+        if self.sizes:
+            slices = self._slices(len(values))
+            slots = np.full((len(slices), self.slots(len(values)) // len(slices)), padding, values.dtype)
+            for slot, place in zip(slots, slices, strict=True):
+                slot[: place.stop - place.start] = values[place]
+            return slots.reshape(-1)
         size, rest = divmod(len(values), self.count)
         if rest:
             sizes = f"{size * self.count} or {(size + 1) * self.count}" if size else f"{self.count}"
             raise InputError(f"batch size {len(values)} does not divide into {self.count} equal parts; use {sizes}")
-        if not 0 <= self.index < self.count:
-            raise InputError(f"part {self.index} of a batch of {self.count} parts: use 0..{self.count - 1}")
         return values[self.index * size : (self.index + 1) * size]
+
+    def slots(self, batch_size: int) -> int:
+        """Return the length of the result of `of` for a batch of this size, with padding."""
+        if self.sizes:
+            return len(self.sizes) // self.count * max(self.sizes) * batch_size // sum(self.sizes)
+        return batch_size // self.count
+
+    def examples(self, batch_size: int) -> int:
+        """Return the number of examples of this part of a batch, without the padding of slots."""
+        if self.sizes:
+            return sum(place.stop - place.start for place in self._slices(batch_size))
+        return batch_size // self.count
+
+    def _slices(self, batch_size: int) -> list[slice]:
+        """Return the places in the global batch of the slices of this process's devices."""
+        factor, rest = divmod(batch_size, sum(self.sizes))
+        devices, uneven = divmod(len(self.sizes), self.count)
+        if rest or uneven:
+            raise InputError(
+                f"batch size {batch_size} does not divide into {self.count} parts with slices of {self.sizes}"
+            )
+        ends = [0, *(factor * end for end in itertools.accumulate(self.sizes))]
+        slices = [slice(start, stop) for start, stop in itertools.pairwise(ends)]
+        return slices[self.index * devices : (self.index + 1) * devices]
 
 
 WHOLE = Shard()
@@ -59,6 +102,9 @@ class SampleOrder:
     batch_size: Count
     seed: Seed
 
+    first_row = 0
+    """The number that is added to a row before the random numbers of its example are drawn."""
+
     def __post_init__(self) -> None:
         check_values(self)
         if self.batch_size > self.num_examples:
@@ -66,6 +112,11 @@ class SampleOrder:
                 f"batch size {self.batch_size}: the batch is larger than the data set of "
                 f"{counted(self.num_examples, 'example')}; use at most {self.num_examples}"
             )
+
+    @property
+    def num_slots(self) -> int:
+        """The number of slots of a batch's arrays, with padding: the length of `rows(step)`."""
+        return self.batch_size
 
     def steps(self, epochs: int) -> int:
         """Return the number of steps for `epochs` epochs: ceil(epochs * N / B)."""
@@ -88,6 +139,10 @@ class SampleOrder:
         """Return the number of complete epochs before each row of `rows(step)`, int64[batch_size]."""
         return positions(step, self.batch_size) // self.num_examples
 
+    def first_epoch(self, step: int) -> int:
+        """Return the epoch in which the batch begins."""
+        return step * self.batch_size // self.num_examples
+
 
 @dataclass(frozen=True)
 class EvalOrder:
@@ -101,6 +156,7 @@ class EvalOrder:
 
     seed = 0
     """A constant, because evaluation has no randomness."""
+    first_row = 0
 
     def __post_init__(self) -> None:
         check_values(self)
@@ -120,6 +176,9 @@ class EvalOrder:
 
     def epoch_indices(self, step: int) -> np.ndarray:
         return np.zeros(self.batch_size, np.int64)
+
+    def first_epoch(self, step: int) -> int:
+        return 0
 
 
 Order = SampleOrder | EvalOrder

@@ -15,13 +15,14 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import AVERAGING, Averaging
-from jaxddp.engine.groups.device_groups import DeviceGroups
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.sharded.scattering import Scattering
 from jaxddp.engine.sharded.sharded_state import sharded_specs
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums, TrainObjective
+from jaxddp.engine.unequal.slice_sizes import slice_sizes
 from jaxddp.mesh import Topology, device_axes, varying
 from jaxddp.models.frozen import with_frozen, with_frozen_state, without_frozen
 from jaxddp.platforms import platform_named
@@ -60,11 +61,13 @@ class Gradients:
         shards_state: whether the parameters and the optimizer's state are divided among the devices between two
             steps; see `jaxddp.engine.sharded.sharded_step`.
         groups: the number of groups of devices; the gradients of different groups are not averaged. See
-            `jaxddp.engine.groups.device_groups`.
+            `jaxddp.engine.groups.group_mesh`.
         for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
             `jaxddp.engine.reproducible.walled`.
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.
         settled: layers whose model state does not change.
+        sizes: the number of examples of each device's slice, in mesh order; empty if all slices are equal. See
+            `jaxddp.engine.unequal.unequal_step`.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
@@ -75,6 +78,7 @@ class Gradients:
     for_cpu: bool = False
     frozen: Layers = NO_LAYERS
     settled: Layers = NO_LAYERS
+    sizes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Gradients":
@@ -82,9 +86,11 @@ class Gradients:
         reproducible = config.parallel.reproducible
         if reproducible:
             _check_reproducible(config, topology)
-        groups = DeviceGroups.of(config, topology)
+        sizes, groups = slice_sizes(config, topology), GroupMesh.of(config, topology)
+        averaging = Averaging.of(config, topology if groups is None else groups.first)
         return cls(
-            averaging=Averaging.of(config, topology if groups is None else groups.first),
+            # The gradients of slices of different sizes are complete when they are averaged: nothing can overlap.
+            averaging=replace(averaging, buckets=1) if sizes else averaging,
             accumulate=config.train.accumulate,
             reproducible=reproducible,
             shards_state=config.parallel.shard_optimizer and topology.num_devices > 1,
@@ -92,6 +98,7 @@ class Gradients:
             for_cpu=platform_named(topology.platform).uses_cpu_compiler,
             frozen=config.frozen,
             settled=config.frozen_norms,
+            sizes=sizes,
         )
 
     def specs(self, state: TrainState, topology: Topology) -> Any:
@@ -99,6 +106,10 @@ class Gradients:
         if not self.shards_state:
             return jax.tree.map(lambda leaf: P(), state)
         return sharded_specs(state, topology.num_devices, self.frozen)
+
+    def with_buckets(self, buckets: int) -> "Gradients":
+        """Return the settings with another largest number of all-reduces, if several can overlap with computation."""
+        return self if self.sizes else replace(self, averaging=replace(self.averaging, buckets=buckets))
 
     def of_slices(self, specs: Any) -> "Gradients":
         """Return the settings for a state with the specs of `specs`.
@@ -123,6 +134,9 @@ class Gradients:
     def check_batch_size(self, batch_size: int, topology: Topology) -> None:
         """Raise `InputError` if a batch cannot be divided into equal slices. The message suggests other batch sizes."""
         parts = self.parts(topology)
+        if self.sizes:
+            # `slice_sizes` checks the batch size.
+            return
         if parts == topology.num_devices:
             topology.check_batch_size(batch_size)
         elif batch_size % parts:
@@ -159,6 +173,35 @@ class Gradients:
             key: the random key of the step. Each share folds its number into the key.
             scale: a factor of the loss for differentiation. The gradient is divided by the same factor.
         """
+        loss, params = self._minimized(objective, state, train=train, image_key=image_key, scale=scale)
+        return self._divided(state, self.mean(loss, params, state.model_state, batch, key), scale)
+
+    def of_slice(
+        self,
+        objective: TrainObjective,
+        state: TrainState,
+        batch: Batch,
+        key: jax.Array,
+        device: jax.Array,
+        **words: Any,
+    ) -> Contribution:
+        """Compute the sums of one device over its slice, without communication; see `of_batch`.
+
+        Args:
+            device: the number of the device in the mesh, int32[].
+        """
+        loss, params = self._minimized(objective, state, **words)
+        return self._share(loss, params, state.model_state, batch, jax.random.fold_in(key, device))[0]
+
+    def combine(self, state: TrainState, contribution: Contribution, scale: Any) -> Contribution:
+        """Average the results of `of_slice` over the devices; return a result like that of `of_batch`."""
+        order = range(len(jax.tree.leaves(contribution.grads)))
+        return self._divided(state, self._average(contribution, order), scale)
+
+    def _minimized(
+        self, objective: TrainObjective, state: TrainState, *, train: bool, image_key: jax.Array | None, scale: Any
+    ) -> tuple[StepLoss, Any]:
+        """Return the sum of the losses as a function of the trained parameters, and these parameters."""
         # With replicated parameters, JAX would sum the gradient over the devices. The cast prevents the sum.
         all_params = varying(state.params)
 
@@ -167,14 +210,23 @@ class Gradients:
             sums, model_state = objective(params, model_state, batch, train=train, key=key, image_key=image_key)
             return sums.values[0, 0] * scale, (sums, model_state)
 
-        params = without_frozen(all_params, self.frozen)
-        grads, model_state, means, _ = self.mean(total_loss, params, state.model_state, batch, key)
+        return total_loss, without_frozen(all_params, self.frozen)
+
+    def _divided(self, state: TrainState, averaged: Contribution, scale: Any) -> Contribution:
+        """Divide the averaged gradients by the averaged weight."""
+        grads, model_state, means, _ = averaged
         model_state = with_frozen_state(state.model_state, model_state, self.settled)
         # `grads` is the average over shares of a sum over examples. Its quotient by the average weight is the mean over
-        # all unmasked examples, for any distribution of the padding over the devices. The divisor is at least the
+        # all unmasked examples, for any distribution of the examples over the devices. The divisor is at least the
         # smallest normal number, because XLA treats smaller numbers as 0.
         weight = jnp.maximum(means.values[0, 1] * scale, jnp.finfo(means.values.dtype).tiny)
         return Contribution(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)
+
+    def _average(self, contribution: Contribution, order: Sequence[int]) -> Contribution:
+        grads, *other_results, _ = contribution
+        with jax.named_scope(AVERAGING):
+            grads, other_results = self.averaging.average(grads, other_results, order)
+        return Contribution(grads, *other_results)
 
     def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Contribution:
         """Average the gradients and the other results over the shares of the global batch.
@@ -188,10 +240,7 @@ class Gradients:
 
             return mean_of_shards(shard, (params, varying(model_state)), batch, for_cpu=self.for_cpu)
         device_key = jax.random.fold_in(key, lax.axis_index(device_axes()))
-        (grads, *other_results, _), order = self._share(loss, params, model_state, batch, device_key)
-        with jax.named_scope(AVERAGING):
-            grads, other_results = self.averaging.average(grads, other_results, order)
-        return Contribution(grads, *other_results)
+        return self._average(*self._share(loss, params, model_state, batch, device_key))
 
     def _share(
         self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array

@@ -60,19 +60,27 @@ def mean_of_shards(
 def _trace(compute: Callable[..., T], *arguments: Any) -> Callable[..., T]:
     """Trace a function once for all shards. Raises: InputError if the function contains a collective."""
     traced, shapes = jax.make_jaxpr(compute, return_shape=True)(*arguments)
-    if not _can_detect_collectives():
-        lost = "parallel.reproducible cannot detect, and so accepts, a network that communicates between devices"
-        private_names.warn_missing("jax", "jaxpr (axes of a collective)", lost)
-    for operation in operations_in(traced):
-        if _is_collective(operation):
-            raise InputError(
-                Key("parallel.reproducible"),
-                f": the network or the loss communicates between devices ({operation.primitive.name}), but "
-                f"each of the {SHARDS} shards is computed separately",
-                advice="remove it, for example a batch norm with axis_name",
-            )
+    lost = "parallel.reproducible cannot detect, and so accepts, a network that communicates between devices"
+    if operation := find_collective(traced, lost):
+        raise InputError(
+            Key("parallel.reproducible"),
+            f": the network or the loss communicates between devices ({operation.primitive.name}), but "
+            f"each of the {SHARDS} shards is computed separately",
+            advice="remove it, for example a batch norm with axis_name",
+        )
     evaluate = jaxpr_as_fun(traced)
     return lambda *arrays: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(arrays)))
+
+
+def find_collective(traced: Any, lost: str) -> Any:
+    """Return the first operation of a traced program that communicates between devices; None if there is none.
+
+    Args:
+        lost: what a log line reports as lost if this release of JAX does not show the axes of a collective.
+    """
+    if not _can_detect_collectives():
+        private_names.warn_missing("jax", "jaxpr (axes of a collective)", lost)
+    return next(filter(_is_collective, operations_in(traced)), None)
 
 
 def _is_collective(operation: Any) -> bool:

@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
-from jaxddp.engine.groups.device_groups import DeviceGroups
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.microbatches import scan_range
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import EvalStep, TrainStep, make_eval_step, make_train_step
@@ -29,7 +29,7 @@ def make_resident_steps(
     topology: Topology,
     *,
     sharded: bool = False,
-    groups: DeviceGroups | None = None,
+    groups: GroupMesh | None = None,
     compiler_options: Mapping[str, str] | None = None,
 ) -> Callable[..., tuple[TrainState, MetricSums]]:
     """Compile several optimizer steps as one program, on first use for each number of steps.

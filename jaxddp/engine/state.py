@@ -16,7 +16,7 @@ instead of the trained parameters. Validation measures either the evaluation par
 run has evaluation parameters."""
 DEVICE_GROUPS, NUMBERS = "device_groups", "numbers"
 """The keys of int32[G], the numbers of the groups, in the `parts` of a state that holds the states of G groups of
-devices; see `jaxddp.engine.groups.device_groups`."""
+devices; see `jaxddp.engine.groups.group_mesh`."""
 SMALL_LEAF = 1 << 20
 """Arrays with fewer elements are concatenated before a reduction, because each reduction is a separate kernel, which
 takes 20 ms to compile."""

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.groups.device_groups import DeviceGroups
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import combine_devices
 from jaxddp.engine.state import TrainState, all_finite
@@ -39,7 +39,7 @@ def make_train_step(
     feed: tuple[P, ...] = (P(AXIS),),
     *,
     sharded: bool = False,
-    groups: DeviceGroups | None = None,
+    groups: GroupMesh | None = None,
     compiler_options: Mapping[str, str] | None = None,
 ) -> TrainStep:
     """Compile (on first use) an optimizer step over the global batch.
@@ -51,7 +51,7 @@ def make_train_step(
         one_step: a step of `make_local_step`, or of `jaxddp.engine.sharded.sharded_step.make_sharded_step`.
         feed: the shardings of the arguments between the state and the key.
         sharded: whether `one_step` is of `make_sharded_step`. If not, the state is replicated.
-        groups: groups of devices with a state each; `one_step` is of `DeviceGroups.one_step`, and the sums are those of
+        groups: groups of devices with a state each; `one_step` is of `GroupMesh.one_step`, and the sums are those of
             each group, [groups, …].
     """
     in_specs = (P(), *feed, P())
@@ -127,21 +127,21 @@ class Program:
         """Return the executable for a feed, which is compiled on first use. The feed may consist of shapes."""
         if not self.is_ready(*feed):
             return self._compile(state, *feed)
-        compiled, self.cost = self._compiled[_shapes_of(feed)]
+        compiled, self.cost = self._compiled[shapes_of(feed)]
         return compiled
 
     def is_ready(self, *feed: Any) -> bool:
         """Return whether the executable for a feed is compiled."""
-        return _shapes_of(feed) in self._compiled
+        return shapes_of(feed) in self._compiled
 
     def _compile(self, state: TrainState, *feed: Any) -> Any:
         compiled, cost = compile_with_cost(self.function, state, *feed)
         self.cost = cost.per_step(self._steps_in(*feed))
-        self._compiled[_shapes_of(feed)] = compiled, self.cost
+        self._compiled[shapes_of(feed)] = compiled, self.cost
         return compiled
 
 
-def _shapes_of(feed: Any) -> Any:
+def shapes_of(feed: Any) -> Any:
     """Return the cache key of a feed: its structure, shapes and dtypes."""
     leaves, structure = jax.tree.flatten(feed)
     return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

@@ -4,6 +4,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,13 +43,27 @@ class Phases:
 
     def gradient(self, state: TrainState, batch: Batch, key: jax.Array | None) -> Contribution:
         """Return the gradient of the global batch from a device's slice of it. Call it inside `jax.shard_map`."""
+        dropout, words = self._keys(state, key)
+        return self.gradients.of_batch(self.objective, state, batch, dropout, **words)
+
+    def slice_gradient(self, state: TrainState, batch: Batch, key: jax.Array | None, device: jax.Array) -> Contribution:
+        """Return the sums over the slice of a device, without communication; see `Gradients.of_slice`."""
+        dropout, words = self._keys(state, key)
+        return self.gradients.of_slice(self.objective, state, batch, dropout, device, **words)
+
+    def combine(self, state: TrainState, contribution: Contribution) -> Contribution:
+        """Return the gradient of the global batch from the results of `slice_gradient`; see `Gradients.combine`."""
+        return self.gradients.combine(state, contribution, self._loss_scale(state))
+
+    def _keys(self, state: TrainState, key: jax.Array | None) -> tuple[jax.Array, dict[str, Any]]:
+        """Return the key of dropout, and the arguments of `Gradients.of_batch` by keyword."""
         # The key is an argument and not a constant, so that runs with different seeds share one program.
         run_key = jax.random.key(0) if key is None else key
         dropout = jax.random.fold_in(jax.random.fold_in(run_key, _DROPOUT), state.step)
-        scale = math.prod(part.loss_scale(state.parts.get(part.name)) for part in self.parts)
-        return self.gradients.of_batch(
-            self.objective, state, batch, dropout, train=True, image_key=run_key, scale=scale
-        )
+        return dropout, {"train": True, "image_key": run_key, "scale": self._loss_scale(state)}
+
+    def _loss_scale(self, state: TrainState) -> Any:
+        return math.prod(part.loss_scale(state.parts.get(part.name)) for part in self.parts)
 
     def update(
         self, state: TrainState, contribution: Contribution, is_finite: Callable[[], jax.Array]

@@ -29,7 +29,7 @@ _OPTIONS = {
     ),
     "checkpoint": ("best", "best_is", "best_smoothing"),
     "parallel": (
-        *("buckets", "device_groups", "reproducible", "shard_optimizer", "xla_options"),
+        *("buckets", "device_groups", "reproducible", "shard_optimizer", "shares", "xla_options"),
         *("start_timeout", "heartbeat_timeout", "stall_timeout", "shutdown_timeout"),
     ),
     "log": ("gradient_norm",),
@@ -98,6 +98,8 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, oth
     given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
     # These values may be text, as on the command line: "conv1=0.1,fc=10".
     given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
+    if isinstance(given.get("shares"), tuple | list):
+        given["shares"] = ",".join(map(str, given["shares"]))
     changes = {
         section: {_KEYS.get(key, key): given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()
     }

@@ -4,10 +4,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.selection.chosen import chosen_images
 from jaxddp.data.source import Source
+from jaxddp.data.united import UnitedSource
 from jaxddp.engine.state import TrainState
 from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.notebook.results import check_evaluation, check_one_label
@@ -62,6 +65,12 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
     Raises: see `evaluate`.
     """
     check_evaluation(state, setup, table)
+    if isinstance(setup.table, UnitedSource):
+        raise InputError(
+            Key.plain("data.placement", "local"),
+            ": pictures of predictions need the same images on all processes",
+            advice="load the run in one process",
+        )
     checked(count, Annotated[int, Range(1, MAX_SHOWN)], "count")
     check_one_label(table)
     # The import is here, because training needs no matplotlib.

@@ -1,5 +1,6 @@
 """The layout of a run: the values that it derives from its config, its data and its devices."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +16,9 @@ from jaxddp.data.example_set import labels_of
 from jaxddp.data.labels import LabelKind
 from jaxddp.data.selection.chosen import sample_images
 from jaxddp.data.source import Source, image_dtype
+from jaxddp.data.united import class_counts, own_part
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.groups.device_groups import DeviceGroups
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.mesh import Topology
 from jaxddp.schedules.warmup import Steps
 from jaxddp.training.plan import Plan
@@ -32,6 +34,7 @@ class TrainingData:
     Attributes:
         class_counts: int64[K], the number of examples of each class.
         images: a function (count) that returns that many training images, [count, H, W, C], or all if there are fewer.
+            If each process has data of its own, these images are of this process.
         image_shape: the largest shape of the network's input in training.
         eval_shape: the shape of the network's input in evaluation.
         dtype: the dtype of the pixels.
@@ -48,10 +51,10 @@ class TrainingData:
     @classmethod
     def of(cls, source: Source, data: DataConfig) -> "TrainingData":
         """Return the properties of a source that is read with the settings `data`."""
-        images = functools.partial(sample_images, source, data)
+        images = functools.partial(sample_images, own_part(source), data)
         shapes = source.image_shape(data), source.image_shape(data.of_evaluation)
-        labels = labels_of(source)
-        return cls(len(source), labels.kind, labels.counts, images, *shapes, image_dtype(source, data))
+        kind, counts = labels_of(source).kind, class_counts(source)
+        return cls(len(source), kind, counts, images, *shapes, image_dtype(source, data))
 
     @property
     def num_classes(self) -> int:
@@ -84,7 +87,7 @@ class Layout:
     division: Division
     growth: Growth | None
     shapes: tuple[ImageShape, ...]
-    groups: DeviceGroups | None
+    groups: GroupMesh | None
 
     @classmethod
     def of(cls, config: Config, topology: Topology, data: TrainingData) -> "Layout":
@@ -94,12 +97,17 @@ class Layout:
         """
         gradients, plan = Gradients.of(config, topology), Plan.of(config, data.num_examples)
         gradients.check_batch_size(config.train.batch_size, topology)
-        config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
+        if not gradients.sizes:
+            config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
         division = Division.of(config, gradients.shares(topology))
         growth = _growth(config, data.image_shape, plan)
         shapes = _shapes(growth, data.image_shape, plan)
-        groups = DeviceGroups.of(config, topology)
+        groups = GroupMesh.of(config, topology)
         return cls(data, plan, steps_of(config, plan), gradients, division, growth, shapes, groups)
+
+    def with_buckets(self, buckets: int) -> "Layout":
+        """Return the layout with another largest number of all-reduces."""
+        return dataclasses.replace(self, gradients=self.gradients.with_buckets(buckets))
 
 
 def _growth(config: Config, image_shape: ImageShape, plan: Plan) -> Growth | None:

@@ -15,6 +15,10 @@ RandAugment = Annotated[int, Range(0, 100)]
 RandMagnitude = Annotated[float, Range(0, 10)]
 Strength = Annotated[float, Range(0, 1000)]
 Spread = Annotated[float, Range(1e-6, 1)]
+PROCESS = "{process}"
+"""The text that stands for the number of a process."""
+PLACE_KEYS = ("path", "train", "val", "data_dir", "manifest")
+"""The keys of `data` in which `PROCESS` is replaced."""
 IMAGE_KEYS = ("image_size", "channels", "bits", "mean", "std")
 """The keys of `data` that determine the input of a network."""
 
@@ -71,6 +75,10 @@ class DataConfig:
     tfds:NAME. Alternatively, set `name`."""
     name: str | None = None
     """Name of a data set in the file that JAXDDP_DATASETS names, or in datasets.toml in the working directory."""
+    placement: Literal["shared", "local"] = "shared"
+    """"shared" needs the same data on every process; "local" trains on the union of the data of all processes, each of
+    which reads only its own. With "local", {process} in `path`, `train`, `val`, `data_dir` and `manifest` stands for
+    the number of the process."""
     image_size: Pixels = 224
     """Side of the square input of the network, in pixels."""
     resize: Pixels = 256
@@ -157,6 +165,17 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_values(self, "data.")
+
+    def of_process(self, index: int) -> "DataConfig":
+        """Return the config with the number of a process in place of {process}, if each process has its own data."""
+        return replace(self, **{key: getattr(self, key).replace(PROCESS, str(index)) for key in self.keys_of_process})
+
+    @property
+    def keys_of_process(self) -> tuple[str, ...]:
+        """The keys whose values contain {process}; none if all processes have the same data."""
+        if self.placement == "shared":
+            return ()
+        return tuple(key for key in PLACE_KEYS if PROCESS in (getattr(self, key) or ""))
 
     @property
     def of_evaluation(self) -> "DataConfig":

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from jaxddp.core.duration import Duration
 from jaxddp.core.ranges import CpuDevices, Devices, Range, Seconds
+from jaxddp.shares import Shares
 
 
 @dataclass(frozen=True)
@@ -17,13 +18,16 @@ class ParallelConfig:
     """Simulate this many CPU devices in each process."""
     buckets: Annotated[int, Range(1, 1024)] | None = None
     """Average gradients in at most this many all-reduces, each of which starts as soon as its gradients are ready. If
-    None, 7 on several GPUs, otherwise 1."""
+    None, 7 on the GPUs of up to two hosts, 1 to 7 on those of more hosts, and otherwise 1; see `jaxddp doctor`."""
     shard_optimizer: bool = False
     """Divide the parameters and the optimizer's state among the devices between two steps (ZeRO stages 1 and 2). Each
     device updates its slices, which saves memory. Gradients are the same up to rounding."""
     groups: Annotated[int, Range(2, 100_000)] | None = None
     """Number of groups of devices that average their parameters every `train.sync_every`. If None, each process is a
     group."""
+    shares: str | None = None
+    """Divide each batch among the devices by speed: "3,1" gives a number for each device or each process, and "auto"
+    measures the speeds at the start of the run and keeps them. If None, all devices get equal parts."""
     reproducible: bool = False
     """Give the same bits on 1, 2, 4 and 8 devices: each batch is computed in 8 fixed shards, which are summed in a
     fixed order. This is slower."""
@@ -44,3 +48,8 @@ class ParallelConfig:
     validation may take 3 times as long; starting and compilation may take 6 times as long."""
     shutdown_timeout: Seconds = 60.0
     """Seconds that a process waits for the other processes at the end."""
+
+    @property
+    def division(self) -> Shares | None:
+        """The parsed `shares`. Raises: InputError if the text is invalid."""
+        return None if self.shares is None else Shares.parse(self.shares)

@@ -16,7 +16,7 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.checks.self_test import SelfTest
 from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.groups.device_groups import DeviceGroups
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.groups.outer_step import Between, OuterStep, make_mean_state, make_stack
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.parts.part import Follow, Part, make_follow
@@ -34,6 +34,8 @@ from jaxddp.engine.step import (
     make_train_step,
 )
 from jaxddp.engine.step_objective import MetricSums, Objective
+from jaxddp.engine.step_phases import Phases
+from jaxddp.engine.unequal.unequal_step import UnequalProgram
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.recipe.layout import ImageShape, Layout
@@ -95,6 +97,8 @@ class CompiledPrograms:
         topology, options, gradients = resources.topology, resources.compiler_options, layout.gradients
 
         def make() -> Program:
+            if gradients.sizes:
+                return unequal_program(objective, experiment, gradients.sizes, resident=resident)
             one_step = _step(objective, recipe, topology, layout)
             keywords = {"sharded": gradients.shards_state, "groups": layout.groups, "compiler_options": options}
             if resident:
@@ -136,17 +140,17 @@ class CompiledPrograms:
             return lambda state: state
         return self._cached("whole state", (topology,), lambda: make_gather(topology))
 
-    def stack(self, groups: DeviceGroups, gradients: Gradients) -> Between:
+    def stack(self, groups: GroupMesh, gradients: Gradients) -> Between:
         """Return the function that gives every group the same state; see `make_stack`."""
         kind = f"stack, {groups.outer}, {gradients}"
         return self._cached(kind, (groups.topology,), lambda: make_stack(groups, gradients))
 
-    def outer_step(self, model: Model, recipe: Recipe, groups: DeviceGroups, gradients: Gradients) -> OuterStep:
+    def outer_step(self, model: Model, recipe: Recipe, groups: GroupMesh, gradients: Gradients) -> OuterStep:
         """Return the outer step of the states of a recipe."""
         kind, pieces = f"outer step, {groups.outer}, {gradients}", (model, recipe.optimizer, recipe.parts)
         return self._cached(kind, (*pieces, groups.topology), lambda: OuterStep(groups, gradients))
 
-    def follow(self, parts: tuple[Part, ...], topology: Topology, groups: DeviceGroups | None = None) -> Follow:
+    def follow(self, parts: tuple[Part, ...], topology: Topology, groups: GroupMesh | None = None) -> Follow:
         """Return the function that passes validations to the parts of the step; see `make_follow`."""
         count = None if groups is None else groups.count
         return self._cached(f"follow, {count} groups", (parts, topology), lambda: make_follow(parts, topology, groups))
@@ -196,6 +200,9 @@ def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> Trai
         raise InputError(
             Key("train.sync_every"), ": a step of a loop of your own has no groups of devices", advice="leave it out"
         )
+    if layout.gradients.sizes:
+        program, key = unequal_program(objective, experiment, layout.gradients.sizes), jax.random.key(seed)
+        return lambda state, batch: program(state, batch, topology.replicate(key))
     one_step = _step(objective, experiment.recipe, topology, layout)
 
     @functools.wraps(one_step)
@@ -203,6 +210,20 @@ def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> Trai
         return one_step(state, batch, jax.random.key(seed))
 
     return make_train_step(seeded_step_of, topology, sharded=layout.gradients.shards_state, compiler_options=options)
+
+
+def unequal_program(
+    objective: Objective, experiment: Experiment, sizes: tuple[int, ...], *, resident: bool = False
+) -> UnequalProgram:
+    """Return the program of a training step whose devices have slices of these sizes; see `CompiledPrograms.train`."""
+    recipe, resources, gradients = experiment.recipe, experiment.resources, experiment.layout.gradients
+    topology, minimized = resources.topology, recipe.minimized(objective)
+    phases = Phases(minimized, recipe.optimizer, recipe.schedule, recipe.parts, gradients, topology.num_devices)
+
+    def read(first: Any, columns: Any = None) -> Batch:
+        return gather_batch(first, columns, 0) if resident else first
+
+    return UnequalProgram(phases, topology, sizes, read, resources.compiler_options)
 
 
 def _step(objective: Objective, recipe: Recipe, topology: Topology, layout: Layout) -> TrainStep:

@@ -16,10 +16,12 @@ from jaxddp.core.errors import InputError, about
 from jaxddp.core.message import Key, Words
 from jaxddp.core.wording import counted
 from jaxddp.data.batch_plan.balanced_order import BalancedOrder
+from jaxddp.data.batch_plan.division import Division
 from jaxddp.data.batch_plan.growth import Growth
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
+from jaxddp.data.united import UnitedSource, own_part
 from jaxddp.engine.set_metrics import check_set_metric, is_set_metric
 from jaxddp.engine.step_objective import Objective, supervised
 from jaxddp.mesh import Topology
@@ -68,7 +70,12 @@ class Experiment:
         layout = self.layout
         if "config" in fields:
             layout = Layout.of(recipe.config, resources.topology, layout.training_data)
-        return dataclasses.replace(self, recipe=recipe, resources=resources, layout=layout)
+            same_buckets = recipe.config.parallel.buckets == self.config.parallel.buckets
+            if same_buckets and resources.topology == self.topology:
+                # The network, on which the number may depend, stays the same.
+                layout = layout.with_buckets(self.layout.gradients.averaging.buckets)
+        feed = self.feed.with_sizes(layout.gradients.sizes)
+        return dataclasses.replace(self, recipe=recipe, resources=resources, layout=layout, feed=feed)
 
 
 def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFile | None = None) -> Experiment:
@@ -77,20 +84,25 @@ def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFi
     Raises: InputError if the network does not accept images of all sizes; see also `make_feed` and `make_preprocess`.
     """
     check_sizes(recipe.config.data, recipe.model, layout, resources.topology.peers)
-    feed = make_feed(recipe, resources, layout.growth)
+    feed = make_feed(recipe, resources, layout.growth, layout.division).with_sizes(layout.gradients.sizes)
     preprocess = make_preprocess(recipe, resources, layout)
     _check_objective(recipe, resources, layout, preprocess)
     return Experiment(recipe, resources, layout, feed, preprocess, file)
 
 
-def make_feed(recipe: Recipe, resources: Resources, growth: Growth | None = None) -> Feed:
+def make_feed(
+    recipe: Recipe, resources: Resources, growth: Growth | None = None, division: Division | None = None
+) -> Feed:
     """Return the feed of the training data, with the unlabelled data if the objective may read them.
+
+    Args:
+        division: the division of a batch, which data of several processes need.
 
     Raises: InputError if the images cannot be kept on the devices, or a data set is smaller than its batch.
     """
     config, source, topology = recipe.config, resources.train, resources.topology
-    check_labelled(source, "training data")
-    feed = _feed_of(source, make_order(source, config), config, topology, growth)
+    check_labelled(own_part(source), "training data")
+    feed = _feed_of(source, make_order(source, config, topology, division), config, topology, growth)
     unlabelled, ratio = resources.unlabelled, with_fallback_values(config).objective.unlabelled_ratio
     reads_unlabelled = recipe.objective is not supervised and getattr(recipe.objective, "reads_unlabelled", True)
     if unlabelled is None or not reads_unlabelled:
@@ -107,8 +119,11 @@ def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topol
     return Feed(source, order, config.data, topology, source.substitutes(config.data), growth)
 
 
-def make_order(source: Source, config: Config) -> SampleOrder:
+def make_order(source: Source, config: Config, topology: Topology, division: Division | None = None) -> SampleOrder:
     """Return the order of examples. Raises: InputError if the batch is larger than the data set."""
+    if isinstance(source, UnitedSource):
+        unit = 1 if division is None else division.smallest.batch_size // topology.process_count
+        return source.order(config.train.batch_size, config.seed, unit, topology.peers)
     if config.data.sampling == "balanced":
         labels = labels_of(source)
         if labels.several:
@@ -138,7 +153,8 @@ def make_preprocess(recipe: Recipe, resources: Resources, layout: Layout) -> Pre
     preprocess = Preprocess.of(config, data.augment, recipe.augmentation)
     for shape in layout.shapes:
         check_augmentation(preprocess, shape, training_data.dtype)
-    check_mixing(data.augment, config.train.batch_size, layout.gradients.parts(resources.topology))
+    if not layout.gradients.sizes:
+        check_mixing(data.augment, config.train.batch_size, layout.gradients.parts(resources.topology))
     return preprocess
 
 

@@ -20,7 +20,7 @@ from jaxddp.core.wording import counted, size
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan.growth import Growth
 from jaxddp.data.columns import columns, stacked_columns
-from jaxddp.data.order import EvalOrder, SampleOrder, Shard, unlabelled_seed
+from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard, unlabelled_seed
 from jaxddp.data.soundness.bad_images import Substitutes
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.resident_steps import ResidentImages, place_images
@@ -59,6 +59,7 @@ class Feed:
     Attributes:
         substitutes: the images that replace images that cannot be used.
         growth: the growth of the image size; None if it is constant.
+        sizes: the number of examples of each device's slice; empty if all slices are equal.
         unlabelled: the feed of a second source, with its own order and substitutes. A step takes a batch of each feed.
     """
 
@@ -71,6 +72,7 @@ class Feed:
     resident: dict[str, Resident] = field(default_factory=dict, repr=False)
     """The images that are on the devices, by use."""
     unlabelled: "Feed | None" = None
+    sizes: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
         resident = "".join(f", {use} images on the devices" for use in self.resident)
@@ -80,12 +82,26 @@ class Feed:
 
     @property
     def shard(self) -> Shard:
-        """The part of every batch that this process loads."""
+        """The part of every training batch that this process loads."""
+        return self._equal_shard._replace(sizes=self.sizes)
+
+    @property
+    def _equal_shard(self) -> Shard:
         return Shard(self.topology.process_index, self.topology.process_count)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""
         return _placed(self._read(range(start, stop)), self.topology)
+
+    def with_sizes(self, sizes: tuple[int, ...]) -> "Feed":
+        """Return the feed with slices of other sizes. Images on the devices stay there."""
+        if sizes == self.sizes:
+            return self
+        return replace(self, sizes=sizes, unlabelled=self.unlabelled and self.unlabelled.with_sizes(sizes))
+
+    def rows(self, step: int) -> np.ndarray:
+        """Return the rows of the batch that `batches` yields for a step, from 0, on all devices; -1 for padding."""
+        return WHOLE._replace(sizes=self.sizes).of(self.order.rows(step))
 
     def with_seed(self, seed: int) -> "Feed":
         """Return the feed with another seed. Images on the devices stay there."""
@@ -93,9 +109,10 @@ class Feed:
         unlabelled = self.unlabelled and self.unlabelled.with_seed(unlabelled_seed(seed))
         return replace(self, order=order, substitutes=substitutes, unlabelled=unlabelled)
 
-    def abstract_batch(self) -> Batch:
-        """Return the shapes and shardings of a global batch."""
-        batch = columns(self.source.labels, self.order, 0)
+    def abstract_batch(self, size: int | None = None) -> Batch:
+        """Return the shapes and shardings of a global batch of `size` slots, by default of those of `rows`."""
+        size = size or WHOLE._replace(sizes=self.sizes).slots(self.order.num_slots)
+        batch = columns(self.source.labels, EvalOrder(len(self.source), size), 0)
         pixel = np.zeros((), image_dtype(self.source, self.data))
         image = np.broadcast_to(pixel, (len(batch.row), *self.source.image_shape(self.data)))
         batch = batch._replace(image=image, substituted=batch.mask if self.substitutes else None)
@@ -178,7 +195,7 @@ class Feed:
         self.place(source)
         images, order = self.resident[VALIDATION].images, EvalOrder(len(source), batch_size)
         for numbers in cut(range(order.num_batches), full_length(order.num_batches, longest)):
-            yield images, self.topology.place(stacked_columns(source.labels, order, numbers, self.shard))
+            yield images, self.topology.place(stacked_columns(source.labels, order, numbers, self._equal_shard))
 
     def _read(self, steps: range) -> Iterator[Batch]:
         """Iterate over this process's parts of the batches of some steps."""
@@ -237,10 +254,11 @@ class Feed:
         def load_images() -> Iterator[np.ndarray]:
             nonlocal substituted
             if use == VALIDATION:
-                batches = source.eval_batches(order, data, self.shard)
+                batches = source.eval_batches(order, data, self._equal_shard)
             else:
                 feed = self.unlabelled if use == UNLABELLED and self.unlabelled else self
-                batches = source.train_batches(order, data, range(order.num_batches), self.shard, feed.substitutes)
+                steps = range(order.num_batches)
+                batches = source.train_batches(order, data, steps, self._equal_shard, feed.substitutes)
             for batch in batches:
                 moved()
                 substituted += 0 if batch.substituted is None else int(batch.substituted.sum())

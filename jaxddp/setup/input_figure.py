@@ -22,8 +22,9 @@ def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "
     batch = next(feed.batches(step - 1, step))
     key = jax.random.key(feed.order.seed)
     inputs = jax.jit(lambda batch: preprocess(batch, train=True, key=key))(batch)
-    pixels = denormalized(preprocess, inputs)[:count]
-    return input_grid(pixels, _titles(batch, inputs, feed.source.class_names, len(pixels)))
+    places = np.flatnonzero(np.asarray(batch.mask))[:count]
+    pixels = denormalized(preprocess, inputs)[places]
+    return input_grid(pixels, _titles(batch, inputs, feed.source.class_names, places))
 
 
 def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
@@ -34,10 +35,10 @@ def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
     return np.clip(np.round(pixels), 0, 255).astype(np.uint8)
 
 
-def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], count: int) -> list[str]:
+def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], places: np.ndarray) -> list[str]:
     """Return a title for each image: its label, or both labels and their weights if images are mixed, and its row."""
     titles = []
-    for index in range(count):
+    for index in places.tolist():
         title = _label_text(batch.label[index], names)
         if inputs.mixing is not None:
             weight, other_label = float(inputs.mixing.weight[index]), _label_text(inputs.mixing.label[index], names)

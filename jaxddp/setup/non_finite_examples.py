@@ -27,7 +27,10 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
     """
     batch = next(feed.batches(step - 1, step))
     images, losses = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
-    rows = feed.order.rows(step - 1)
+    rows = feed.rows(step - 1)
+    # Padding is not described.
+    real = rows >= 0
+    rows, images, losses = rows[real], images[real], losses[real]
     if not losses.all():
         return f"The loss is not finite for {_rows_text(rows[~losses])} of the training data"
     if not images.all():

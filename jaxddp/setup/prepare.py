@@ -7,14 +7,15 @@ import jax
 import numpy as np
 import optax
 
-from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing, phase
 from jaxddp.engine.groups.outer_step import check_groups
 from jaxddp.engine.parts.iterate_average import with_average
 from jaxddp.measure.memory import memory_errors
+from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
+from jaxddp.recipe.bucket_count import decide
 from jaxddp.recipe.fine_tuning import fine_tuned
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make_recipe import make_recipe
@@ -69,7 +70,7 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
     topology.connect()
     if layout.groups is not None:
         layout.groups.connect()
-    recipe, shapes = complete_recipe(experiment.recipe, layout, topology.peers)
+    recipe, layout, shapes = complete_recipe(experiment.recipe, layout, topology)
     weights = _weights(experiment, recipe.model, shapes) if fresh else {}
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
@@ -79,7 +80,8 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
     with doing("initializing the network"), out_of_memory:
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
-    return RunSetup(dataclasses.replace(experiment, recipe=recipe), model, state, like, weights, programs)
+    experiment = dataclasses.replace(experiment, recipe=recipe, layout=layout)
+    return RunSetup(experiment, model, state, like, weights, programs)
 
 
 def _check_agreement(experiment: Experiment) -> None:
@@ -105,15 +107,24 @@ def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, 
         return initial_weights(path, model, shapes, source.num_classes, experiment.topology, new_layers, class_ids)
 
 
-def complete_recipe(recipe: Recipe, layout: Layout, peers: Peers) -> tuple[Recipe, Shapes]:
-    """Return the recipe with the settings of single layers and with averaging, and the shapes of the network's arrays.
+def complete_recipe(recipe: Recipe, layout: Layout, topology: Topology) -> tuple[Recipe, Layout, Shapes]:
+    """Complete a recipe and its layout with what depends on the network.
 
-    Raises: see `fine_tuned`.
+    Returns:
+        The recipe with the settings of single layers and with averaging, the layout with the number of all-reduces, and
+        the shapes of the network's arrays.
+
+    Raises: see `fine_tuned`; InputError if the processes decide different numbers of all-reduces.
     """
-    trees = trees_of(recipe.model, layout.training_data.image_shape)
-    shapes = {path: leaf.shape for path, leaf in by_path(*trees).items()}
-    recipe = fine_tuned(recipe, shapes, layout.plan, peers)
-    opt_state = jax.eval_shape(recipe.optimizer.init, trees[0])
+    shape = layout.training_data.image_shape
+    params, model_state = trees_of(recipe.model, shape)
+    shapes = {path: leaf.shape for path, leaf in by_path(params, model_state).items()}
+    recipe = fine_tuned(recipe, shapes, layout.plan, topology.peers)
+    opt_state = jax.eval_shape(recipe.optimizer.init, params)
     if layout.groups is not None:
         check_groups(layout.groups, recipe.parts, opt_state)
-    return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state)), shapes
+    buckets = decide(layout.gradients, recipe.config, topology, recipe.model, params, model_state, shape)
+    if buckets.by_model:
+        topology.peers.agree({"the number of all-reduces": str(buckets.count)})
+        layout = layout.with_buckets(buckets.count)
+    return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state)), layout, shapes

@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +14,12 @@ from jaxddp.core.wording import counted
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.opening import open_tables, open_unchecked
 from jaxddp.data.source import Source, check_labelled, image_dtype
+from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
 from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.mesh import Topology
+from jaxddp.setup.local_data import check_placement
 
 _log = logging.getLogger("jaxddp.experiment")
 
@@ -39,14 +42,32 @@ class Resources:
     compiler_options: Mapping[str, str] = field(default_factory=dict)
     unlabelled: Source | None = None
 
+    def with_val(self, val: Source | None, data: DataConfig) -> "Resources":
+        """Return the resources with other validation data. All processes must call this method together.
+
+        Raises: see `unite`.
+        """
+        if val is not None:
+            val = unite(val, data, self.topology.peers, VALIDATION)
+        return replace(self, val=val)
+
+
+def resources_of(config: Config, topology: Topology, train: Source, unlabelled: Source | None) -> Resources:
+    """Return the resources of a training source from Python. Raises: InputError; see `check_placement` and `unite`."""
+    check_placement(config, unlabelled=unlabelled is not None)
+    train = unite(train, config.data, topology.peers, "training data")
+    return Resources(topology, train, None, step_options(config, topology), unlabelled)
+
 
 def open_resources(config: Config, topology: Topology) -> Resources:
     """Open the data that a config names, and check that its batches can be divided. Raises: InputError."""
+    check_placement(config)
     Gradients.of(config, topology).check_batch_size(config.train.batch_size, topology)
     if config.eval.every.amount:
         topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     options = step_options(config, topology)
-    train, val = open_tables(config.data, config.eval.limit)
+    train, val = open_tables(config.data.of_process(topology.process_index), config.eval.limit)
+    train, val = unite_splits(train, val, config.data, topology)
     topology.peers.agree({"validation data": val.fingerprint})
     check_comparable(val, train, config.data)
     train, unlabelled = labelled_and_unlabelled(train, config.data)
@@ -55,16 +76,24 @@ def open_resources(config: Config, topology: Topology) -> Resources:
 
 def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]:
     """Open the training and the validation data. Check only the images of the validation data. Raises: InputError."""
+    check_placement(config)
     topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
-    train, val = open_unchecked(config.data, config.eval.limit)
+    train, val = open_unchecked(config.data.of_process(topology.process_index), config.eval.limit)
     with doing("looking for the images"):
         val.check(config.data)
+    train, val = unite_splits(train, val, config.data, topology)
     topology.peers.agree({"validation data": val.fingerprint})
-    check_labelled(val, "validation data")
+    check_labelled(own_part(val), VALIDATION)
     check_comparable(val, train, config.data)
     if config.data.labels_per_class is not None:
         train = few_labels(train, config.data.labels_per_class, config.data.labels_seed)
     return train, val
+
+
+def unite_splits(train: Any, val: Any, data: DataConfig, topology: Topology) -> tuple[Any, Any]:
+    """Return both splits over the examples of all processes; see `unite`."""
+    train = unite(train, data, topology.peers, "training data")
+    return train, unite(val, data, topology.peers, VALIDATION)
 
 
 def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
@@ -93,7 +122,7 @@ def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
 
 def warn_of_unseen_classes(source: Source, trained: Source) -> None:
     """Log a warning if a source has classes without any training examples."""
-    counts, trained_counts = labels_of(source).counts, labels_of(trained).counts
+    counts, trained_counts = class_counts(source), class_counts(trained)
     unseen = np.flatnonzero((counts > 0) & (trained_counts == 0))
     if len(unseen):
         names = ", ".join(repr(source.class_names[label]) for label in unseen[:3])

@@ -18,8 +18,9 @@ from jaxddp.data.batch_plan.division import Division
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
+from jaxddp.data.united import VALIDATION, UnitedSource, own_part, unite
 from jaxddp.engine.example_loss import Loss
-from jaxddp.engine.groups.device_groups import DeviceGroups
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.groups.outer_step import OuterStep
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.sharded.sharded_state import shardings
@@ -126,7 +127,7 @@ class RunSetup:
     @property
     def slices(self) -> list[tuple[Device, slice]]:
         """Each device, in mesh order, with the rows of a global batch that it computes."""
-        return self.topology.slices(self.order.batch_size)
+        return self.topology.slices(self.order.num_slots, self.layout.gradients.sizes)
 
     @property
     def plan(self) -> Plan:
@@ -195,7 +196,7 @@ class RunSetup:
             return state
         return jax.device_put(state, shardings(self.layout.gradients.specs(state, self.topology), self.topology))
 
-    def outer_step(self, groups: DeviceGroups) -> OuterStep:
+    def outer_step(self, groups: GroupMesh) -> OuterStep:
         """Return the outer step of a run with groups of devices."""
         return self.programs.outer_step(self.model, self.recipe, groups, self.layout.gradients)
 
@@ -213,7 +214,9 @@ class RunSetup:
         program = self.programs.train(self.objective, self.experiment, resident=resident)
         if not resident:
             return program, lambda done: (Chunk(1, (batch, key)) for batch in self.batches(done, plan.total_steps))
-        length, growth = plan.chunk_length(self._longest_chunk), self.feed.growth
+        # Slices of different sizes have two programs a step, which cannot be the body of a loop.
+        longest = 1 if self.layout.gradients.sizes else self._longest_chunk
+        length, growth = plan.chunk_length(longest), self.feed.growth
         cuts = [] if growth is None else growth.changes(plan.total_steps)
         return program, lambda done: self.feed.resident_chunks(plan.chunks(done, length, cuts), key)
 
@@ -243,8 +246,9 @@ class RunSetup:
         """
         size = batch_size or self.order.batch_size
         self.topology.check_batch_size(size, "eval.batch_size")
+        source = unite(source, self.data, self.topology.peers, VALIDATION)
         size = limit_batch_size(size, source, self.topology)
-        check_labelled(source, "validation data")
+        check_labelled(own_part(source), VALIDATION)
         check_comparable(source, self.table, self.data)
         if resident:
             longest = self._longest_chunk
@@ -255,8 +259,10 @@ class RunSetup:
 
     def predictor(self, count: int) -> ImagePredictor | None:
         """Return a predictor of `count` validation images in the proportions of the classes; None for no images."""
-        # A picture shows one label and one prediction.
+        # A picture shows one label and one prediction. Each process would have to send its images to process 0.
         if self.validated is None or not count or self.layout.training_data.labels.several:
+            return None
+        if isinstance(self.validated, UnitedSource):
             return None
         max_batch = self.recipe.config.eval.batch_size
         program, rows = self.classifier.classify(), labels_of(self.validated).share(count)
@@ -264,8 +270,10 @@ class RunSetup:
 
     def identity(self) -> dict[str, str]:
         """Return digests that identify the recipe's objects; see `jaxddp.workdir.digests`."""
+        # The slots of a batch may depend on the devices.
+        batch = self.feed.with_sizes(()).abstract_batch(self.order.batch_size)
         digests = identity(self.recipe, self.state, self.table.num_classes, self.layout.training_data.image_shape)
-        return digests | objective_identity(self.recipe, self.objective, self.state, self.feed.abstract_batch())
+        return digests | objective_identity(self.recipe, self.objective, self.state, batch)
 
     def __repr__(self) -> str:
         count = counted(sum(leaf.size for leaf in jax.tree.leaves(self.like.params)), "parameter")

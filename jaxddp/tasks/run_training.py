@@ -23,12 +23,14 @@ from jaxddp.setup.objective_identity import objective_fingerprints
 from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.state_checks import check_start
+from jaxddp.tasks.run_shares import settle_shares
 from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit
 from jaxddp.training.validation.evaluator import Measure
 from jaxddp.workdir.claim import Claim, claim
 from jaxddp.workdir.ended import describe_end
 from jaxddp.workdir.session import Resume, session
+from jaxddp.workdir.shares_file import SharesFile
 from jaxddp.workdir.signature import Signature
 
 
@@ -112,7 +114,8 @@ def train(
     """
     experiment, config, claimed = training.experiment, training.experiment.config, training.claimed
     if directory is None:
-        return fit(make_run(training.begin(fresh=True), listeners, evaluators, claimed.objects, claimed.record()))
+        setup = settle_shares(training.begin(fresh=True))
+        return fit(make_run(setup, listeners, evaluators, claimed.objects, claimed.record()))
     # The user's code may change the current directory.
     directory, peers = directory.absolute(), experiment.topology.peers
     loggers = make_loggers(config, directory)
@@ -131,6 +134,8 @@ def train(
                 return None
         all_listeners = [*listeners, *loggers, *training.listeners(directory)]
         setup = training.begin(fresh=opened.resume_step is None)
+        shares = SharesFile.of(directory, record[RUN_ID], setup.topology)
+        setup = settle_shares(setup, shares, resumes=opened.resume_step is not None)
         run = make_run(setup, all_listeners, evaluators, claimed.objects, record)
         if peers.is_first:
             Signature.of(setup.table, setup.data).write(directory, record[RUN_ID])
@@ -146,7 +151,11 @@ def _claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
         "train": {key: settings["train"][key] for key in train_keys},
     }
     if settings["train"]["sync_every"] is not None:
-        outer = () if settings["train"]["outer_optimizer"] == "mean" else ("outer_optimizer", "outer_rate", "outer_momentum")
+        outer = (
+            ()
+            if settings["train"]["outer_optimizer"] == "mean"
+            else ("outer_optimizer", "outer_rate", "outer_momentum")
+        )
         config["train"] |= {key: settings["train"][key] for key in ("sync_every", *outer)}
     # None stands for float32, as in older releases, which wrote no precision.
     precision = settings["train"]["precision"]

@@ -9,7 +9,7 @@ from jaxddp.core.message import Option, Words
 from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan.division import Division
-from jaxddp.engine.groups.device_groups import unstacked_shapes
+from jaxddp.engine.groups.group_mesh import unstacked_shapes
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, MemoryReport, Needs, agreed_fit, memory_errors

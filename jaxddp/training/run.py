@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jaxddp.data.batch_plan.division import Division
 from jaxddp.engine.checks.replicas import Replicas
 from jaxddp.engine.checks.self_test import SelfTest
-from jaxddp.engine.groups.device_groups import DeviceGroups, unstacked_shapes
+from jaxddp.engine.groups.group_mesh import GroupMesh, unstacked_shapes
 from jaxddp.engine.groups.outer_step import Between, OuterStep
 from jaxddp.engine.parts.part import Follow, Part
 from jaxddp.engine.state import TrainState
@@ -72,7 +72,7 @@ class StepSetup:
     growth: ImageGrowth | None = None
     whole: Between = lambda state: state
     result: Between = lambda state: state
-    groups: DeviceGroups | None = None
+    groups: GroupMesh | None = None
     outer_step: OuterStep | None = None
 
 

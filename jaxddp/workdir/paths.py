@@ -51,7 +51,9 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
         if len({*peers.exchange("data.name", json.dumps(catalog_settings))}) == 1:
             changes["data"] |= catalog_settings
     path = (data | changes["data"])["path"]
-    if data["verify"] == "manifest" and data["manifest"] is None and path is not None:
+    # With data of its own, each process finds its own manifest when it opens the data.
+    is_shared = data["placement"] == "shared"
+    if is_shared and data["verify"] == "manifest" and data["manifest"] is None and path is not None:
         changes["data"]["manifest"] = str(find_manifest(path, None))
     return config.replace(**changes)
 

@@ -30,11 +30,12 @@ from jaxddp.training.checkpoints.run_identity import RunIdentity
 from jaxddp.training.run import Persistence, Run
 from jaxddp.workdir.lock import LOCK_FILE, locked
 from jaxddp.workdir.presence import watch_workdir
+from jaxddp.workdir.shares_file import SHARES_FILE
 from jaxddp.workdir.signature import SIGNATURE_FILE
 
 Resume = Literal["auto", "never", "must"]
 _SHARED_SECONDS = 5
-_INITIAL_FILES = frozenset((CHECKPOINTS, CONFIG_FILE, COPY_FOLDER, LOCK_FILE, SIGNATURE_FILE))
+_INITIAL_FILES = frozenset((CHECKPOINTS, CONFIG_FILE, COPY_FOLDER, LOCK_FILE, SHARES_FILE, SIGNATURE_FILE))
 """The files of a work directory before anything is logged or saved."""
 _log = logging.getLogger("jaxddp.experiment")
 

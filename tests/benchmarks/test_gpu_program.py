@@ -12,9 +12,9 @@ from support.programs import assert_a_wrong_config_is_one_line, counts_of, needs
 from benchmarks import gpu_program
 from benchmarks.programs import gpu_plugin, roofline
 from benchmarks.programs.counts import communication, count, total_bytes
-from benchmarks.programs.projection import ring
 from benchmarks.programs.schedule import COLLECTIVE, KERNEL_GRADIENT, Kernel, Schedule, read_schedule
 from jaxddp.api import resnet
+from jaxddp.measure.communication import DGX_H200, ring
 from jaxddp.models.adapt import adapt
 from jaxddp.platforms import PLATFORMS
 
@@ -158,7 +158,7 @@ def test_the_roofline_adds_exposed_communication_to_the_longer_of_memory_and_mul
     assert results["compute_seconds"] == pytest.approx(4 + 2 * roofline.LAUNCH_SECONDS)
     assert results["images_per_second"] == pytest.approx(8 / 4, rel=1e-5)
 
-    link, size = roofline.DGX_H200.inside, 10**12
+    link, size = DGX_H200.inside, 10**12
     hidden, shown = kernel(COLLECTIVE, 2 * size, done=2), kernel(COLLECTIVE, 2 * size, done=3)
     kernels = (hidden, kernel("elementwise", memory * 60), shown)
     results = roofline.predict(Schedule(kernels, 0, ()), images=1, num_gpus=8, precision="bfloat16")

@@ -9,24 +9,22 @@ from hypothesis import strategies as st
 from benchmarks.processes import scale
 from benchmarks.programs.projection import (
     DGX_A100,
-    Link,
-    Machine,
     Message,
     Projection,
     fit_link,
     project,
     project_schedule,
-    ring,
 )
+from jaxddp.measure.communication import Interconnect, Link, ring
 
 links = st.builds(Link, bandwidth=st.floats(1e6, 1e12), latency=st.floats(0, 1e-2))
-machines = st.builds(Machine, gpus=st.sampled_from([1, 2, 4, 8]), inside=links, outside=links)
+machines = st.builds(Interconnect, devices=st.sampled_from([1, 2, 4, 8]), inside=links, outside=links)
 sizes = st.floats(1, 1e12)
 gpu_counts = st.integers(0, 9).map(lambda power: 8 * 2**power)
 overlaps = st.floats(0, 1)
 
 
-def step(machine: Machine, num_gpus: int, num_bytes: float, overlap: float = 0) -> Projection:
+def step(machine: Interconnect, num_gpus: int, num_bytes: float, overlap: float = 0) -> Projection:
     return project(machine, num_gpus, num_bytes=num_bytes, compute=0.1, batch_per_gpu=256, overlap=overlap)
 
 
@@ -34,17 +32,17 @@ def step(machine: Machine, num_gpus: int, num_bytes: float, overlap: float = 0) 
 def test_two_peers_each_send_all_bytes(num_bytes, link):
     expected = num_bytes / link.bandwidth + 2 * link.latency
     assert ring(num_bytes, 2, link) == pytest.approx(expected)
-    alone = Machine(1, Link(1, 1e9), link)
-    assert alone.communication(num_bytes, 2) == pytest.approx(expected)
-    together = Machine(2, link, Link(1, 1e9))
-    assert together.communication(num_bytes, 2) == pytest.approx(expected)
+    alone = Interconnect(1, Link(1, 1e9), link)
+    assert alone.all_reduce(num_bytes, 2) == pytest.approx(expected)
+    together = Interconnect(2, link, Link(1, 1e9))
+    assert together.all_reduce(num_bytes, 2) == pytest.approx(expected)
 
 
 def test_a_projection_equals_a_calculation_by_hand():
-    machine = Machine(8, Link(200e9, 3e-6), Link(20e9, 10e-6))
+    machine = Interconnect(8, Link(200e9, 3e-6), Link(20e9, 10e-6))
     # Within the node 14 messages of 10 MB, between 4 nodes 6 messages of 2.5 MB.
     inside, outside = 14 * (10e6 / 200e9 + 3e-6), 6 * (2.5e6 / 20e9 + 10e-6)
-    assert machine.communication(80e6, 32) == pytest.approx(inside + outside)
+    assert machine.all_reduce(80e6, 32) == pytest.approx(inside + outside)
     half = step(machine, 32, 80e6, overlap=0.5)
     assert half.exposed == pytest.approx((inside + outside) / 2)
     assert half.images_per_second == pytest.approx(32 * 256 / (0.1 + half.exposed))
@@ -54,7 +52,7 @@ def test_a_projection_equals_a_calculation_by_hand():
 @given(machines, gpu_counts, sizes, sizes)
 def test_more_bytes_never_take_less_time(machine, num_gpus, one, other):
     few, many = sorted([one, other])
-    assert machine.communication(few, num_gpus) <= machine.communication(many, num_gpus)
+    assert machine.all_reduce(few, num_gpus) <= machine.all_reduce(many, num_gpus)
 
 
 @given(machines, gpu_counts, sizes, overlaps)
@@ -67,11 +65,11 @@ def test_more_nodes_never_take_less_time_and_efficiency_is_at_most_1(machine, nu
 @given(machines, gpu_counts, sizes)
 def test_overlap_hides_communication(machine, num_gpus, num_bytes):
     assert step(machine, num_gpus, num_bytes, overlap=1).efficiency == 1
-    assert step(machine, num_gpus, num_bytes, overlap=0).exposed == machine.communication(num_bytes, num_gpus)
+    assert step(machine, num_gpus, num_bytes, overlap=0).exposed == machine.all_reduce(num_bytes, num_gpus)
 
 
 def test_one_gpu_communicates_nothing():
-    assert DGX_A100.communication(1e9, 1) == 0
+    assert DGX_A100.all_reduce(1e9, 1) == 0
     assert step(DGX_A100, 1, 1e9).efficiency == 1
 
 
@@ -92,8 +90,8 @@ def test_impossible_measurements_are_rejected_or_give_no_latency():
 
 @pytest.mark.parametrize("num_gpus", [0, -8, 9, 12])
 def test_a_number_of_gpus_that_fills_no_whole_nodes_is_rejected(num_gpus):
-    with pytest.raises(ValueError, match=f"^{num_gpus} GPUs: expected 1 to 8, or a multiple of 8"):
-        DGX_A100.communication(1e6, num_gpus)
+    with pytest.raises(ValueError, match=f"^{num_gpus} devices: expected 1 to 8, or a multiple of 8"):
+        DGX_A100.all_reduce(1e6, num_gpus)
 
 
 @pytest.mark.parametrize(

@@ -89,13 +89,14 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
 
 def _rehearse(report: Checklist, file: RecipeFile, topology: Topology | None, process: int) -> Any | None:
     """Check the recipe, and return the setup of its run; None if a check failed."""
-    tables = report.add("data", rehearsal.data, file.config)
+    tables = report.add("data", rehearsal.data, file.config, process)
     if tables is not None:
         report.add("images", rehearsal.images, file.config, tables, process)
     if not _all_are_ready(topology, tables is not None):
         return None
     setup = report.add("recipe", rehearsal.recipe, file)
     if setup is not None:
+        report.add("gradients", rehearsal.gradients, setup)
         report.add("step", rehearsal.step, setup)
     return setup
 

@@ -14,8 +14,8 @@ from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.engine.state import TrainState
-from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
+from jaxddp.recipe.bucket_count import decide
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
@@ -26,9 +26,9 @@ SAMPLE_IMAGES = 512
 _SAMPLE_BATCH = 16
 
 
-def data(config: Config) -> Finding:
+def data(config: Config, process: int = 0) -> Finding:
     """Open the data, and check that every image exists. The value is the training and validation tables."""
-    train_table, val_table = open_tables(config.data, config.eval.limit)
+    train_table, val_table = open_tables(config.data.of_process(process), config.eval.limit)
     train_table, unlabelled = labelled_and_unlabelled(train_table, config.data)
     more = "" if unlabelled is None else f", {len(unlabelled):,} without labels"
     counts = f"{counted(len(train_table), 'row')} to train, {len(val_table):,} to validate{more}"
@@ -64,6 +64,14 @@ def recipe(file: RecipeFile) -> Finding:
     return Finding(f"{name}, {count:,} parameters; {steps}", setup)
 
 
+def gradients(setup: RunSetup) -> Finding:
+    """Report the number of all-reduces in which the gradients are averaged, and the reason for it."""
+    image_shape = setup.layout.training_data.image_shape
+    network = setup.model, setup.like.params, setup.like.model_state, image_shape
+    buckets = decide(setup.layout.gradients, setup.recipe.config, setup.topology, *network)
+    return Finding(str(buckets))
+
+
 def step(setup: RunSetup) -> Finding:
     """Compile the training step. Report its FLOPs and memory, including the images that stay on the devices.
 
@@ -73,7 +81,9 @@ def step(setup: RunSetup) -> Finding:
     program = setup.programs.train(setup.objective, setup.experiment, resident=False)
     begin = time.perf_counter()
     feed, division = (abstract_batch(setup), setup.key), setup.division
-    _, cost = compile_with_cost(program.function, setup.state, *feed)
+    program.prepare(setup.state, *feed)
+    cost = program.cost
+    assert cost is not None
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
     kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
     needs = Needs.of(cost, setup.state.params, setup.topology, kept)

@@ -69,5 +69,10 @@ class Division:
         return replace(self, batch_size=sizes[count - 1]) if count else None
 
     @property
+    def unit_of_slice(self) -> int:
+        """The number of which the size of a device's slice is a multiple, also if the slices are not equal."""
+        return self.accumulate * self.group_size
+
+    @property
     def _unit(self) -> int:
-        return self.shares * self.accumulate * self.group_size
+        return self.shares * self.unit_of_slice

@@ -93,7 +93,7 @@ class Pipeline:
             .unbatch()
             # There are more calls than threads, because the order is kept: finished images wait for a slow image.
             .map(load, num_parallel_calls=2 * threads, deterministic=True)
-            .batch(self.order.batch_size // self.shard.count)
+            .batch(self.shard.examples(self.order.batch_size))
             .prefetch(PREFETCH_BATCHES)
             .with_options(options)
         )
@@ -106,7 +106,7 @@ class Pipeline:
         fetched, decoded = itertools.tee(batches)
         try:
             for (batch, real, rows), places in zip(decoded, self._places(rows for _, _, rows in fetched), strict=True):
-                keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real])
+                keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real] + self.order.first_row)
                 yield keys, self.verifies & ~self.table.verified.sound[rows], self._digests(rows), *places
         except Exception as error:
             self.failures.append(error)
@@ -178,14 +178,15 @@ class Pipeline:
 
     def _with_images(self, step: int, batch: Batch, pixels: np.ndarray) -> Batch:
         """Return the batch with its images; the images of padding are 0."""
-        padding = np.zeros((len(batch.mask) - len(pixels), *pixels.shape[1:]), pixels.dtype)
-        image = np.concatenate([pixels, padding]) if len(padding) else pixels
+        image = pixels
+        if len(pixels) < len(batch.mask):
+            image = np.zeros((len(batch.mask), *pixels.shape[1:]), pixels.dtype)
+            image[batch.mask > 0] = pixels
         if self.substitutes is None:
             return batch._replace(image=image)
         changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
         # In a batch that spans two epochs, only rows of the first are marked, so each row is marked once per epoch.
-        epoch_indices = self.order.epoch_indices(step)
-        changed &= self.shard.of(epoch_indices) == epoch_indices[0]
+        changed &= self.shard.of(self.order.epoch_indices(step)) == self.order.first_epoch(step)
         return batch._replace(image=image, substituted=changed.astype(np.float32))
 
     def _faults(self, rows: np.ndarray) -> Iterator[tuple[int, str]]:

@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import ReplicaError
 from jaxddp.core.wording import counted
 from jaxddp.engine.buckets import stack_over_devices
-from jaxddp.engine.groups.device_groups import DeviceGroups
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.state import SMALL_LEAF
 from jaxddp.mesh import AXIS, GROUP, Device, Topology
 from jaxddp.models.variables import path_of
@@ -38,7 +38,7 @@ class Replicas:
     Programs are compiled on first use and shared by all instances that compare states of the same shapes.
     """
 
-    def __init__(self, topology: Topology, groups: DeviceGroups | None = None):
+    def __init__(self, topology: Topology, groups: GroupMesh | None = None):
         self.topology, self.groups = topology, groups
 
     def check(self, step: int, state: Any) -> None:
@@ -58,7 +58,7 @@ class Replicas:
             for devices in self.groups.mesh.devices:
                 self._compare(step, stacked, [*devices], self.groups)
 
-    def _compare(self, step: int, state: Any, devices: Sequence[Device], groups: DeviceGroups | None) -> None:
+    def _compare(self, step: int, state: Any, devices: Sequence[Device], groups: GroupMesh | None) -> None:
         """Compare the bits that some devices hold. Raises: see `check`."""
         rows = [[*self.topology.mesh.devices.flat].index(device) for device in devices]
         totals = np.asarray(checksums(self.topology, groups)(state).addressable_data(0))[rows]
@@ -76,10 +76,10 @@ class Replicas:
 
 
 @functools.cache
-def checksums(topology: Topology, groups: DeviceGroups | None = None) -> Callable[[Any], jax.Array]:
+def checksums(topology: Topology, groups: GroupMesh | None = None) -> Callable[[Any], jax.Array]:
     """Compile (on first use) the checksum of the state on each device, uint32[N] in mesh order, replicated.
 
-    With groups, the arrays of the state are stacked; see `jaxddp.engine.groups.device_groups`.
+    With groups, the arrays of the state are stacked; see `jaxddp.engine.groups.group_mesh`.
 
     The program reads large arrays once and small arrays twice.
     """
@@ -95,7 +95,7 @@ def checksums(topology: Topology, groups: DeviceGroups | None = None) -> Callabl
 
 
 @functools.cache
-def array_checksums(topology: Topology, groups: DeviceGroups | None = None) -> Callable[[Any], jax.Array]:
+def array_checksums(topology: Topology, groups: GroupMesh | None = None) -> Callable[[Any], jax.Array]:
     """Compile (on first use, in seconds) the checksum of each array on each device: uint32[N, arrays]."""
 
     def checksum(state: Any) -> jax.Array:
@@ -105,7 +105,7 @@ def array_checksums(topology: Topology, groups: DeviceGroups | None = None) -> C
 
 
 def _on_each_device(
-    checksum: Callable[[Any], jax.Array], topology: Topology, groups: DeviceGroups | None
+    checksum: Callable[[Any], jax.Array], topology: Topology, groups: GroupMesh | None
 ) -> Callable[[Any], jax.Array]:
     def local(state: Any) -> jax.Array:
         # The cast marks the values as different on each device. Otherwise XLA might compute one checksum for all

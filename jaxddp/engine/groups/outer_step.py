@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.groups.device_groups import DeviceGroups
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.parts.iterate_average import is_schedule_free
 from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.part import Part
@@ -28,7 +28,7 @@ Between = Callable[[TrainState], TrainState]
 """A function of the state that is called between two steps."""
 
 
-def make_stack(groups: DeviceGroups, gradients: Gradients) -> Between:
+def make_stack(groups: GroupMesh, gradients: Gradients) -> Between:
     """Compile (on first use) a function that gives every group the same state. It frees the memory of its argument."""
 
     def begin(params: Any) -> Any:
@@ -54,7 +54,7 @@ class OuterStep:
     to the outer optimizer. Frozen parameters, the inner optimizer's state and the arrays of parts do not change.
     """
 
-    def __init__(self, groups: DeviceGroups, gradients: Gradients):
+    def __init__(self, groups: GroupMesh, gradients: Gradients):
         self._groups, self._gradients = groups, gradients
         shardings = groups.stacked, groups.stacked, groups.replicated
         self._function = jax.jit(self._average, donate_argnums=(0, 1, 2), out_shardings=shardings)
@@ -83,7 +83,7 @@ def _averaged(state: TrainState) -> tuple[Any, Any, Any]:
     return state.params, state.model_state, state.parts[DEVICE_GROUPS]
 
 
-def make_mean_state(groups: DeviceGroups, gradients: Gradients, *, opt_state: bool) -> Between:
+def make_mean_state(groups: GroupMesh, gradients: Gradients, *, opt_state: bool) -> Between:
     """Compile (on first use) the average of the groups' states, on every device.
 
     Args:
@@ -103,7 +103,7 @@ def make_mean_state(groups: DeviceGroups, gradients: Gradients, *, opt_state: bo
     return mean_state
 
 
-def check_groups(groups: DeviceGroups, parts: Sequence[Part], opt_state: Any) -> None:
+def check_groups(groups: GroupMesh, parts: Sequence[Part], opt_state: Any) -> None:
     """Raise `InputError` if an average of parameters contradicts the optimizer, whose state is given, or a part."""
     subject = Key("train.sync_every")
     if is_schedule_free(opt_state):
@@ -127,7 +127,7 @@ def without_outer_state(state: TrainState) -> TrainState:
     return state.replace(parts={name: arrays for name, arrays in state.parts.items() if name != DEVICE_GROUPS})
 
 
-def mean_over_groups(arrays: Any, groups: DeviceGroups, *, ravels: bool) -> Any:
+def mean_over_groups(arrays: Any, groups: GroupMesh, *, ravels: bool) -> Any:
     """Return the means of floats over the groups, and the largest of other numbers. Call it inside `jax.jit`.
 
     Each device averages a slice with the devices of the same place in other groups. The devices of a group then gather
@@ -150,7 +150,7 @@ def mean_over_groups(arrays: Any, groups: DeviceGroups, *, ravels: bool) -> Any:
     return jax.tree.unflatten(structure, [means[index].reshape(leaf.shape[1:]) for index, leaf in enumerate(leaves)])
 
 
-def _mean_in_slices(rows: jax.Array, groups: DeviceGroups) -> jax.Array:
+def _mean_in_slices(rows: jax.Array, groups: GroupMesh) -> jax.Array:
     """Return the mean of [groups, values] over the groups: [values]."""
     length = rows.shape[1]
     if jnp.issubdtype(rows.dtype, jax.dtypes.prng_key):

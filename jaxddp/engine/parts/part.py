@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxddp.engine.groups.device_groups import DeviceGroups
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.state import TrainState, check_types
 from jaxddp.mesh import Topology
 from jaxddp.sections.goal import VAL, VAL_EMA, name_with_split
@@ -103,7 +103,7 @@ def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, Train
     return {VAL: state.with_params(state.params), VAL_EMA: state.with_params(state.eval_params)}
 
 
-def make_follow(parts: Sequence[Part], topology: Topology, groups: DeviceGroups | None = None) -> Follow:
+def make_follow(parts: Sequence[Part], topology: Topology, groups: GroupMesh | None = None) -> Follow:
     """Return a function that passes the metrics of a validation to the parts that follow validations.
 
     With groups of devices, each group updates its own arrays with the same metrics.

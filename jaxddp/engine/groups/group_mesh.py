@@ -28,7 +28,7 @@ from jaxddp.mesh import AXIS, GROUP, Topology
 
 
 @dataclass(frozen=True)
-class DeviceGroups:
+class GroupMesh:
     """The groups of a run's devices.
 
     Attributes:
@@ -42,7 +42,7 @@ class DeviceGroups:
     outer: OuterOptimizer = field(default_factory=OuterOptimizer)
 
     @classmethod
-    def of(cls, config: Config, topology: Topology) -> "DeviceGroups | None":
+    def of(cls, config: Config, topology: Topology) -> "GroupMesh | None":
         """Return the groups of a config, by default one for each process; None if devices average every gradient.
 
         Raises:

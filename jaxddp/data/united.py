@@ -1,0 +1,294 @@
+"""`UnitedSource`: the examples of all processes as one source, if each process has data of its own.
+
+With `data.placement=local`, a process opens only its own examples, and exchanges with the others what all must know:
+the classes, the numbers of examples, and fingerprints. Images and labels are not exchanged.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import numpy as np
+
+from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.peers import Peers
+from jaxddp.core.wording import counted, show
+from jaxddp.data.batch import Batch
+from jaxddp.data.batch_plan.host_order import HostEvalOrder, UnitedOrder, most_in_batch
+from jaxddp.data.example_set import labels_of
+from jaxddp.data.faults import check_distinct
+from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard
+from jaxddp.data.soundness.bad_images import Substitutes
+from jaxddp.data.source import Source, image_dtype
+
+_log = logging.getLogger("jaxddp.experiment")
+
+
+@dataclass(frozen=True, eq=False)
+class UnitedSource:
+    """The examples of all processes: first those of process 0, then those of process 1, and so on.
+
+    Its batches have only the shard of this process, with examples of this process; see `UnitedOrder`.
+
+    Attributes:
+        own: the examples of this process.
+        host: the number of this process.
+        sizes: the number of examples of each process.
+        class_ids, class_names: the classes of all processes.
+        class_counts: int64[K], the number of examples of each class, on all processes.
+        digest: a digest of the fingerprints of all processes, in their order.
+        new_labels: int32[k], the index in `class_ids` of each of the k classes of `own`.
+    """
+
+    own: Source
+    host: int
+    sizes: tuple[int, ...]
+    class_ids: tuple[str, ...]
+    class_names: tuple[str, ...]
+    class_counts: np.ndarray
+    digest: str
+    new_labels: np.ndarray
+
+    def __len__(self) -> int:
+        return sum(self.sizes)
+
+    def __repr__(self) -> str:
+        whole = f"{counted(len(self), 'example')} on {counted(len(self.sizes), 'process')}"
+        return f"UnitedSource({whole}; process {self.host} has {self.own!r})"
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_ids)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The number of processes and the digest of their fingerprints."""
+        return f"{counted(len(self.sizes), 'process')}: {self.digest}"
+
+    @property
+    def labels(self) -> np.ndarray:
+        """-1, int32[N], since labels are not exchanged; 0, uint8[N, K], if examples may have several labels.
+
+        A batch has the labels of its examples.
+        """
+        if labels_of(self.own).several:
+            return np.broadcast_to(np.uint8(0), (len(self), self.num_classes))
+        return np.broadcast_to(np.int32(-1), len(self))
+
+    @property
+    def pixel_shape(self) -> tuple[int, int, int] | None:
+        return self.own.pixel_shape
+
+    def name(self, row: int) -> str:
+        ends = np.cumsum(self.sizes)
+        host = int(np.searchsorted(ends, row, side="right"))
+        row -= int(ends[host]) - self.sizes[host]
+        return self.own.name(row) if host == self.host else f"example {row} of process {host}"
+
+    def default_data(self) -> DataConfig:
+        return self.own.default_data()
+
+    def image_shape(self, data: DataConfig) -> tuple[int, int, int]:
+        return self.own.image_shape(data)
+
+    def image_dtype(self, data: DataConfig) -> np.dtype:
+        return image_dtype(self.own, data)
+
+    def check_evaluation(self, data: DataConfig) -> None:
+        self.own.check_evaluation(data)
+
+    def check_resident(self, data: DataConfig) -> None:
+        self.own.check_resident(data)
+
+    def substitutes(self, data: DataConfig) -> Substitutes | None:
+        """Return the substitutes of this process: an image is replaced by one of the same process."""
+        return self.own.substitutes(data)
+
+    def order(self, batch_size: int, seed: int, unit: int, peers: Peers) -> UnitedOrder:
+        """Return the training order. All processes must call this method together.
+
+        Args:
+            unit: the number of slots of a process is a multiple of this number.
+
+        Raises:
+            InputError: the batch is larger than the data set, or more than half of the slots would be padding.
+        """
+        SampleOrder(len(self), batch_size, seed)
+        counts = list(map(int, peers.exchange("examples in a batch", str(self._most_in_batch(batch_size)))))
+        order = UnitedOrder.of(self.sizes, batch_size, seed, -(-max(counts) // unit) * unit)
+        padding = order.num_slots - batch_size
+        largest = max(range(len(self.sizes)), key=self.sizes.__getitem__)
+        sizes = f"process {largest} has {self.sizes[largest]:,} of {counted(len(self), 'example')}"
+        slots = f"{padding:,} of the {order.num_slots:,} slots of a batch"
+        if padding > batch_size:
+            raise InputError(
+                Key.plain("data.placement", "local"),
+                f": {sizes}, so {slots} would be padding",
+                advice="distribute the examples more evenly over the processes, or raise the batch size",
+            )
+        if peers.is_first:
+            share = f"{padding / order.num_slots:.1%}"
+            _log.info(
+                f"data.placement=local: {counted(len(self.sizes), 'process')}, {sizes}; {slots} are padding ({share})"
+            )
+        return order
+
+    def train_batches(
+        self,
+        order: Order,
+        data: DataConfig,
+        steps: range,
+        shard: Shard = WHOLE,
+        substitutes: Substitutes | None = None,
+    ) -> Iterator[Batch]:
+        self._check_shard(shard)
+        if not isinstance(order, UnitedOrder):
+            raise InputError(f"an order of type {type(order).__name__}: give an order of UnitedSource.order")
+        own = order.of_host(self.host)
+        batches = self.own.train_batches(own, data, steps, substitutes=substitutes)
+        return (self._united(batch, own.mask(step)) for step, batch in zip(steps, batches, strict=True))
+
+    def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
+        self._check_shard(shard)
+        size = len(shard.of(order.rows(0)))
+        number = max(-(-examples // size) for examples in self.sizes)
+        batches = self.own.eval_batches(HostEvalOrder(len(self.own), size, number), data)
+        return (self._united(batch, batch.mask) for batch in batches)
+
+    def _most_in_batch(self, batch_size: int) -> int:
+        return most_in_batch(self.sizes, self.host, batch_size)
+
+    def _check_shard(self, shard: Shard) -> None:
+        if (shard.index, shard.count) != (self.host, len(self.sizes)):
+            raise InputError(
+                f"part {shard.index} of {shard.count} of a batch: this process has only part {self.host} of "
+                f"{len(self.sizes)}, because its data are its own"
+            )
+
+    def _united(self, batch: Batch, mask: np.ndarray) -> Batch:
+        """Return a batch of this process with rows and labels of the union."""
+        label = np.zeros((len(batch.label), self.num_classes), np.uint8) if batch.label.ndim == 2 else None
+        if label is None:
+            label = self.new_labels[batch.label]
+        else:
+            label[:, self.new_labels] = batch.label
+        substituted = None if batch.substituted is None else batch.substituted * mask
+        return batch._replace(label=label, mask=mask, row=batch.row + self._first_row, substituted=substituted)
+
+    @cached_property
+    def _first_row(self) -> np.int32:
+        return np.int32(sum(self.sizes[: self.host]))
+
+
+def own_part(source: Source) -> Source:
+    """Return the examples of this process, whose labels are known here: the source itself if it is not united."""
+    return source.own if isinstance(source, UnitedSource) else source
+
+
+def class_counts(source: Source) -> np.ndarray:
+    """Return the number of examples of each class on all processes, int64[K]."""
+    return source.class_counts if isinstance(source, UnitedSource) else labels_of(source).counts
+
+
+def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:
+    """Return the union of the examples of all processes. All processes must call this function together.
+
+    A process without others, and `data.placement=shared`, keep the source. So does validation data that are the same on
+    all processes: they are divided among the processes, and each example counts once.
+
+    Args:
+        what: a name of the data for messages, such as "training data".
+
+    Raises:
+        InputError: the processes have images or labels of different kinds, or classes that cannot be put into one
+            order.
+        Unreachable: a process sends nothing in time.
+    """
+    if data.placement == "shared" or peers.is_alone or isinstance(source, UnitedSource):
+        return source
+    peers.agree({f"{fact} of the {what}": value for fact, value in _facts(source, data).items()})
+    class_ids, class_names = _classes(source, peers, what)
+    place = {class_id: index for index, class_id in enumerate(class_ids)}
+    new_labels = np.array([place[class_id] for class_id in source.class_ids], np.int32)
+    counts = np.zeros(len(class_ids), np.int64)
+    counts[new_labels] = labels_of(source).counts
+    own = json.dumps([len(source), source.fingerprint, counts.tolist()])
+    sizes, totals, digest, twins = json.loads(peers.decide(f"sizes of the {what}", own, _combined))
+    if len(twins) == peers.process_count and what == VALIDATION:
+        return source
+    if twins and peers.is_first:
+        _log.warning(
+            f"data.placement=local: processes {twins[0]} and {twins[1]} have the same {what}, so each of these "
+            "examples counts twice; if they read one folder, leave data.placement out"
+        )
+    host, all_counts = peers.process_index, np.array(totals)
+    return UnitedSource(source, host, tuple(sizes), class_ids, class_names, all_counts, digest, new_labels)
+
+
+VALIDATION = "validation data"
+"""The name of validation data in `unite`."""
+
+
+def _facts(source: Source, data: DataConfig) -> Mapping[str, str]:
+    """Return the properties that the data of all processes must share, by name."""
+    return {
+        "image shape": str(source.image_shape(data)),
+        "image shape in evaluation": str(source.image_shape(data.of_evaluation)),
+        "dtype": str(image_dtype(source, data)),
+        "labels per image": "several" if labels_of(source).several else "one",
+        "form": "files" if source.pixel_shape is None else "arrays",
+    }
+
+
+def _classes(source: Source, peers: Peers, what: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the ids and the names of the classes of all processes. Raises: InputError; see `_merged`."""
+    own = json.dumps([*zip(source.class_ids, source.class_names, strict=True)])
+    digest = hashlib.sha256(own.encode()).hexdigest()
+    if len({*peers.exchange(f"classes of the {what}", digest)}) == 1:
+        return tuple(source.class_ids), tuple(source.class_names)
+    merged = json.loads(peers.decide(f"all classes of the {what}", own, partial(_merged, what)))
+    ids, names = zip(*merged, strict=True)
+    return ids, names
+
+
+def _merged(what: str, texts: list[str]) -> str:
+    """Return the classes of all processes in the order of their ids, as JSON.
+
+    Raises:
+        InputError: a process has another order, or another name for a class.
+    """
+    names: dict[str, str] = {}
+    for process, text in enumerate(texts):
+        classes: dict[str, str] = dict(json.loads(text))
+        if [*classes] != sorted(classes):
+            raise InputError(
+                f"{what}: the processes have different classes, and those of process {process} are not in the order of "
+                "their ids",
+                advice="give all processes the same classes in the same order",
+            )
+        for class_id, name in classes.items():
+            if (other := names.setdefault(class_id, name)) != name:
+                raise InputError(
+                    f"{what}: class {show(class_id)} is called {show(other)} on one process, and {show(name)} on "
+                    f"process {process}",
+                    advice="give a class one name",
+                )
+    check_distinct(names.values(), lambda name: f"{what} of different processes")
+    return json.dumps(sorted(names.items()))
+
+
+def _combined(texts: list[str]) -> str:
+    """Return (sizes, class counts, digest of all fingerprints, processes with the same fingerprint) as JSON."""
+    sizes, fingerprints, counts = zip(*map(json.loads, texts), strict=True)
+    digest = hashlib.sha256(json.dumps(fingerprints).encode()).hexdigest()
+    by_fingerprint: dict[str, list[int]] = {}
+    for process, fingerprint in enumerate(fingerprints):
+        by_fingerprint.setdefault(fingerprint, []).append(process)
+    twins = max(by_fingerprint.values(), key=len)
+    totals = np.sum(counts, axis=0, dtype=np.int64).tolist()
+    return json.dumps([sizes, totals, digest, twins if len(twins) > 1 else []])
