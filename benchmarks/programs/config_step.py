@@ -97,7 +97,7 @@ def compile_step(
         places = shardings(gradients.specs(state, topology), topology)
         state = jax.tree.map(lambda leaf, place: shapes(leaf, place), state, places)
     else:
-        state = jax.eval_shape(stack, groups, gradients, state)
+        state = jax.eval_shape(lambda state: stack(groups, gradients, state), state)
         state = jax.tree.map(lambda place, part: shapes(part, place), groups.shardings(state), state)
     options = {**compiler_options, **step_options(config, topology)}
     compiled = step.trace(state, *feed, key).lower().compile(compiler_options=options)
