@@ -25,6 +25,9 @@ from jaxddp.core.tpu_errors import readable_tpu_errors
 from jaxddp.core.wording import counted
 
 AXIS = "data"
+"""The axis of the mesh over whose devices gradients are averaged in each step."""
+GROUP = "group"
+"""The axis over groups of devices, in the mesh of `jaxddp.engine.groups.group_mesh`. Other meshes do not have it."""
 
 _log = logging.getLogger("jaxddp.mesh")
 _THREADS = 8
@@ -272,6 +275,11 @@ def _has_started() -> bool:
         return True
     jax.config.update("jax_num_cpu_devices", configured)
     return False
+
+
+def device_axes() -> str | tuple[str, str]:
+    """Return the axes over all devices of the program. Call it inside `jax.shard_map`."""
+    return (GROUP, AXIS) if GROUP in jax.sharding.get_abstract_mesh().axis_names else AXIS
 
 
 def varying(tree: Any) -> Any:

@@ -13,7 +13,7 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Range, real_number
-from jaxddp.core.wording import choices, nearest
+from jaxddp.core.wording import nearest
 from jaxddp.keys import similar_keys
 
 _LONGEST_TEXT = 4096
@@ -51,10 +51,14 @@ def replaced(node: Any, changes: dict[str, Any], prefix: str = "", root: Any = N
     values = {}
     for key, value in changes.items():
         if key not in hints:
-            similar = [] if nearest(key, hints) else similar_keys(prefix + key, dict(keys_of(type(root))))
-            suggestion = f"did you mean {' or '.join(map(repr, similar))}? " if similar else ""
+            known = [name for name, _ in keys_of(type(root))]
+            similar = similar_keys(prefix + key, known)
+            # A key of this name in another section is more likely than a key with a similar name in this section.
+            elsewhere = similar and (not nearest(key, hints) or all(name.endswith(f".{key}") for name in similar))
+            suggestion = f"did you mean {' or '.join(map(repr, similar))}? " if elsewhere else nearest(key, hints)
             unknown = Key(prefix + key, rendered=repr(prefix + key))
-            raise InputError("unknown config key ", unknown, advice=f"{suggestion}{choices(key, hints)}")
+            names = f"{suggestion} there are: {', '.join(sorted(hints))}".lstrip(", ")
+            raise InputError("unknown config key ", unknown, advice=names)
         if is_tree(hints[key]):
             if not isinstance(value, dict):
                 raise InputError(Key(prefix + key, value), ": give a dict of its keys to change")

@@ -187,7 +187,7 @@ def test_an_inherited_choice_keeps_its_settings():
 
 # --- Keys that need another key ---
 
-GROWING, AVERAGED = {"data.grow_from": 16}, {"train.ema": 0.9}
+GROWING, AVERAGED, SYNCED = {"data.grow_from": 16}, {"train.ema": 0.9}, {"train.sync_every": "5 steps"}
 DEPENDENT: dict[str, tuple[typing.Any, dict[str, typing.Any], dict[str, typing.Any]]] = {
     "data.augment.border": ("reflect", {"data.augment.pad": 0}, {"data.augment.pad": 4}),
     "data.augment.rand_magnitude": (5.0, {"data.augment.rand_augment": 0}, {"data.augment.rand_augment": 2}),
@@ -209,9 +209,13 @@ DEPENDENT: dict[str, tuple[typing.Any, dict[str, typing.Any], dict[str, typing.A
         {"optimizer.name": "momentum", "optimizer.momentum": None},
     ),
     "optimizer.scaling": ("sqrt", {"optimizer.reference_batch": None}, {"optimizer.reference_batch": 256}),
+    "parallel.groups": (2, {"train.sync_every": None}, SYNCED),
     "train.ema_every": (5, {"train.ema": None}, AVERAGED),
     "train.ema_warmup": (False, {"train.ema": None}, AVERAGED),
     "train.lookahead_decay": (0.25, {"train.lookahead": None}, {"train.lookahead": 5}),
+    "train.outer_momentum": (0.5, {"train.outer_optimizer": "mean"}, SYNCED | {"train.outer_optimizer": "nesterov"}),
+    "train.outer_optimizer": ("nesterov", {"train.sync_every": None}, SYNCED),
+    "train.outer_rate": (0.5, {"train.outer_optimizer": "mean"}, SYNCED | {"train.outer_optimizer": "nesterov"}),
     "train.stop_min_gain": (0.5, {"train.stop_after": None}, {"train.stop_after": 3}),
 }
 """For each key: a value that is not its default, other keys that disable it, and other keys that enable it."""

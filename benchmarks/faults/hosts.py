@@ -30,19 +30,22 @@ class Cable:
 
     def __enter__(self) -> "Cable":
         try:
+            self._add_hosts()
             self._connect()
         except BaseException:
             self.__exit__()
             raise
         return self
 
-    def _connect(self) -> None:
-        a, b = self.hosts
+    def _add_hosts(self) -> None:
         for host, address in zip(self.hosts, self.addresses, strict=True):
             ip("netns", "add", host)
             folder = Path("/etc/netns") / host
             folder.mkdir(parents=True)
             (folder / "hosts").write_text(f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n")
+
+    def _connect(self) -> None:
+        a, b = self.hosts
         ip("link", "add", "cable", "netns", a, "type", "veth", "peer", "name", "cable", "netns", b)
         for host, address in zip(self.hosts, self.addresses, strict=True):
             ip("-n", host, "address", "add", f"{address}/24", "dev", "cable")

@@ -23,7 +23,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
 from jaxddp.config import Config
-from jaxddp.mesh import AXIS, Topology
+from jaxddp.mesh import AXIS, Topology, device_axes
 from jaxddp.platforms import platform_named
 
 AVERAGING = "average_gradients"
@@ -132,13 +132,14 @@ class Averaging:
 
 
 def stack_over_devices(values: jax.Array) -> jax.Array:
-    """Gather the values of all devices as [N, ...], replicated. Call it inside `jax.shard_map`.
+    """Gather the values of all N devices of the program as [N, ...], replicated. Call it inside `jax.shard_map`.
 
     Each device fills its own slot and adds zeros to the other slots, so the sum changes no value. `shard_map`'s
     replication checker accepts this result as replicated, but not the result of `lax.all_gather`.
     """
-    slots = jnp.zeros((lax.axis_size(AXIS), *values.shape), values.dtype)
-    return lax.psum(slots.at[lax.axis_index(AXIS)].set(values), AXIS)
+    axes = device_axes()
+    slots = jnp.zeros((lax.axis_size(axes), *values.shape), values.dtype)
+    return lax.psum(slots.at[lax.axis_index(axes)].set(values), axes)
 
 
 def fill_in_order(leaves: Sequence[Any], order: Sequence[int], buckets: int) -> list[list[int]]:

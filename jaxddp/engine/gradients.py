@@ -15,6 +15,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import AVERAGING, Averaging
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.sharded.scattering import Scattering
@@ -22,7 +23,7 @@ from jaxddp.engine.sharded.sharded_state import sharded_specs
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums, TrainObjective
 from jaxddp.engine.unequal.slice_sizes import slice_sizes
-from jaxddp.mesh import AXIS, Topology, varying
+from jaxddp.mesh import Topology, device_axes, varying
 from jaxddp.models.frozen import with_frozen, with_frozen_state, without_frozen
 from jaxddp.platforms import platform_named
 from jaxddp.sections.layers import NO_LAYERS, Layers
@@ -59,6 +60,8 @@ class Gradients:
             `jaxddp.engine.reproducible`.
         shards_state: whether the parameters and the optimizer's state are divided among the devices between two
             steps; see `jaxddp.engine.sharded.sharded_step`.
+        groups: the number of groups of devices; the gradients of different groups are not averaged. See
+            `jaxddp.engine.groups.group_mesh`.
         for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
             `jaxddp.engine.reproducible.walled`.
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.
@@ -71,6 +74,7 @@ class Gradients:
     accumulate: int = 1
     reproducible: bool = False
     shards_state: bool = False
+    groups: int = 1
     for_cpu: bool = False
     frozen: Layers = NO_LAYERS
     settled: Layers = NO_LAYERS
@@ -82,14 +86,15 @@ class Gradients:
         reproducible = config.parallel.reproducible
         if reproducible:
             _check_reproducible(config, topology)
-        sizes = slice_sizes(config, topology)
-        averaging = Averaging.of(config, topology)
+        sizes, groups = slice_sizes(config, topology), GroupMesh.of(config, topology)
+        averaging = Averaging.of(config, topology if groups is None else groups.first)
         return cls(
             # The gradients of slices of different sizes are complete when they are averaged: nothing can overlap.
             averaging=replace(averaging, buckets=1) if sizes else averaging,
             accumulate=config.train.accumulate,
             reproducible=reproducible,
             shards_state=config.parallel.shard_optimizer and topology.num_devices > 1,
+            groups=1 if groups is None else groups.count,
             for_cpu=platform_named(topology.platform).uses_cpu_compiler,
             frozen=config.frozen,
             settled=config.frozen_norms,
@@ -234,7 +239,7 @@ class Gradients:
                 return self._share(loss, *arrays, part, jax.random.fold_in(key, number))[0]
 
             return mean_of_shards(shard, (params, varying(model_state)), batch, for_cpu=self.for_cpu)
-        device_key = jax.random.fold_in(key, lax.axis_index(AXIS))
+        device_key = jax.random.fold_in(key, lax.axis_index(device_axes()))
         return self._average(*self._share(loss, params, model_state, batch, device_key))
 
     def _share(
@@ -282,6 +287,7 @@ def _check_reproducible(config: Config, topology: Topology) -> None:
         ("train.gradient_precision", config.train.gradient_precision),
         ("parallel.buckets", config.parallel.buckets),
         ("parallel.shard_optimizer", config.parallel.shard_optimizer or None),
+        ("train.sync_every", config.train.sync_every),
     ):
         if value is not None:
             conflict = (": ", Key.plain(name, value), " does not apply to a sum in fixed order")

@@ -9,6 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.microbatches import scan_range
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import EvalStep, TrainStep, make_eval_step, make_train_step
@@ -28,6 +29,7 @@ def make_resident_steps(
     topology: Topology,
     *,
     sharded: bool = False,
+    groups: GroupMesh | None = None,
     compiler_options: Mapping[str, str] | None = None,
 ) -> Callable[..., tuple[TrainState, MetricSums]]:
     """Compile several optimizer steps as one program, on first use for each number of steps.
@@ -38,7 +40,7 @@ def make_resident_steps(
     sums of each step, [steps, metrics, 2].
 
     Args:
-        one_step, sharded: see `jaxddp.engine.step.make_train_step`.
+        one_step, sharded, groups: see `jaxddp.engine.step.make_train_step`.
     """
     gather, in_specs = gather_batch, (*_FEED, P())
     if sharded:
@@ -52,7 +54,9 @@ def make_resident_steps(
 
         return scan_range(take_step, state, steps_in(images, columns))
 
-    return make_train_step(local_steps, topology, _FEED, sharded=sharded, compiler_options=compiler_options)
+    return make_train_step(
+        local_steps, topology, _FEED, sharded=sharded, groups=groups, compiler_options=compiler_options
+    )
 
 
 def make_resident_eval(local_step: EvalStep, topology: Topology) -> EvalStep:

@@ -14,6 +14,9 @@ EVAL_PARAMS = "eval_params"
 """The key of evaluation parameters among a part's arrays. Prediction, export and serving use evaluation parameters
 instead of the trained parameters. Validation measures either the evaluation parameters or both. At most one part of a
 run has evaluation parameters."""
+DEVICE_GROUPS, NUMBERS = "device_groups", "numbers"
+"""The keys of int32[G], the numbers of the groups, in the `parts` of a state that holds the states of G groups of
+devices; see `jaxddp.engine.groups.group_mesh`."""
 SMALL_LEAF = 1 << 20
 """Arrays with fewer elements are concatenated before a reduction, because each reduction is a separate kernel, which
 takes 20 ms to compile."""
@@ -49,6 +52,11 @@ class TrainState(flax.struct.PyTreeNode):
         """Return the parameters for prediction, export and serving: the `EVAL_PARAMS` of a part, or else `params`."""
         return next((arrays[EVAL_PARAMS] for arrays in self.parts.values() if EVAL_PARAMS in arrays), self.params)
 
+    @property
+    def groups(self) -> int | None:
+        """Return the number of groups of devices whose states are stacked in this state; None for a single state."""
+        return groups_in(self.parts)
+
     def with_params(self, params: Any) -> "TrainState":
         """Return this state with `params` as its parameters and, if it has any, as its evaluation parameters.
 
@@ -59,6 +67,11 @@ class TrainState(flax.struct.PyTreeNode):
             for name, arrays in self.parts.items()
         }
         return self.replace(params=params, parts=parts)
+
+
+def groups_in(parts: Any) -> int | None:
+    """Return `TrainState.groups` of the parts of a state, or of their shapes."""
+    return parts[DEVICE_GROUPS][NUMBERS].shape[0] if DEVICE_GROUPS in parts else None
 
 
 @jax.jit
@@ -82,7 +95,14 @@ def is_sound(state: TrainState) -> jax.Array:
             return leaf
         return jnp.where(jnp.isinf(leaf), 0, leaf)
 
-    return all_finite((state.params, state.model_state, jax.tree.map(without_infinity, state.opt_state), state.parts))
+    def is_finite(params: Any, model_state: Any, opt_state: Any, parts: Any) -> jax.Array:
+        return all_finite((params, model_state, jax.tree.map(without_infinity, opt_state), parts))
+
+    parts = {name: arrays for name, arrays in state.parts.items() if name != DEVICE_GROUPS}
+    arrays = state.params, state.model_state, state.opt_state, parts
+    if state.groups is None:
+        return is_finite(*arrays)
+    return jax.vmap(is_finite)(*arrays).all() & all_finite(state.parts[DEVICE_GROUPS])
 
 
 def array_types(tree: Any) -> dict[str, str]:

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import combine_devices
 from jaxddp.engine.state import TrainState, all_finite
@@ -38,6 +39,7 @@ def make_train_step(
     feed: tuple[P, ...] = (P(AXIS),),
     *,
     sharded: bool = False,
+    groups: GroupMesh | None = None,
     compiler_options: Mapping[str, str] | None = None,
 ) -> TrainStep:
     """Compile (on first use) an optimizer step over the global batch.
@@ -49,9 +51,16 @@ def make_train_step(
         one_step: a step of `make_local_step`, or of `jaxddp.engine.sharded.sharded_step.make_sharded_step`.
         feed: the shardings of the arguments between the state and the key.
         sharded: whether `one_step` is of `make_sharded_step`. If not, the state is replicated.
+        groups: groups of devices with a state each; `one_step` is of `GroupMesh.one_step`, and the sums are those of
+            each group, [groups, …].
     """
     in_specs = (P(), *feed, P())
-    on_devices = one_step if sharded else jax.shard_map(one_step, mesh=topology.mesh, in_specs=in_specs, out_specs=P())
+    if groups is not None:
+        on_devices = groups.on_devices(one_step, feed)
+    elif sharded:
+        on_devices = one_step
+    else:
+        on_devices = jax.shard_map(one_step, mesh=topology.mesh, in_specs=in_specs, out_specs=P())
 
     @functools.wraps(one_step)
     def step(*arguments: Any) -> tuple[TrainState, MetricSums]:

@@ -25,10 +25,11 @@ _OPTIONS = {
     "train": (
         *("accumulate", "gradient_precision", "max_bad_steps", "precision", "ema", "ema_warmup", "ema_every"),
         *("lookahead", "lookahead_decay", "stop_after", "stop_min_gain"),
+        *("sync_every", "outer_optimizer", "outer_rate", "outer_momentum"),
     ),
     "checkpoint": ("best", "best_is", "best_smoothing"),
     "parallel": (
-        *("buckets", "reproducible", "shard_optimizer", "shares", "xla_options"),
+        *("buckets", "device_groups", "reproducible", "shard_optimizer", "shares", "xla_options"),
         *("start_timeout", "heartbeat_timeout", "stall_timeout", "shutdown_timeout"),
     ),
     "log": ("gradient_norm",),
@@ -38,6 +39,9 @@ _OPTIONS = {
     ),
 }
 """The keys of a config that `prepare_training` accepts, by section."""
+
+_KEYS = {"device_groups": "groups"}
+"""The key of each option with another name, because `groups` is an option of the optimizer."""
 
 _CADENCES = {
     "log_every": ("log.every", Duration),
@@ -50,7 +54,7 @@ _CADENCES = {
 """The arguments of `train` that set a key. Each has the key and the type of its value."""
 
 _NAMES = {
-    **{f"{section}.{key}": key for section, keys in _OPTIONS.items() for key in keys},
+    **{f"{section}.{_KEYS.get(key, key)}": key for section, keys in _OPTIONS.items() for key in keys},
     **{key: argument for argument, (key, _) in _CADENCES.items()},
     "train.duration": "epochs",
     "train.batch_size": "batch_size_per_device",
@@ -96,7 +100,9 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, oth
     given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
     if isinstance(given.get("shares"), tuple | list):
         given["shares"] = ",".join(map(str, given["shares"]))
-    changes = {section: {key: given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()}
+    changes = {
+        section: {_KEYS.get(key, key): given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()
+    }
     if isinstance(objective, str):
         changes["objective"]["name"] = objective
     else:

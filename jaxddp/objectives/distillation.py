@@ -17,7 +17,7 @@ from jaxddp.core.ranges import Share
 from jaxddp.data.batch import Batch
 from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective
 from jaxddp.inference.trained import TrainedRun, restore_run
-from jaxddp.mesh import AXIS, Topology
+from jaxddp.mesh import Topology, device_axes
 from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
 from jaxddp.recipe.layout import Layout
@@ -162,7 +162,7 @@ class Distillation:
     def _arrays(self) -> tuple[Any, Any]:
         """Return the teacher's arrays on the devices of the program: all devices, or one device in the self-test."""
         arrays = self.teacher.state.params, self.teacher.state.model_state
-        if lax.axis_size(AXIS) == self.teacher.topology.num_devices:
+        if lax.axis_size(device_axes()) == self.teacher.topology.num_devices:
             return arrays
         return jax.tree.map(lambda array: array.addressable_data(0), arrays)
 

@@ -86,8 +86,9 @@ def decide(
         model_state: the shapes and dtypes of the network's state.
         image_shape: the shape of the network's input, [H, W, C].
     """
-    most, hosts = platform_named(topology.platform).buckets, hosts_of(topology)
-    reason = _reason_of_small_job(config, topology, hosts)
+    # Only the devices of a group average gradients.
+    devices, hosts = topology.num_devices // gradients.groups, -(-hosts_of(topology) // gradients.groups)
+    most, reason = platform_named(topology.platform).buckets, _reason_of_small_job(config, topology, devices, hosts)
     if gradients.sizes:
         reason = "with slices of different sizes, gradients are complete before they are sent"
     if reason is not None:
@@ -100,25 +101,25 @@ def decide(
         reason = f"the speed of {topology.device_kind} is unknown, so the number is that of small jobs"
         return BucketCount(most, reason, by_model=True)
     num_bytes = gradient_bytes(config, params)
-    arguments = num_bytes, WINDOW * seconds, _seconds_of_messages(gradients, topology, hosts)
+    arguments = num_bytes, WINDOW * seconds, _seconds_of_messages(gradients, devices, hosts)
     count = best_count(most, *arguments)
     added = [f"{1000 * exposed_seconds(number, *arguments):.2f} ms" for number in (count, most)]
-    where = f"{counted(topology.num_devices, 'device')} on {counted(hosts, 'host')}"
+    where = f"{counted(devices, 'device')} on {counted(hosts, 'host')}"
     comparison = "" if count == most else f", and {most} would add {added[1]}"
     reason = f"by the model, {size(num_bytes)} on {where} add {added[0]} to a step{comparison}"
     return BucketCount(count, reason, by_model=True)
 
 
-def _seconds_of_messages(gradients: Gradients, topology: Topology, hosts: int) -> AllReduceSeconds:
+def _seconds_of_messages(gradients: Gradients, devices: int, hosts: int) -> AllReduceSeconds:
     """Return the model of a bucket's time."""
     collective = DGX_H200.reduce_scatter if gradients.shards_state else DGX_H200.all_reduce
-    return lambda num_bytes: collective(num_bytes, topology.num_devices, hosts)
+    return lambda num_bytes: collective(num_bytes, devices, hosts)
 
 
-def _reason_of_small_job(config: Config, topology: Topology, hosts: int) -> str | None:
+def _reason_of_small_job(config: Config, topology: Topology, devices: int, hosts: int) -> str | None:
     """Return the reason for the number of `Averaging.of`; None if the model decides."""
     platform = platform_named(topology.platform)
-    if topology.num_devices == 1:
+    if devices == 1:
         return "one device sends nothing"
     if config.parallel.reproducible:
         return "unused, because parallel.reproducible sums in a fixed order"

@@ -18,6 +18,7 @@ from jaxddp.data.selection.chosen import sample_images
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.data.united import class_counts, own_part
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.mesh import Topology
 from jaxddp.schedules.warmup import Steps
 from jaxddp.training.plan import Plan
@@ -76,6 +77,7 @@ class Layout:
         division: the division of the global batch among devices and microbatches.
         growth: the growth of the image size; None if it is constant.
         shapes: the shapes of the training images, smallest first.
+        groups: the groups of devices that average parameters; None if all devices average each gradient.
     """
 
     training_data: TrainingData
@@ -85,6 +87,7 @@ class Layout:
     division: Division
     growth: Growth | None
     shapes: tuple[ImageShape, ...]
+    groups: GroupMesh | None
 
     @classmethod
     def of(cls, config: Config, topology: Topology, data: TrainingData) -> "Layout":
@@ -99,7 +102,8 @@ class Layout:
         division = Division.of(config, gradients.shares(topology))
         growth = _growth(config, data.image_shape, plan)
         shapes = _shapes(growth, data.image_shape, plan)
-        return cls(data, plan, steps_of(config, plan), gradients, division, growth, shapes)
+        groups = GroupMesh.of(config, topology)
+        return cls(data, plan, steps_of(config, plan), gradients, division, growth, shapes, groups)
 
     def with_buckets(self, buckets: int) -> "Layout":
         """Return the layout with another largest number of all-reduces."""

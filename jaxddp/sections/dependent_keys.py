@@ -50,9 +50,13 @@ NEEDS: Mapping[str, Requirement] = {
     "objective.strong_rand_magnitude": Requirement("objective.strong_rand_augment"),
     "optimizer.nesterov": Requirement("optimizer.momentum"),
     "optimizer.scaling": Requirement("optimizer.reference_batch"),
+    "parallel.groups": Requirement("train.sync_every"),
     "train.ema_every": Requirement("train.ema"),
     "train.ema_warmup": Requirement("train.ema"),
     "train.lookahead_decay": Requirement("train.lookahead"),
+    "train.outer_rate": Requirement("train.outer_optimizer", ("nesterov",)),
+    "train.outer_momentum": Requirement("train.outer_optimizer", ("nesterov",)),
+    "train.outer_optimizer": Requirement("train.sync_every"),
     "train.stop_min_gain": Requirement("train.stop_after"),
 }
 """The requirement of each key that needs another key. `LogConfig.check` checks the loggers' keys, such as

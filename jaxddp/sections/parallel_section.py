@@ -22,6 +22,9 @@ class ParallelConfig:
     shard_optimizer: bool = False
     """Divide the parameters and the optimizer's state among the devices between two steps (ZeRO stages 1 and 2). Each
     device updates its slices, which saves memory. Gradients are the same up to rounding."""
+    groups: Annotated[int, Range(2, 100_000)] | None = None
+    """Number of groups of devices that average their parameters every `train.sync_every`. If None, each process is a
+    group."""
     shares: str | None = None
     """Divide each batch among the devices by speed: "3,1" gives a number for each device or each process, and "auto"
     measures the speeds at the start of the run and keeps them. If None, all devices get equal parts."""

@@ -42,6 +42,17 @@ class TrainConfig:
     """Limit the decay at step t to (1 + t)/(10 + t), so that the average soon forgets the initial parameters."""
     ema_every: Period = 1
     """Update the average once per this many steps, with the decay raised to the power of this number."""
+    sync_every: Duration | None = None
+    """How often groups of devices (`parallel.groups`) average their parameters, such as "50 steps". In the steps
+    between, each group trains its own parameters (local SGD). If None, all devices average the gradients of each
+    step."""
+    outer_optimizer: Literal["mean", "nesterov"] = "mean"
+    """What follows the average of the groups' parameters: "mean" continues from the average, "nesterov" moves to it
+    with Nesterov momentum (DiLoCo)."""
+    outer_rate: Factor = 0.7
+    """Learning rate of the outer optimizer "nesterov"."""
+    outer_momentum: Decay = 0.9
+    """Momentum of the outer optimizer "nesterov"."""
     lookahead: Period | None = None
     """Lookahead: the number of steps (5 is usual) after which slow weights move toward the parameters, and the
     parameters are reset to the slow weights. If None, no Lookahead."""

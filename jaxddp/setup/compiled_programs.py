@@ -9,11 +9,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.checks.self_test import SelfTest
 from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.groups.group_mesh import GroupMesh
+from jaxddp.engine.groups.outer_step import Between, OuterStep, make_mean_state, make_stack
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.parts.part import Follow, Part, make_follow
 from jaxddp.engine.resident_steps import gather_batch, make_resident_eval, make_resident_steps, steps_in
@@ -34,7 +38,7 @@ from jaxddp.engine.step_phases import Phases
 from jaxddp.engine.unequal.unequal_step import UnequalProgram
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
-from jaxddp.recipe.layout import ImageShape
+from jaxddp.recipe.layout import ImageShape, Layout
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.registry import METRICS
 from jaxddp.setup.experiment import Experiment
@@ -89,20 +93,21 @@ class CompiledPrograms:
 
     def train(self, objective: Objective, experiment: Experiment, *, resident: bool) -> Program:
         """Return the program of the training steps, on batches or on images that are `resident` on the devices."""
-        recipe, resources, gradients = experiment.recipe, experiment.resources, experiment.layout.gradients
-        topology, options = resources.topology, resources.compiler_options
+        recipe, resources, layout = experiment.recipe, experiment.resources, experiment.layout
+        topology, options, gradients = resources.topology, resources.compiler_options, layout.gradients
 
         def make() -> Program:
             if gradients.sizes:
                 return unequal_program(objective, experiment, gradients.sizes, resident=resident)
-            one_step = _step(objective, recipe, topology, gradients)
-            keywords = {"sharded": gradients.shards_state, "compiler_options": options}
+            one_step = _step(objective, recipe, topology, layout)
+            keywords = {"sharded": gradients.shards_state, "groups": layout.groups, "compiler_options": options}
             if resident:
                 return Program(make_resident_steps(one_step, topology, **keywords), steps_in)
             return Program(make_train_step(one_step, topology, **keywords))
 
         pieces = (recipe.objective, recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
-        kind = f"{'resident steps' if resident else 'step'}, {gradients}"
+        outer = None if layout.groups is None else layout.groups.outer
+        kind = f"{'resident steps' if resident else 'step'}, {gradients}, {outer}"
         return self._cached(kind, (*_pieces(objective), *pieces), make)
 
     def self_test(self, objective: Objective, experiment: Experiment, *, resident: bool) -> SelfTest | None:
@@ -122,15 +127,33 @@ class CompiledPrograms:
             kind, pieces, lambda: SelfTest(recipe.minimized(plain), gradients, topology, first_batch, mode)
         )
 
-    def whole(self, topology: Topology, gradients: Gradients) -> Callable[[TrainState], TrainState]:
-        """Return the function that gathers a state; see `make_gather`. A replicated state stays as it is."""
+    def whole(self, layout: Layout, topology: Topology, *, opt_state: bool) -> Between:
+        """Return the function that gathers a state, or averages the states of groups. Another state stays as it is.
+
+        See `make_gather` and `make_mean_state`, also for `opt_state`.
+        """
+        groups, gradients = layout.groups, layout.gradients
+        if groups is not None:
+            kind = f"mean state, {gradients}, optimizer: {opt_state}"
+            return self._cached(kind, (topology,), lambda: make_mean_state(groups, gradients, opt_state=opt_state))
         if not gradients.shards_state:
             return lambda state: state
         return self._cached("whole state", (topology,), lambda: make_gather(topology))
 
-    def follow(self, parts: tuple[Part, ...], topology: Topology) -> Follow:
+    def stack(self, groups: GroupMesh, gradients: Gradients) -> Between:
+        """Return the function that gives every group the same state; see `make_stack`."""
+        kind = f"stack, {groups.outer}, {gradients}"
+        return self._cached(kind, (groups.topology,), lambda: make_stack(groups, gradients))
+
+    def outer_step(self, model: Model, recipe: Recipe, groups: GroupMesh, gradients: Gradients) -> OuterStep:
+        """Return the outer step of the states of a recipe."""
+        kind, pieces = f"outer step, {groups.outer}, {gradients}", (model, recipe.optimizer, recipe.parts)
+        return self._cached(kind, (*pieces, groups.topology), lambda: OuterStep(groups, gradients))
+
+    def follow(self, parts: tuple[Part, ...], topology: Topology, groups: GroupMesh | None = None) -> Follow:
         """Return the function that passes validations to the parts of the step; see `make_follow`."""
-        return self._cached("follow", (parts, topology), lambda: make_follow(parts, topology))
+        count = None if groups is None else groups.count
+        return self._cached(f"follow, {count} groups", (parts, topology), lambda: make_follow(parts, topology, groups))
 
     def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
         """Return the program of evaluation, on batches or on images that are `resident` on the devices."""
@@ -172,17 +195,21 @@ class CompiledPrograms:
 def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> TrainStep:
     """Return a training step (state, batch) with a constant seed; see `make_train_step`."""
     topology, options = experiment.topology, experiment.resources.compiler_options
-    gradients = experiment.layout.gradients
-    if gradients.sizes:
-        program, key = unequal_program(objective, experiment, gradients.sizes), jax.random.key(seed)
+    layout = experiment.layout
+    if layout.groups is not None:
+        raise InputError(
+            Key("train.sync_every"), ": a step of a loop of your own has no groups of devices", advice="leave it out"
+        )
+    if layout.gradients.sizes:
+        program, key = unequal_program(objective, experiment, layout.gradients.sizes), jax.random.key(seed)
         return lambda state, batch: program(state, batch, topology.replicate(key))
-    one_step = _step(objective, experiment.recipe, topology, gradients)
+    one_step = _step(objective, experiment.recipe, topology, layout)
 
     @functools.wraps(one_step)
     def seeded_step_of(state: TrainState, batch: Batch, _: None) -> tuple[TrainState, MetricSums]:
         return one_step(state, batch, jax.random.key(seed))
 
-    return make_train_step(seeded_step_of, topology, sharded=gradients.shards_state, compiler_options=options)
+    return make_train_step(seeded_step_of, topology, sharded=layout.gradients.shards_state, compiler_options=options)
 
 
 def unequal_program(
@@ -199,17 +226,19 @@ def unequal_program(
     return UnequalProgram(phases, topology, sizes, read, resources.compiler_options)
 
 
-def _step(objective: Objective, recipe: Recipe, topology: Topology, gradients: Gradients) -> TrainStep:
+def _step(objective: Objective, recipe: Recipe, topology: Topology, layout: Layout) -> TrainStep:
     """Return one step, of one device or of all devices; see `make_train_step`."""
-    make_step = make_sharded_step if gradients.shards_state else make_local_step
-    return make_step(
+    groups = layout.groups
+    make_step = make_sharded_step if layout.gradients.shards_state else make_local_step
+    one_step = make_step(
         recipe.minimized(objective),
         recipe.optimizer,
-        topology,
+        topology if groups is None else groups.first,
         schedule=recipe.schedule,
         parts=recipe.parts,
-        gradients=gradients,
+        gradients=layout.gradients,
     )
+    return one_step if groups is None else groups.one_step(one_step)
 
 
 def _pieces(objective: Objective) -> tuple[Any, ...]:

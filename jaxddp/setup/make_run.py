@@ -49,19 +49,24 @@ def make_run(
         program, chunks = setup.program()
         # Errors in the step are raised before any listener is called.
         feed = next(chunks(0)).feed if resident else (setup.feed.abstract_batch(), setup.key)
-        program.check(setup.state, *feed)
+        state = setup.placed(setup.state)
+        program.check(state, *feed)
     # The listeners of process 0 decide how many predictions are made, and all processes compute them.
     max_predictions = peers.from_first("predictions", lambda: str(max(map(_prediction_count, listeners), default=0)))
     parts, growing = setup.recipe.parts, setup.feed.growing(plan.total_steps)
-    follow = setup.programs.follow(parts, topology)
+    groups = setup.layout.groups
+    follow = setup.programs.follow(parts, topology, groups)
     rate = setup.recipe.learning_rate
-    steps = StepSetup(program, chunks, setup.division, parts, follow, rate, growing, setup.whole)
+    result = functools.partial(setup.whole, opt_state=True)
+    outer_step = None if groups is None else setup.outer_step(groups)
+    averages = setup.whole, result, groups, outer_step
+    steps = StepSetup(program, chunks, setup.division, parts, follow, rate, growing, *averages)
     checks = _checks(setup, resident=resident)
     validation = Validation(evaluator, setup.predictor(int(max_predictions)), early_stopping)
     return Run(
         plan,
         topology,
-        setup.placed(setup.state),
+        state,
         steps,
         checks,
         validation,
@@ -76,7 +81,7 @@ def _checks(setup: RunSetup, *, resident: bool) -> Checks:
     has_replicas = topology.num_devices > 1 and setup.plan.replicas.examples
     return Checks(
         self_test=setup.programs.self_test(setup.objective, setup.experiment, resident=resident),
-        replicas=Replicas(topology) if has_replicas else None,
+        replicas=Replicas(topology, setup.layout.groups) if has_replicas else None,
         suspects=functools.partial(describe_non_finite, objective=setup.objective, feed=setup.feed, key=setup.key),
     )
 

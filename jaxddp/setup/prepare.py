@@ -8,6 +8,7 @@ import numpy as np
 import optax
 
 from jaxddp.core.phases import doing, phase
+from jaxddp.engine.groups.outer_step import check_groups
 from jaxddp.engine.parts.iterate_average import with_average
 from jaxddp.measure.memory import memory_errors
 from jaxddp.mesh import Topology
@@ -67,6 +68,8 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
     order = experiment.feed.order
     _check_agreement(experiment)
     topology.connect()
+    if layout.groups is not None:
+        layout.groups.connect()
     recipe, layout, shapes = complete_recipe(experiment.recipe, layout, topology)
     weights = _weights(experiment, recipe.model, shapes) if fresh else {}
     if not fresh:
@@ -118,6 +121,8 @@ def complete_recipe(recipe: Recipe, layout: Layout, topology: Topology) -> tuple
     shapes = {path: leaf.shape for path, leaf in by_path(params, model_state).items()}
     recipe = fine_tuned(recipe, shapes, layout.plan, topology.peers)
     opt_state = jax.eval_shape(recipe.optimizer.init, params)
+    if layout.groups is not None:
+        check_groups(layout.groups, recipe.parts, opt_state)
     buckets = decide(layout.gradients, recipe.config, topology, recipe.model, params, model_state, shape)
     if buckets.by_model:
         topology.peers.agree({"the number of all-reduces": str(buckets.count)})

@@ -20,6 +20,8 @@ from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.united import VALIDATION, UnitedSource, own_part, unite
 from jaxddp.engine.example_loss import Loss
+from jaxddp.engine.groups.group_mesh import GroupMesh
+from jaxddp.engine.groups.outer_step import OuterStep
 from jaxddp.engine.resident_steps import loops_are_slow
 from jaxddp.engine.sharded.sharded_state import shardings
 from jaxddp.engine.state import TrainState
@@ -179,15 +181,24 @@ class RunSetup:
         init = self.programs.init(self.model, setup.recipe, shape, self.topology, self.weights, gradients)
         return dataclasses.replace(setup, state=init(setup.key))
 
-    def whole(self, state: TrainState) -> TrainState:
-        """Return a state whose parameters and parts' arrays are whole on every device; see `make_gather`."""
-        return self.programs.whole(self.topology, self.layout.gradients)(state)
+    def whole(self, state: TrainState, *, opt_state: bool = False) -> TrainState:
+        """Return a state whose parameters and parts' arrays are whole on every device, or the average of the groups.
+
+        `opt_state`: see `make_mean_state`.
+        """
+        return self.programs.whole(self.layout, self.topology, opt_state=opt_state)(state)
 
     def placed(self, state: TrainState) -> TrainState:
-        """Return a state with the shardings of the training step."""
+        """Return a state with the shardings of the training step, and with a state of its own for each group."""
+        if (groups := self.layout.groups) is not None:
+            return self.programs.stack(groups, self.layout.gradients)(state)
         if not self.layout.gradients.shards_state:
             return state
         return jax.device_put(state, shardings(self.layout.gradients.specs(state, self.topology), self.topology))
+
+    def outer_step(self, groups: GroupMesh) -> OuterStep:
+        """Return the outer step of a run with groups of devices."""
+        return self.programs.outer_step(self.model, self.recipe, groups, self.layout.gradients)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""

@@ -150,6 +150,13 @@ def _claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
         "data": settings["data"],
         "train": {key: settings["train"][key] for key in train_keys},
     }
+    if settings["train"]["sync_every"] is not None:
+        outer = (
+            ()
+            if settings["train"]["outer_optimizer"] == "mean"
+            else ("outer_optimizer", "outer_rate", "outer_momentum")
+        )
+        config["train"] |= {key: settings["train"][key] for key in ("sync_every", *outer)}
     # None stands for float32, as in older releases, which wrote no precision.
     precision = settings["train"]["precision"]
     config["train"]["precision"] = None if precision == "float32" else precision

@@ -9,6 +9,7 @@ from jaxddp.core.message import Option, Words
 from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan.division import Division
+from jaxddp.engine.groups.group_mesh import unstacked_shapes
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import Fit, MemoryReport, Needs, agreed_fit, memory_errors
@@ -41,7 +42,7 @@ class Memory:
         """
         steps, topology = self._run.steps, self._run.topology
         program, division = steps.program, steps.division
-        needs = None if program.cost is None else Needs.of(program.cost, state.params, topology)
+        needs = None if program.cost is None else Needs.of(program.cost, unstacked_shapes(state).params, topology)
         self._fit = agreed_fit(division, MemoryReport.of(needs, topology, (state, feed)), topology.peers)
         with phase("compile"):
             self._fit.check(
@@ -93,4 +94,4 @@ def needs_of_batch(
     # A user's network may accept one batch size only.
     except Exception:
         return None
-    return Needs.of(cost, state.params, topology)
+    return Needs.of(cost, unstacked_shapes(state).params, topology)

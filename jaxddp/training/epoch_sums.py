@@ -1,6 +1,7 @@
 """Metric sums of an epoch: kept on the devices while steps are computed, and fetched together for a record."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,11 +29,18 @@ class EpochSums:
     Args:
         values: the sums of the current epoch in the checkpoint of a resumed run; 0 for a new epoch.
         max_substituted: the largest number of substituted images in an epoch; None sets no limit.
-        skipped: counts the skipped steps.
+        skipped: count the skipped steps, one for each group of devices.
+        fetch: copies sums to the host. With several groups of devices, the sums are [groups, …].
     """
 
-    def __init__(self, values: Any = 0.0, max_substituted: int | None = None, skipped: SkippedSteps | None = None):
-        self._max_substituted, self._skipped = max_substituted, skipped or SkippedSteps()
+    def __init__(
+        self,
+        values: Any = 0.0,
+        max_substituted: int | None = None,
+        skipped: Sequence[SkippedSteps] | None = None,
+        fetch: Callable[[Sequence[jax.Array]], Sequence[np.ndarray]] = jax.device_get,
+    ):
+        self._max_substituted, self._skipped, self._fetch = max_substituted, skipped or [SkippedSteps()], fetch
         self._names: tuple[str, ...] = ()
         self._pending: list[tuple[range, MetricSums]] = []
         self._values = np.array(values)
@@ -67,31 +75,35 @@ class EpochSums:
         """
         steps = [step for chunk, _ in self._pending for step in chunk]
         with phase("device"):
-            fetched = jax.device_get([sums.values for _, sums in self._pending])
+            fetched = self._fetch([sums.values for _, sums in self._pending])
         values = [
-            value.astype(np.float64)
+            of_groups.astype(np.float64)
             for (chunk, _), array in zip(self._pending, fetched, strict=True)
-            for value in array.reshape(len(chunk), *array.shape[-2:])
+            for of_groups in np.swapaxes(array.reshape(len(self._skipped), len(chunk), *array.shape[-2:]), 0, 1)
         ]
         names, latest = self._pending[-1][1].names, {}
         self._pending.clear()
         self._names = tuple(name for name in names if name != SKIPPED)
         columns = [column for column, name in enumerate((*names, "examples")) if name != SKIPPED]
-        for step, all_sums in zip(steps, values, strict=True):
-            value, means = all_sums[columns], means_of(names, all_sums)
-            latest, skipped = means_of(self._names, value), means.get(SKIPPED)
-            included = self._skipped.count_step(step, means)
-            if included and not math.isfinite(value[0, 0]):
-                raise NonFiniteError(
-                    f"step {step}: the loss is {value[0, 0] / value[0, 1]}; the run stops and its state is not saved. "
-                    "Lower the learning rate, or lengthen its warm-up"
-                )
-            self._values = self._values + (self._skipped_sums(value, included) if skipped else value)
+        for step, of_groups in zip(steps, values, strict=True):
+            for counter, all_sums in zip(self._skipped, of_groups, strict=True):
+                self._add(step, counter, all_sums[columns], means_of(names, all_sums))
+            latest = means_of(self._names, of_groups[:, columns].sum(0))
             # The sums cover all processes, so all processes stop at the same step.
             if self._max_substituted is not None and SUBSTITUTED in self._names:
                 count = round(self._values[self._names.index(SUBSTITUTED), 0])
                 check_substituted(count, self._max_substituted, f"step {step}")
         return latest
+
+    def _add(self, step: int, skipped: SkippedSteps, value: np.ndarray, means: Mapping[str, float]) -> None:
+        """Add the sums of a step, or of one group's step, to the epoch's sums. Raises: see `fetch`."""
+        included = skipped.count_step(step, means)
+        if included and not math.isfinite(value[0, 0]):
+            raise NonFiniteError(
+                f"step {step}: the loss is {value[0, 0] / value[0, 1]}; the run stops and its state is not saved. "
+                "Lower the learning rate, or lengthen its warm-up"
+            )
+        self._values = self._values + (self._skipped_sums(value, included) if means.get(SKIPPED) else value)
 
     def _skipped_sums(self, value: np.ndarray, included: bool) -> np.ndarray:
         """Return the sums that a skipped step adds: its substituted images, and its finite metrics if `included`.

@@ -22,7 +22,7 @@ from jaxddp.training.epoch_sums import EpochSums
 from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Usage, reason_of, status_of
 from jaxddp.training.listeners.notifier import Notifier
 from jaxddp.training.run import Chunk, Run
-from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
+from jaxddp.training.skipped_steps import TooManySkipped, counters, in_a_row
 from jaxddp.training.validation.reported import ReportedEvaluation
 
 
@@ -34,7 +34,7 @@ def fit(run: Run) -> TrainState:
 
     1. Take the chunk's batches; `data_wait_fraction` is the share of time spent here. Before the first step, test the
        averaged gradient of the first batch.
-    2. Dispatch the steps; the host does not wait for them.
+    2. Dispatch the steps, and the average of the groups' parameters if it is due; the host does not wait for them.
     3. If a record is due (by the log cadence, at the end of an epoch, or because 4 or 5 is due): fetch the sums of all
        steps since the last record, stop if a loss is not finite, and call the listeners. If only a stop is due, the
        listeners are not called, because an uninterrupted run has no record at this step.
@@ -88,7 +88,7 @@ def fit(run: Run) -> TrainState:
     used = run.usage(loop.clock.rate(), loop.work.mean())
     with doing("finishing logs"):
         loop.notifier.notify("end", loop.run_end(status, time.perf_counter() - begin, reason, used))
-    return run.steps.whole(state)
+    return run.steps.result(state)
 
 
 class _Due(NamedTuple):
@@ -108,8 +108,10 @@ class _Loop:
         self.run, self.plan, self.peers = run, run.plan, run.topology.peers
         self.checkpoints, saved = run.persistence.checkpoints, run.persistence.progress
         self.clock = Clock(run.plan.batch_size, saved.get("epoch_seconds", 0.0))
-        self.skipped = SkippedSteps(run.plan.max_bad_steps, saved.get("skipped_in_a_row", 0), self.peers)
-        self.sums = EpochSums(saved.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped)
+        groups, skipped = run.steps.groups, saved.get("skipped_in_a_row", 0)
+        self.skipped = counters(run.plan.max_bad_steps, skipped, self.peers, 1 if groups is None else groups.count)
+        fetch = jax.device_get if groups is None else groups.fetch
+        self.sums = EpochSums(saved.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped, fetch)
         self.memory = Memory(run)
         self.work, self._recent = MeanCost(), MeanCost()
         # Only the first process has listeners: otherwise every process would print and write the same lines.
@@ -160,6 +162,9 @@ class _Loop:
         for work in (self.work, self._recent):
             work.add(chunk.steps, self.run.steps.program.cost)
         self.sums.add(range(done + 1, done + chunk.steps + 1), sums)
+        if self.run.steps.outer_step and self.plan.syncs(done + chunk.steps):
+            with phase("dispatch"):
+                state = self.run.steps.outer_step(state)
         return state
 
     def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
@@ -175,6 +180,8 @@ class _Loop:
                     jax.block_until_ready(state)
                 with self.clock.paused(), phase("compile", "compiling the step"):
                     self.run.steps.program.prepare(state, *needed)
+                    if self.run.steps.outer_step:
+                        self.run.steps.outer_step.prepare(state)
             if first:
                 self.memory.check(state, feed, needed)
 
@@ -210,7 +217,7 @@ class _Loop:
     def _save(self, step: int, state: TrainState) -> None:
         if self.checkpoints:
             progress = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
-            progress["skipped_in_a_row"] = self.skipped.in_a_row
+            progress["skipped_in_a_row"] = in_a_row(self.skipped)
             progress |= {"judgement": self.early_stopping.saved(), "total_steps": self.plan.total_steps}
             progress["logged"] = self.logged
             with doing(f"saving step {step:,}"):
@@ -227,7 +234,9 @@ class _Loop:
         try:
             metrics = self.sums.fetch()
         except TooManySkipped as error:
-            raise NonFiniteError(error.problem, f". {self.run.checks.suspects(state, error.step)}") from error
+            raise NonFiniteError(
+                error.problem, f". {self.run.checks.suspects(self.run.steps.whole(state), error.step)}"
+            ) from error
         rates = self.clock.rates()
         self.used = self.run.usage(self.clock.rate(), self.work.mean())
         return metrics, *rates

@@ -15,6 +15,8 @@ _WARMUP_STEPS = 3
 """The number of steps before the profiled steps, if enough steps are left. The first step compiles, and the next two
 fill the queue of dispatched steps."""
 
+_NEVER = Cadence(Fraction(0), 1)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -33,6 +35,8 @@ class Plan:
     """The number of steps to trace with the profiler."""
     max_bad_steps: int
     """The run ends after this many steps in a row without a finite gradient; 0 ends it at the first such step."""
+    sync: Cadence = _NEVER
+    """The averages of the groups' parameters."""
 
     @classmethod
     def of(cls, config: Config, num_examples: int) -> "Plan":
@@ -56,6 +60,12 @@ class Plan:
                 advice=f"at most {_MAX_STEPS:,}",
             )
 
+        sync = config.train.sync_every
+        if sync is not None and not sync.amount:
+            raise InputError(
+                Key("train.sync_every", sync, f'"{sync}"'), " is no period", advice='give at least "1 step"'
+            )
+
         def cadence(every: Duration) -> Cadence:
             return Cadence(every.examples(**sizes, total_steps=total), config.train.batch_size)
 
@@ -69,6 +79,7 @@ class Plan:
             profile=0 if config.log.profile is None else config.log.profile.steps(**sizes, total_steps=total),
             max_bad_steps=config.train.max_bad_steps,
             max_substituted=max_substituted(config.data.max_bad_images, num_examples),
+            sync=_NEVER if sync is None else cadence(sync),
         )
 
     @property
@@ -109,7 +120,7 @@ class Plan:
 
     @property
     def _cadences(self) -> tuple[Cadence, ...]:
-        return self.log, self.evaluate, self.checkpoint, self.epochs
+        return self.log, self.evaluate, self.checkpoint, self.epochs, self.sync
 
     def traced(self, done: int) -> range:
         """Return the steps, from 1, that are traced in a run that starts after `done` steps; the range may be empty.
@@ -135,6 +146,10 @@ class Plan:
 
     def saves(self, step: int) -> bool:
         return self.checkpoint.due(step) or self.is_last(step)
+
+    def syncs(self, step: int) -> bool:
+        """Return whether the groups of devices average their parameters after a step."""
+        return bool(self.sync.examples) and (self.sync.due(step) or self.is_last(step))
 
     def compares(self, before: int, step: int) -> bool:
         """Return whether the replicas are compared after the chunk that begins after step `before` and ends at `step`.

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from jaxddp.data.batch_plan.division import Division
 from jaxddp.engine.checks.replicas import Replicas
 from jaxddp.engine.checks.self_test import SelfTest
+from jaxddp.engine.groups.group_mesh import GroupMesh, unstacked_shapes
+from jaxddp.engine.groups.outer_step import Between, OuterStep
 from jaxddp.engine.parts.part import Follow, Part
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Program
@@ -54,7 +56,11 @@ class StepSetup:
         follow: passes the metrics of a validation to the parts.
         learning_rate: maps a step, from 0, to the learning rate, for the log; None if unknown.
         growth: the image sizes; None if all images have one size.
-        whole: returns a state whose parameters and parts' arrays are whole on every device, for an evaluation.
+        whole: returns a state whose parameters and parts' arrays are whole on every device, for an evaluation. It is
+            the average of the groups of devices, without an optimizer's state.
+        result: returns the same for the end of the run, with the optimizer's state.
+        groups: the groups of devices that average parameters; None if all devices average each gradient.
+        outer_step: averages the parameters of the groups.
     """
 
     program: Program
@@ -64,7 +70,10 @@ class StepSetup:
     follow: Follow = lambda state, metrics: state
     learning_rate: Callable[[int], Any] | None = None
     growth: ImageGrowth | None = None
-    whole: Callable[[TrainState], TrainState] = lambda state: state
+    whole: Between = lambda state: state
+    result: Between = lambda state: state
+    groups: GroupMesh | None = None
+    outer_step: OuterStep | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +172,7 @@ class Run:
             devices=self.topology.num_devices,
             processes=self.topology.process_count,
             device_kind=self.topology.device_kind,
-            params=self.state.params,
+            params=unstacked_shapes(self.state).params,
             traced=self.plan.traced(done) if self.plan.profile and self.persistence.profile else None,
             workdir=checkpoints.directory.parent if checkpoints else None,
             config=self.record,

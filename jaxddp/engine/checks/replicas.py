@@ -23,8 +23,9 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import ReplicaError
 from jaxddp.core.wording import counted
 from jaxddp.engine.buckets import stack_over_devices
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.state import SMALL_LEAF
-from jaxddp.mesh import AXIS, Topology
+from jaxddp.mesh import AXIS, GROUP, Device, Topology
 from jaxddp.models.variables import path_of
 
 _MOST_NAMES = 4
@@ -37,11 +38,11 @@ class Replicas:
     Programs are compiled on first use and shared by all instances that compare states of the same shapes.
     """
 
-    def __init__(self, topology: Topology):
-        self.topology = topology
+    def __init__(self, topology: Topology, groups: GroupMesh | None = None):
+        self.topology, self.groups = topology, groups
 
     def check(self, step: int, state: Any) -> None:
-        """Wait for the state of a step, and check that all devices hold the same bits.
+        """Wait for the state of a step, and check that all devices, or all devices of a group, hold the same bits.
 
         All processes must call it together.
 
@@ -50,24 +51,35 @@ class Replicas:
                 from the majority, and the first array that differs.
         """
         # An array that is divided among the devices has no replicas.
-        state = jax.tree.map(lambda leaf: leaf if leaf.sharding.is_fully_replicated else None, state)
-        totals = np.asarray(checksums(self.topology)(state).addressable_data(0))
+        whole = jax.tree.map(lambda leaf: leaf if leaf.sharding.is_fully_replicated else None, state)
+        self._compare(step, whole, [*self.topology.mesh.devices.flat], None)
+        if self.groups is not None and self.groups.size > 1:
+            stacked = jax.tree.map(lambda leaf: None if leaf.sharding.is_fully_replicated else leaf, state)
+            for devices in self.groups.mesh.devices:
+                self._compare(step, stacked, [*devices], self.groups)
+
+    def _compare(self, step: int, state: Any, devices: Sequence[Device], groups: GroupMesh | None) -> None:
+        """Compare the bits that some devices hold. Raises: see `check`."""
+        rows = [[*self.topology.mesh.devices.flat].index(device) for device in devices]
+        totals = np.asarray(checksums(self.topology, groups)(state).addressable_data(0))[rows]
         if (totals == totals[0]).all():
             return
-        by_array = np.asarray(array_checksums(self.topology)(state).addressable_data(0))
+        by_array = np.asarray(array_checksums(self.topology, groups)(state).addressable_data(0))[rows]
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
         differing = np.flatnonzero((by_array != by_array[:1]).any(axis=0))
         names = [path_of(paths[index]) for index in differing]
         raise ReplicaError(
-            f"step {step}: the devices no longer hold the same state: {_devices(totals.tolist(), self.topology)}, "
+            f"step {step}: the devices no longer hold the same state: {_devices(totals.tolist(), devices)}, "
             f"{_arrays(names, len(paths))}. This state is not saved: run the same command again to continue from "
             "the last checkpoint; if the same device differs again, remove it from the job"
         )
 
 
 @functools.cache
-def checksums(topology: Topology) -> Callable[[Any], jax.Array]:
+def checksums(topology: Topology, groups: GroupMesh | None = None) -> Callable[[Any], jax.Array]:
     """Compile (on first use) the checksum of the state on each device, uint32[N] in mesh order, replicated.
+
+    With groups, the arrays of the state are stacked; see `jaxddp.engine.groups.group_mesh`.
 
     The program reads large arrays once and small arrays twice.
     """
@@ -79,22 +91,29 @@ def checksums(topology: Topology) -> Callable[[Any], jax.Array]:
         concatenated = [jnp.concatenate(small)] if small else []
         return _sum(jnp.stack([_sum(array) for array in [*concatenated, *large]]))
 
-    return _on_each_device(checksum, topology)
+    return _on_each_device(checksum, topology, groups)
 
 
 @functools.cache
-def array_checksums(topology: Topology) -> Callable[[Any], jax.Array]:
+def array_checksums(topology: Topology, groups: GroupMesh | None = None) -> Callable[[Any], jax.Array]:
     """Compile (on first use, in seconds) the checksum of each array on each device: uint32[N, arrays]."""
-    return _on_each_device(lambda state: jnp.stack([_sum(_words(leaf)) for leaf in jax.tree.leaves(state)]), topology)
+
+    def checksum(state: Any) -> jax.Array:
+        return jnp.stack([_sum(_words(leaf)) for leaf in jax.tree.leaves(state)])
+
+    return _on_each_device(checksum, topology, groups)
 
 
-def _on_each_device(checksum: Callable[[Any], jax.Array], topology: Topology) -> Callable[[Any], jax.Array]:
+def _on_each_device(
+    checksum: Callable[[Any], jax.Array], topology: Topology, groups: GroupMesh | None
+) -> Callable[[Any], jax.Array]:
     def local(state: Any) -> jax.Array:
         # The cast marks the values as different on each device. Otherwise XLA might compute one checksum for all
         # devices.
         return stack_over_devices(checksum(lax.pcast(state, AXIS, to="varying")))
 
-    return jax.jit(jax.shard_map(local, mesh=topology.mesh, in_specs=P(), out_specs=P()))
+    mesh, spec = (topology.mesh, P()) if groups is None else (groups.mesh, P(GROUP))
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=P()))
 
 
 def _words(leaf: jax.Array) -> jax.Array:
@@ -125,10 +144,10 @@ def _hash(words: jax.Array) -> jax.Array:
     return words ^ (words >> 16)
 
 
-def _devices(totals: Sequence[int], topology: Topology) -> str:
+def _devices(totals: Sequence[int], compared: Sequence[Device]) -> str:
     """Return a list of the devices that differ from the majority, or of all groups if there is no majority."""
     (most, count), *_ = Counter(totals).most_common()
-    devices = [f"device {device} of process {device.process_index}" for device in topology.mesh.devices.flat]
+    devices = [f"device {device} of process {device.process_index}" for device in compared]
     if 2 * count > len(totals):
         others = [device for device, total in zip(devices, totals, strict=True) if total != most]
         return f"{_list(others)} {'differs' if len(others) == 1 else 'differ'} from the other {count}"

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.state import TrainState, check_types
 from jaxddp.mesh import Topology
 from jaxddp.sections.goal import VAL, VAL_EMA, name_with_split
@@ -102,17 +103,23 @@ def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, Train
     return {VAL: state.with_params(state.params), VAL_EMA: state.with_params(state.eval_params)}
 
 
-def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
+def make_follow(parts: Sequence[Part], topology: Topology, groups: GroupMesh | None = None) -> Follow:
     """Return a function that passes the metrics of a validation to the parts that follow validations.
+
+    With groups of devices, each group updates its own arrays with the same metrics.
 
     Raises:
         InputError: raised by the returned function if a part changes the names, shapes or dtypes of its arrays.
     """
     following = [part for part in parts if part.follows]
 
-    @jax.jit(out_shardings=topology.replicated)
-    def updated(arrays: dict[str, jax.Array], metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    def update(arrays: dict[str, jax.Array], metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {part.name: part.validated(arrays[part.name], metrics) for part in following}
+
+    if groups is None:
+        updated = jax.jit(update, out_shardings=topology.replicated)
+    else:
+        updated = jax.jit(jax.vmap(update, in_axes=(0, None)), out_shardings=groups.stacked)
 
     def follow(state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
         if not following:
@@ -129,5 +136,16 @@ def make_follow(parts: Sequence[Part], topology: Topology) -> Follow:
 
 def rate_factor(parts: Sequence[Part], state: TrainState) -> float:
     """Return the factor by which the parts multiply the learning rate."""
-    factors = (part.rate_factor(state.parts.get(part.name)) for part in parts)
-    return math.prod(float(factor) for factor in factors if factor is not None)
+
+    def factor_of(part: Part) -> float:
+        own = state.parts.get(part.name)
+        if state.groups is None or not jax.tree.leaves(own):
+            factor = part.rate_factor(own)
+        elif (factors := jax.vmap(part.rate_factor)(own)) is not None:
+            # The groups have equal factors, because all of them follow the same validations.
+            factor = np.asarray(factors.addressable_data(0))[0]
+        else:
+            factor = None
+        return 1.0 if factor is None else float(factor)
+
+    return math.prod(map(factor_of, parts))

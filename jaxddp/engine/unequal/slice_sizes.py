@@ -39,6 +39,9 @@ def _check_other_keys(config: Config) -> None:
             " determines the slices by the examples of each process",
             advice="leave one of them out",
         )
+    if config.train.sync_every is not None:
+        other = Key.plain("train.sync_every", config.train.sync_every)
+        raise InputError(*(key, ": "), other, " divides batches equally among groups", advice="leave one of them out")
     reasons = {
         "parallel.reproducible": "divides each batch into 8 equal shards",
         "parallel.shard_optimizer": "gathers the parameters in a program that all devices share",

@@ -15,15 +15,15 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_pol
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted, added_as_note_to
-from jaxddp.core.message import Key, Option
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import doing, phase
 from jaxddp.core.ranges import Range, whole
-from jaxddp.engine.state import TrainState, first_difference, is_sound
+from jaxddp.engine.state import TrainState, is_sound
 from jaxddp.recipe_file import CONFIG_FILE
 from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import MANIFEST, METADATA, Integrity, steps_in
 from jaxddp.training.checkpoints.orbax_errors import Barrier, reading, restoring, writing
+from jaxddp.training.checkpoints.saved_types import check_saved
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 
 _STEPS = Range(0, 2**63 - 1)
@@ -187,13 +187,7 @@ class Checkpoints:
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step) as place:
             saved = self._manager.item_metadata(step)["state"]
-            if difference := first_difference(saved, like):
-                name, saved_as, needed = difference
-                raise InputError(
-                    f"{place}: the checkpoint is of another architecture or optimizer: {name} is "
-                    f"{saved_as} in the checkpoint and {needed} in this run",
-                    advice=("use ", Key("the config"), " that wrote it, or another ", Option("workdir")),
-                )
+            check_saved(saved, like, str(place))
             abstract = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like
             )
