@@ -315,8 +315,8 @@ def test_replicas_are_compared_where_an_array_has_replicas(monkeypatch):
     """A comparison of a divided array would gather it on every device."""
     compared = []
 
-    def record(topology):
-        checksum = checksums(topology)
+    def record(topology, groups=None):
+        checksum = checksums(topology, groups)
         return lambda state: compared.append(state) or checksum(state)
 
     monkeypatch.setattr("jaxddp.engine.checks.replicas.checksums", record)

@@ -12,6 +12,7 @@ from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.groups.outer_step import stack
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.sharded.sharded_state import shardings
@@ -66,7 +67,7 @@ def compile_step(
     )
     model = for_platform(recipe.model, platform)
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
-    gradients = layout.gradients
+    gradients, groups = layout.gradients, layout.groups
     make_step = make_sharded_step if gradients.shards_state else make_local_step
     data_config = config.data
     preprocess = Preprocess.of(config, data_config.augment, recipe.augmentation)
@@ -74,24 +75,30 @@ def compile_step(
     one_step = make_step(
         recipe.objective(objective),
         recipe.optimizer,
-        topology,
+        topology if groups is None else groups.first,
         schedule=recipe.schedule,
         parts=recipe.parts,
         gradients=gradients,
     )
+    words: dict[str, Any] = {"sharded": gradients.shards_state, "groups": groups}
+    one_step = one_step if groups is None else groups.one_step(one_step)
     rows, length = config.train.batch_size, 1
     if data_config.cache == "none":
         feed: tuple[Any, ...] = (abstract_batch((rows,), shape, topology),)
-        step: Any = make_train_step(one_step, topology, sharded=gradients.shards_state)
+        step: Any = make_train_step(one_step, topology, **words)
     else:
         length = LONGEST_CHUNK
         images = jax.ShapeDtypeStruct((data.examples, *shape), np.uint8, sharding=topology.replicated)
         feed = (images, abstract_batch((rows, length), None, topology))
-        step = make_resident_steps(one_step, topology, sharded=gradients.shards_state)
+        step = make_resident_steps(one_step, topology, **words)
     key = jax.eval_shape(jax.random.key, 0)
     state, key = jax.eval_shape(init, key), shapes(key, topology.replicated)
-    places = shardings(gradients.specs(state, topology), topology)
-    state = jax.tree.map(lambda leaf, place: shapes(leaf, place), state, places)
+    if groups is None:
+        places = shardings(gradients.specs(state, topology), topology)
+        state = jax.tree.map(lambda leaf, place: shapes(leaf, place), state, places)
+    else:
+        state = jax.eval_shape(stack, groups, gradients, state)
+        state = jax.tree.map(lambda place, part: shapes(part, place), groups.shardings(state), state)
     options = {**compiler_options, **step_options(config, topology)}
     compiled = step.trace(state, *feed, key).lower().compile(compiler_options=options)
     return compiled, length

@@ -151,12 +151,9 @@ def _claim_of(setup: RunSetup, objects: Mapping[str, str]) -> Claim:
         "train": {key: settings["train"][key] for key in train_keys},
     }
     if settings["train"]["sync_every"] is not None:
-        outer = (
-            ()
-            if settings["train"]["outer_optimizer"] == "mean"
-            else ("outer_optimizer", "outer_rate", "outer_momentum")
-        )
-        config["train"] |= {key: settings["train"][key] for key in ("sync_every", *outer)}
+        is_mean = settings["train"]["outer_optimizer"] == "mean"
+        outer = ["sync_every"] if is_mean else ["sync_every", "outer_optimizer", "outer_rate", "outer_momentum"]
+        config["train"] |= {key: settings["train"][key] for key in outer}
     # None stands for float32, as in older releases, which wrote no precision.
     precision = settings["train"]["precision"]
     config["train"]["precision"] = None if precision == "float32" else precision

@@ -1,5 +1,6 @@
 """Rehearses the start of a run: it opens the data, decodes a few images, and compiles the step."""
 
+import dataclasses
 import time
 from itertools import islice
 
@@ -13,6 +14,7 @@ from jaxddp.data.opening import open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
 from jaxddp.data.unlabelled import labelled_and_unlabelled
+from jaxddp.engine.groups.group_mesh import unstacked_shapes
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
 from jaxddp.recipe.bucket_count import decide
@@ -61,7 +63,9 @@ def recipe(file: RecipeFile) -> Finding:
     steps = f"{counted(setup.plan.total_steps, 'step')} of {counted(setup.order.batch_size, 'image')}"
     count = count_parameters(setup.state.params)
     name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
-    return Finding(f"{name}, {count:,} parameters; {steps}", setup)
+    return Finding(
+        f"{name}, {count:,} parameters; {steps}", dataclasses.replace(setup, state=setup.placed(setup.state))
+    )
 
 
 def gradients(setup: RunSetup) -> Finding:
@@ -86,7 +90,7 @@ def step(setup: RunSetup) -> Finding:
     assert cost is not None
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
     kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
-    needs = Needs.of(cost, setup.state.params, setup.topology, kept)
+    needs = Needs.of(cost, unstacked_shapes(setup.state).params, setup.topology, kept)
     fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
     fit.check(lambda changed: needs_of_batch(changed, division, program.function, setup.state, feed, setup.topology))
     return Finding(f"{work}; {fit}")

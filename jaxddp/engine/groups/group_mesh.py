@@ -98,6 +98,11 @@ class GroupMesh:
         fields: dict[str, Any] = dict.fromkeys(("params", "model_state", "opt_state"), P(GROUP))
         return state.replace(step=P(), parts=parts, **fields)
 
+    def shardings(self, state: TrainState) -> TrainState:
+        """Return the sharding of each part of a stacked state, a prefix of its tree."""
+        is_spec = lambda leaf: isinstance(leaf, P)  # noqa: E731
+        return jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.specs(state), is_leaf=is_spec)
+
     def stack(self, arrays: Any) -> Any:
         """Return arrays repeated for each group, [groups, …]. Call it inside `jax.jit`."""
         return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (self.count, *leaf.shape)), arrays)
@@ -134,9 +139,8 @@ class GroupMesh:
             return after.replace(step=step), sums
 
         def run(state: TrainState, *arguments: Any) -> tuple[TrainState, Any]:
-            shared, specs = state.parts[DEVICE_GROUPS], self.specs(state)
-            specs = specs.replace(parts={name: spec for name, spec in specs.parts.items() if name != DEVICE_GROUPS})
-            own = state.replace(parts={name: state.parts[name] for name in specs.parts})
+            shared, own = state.parts[DEVICE_GROUPS], without_outer_state(state)
+            specs = self.specs(own)
             in_specs = (specs, *feed_specs, P())
             mapped = jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=(specs, P(GROUP)))
             after, sums = mapped(own, *arguments)
@@ -188,6 +192,11 @@ def unstacked_shapes(state: TrainState) -> TrainState:
     """Return the shapes of one group's state, for a stacked state. Other states are returned as they are."""
     if state.groups is None:
         return state
-    own = state.replace(parts={name: arrays for name, arrays in state.parts.items() if name != DEVICE_GROUPS})
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), own.replace(step=()))
+    own = without_outer_state(state).replace(step=())
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), own)
     return shapes.replace(step=jax.ShapeDtypeStruct((), jnp.int32))
+
+
+def without_outer_state(state: TrainState) -> TrainState:
+    """Return a stacked state without the arrays that the groups share."""
+    return state.replace(parts={name: arrays for name, arrays in state.parts.items() if name != DEVICE_GROUPS})

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.groups.group_mesh import GroupMesh
+from jaxddp.engine.groups.group_mesh import GroupMesh, without_outer_state
 from jaxddp.engine.parts.iterate_average import is_schedule_free
 from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.part import Part
@@ -31,20 +31,28 @@ Between = Callable[[TrainState], TrainState]
 def make_stack(groups: GroupMesh, gradients: Gradients) -> Between:
     """Compile (on first use) a function that gives every group the same state. It frees the memory of its argument."""
 
-    def begin(params: Any) -> Any:
-        numbers = jnp.arange(groups.count, dtype=jnp.int32)
-        return {NUMBERS: numbers, **groups.outer.init(without_frozen(params, gradients.frozen))}
+    def divide(state: TrainState) -> tuple[TrainState, Any, jax.Array]:
+        after = stack(groups, gradients, state)
+        return without_outer_state(after).replace(step=()), after.parts[DEVICE_GROUPS], after.step
 
-    stack, begin = jax.jit(groups.stack, out_shardings=groups.stacked), jax.jit(begin, out_shardings=groups.replicated)
+    program = jax.jit(divide, out_shardings=(groups.stacked, groups.replicated, groups.replicated))
 
     def stacked(state: TrainState) -> TrainState:
-        shared, step = begin(state.params), jax.device_put(state.step, groups.replicated)
-        after = stack(state.replace(step=())).replace(step=step)
+        after, shared, step = jax.block_until_ready(program(state))
+        # The step's number may share its memory with the result.
         for leaf in jax.tree.leaves(state.replace(step=())):
             leaf.delete()
-        return after.replace(parts={**after.parts, DEVICE_GROUPS: shared})
+        return after.replace(step=step, parts={**after.parts, DEVICE_GROUPS: shared})
 
     return stacked
+
+
+def stack(groups: GroupMesh, gradients: Gradients, state: TrainState) -> TrainState:
+    """Return a state with the same state for every group, and with the initial arrays of the outer optimizer."""
+    after = groups.stack(state.replace(step=()))
+    numbers = jnp.arange(groups.count, dtype=jnp.int32)
+    shared = {NUMBERS: numbers, **groups.outer.init(without_frozen(state.params, gradients.frozen))}
+    return after.replace(step=state.step, parts={**after.parts, DEVICE_GROUPS: shared})
 
 
 class OuterStep:
@@ -120,11 +128,6 @@ def mean_of_saved(state: TrainState, sharding: Sharding) -> TrainState:
     return jax.jit(lambda arrays: jax.tree.map(_combine, arrays), out_shardings=sharding)(arrays).replace(
         step=state.step
     )
-
-
-def without_outer_state(state: TrainState) -> TrainState:
-    """Return a stacked state without the arrays that the groups share."""
-    return state.replace(parts={name: arrays for name, arrays in state.parts.items() if name != DEVICE_GROUPS})
 
 
 def mean_over_groups(arrays: Any, groups: GroupMesh, *, ravels: bool) -> Any:
