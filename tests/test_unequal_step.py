@@ -23,7 +23,7 @@ from support.shared import sgd, shared, topology_of
 
 import jaxddp
 import jaxddp.setup.measured_shares as measured_shares
-from jaxddp.api import prepare_training
+from jaxddp.api import prepare_training, resnet
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, NonFiniteError
@@ -117,6 +117,13 @@ def test_a_run_with_unequal_slices_equals_a_run_on_one_device(float64, shares, d
     (state, metrics), (expected, expected_metrics) = trained(shares, devices, case), trained(None, 1, case)
     assert largest_difference(state, expected) < 1e-9
     assert largest_difference(metrics, expected_metrics) < 1e-9
+
+
+def test_a_built_in_network_trains_with_unequal_slices():
+    """Its convolutions have custom gradients. Those of images must not be summed over the devices of a group."""
+    setup = make_setup("3,1", 2, net=resnet("resnet10", CLASSES, width=2))
+    program, _ = setup.program()
+    program.check(setup.state, setup.feed.abstract_batch(), setup.key)
 
 
 @pytest.mark.slow

@@ -59,8 +59,12 @@ class DeviceGroup:
         )
 
     def specs(self, tree: Any) -> Any:
-        """Return the `PartitionSpec` of each array of `shards`."""
-        return jax.tree.map(lambda leaf: self._sharding(leaf).spec, tree)
+        """Return the `PartitionSpec` of each array of `shards`, or of its shape in `shapes`.
+
+        The spec decides whether a value varies over the devices. In a group of one device, the sharding itself does not
+        tell, because a divided array is also whole on that device.
+        """
+        return jax.tree.map(lambda leaf: leaf.sharding.spec, tree)
 
     def _sharding(self, leaf: Any) -> NamedSharding:
         return NamedSharding(self.mesh, P() if leaf.sharding.is_fully_replicated else P(AXIS))
