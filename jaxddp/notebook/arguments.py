@@ -100,7 +100,7 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, oth
     given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
     if isinstance(given.get("shares"), tuple | list):
         given["shares"] = ",".join(map(str, given["shares"]))
-    changes = {
+    changes: dict[str, dict[str, Any]] = {
         section: {_KEYS.get(key, key): given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()
     }
     if isinstance(objective, str):
