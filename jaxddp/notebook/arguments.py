@@ -43,6 +43,11 @@ _OPTIONS = {
 _KEYS = {"device_groups": "groups"}
 """The key of each option with another name, because `groups` is an option of the optimizer."""
 
+
+def _key_of(option: str) -> str:
+    return _KEYS.get(option, option)
+
+
 _CADENCES = {
     "log_every": ("log.every", Duration),
     "profile": ("log.profile", Duration | None),
@@ -54,7 +59,7 @@ _CADENCES = {
 """The arguments of `train` that set a key. Each has the key and the type of its value."""
 
 _NAMES = {
-    **{f"{section}.{_KEYS.get(key, key)}": key for section, keys in _OPTIONS.items() for key in keys},
+    **{f"{section}.{_key_of(key)}": key for section, keys in _OPTIONS.items() for key in keys},
     **{key: argument for argument, (key, _) in _CADENCES.items()},
     "train.duration": "epochs",
     "train.batch_size": "batch_size_per_device",
@@ -100,8 +105,8 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, oth
     given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
     if isinstance(given.get("shares"), tuple | list):
         given["shares"] = ",".join(map(str, given["shares"]))
-    changes: dict[str, dict[str, Any]] = {
-        section: {_KEYS.get(key, key): given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()
+    changes = {
+        section: {_key_of(key): given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()
     }
     if isinstance(objective, str):
         changes["objective"]["name"] = objective
