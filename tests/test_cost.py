@@ -206,11 +206,11 @@ def test_the_reported_memory_is_that_of_the_compiled_program():
 
 
 def test_the_doctor_reports_a_steps_memory_even_if_the_backend_reports_none(monkeypatch):
-    setup = setup_of(2)
-    detail = rehearsal.step(setup).detail
+    detail = rehearsal.step(setup_of(2)).detail
     assert f"{BY_HAND['linear'] / 1e9:.3g} GFLOP a step" in detail and "temporary" in detail
-    monkeypatch.setattr(rehearsal, "compile_with_cost", lambda *_: (None, Cost({"float32": 2 * 10**9}, None)))
-    assert rehearsal.step(setup).detail.startswith("2 GFLOP a step; compiled in")
+    cost = Cost({"float32": 2 * 10**9}, None)
+    monkeypatch.setattr("jaxddp.engine.step.compile_with_cost", lambda *_: (None, cost))
+    assert rehearsal.step(setup_of(2, share=False)).detail.startswith("2 GFLOP a step; compiled in")
 
 
 def test_the_doctor_counts_the_images_in_device_memory(monkeypatch):

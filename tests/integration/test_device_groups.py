@@ -1,5 +1,6 @@
 """Two processes that average their parameters every few steps equal one process with two groups of devices."""
 
+import pytest
 from support.processes import Launched, are_the_same, brief_words, losses, result
 
 from jaxddp.cli import main
@@ -8,6 +9,7 @@ GROUPS = ["--train.sync-every", "4 steps", "--train.outer-optimizer", "nesterov"
 ALONE = ["--parallel.devices", "2", "--parallel.groups", "2"]
 
 
+@pytest.mark.ci
 def test_each_process_is_a_group(arrays, start, tmp_path):
     together, alone = tmp_path / "together", tmp_path / "alone"
     assert main(brief_words(arrays, alone, *GROUPS, *ALONE)) == 0

@@ -103,6 +103,7 @@ def trained_alone(tables: dict[str, list[ArrayTable]]) -> tuple[Any, dict[str, f
         return jax.device_get(state.params), jaxddp.evaluate(state, setup, joined(tables["val"]))
 
 
+@pytest.mark.ci
 def test_two_processes_with_their_own_data_equal_one_process_with_all_data(job, tables):
     """Parameters agree to 1e-9 in float64, and validation counts every example of both processes once."""
     params, metrics = trained_alone(tables)
@@ -116,6 +117,7 @@ def test_two_processes_with_their_own_data_equal_one_process_with_all_data(job, 
     assert "process 0 has 31 of 43 examples; 4 of the 12 slots of a batch are padding (33.3%)" in log_of(job, 0)
 
 
+@pytest.mark.ci
 def test_a_resumed_run_has_the_same_bits(job):
     whole, begun, resumed = (dict(np.load(job / f"{name}.npz")) for name in ("whole", "begun", "resumed"))
     assert all((whole[name] == resumed[name]).all() for name in whole)
