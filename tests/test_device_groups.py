@@ -20,6 +20,7 @@ from support.networks import largest_difference, linear_model
 from support.runs import Records, changed, setup_of, train
 from support.shared import sgd
 
+from jaxddp.cluster.doctor import rehearsal
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted, ReplicaError
 from jaxddp.engine.checks.replicas import Replicas
@@ -510,6 +511,15 @@ def test_a_plateau_lowers_the_rate_of_all_groups():
     changes = EACH_STEP | {"eval": {"every": "6 steps"}}
     train(setup, changes, val=random_table(16, seed=7), listeners=[listener])
     assert [record.learning_rate for record in listener.steps] == [1.0] * 12 + [0.5] * 6 + [0.25] * 2
+
+
+def test_doctor_compiles_the_step_of_a_group():
+    setup = make_setup(2, 4, "5 steps", share=False)
+    setup = dataclasses.replace(setup, state=setup.placed(setup.state))
+    assert "the step needs" in rehearsal.step(setup).detail
+    assert rehearsal.gradients(setup).detail.startswith("1 all-reduce")
+    # A checkpoint has the states of both groups.
+    assert rehearsal.checkpoint_bytes(setup.state, 0) > 2 * 2 * bytes_of_averages(setup)
 
 
 # --- Rejected settings ---

@@ -12,7 +12,7 @@ from support.cases import essential_and_rare
 from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table, write_arrays
 from support.networks import largest_difference, linear_model
 from support.runs import changed, setup_of, train
-from support.shared import sgd
+from support.shared import sgd, topology_of
 
 import jaxddp
 from jaxddp.augment.preprocess import Preprocess
@@ -99,6 +99,17 @@ def test_the_distillation_loss_equals_its_formula(weights):
         soft = (np.exp(teacher_log_probs) * (teacher_log_probs - log_softmax(student / 3))).sum(1)
     class_weights = np.array(weights or (1.0,) * 5)[batch.label[:count]]
     assert value == pytest.approx(np.average(0.3 * hard + 0.7 * 9 * soft, weights=class_weights), abs=1e-6)
+
+
+def test_groups_of_devices_use_the_same_teacher():
+    teacher, states = teacher_of(topology_of(4)), []
+    objective = Distillation(lambda: teacher, 3.0, 0.7)
+    for groups in (None, 2):
+        parallel = {"self_test": "never", "groups": groups}
+        config = Config().replace(parallel=parallel, train={"sync_every": groups and "1 step"})
+        setup = setup_of(linear_model(), sgd(0.1), TABLE, devices=4, config=config, objective=objective)
+        states.append(jax.device_get(train(setup, {"train": {"duration": "3 steps"}, "eval": {"every": "0 steps"}})))
+    assert largest_difference(*states) < 1e-5
 
 
 def test_the_divergence_equals_pytorchs():
