@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cases import essential_and_rare, rare_case
+from support.collectives import collectives
 from support.data import CLASSES, NO_AUGMENTATION, random_table
 from support.faults import poisoned, spoil
 from support.networks import largest_difference
@@ -34,6 +35,7 @@ from jaxddp.engine.sharded.sharded_state import sharded_axis
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.training.checkpoints.manager import Checkpoints
+from jaxddp.workdir.digests import checksum
 
 STEPS = 20
 TABLE = random_table(50)
@@ -247,31 +249,24 @@ def compiled(sharded: bool, buckets: int | None = None, optimizer: str = "adamw"
     return program.prepare(setup.state, setup.feed.abstract_batch(), setup.key)
 
 
-WIDTHS = {"f64": 8, "f32": 4, "s32": 4, "pred": 1}
+SHARES_SENT = {"all-reduce": 2 * 7 / 8, "all-gather": 7 / 8, "reduce-scatter": 7}
+"""The bytes that each of 8 devices sends by a ring, as a multiple of the bytes of the result."""
 
 
-def bytes_sent(text: str, devices: int = 8) -> dict[str, float]:
-    """Return the bytes that a device sends in the collectives of a compiled program by a ring, by operation."""
-    sent: dict[str, float] = {}
-    for types, name in re.findall(r"= (.*?) (all-reduce|all-gather|reduce-scatter)(?:-start)?\(", text):
-        arrays = re.findall(r"(\w+)\[([\d,]*)\]", types)
-        size = sum(WIDTHS[kind] * int(np.prod([int(n) for n in shape.split(",") if n])) for kind, shape in arrays)
-        factor = {"all-reduce": 2 * (devices - 1) / devices, "all-gather": (devices - 1) / devices}
-        sent[name] = sent.get(name, 0) + size * factor.get(name, devices - 1)
-    return sent
+def bytes_sent(program: Any) -> float:
+    return sum(SHARES_SENT[each.name] * each.num_bytes for each in collectives(program.as_text()))
 
 
 def test_a_sharded_step_sends_no_more_bytes_than_an_all_reduce():
-    plain, sharded = (sum(bytes_sent(compiled(option).as_text()).values()) for option in (False, True))
+    plain, sharded = bytes_sent(compiled(False)), bytes_sent(compiled(True))
     # One more number, whether the gradients are finite, is sent.
     assert plain < sharded + 64 and sharded <= plain + 64
 
 
 @pytest.mark.parametrize("buckets", [1, 2])
 def test_each_bucket_is_a_reduce_scatter_and_an_all_gather(buckets):
-    text = compiled(True, buckets).as_text()
-    assert len(re.findall(r" reduce-scatter(?:-start)?\(", text)) == buckets
-    assert len(re.findall(r" all-gather(?:-start)?\(", text)) == buckets
+    names = [each.name for each in collectives(compiled(True, buckets).as_text())]
+    assert names.count("reduce-scatter") == names.count("all-gather") == buckets
 
 
 def test_the_parameters_that_are_used_first_are_gathered_first():
@@ -297,7 +292,9 @@ def test_the_program_holds_less_memory_between_two_steps():
 
 def test_the_self_test_compares_scattered_gradients():
     setup = make_setup(True, parallel={"self_test": "always"})
-    train(setup, CHANGES | {"train": {"duration": "1 step"}})
+    test, (_, chunks) = setup.programs.self_test(setup.objective, setup.experiment, resident=False), setup.program()
+    test(setup.whole(setup.state), *next(chunks(0)).feed)
+    assert test.operations
 
 
 def test_the_self_test_finds_gradients_that_are_summed_in_place_of_averaged(monkeypatch):
@@ -346,6 +343,22 @@ def test_a_returned_state_may_be_trained_again():
     state = train(setup, CHANGES | {"train": {"duration": "10 steps"}})
     again = dataclasses.replace(make_setup(True), state=state)
     assert largest_difference(jax.device_get(train(again, CHANGES)), trained(True)) < 1e-12
+
+
+def test_processes_do_not_compare_the_values_of_divided_arrays():
+    """Each process has other slices. A schedule-free optimizer begins with a copy of the parameters."""
+    state = make_setup(True, optimizer="schedule_free").state
+    doubled = jax.tree.map(lambda leaf: leaf * 2, state.opt_state)
+    leaves, structure = jax.tree.flatten(state.opt_state)
+    whole = [leaf.sharding.is_fully_replicated for leaf in leaves]
+    divided = [not each for each in whole]
+    pairs = list(zip(leaves, jax.tree.leaves(doubled), strict=True))
+
+    def checksum_with(changed: list[bool]) -> str:
+        chosen = [new if change else old for (old, new), change in zip(pairs, changed, strict=True)]
+        return checksum(jax.tree.unflatten(structure, chosen))
+
+    assert any(divided) and checksum_with(divided) == checksum(state.opt_state) != checksum_with(whole)
 
 
 def test_a_reproducible_run_rejects_the_option():
