@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -97,6 +97,14 @@ def run_in_processes(count: int, script: list[str]) -> Figures:
         os.sched_setaffinity(0, {cores[process % len(cores)]})
         children.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True))
     os.sched_setaffinity(0, all_cores)
+    return result_of(children)
+
+
+def result_of(children: Sequence[subprocess.Popen[str]]) -> Figures:
+    """Wait for the processes of a job. Return the last line that the first one printed, parsed as JSON.
+
+    If a process fails or does not end, all are killed, and this script ends.
+    """
     try:
         outputs = [child.communicate(timeout=CHILD_SECONDS)[0] for child in children]
     finally:

@@ -31,7 +31,7 @@ from jax.sharding import PartitionSpec as P
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.common.harness import CHILD_SECONDS, Figures, alternate, machine, run_in_processes
+from benchmarks.common.harness import Figures, alternate, machine, result_of, run_in_processes
 from benchmarks.faults.hosts import Cable, run
 from jaxddp.config import ParallelConfig
 from jaxddp.job.environment import find_job
@@ -75,14 +75,7 @@ def run_on_slow_link(script: list[str], rate: str) -> Figures:
             environ = {**os.environ, **job, "JAX_PROCESS_ID": str(process), "JAX_PLATFORMS": "cpu"}
             command = ["ip", "netns", "exec", host, sys.executable, *script]
             children.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True))
-        try:
-            outputs = [child.communicate(timeout=CHILD_SECONDS)[0] for child in children]
-        finally:
-            for child in children:
-                child.kill()
-    if any(child.returncode for child in children):
-        sys.exit(f"the processes ended with exit codes {[child.returncode for child in children]}")
-    return json.loads(outputs[0].splitlines()[-1])
+        return result_of(children)
 
 
 def measure(rounds: int) -> Figures:

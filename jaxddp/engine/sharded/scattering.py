@@ -4,6 +4,7 @@ The parameters are gathered at the start of a step. A reduce-scatter and an all-
 an all-reduce (Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054, stages 1 and 2).
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -55,7 +56,7 @@ class Scattering(Averaging):
         """Return the parameters for the optimizer. The network reads other arrays, so they need no barrier."""
         return super().parameters(params)
 
-    @property
+    @functools.cached_property
     def _axes(self) -> list[int | None]:
         return [axis_of(spec) for spec in jax.tree.leaves(self.specs, is_leaf=lambda node: isinstance(node, P))]
 
