@@ -1,6 +1,6 @@
 """Color jitter: change brightness, contrast, saturation and hue at random, in a random order, as torchvision does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -37,20 +37,28 @@ def color_jitter(key: jax.Array, planes: jax.Array, strengths: Strengths) -> jax
     by up to `strengths[3]` turns in both directions. Each step rounds to whole levels. Saturation and hue do nothing to
     gray images.
     """
-    is_used = [strength > 0 and (index < 2 or len(planes) == 3) for index, strength in enumerate(strengths)]
-    steps = [index for index, used in enumerate(is_used) if used]
+    usable = strengths if len(planes) == 3 else strengths[:2]
+    steps = [index for index, strength in enumerate(usable) if strength > 0]
     if not steps:
         return planes
-    order_key, amount_key = jax.random.split(key)
-    order = jax.random.permutation(order_key, jnp.array(steps, jnp.int32))
-    # Whole numbers are the same on any device; products of fractions may be rounded differently.
-    reach = jnp.array([round((TURN if index == 3 else ONE) * strengths[index]) for index in range(4)], jnp.int32)
-    amounts = jax.random.randint(amount_key, (4,), -reach, reach + 1, jnp.int32)
+    order, amounts = draw(key, strengths, steps)
 
     def step(planes: jax.Array, which: jax.Array) -> tuple[jax.Array, None]:
-        return adjusted(planes, which, amounts[which], has_hue=is_used[3]), None
+        return adjusted(planes, which, amounts[which], has_hue=3 in steps), None
 
     return jax.lax.scan(step, planes, order)[0]
+
+
+def draw(key: jax.Array, strengths: Strengths, steps: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """Return a random order of the steps, int32[n], and the amount of each of the four steps, int32[4].
+
+    The amounts are those of `adjusted`. They are drawn as whole numbers, which are the same on any device.
+    """
+    order_key, amount_key = jax.random.split(key)
+    reach = [round((TURN if index == 3 else ONE) * strength) for index, strength in enumerate(strengths)]
+    bounds = jnp.array(reach, jnp.int32)
+    amounts = jax.random.randint(amount_key, (4,), -bounds, bounds + 1, jnp.int32)
+    return jax.random.permutation(order_key, jnp.array(steps, jnp.int32)), amounts
 
 
 def adjusted(planes: jax.Array, which: jax.Array, amount: jax.Array, *, has_hue: bool = True) -> jax.Array:

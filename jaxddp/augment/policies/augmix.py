@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.ops.parameters import Parameters, Size, Space, drawn, operate_all, row, rows
+from jaxddp.augment.ops.parameters import IDENTITY, Parameters, Size, Space, drawn, operate_all, rows
 from jaxddp.config import AugmentConfig
 from jaxddp.registry import POLICIES
 
@@ -47,23 +47,27 @@ def augmix(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Arra
     """
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
-        height, width, _ = image.shape
-        space = mixing_space((height, width))
-        table = np.array([rows(space, name) for name in space])
-        table = table.reshape(-1, table.shape[-1])
-        operation_key, depth_key, weight_key = jax.random.split(key, 3)
-        index = jax.random.randint(operation_key, (WIDTH, DEEPEST), 0, len(table), jnp.int32)
-        depth = jax.random.randint(depth_key, (WIDTH, 1), 1, DEEPEST + 1, jnp.int32)
-        # The last row of the longer table is the identity.
-        index = jnp.where(jnp.arange(DEEPEST) < depth, index, len(table))
-        chains = drawn(np.concatenate([table, [row("identity", 0)]]), index)
-        mixed = mixture(jnp.moveaxis(image, -1, 0), chains, weights(weight_key))
+        chain_key, weight_key = jax.random.split(key)
+        chains = draw_chains(chain_key, image.shape[:2])
+        mixed = mixture(jnp.moveaxis(image, -1, 0), chains, draw_weights(weight_key))
         return jnp.moveaxis(mixed, 0, -1)
 
     return apply
 
 
-def weights(key: jax.Array) -> jax.Array:
+def draw_chains(key: jax.Array, size: Size) -> Parameters:
+    """Draw the operations of all chains, int32[WIDTH, DEEPEST] each. The identity follows the end of a chain."""
+    space = mixing_space(size)
+    table = np.array([rows(space, name) for name in space])
+    table = table.reshape(-1, table.shape[-1])
+    operation_key, depth_key = jax.random.split(key)
+    index = jax.random.randint(operation_key, (WIDTH, DEEPEST), 0, len(table), jnp.int32)
+    depth = jax.random.randint(depth_key, (WIDTH, 1), 1, DEEPEST + 1, jnp.int32)
+    index = jnp.where(jnp.arange(DEEPEST) < depth, index, len(table))
+    return drawn(np.concatenate([table, [IDENTITY]]), index)
+
+
+def draw_weights(key: jax.Array) -> jax.Array:
     """Draw the weights of the image and of the chains, uint32[1 + WIDTH], in units of 1/`UNIT`**2. Their sum is 1.
 
     The differences of sorted uniform numbers have the distribution Dirichlet(1, …, 1). Beta(1, 1) is uniform.
@@ -79,7 +83,7 @@ def mixture(planes: jax.Array, chains: Parameters, weights: jax.Array) -> jax.Ar
 
     Args:
         chains: int32[WIDTH, DEEPEST] each.
-        weights: uint32[1 + WIDTH]; see `weights`.
+        weights: uint32[1 + WIDTH]; see `draw_weights`.
     """
 
     def add(total: jax.Array, chain: tuple[Parameters, jax.Array]) -> tuple[jax.Array, None]:

@@ -1,6 +1,6 @@
 """Repeated augmentation: a training order whose batches have several copies of each of their examples."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,12 +21,16 @@ class RepeatedOrder(SampleOrder):
     copies of each example. The copies have consecutive values of `epochs`, so their random numbers differ.
 
     Attributes:
-        base: the order of the examples.
+        base: the order of the examples. It gets the seed of this order.
         repeats: m.
     """
 
     base: SampleOrder
     repeats: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "base", replace(self.base, seed=self.seed))
 
     @classmethod
     def of(cls, order: SampleOrder, repeats: int) -> "RepeatedOrder":
