@@ -19,10 +19,10 @@ from support.torchvision_golden import FILE, decoded, image
 from jaxddp.augment.color_jitter import adjusted, draw
 from jaxddp.augment.ops.apply import operate
 from jaxddp.augment.ops.blend import gray_of
-from jaxddp.augment.ops.blur import blur, box_weights
+from jaxddp.augment.ops.gaussian_blur import blur, box_weights
 from jaxddp.augment.ops.hue import TURN, rotate_hue
-from jaxddp.augment.ops.operation import ONE, OPERATIONS
-from jaxddp.augment.ops.parameters import IDENTITY, Parameters, operate_all, row, rows
+from jaxddp.augment.ops.magnitudes import IDENTITY, Parameters, operate_all, row, rows
+from jaxddp.augment.ops.pixel_operation import ONE, OPERATIONS
 from jaxddp.augment.policies import augmix, auto_augment, three_augment, trivial_augment
 from jaxddp.augment.preprocess import _MIX, _STREAMS, _THEN, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig

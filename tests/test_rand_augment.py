@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from jaxddp.augment.ops.operation import OPERATIONS
+from jaxddp.augment.ops.pixel_operation import OPERATIONS
 from jaxddp.augment.ops.warp import FILL
 from jaxddp.augment.rand_augment import Drawn, operate, rand_augment
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxddp.augment.ops.blend import blended, gray_of, mean_of
 from jaxddp.augment.ops.hue import TURN, rotate_hue
-from jaxddp.augment.ops.operation import ONE, check_pixels
+from jaxddp.augment.ops.pixel_operation import ONE, check_pixels
 from jaxddp.config import AugmentConfig
 from jaxddp.core.message import Key
 from jaxddp.registry import AUGMENTATIONS

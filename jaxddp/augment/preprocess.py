@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from jaxddp.augment.flip import alternate_flip
 from jaxddp.augment.mixing import Mixing, mix
-from jaxddp.augment.ops.operation import check_pixels
+from jaxddp.augment.ops.pixel_operation import check_pixels
 from jaxddp.augment.resize import resized
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.core.errors import InputError

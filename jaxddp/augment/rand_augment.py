@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxddp.augment.ops.apply as ops
-from jaxddp.augment.ops.operation import ONE, OPERATIONS, check_pixels, matching
+from jaxddp.augment.ops.pixel_operation import ONE, OPERATIONS, check_pixels, matching
 from jaxddp.config import AugmentConfig
 from jaxddp.core.message import Key
 from jaxddp.registry import AUGMENTATIONS
@@ -23,7 +23,7 @@ LARGEST = 10
 
 
 class Drawn(NamedTuple):
-    """The operation that was drawn, with its direction and magnitude; a `jaxddp.augment.ops.operation.Operation`."""
+    """The operation that was drawn, with its direction and magnitude; see `PixelOperation`."""
 
     operation: jax.Array
     """int32[], the index in OPERATIONS."""

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.ops.operation import ONE, Operation
+from jaxddp.augment.ops.pixel_operation import ONE, PixelOperation
 
 _LUMA = (19595, 38470, 7471)
 """The weights of red, green and blue (ITU-R 601-2), in units of 1/`ONE`."""
 
 
-def blend(image: jax.Array, operation: Operation) -> jax.Array:
+def blend(image: jax.Array, operation: PixelOperation) -> jax.Array:
     """Blend uint8[C, H, W] with the degenerate image of an operation."""
     pixels = image.astype(jnp.int32)
     gray = gray_of(pixels)

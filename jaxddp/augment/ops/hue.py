@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.ops.operation import ONE
+from jaxddp.augment.ops.pixel_operation import ONE
 
 TURN = 6 * ONE
 """A turn of the hue. Hues are in units of 1/6 turn, because the hue has six sectors with one linear formula each."""

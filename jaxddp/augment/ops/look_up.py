@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.ops.operation import Operation
+from jaxddp.augment.ops.pixel_operation import PixelOperation
 
 
-def look_up(image: jax.Array, operation: Operation) -> jax.Array:
+def look_up(image: jax.Array, operation: PixelOperation) -> jax.Array:
     """Map the values of each channel of uint8[C, H, W] by a lookup table."""
     channels = len(image)
     # On a CPU, counting and lookup on one flat axis are several times faster than on two axes (channel and value).

@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.ops.operation import ONE, Operation
+from jaxddp.augment.ops.pixel_operation import ONE, PixelOperation
 
 FILL = 128
 """The gray that fills pixels outside a warped image, as in the code of the authors of AutoAugment."""
 
 
-def warp(image: jax.Array, operation: Operation) -> jax.Array:
+def warp(image: jax.Array, operation: PixelOperation) -> jax.Array:
     """Warp uint8[C, H, W] by nearest neighbour: each pixel gets the value at the source position of its centre.
 
     Rotation is counter-clockwise about the image's centre. Shear moves a row or column by a fraction of its distance

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxddp.augment.color_jitter import color_jitter
 from jaxddp.augment.ops.blend import gray_of
-from jaxddp.augment.ops.blur import blur, box_weights
+from jaxddp.augment.ops.gaussian_blur import blur, box_weights
 from jaxddp.config import AugmentConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
@@ -55,7 +55,7 @@ def one_of_three(planes: jax.Array, choice: jax.Array, weights: jax.Array) -> ja
 
     Args:
         choice: int32[].
-        weights: the weights of the blur, uint32[3]; see `jaxddp.augment.ops.blur.box_weights`.
+        weights: the weights of the blur, uint32[3]; see `jaxddp.augment.ops.gaussian_blur.box_weights`.
     """
     gray = jnp.broadcast_to(gray_of(planes.astype(jnp.int32)), planes.shape).astype(planes.dtype)
     solarized = jnp.where(planes < THRESHOLD, planes, 255 - planes)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.augment.ops.apply import operate
-from jaxddp.augment.ops.operation import OPERATIONS
-from jaxddp.augment.ops.parameters import Space, drawn, rows
+from jaxddp.augment.ops.magnitudes import Space, drawn, rows
+from jaxddp.augment.ops.pixel_operation import OPERATIONS
 from jaxddp.config import AugmentConfig
 from jaxddp.registry import POLICIES
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.augment.ops.apply import operate
-from jaxddp.augment.ops.operation import ONE, OPERATIONS, matching
+from jaxddp.augment.ops.pixel_operation import ONE, OPERATIONS, matching
 
 Size = tuple[int, int]
 """(height, width) of an image, in pixels."""
@@ -34,7 +34,7 @@ class Space(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """The parameters of an operation, int32[] or int32[n]; a `jaxddp.augment.ops.operation.Operation`."""
+    """The parameters of an operation, int32[] or int32[n]; see `PixelOperation`."""
 
     operation: jax.Array
     cos: jax.Array

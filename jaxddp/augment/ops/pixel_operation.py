@@ -26,7 +26,7 @@ ONE = 1 << 16
 """The unit of a fraction."""
 
 
-class Operation(Protocol):
+class PixelOperation(Protocol):
     """A drawn operation with its parameters. Those of other operations have values that do not change an image.
 
     Attributes:
