@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.data import random_table
 from support.networks import linear_model
 from support.runs import setup_of, train
-from support.shared import sgd, shared
+from support.shared import sgd, shared, topology_of
 
 import jaxddp
 from jaxddp.augment.preprocess import Preprocess
@@ -74,10 +74,10 @@ def test_an_epoch_keeps_its_length():
     assert order.epoch_indices(1).tolist() == plain.epoch_indices(1).tolist()
     assert order.first_epoch(2) == plain.first_epoch(2) == 1
     # Without repeats, a run has the order of earlier releases.
-    table = random_table(20)
+    table, topology = random_table(20), topology_of(1)
     config = Config().replace(train={"batch_size": 12}, seed=5)
-    assert make_order(table, config, None) == plain
-    assert make_order(table, config.replace(data={"repeats": 3}), None) == order_of((3, 4, 8), 5)
+    assert make_order(table, config, topology) == plain
+    assert make_order(table, config.replace(data={"repeats": 3}), topology) == order_of((3, 4, 8), 5)
 
 
 def test_another_seed_gives_another_order():
@@ -90,8 +90,8 @@ def test_copies_of_balanced_classes_are_balanced():
     table = random_table(40)
     table = jaxddp.ArrayTable(table.images, labels, ("a", "b", "c"))
     config = Config().replace(train={"batch_size": 12}, data={"repeats": 2, "sampling": "balanced"})
-    order = make_order(table, config, None)
-    assert isinstance(order.base, BalancedOrder) and order.base.batch_size == 6
+    order = make_order(table, config, topology_of(1))
+    assert isinstance(order, RepeatedOrder) and isinstance(order.base, BalancedOrder) and order.base.batch_size == 6
     rows = np.concatenate([order.rows(step) for step in range(20)])
     assert np.bincount(labels[rows]).tolist() == [80, 80, 80]
     pairs = {*zip(rows.tolist(), np.concatenate([order.epochs(step) for step in range(20)]).tolist(), strict=True)}
@@ -115,8 +115,8 @@ def test_a_run_draws_the_same_copies_on_any_devices_and_from_a_device_cache():
     for devices, cache in [(1, "none"), (4, "none"), (4, "device")]:
         data = dataclasses.replace(REPEATED, cache=cache)
         setup = setup_of(linear_model(), sgd(0.1), random_table(50), devices=devices, data=data)
-        assert isinstance(setup.with_seed(3).order, RepeatedOrder)
-        assert setup.with_seed(3).order.base.seed == 3
+        reseeded = setup.with_seed(3).order
+        assert isinstance(reseeded, RepeatedOrder) and reseeded.base.seed == 3
         state = train(setup, {"train": {"duration": "9 steps"}})
         results[devices, cache] = np.asarray(state.params["weight"])
     for weight in results.values():

@@ -20,7 +20,7 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config, ModelConfig
 from jaxddp.core.errors import InputError
 from jaxddp.models.ops.batch_norm import BatchNorm
-from jaxddp.models.ops.gaussian_blur import blurring
+from jaxddp.models.ops.blur import blurring
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.ops.stems import STEMS, ModuleFactory, imagenet_stem
 from jaxddp.models.published import Naming, depth_of, naming
@@ -120,7 +120,7 @@ class ResNet(nn.Module):
             identity.
         shortcut_norm: whether shortcuts that change the shape have a batch norm, as in the paper. Otherwise they have
             a bias.
-        blur_pool: blur images before each strided convolution; see `jaxddp.models.ops.gaussian_blur`.
+        blur_pool: blur images before each strided convolution; see `jaxddp.models.ops.blur`.
         axis_name: the mesh axis over which training averages batch statistics; None for statistics of each device.
         group: the number of consecutive images that training normalizes together; None for all images of a device.
         dtype: the dtype of the computation. The mean over pixels and the head use float32 or wider.
