@@ -129,8 +129,7 @@ def test_a_resnet_blurs_before_each_strided_convolution_of_sixteen_or_more_chann
 def test_the_stem_and_narrow_images_are_not_blurred(width, blurred_widths, monkeypatch):
     blurred_channels, images = [], jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
     monkeypatch.setattr(
-        "jaxddp.models.ops.blur.blur",
-        lambda x, stride=1: blurred_channels.append(x.shape[-1]) or blur(x, stride),
+        "jaxddp.models.ops.blur.blur", lambda x, stride=1: blurred_channels.append(x.shape[-1]) or blur(x, stride)
     )
     net = network("basic", blur_pool=True, width=width, stem=imagenet_stem, dtype="float32", param_dtype="float32")
     jax.eval_shape(net.init, jax.random.key(0), images)

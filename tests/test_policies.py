@@ -271,7 +271,7 @@ def test_a_mixture_is_the_weighted_mean_of_the_image_and_of_its_chains():
     assert np.abs(mixed - exact).max() <= 0.5 + 1e-4
     # White stays white, with the largest sum that must fit into 32 bits.
     white = jnp.full((3, 4, 4), 255, jnp.uint8)
-    same = jax.tree.map(lambda field: jnp.broadcast_to(jnp.int32(field), (3, 3)), Parameters(*IDENTITY))
+    same = Parameters(*(jnp.broadcast_to(jnp.int32(field), (3, 3)) for field in IDENTITY))
     assert (augmix.mixture(white, same, jnp.array(units)) == 255).all()
 
 

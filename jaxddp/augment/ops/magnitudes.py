@@ -5,7 +5,7 @@ the step is traced, so a draw on the device is a random index into a table, and 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -26,10 +26,11 @@ class Space(NamedTuple):
     that are kept; solarize: the lowest value that is inverted; blends: the distance of the factor from 1.
 
     Attributes:
+        magnitudes: float64[n].
         is_signed: whether the opposite of a magnitude is equally likely.
     """
 
-    magnitudes: Sequence[float]
+    magnitudes: np.ndarray
     is_signed: bool
 
 

@@ -26,7 +26,7 @@ def mixing_space(size: Size) -> dict[str, Space]:
     steps = np.arange(SEVERITY) / (BINS - 1)
     height, width = size
     return {
-        **{name: Space(SEVERITY * [0], False) for name in ("autocontrast", "equalize")},
+        **{name: Space(np.zeros(SEVERITY), False) for name in ("autocontrast", "equalize")},
         "posterize": Space(4 - np.round(4 * steps), False),
         "rotate": Space(30 * steps, True),
         "solarize": Space(255 - 255 * steps, False),
@@ -47,8 +47,9 @@ def augmix(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Arra
     """
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
+        height, width, _ = image.shape
         chain_key, weight_key = jax.random.split(key)
-        chains = draw_chains(chain_key, image.shape[:2])
+        chains = draw_chains(chain_key, (height, width))
         mixed = mixture(jnp.moveaxis(image, -1, 0), chains, draw_weights(weight_key))
         return jnp.moveaxis(mixed, 0, -1)
 

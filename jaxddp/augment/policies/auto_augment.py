@@ -111,7 +111,7 @@ def learned_space(size: Size) -> dict[str, Space]:
     steps = np.arange(BINS) / (BINS - 1)
     height, width = size
     return {
-        **{name: Space(BINS * [0], False) for name in ("autocontrast", "equalize")},
+        **{name: Space(np.zeros(BINS), False) for name in ("autocontrast", "equalize")},
         **{name: Space(0.9 * steps, True) for name in ("brightness", "color", "contrast", "sharpness")},
         "posterize": Space(8 - np.round(4 * steps), False),
         "rotate": Space(30 * steps, True),

@@ -29,7 +29,7 @@ def wide_space() -> dict[str, Space]:
         "rotate": Space(135 * steps, True),
         "posterize": Space(8 - np.round(6 * steps), False),
         "solarize": Space(255 - 255 * steps, False),
-        **{name: Space(BINS * [0], False) for name in ("identity", "autocontrast", "equalize")},
+        **{name: Space(np.zeros(BINS), False) for name in ("identity", "autocontrast", "equalize")},
     }
 
 
