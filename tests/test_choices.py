@@ -51,6 +51,7 @@ OTHER_VALUES = {
     "model.blur_pool": True,
     "model.drop_path": 0.125,
     "objective.teacher": "runs/teacher",
+    "objective.consistency_weight": 5.0,
     "objective.temperature": 3.0,
     "objective.teacher_share": 0.5,
     "objective.unlabelled_ratio": 3,

@@ -62,6 +62,8 @@ class Preprocess:
     """The dtype of the result. Normalized images are augmented in float32 or wider."""
     extra: Augmentation | None = None
     """An additional augmentation of normalized images, from a recipe file."""
+    view: int = 0
+    """The number of a view of each image. The policy of another view has other random numbers."""
 
     @classmethod
     def of(
@@ -123,8 +125,11 @@ class Preprocess:
             if setting := getattr(self.augment, name):
                 if name == "policy":
                     check_pixels(name, Key("data.augment.policy", setting), image, advice="leave it out")
+                use = jax.random.fold_in(key, _STREAMS[name])
+                if name == "policy" and self.view:
+                    use = jax.random.fold_in(use, self.view)
                 make = POLICIES.get(setting) if name == "policy" else AUGMENTATIONS.get(name)
-                image = make(self.augment)(jax.random.fold_in(key, _STREAMS[name]), image)
+                image = make(self.augment)(use, image)
         return image
 
     @property
