@@ -9,6 +9,7 @@ from jaxddp.augment.ops.blend import blended, gray_of, mean_of
 from jaxddp.augment.ops.hue import TURN, rotate_hue
 from jaxddp.augment.ops.pixel_operation import ONE, check_pixels
 from jaxddp.config import AugmentConfig
+from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.registry import AUGMENTATIONS
 
@@ -18,10 +19,20 @@ Strengths = tuple[float, float, float, float]
 
 @AUGMENTATIONS.add("color_jitter")
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return color jitter with the config's strengths; see `color_jitter`."""
+    """Return color jitter with the config's strengths; see `color_jitter`.
+
+    Raises:
+        InputError: the strength of the hue is above 0.5.
+    """
+    setting = Key("data.augment.color_jitter", settings.color_jitter)
+    if settings.color_jitter and settings.color_jitter[3] > 0.5:
+        raise InputError(
+            setting,
+            ": the strength of the hue, the last number, is at most 0.5, which is half a turn",
+            advice="give 0.5 for any hue",
+        )
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
-        setting = Key("data.augment.color_jitter", settings.color_jitter)
         check_pixels("color_jitter", setting, image, advice="leave it out")
         if settings.color_jitter is None:
             return image

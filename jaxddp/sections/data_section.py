@@ -66,12 +66,6 @@ class AugmentConfig:
     def __post_init__(self) -> None:
         check_values(self, "data.augment.")
         object.__setattr__(self, "then", names_of(self.then))
-        if self.color_jitter and self.color_jitter[3] > 0.5:
-            raise InputError(
-                Key("data.augment.color_jitter", self.color_jitter),
-                ": the strength of the hue, the last number, is at most 0.5, which is half a turn",
-                advice="give 0.5 for any hue",
-            )
 
 
 @dataclass(frozen=True)
