@@ -143,7 +143,7 @@ def fresh_run(name: str, place: Path) -> TrainedRun:
 
 # --- What others publish ---
 
-SECOND = ("vit_b16", "timm_convnext_tiny")
+SECOND = ("vit_b16", "timm_convnext_tiny", "timm_swin_t")
 """Networks whose arrays are checked under the second of their published namings."""
 NAMED = ("resnet18", "resnet50", "vit_ti16", "vit_b16", "convnext_tiny", "timm_convnext_tiny")
 """One network for each kind of block and each naming; the others differ only in sizes."""

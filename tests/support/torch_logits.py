@@ -1,6 +1,7 @@
 """Writes the logits of torchvision and timm for `published.py`. It must run where both libraries are installed.
 
-    python tests/support/torch_logits.py                          writes tests/support/published.json
+    python tests/support/torch_logits.py                          adds the networks that tests/support/published.json
+                                                                  lacks
     python tests/support/torch_logits.py resnet18 FILE.safetensors...
                                                           loads exported weights strictly and compares with it
     python tests/support/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
@@ -29,6 +30,9 @@ NETWORKS = {
     "vit_b16": ("torchvision", "vit_b_16", ("224x224",)),
     "timm_convnext_tiny": ("timm", "convnext_tiny", (ODD,)),
     "timm_vit_b16": ("timm", "vit_base_patch16_224", ("224x224",)),
+    "swin_t": ("torchvision", "swin_t", ("224x224", ODD)),
+    "swin_s": ("torchvision", "swin_s", (ODD,)),
+    "timm_swin_t": ("timm", "swin_tiny_patch4_window7_224", ("224x224",)),
 }
 """The library, the network's name in it, and the sizes of the images."""
 
@@ -55,8 +59,10 @@ def logits(module: torch.nn.Module, size: str) -> list[float]:
 
 def main(arguments: list[str]) -> None:
     if not arguments:
-        results = {}
+        results = json.loads(GOLDEN.read_text())
         for name, (library, _, sizes) in NETWORKS.items():
+            if name in results:
+                continue
             module = network(name)
             module.load_state_dict(formula(module))
             shapes = {
