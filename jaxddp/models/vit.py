@@ -22,7 +22,7 @@ from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay
 from jaxddp.models.ops.drop_path import add_branch, branch_factors
 from jaxddp.models.ops.transformer import Attention, Mlp, dense_init, patch_embedding
-from jaxddp.models.published import Naming, depth_of, naming
+from jaxddp.models.published import Naming, PositionGrid, depth_of, naming
 from jaxddp.registry import MODELS
 
 
@@ -98,6 +98,10 @@ class ViT(nn.Module):
     def published_names(self) -> tuple[Naming, ...]:
         """Return the namings of timm and torchvision; see `jaxddp.models.published`."""
         return TIMM, TORCHVISION
+
+    def position_grids(self, height: int, width: int) -> dict[str, PositionGrid]:
+        """Return the grid of the position embeddings for images of this size; see `jaxddp.models.published`."""
+        return {"params/pos_embed": PositionGrid(height // self.size.patch, width // self.size.patch)}
 
     @property
     def depth(self) -> int:
