@@ -49,6 +49,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 """One name of each family, with the config that it needs."""
 SLOW_PROGRAMS = ("swin_t",)
 """Families whose ONNX programs take seconds to create, even if they are shallow."""
+SMALLER = {
+    # Its second block is skipped.
+    "convnext_tiny": {"stage_sizes": (1, 1, 0, 0), "width": 8},
+    # Its second block is shifted and skipped.
+    "swin_t": {"stage_sizes": (2, 1), "width": 32},
+}
+"""Changes of networks that train on several devices."""
 UNTRAINED = {"airbench": {"whiten/kernel"}}
 TABLE = random_table(30, image=32)
 NAMES, SHAPE = TABLE.class_names, TABLE.images.shape[1:]
@@ -78,9 +85,7 @@ def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], li
     """Return the parameters before and after three steps in float64, and the sums of each step, for a shallow
     network."""
     with jax.enable_x64(True):
-        # Its second block is skipped.
-        changes = {"stage_sizes": (1, 1, 0, 0), "width": 8} if name in ("convnext_tiny", "swin_t") else {}
-        module = module_of(name, dtype="float64", param_dtype="float64", **changes)
+        module = module_of(name, dtype="float64", param_dtype="float64", **SMALLER.get(name, {}))
         setup = setup_of(module, sgd(0.05), TABLE, devices=devices)
         before = jax.device_get(randomized(setup.state.params))
         # airbench has Flax's batch norm, which starts in float32.
@@ -110,7 +115,7 @@ def test_any_number_of_devices_equals_one(name, devices, shallow):
     _, others, theirs = trained(name, devices)
     np.testing.assert_allclose(theirs, sums, rtol=1e-9)
     assert largest_difference(others, after) < 1e-9
-    is_unchanged = jax.tree.map(lambda one, other: np.abs(one - other).max() < 1e-6, before, after[0])
+    is_unchanged = jax.tree.map(lambda one, other: np.abs(one - other).max() < 1e-7, before, after[0])
     unchanged = {
         jax.tree_util.keystr(path, simple=True, separator="/") for path, is_same in leaves(is_unchanged) if is_same
     }
