@@ -21,8 +21,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay
 from jaxddp.models.ops.drop_path import add_branch, branch_factors
+from jaxddp.models.ops.token_windows import merge, pad_to_multiples, partition, relative_positions, shift_mask
 from jaxddp.models.ops.transformer import Attention, Mlp, dense_init, patch_embedding
-from jaxddp.models.ops.windows import merge, pad_to_multiples, partition, relative_positions, shift_mask
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.registry import MODELS
 
