@@ -95,6 +95,7 @@ FILE_LIBRARIES = {
     "jaxddp/training/checkpoints/manager.py": "orbax",
     "jaxddp/reports/page.py": "jinja2 plotly",
     "jaxddp/reports/validation_images.py": "PIL",
+    "jaxddp/weights/conversion.py": "PIL",
     "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
     "jaxddp/notebook/figures.py": "matplotlib",
     "jaxddp/inference/trained.py": "matplotlib",
