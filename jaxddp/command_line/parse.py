@@ -119,9 +119,12 @@ def parse_recipe(
         file = _measured(name, run_workdir) if measures and run_workdir else read_recipe(name)
     weights = option(rest, "--model.weights") or ("" if file.stored else file.config.model.weights)
     if weights and not measures:
-        from jaxddp.workdir.inherited_settings import with_settings_of_run
+        from jaxddp.workdir.inherited_settings import with_settings_of_weights
 
-        file = with_settings_of_run(file, weights, run_workdir)
+        offline = file.config.model.offline or any(
+            key == "model.offline" for key, _ in by_key(rest, options_of(command))
+        )
+        file = with_settings_of_weights(file, weights, run_workdir, offline=offline)
     defaults = {"config": file.config, "workdir": workdir}
     default = make(**{key: defaults[key] for key in keys & defaults.keys()})
     entries = by_key(rest, options_of(command))

@@ -14,6 +14,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.sections.layers import NO_LAYERS, Layers
 from jaxddp.weights.match import Shapes, listed, match
+from jaxddp.weights.places import CONFIG_FILE, WEIGHTS_FILE
 from jaxddp.weights.state_dict import read
 from jaxddp.weights.torch_layout import dotted_path, namings_of
 from jaxddp.workdir.saved_state import read_run
@@ -33,7 +34,8 @@ def initial_weights(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a weights file, or of a run in its work directory, that fit a network, by path.
 
-    The head of a run is skipped if the run's classes differ from `class_ids`. A line is logged if
+    The head of a run is skipped if the run's classes differ from `class_ids`; also if the file is of a repository to
+    which the run was pushed. A line is logged if
     layers keep their initial values (`new_layers`, or a head for other classes), or arrays of the file are not used.
 
     Raises:
@@ -44,9 +46,10 @@ def initial_weights(
         _, arrays = read_run(path, "best", topology)
         stored, namings = {dotted_path(name): array for name, array in arrays.items()}, (dotted_path,)
         signature = Signature.read(path)
-        has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != tuple(class_ids)
     else:
-        stored, namings, has_other_classes = read(path), namings_of(model), False
+        stored, namings = read(path), namings_of(model)
+        signature = _signature_beside(path)
+    has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != tuple(class_ids)
     with about(path):
         matched = match(shapes, stored, namings, num_classes, new_layers, new_head=has_other_classes)
     topology.peers.agree({"the weights to start from": _checksum(matched.arrays)})
@@ -61,6 +64,12 @@ def initial_weights(
     if topology.peers.is_first and len(counts) > 1:
         _log.info(f"{path}: {'; '.join(counts)}")
     return matched.arrays
+
+
+def _signature_beside(path: Path) -> Signature | None:
+    """Return the signature beside a file of weights that `jaxddp push` wrote; None for another file."""
+    is_pushed = path.name == WEIGHTS_FILE and os.path.isfile(path.parent / CONFIG_FILE)
+    return Signature.read(path.parent) if is_pushed else None
 
 
 def _checksum(arrays: dict[str, np.ndarray]) -> str:
