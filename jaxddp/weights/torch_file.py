@@ -1,8 +1,8 @@
 """Read the state dict of a .pth file of PyTorch, in its zip format or its older format, without PyTorch.
 
-A .pth file holds a pickled object, whose tensors refer to storages, and the bytes of the storages. A pickle can name any
-function of Python. This module resolves only the names that a state dict needs, and refuses all others, so reading a
-file runs no code of it.
+A .pth file holds a pickled object, whose tensors refer to storages, and the bytes of the storages. A pickle can name
+any function of Python. This module resolves only the names that a state dict needs, and refuses all others, so reading
+a file runs no code of it.
 
 Source of the formats: `torch.save` of PyTorch 2.15, with and without `_use_new_zipfile_serialization`.
 """
