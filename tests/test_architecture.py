@@ -96,6 +96,8 @@ FILE_LIBRARIES = {
     "jaxddp/reports/page.py": "jinja2 plotly",
     "jaxddp/reports/validation_images.py": "PIL",
     "jaxddp/weights/state_dict.py": "safetensors ml_dtypes",
+    "jaxddp/inference/model_card.py": "yaml",
+    "jaxddp/weights/hub_upload.py": "huggingface_hub",
     "jaxddp/weights/hub.py": "huggingface_hub tqdm",
     "jaxddp/weights/torch_file.py": "ml_dtypes",
     "jaxddp/notebook/figures.py": "matplotlib",
