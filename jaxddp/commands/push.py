@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
 
     if not options.place.startswith(SCHEME):
         raise InputError(f"{options.place}: not a repository of the Hub; write {SCHEME}OWNER/NAME")
-    place = HubFile.parse(options.place, "the repository")
+    place = HubFile.parse(options.place, options.place)
     if place.file is not None or place.revision is not None:
         raise InputError(f"{place}: push writes a whole repository; give {SCHEME}{place.repo}")
     check_run(options.run)

@@ -59,7 +59,7 @@ class CardFacts:
     @property
     def network(self) -> str:
         """The name of the network, for the text."""
-        return "network" if self.own_network else self.config.model.name
+        return "The network of the recipe" if self.own_network else f"The network {self.config.model.name}"
 
     @property
     def data_set(self) -> str:
@@ -109,11 +109,10 @@ def _about(facts: CardFacts) -> str:
     if facts.class_names:
         classes = f" It classifies images into {counted(len(facts.class_names), 'class')}: "
         classes += f"{some(facts.class_names, _SHOWN_CLASSES)}."
-    return (
-        f"# {facts.place.repo.partition('/')[2]}\n\nA {facts.network} with {facts.parameters:,} parameters, trained on "
-        f"{facts.data_set} with jaxddp {installed_version('jaxddp') or ''}".rstrip()
-        + f".{classes}"
-    )
+    title = f"# {facts.place.repo.partition('/')[2]}"
+    release = f"jaxddp {installed_version('jaxddp') or ''}".rstrip()
+    trained = f"{facts.network}, with {facts.parameters:,} parameters, was trained on {facts.data_set} with {release}."
+    return f"{title}\n\n{trained}{classes}"
 
 
 def _results(facts: CardFacts) -> str:
@@ -136,8 +135,8 @@ def _loading(facts: CardFacts) -> str:
     )
     if facts.has_published_names:
         text += (
-            "\n\nThe arrays in `model.safetensors` have the names and shapes of torchvision or timm, so PyTorch loads "
-            'them with `model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.'
+            "\n\nThe arrays in `model.safetensors` have the names and the layout of torchvision or timm. PyTorch loads "
+            'them into the same network by `model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.'
         )
     return text
 

@@ -6,6 +6,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from http.client import HTTPException
 from pathlib import Path
 
@@ -21,6 +22,7 @@ URL_VARIABLE = "JAXDDP_TORCHVISION_URL"
 PUBLISHED_AT = "https://download.pytorch.org/models"
 RETRY_POLICY = RetryPolicy(deadline=3600.0, read_timeout=20.0, tries=5)
 """The bounds of a download. A file may have a gigabyte, and a server 1 MB/s."""
+_ADVICE = f"check the network, or set {URL_VARIABLE} to the address of a mirror"
 _FOLDER = "weights"
 _CHUNK = 1 << 20
 
@@ -30,7 +32,7 @@ def weights_folder() -> Path:
     return cache_folder() / _FOLDER
 
 
-def host_lock(name: str):
+def host_lock(name: str) -> AbstractContextManager[None]:
     """Return a context in which one process of this host at a time fetches a file; the others wait."""
     return one_at_a_time(weights_folder() / f"{name}.lock", RETRY_POLICY.deadline)
 
@@ -55,15 +57,9 @@ def download(name: str, digest: str, *, offline: bool = False) -> Path:
                 "with a network, and save it there"
             )
         files.create(path.parent)
-        try:
-            RETRY_POLICY.call(
-                url,
-                lambda until: files.replace(path, _chunks(url, digest, until)),
-                RETRY_POLICY.deadline,
-                f"check the URL, or set {URL_VARIABLE} to a mirror",
-            )
-        except FileNotFoundError:
-            raise InputError(f"{url}: no such file; set {URL_VARIABLE} to a complete mirror") from None
+        RETRY_POLICY.call(
+            url, lambda until: files.replace(path, _chunks(url, digest, until)), RETRY_POLICY.deadline, _ADVICE
+        )
     return path
 
 
@@ -84,7 +80,7 @@ def _chunks(url: str, digest: str, until: float) -> Iterator[bytes]:
         until: the time, as of time.monotonic(), at which the download ends.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        InputError: there is no such file, or it may not be read.
         IncompleteResponse: a temporary failure: the download ended early, or the file is not the published one.
     """
     actual, count = hashlib.sha256(), 0
@@ -99,10 +95,8 @@ def _chunks(url: str, digest: str, until: float) -> Iterator[bytes]:
                     raise IncompleteResponse(f"{count} of {length} bytes had arrived")
                 yield chunk
     except urllib.error.HTTPError as error:
-        if error.code == 404:
-            raise FileNotFoundError(url) from None
         if error.code < 500 and error.code not in (408, 429):
-            raise RuntimeError(f"status code: {error.code} {error.reason}") from None
+            raise InputError(f"{url}: {error.code} {error.reason}; {_ADVICE}") from None
         raise IncompleteResponse(f"{error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
         raise IncompleteResponse(str(getattr(error, "reason", None) or error)) from None

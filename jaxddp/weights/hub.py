@@ -3,6 +3,8 @@
 The library reads HF_ENDPOINT, HF_TOKEN, HF_HUB_CACHE and HF_HUB_OFFLINE.
 """
 
+import dataclasses
+import os
 import re
 import time
 from dataclasses import dataclass
@@ -10,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.message import Key, Words
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import first_line, not_installed, show
 from jaxddp.data.storage.retry_policy import IncompleteResponse
@@ -19,6 +21,9 @@ from jaxddp.weights.download import RETRY_POLICY, host_lock, sha256_of
 SCHEME = "hf://"
 _REPO = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+))?(?:/(?P<file>[^@]+))?")
 _SHA256_DIGITS = 64
+ENDPOINT_VARIABLE = "HF_ENDPOINT"
+# huggingface_hub itself repeats a request five times, in 23 seconds.
+_RETRY_POLICY = dataclasses.replace(RETRY_POLICY, tries=1)
 LOG_IN = "check the name, or log in with `hf auth login` or set HF_TOKEN if it is private or gated"
 
 
@@ -37,12 +42,20 @@ class HubFile:
     revision: str | None = None
 
     @classmethod
-    def parse(cls, text: str, key: str = "model.weights") -> "HubFile":
-        """Parse "hf://owner/name[@revision][/file]". Raises: InputError, about `key`, for another text."""
+    def parse(cls, text: str, where: Words | None = None) -> "HubFile":
+        """Parse "hf://owner/name[@revision][/file]".
+
+        Args:
+            where: the place of the text in messages; the default is `model.weights`.
+
+        Raises: InputError for another text.
+        """
         parts = _REPO.fullmatch(text.removeprefix(SCHEME))
         if parts is None:
             advice = f"write {SCHEME}owner/name, {SCHEME}owner/name/file or {SCHEME}owner/name@revision/file"
-            raise InputError(Key(key, text), ": not the address of a file of the Hub", advice=advice)
+            raise InputError(
+                where or Key("model.weights", text), ": not the address of a file of the Hub", advice=advice
+            )
         return cls(parts["repo"], parts["file"], parts["revision"])
 
     def __str__(self) -> str:
@@ -55,9 +68,16 @@ def hub_library(name: str) -> Any:
     """Import and return huggingface_hub. Raises: InputError, about `name`, if it is not installed."""
     try:
         import huggingface_hub
+        import huggingface_hub.errors
+        import huggingface_hub.utils
     except ImportError:
         raise InputError(f"{name}: {not_installed('huggingface_hub', 'hub')}") from None
     return huggingface_hub
+
+
+def endpoint() -> str | None:
+    """Return the address of the Hub in HF_ENDPOINT; None for the default. The variable may be set after the import."""
+    return os.environ.get(ENDPOINT_VARIABLE) or None
 
 
 def fetch(place: HubFile, *, offline: bool = False) -> Path:
@@ -82,7 +102,7 @@ def fetch(place: HubFile, *, offline: bool = False) -> Path:
         return path
 
     with host_lock(place.repo.replace("/", "--")), doing(f"fetching {place}"):
-        return RETRY_POLICY.call(str(place), attempt, RETRY_POLICY.deadline, LOG_IN)
+        return _RETRY_POLICY.call(str(place), attempt, _RETRY_POLICY.deadline, LOG_IN)
 
 
 def _download(library: Any, place: HubFile, until: float, *, offline: bool, **options: Any) -> Path:
@@ -94,6 +114,7 @@ def _download(library: Any, place: HubFile, until: float, *, offline: bool, **op
             revision=place.revision,
             local_files_only=offline,
             tqdm_class=_progress_until(until),
+            endpoint=endpoint(),
             **options,
         )
         return Path(path)
@@ -107,7 +128,7 @@ def _download(library: Any, place: HubFile, until: float, *, offline: bool, **op
         raise InputError(f"{place}: {first_line(error)}; check the name") from None
     except errors.LocalEntryNotFoundError as error:
         if offline or library.constants.is_offline_mode():
-            cache, url = library.constants.HF_HUB_CACHE, library.hf_hub_url(place.repo, place.file)
+            cache, url = library.constants.HF_HUB_CACHE, library.hf_hub_url(place.repo, place.file, endpoint=endpoint())
             raise InputError(
                 f"{place}: not in {cache}, and nothing is fetched offline; run `hf download {place.repo} {place.file}` "
                 f"on a machine with a network and copy this folder, or fetch {url} and give the path of the file"

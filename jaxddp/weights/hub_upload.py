@@ -5,7 +5,7 @@ from pathlib import Path
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import first_line
-from jaxddp.weights.hub import HubFile, hub_library
+from jaxddp.weights.hub import HubFile, endpoint, hub_library
 
 _FORBIDDEN = (401, 403)
 _WRITES = "log in with `hf auth login`, or set HF_TOKEN to a token that may write to this repository"
@@ -32,7 +32,7 @@ def upload(folder: Path, place: HubFile, *, private: bool, message: str) -> str:
     """
     check_token(place)
     library = hub_library(str(place))
-    api = library.HfApi()
+    api = library.HfApi(endpoint=endpoint())
     library.utils.disable_progress_bars()
     try:
         with doing(f"uploading to {place}"):
