@@ -332,7 +332,6 @@ def tiny_weights(network: str) -> dict[str, np.ndarray]:
     return {name: array.astype(np.float32) for name, array in weights(shapes).items()}
 
 
-@pytest.mark.slow
 def test_a_run_starts_from_the_arrays_that_the_hub_publishes(hub, tmp_path, monkeypatch, caplog):
     arrays = tiny_weights("resnet18")
     hub.repos[NAME] = {"model.safetensors": safetensors.numpy.save(arrays)}
@@ -351,7 +350,7 @@ def test_a_run_starts_from_the_arrays_that_the_hub_publishes(hub, tmp_path, monk
     initialize(open_experiment(file), fresh=False)
     log = "\n".join(caplog.messages)
     assert f"{NAME}: the settings are taken over: " in log and "a new head for 5 classes: params/fc/bias" in log
-    assert setup.config.model.weights == NAME
+    assert setup.recipe.config.model.weights == NAME
 
 
 @pytest.mark.ci

@@ -117,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(409, {"error": "exists", "url": f"{self.hub.url}/{repo}"})
             return
         self.hub.repos[repo] = {}
-        if request.get("private"):
+        if request.get("visibility") == "private":
             self.hub.private.append(repo)
         self._answer(200, {"url": f"{self.hub.url}/{repo}"})
 
@@ -208,6 +208,7 @@ def use(hub: Hub, cache: Path, monkeypatch) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
     for name, value in environment(hub, cache).items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
@@ -219,6 +220,8 @@ def environment(hub: Hub, cache: Path) -> dict[str, str]:
         "HF_ENDPOINT": hub.url,
         "HF_HUB_CACHE": str(cache / "hub"),
         "HF_TOKEN": TOKEN,
+        # The server does not speak Xet, the protocol by which the hub moves the content of large files.
+        "HF_HUB_DISABLE_XET": "1",
         "JAXDDP_TORCHVISION_URL": f"{hub.url}/models",
         "JAXDDP_CACHE": str(cache),
     }
