@@ -240,6 +240,16 @@ def test_offline_nothing_is_fetched(hub, monkeypatch, by_variable):
     assert local_weights(NAME, offline=True) == fetched and not hub.requests
 
 
+def test_the_option_offline_holds_before_the_settings_are_fetched(hub, capfd):
+    for option in ("--offline", "--model.offline"):
+        parse_recipe(Train, "jaxddp train", ["finetune_folder", "--model.weights", "hf://me/net", option])
+        assert not hub.requests
+    hub.repos["me/net"] = {"config.json": b'{"architecture": "resnet50"}'}
+    # The config of another library has no settings of jaxddp.
+    _, file = parse_recipe(Train, "jaxddp train", ["finetune_folder", "--model.weights", "hf://me/net"])
+    assert hub.requests and not file.taken.keys
+
+
 def test_without_a_network_fetched_files_are_used_and_others_are_one_line(hub, monkeypatch):
     hub.repos[NAME] = {"model.safetensors": content()}
     fetched = local_weights(NAME)
@@ -267,7 +277,7 @@ PROGRAM = "import sys; from jaxddp.weights.places import local_weights; print(lo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [NAME, "torchvision/resnet18"])
+@pytest.mark.parametrize("place", [NAME, pytest.param("torchvision/resnet18", marks=pytest.mark.ci)])
 def test_of_several_processes_of_a_host_one_fetches_and_the_others_wait(hub, tmp_path, place):
     hub.repos[NAME] = {"model.safetensors": content()}
     data = content()
@@ -374,7 +384,7 @@ def test_the_line_of_the_readme_trains_in_two_processes(hub, tmp_path):
     assert "a new head" in done.stdout + done.stderr or "new: params/fc/bias" in done.stdout + done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_failed_fetch_ends_all_processes_with_its_line(hub, tmp_path):
     write_arrays(tmp_path / "set.npz", random_table(16, image=32), random_table(8, image=32))
     (tmp_path / "mine.py").write_text(RECIPE)

@@ -40,7 +40,7 @@ def local_weights(weights: str, *, offline: bool = False) -> Path:
     """
     if is_local(weights):
         return Path(weights).expanduser()
-    offline = offline or is_offline()
+    offline = offline or is_offline()  # The library may be imported before the variable is set.
     if weights.startswith(SCHEME):
         place = HubFile.parse(weights)
     else:
