@@ -161,7 +161,7 @@ def _progress_until(until: float) -> type:
     """Return a progress bar that draws nothing, reports progress to the watchdog, and ends a download at a time."""
     from tqdm import tqdm
 
-    class Progress(tqdm):
+    class _Bar(tqdm):
         def __init__(self, *arguments: Any, **options: Any):
             super().__init__(*arguments, **{**options, "disable": True})
 
@@ -171,7 +171,7 @@ def _progress_until(until: float) -> type:
                 raise IncompleteResponse("the download takes too long")
             return None
 
-    return Progress
+    return _Bar
 
 
 def _is_damaged(path: Path) -> bool:
