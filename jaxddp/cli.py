@@ -21,6 +21,8 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
        jaxddp checkpoints RUN [--verify]
        jaxddp export RUN --out FILE [--format safetensors|stablehlo|onnx] [--step latest|best|N]
+       jaxddp push RUN hf://OWNER/NAME [--private] [--step best|latest|N | --card FILE]
+       jaxddp weights [NAME]
        jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions]
        jaxddp runs [DIR]
        jaxddp find-lr CONFIG [--lowest RATE] [--highest RATE] [--steps N] [--out FILE] [overrides]
@@ -41,7 +43,21 @@ used keys have short forms: --data DIR, --model NAME, --epochs N, --batch-size B
 --help. `jaxddp --version` prints the installed versions."""
 
 COMMANDS = (
-    *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config", "data"),
+    *(
+        "train",
+        "eval",
+        "find-lr",
+        "predict",
+        "checkpoints",
+        "export",
+        "push",
+        "weights",
+        "report",
+        "runs",
+        "doctor",
+        "config",
+        "data",
+    ),
     "launch",
 )
 
@@ -49,6 +65,8 @@ _RESUMES = "the same command resumes from the last checkpoint, if there is one"
 _INTERRUPTED = {
     "data": "its output was not written",
     "find-lr": "nothing was written",
+    "push": "nothing was committed",
+    "weights": "nothing was written",
     "predict": "the same command continues with the images that have no prediction yet",
 }
 
@@ -153,6 +171,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.list_checkpoints import run
     elif name == "export":
         from jaxddp.commands.export import run
+    elif name == "push":
+        from jaxddp.commands.push import run
+    elif name == "weights":
+        from jaxddp.commands.list_weights import run
     elif name == "report":
         from jaxddp.commands.report_runs import run
     elif name == "runs":

@@ -44,6 +44,8 @@ COMMANDS = (
     ("predict",),
     ("checkpoints",),
     ("export",),
+    ("push",),
+    ("weights",),
     ("report",),
     ("runs",),
     ("launch",),

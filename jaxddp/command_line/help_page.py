@@ -16,8 +16,8 @@ from jaxddp.recipe_file import config_names
 
 STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
 """Positional arguments have the names of their fields: RUN, IMAGES."""
-_VALUES = {"data": "DIR", "model": "NAME", "epochs": "N", "batch_size": "B", "lr": "X"}
-"""The short forms and the names of their values."""
+_VALUES = {"data": "DIR", "model": "NAME", "epochs": "N", "batch_size": "B", "lr": "X", "offline": ""}
+"""The short forms and the names of their values; empty for a flag."""
 _COMPLETION = (
     "Completion: --tyro-write-completion bash FILE, directly after CONFIG, writes a script; zsh and fish work, too."
 )
@@ -29,7 +29,9 @@ def described(command: type) -> str:
     text = inspect.getdoc(command) or ""
     if not SHORT.values() & options_of(command).keys():
         return text
-    short = (f"{format_option(key)} {value} for {format_option(SHORT[key])}" for key, value in _VALUES.items())
+    short = (
+        f"{format_option(key)} {value}".rstrip() + f" for {format_option(SHORT[key])}" for key, value in _VALUES.items()
+    )
     return f"{text}\n\nShort forms: {', '.join(short)}.\n\n{_COMPLETION}"
 
 
@@ -42,7 +44,9 @@ def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
         optional: whether the command also runs without a config.
     """
     paths: dict[str, Any] = {entry.name: Path("runs/CONFIG") for entry in fields(command) if entry.default is MISSING}
-    short = [(key, _short(key, value), field(default="", kw_only=True)) for key, value in _VALUES.items()]
+    short = [
+        (key, _short(key, value), field(default="" if value else False, kw_only=True)) for key, value in _VALUES.items()
+    ]
     page = make_dataclass(
         command.__name__,
         [("config", _word(optional)), *short],
@@ -95,7 +99,7 @@ def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]]) -> Any:
 
 def _short(key: str, value: str) -> Any:
     shown = tyro.conf.arg(help=f"Short for {format_option(SHORT[key])}.", metavar=value, help_behavior_hint="")
-    return Annotated[str, shown]
+    return Annotated[str, shown] if value else Annotated[bool, shown, tyro.conf.FlagCreatePairsOff]
 
 
 def _word(optional: bool) -> Any:

@@ -15,6 +15,7 @@ from jaxddp.models.interface import Model
 from jaxddp.sections.layers import NO_LAYERS, Layers
 from jaxddp.weights.conversion import ImageArrays
 from jaxddp.weights.match import Shapes, listed, match
+from jaxddp.weights.places import CONFIG_FILE, WEIGHTS_FILE
 from jaxddp.weights.state_dict import read
 from jaxddp.weights.torch_layout import dotted_path, namings_of
 from jaxddp.workdir.saved_state import read_run
@@ -35,9 +36,10 @@ def initial_weights(
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a weights file, or of a run in its work directory, that fit a network, by path.
 
-    The head of a run is skipped if the run's classes differ from `class_ids`. Arrays for images of another size or with
-    other channels are converted to those for images of `image_shape`, [H, W, C]. A line is logged if layers keep their
-    initial values (`new_layers`, or a head for other classes), or arrays of the file are converted or not used.
+    The head of a run, or of a repository to which a run was pushed, is skipped if its classes differ from `class_ids`.
+    Arrays for images of another size or with other channels are converted to those for images of `image_shape`,
+    [H, W, C]. A line is logged if layers keep their initial values (`new_layers`, or a head for other classes), or
+    arrays of the file are converted or not used.
 
     Raises:
         InputError: the weights cannot be read, are of another network (the message lists missing arrays and wrong
@@ -47,10 +49,11 @@ def initial_weights(
         _, arrays = read_run(path, "best", topology)
         stored, namings = {dotted_path(name): array for name, array in arrays.items()}, (dotted_path,)
         signature = Signature.read(path)
-        stored_shape = signature.image_shape if signature is not None else None
-        has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != tuple(class_ids)
     else:
-        stored, namings, has_other_classes, stored_shape = read(path), namings_of(model), False, None
+        stored, namings = read(path), namings_of(model)
+        signature = _signature_beside(path)
+    has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != tuple(class_ids)
+    stored_shape = signature.image_shape if signature is not None else None
     images = None if image_shape is None else ImageArrays.of(model, image_shape, stored_shape)
     with about(path):
         matched = match(shapes, stored, namings, num_classes, new_layers, new_head=has_other_classes, images=images)
@@ -70,6 +73,12 @@ def initial_weights(
         _log.info(f"{path}: {'; '.join(counts)}")
     # The arrays are compared before they are converted, because processors may round conversions differently.
     return matched.converted()
+
+
+def _signature_beside(path: Path) -> Signature | None:
+    """Return the signature beside a file of weights that `jaxddp push` wrote; None for another file."""
+    is_pushed = path.name == WEIGHTS_FILE and os.path.isfile(path.parent / CONFIG_FILE)
+    return Signature.read(path.parent) if is_pushed else None
 
 
 def _checksum(arrays: dict[str, np.ndarray]) -> str:

@@ -30,6 +30,11 @@ def constants_of(model: Any) -> dict[str, np.ndarray]:
     return constants()
 
 
+def has_published_names(model: Any) -> bool:
+    """Return whether torchvision or timm publish a network with the arrays of a model or an adapted module."""
+    return len(namings_of(model)) > 1
+
+
 def dotted_path(path: str) -> str:
     """Return an array's path with dots, such as "params.layer1_0.conv1.kernel"."""
     return path.replace("/", ".")
