@@ -19,6 +19,7 @@ from jaxddp.data.selection.subset import ClassSelection
 from jaxddp.data.source import Split
 from jaxddp.data.storage.catalog import DatasetEntry, find_dataset
 from jaxddp.data.storage.data_root import DataRoot, is_url, open_root
+from jaxddp.data.storage.shards import SHARDS
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
@@ -126,10 +127,12 @@ class SolutionFiles:
 
     def match(self, place: Place) -> Match:
         if is_url(place.address):
-            return Match.NAMED
+            return Match.WHOLE
         if place.local is None:
             return Match.NONE
-        if place.data.train or place.data.val or (place.local / TRAIN_CSV).is_file():
+        named = [name for name in (place.data.train, place.data.val) if name]
+        # Names of shards are those of another format.
+        if any(not name.endswith(SHARDS) for name in named) or (place.local / TRAIN_CSV).is_file():
             return Match.NAMED
         nearby = (place.local.glob(pattern) for pattern in ("LOC_*", "*/LOC_*", "../LOC_*"))
         return Match.PARTLY if any(map(any, nearby)) else Match.NONE
