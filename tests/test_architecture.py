@@ -83,6 +83,7 @@ FILE_LIBRARIES = {
     "jaxddp/data/images/pillow.py": "PIL",
     "jaxddp/data/images/verify.py": "PIL",
     "jaxddp/data/formats/parquet_files.py": "pyarrow",
+    "jaxddp/data/formats/table_columns.py": "pyarrow",
     "jaxddp/data/sample.py": "PIL sklearn",
     "jaxddp/data/storage/parquet.py": "pyarrow",
     "jaxddp/data/storage/records.py": "google",
