@@ -85,6 +85,8 @@ FILE_LIBRARIES = {
     "jaxddp/data/formats/parquet_files.py": "pyarrow",
     "jaxddp/data/formats/table_columns.py": "pyarrow",
     "jaxddp/data/sample.py": "PIL sklearn",
+    "jaxddp/data/storage/arrow_rows.py": "pyarrow",
+    "jaxddp/data/storage/hub.py": "datasets",
     "jaxddp/data/storage/parquet.py": "pyarrow",
     "jaxddp/data/storage/records.py": "google",
     "jaxddp/data/storage/objects.py": "obstore",

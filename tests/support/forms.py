@@ -158,6 +158,21 @@ def write_parquet(folder: Path, splits: Splits) -> Path:
     return folder
 
 
+def write_hub(folder: Path, splits: Splits) -> Path:
+    """Write a data set of the library `datasets` by `save_to_disk`."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=[*CLASSES])})
+    named = {"train": "train", "val": "validation"}
+    made = datasets.DatasetDict()
+    for name, split in splits.items():
+        cells = [{"bytes": split.encoded(row), "path": None} for row in range(len(split))]
+        made[named[name]] = datasets.Dataset.from_dict({"image": cells, "label": split.labels}, features=features)
+    made.save_to_disk(str(folder))
+    return folder
+
+
 def write_tars(folder: Path, splits: Splits) -> Path:
     """Write two tar files of WebDataset for each split; a label is a number in a file of its own or in JSON."""
     folder.mkdir()
@@ -267,6 +282,7 @@ FORMS: dict[str, Form] = {
     "TFDS, array_record": Form(
         "tfds", functools.partial(write_tfds, file_format="array_record"), ordered=False, address="tfds:small_set"
     ),
+    "Hugging Face": Form("hugging face", write_hub),
     "WebDataset": Form("webdataset", write_tars),
     "packed": Form("packed", write_packed, exact=False),
     "IDX": Form("idx", write_idx, in_memory=True),
