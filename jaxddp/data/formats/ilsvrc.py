@@ -120,6 +120,10 @@ def _without_links_out(table: ExampleTable, solutions: Solutions, refuse: Refuse
     )
 
 
+def _is_shard(name: str) -> bool:
+    return name.endswith(SHARDS)
+
+
 class SolutionFiles:
     """The format of Kaggle's archive: a URL, a directory with a solution file, or a config with such a file."""
 
@@ -131,8 +135,9 @@ class SolutionFiles:
         if place.local is None:
             return Match.NONE
         named = [name for name in (place.data.train, place.data.val) if name]
-        # Names of shards are those of another format.
-        if any(not name.endswith(SHARDS) for name in named) or (place.local / TRAIN_CSV).is_file():
+        # Other formats have splits and shards, which are not files of this name.
+        is_named = any(name.endswith(".csv") or (place.local / name).is_file() for name in named if not _is_shard(name))
+        if is_named or (place.local / TRAIN_CSV).is_file():
             return Match.NAMED
         nearby = (place.local.glob(pattern) for pattern in ("LOC_*", "*/LOC_*", "../LOC_*"))
         return Match.PARTLY if any(map(any, nearby)) else Match.NONE

@@ -9,6 +9,7 @@ ROOT/shards-{000000..000146}.tar                a pattern with ranges, lists `{a
 import re
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from itertools import islice
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
@@ -20,15 +21,17 @@ from jaxddp.data.storage.shards import ShardFolder
 SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
-_MOST = 1_000_000
+_MOST = 100_000
 """The largest number of names of a pattern. A mistyped range could otherwise fill the memory."""
 
 
 def find_shards(place: Place, suffix: str) -> dict[Split, list[str]]:
     """Return the shards of each split that a place has, as sorted paths in its folder. One split alone is "train".
 
+    If only `data.val` names shards, the training split has the other ones.
+
     Raises:
-        InputError: a pattern is wrong, or matches no file.
+        InputError: a pattern is wrong or matches no file, or a shard is in both splits.
     """
     assert place.shards is not None
     folder, pattern = place.shards
@@ -37,9 +40,13 @@ def find_shards(place: Place, suffix: str) -> dict[Split, list[str]]:
     for split in SPLITS:
         if name := patterns[split]:
             shards[split] = _matching(folder, name, Key("data.path") if name == pattern else Key(f"data.{split}"))
-    if pattern or "train" in shards:
-        return shards
-    return {**_by_name(folder, suffix), **shards}
+    if not pattern and "train" not in shards:
+        by_name = _by_name(folder, suffix)
+        others = [path for path in by_name.pop("train", []) if path not in shards.get("val", ())]
+        shards = {**by_name, **shards, **({"train": others} if others else {})}
+    if both := sorted({*shards.get("train", ())} & {*shards.get("val", ())}):
+        raise InputError(Key("data.val", place.data.val), f": {folder.name(both[0])} is also in the training split")
+    return shards
 
 
 def expand(pattern: str) -> list[str]:
@@ -50,7 +57,8 @@ def expand(pattern: str) -> list[str]:
     """
     names = [pattern]
     while any("{" in name for name in names):
-        names = [longer for name in names for longer in _expand_first(name)]
+        longer = (one for name in names for one in _expand_first(name))
+        names = [*islice(longer, _MOST + 1)]
         if len(names) > _MOST:
             raise InputError(f"{pattern}: has more than {counted(_MOST, 'name')}; correct its ranges")
     return names

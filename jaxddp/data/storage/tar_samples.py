@@ -101,9 +101,10 @@ def _samples(file: BinaryIO, size: int) -> Iterator[_Sample]:
             if member.offset_data + member.size > size:
                 raise InputError(f"cut short in {member.name}, at byte {size:,}; {WRITE_AGAIN}")
             _add(sample, suffix, member, tar)
+        # The last sample before damage may lack its image or its label.
+        _check_end(file, tar.offset, size)
         if sample is not None:
             yield sample
-        _check_end(file, tar.offset, size)
 
 
 def _split(name: str) -> tuple[str, str]:
