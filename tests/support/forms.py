@@ -23,7 +23,13 @@ from support.ilsvrc import IMAGES, synset, write_csv, write_tree
 SIZE = 12
 CLASSES = ("ant", "bee", "cat")
 COUNTS = {"train": 10, "val": 5}
-LOSSLESS = {"png": {}, "bmp": {}, "tiff": {"compression": "tiff_lzw"}, "webp": {"lossless": True, "exact": True}}
+LOSSLESS = {
+    "png": {},
+    "bmp": {},
+    "tiff": {"compression": "tiff_lzw"},
+    "webp": {"lossless": True, "exact": True},
+    "ppm": {},
+}
 
 
 @dataclass(frozen=True)
@@ -272,7 +278,7 @@ FORMS: dict[str, Form] = {
     "solution files": Form("solution files", write_solutions),
     **{
         f"folders of {kind}": Form("folders", functools.partial(write_folders, kind=kind))
-        for kind in ("png", "bmp", "tiff", "webp")
+        for kind in ("png", "bmp", "tiff", "webp", "ppm")
     },
     "CSV": Form("csv listing", write_listing),
     "Parquet": Form("parquet", write_parquet),

@@ -15,8 +15,8 @@ import numpy as np
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import show
 
-IMAGES = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp", "tif", "tiff", "bmp"})
-_OTHER_IMAGES = frozenset({"gif", "heic", "avif", "jxl", "ppm", "pgm"})
+IMAGES = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp", "tif", "tiff", "bmp", "ppm", "pgm"})
+_OTHER_IMAGES = frozenset({"gif", "heic", "avif", "jxl"})
 _LABEL_FIELDS = ("label", "cls")
 _LONGEST_LABEL = 1 << 20
 """The largest size of a file with a label, in bytes."""
