@@ -371,9 +371,21 @@ def test_a_cut_or_damaged_shard_is_one_line(root: Path):
     assert message_of(root).startswith(f"{shard}: holds no sample; ")
 
 
+def test_a_header_with_a_flipped_bit_is_found(root: Path):
+    train, _ = open_tables(config_of(root))
+    shard, offset = root / "train-000001.tar", int(train.record(9).offset or 0)
+    content = bytearray(shard.read_bytes())
+    # The bit is in the name, so the size is still right.
+    content[offset + 3] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(InputError, match=r"images/0009\.png: the shard has changed since it was indexed; start again"):
+        train.read(9)
+    assert _read_image(os.fsencode(shard), np.int64(offset)) == b""
+
+
 def test_a_shard_that_changes_during_a_run_is_one_line(root: Path):
     train, _ = open_tables(config_of(root))
-    shard, offset = root / "train-000001.tar", int(train.record(9).offset)
+    shard, offset = root / "train-000001.tar", int(train.record(9).offset or 0)
     content = shard.read_bytes()
     assert _read_image(os.fsencode(shard), np.int64(offset)) == train.read(9)
     for changed in (content[:offset], content[: offset + 512], content[:1000] + b"x" + content[1000:], b""):

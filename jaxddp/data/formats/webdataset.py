@@ -91,8 +91,10 @@ def _class_names(
     """Return the names in a file beside the shards, or those of the labels of all splits."""
     if names := _names_in_file(folder):
         return names
-    others = {name: {} for name in shards if name != split}
-    every = {split: samples, **{name: load_or_build_samples(folder, shards[name], refuse) for name in others}}
+    every = {
+        name: samples if name == split else load_or_build_samples(folder, paths, refuse)
+        for name, paths in shards.items()
+    }
     labels = [part.label for parts in every.values() for part in parts.values()]
     with about(folder.name()):
         if all(map(_are_numbers, labels)):

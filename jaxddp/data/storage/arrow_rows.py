@@ -68,7 +68,7 @@ def image_lengths(rows: Any) -> np.ndarray:
     lengths = np.full(len(rows), -1, np.int64)
     for start in range(0, len(rows), _AT_ONCE):
         for chunk in rows[start : start + _AT_ONCE].column(0).chunks:
-            sizes = pyarrow.compute.binary_length(chunk.field("bytes"))
+            sizes = pyarrow.compute.call_function("binary_length", [chunk.field("bytes")])
             lengths[start : start + len(chunk)] = pyarrow.compute.fill_null(sizes, -1).to_numpy(zero_copy_only=False)
             start += len(chunk)
     return lengths

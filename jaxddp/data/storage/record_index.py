@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -112,5 +113,6 @@ def _load(place: Path, stamp: str) -> Columns | None:
 
 def _save(place: Path, columns: Columns, stamp: str) -> None:
     content = io.BytesIO()
-    np.savez(content, stamp=np.array(stamp), **columns)
+    arrays: dict[str, Any] = {"stamp": np.array(stamp), **columns}
+    np.savez(content, **arrays)
     write_sealed(place, content.getvalue())

@@ -90,7 +90,7 @@ def _samples(file: BinaryIO, size: int) -> Iterator[_Sample]:
     with tarfile.open(fileobj=file, mode="r:", errors="surrogateescape") as tar:
         while (member := tar.next()) is not None:
             # The archive would keep all its members in memory.
-            tar.members.clear()
+            tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue]: typeshed lacks it
             key, suffix = _split(member.name)
             if member.isdir() or not key:
                 continue
