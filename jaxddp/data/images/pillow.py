@@ -67,7 +67,7 @@ def _checked_bits(image: Image.Image) -> int:
         raise InputError(f"holds {frames} images; keep one image per file")
     if image.format == "PPM":
         # Pillow's mode of gray with 16 bits is "I". For other values, the decoder has the largest value as an argument.
-        (*_, arguments), *_ = image.tile
+        arguments = image.tile[0][3]  # pyright: ignore[reportAttributeAccessIssue]: only an `ImageFile` has it
         return 16 if image.mode == "I" or (isinstance(arguments, tuple) and arguments[1] > _MAX_BYTE) else 8
     tags = getattr(image, "tag_v2", {})
     depths = {*tags.get(_BITS_PER_SAMPLE, (8,))}
