@@ -139,8 +139,10 @@ class Preprocess:
     def _normalize(self, images: jax.Array) -> jax.Array:
         """Compute (pixels / white - mean) / std as one multiplication and one addition, in float32 or wider.
 
-        White, the largest pixel value, is 65535 for uint16 and 255 otherwise.
+        White, the largest pixel value, is 65535 for uint16 and 255 otherwise. Floats are already normalized.
         """
+        if jnp.issubdtype(images.dtype, jnp.floating):
+            return images.astype(self._compute_dtype)
         channels, white = images.shape[-1], 65535 if images.dtype == jnp.uint16 else 255
         mean, std = jnp.array(self.mean[:channels]), jnp.array(self.std[:channels])
         dtype = self._compute_dtype

@@ -77,8 +77,9 @@ class DataConfig:
     """
 
     path: str | None = None
-    """Path of the data: a folder with ImageNet's solution files, a CSV file, Parquet files, packed records, a folder
-    with one folder per class, or IDX, CIFAR or NumPy files. Also a URL (s3://, gs://, https://) of solution files, or
+    """Path of the data: a folder with ImageNet's solution files, a CSV file, Parquet files, .tar files of WebDataset,
+    packed records, a folder with one folder per class, or IDX, CIFAR or NumPy files. Also a URL (s3://, gs://,
+    https://) of solution files, Parquet or .tar files, a pattern of files ("shards-{000..146}.tar"), hf:OWNER/NAME or
     tfds:NAME. Alternatively, set `name`."""
     name: str | None = None
     """Name of a data set in the file that JAXDDP_DATASETS names, or in datasets.toml in the working directory."""
@@ -118,9 +119,11 @@ class DataConfig:
     """Repeated augmentation: each batch has this many copies of each of its examples, with other random numbers. An
     epoch keeps its length, so it visits only one example of every `repeats`."""
     train: str | None = None
-    """Solution file of the training split. If None, the file that datasets.toml names, else LOC_train_solution.csv."""
+    """Solution file of the training split, its Parquet or .tar files as a pattern, or the name of the split for hf:. If
+    None, the file that datasets.toml names, else LOC_train_solution.csv, or the files with names of the split."""
     val: str | None = None
-    """Solution file of the validation split. If None, the file that datasets.toml names, else LOC_val_solution.csv."""
+    """Solution file of the validation split, its Parquet or .tar files as a pattern, or the name of the split for hf:.
+    If None, the file that datasets.toml names, else LOC_val_solution.csv, or the files with names of the split."""
     data_dir: str | None = None
     """Folder of the data sets that tensorflow-datasets has prepared. If None, the default folder of
     tensorflow-datasets."""
