@@ -115,6 +115,7 @@ def _split(name: str, rest: Sequence[str]) -> tuple[list[str], Template]:
 def _check(options: Sweep, template: Template) -> None:
     """Check the options of a sweep. Raises: InputError."""
     if not template.spaces:
+        parse_recipe(Train, "jaxddp train", [*template.words({}), "--workdir", str(options.workdir)])
         raise InputError("sweep: no option has several values; give some, such as --lr 1e-3,3e-3 or --seed 0:3")
     if "resume" in {key.replace("-", "_").lstrip("_") for entry in template.entries for key in entry[:1]}:
         raise InputError("--resume: a sweep always resumes its trials; leave it out")
@@ -202,11 +203,14 @@ def _run(options: Sweep, queue: GridQueue | SearchQueue) -> int:
     code = Runner(options.workdir, queue, RunOptions(places, options.restarts, options.save_grace, options.verbose)).run()
     if queue.error is not None:
         raise queue.error
-    rows = rows_of(options.workdir, queue.folder.read())
+    rows = rows_of(options.workdir, queue.folder.read(), queue.earlier)
     write_results(options.workdir, rows)
     print_table(*table(rows))
     if (seeds := seed_table(rows)) is not None:
         print_table(*seeds)
+    if code not in (0, 1):
+        say("jaxddp sweep: stopped; the same command continues")
+        return code
     with doing("writing the report"):
         print(f"{report(options.workdir, rows)}\n{options.workdir / RESULTS}: {counted(len(rows), 'trial')}")
     if unfinished := queue.unfinished():

@@ -37,12 +37,12 @@ class GridQueue:
         return f"{counted(len(self._trials), 'trial')}" + (f" ({finished} finished)" if finished else "")
 
     def unfinished(self) -> list[Trial]:
-        """Return the trials that have not finished, whether in this sweep or in another process."""
+        """Return the trials that have not finished, and those that this process runs."""
         records = self.folder.read().records
         return [
             trial
             for trial in self._trials
-            if not is_finished(self.folder.directory / trial.name, records[trial.name])
+            if self.folder.is_claimed(trial.name) or not is_finished(self.folder.directory / trial.name, records[trial.name])
         ]
 
     def next(self) -> Trial | None:

@@ -4,6 +4,7 @@ import contextlib
 import math
 import selectors
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,12 +50,14 @@ class RunOptions:
         restarts: how often a failed trial is started again.
         save_grace: seconds between SIGTERM and SIGKILL after a request to stop.
         shown: whether the output of the trials is printed on the screen, besides their log files.
+        program: the words before the arguments of `jaxddp` in the command of each trial.
     """
 
     slots: Sequence[Slot]
     restarts: int = 1
     save_grace: float = 120.0
     shown: bool = False
+    program: Sequence[str] = (sys.executable, "-m", "jaxddp")
 
 
 class Runner:
@@ -111,8 +114,10 @@ class Runner:
             self._start(trial, self._free.pop(0))
 
     def _start(self, trial: Trial, slot: Slot, starts: int = 1) -> None:
-        shown = self._options.shown
-        process = TrialProcess.start(trial, self._folder, slot, self._number, starts=starts, shown=shown)
+        options = self._options
+        process = TrialProcess.start(
+            trial, self._folder, slot, options.program, self._number, starts=starts, shown=options.shown
+        )
         self._running.append(process)
         self._selector.register(process.worker.output, selectors.EVENT_READ, process.worker.output)
 

@@ -103,7 +103,8 @@ class SearchQueue:
         if end != "elsewhere":
             self._ended.add(trial.name)
         self.folder.release(trial.name)
-        ended = sum(self._state(record) != "running" for record in self._records(self.folder.read()))
+        states = [self._state(each) for each in self._records(self.folder.read()) if not self.folder.is_claimed(each.name)]
+        ended = sum(state != "running" for state in states)
         say_end(end, self.folder, trial, f"{ended} of {self._options.trials}")
 
     def should_prune(self, trial: Trial) -> bool:

@@ -25,7 +25,7 @@ _SPLIT_TEXTS = frozenset(
         *("data.path", "data.name", "objective.teacher"),
     }
 )
-"""The keys of type text whose values are split at commas. Other texts, such as `model.freeze`, may contain commas."""
+"""The keys of type text whose values contain no commas."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,9 @@ Space = Choices | Interval
 def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
     """Return the values that a sweep tries for a key; None if the key has only one value.
 
-    An option that is given several times has one value each time. An option that is given once has several values if
-    its text is `a,b,c`, for a key whose values contain no commas; `A:B` (A to B - 1), for a key of whole numbers; or
-    `A..B` or `A..B:log`, for a key of numbers.
+    A text has several values if it is `a,b,c`; `A:B` (A to B - 1), for a key of whole numbers; or `A..B` or `A..B:log`,
+    for a key of numbers. If the option is given several times, the last text counts, as in `jaxddp train`. Values of
+    some keys may contain commas (`is_split`): these are not split, and the option is given once for each value.
 
     Args:
         hint: the type of the key.
@@ -84,9 +84,9 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
     Raises:
         InputError: a list has an empty value, or the bounds of an interval are wrong.
     """
-    if len(texts) > 1:
-        return Choices(tuple(texts))
-    (text,), kind = texts, _bare(hint)
+    kind, text = _bare(hint), texts[-1]
+    if not is_split(key, hint):
+        return Choices(tuple(texts)) if len(texts) > 1 else None
     if kind in (int, float) and (found := _INTERVAL.fullmatch(text)):
         return _interval(key, hint, text, found[1], found[2], log=found[3] is not None, whole=kind is int)
     if kind is int and (found := _INTEGERS.fullmatch(text)):
@@ -95,12 +95,17 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
             advice = f"A:B are the numbers from A to B - 1, 1 to {MOST_TRIALS:,} numbers"
             raise InputError(Key(key, text), ": is no range", advice=advice)
         return Choices(tuple(map(str, range(start, stop))))
-    if "," not in text or not (key in _SPLIT_TEXTS or kind not in (str, tuple)):
+    if "," not in text:
         return None
     words = tuple(word.strip() for word in text.split(","))
     if not all(words):
         raise InputError(Key(key, text), ": a value of the list is empty", advice="give a,b,c")
     return Choices(words)
+
+
+def is_split(key: str, hint: Any) -> bool:
+    """Return whether the text of a key is split at commas. Texts, such as `model.freeze`, and tuples may contain some."""
+    return key in _SPLIT_TEXTS or _bare(hint) not in (str, tuple)
 
 
 def _interval(key: str, hint: Any, text: str, first: str, last: str, *, log: bool, whole: bool) -> Interval:

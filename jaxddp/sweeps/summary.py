@@ -39,12 +39,17 @@ class Row:
         return self.run.status if self.run.status in ("running", "done", "stopped") else self.record.ended or self.run.status
 
 
-def rows_of(folder: Path, content: SweepFile) -> list[Row]:
-    """Return the rows of all trials, the best first. Trials without a validation are last, in their order."""
+def rows_of(folder: Path, content: SweepFile, earlier: Sequence[str] = ()) -> list[Row]:
+    """Return the rows of all trials, the best first. Trials without a validation are last, in their order.
+
+    Args:
+        earlier: the names of the trials of earlier commands. Those that were never started are left out.
+    """
     rows = []
     for record in content.records.values():
         run = read_runs([folder / record.name])[0] if is_run(folder / record.name) else None
-        rows.append(Row(record, run, Outcome() if run is None else outcome_of_run(run)))
+        if run is not None or record.name not in earlier:
+            rows.append(Row(record, run, Outcome() if run is None else outcome_of_run(run)))
 
     def rank(row: Row) -> tuple[bool, float]:
         best = row.outcome.best

@@ -131,7 +131,7 @@ class SweepFolder:
 
         A claim ends by `release` or with the process.
         """
-        if name in self._claims or is_locked(self.directory / name):
+        if self.is_claimed(name) or is_locked(self.directory / name):
             return False
         path = files.create(self.directory / _CLAIMS) / name
         with files.readable_errors(path):
@@ -141,6 +141,10 @@ class SweepFolder:
             return False
         self._claims[name] = file
         return True
+
+    def is_claimed(self, name: str) -> bool:
+        """Return whether this process has claimed a trial."""
+        return name in self._claims
 
     def release(self, name: str) -> None:
         """End the claim of a trial."""

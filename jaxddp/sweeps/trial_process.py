@@ -1,8 +1,8 @@
 """The process of a trial: `jaxddp train` with the devices of a slot, and how it ended."""
 
 import signal
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -40,19 +40,19 @@ class TrialProcess:
 
     @classmethod
     def start(
-        cls, trial: Trial, folder: Path, slot: Slot, number: int, *, starts: int = 1, shown: bool = False
+        cls, trial: Trial, folder: Path, slot: Slot, program: Sequence[str], number: int, *, starts: int, shown: bool
     ) -> "TrialProcess":
         """Start a trial. Its output is appended to `log.txt` in its work directory.
 
         Args:
+            program: the words before the arguments of `jaxddp`.
             number: the prefix of its lines on the screen.
             shown: whether its output is also printed on the screen.
 
         Raises:
             InputError: the log cannot be written.
         """
-        command = [sys.executable, "-m", "jaxddp", *trial.command(folder)]
-        log = folder / trial.name / LOG_FILE
+        log, command = folder / trial.name / LOG_FILE, [*program, *trial.command(folder)]
         worker = Worker.start(number, command, slot.environment(), log, cores=slot.cores, shown=shown)
         return cls(trial, folder, slot, worker, starts)
 
