@@ -66,6 +66,8 @@ class SearchQueue:
         self._options, self._lowest = options, lowest
         self._ended, self._is_exhausted = set[str](), False
         self.error: InputError | None = None
+        # The number of validations of each trial that were compared with those of the other trials.
+        self._checked = dict[str, int]()
         # The options of the command may have changed since the trials were suggested.
         self._trials = {record.name: make_trial(record.values) for record in self._records(folder.read())}
         with folder.changed() as content:
@@ -113,7 +115,8 @@ class SearchQueue:
         outcome = outcome_of(self.folder.directory / trial.name)
         others = [self._tried(record) for record in self._records(self.folder.read()) if record.name != trial.name]
         running = Tried(trial.values, "running", outcome.values)
-        return should_prune(self._spaces, others, running, lowest=self._lowest)
+        checked, self._checked[trial.name] = self._checked.get(trial.name, 0), len(outcome.values)
+        return should_prune(self._spaces, others, running, lowest=self._lowest, checked=checked)
 
     def _new_trial(self, content: SweepFile, records: list[Record]) -> Trial | None:
         tried = [self._tried(record) for record in records]

@@ -70,17 +70,23 @@ def suggestion(
     return {key: _word(space, params[key]) for key, space in spaces.items()}
 
 
-def should_prune(spaces: Mapping[str, Space], others: Sequence[Tried], trial: Tried, *, lowest: bool) -> bool:
-    """Return whether the best validation of a running trial is worse than the median of the other trials.
+def should_prune(
+    spaces: Mapping[str, Space], others: Sequence[Tried], trial: Tried, *, lowest: bool, checked: int = 0
+) -> bool:
+    """Return whether a running trial is to be pruned at one of its validations after the first `checked` ones.
 
-    The median is that of the finished trials at the same number of validations. The first five trials are never pruned.
+    It is pruned if its best validation so far is worse than the median of the finished trials at the same number of
+    validations. The first five trials are never pruned.
     """
     import optuna
 
-    if not trial.measured:
+    if len(trial.measured) <= checked:
         return False
     study = _study(spaces, others, lowest=lowest, sampler=optuna.samplers.TPESampler(seed=0))
-    return optuna.pruners.MedianPruner().prune(study, _frozen(spaces, trial))
+    pruner = optuna.pruners.MedianPruner()
+    # Validations may follow each other faster than this function is called.
+    counts = range(checked + 1, len(trial.measured) + 1)
+    return any(pruner.prune(study, _frozen(spaces, replace(trial, measured=trial.measured[:n]))) for n in counts)
 
 
 def _study(spaces: Mapping[str, Space], tried: Sequence[Tried], *, lowest: bool, sampler: Any) -> "Study":
