@@ -42,7 +42,20 @@ used keys have short forms: --data DIR, --model NAME, --epochs N, --batch-size B
 --help. `jaxddp --version` prints the installed versions."""
 
 COMMANDS = (
-    *("train", "sweep", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config", "data"),
+    *(
+        "train",
+        "sweep",
+        "eval",
+        "find-lr",
+        "predict",
+        "checkpoints",
+        "export",
+        "report",
+        "runs",
+        "doctor",
+        "config",
+        "data",
+    ),
     "launch",
 )
 

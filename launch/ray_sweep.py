@@ -7,8 +7,8 @@ The arguments after `--` are those of `jaxddp sweep`, without --search, --jobs a
 driver can run. All machines must have jaxddp and share the work directory. Paths must be absolute.
 
 Each trial is an ordinary run of `jaxddp train`, so the same command resumes the sweep. A failed trial is started again
-once (--restarts). Bad input ends the sweep with exit code 2. After Ctrl-C or SIGTERM, the trials save, and the exit code
-is 75. When all trials have finished, the script prints the table of `jaxddp sweep` and writes its files.
+once (--restarts). Bad input ends the sweep with exit code 2. After Ctrl-C or SIGTERM, the trials save, and the exit
+code is 75. When all trials have finished, the script prints the table of `jaxddp sweep` and writes its files.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def train(words: Sequence[str], environ: dict[str, str]) -> int:
 
 
 def commands(words: Sequence[str]) -> list[list[str]]:
-    """Return the arguments of `jaxddp` for each trial. Raises: SystemExit if `jaxddp sweep` does not accept the words."""
+    """Return the arguments of `jaxddp` for each trial. Raises: SystemExit if the words are not accepted."""
     listed = subprocess.run([*JAXDDP, "sweep", *words, "--list"], stdout=subprocess.PIPE, text=True, check=False)
     if listed.returncode:
         sys.exit(listed.returncode)

@@ -19,7 +19,8 @@ from jaxddp.sweeps.spaces import Choices, Interval, is_split, space_of
 from jaxddp.sweeps.trials import Template, short_names, trial_name
 
 KEYS = options_of(Train)
-Whole, Number = Annotated[int, Range(0, 100)], Annotated[float, Range(0, 10)]
+Whole: Any = Annotated[int, Range(0, 100)]
+Number: Any = Annotated[float, Range(0, 10)]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,10 @@ SEARCH = ["--search", "optuna", "--trials", "2"]
         (["--optimizer.foo", "1,2"], "Unrecognized options: --optimizer.foo"),
         (["--lr", "1e-3,0.001"], "--lr: 1e-3 and 0.001 are the same value; give each value once"),
         (["--lr", "1,,2"], "--lr 1,,2: a value of the list is empty; give a,b,c"),
-        (["--lr", "0.1..1"], "--lr: an interval A..B needs --search optuna; a grid has a,b,c, or A:B for whole numbers"),
+        (
+            ["--lr", "0.1..1"],
+            "--lr: an interval A..B needs --search optuna; a grid has a,b,c, or A:B for whole numbers",
+        ),
         (["--seed", "0:9999", "--lr", "1,2"], "the grid has 19,998 trials; a sweep has at most 10,000"),
         (["--seed", "0:2", "--resume", "never"], "--resume: a sweep always resumes its trials; leave it out"),
         (

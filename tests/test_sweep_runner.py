@@ -181,7 +181,8 @@ def test_two_sweeps_of_one_folder_claim_different_trials(sweeps):
     assert [trial and trial.name for trial in claimed] == ["0-good", "1-good", "2-good", None]
     # The claims end with the process.
     first.folder.close()
-    assert (trial := second.next()) is not None and trial.name == "0-good"
+    trial = second.next()
+    assert trial is not None and trial.name == "0-good"
 
 
 def test_a_trial_with_other_arguments_is_not_finished(tmp_path):

@@ -33,6 +33,12 @@ def queue(folder: Path, trials: int, spaces=SPACES, *, lowest: bool = False, **m
     )
 
 
+def next_of(search: SearchQueue) -> Trial:
+    trial = search.next()
+    assert trial is not None
+    return trial
+
+
 def write_trial(workdir: Path, measured: list[float], status: str | None = "done", goal: str = "val top1") -> None:
     """Write the run of a trial with these validations of top1."""
     if not workdir.exists():
@@ -87,9 +93,8 @@ def test_a_search_that_is_stopped_continues_with_the_same_suggestions(tmp_path):
         part.folder.close()
     assert [*part.folder.read().records] == expected and part.unfinished() == []
     # More trials continue it, and another seed suggests others.
-    assert (more := queue(tmp_path / "parts", 13).next()) is not None and more.name not in expected
-    other = queue(tmp_path / "other", 12, seed=5).next()
-    assert other is not None and other.name != expected[0]
+    assert next_of(queue(tmp_path / "parts", 13)).name not in expected
+    assert next_of(queue(tmp_path / "other", 12, seed=5)).name != expected[0]
 
 
 def test_several_hosts_share_the_number_of_trials(tmp_path):
@@ -119,12 +124,11 @@ def test_a_search_of_few_values_ends_when_all_were_tried(tmp_path, capfd):
 def test_trials_outside_the_present_intervals_are_not_used(tmp_path):
     first = queue(tmp_path, 3)
     for _ in range(3):
-        assert (trial := first.next()) is not None
-        train(first, trial)
+        train(first, next_of(first))
     assert queue(tmp_path, 3).next() is None
     narrow = queue(tmp_path, 1, {**SPACES, RATE: Interval(5, 6)})
     assert len(narrow.earlier) == 3
-    assert (trial := narrow.next()) is not None and 5 <= float(trial.values[RATE]) <= 6
+    assert 5 <= float(next_of(narrow).values[RATE]) <= 6
 
 
 @pytest.mark.parametrize("lowest", [False, True])
@@ -148,18 +152,19 @@ def test_a_trial_that_is_worse_than_the_median_is_pruned(lowest, tmp_path):
 def test_a_pruned_trial_is_not_continued(tmp_path):
     search = queue(tmp_path, 7, prune=True)
     for number in range(6):
-        assert (trial := search.next()) is not None
+        trial = next_of(search)
         write_trial(tmp_path / trial.name, [0.5 + number / 100])
         search.record_end(trial, "done")
-    assert (trial := search.next()) is not None
+    trial = next_of(search)
     write_trial(tmp_path / trial.name, [0.9], status=None)
     assert not search.should_prune(trial)
     write_trial(tmp_path / trial.name, [0.1], status=None)
     assert not search.should_prune(trial)  # This validation was compared.
     write_trial(tmp_path / trial.name, [0.1, 0.1], status=None)
     assert not search.should_prune(trial)  # No other trial has two validations.
+    search.folder.close()
     search = queue(tmp_path, 7, prune=True)
-    assert (again := search.next()) is None or again.name == trial.name
+    assert next_of(search).name == trial.name
     assert search.should_prune(trial)
     assert not queue(tmp_path, 7).should_prune(trial)
     search.record_end(trial, "pruned")
@@ -169,7 +174,7 @@ def test_a_pruned_trial_is_not_continued(tmp_path):
 
 def test_a_search_without_validations_ends(tmp_path):
     search = queue(tmp_path, 3)
-    assert (trial := search.next()) is not None
+    trial = next_of(search)
     write_trial(tmp_path / trial.name, [])
     search.record_end(trial, "done")
     assert search.next() is None

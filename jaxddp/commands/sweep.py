@@ -1,10 +1,10 @@
-"""`jaxddp sweep CONFIG`: train a config with every combination of some values, or with values that a search suggests."""
+"""`jaxddp sweep CONFIG`: train a config with all combinations of some values, or with values that a search suggests."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from jaxddp.cluster.process_output import say
 from jaxddp.command_line.parse import parse, parse_recipe, workdir_of
@@ -71,7 +71,10 @@ class Sweep:
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code; see `Runner.run`. The first argument is the config. Raises: InputError."""
+    """Run the command, and return the exit code; see `Runner.run`. The first argument is the config.
+
+    Raises: InputError; see also `jaxddp.core.errors`.
+    """
     name, *rest = arguments
     if {*HELP} & {*arguments}:
         parse(Sweep, Sweep(), "jaxddp sweep CONFIG", [HELP[0]])
@@ -179,18 +182,21 @@ def _grid(options: Sweep, template: Template, folder: SweepFolder) -> GridQueue:
 
 def _search(options: Sweep, template: Template, folder: SweepFolder) -> SearchQueue:
     """Return the queue of a search. Raises: InputError if a value, or a bound of an interval, is not accepted."""
-    make_trial: Callable[[Mapping[str, str]], Any] = lambda values: _trial(template, values, options.workdir)
     first = {
         key: space.words[0] if isinstance(space, Choices) else space.word(space.low)
         for key, space in template.spaces.items()
     }
-    config: Config = make_trial(first)[1]
+    config = _trial(template, first, options.workdir)[1]
     for key, space in template.spaces.items():
         for word in space.words[1:] if isinstance(space, Choices) else [space.word(space.high)]:
-            make_trial(first | {key: word})
+            _trial(template, first | {key: word}, options.workdir)
     found = SearchOptions(options.trials or 1, options.search_seed, options.prune)
     return SearchQueue(
-        folder, template.spaces, lambda values: make_trial(values)[0], found, lowest=config.checkpoint.goal.lowest
+        folder,
+        template.spaces,
+        lambda values: _trial(template, values, options.workdir)[0],
+        found,
+        lowest=config.checkpoint.goal.lowest,
     )
 
 
@@ -200,7 +206,8 @@ def _run(options: Sweep, queue: GridQueue | SearchQueue) -> int:
     say(f"jaxddp sweep: {queue.summary()}, {describe(places)}, in {options.workdir}")
     if queue.earlier:
         say(f"jaxddp sweep: of an earlier command, not continued: {some(queue.earlier)}")
-    code = Runner(options.workdir, queue, RunOptions(places, options.restarts, options.save_grace, options.verbose)).run()
+    how = RunOptions(places, options.restarts, options.save_grace, options.verbose)
+    code = Runner(options.workdir, queue, how).run()
     if queue.error is not None:
         raise queue.error
     rows = rows_of(options.workdir, queue.folder.read(), queue.earlier)

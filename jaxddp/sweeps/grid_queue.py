@@ -39,11 +39,12 @@ class GridQueue:
     def unfinished(self) -> list[Trial]:
         """Return the trials that have not finished, and those that this process runs."""
         records = self.folder.read().records
-        return [
-            trial
-            for trial in self._trials
-            if self.folder.is_claimed(trial.name) or not is_finished(self.folder.directory / trial.name, records[trial.name])
-        ]
+
+        def is_open(trial: Trial) -> bool:
+            name = trial.name
+            return self.folder.is_claimed(name) or not is_finished(self.folder.directory / name, records[name])
+
+        return [*filter(is_open, self._trials)]
 
     def next(self) -> Trial | None:
         for trial in self.unfinished():

@@ -105,9 +105,9 @@ class SearchQueue:
         if end != "elsewhere":
             self._ended.add(trial.name)
         self.folder.release(trial.name)
-        states = [self._state(each) for each in self._records(self.folder.read()) if not self.folder.is_claimed(each.name)]
-        ended = sum(state != "running" for state in states)
-        say_end(end, self.folder, trial, f"{ended} of {self._options.trials}")
+        records = self._records(self.folder.read())
+        ended = [record for record in records if self._has_ended(record)]
+        say_end(end, self.folder, trial, f"{len(ended)} of {self._options.trials}")
 
     def should_prune(self, trial: Trial) -> bool:
         if not self._options.prune:
@@ -150,7 +150,10 @@ class SearchQueue:
     def _state(self, record: Record) -> State:
         if is_finished(self.folder.directory / record.name, record):
             return "done"
-        return {"pruned": "pruned", "failed": "failed"}.get(record.ended or "", "running")
+        return "running" if record.ended is None else record.ended
+
+    def _has_ended(self, record: Record) -> bool:
+        return not self.folder.is_claimed(record.name) and self._state(record) != "running"
 
     def _tried(self, record: Record) -> Tried:
         state, outcome = self._state(record), outcome_of(self.folder.directory / record.name)

@@ -104,7 +104,7 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
 
 
 def is_split(key: str, hint: Any) -> bool:
-    """Return whether the text of a key is split at commas. Texts, such as `model.freeze`, and tuples may contain some."""
+    """Return whether the text of a key is split at commas. Other texts, such as `model.freeze`, may contain commas."""
     return key in _SPLIT_TEXTS or _bare(hint) not in (str, tuple)
 
 

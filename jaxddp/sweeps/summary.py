@@ -36,7 +36,8 @@ class Row:
         """The status of the run; "pruned" or "failed" if the sweep ended it; "not started"."""
         if self.run is None:
             return "not started"
-        return self.run.status if self.run.status in ("running", "done", "stopped") else self.record.ended or self.run.status
+        is_over = self.run.status in ("running", "done", "stopped")
+        return self.run.status if is_over else self.record.ended or self.run.status
 
 
 def rows_of(folder: Path, content: SweepFile, earlier: Sequence[str] = ()) -> list[Row]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Unreachable
@@ -37,7 +37,7 @@ class Record:
     name: str
     values: dict[str, str]
     words: list[str]
-    ended: str | None = None
+    ended: Literal["pruned", "failed"] | None = None
     finished_words: list[str] | None = None
 
     @property
@@ -163,7 +163,8 @@ class SweepFolder:
         with lock:
             while not try_lock(lock):
                 if time.monotonic() > deadline:
-                    raise Unreachable(f"{path}: another process has locked it for {_LOCK_SECONDS:g} s; end that process")
+                    problem = f"{path}: another process has locked it for {_LOCK_SECONDS:g} s"
+                    raise Unreachable(f"{problem}; end that process")
                 time.sleep(_RETRY_SECONDS)
             yield
 

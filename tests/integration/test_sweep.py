@@ -130,7 +130,8 @@ def test_ray_tasks_train_the_trials(arrays, start, tmp_path):
     run.wait_until(lambda: any(losses(folder / name) for name in SEEDS))
     run.process.send_signal(signal.SIGTERM)
     assert run.end() == 75, run.out + run.err
-    run = start(Program, [*command, "--train.duration", "100000 steps", "--train.batch-size", "7"], tmp_path / "bad", env)
+    bad = [*command, "--train.duration", "100000 steps", "--train.batch-size", "7"]
+    run = start(Program, bad, tmp_path / "bad", env)
     assert run.end() == 2, run.out + run.err
     folder.rename(tmp_path / "before")
     run = start(Program, [*command, *BRIEF], tmp_path / "whole", env)
