@@ -64,7 +64,8 @@ LAYERS = (
     Group(12, "cluster"),
     Group(12, "curate"),
     Group(12, "reports"),
-    Group(13, "cli command_line commands __main__", "tyro rich"),
+    Group(13, "sweeps"),
+    Group(14, "cli command_line commands __main__", "tyro rich"),
 )
 GROUPS = {place: group for group in LAYERS for place in group.modules.split()}
 PACKAGE_INIT = "__init__"
@@ -95,6 +96,7 @@ FILE_LIBRARIES = {
     "jaxddp/training/checkpoints/manager.py": "orbax",
     "jaxddp/reports/page.py": "jinja2 plotly",
     "jaxddp/reports/validation_images.py": "PIL",
+    "jaxddp/sweeps/study.py": "optuna",
     "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
     "jaxddp/notebook/figures.py": "matplotlib",
     "jaxddp/inference/trained.py": "matplotlib",

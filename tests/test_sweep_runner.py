@@ -14,10 +14,10 @@ import pytest
 
 from jaxddp.core.errors import InputError
 from jaxddp.sweeps.grid_queue import GridQueue
-from jaxddp.sweeps.outcomes import is_finished
 from jaxddp.sweeps.runner import Runner, RunOptions
 from jaxddp.sweeps.slots import Slot, describe, slots
-from jaxddp.sweeps.sweep_folder import Record, SweepFolder
+from jaxddp.sweeps.sweep_folder import SweepFolder, TrialRecord
+from jaxddp.sweeps.trial_result import is_finished
 from jaxddp.sweeps.trials import Trial
 from jaxddp.workdir.lock import locked
 
@@ -188,11 +188,13 @@ def test_two_sweeps_of_one_folder_claim_different_trials(sweeps):
 def test_a_trial_with_other_arguments_is_not_finished(tmp_path):
     (tmp_path / "result.json").write_text('{"status": "done"}')
     words = ["digits", "--epochs", "2"]
-    assert is_finished(tmp_path, Record("a", {}, words)) and is_finished(tmp_path, Record("a", {}, words, None, words))
-    assert not is_finished(tmp_path, Record("a", {}, words, None, ["digits", "--epochs", "1"]))
+    assert is_finished(tmp_path, TrialRecord("a", {}, words)) and is_finished(
+        tmp_path, TrialRecord("a", {}, words, None, words)
+    )
+    assert not is_finished(tmp_path, TrialRecord("a", {}, words, None, ["digits", "--epochs", "1"]))
     for content in ('{"status": "preempted"}', "[]", "{"):
         (tmp_path / "result.json").write_text(content)
-        assert not is_finished(tmp_path, Record("a", {}, words))
+        assert not is_finished(tmp_path, TrialRecord("a", {}, words))
 
 
 def test_each_trial_has_its_share_of_the_cores(sweeps, monkeypatch):

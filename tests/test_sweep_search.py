@@ -9,12 +9,12 @@ import pytest
 from support.reports import write_run
 
 from jaxddp.core.errors import InputError
-from jaxddp.sweeps.outcomes import outcome_of
 from jaxddp.sweeps.search import SearchOptions, SearchQueue
 from jaxddp.sweeps.spaces import Choices, Interval
 from jaxddp.sweeps.study import Tried, should_prune, suggestion
 from jaxddp.sweeps.summary import report, rows_of, seed_table, table, write_results
 from jaxddp.sweeps.sweep_folder import SweepFolder
+from jaxddp.sweeps.trial_result import result_of
 from jaxddp.sweeps.trials import Trial, trial_name
 
 pytest.importorskip("optuna", reason="optuna is missing: pip install 'jaxddp[search]'")
@@ -236,6 +236,6 @@ def test_results_and_a_report_are_written(tmp_path, monkeypatch):
 
 def test_the_outcome_of_a_trial_follows_its_own_goal(tmp_path):
     write_trial(tmp_path / "a", [0.1, 0.4, 0.2])
-    outcome = outcome_of(tmp_path / "a")
-    assert (outcome.metric, outcome.lowest, outcome.best, outcome.values) == ("top1", False, 0.4, (0.1, 0.4, 0.2))
-    assert str(outcome) == "top1 40.00%" and str(outcome_of(tmp_path / "none")) == "-"
+    result = result_of(tmp_path / "a")
+    assert (result.metric, result.lowest, result.best, result.values) == ("top1", False, 0.4, (0.1, 0.4, 0.2))
+    assert str(result) == "top1 40.00%" and str(result_of(tmp_path / "none")) == "-"

@@ -13,7 +13,7 @@ from unittest import mock
 from jaxddp import cli
 
 COMMANDS = (
-    *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config"),
+    *("train", "sweep", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config"),
     *("data check", "data show", "data pack", "data sample", "launch"),
 )
 COLUMNS = "110"

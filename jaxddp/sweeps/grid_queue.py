@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from jaxddp.cluster.process_output import say
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted
-from jaxddp.sweeps.outcomes import is_finished, outcome_of
 from jaxddp.sweeps.sweep_folder import SweepFolder, of_earlier
 from jaxddp.sweeps.trial_process import End
+from jaxddp.sweeps.trial_result import is_finished, result_of
 from jaxddp.sweeps.trials import Trial
 
 
@@ -55,8 +55,7 @@ class GridQueue:
     def record_end(self, trial: Trial, end: End) -> None:
         if end == "done":
             self.folder.update(trial.name, finished_words=list(trial.words))
-        if end != "elsewhere":
-            self._ended.add(trial.name)
+        self._ended.add(trial.name)
         self.folder.release(trial.name)
         total = len(self._trials)
         say_end(end, self.folder, trial, f"{total - len(self.unfinished())} of {total}")
@@ -70,4 +69,4 @@ def say_end(end: End, folder: SweepFolder, trial: Trial, progress: str) -> None:
     if end == "elsewhere":
         say(f"{trial.name}: another process trains it")
     elif end not in ("failed", "bad input"):
-        say(f"{trial.name}: {end}, {outcome_of(folder.directory / trial.name)} ({progress})")
+        say(f"{trial.name}: {end}, {result_of(folder.directory / trial.name)} ({progress})")

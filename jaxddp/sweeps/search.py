@@ -8,11 +8,11 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.wording import counted
 from jaxddp.sweeps.grid_queue import say_end
-from jaxddp.sweeps.outcomes import is_finished, outcome_of
 from jaxddp.sweeps.spaces import Space
 from jaxddp.sweeps.study import State, Tried, check_optuna, should_prune, suggestion
-from jaxddp.sweeps.sweep_folder import Record, SweepFile, SweepFolder
+from jaxddp.sweeps.sweep_folder import SweepFile, SweepFolder, TrialRecord
 from jaxddp.sweeps.trial_process import End
+from jaxddp.sweeps.trial_result import is_finished, result_of
 from jaxddp.sweeps.trials import Trial
 
 _ATTEMPTS = 20
@@ -102,8 +102,7 @@ class SearchQueue:
             self.error = self.error or self._fault(trial)
         elif end in ("pruned", "failed"):
             self.folder.update(trial.name, ended=end)
-        if end != "elsewhere":
-            self._ended.add(trial.name)
+        self._ended.add(trial.name)
         self.folder.release(trial.name)
         records = self._records(self.folder.read())
         ended = [record for record in records if self._has_ended(record)]
@@ -112,13 +111,13 @@ class SearchQueue:
     def should_prune(self, trial: Trial) -> bool:
         if not self._options.prune:
             return False
-        outcome = outcome_of(self.folder.directory / trial.name)
+        result = result_of(self.folder.directory / trial.name)
         others = [self._tried(record) for record in self._records(self.folder.read()) if record.name != trial.name]
-        running = Tried(trial.values, "running", outcome.values)
-        checked, self._checked[trial.name] = self._checked.get(trial.name, 0), len(outcome.values)
+        running = Tried(trial.values, "running", result.values)
+        checked, self._checked[trial.name] = self._checked.get(trial.name, 0), len(result.values)
         return should_prune(self._spaces, others, running, lowest=self._lowest, checked=checked)
 
-    def _new_trial(self, content: SweepFile, records: list[Record]) -> Trial | None:
+    def _new_trial(self, content: SweepFile, records: list[TrialRecord]) -> Trial | None:
         tried = [self._tried(record) for record in records]
         for attempt in range(_ATTEMPTS):
             values = suggestion(self._spaces, tried, lowest=self._lowest, seed=self._options.seed, attempt=attempt)
@@ -132,38 +131,38 @@ class SearchQueue:
         say(f"jaxddp sweep: after {counted(len(records), 'trial')}, the search suggests no new values")
         return None
 
-    def _records(self, content: SweepFile) -> list[Record]:
+    def _records(self, content: SweepFile) -> list[TrialRecord]:
         """Return the trials whose values are within the present intervals and lists."""
 
-        def is_within(record: Record) -> bool:
+        def is_within(record: TrialRecord) -> bool:
             same_keys = record.values.keys() == self._spaces.keys()
             return same_keys and all(record.values[key] in space for key, space in self._spaces.items())
 
         return [record for record in content.records.values() if is_within(record)]
 
-    def _trial(self, record: Record) -> Trial:
+    def _trial(self, record: TrialRecord) -> Trial:
         """Return the trial of a record. Another host may have suggested it."""
         if record.name not in self._trials:
             self._trials[record.name] = self._make_trial(record.values)
         return self._trials[record.name]
 
-    def _state(self, record: Record) -> State:
+    def _state(self, record: TrialRecord) -> State:
         if is_finished(self.folder.directory / record.name, record):
             return "done"
         return "running" if record.ended is None else record.ended
 
-    def _has_ended(self, record: Record) -> bool:
+    def _has_ended(self, record: TrialRecord) -> bool:
         return not self.folder.is_claimed(record.name) and self._state(record) != "running"
 
-    def _tried(self, record: Record) -> Tried:
-        state, outcome = self._state(record), outcome_of(self.folder.directory / record.name)
-        return Tried(record.values, state, outcome.values, outcome.best if state == "done" else None)
+    def _tried(self, record: TrialRecord) -> Tried:
+        state, result = self._state(record), result_of(self.folder.directory / record.name)
+        return Tried(record.values, state, result.values, result.best if state == "done" else None)
 
     def _fault(self, trial: Trial) -> InputError | None:
         """Return the error of a finished trial that a search cannot compare with others; None if there is none."""
-        outcome = outcome_of(self.folder.directory / trial.name)
-        if outcome.metric is None:
+        result = result_of(self.folder.directory / trial.name)
+        if result.metric is None:
             return InputError(f"{trial.name}: was not validated; a search compares trials by their validations")
-        if outcome.lowest != self._lowest:
-            return InputError(Key("checkpoint.best"), f": {trial.name} measured only {outcome.metric}")
+        if result.lowest != self._lowest:
+            return InputError(Key("checkpoint.best"), f": {trial.name} measured only {result.metric}")
         return None

@@ -15,8 +15,8 @@ from jaxddp.reports.read_runs import is_run, read_runs
 from jaxddp.reports.run_files import RunFiles
 from jaxddp.reports.seeds import Spread
 from jaxddp.reports.text_tables import NOTHING, number
-from jaxddp.sweeps.outcomes import Outcome, outcome_of_run
-from jaxddp.sweeps.sweep_folder import Record, SweepFile
+from jaxddp.sweeps.sweep_folder import SweepFile, TrialRecord
+from jaxddp.sweeps.trial_result import TrialResult, result_of_run
 from jaxddp.sweeps.trials import short_names
 
 RESULTS, REPORT = "results.csv", "report.html"
@@ -27,9 +27,9 @@ _SEED = "seed"
 class Row:
     """A trial in the table. A trial that was never started has no run."""
 
-    record: Record
+    record: TrialRecord
     run: RunFiles | None
-    outcome: Outcome
+    result: TrialResult
 
     @property
     def status(self) -> str:
@@ -50,11 +50,11 @@ def rows_of(folder: Path, content: SweepFile, earlier: Sequence[str] = ()) -> li
     for record in content.records.values():
         run = read_runs([folder / record.name])[0] if is_run(folder / record.name) else None
         if run is not None or record.name not in earlier:
-            rows.append(Row(record, run, Outcome() if run is None else outcome_of_run(run)))
+            rows.append(Row(record, run, TrialResult() if run is None else result_of_run(run)))
 
     def rank(row: Row) -> tuple[bool, float]:
-        best = row.outcome.best
-        return best is None, 0.0 if best is None else best if row.outcome.lowest else -best
+        best = row.result.best
+        return best is None, 0.0 if best is None else best if row.result.lowest else -best
 
     return sorted(rows, key=rank)
 
@@ -69,17 +69,17 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 def seed_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]] | None:
     """Return a table of the mean best validation over the seeds of each recipe, the best first; None without seeds."""
-    measured = [row for row in rows if row.run is not None and row.outcome.best is not None]
+    measured = [row for row in rows if row.run is not None and row.result.best is not None]
     groups = [[measured[index] for index in group] for group in seed_groups([row.run for row in measured if row.run])]
     if not any(len(group) > 1 for group in groups):
         return None
     keys = [key for key in _keys(rows) if key != _SEED]
     names = short_names(keys)
-    spreads = [Spread.of([row.outcome.best or 0.0 for row in group]) for group in groups]
-    sign = 1 if groups[0][0].outcome.lowest else -1
+    spreads = [Spread.of([row.result.best or 0.0 for row in group]) for group in groups]
+    sign = 1 if groups[0][0].result.lowest else -1
     cells = []
     for group, spread in sorted(zip(groups, spreads, strict=True), key=lambda pair: sign * pair[1].mean):
-        metric = group[0].outcome.metric or ""
+        metric = group[0].result.metric or ""
         numbers = [number(metric, value) for value in (spread.mean, spread.std)]
         values = [group[0].record.values.get(key, NOTHING) for key in keys]
         cells.append([*values, str(spread.n), f"{metric} {numbers[0]}", numbers[1]])
@@ -123,4 +123,4 @@ def _cells(row: Row) -> list[str]:
     best = row.run.best if row.run else None
     if row.run is None or best is None:
         return [row.status, NOTHING, NOTHING, NOTHING if row.run is None else duration(row.run.duration)]
-    return [row.status, str(row.outcome), f"{best.step:,}", duration(row.run.duration)]
+    return [row.status, str(row.result), f"{best.step:,}", duration(row.run.duration)]

@@ -25,7 +25,7 @@ _VERSION = 1
 
 
 @dataclass
-class Record:
+class TrialRecord:
     """A trial in `sweep.json`.
 
     Attributes:
@@ -50,11 +50,11 @@ class SweepFile:
     """The content of `sweep.json`: the config, and the trials of all commands so far in the order of their creation."""
 
     config: str
-    records: dict[str, Record] = field(default_factory=dict)
+    records: dict[str, TrialRecord] = field(default_factory=dict)
 
     def add(self, trial: Trial) -> None:
         """Add a trial, or give a known trial its present arguments."""
-        record = self.records.setdefault(trial.name, Record(trial.name, {}, []))
+        record = self.records.setdefault(trial.name, TrialRecord(trial.name, {}, []))
         record.values, record.words = dict(trial.values), list(trial.words)
 
     def to_json(self) -> bytes:
@@ -68,7 +68,7 @@ class SweepFile:
         saved: Mapping[str, Any] = json.loads(content)
         if saved["version"] != _VERSION:
             raise ValueError(f"version {saved['version']} instead of {_VERSION}")
-        records = [Record(**trial) for trial in saved["trials"]]
+        records = [TrialRecord(**trial) for trial in saved["trials"]]
         return cls(saved["config"], {record.name: record for record in records})
 
 

@@ -1,4 +1,4 @@
-"""The outcome of a trial, read from the files of its run."""
+"""The result of a trial, read from the files of its run."""
 
 import json
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ import jaxddp.core.files as files
 from jaxddp.reports.read_runs import is_run, read_runs
 from jaxddp.reports.run_files import RunFiles
 from jaxddp.reports.text_tables import NOTHING, number
-from jaxddp.sweeps.sweep_folder import Record
+from jaxddp.sweeps.sweep_folder import TrialRecord
 from jaxddp.training.listeners.jsonl import RESULT
 
 _END_STATUSES = ("done", "stopped")
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialResult:
     """The validations of a trial so far.
 
     Attributes:
@@ -38,17 +38,17 @@ class Outcome:
         return NOTHING if self.metric is None else f"{self.metric} {number(self.metric, self.best)}"
 
 
-def is_finished(directory: Path, record: Record) -> bool:
+def is_finished(directory: Path, record: TrialRecord) -> bool:
     """Return whether a trial has ended with its present arguments.
 
     A trial that was trained without the sweep, by its own command, counts as finished if its run has ended.
     """
     if record.finished_words not in (None, record.words):
         return False
-    return result_of(directory).get("status") in _END_STATUSES
+    return content_of_result(directory).get("status") in _END_STATUSES
 
 
-def result_of(directory: Path) -> Mapping[str, Any]:
+def content_of_result(directory: Path) -> Mapping[str, Any]:
     """Return the content of a run's result.json; empty if there is none, or if it is damaged."""
     try:
         content = json.loads(files.read(directory / RESULT))
@@ -57,16 +57,16 @@ def result_of(directory: Path) -> Mapping[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def outcome_of(directory: Path) -> Outcome:
-    """Return the outcome of a trial; without values if its run has no validation yet."""
-    return outcome_of_run(read_runs([directory])[0]) if is_run(directory) else Outcome()
+def result_of(directory: Path) -> TrialResult:
+    """Return the result of a trial; without values if its run has no validation yet."""
+    return result_of_run(read_runs([directory])[0]) if is_run(directory) else TrialResult()
 
 
-def outcome_of_run(run: RunFiles) -> Outcome:
-    """Return the outcome of a run by its own goal, `checkpoint.best`, or by the loss if that was not measured."""
+def result_of_run(run: RunFiles) -> TrialResult:
+    """Return the result of a run by its own goal, `checkpoint.best`, or by the loss if that was not measured."""
     if run.best is None:
-        return Outcome()
+        return TrialResult()
     metric = run.best.metric
     lowest = run.goal.lowest if metric == run.goal.metric else True
     values = run.validations[metric]
-    return Outcome(metric, lowest, run.best.value, tuple(values[np.isfinite(values)].tolist()))
+    return TrialResult(metric, lowest, run.best.value, tuple(values[np.isfinite(values)].tolist()))
