@@ -38,7 +38,7 @@ JAXDDP = (sys.executable, "-m", "jaxddp")
 
 def train(words: Sequence[str], environ: dict[str, str]) -> int:
     """Run a trial in a child of this task, and return its exit code. A cancelled task lets the trial save."""
-    log = Path(words[words.index("--workdir") + 1]) / "log.txt"
+    log = Path(words[words.index("--workdir") + 1]) / "output.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     # The kernel kills the trial when the process of this task ends.
     command = [sys.executable, "-I", "-S", starter.__file__, str(os.getpid()), "", *JAXDDP, *words]
@@ -105,7 +105,7 @@ class Sweep:
 
     def _finish(self, index: int, code: int) -> None:
         workdir = self._trials[index][-1]
-        report(f"{workdir}: " + ("done" if code == 0 else f"exit code {code}; see log.txt there"))
+        report(f"{workdir}: " + ("done" if code == 0 else f"exit code {code}; see output.log there"))
         if code in (0, PREEMPTED, BAD_INPUT) or self._is_stopping or not self._restarts[index]:
             # A process that was stopped before it trained is interrupted, too.
             self._codes[index] = PREEMPTED if self._is_stopping and code not in (0, BAD_INPUT) else code

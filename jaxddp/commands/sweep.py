@@ -63,7 +63,7 @@ class Sweep:
     save_grace: Annotated[float, Range(0, 1_000_000)] = 120.0
     """After Ctrl-C or SIGTERM, seconds that every trial has to save before it is killed."""
     verbose: bool = False
-    """Also print the output of the trials. It is always in `log.txt` in their work directories."""
+    """Also print the output of the trials. It is always in `output.log` in their work directories."""
     list: bool = False
     """Print the command of each trial, one a line, and train nothing."""
     index: Annotated[int, Range(0, MOST_TRIALS)] | None = None

@@ -13,7 +13,7 @@ from jaxddp.sweeps.slots import Slot
 from jaxddp.sweeps.trials import Trial
 from jaxddp.workdir.lock import is_locked
 
-LOG_FILE = "log.txt"
+LOG_FILE = "output.log"
 _DRAIN_SECONDS, _POLL_SECONDS = 1.0, 0.02
 _STOPPED = (PREEMPTED, 128 + signal.SIGINT, STOPPED_BEFORE_TRAINING, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes after a request to stop."""
@@ -42,7 +42,7 @@ class TrialProcess:
     def start(
         cls, trial: Trial, folder: Path, slot: Slot, program: Sequence[str], number: int, *, starts: int, shown: bool
     ) -> "TrialProcess":
-        """Start a trial. Its output is appended to `log.txt` in its work directory.
+        """Start a trial. Its output is appended to `output.log` in its work directory.
 
         Args:
             program: the words before the arguments of `jaxddp`.

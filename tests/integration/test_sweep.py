@@ -138,4 +138,4 @@ def test_ray_tasks_train_the_trials(arrays, start, tmp_path):
     run.ends_well()
     assert [result(folder / name)["status"] for name in SEEDS] == ["done", "done"]
     assert "2 trials (2 finished)" in run.err and "mean best val" in run.out
-    assert os.path.getsize(folder / SEEDS[0] / "log.txt")
+    assert os.path.getsize(folder / SEEDS[0] / "output.log")
