@@ -63,7 +63,7 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """Return the titles and the cells of the table: the values of each trial, its status and its best validation."""
     keys = _keys(rows)
     names = short_names(keys)
-    titles = [*(names[key] for key in keys), "status", "best val", "at step", "train + val time"]
+    titles = [*(names[key] for key in keys), "status", "best val", "at step", "time"]
     return titles, [[*(row.record.values.get(key, NOTHING) for key in keys), *_cells(row)] for row in rows]
 
 
