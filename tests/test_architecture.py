@@ -64,7 +64,8 @@ LAYERS = (
     Group(12, "cluster"),
     Group(12, "curate"),
     Group(12, "reports"),
-    Group(13, "cli command_line commands __main__", "tyro rich"),
+    Group(13, "sweeps"),
+    Group(14, "cli command_line commands __main__", "tyro rich"),
 )
 GROUPS = {place: group for group in LAYERS for place in group.modules.split()}
 PACKAGE_INIT = "__init__"
@@ -98,6 +99,7 @@ FILE_LIBRARIES = {
     "jaxddp/training/checkpoints/manager.py": "orbax",
     "jaxddp/reports/page.py": "jinja2 plotly",
     "jaxddp/reports/validation_images.py": "PIL",
+    "jaxddp/sweeps/study.py": "optuna",
     "jaxddp/weights/conversion.py": "PIL",
     "jaxddp/weights/state_dict.py": "safetensors ml_dtypes",
     "jaxddp/inference/model_card.py": "yaml",
