@@ -36,7 +36,7 @@ LAYERS = (
     Group(0, "core"),
     Group(
         1,
-        "batch_statistics choices config hooks keys overrides recipe_file recipe_sources registry sections "
+        "batch_statistics choices config hooks keys overrides recipe_file recipe_files registry sections "
         "shares weight_init",
     ),
     Group(2, "mesh", "jax"),

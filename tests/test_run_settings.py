@@ -22,7 +22,7 @@ from jaxddp.config import Config, LossConfig, load
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.storage.catalog import CATALOG_VARIABLE
-from jaxddp.recipe_file import recipe_path
+from jaxddp.recipe_files.paths import recipe_path
 from jaxddp.workdir.claim import EVALUATION_KEYS, check_evaluation
 from jaxddp.workdir.paths import absolute, absolute_settings, with_absolute_paths
 

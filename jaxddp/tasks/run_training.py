@@ -15,7 +15,8 @@ from jaxddp.job.work_status import report_work
 from jaxddp.recipe.configured_metrics import check_requested_metrics
 from jaxddp.recipe.object_checks import check_listeners
 from jaxddp.recipe.user_objects import objects_of_hooks
-from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
+from jaxddp.recipe_file import RUN_ID
+from jaxddp.recipe_files.paths import CONFIG_FILE
 from jaxddp.schedules.peak import derivation
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.make_run import make_run

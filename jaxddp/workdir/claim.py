@@ -18,7 +18,8 @@ from jaxddp.core.message import Key, Option
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import show
 from jaxddp.overrides import flatten
-from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
+from jaxddp.recipe_file import COPY_FOLDER, RUN_ID, RecipeFile
+from jaxddp.recipe_files.paths import CONFIG_FILE
 from jaxddp.sections.data_section import IMAGE_KEYS
 from jaxddp.sections.dependent_keys import NEEDS
 from jaxddp.sections.loss_section import LossConfig

@@ -12,7 +12,8 @@ import jaxddp.core.files as files
 from jaxddp.config import ParallelConfig
 from jaxddp.core.wording import show
 from jaxddp.overrides import flatten
-from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
+from jaxddp.recipe_file import RUN_ID
+from jaxddp.recipe_files.paths import CONFIG_FILE
 
 LOCATION_KEYS = ("data.path", "data.name", "data.train", "data.val", "data.unlabelled")
 """The keys that name the data's location. They may change on resume, because moved data keep their fingerprint."""
