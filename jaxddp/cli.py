@@ -14,7 +14,7 @@ from jaxddp.job.activity import show_on
 from jaxddp.job.environment import find_job
 from jaxddp.job.work_status import report_work
 from jaxddp.keys import HELP
-from jaxddp.recipe_files.paths import config_names
+from jaxddp.recipe_files.find_recipe import config_names
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval RUN [--step latest|best|N] [overrides]

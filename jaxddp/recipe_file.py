@@ -29,7 +29,7 @@ from jaxddp.core.errors import InputError, about, with_keys_of_file
 from jaxddp.core.wording import show
 from jaxddp.hooks import Hook, errors_name_line, hooks_of
 from jaxddp.overrides import flatten
-from jaxddp.recipe_files.paths import CONFIG_FILE, TEXT_FILES, is_built_in, is_name, recipe_path
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE, TEXT_FILES, is_built_in, is_name, recipe_path
 from jaxddp.recipe_files.python_sources import RecipeSources, modules_in, run_as_module
 from jaxddp.recipe_files.text_file import TextRecipe
 from jaxddp.sections.config_tree import Config

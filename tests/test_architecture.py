@@ -88,6 +88,7 @@ FILE_LIBRARIES = {
     "jaxddp/data/storage/records.py": "google",
     "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/stream/tensorflow_cpu.py": "tensorflow",
+    "jaxddp/recipe_files/text_file.py": "yaml",
     "jaxddp/setup/input_figure.py": "matplotlib",
     "jaxddp/inference/predictions.py": "pandas",
     "jaxddp/inference/prediction_formats.py": "pyarrow",

@@ -14,7 +14,7 @@ from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import read_recipe
-from jaxddp.recipe_files.paths import config_names
+from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.recipe_files.text_file import written
 
 HOOKS = CONFIG + "\ndef get_metrics(config):\n    return {'half': lambda logits, labels: 0.5}\n"

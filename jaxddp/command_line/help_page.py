@@ -12,7 +12,7 @@ from jaxddp.choices import keys_of_choices, resolved, unread_keys
 from jaxddp.command_line.short_forms import format_option, options_of
 from jaxddp.keys import SHORT
 from jaxddp.overrides import flatten, is_tree
-from jaxddp.recipe_files.paths import config_names
+from jaxddp.recipe_files.find_recipe import config_names
 
 STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
 """Positional arguments have the names of their fields: RUN, IMAGES."""

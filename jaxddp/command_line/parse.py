@@ -25,7 +25,7 @@ from jaxddp.job.watchdog import watch_alone
 from jaxddp.keys import HELP, similar_keys
 from jaxddp.overrides import check_values, checked, flatten
 from jaxddp.recipe_file import RecipeFile, TakenSettings, read_recipe
-from jaxddp.recipe_files.paths import CONFIG_FILE, recipe_path
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE, recipe_path
 from jaxddp.registry import check_names
 
 Command = TypeVar("Command")

@@ -14,7 +14,7 @@ from jaxddp.core.ranges import Count, Range
 from jaxddp.core.wording import choices, counted, on_screen, size
 from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.keys import HELP
-from jaxddp.recipe_files.paths import config_names
+from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.sections.data_section import DataConfig, HeldOut
 
 if TYPE_CHECKING:

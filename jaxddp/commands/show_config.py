@@ -10,8 +10,8 @@ from jaxddp.command_line.terminal import print_table
 from jaxddp.config import Config
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile, read_recipe
+from jaxddp.recipe_files.find_recipe import is_built_in
 from jaxddp.recipe_files.key_lines import line_of
-from jaxddp.recipe_files.paths import is_built_in
 from jaxddp.recipe_files.text_file import written
 
 

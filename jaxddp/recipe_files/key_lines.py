@@ -7,7 +7,7 @@ from typing import Any
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.recipe_files.paths import CONFIG_FILE, TEXT_FILES
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE, TEXT_FILES
 from jaxddp.recipe_files.text_file import TextRecipe
 
 

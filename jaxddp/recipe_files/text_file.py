@@ -8,7 +8,7 @@
 
 `base` names the config that is changed, as `load` does in a Python file; without it, the defaults are changed. A
 section is a mapping of its keys, or its keys are written with dots. PyYAML composes the nodes of the file, and
-constructs no objects. The values are converted by `jaxddp.recipe_files.words`.
+constructs no objects. The values are converted by `jaxddp.recipe_files.text_values`.
 """
 
 import json
@@ -21,7 +21,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import show
 from jaxddp.overrides import flatten, keys_of
-from jaxddp.recipe_files.words import value_of
+from jaxddp.recipe_files.text_values import value_of
 from jaxddp.sections.config_tree import Config
 
 BASE = "base"

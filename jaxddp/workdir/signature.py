@@ -20,7 +20,7 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.overrides import checked
 from jaxddp.recipe_file import RUN_ID
-from jaxddp.recipe_files.paths import CONFIG_FILE
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.training.checkpoints.run_identity import RunIdentity
 
 SIGNATURE_FILE = "signature.json"

@@ -27,7 +27,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.variables import shapes_of
-from jaxddp.recipe_files.paths import config_names
+from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.registry import MODELS
 from jaxddp.setup.initial_weights import initial_weights
 from jaxddp.setup.make_run import make_run

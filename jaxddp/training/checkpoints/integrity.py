@@ -19,7 +19,7 @@ from pathlib import Path
 
 import jaxddp.core.files as files
 from jaxddp.core.phases import doing
-from jaxddp.recipe_files.paths import CONFIG_FILE
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.training.checkpoints.manifest_format import Index, StepManifest, sha256
 from jaxddp.training.checkpoints.run_identity import RunIdentity
 
