@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from jaxddp.command_line.terminal import StatusLine
+from jaxddp.command_line.status_line import StatusLine
 from jaxddp.core.errors import InputError, JaxddpError, with_notes
 from jaxddp.core.user_code import describing_errors
 from jaxddp.core.versions import versions

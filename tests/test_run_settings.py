@@ -111,8 +111,8 @@ def test_train_resumes_a_run_by_its_directory_with_data_at_a_new_path(folder, ru
     assert content["data"]["path"] == str(folder / "set.npz")
     content["data"]["path"] = str(folder / "gone.npz")
     (run / "config.json").write_text(json.dumps(content))
-    for command in ("eval", "train"):
-        line = fails([command, str(run)], capfd)
+    for command in (["eval", str(run)], ["train", str(run), "--train.duration", "2 epochs"]):
+        line = fails(command, capfd)
         assert f"{folder}/gone.npz: no such directory or file" in line and line.endswith("; check --data.path")
     assert main(["train", str(run), "--data.path", new_path, "--train.duration", "2 epochs"]) == 0
     assert json.loads((run / "result.json").read_text())["step"] == 5

@@ -1,6 +1,5 @@
-"""Prints tables and the status of long operations to a terminal."""
+"""Prints tables to a terminal."""
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,7 +8,6 @@ from typing import TYPE_CHECKING
 from jaxddp.core.wording import on_screen
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -89,42 +87,3 @@ def _as_lines(columns: Sequence[str], cells: "Sequence[Sequence[Text]]") -> "Tex
         if text.plain
     ]
     return Text("\n").join(lines)
-
-
-class StatusLine:
-    """A line on standard error with the operation in progress. On a terminal, it is erased after the operation."""
-
-    def __init__(self) -> None:
-        self._drawn: Console | None = None
-        self._last = ""
-
-    def show(self, words: str, seconds: float) -> None:
-        """Show an operation and its duration in seconds."""
-        with contextlib.suppress(OSError, ValueError):  # Standard error may be closed.
-            if not (sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb")):
-                self._print_once(words)
-                return
-            from rich.console import Console
-            from rich.text import Text
-
-            self.clear()
-            self._drawn = Console(stderr=True, highlight=False)
-            line = Text(f"{words} ... {seconds:.0f} s", "dim")
-            # The next output begins at the left margin and overwrites the line.
-            self._drawn.print(line, end="\r", no_wrap=True, overflow="ellipsis")
-
-    def clear(self) -> None:
-        """Erase the line if it is visible."""
-        if self._drawn is None:
-            return
-        from rich.control import Control
-        from rich.segment import ControlType
-
-        with contextlib.suppress(OSError, ValueError):
-            self._drawn.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
-        self._drawn = None
-
-    def _print_once(self, words: str) -> None:
-        if words != self._last:
-            print(f"{words} ...", file=sys.stderr, flush=True)
-        self._last = words

@@ -117,7 +117,7 @@ def _check(arguments: list[str]) -> int:
 
     tables = _open(options, report_fault)
     manifest = manifest_path(Path(options.path), options.manifest)
-    with ProgressBar(sum(map(len, tables.values()))) as display:
+    with ProgressBar("checking images", sum(map(len, tables.values()))) as display:
         report = check(tables, refused=[*faults], threads=options.threads, progress=display)
     write_manifest(report, manifest)
     print(*map(on_screen, [*report.lines(), f"manifest: {manifest}"]), sep="\n")
@@ -141,7 +141,7 @@ def _pack(arguments: list[str]) -> int:
     from jaxddp.curate.progress_bar import ProgressBar
 
     tables = _open(options)
-    with ProgressBar(sum(map(len, tables.values()))) as display:
+    with ProgressBar("packing images", sum(map(len, tables.values()))) as display:
         manifest = pack(tables, options.out, options, display)
     for split, written in manifest["splits"].items():
         files = f"{size(sum(written['files'].values()))} in {counted(len(written['files']), 'file')}"

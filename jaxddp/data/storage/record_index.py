@@ -57,7 +57,7 @@ def load_or_build_index(
     for place in places:
         if (index := _load(place, stamp)) is not None:
             return index
-    with doing(f"indexing {counted(len(files), 'record file')}, once"):
+    with doing(f"indexing {counted(len(files), 'record file')}, once", len(files), "file"):
         index = build()
     for place in places:
         try:

@@ -14,11 +14,12 @@ import stat
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import jaxddp.core.files as files
-from jaxddp.core.phases import doing
+from jaxddp.core.phases import doing, reached
+from jaxddp.core.shown_activity import BYTES
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.training.checkpoints.manifest_format import Index, StepManifest, sha256
 from jaxddp.training.checkpoints.run_identity import RunIdentity
@@ -164,8 +165,7 @@ class Integrity:
         try:
             if not self.needs_manifest(step):
                 return next((f"{name} is missing" for name in _REQUIRED_FILES if not (folder / name).is_file()), None)
-            with nullcontext() if quick else doing(f"verifying step {step:,}"):
-                return self._compare(folder, step, quick)
+            return self._compare(folder, step, quick)
         except OSError as error:
             files.check_server(folder, error)
             place = Path(error.filename or folder)
@@ -194,8 +194,15 @@ class Integrity:
             return f"{extra[0]} does not belong to it"
         if quick:
             return None
-        digests = zip(saved_files.items(), _digests(folder, list(saved_files)), strict=True)
-        return next((f"{name} does not hold what was saved" for (name, (_, was)), now in digests if now != was), None)
+        hashed, total = 0, sum(size for size, _ in saved_files.values())
+        with doing(f"verifying step {step:,}", total, BYTES):
+            digests = _digests(folder, list(saved_files))
+            for (name, (size, was)), now in zip(saved_files.items(), digests, strict=True):
+                if now != was:
+                    return f"{name} does not hold what was saved"
+                hashed += size
+                reached(hashed)
+        return None
 
     def expect_validations(self, content: bytes) -> None:
         """Accept new content of `validation.json`, which is about to be written, in addition to its present content."""
