@@ -1,6 +1,7 @@
 """Command-line entry point: runs a command, and prints an error that the user can correct as a one-line message."""
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -30,6 +31,7 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
        jaxddp data pack PATH --out DIR [--short-side PIXELS] [--quality Q] [--train CSV] [--val CSV]
        jaxddp data sample digits --out DIR
+       jaxddp completion bash|zsh
        jaxddp launch [--processes P | --gpus K] [--restarts N] [--nodes N|MIN:MAX --nr RANK --coordinator HOST:PORT]
                      -- train CONFIG ...
 
@@ -42,7 +44,7 @@ used keys have short forms: --data DIR, --model NAME, --epochs N, --batch-size B
 
 COMMANDS = (
     *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config", "data"),
-    "launch",
+    *("completion", "launch"),
 )
 
 _RESUMES = "the same command resumes from the last checkpoint, if there is one"
@@ -163,6 +165,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.show_config import run
     elif name == "data":
         from jaxddp.commands.data import run
+    elif name == "completion":
+        from jaxddp.commands.completion import run as complete
+
+        return functools.partial(complete, usage=_USAGE, command=_command)
     else:
         from jaxddp.commands.launch import run
     return run
