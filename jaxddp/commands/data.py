@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse, parse_recipe
+from jaxddp.command_line.short_forms import config_first
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
@@ -125,6 +126,7 @@ def _check(arguments: list[str]) -> int:
 
 
 def _show(arguments: list[str]) -> int:
+    arguments = config_first(arguments)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in HELP):
         raise InputError(f"data show: the first argument is the config; there are: {', '.join(config_names())}")
     options, file = parse_recipe(ShowData, "jaxddp data show", arguments)
