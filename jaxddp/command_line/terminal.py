@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from jaxddp.core.wording import on_screen
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -27,19 +28,28 @@ def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
     """Print a table on standard output, with the width of the terminal or COLUMNS.
 
     In a file or a pipe, each row is one line. If the table is too wide, cells are folded between words. If it is still
-    too wide, each cell gets its own line.
+    too wide, each cell gets its own line, which is folded, too. So no line is wider, and no text is left out.
     """
-    from rich.console import Console
-
-    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    console = Console(width=None if has_width else _WIDTH_OF_FILE)
+    console = _console()
     cells = [[_as_text(cell) for cell in row] for row in rows]
     by_column = [[title, *(text.plain for text in column)] for title, *column in zip(columns, *cells, strict=True)]
     widths = _widths(by_column, console.width - _FRAME * len(columns) - 1)
     if widths is None:
-        console.print(_as_lines(columns, cells), soft_wrap=True)
+        console.print(_as_lines(columns, cells), overflow="fold")
     else:
         console.print(_as_table(columns, cells, widths))
+
+
+def print_line(line: str) -> None:
+    """Print a line on standard output, folded between words to the width of the terminal or COLUMNS."""
+    _console().print(_as_text(line), overflow="fold", highlight=False)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return Console(width=None if has_width else _WIDTH_OF_FILE)
 
 
 def _as_text(cell: str | tuple[str, str]) -> "Text":
@@ -51,8 +61,13 @@ def _as_text(cell: str | tuple[str, str]) -> "Text":
 
 def _widths(by_column: Sequence[Sequence[str]], width: int) -> list[int] | None:
     """Return the width of each column for a total of `width` characters; None if words do not fit."""
-    least = [max(min(len(word), _LONG) for cell in column for word in cell.split() or [""]) for column in by_column]
-    more = [max(map(len, column)) - minimum for column, minimum in zip(by_column, least, strict=True)]
+    from rich.cells import cell_len
+
+    # Some characters, such as Chinese ones, are two columns of the terminal wide.
+    least = [
+        max(min(cell_len(word), _LONG) for cell in column for word in cell.split() or [""]) for column in by_column
+    ]
+    more = [max(map(cell_len, column)) - minimum for column, minimum in zip(by_column, least, strict=True)]
     spare = width - sum(least)
     if spare < 0:
         return None
