@@ -15,6 +15,7 @@ import jaxddp.job.activity as activity
 from jaxddp.cli import main
 from jaxddp.command_line.status_line import StatusLine
 from jaxddp.core.shown_activity import BYTES, Activity
+from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.training.events import RunEnd
 from jaxddp.training.progress.live import LiveDisplay
 
@@ -245,3 +246,16 @@ def test_a_live_display_shows_the_seconds_of_an_activity(clock):
     drawn = len(frames.drawn)
     display._show_activity("late")
     assert len(frames.drawn) == drawn
+
+
+def test_reading_images_reports_its_number_speed_and_faults(clock, capsys):
+    with ProgressBar("checking images", 8) as bar:
+        clock[0] += 2
+        bar.advance(4, 1)
+        assert phases.activity() == Activity(
+            "checking images", 8, "image", clock[0] - 2, 4, "2 images/s, 1 cannot be used"
+        )
+        bar.advance(6, 0)
+        assert phases.activity().details() == "6 of 8 images, 2 s, 1 s left, 3 images/s"
+        bar.print_fault("a.jpg: bad")
+    assert phases.activity() == Activity() and capsys.readouterr().out == "a.jpg: bad\n"

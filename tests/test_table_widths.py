@@ -15,7 +15,8 @@ from rich.cells import cell_len
 from jaxddp.command_line.terminal import print_table
 
 FRAME = Counter("─:")
-TEXT = st.text(st.sampled_from("ab/.-_0 日é"), max_size=60)
+LETTERS = st.sampled_from("ab/.-_0 日é")
+TEXT = st.text(LETTERS, max_size=12) | st.text(LETTERS, min_size=30, max_size=60)
 WIDTHS = (40, 80, 120, 200)
 
 

@@ -108,6 +108,6 @@ def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]], *bases: type) 
 def _word(optional: bool) -> Any:
     names = ", ".join(config_names())
     file = "the path of a recipe file (Python with get_config(), YAML or JSON)"
-    description = f"A name ({names}), {file}, or the work directory of a run."
+    description = f"A name ({names}), {file}, or the work directory of a run. Also as --config CONFIG."
     hint = "(optional)" if optional else None
     return Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=description, help_behavior_hint=hint)]
