@@ -91,6 +91,7 @@ FILE_LIBRARIES = {
     "jaxddp/setup/input_figure.py": "matplotlib",
     "jaxddp/inference/predictions.py": "pandas",
     "jaxddp/inference/prediction_formats.py": "pyarrow",
+    "jaxddp/inference/heat_map_files.py": "PIL",
     "jaxddp/inference/onnx_file.py": "jax2onnx onnxruntime",
     "jaxddp/training/checkpoints/manager.py": "orbax",
     "jaxddp/reports/page.py": "jinja2 plotly",
