@@ -19,6 +19,8 @@ from jaxddp.recipe_file import config_names
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp eval RUN [--step latest|best|N] [overrides]
        jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
+       jaxddp features RUN|WEIGHTS DATA... --out FILE [--layer NAME] [--split train|val] [--step best|latest|N]
+       jaxddp probe TRAIN.npz VAL.npz [--method knn|linear] [--neighbours K]
        jaxddp checkpoints RUN [--verify]
        jaxddp export RUN --out FILE [--format safetensors|stablehlo|onnx] [--step latest|best|N]
        jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions]
@@ -41,7 +43,7 @@ used keys have short forms: --data DIR, --model NAME, --epochs N, --batch-size B
 --help. `jaxddp --version` prints the installed versions."""
 
 COMMANDS = (
-    *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config", "data"),
+    *("train", "eval", "find-lr", "predict", "features", "probe", "checkpoints", "export", "report", "runs", "doctor", "config", "data"),
     "launch",
 )
 
@@ -49,6 +51,8 @@ _RESUMES = "the same command resumes from the last checkpoint, if there is one"
 _INTERRUPTED = {
     "data": "its output was not written",
     "find-lr": "nothing was written",
+    "features": "the same command continues with the images that have no features yet",
+    "probe": "nothing was written",
     "predict": "the same command continues with the images that have no prediction yet",
 }
 
@@ -149,6 +153,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.find_lr import run
     elif name == "predict":
         from jaxddp.commands.predict import run
+    elif name == "features":
+        from jaxddp.commands.features import run
+    elif name == "probe":
+        from jaxddp.commands.probe import run
     elif name == "checkpoints":
         from jaxddp.commands.list_checkpoints import run
     elif name == "export":
