@@ -23,7 +23,7 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp probe TRAIN.npz VAL.npz [--method knn|linear] [--neighbours K]
        jaxddp checkpoints RUN [--verify]
        jaxddp export RUN --out FILE [--format safetensors|stablehlo|onnx] [--step latest|best|N]
-       jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions]
+       jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions] [--features]
        jaxddp runs [DIR]
        jaxddp find-lr CONFIG [--lowest RATE] [--highest RATE] [--steps N] [--out FILE] [overrides]
        jaxddp doctor [CONFIG [overrides]] [--workdir DIR]

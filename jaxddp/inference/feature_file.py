@@ -70,7 +70,7 @@ def write_features(
                 labels=labels_of(table),
                 shape=row.shape,
                 layer=layer or "",
-                network=f"{run.directory} step {run.step}",
+                network=f"{run.directory.resolve()} step {run.step}",
             )
             files.replace(place, feature_formats.content(form, columns, _decoded(checked_rows(partial, counts.images))))
             partial.remove()

@@ -66,7 +66,7 @@ def format_of(out: Path) -> Format:
 def check(form: Format) -> None:
     """Raise `InputError` if a package that the format needs is not installed."""
     if form == "parquet":
-        _parquet_library()
+        parquet_library()
 
 
 def content(form: Format, columns: FeatureColumns, rows: Iterator[FeatureRow]) -> Iterator[bytes]:
@@ -107,7 +107,7 @@ def _text(values: Sequence[str]) -> np.ndarray:
 
 
 def _parquet(columns: FeatureColumns, rows: Iterator[FeatureRow]) -> Iterator[bytes]:
-    pyarrow, parquet = _parquet_library()
+    pyarrow, parquet = parquet_library()
     length = int(np.prod(columns.shape))
     several = columns.labels.several
     fields = [("id", pyarrow.string()), ("features", pyarrow.list_(pyarrow.float32(), length))]
@@ -136,7 +136,8 @@ def _description(columns: FeatureColumns) -> dict[str, Any]:
     return description | (names if columns.has_labels else {})
 
 
-def _parquet_library() -> tuple[Any, Any]:
+def parquet_library() -> tuple[Any, Any]:
+    """Return the modules `pyarrow` and `pyarrow.parquet`. Raises: InputError if pyarrow is not installed."""
     try:
         import pyarrow
         from pyarrow import parquet
