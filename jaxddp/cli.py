@@ -43,7 +43,21 @@ used keys have short forms: --data DIR, --model NAME, --epochs N, --batch-size B
 --help. `jaxddp --version` prints the installed versions."""
 
 COMMANDS = (
-    *("train", "eval", "find-lr", "predict", "features", "probe", "checkpoints", "export", "report", "runs", "doctor", "config", "data"),
+    *(
+        "train",
+        "eval",
+        "find-lr",
+        "predict",
+        "features",
+        "probe",
+        "checkpoints",
+        "export",
+        "report",
+        "runs",
+        "doctor",
+        "config",
+        "data",
+    ),
     "launch",
 )
 

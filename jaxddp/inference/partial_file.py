@@ -68,9 +68,7 @@ class Partial:
                 os.truncate(self.path, ends[count])
             return count
         if first:
-            _log.warning(
-                f"{self.path}: holds rows of other images or of another checkpoint; they are computed again"
-            )
+            _log.warning(f"{self.path}: holds rows of other images or of another checkpoint; they are computed again")
         # The file is truncated and not replaced, because the lock belongs to the open file.
         with files.readable_errors(self.path):
             os.truncate(self.path, 0)

@@ -79,9 +79,9 @@ def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
         # A regression that has not converged is a valid, slightly different classifier.
         warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
         scores = [
-            _regression(sklearn, strength).fit(train.features[rows], train.labels[rows]).score(
-                train.features[held], train.labels[held]
-            )
+            _regression(sklearn, strength)
+            .fit(train.features[rows], train.labels[rows])
+            .score(train.features[held], train.labels[held])
             for strength in STRENGTHS
         ]
         strength = STRENGTHS[int(np.argmax(scores))]

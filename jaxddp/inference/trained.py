@@ -42,6 +42,7 @@ from jaxddp.workdir.signature import Signature
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+
 @dataclass(frozen=True)
 class TrainedRun:
     """The network of a checkpoint of a run.

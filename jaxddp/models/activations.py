@@ -182,9 +182,7 @@ def _outermost(layers: Mapping[str, _Call]) -> list[str]:
     return [path for path in layers if "/" not in path]
 
 
-def _published_names(
-    model: Model, layers: Mapping[str, _Call], image_shape: tuple[int, int, int]
-) -> dict[str, str]:
+def _published_names(model: Model, layers: Mapping[str, _Call], image_shape: tuple[int, int, int]) -> dict[str, str]:
     """Return the names of layers in published weights, by path; empty for a network without such names."""
     names_of = getattr(getattr(model, "module", None), "published_names", None)
     if names_of is None:

@@ -221,7 +221,14 @@ def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:
     return _grid(images, titles, [INK] * len(titles), columns=8, fontsize=7)
 
 
-def _grid(images: Sequence[np.ndarray] | np.ndarray, titles: Sequence[str], colours: Sequence[str], *, columns: int, fontsize: int) -> Picture:
+def _grid(
+    images: Sequence[np.ndarray] | np.ndarray,
+    titles: Sequence[str],
+    colours: Sequence[str],
+    *,
+    columns: int,
+    fontsize: int,
+) -> Picture:
     """Return a grid of images with at most `columns` in a row; the last row may have empty cells."""
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)
