@@ -18,7 +18,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_probabilities
 from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.activations import Layer, activation
+from jaxddp.models.activations import LayerCall, activation
 from jaxddp.models.interface import Model
 
 Pool = Literal["mean", "none"]
@@ -27,7 +27,9 @@ LayerProgram = Callable[[TrainState, Batch], tuple[Any, Any]]
 """(state, batch) -> (values of the images, with B in front, and the batch's `substituted`), replicated."""
 
 
-def make_features(model: Model, preprocess: Preprocess, layer: Layer, pool: Pool, topology: Topology) -> LayerProgram:
+def make_features(
+    model: Model, preprocess: Preprocess, layer: LayerCall, pool: Pool, topology: Topology
+) -> LayerProgram:
     """Compile (on first use) the activation of a layer for a batch, float[B, C] or [B, *layer.shape].
 
     The dtype is float32 or wider, and the mean is computed in it.
@@ -42,7 +44,7 @@ def make_features(model: Model, preprocess: Preprocess, layer: Layer, pool: Pool
     return _on_devices(local_features, topology)
 
 
-def make_explain(objective: Objective, layer: Layer, topology: Topology) -> LayerProgram:
+def make_explain(objective: Objective, layer: LayerCall, topology: Topology) -> LayerProgram:
     """Compile (on first use) the predictions of a batch with a heat map for the most probable class of each image.
 
     The values are the probabilities of `make_classify`, float32[B, K], a map of `grad_cam` at the size of the images,
@@ -62,11 +64,11 @@ def make_explain(objective: Objective, layer: Layer, topology: Topology) -> Laye
 
 
 def grad_cam(
-    model: Model, layer: Layer, params: Any, model_state: Any, images: jax.Array, classes: jax.Array
+    model: Model, layer: LayerCall, params: Any, model_state: Any, images: jax.Array, classes: jax.Array
 ) -> jax.Array:
     """Return a map of each image for a class, before the ReLU of Grad-CAM: float[B, h, w]. Call it in `shard_map`.
 
-    A map is the sum of the channels of the activation, each times the mean over its pixels of the gradient of the logit.
+    A map is the sum of the activation's channels, each times the mean over its pixels of the gradient of the logit.
 
     Args:
         layer: a layer with the output [B, h, w, C], or with [B, T, C] for tokens. The last h·w tokens are those of

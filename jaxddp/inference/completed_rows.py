@@ -62,7 +62,7 @@ def completed_rows(
             errors += len(batch.errors)
             if peers.is_first:
                 partial.append(rows_of(first, batch))
-                progress(first + batch.count, errors)
+                progress(first + batch.size, errors)
         yield RowCounts(count, errors)
 
 

@@ -46,8 +46,10 @@ def network_of_weights(config: Config, source: Source, topology: Topology) -> Tr
     shapes = shapes_of(model, shape)
     with doing(f"reading weights from {weights}"):
         arrays = initial_weights(path, model, shapes, NUM_CLASSES, topology, config.model.fresh_layers)
-    initial = jax.jit(model.init)(jax.random.key(config.seed), jnp.zeros((1, *shape), jnp.float32))
-    params, model_state = replace_by_weights(*initial, {name: jnp.asarray(array) for name, array in arrays.items()})
+    fresh, fresh_state = jax.jit(model.init)(jax.random.key(config.seed), jnp.zeros((1, *shape), jnp.float32))
+    params, model_state = replace_by_weights(
+        fresh, fresh_state, {name: jnp.asarray(array) for name, array in arrays.items()}
+    )
     state = topology.replicate(TrainState(jnp.zeros((), jnp.int32), params, model_state, ()))
     names = tuple(map(str, range(NUM_CLASSES)))
     signature = Signature(names, names, shape, np.dtype(image_dtype(source, data)).name, source.pixel_shape is not None)

@@ -18,7 +18,7 @@ Images = np.ndarray | Source | str | os.PathLike[str] | Sequence[str | os.PathLi
 
 
 def source_of(images: Images, signature: Signature) -> Source:
-    """Return images that `TrainedRun.predict` accepts as a source. Arrays must fit the signature. Raises: InputError."""
+    """Return images that `TrainedRun.predict` accepts as a source. Raises: InputError if arrays do not fit."""
     if isinstance(images, str | os.PathLike):
         return open_inputs([images])
     paths: list[Any] = [*images] if isinstance(images, list | tuple) else [None]

@@ -35,10 +35,10 @@ class BatchOutputs(NamedTuple):
     """The faults of unusable images, by their rows in the source."""
 
     def __repr__(self) -> str:
-        return f"BatchOutputs({counted(self.count, 'image')} from row {self.start:,})"
+        return f"BatchOutputs({counted(self.size, 'image')} from row {self.start:,})"
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """The number n of images."""
         return len(jax.tree.leaves(self.values)[0])
 

@@ -55,7 +55,7 @@ def write_predictions(
     partial = Partial(place, {**header, **checksums(run.state), "version": 1}, column_names(top))
 
     def rows_of(first: int, batch: BatchOutputs) -> Iterator[Row]:
-        ids = [str(table.record(row).id) for row in range(first, first + batch.count)]
+        ids = [str(table.record(row).id) for row in range(first, first + batch.size)]
         faults = {row - batch.start: error for row, error in batch.errors.items()}
         probabilities = batch.values
         if pictures is not None:

@@ -21,10 +21,10 @@ from jaxddp.engine.activation_programs import Pool
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.fitting import fitted, signature_of_data
-from jaxddp.inference.outcome import Outcome
-from jaxddp.inference.output_stream import OutputStream, images_at_once
 from jaxddp.inference.image_arguments import Images, source_of
 from jaxddp.inference.layer_programs import LayerPrograms
+from jaxddp.inference.outcome import Outcome
+from jaxddp.inference.output_stream import OutputStream, images_at_once
 from jaxddp.inference.predictions import Predictions
 from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy

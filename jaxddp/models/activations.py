@@ -26,8 +26,8 @@ _SEVERAL = 2
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer of a network, as it is called for images.
+class LayerCall:
+    """A call of a layer of a network for images, whose output or input is the activation.
 
     Attributes:
         path: the path of the submodule.
@@ -42,11 +42,11 @@ class Layer:
     before: bool = False
 
     def __repr__(self) -> str:
-        return f"Layer({'input of ' if self.before else ''}{self.path}, {list(self.shape)})"
+        return f"LayerCall({'input of ' if self.before else ''}{self.path}, {list(self.shape)})"
 
 
 def activation(
-    model: Model, layer: Layer, params: Tree, model_state: Tree, images: jax.Array, change: jax.Array | None = None
+    model: Model, layer: LayerCall, params: Tree, model_state: Tree, images: jax.Array, change: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Return (logits [B, K], activation [B, *layer.shape]) of images [B, H, W, C] in evaluation.
 
@@ -80,14 +80,14 @@ def activation(
     return logits, values[-1]
 
 
-def find_layer(model: Model, image_shape: tuple[int, int, int], name: str | None = HEAD) -> Layer:
+def find_layer(model: Model, image_shape: tuple[int, int, int], name: str | None = HEAD) -> LayerCall:
     """Return the layer of a name, or for `HEAD` the input of the head, for images [H, W, C].
 
     Raises:
         InputError: the network is no Linen module, or it has no such layer. The message lists similar names.
     """
     layers = _layers(model, image_shape)
-    if name is HEAD:
+    if name is None:
         return _head(layers)
     of_name = {other: path for path, other in _published_names(model, layers, image_shape).items()}
     path = name if name in layers else of_name.get(name, "")
@@ -101,7 +101,7 @@ def find_layer(model: Model, image_shape: tuple[int, int, int], name: str | None
     return layer
 
 
-def heat_map_layer(model: Model, image_shape: tuple[int, int, int]) -> Layer:
+def heat_map_layer(model: Model, image_shape: tuple[int, int, int]) -> LayerCall:
     """Return the layer whose activation a heat map of Grad-CAM shows.
 
     It is the layer `heat_map_layer` of a network with this attribute, and otherwise the last layer whose output has the
@@ -124,7 +124,7 @@ def heat_map_layer(model: Model, image_shape: tuple[int, int, int]) -> Layer:
 class _Call:
     """The last call of a submodule. `layer` is None if its output is no array with an axis of images."""
 
-    layer: Layer | None
+    layer: LayerCall | None
     input_shape: tuple[int, ...] | None
     is_head: bool
 
@@ -136,7 +136,7 @@ def _layers(model: Model, image_shape: tuple[int, int, int]) -> dict[str, _Call]
         raise InputError(
             f"the network is an object of type {kind}, whose layers cannot be read; give a Flax Linen module"
         )
-    module, calls = model.module, dict[str, _Call]()
+    calls = dict[str, _Call]()
     params, model_state = trees_of(model, image_shape)
 
     def record(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
@@ -145,7 +145,7 @@ def _layers(model: Model, image_shape: tuple[int, int, int]) -> dict[str, _Call]
             before = calls.pop(path, None)
             count = 1 + (before.layer.calls if before and before.layer else 0)
             shape = _shape_of_one(output)
-            layer = None if shape is None else Layer(path, shape, count)
+            layer = None if shape is None else LayerCall(path, shape, count)
             is_dense = isinstance(context.module, nn.Dense | nn.DenseGeneral)
             calls[path] = _Call(layer, _shape_of_one(args[0]) if args else None, is_dense)
         return output
@@ -166,7 +166,7 @@ def _shape_of_one(value: Any) -> tuple[int, ...] | None:
     return tuple(shape[1:]) if len(shape) > 1 and shape[0] == _SEVERAL else None
 
 
-def _head(layers: Mapping[str, _Call]) -> Layer:
+def _head(layers: Mapping[str, _Call]) -> LayerCall:
     heads = [call for call in layers.values() if call.is_head and call.input_shape]
     if not heads:
         raise InputError(
@@ -175,7 +175,7 @@ def _head(layers: Mapping[str, _Call]) -> Layer:
         )
     layer, shape = heads[-1].layer, heads[-1].input_shape
     assert layer is not None and shape is not None
-    return Layer(layer.path, shape, layer.calls, before=True)
+    return LayerCall(layer.path, shape, layer.calls, before=True)
 
 
 def _outermost(layers: Mapping[str, _Call]) -> list[str]:

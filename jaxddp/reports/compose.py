@@ -9,8 +9,8 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.wording import counted, first_line, size
 from jaxddp.reports.charts import COLOURS, curves, is_wide, run_positions, seed_curves
-from jaxddp.reports.feature_map import check_feature_map, feature_map
 from jaxddp.reports.differences import changes, differences, group_names, seed_groups
+from jaxddp.reports.feature_map import check_feature_map, feature_map
 from jaxddp.reports.overview import run_table, speed_table
 from jaxddp.reports.page import ClassSection, CurveSection, LegendEntry, Page, SeedSection, check_libraries, render
 from jaxddp.reports.read_runs import read_runs

@@ -86,7 +86,7 @@ def project(features: np.ndarray) -> tuple[str, np.ndarray]:
     from threadpoolctl import threadpool_limits
 
     try:
-        import umap
+        import umap  # pyright: ignore[reportMissingImports]
     except ModuleNotFoundError:
         umap = None
     if umap is not None:

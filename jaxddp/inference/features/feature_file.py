@@ -10,9 +10,9 @@ import jaxddp.core.files as files
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.source import SourceTable
 from jaxddp.engine.activation_programs import Pool
-from jaxddp.inference import feature_formats
 from jaxddp.inference.completed_rows import Progress, RowCounts, checked_rows, completed_rows
-from jaxddp.inference.feature_formats import FeatureColumns
+from jaxddp.inference.features import feature_formats
+from jaxddp.inference.features.feature_formats import FeatureColumns
 from jaxddp.inference.output_stream import BatchOutputs
 from jaxddp.inference.partial_file import Partial
 from jaxddp.inference.predictions import Row
@@ -54,7 +54,7 @@ def write_features(
     partial = Partial(place, header, ["features", "error"])
 
     def rows_of(first: int, batch: BatchOutputs) -> Iterator[Row]:
-        values = np.ascontiguousarray(batch.values, _STORED).reshape(batch.count, -1)
+        values = np.ascontiguousarray(batch.values, _STORED).reshape(batch.size, -1)
         for index, features in enumerate(values):
             error = batch.errors.get(batch.start + index)
             if error is None and not np.isfinite(features).all():

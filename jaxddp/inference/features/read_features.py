@@ -10,7 +10,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.inference.feature_formats import format_of, parquet_library
+from jaxddp.inference.features.feature_formats import format_of, parquet_library
 
 _ADVICE = "give a file that `jaxddp features` wrote"
 
@@ -67,8 +67,8 @@ def check_comparable(train: LabelledFeatures, val: LabelledFeatures) -> None:
     ):
         if of_train != of_val:
             raise InputError(
-                f"{val.path}: is of another {kind} than {train.path}: {of_val}, not {of_train}; compute both files with "
-                "the same network and --layer"
+                f"{val.path}: is of another {kind} than {train.path}: {of_val}, not {of_train}; compute both files "
+                "with the same network and --layer"
             )
     if train.class_ids != val.class_ids:
         raise InputError(f"{val.path}: has other classes than {train.path}; give two splits of one data set")
