@@ -13,7 +13,20 @@ from unittest import mock
 from jaxddp import cli
 
 COMMANDS = (
-    *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config"),
+    *(
+        "train",
+        "eval",
+        "find-lr",
+        "predict",
+        "features",
+        "probe",
+        "checkpoints",
+        "export",
+        "report",
+        "runs",
+        "doctor",
+        "config",
+    ),
     *("data check", "data show", "data pack", "data sample", "launch"),
 )
 COLUMNS = "110"
