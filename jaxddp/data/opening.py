@@ -148,7 +148,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     if data.path is not None and not others:
         is_own = os.path.realpath(os.path.expanduser(path)) == os.path.realpath(os.path.expanduser(data.path))
     place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None))
-    if others or not _is_data_set(place) or (path.endswith(".csv") and not _has_labels(path)):
+    if others or not _has_classes(place) or (path.endswith(".csv") and not _has_labels(path)):
         if split is not None:
             raise InputError(f"--split {split}: {path} is no data set with splits; leave it out")
         return open_inputs(paths)
@@ -168,6 +168,12 @@ def _whole_place(path: str, data: DataConfig) -> Place:
 
 def _is_data_set(place: Place) -> bool:
     return any(FORMATS.get(name).match(place) >= Match.WHOLE for name in FORMATS.names())
+
+
+def _has_classes(place: Place) -> bool:
+    """Return whether a place is a data set, or a folder of class folders, which matches no other format."""
+    matches = [name for name in FORMATS.names() if FORMATS.get(name).match(place) > Match.NONE]
+    return _is_data_set(place) or matches == ["folders"]
 
 
 def _has_labels(path: str) -> bool:
