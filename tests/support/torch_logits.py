@@ -1,11 +1,13 @@
 """Writes the logits of torchvision and timm for `published.py`. It must run where both libraries are installed.
 
-    python tests/support/torch_logits.py                          writes tests/support/published.json
+    python tests/support/torch_logits.py                          adds the networks that tests/support/published.json
+                                                                  lacks
     python tests/support/torch_logits.py resnet18 FILE.safetensors...
                                                           loads exported weights strictly and compares with it
     python tests/support/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
 
-The committed file was written with torch 2.13.0, torchvision 0.29.2 and timm 1.0.31.
+The committed file was written with torchvision 0.29.2 and timm 1.0.31: the ResNets with basic blocks and with
+bottlenecks, the ConvNeXts and the ViTs with torch 2.13.0, and the networks after them with torch 2.15.0.
 """
 
 import json
@@ -29,6 +31,18 @@ NETWORKS = {
     "vit_b16": ("torchvision", "vit_b_16", ("224x224",)),
     "timm_convnext_tiny": ("timm", "convnext_tiny", (ODD,)),
     "timm_vit_b16": ("timm", "vit_base_patch16_224", ("224x224",)),
+    **{
+        name: ("torchvision", name, (ODD,))
+        for name in ("resnext50_32x4d", "resnext101_32x8d", "wide_resnet50_2", "wide_resnet101_2")
+    },
+    **{name: ("timm", name, (ODD,)) for name in ("resnet50d", "seresnet50")},
+    **{
+        f"regnet_y_{size}": ("torchvision", f"regnet_y_{size}", (ODD,))
+        for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")
+    },
+    **{
+        name: ("torchvision", name, (ODD,)) for name in ("efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large")
+    },
 }
 """The library, the network's name in it, and the sizes of the images."""
 
@@ -55,8 +69,10 @@ def logits(module: torch.nn.Module, size: str) -> list[float]:
 
 def main(arguments: list[str]) -> None:
     if not arguments:
-        results = {}
+        results = json.loads(GOLDEN.read_text())
         for name, (library, _, sizes) in NETWORKS.items():
+            if name in results:
+                continue
             module = network(name)
             module.load_state_dict(formula(module))
             shapes = {
