@@ -95,9 +95,7 @@ class Downsample(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         norm = nn.LayerNorm(name="norm", dtype=self.dtype, param_dtype=self.param_dtype, use_fast_variance=False)
-        conv = self.conv(
-            self.features, kernel=self.stride, stride=self.stride, padding=0, use_bias=True, name="conv"
-        )
+        conv = self.conv(self.features, kernel=self.stride, stride=self.stride, padding=0, use_bias=True, name="conv")
         return conv(norm(x)) if self.norm_first else norm(conv(x))
 
 

@@ -24,6 +24,8 @@ from jaxddp.models.ops.squeeze_excitation import SqueezeExcitation
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS
 
+_normal = nn.initializers.normal(0.01)
+
 
 @dataclass(frozen=True)
 class Block:
@@ -63,7 +65,7 @@ class Architecture:
 
     Attributes:
         stem: the number of features of the first convolution, whose kernel is 3x3 and whose stride is 2.
-        blocks: the names of the blocks, and the blocks, in order. The numbers in a name are the block's place in torchvision.
+        blocks: the blocks with their names, in order. The numbers in a name are the block's place in torchvision.
         last: the number of features of the convolution after the blocks.
         activation: the activation of the stem, of the last convolution and of the hidden layer.
         squeeze, gate: the activations of the two layers of squeeze and excitation.
@@ -81,7 +83,7 @@ class Architecture:
     hidden: int = 0
     epsilon: float = 1e-5
     momentum: float = 0.9
-    head_init: nn.initializers.Initializer = nn.initializers.normal(0.01)
+    head_init: nn.initializers.Initializer = _normal
 
 
 class InvertedResidual(nn.Module):
@@ -205,9 +207,7 @@ class InvertedResidualNetwork(nn.Module):
         return (
             convolutions(operations, WEIGHT_INITS["he_normal"], **dtypes),
             norms(operations, train, axis_name=self.axis_name, **statistics, **dtypes),
-            functools.partial(
-                SqueezeExcitation, activation=architecture.squeeze, gate=architecture.gate, **dtypes
-            ),
+            functools.partial(SqueezeExcitation, activation=architecture.squeeze, gate=architecture.gate, **dtypes),
         )
 
 

@@ -1,7 +1,7 @@
 """MobileNetV3-Large for image classification, in Flax Linen.
 
-Source: Howard et al. 2019, "Searching for MobileNetV3" (arXiv:1905.02244, table 1). Parameters, initial distributions of
-kernels, statistics of batch norms and logits equal those of torchvision's `mobilenet_v3_large`.
+Source: Howard et al. 2019, "Searching for MobileNetV3" (arXiv:1905.02244, table 1). Parameters, initial distributions
+of kernels, statistics of batch norms and logits equal those of torchvision's `mobilenet_v3_large`.
 """
 
 import functools

@@ -40,9 +40,7 @@ NETWORKS = {
         f"regnet_y_{size}": ("torchvision", f"regnet_y_{size}", (ODD,))
         for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")
     },
-    **{
-        name: ("torchvision", name, (ODD,)) for name in ("efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large")
-    },
+    **{name: ("torchvision", name, (ODD,)) for name in ("efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large")},
 }
 """The library, the network's name in it, and the sizes of the images."""
 

@@ -1,7 +1,7 @@
 """Dropout before the head: in training random features of each example are zero.
 
-Source: Srivastava et al. 2014 (Journal of Machine Learning Research 15). Unlike `flax.linen.Dropout`, the random numbers
-of an example depend only on its key, so they are the same on any number of devices.
+Source: Srivastava et al. 2014, "Dropout" (Journal of Machine Learning Research 15). Unlike in `flax.linen.Dropout`, the
+random numbers of an example depend only on its key, so they are the same on any number of devices.
 """
 
 import jax
