@@ -41,6 +41,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "resnet50": {"width": 2, "stem": "small", "batch_norm": "sync"},
     "vit_ti16": {"drop_path": 0.5},
     "convnext_tiny": {"drop_path": 0.5},
+    "regnet_y_400mf": {"batch_norm": "sync"},
+    "efficientnet_b0": {"drop_path": 0.5, "dropout": 0.5, "batch_norm": "sync"},
+    "mobilenet_v3_large": {"dropout": 0.5, "batch_norm": "sync"},
     "airbench": {"width": 2, "batch_norm": "sync"},
 }
 """One name of each family, with the config that it needs."""
@@ -92,8 +95,12 @@ def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], li
 @pytest.mark.parametrize("devices", essential_and_rare((4,), 2, 8))
 @pytest.mark.parametrize(
     "name",
-    # Only statistics and skipped branches depend on devices: a ResNet shows the first, `test_drop_path.py` the second.
-    ["resnet50", pytest.param("airbench", marks=pytest.mark.ci), rare_case("vit_ti16"), rare_case("convnext_tiny")],
+    # Only statistics, skipped branches and dropout depend on devices: a ResNet shows the first, an EfficientNet all.
+    [
+        "resnet50",
+        *(pytest.param(name, marks=pytest.mark.ci) for name in ("airbench", "efficientnet_b0")),
+        *map(rare_case, ("vit_ti16", "convnext_tiny", "regnet_y_400mf", "mobilenet_v3_large")),
+    ],
 )
 def test_any_number_of_devices_equals_one(name, devices, shallow):
     """Each image skips blocks by its own key, and batch statistics are those of all devices."""
@@ -115,7 +122,8 @@ def leaves(tree: Any) -> list:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "form"),
-    [*((name, "onnx") for name in FAMILIES), ("vit_ti16", "stablehlo")]
+    [*((name, "onnx") for name in FAMILIES if name != "mobilenet_v3_large")]
+    + [("vit_ti16", "stablehlo"), pytest.param("mobilenet_v3_large", "onnx", marks=pytest.mark.ci)]
     + [rare_case(name, "stablehlo") for name in FAMILIES if name != "vit_ti16"],
 )
 def test_every_family_becomes_a_program(form, name, tmp_path, shallow):
@@ -145,7 +153,10 @@ def fresh_run(name: str, place: Path) -> TrainedRun:
 
 SECOND = ("vit_b16", "timm_convnext_tiny")
 """Networks whose arrays are checked under the second of their published namings."""
-NAMED = ("resnet18", "resnet50", "vit_ti16", "vit_b16", "convnext_tiny", "timm_convnext_tiny")
+NAMED = (
+    *("resnet18", "resnet50", "resnext50_32x4d", "resnet50d", "seresnet50", "vit_ti16", "vit_b16", "convnext_tiny"),
+    *("timm_convnext_tiny", "regnet_y_400mf", "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large"),
+)
 """One network for each kind of block and each naming; the others differ only in sizes."""
 
 
@@ -193,11 +204,19 @@ def logits(name: str, file: Path, size: str, dtype: str) -> Any:
 ESSENTIAL = [
     *(("resnet18", "97x131", precision) for precision in ("float64", "float32")),
     *((name, "97x131", "float64") for name in ("resnet50", "convnext_tiny", "timm_convnext_tiny")),
+    ("efficientnet_b0", "97x131", "float64"),
     ("vit_ti16", "224x224", "float64"),
 ]
 """The smallest network of each kind."""
-# 87 million parameters; `test_arrays_have_the_published_names_and_shapes` has its names.
+# Larger networks; `test_arrays_have_the_published_names_and_shapes` has their names.
 LARGE = [("vit_b16", "224x224", "float64")]
+LARGE += [
+    (name, "97x131", "float64")
+    for name in (
+        *("resnext50_32x4d", "resnet50d", "seresnet50"),
+        *("regnet_y_400mf", "efficientnet_v2_s", "mobilenet_v3_large"),
+    )
+]
 OTHERS = [(name, size, "float64") for name in golden() for size in golden()[name]["logits"]]
 OTHERS = [case for case in [*OTHERS, ("resnet50", "97x131", "float32")] if case not in [*ESSENTIAL, *LARGE]]
 
@@ -288,7 +307,8 @@ def test_every_config_takes_a_step(name, pictures, shallow):
     setup = initialize(experiment_of(config))
     before = jax.device_get(setup.state.params)
     state = fit(make_run(setup))
-    after, head = jax.device_get(state.params), "fc" if config.model.name.startswith("resnet") else "head"
+    after = jax.device_get(state.params)
+    head = "fc" if "fc" in after else "head"
     assert int(state.step) == 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
     assert after[head]["kernel"].shape[-1] == setup.table.num_classes == 3
