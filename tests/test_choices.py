@@ -50,6 +50,7 @@ OTHER_VALUES = {
     "model.weight_init": "orthogonal",
     "model.blur_pool": True,
     "model.drop_path": 0.125,
+    "model.dropout": 0.125,
     "objective.teacher": "runs/teacher",
     "objective.temperature": 3.0,
     "objective.teacher_share": 0.5,
@@ -311,7 +312,8 @@ def test_an_unused_key_in_a_recipe_file_is_reported_for_removal_from_the_file(tm
     config = "load('digits').replace(model={'drop_path': 0.5})"
     recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {config}\n")
     message = (
-        "model.drop_path=0.5 is read by model.name=convnext_small, convnext_tiny, vit_b16, vit_s16, vit_ti16, and not"
+        "model.drop_path=0.5 is read by model.name=convnext_small, convnext_tiny, efficientnet_b0, efficientnet_v2_s, "
+        "vit_b16, vit_s16, vit_ti16, and not"
     )
     message = f"jaxddp: {recipe}:3: {message} by resnet18; leave model.drop_path out of {recipe}"
     assert error_line(f"train {recipe}", capfd) == message

@@ -269,7 +269,7 @@ def test_kernels_are_initialized_by_the_config_and_the_head_always_in_the_same_w
         ({"weight_init": "normal(x)"}, "weight_init='normal(x)': expected a standard deviation, above 0, at most 100"),
         ({"weight_init": "uniform(0.1)"}, "unknown weight_init 'uniform(0.1)'; did you mean "),
         ({"name": "resnt50"}, "unknown model 'resnt50'; did you mean 'resnet50'?"),
-        ({"stem": "smal"}, "stem='smal': expected 'imagenet' or 'small'"),
+        ({"stem": "smal"}, "stem='smal': expected 'imagenet' or 'small' or 'deep'"),
         ({"batch_norm": "synch"}, "batch_norm='synch': expected 'local', 'sync' or 'ghost:K' (K images"),
         ({"batch_norm": "synch"}, "normalized together, 1 to 99,999,999), did you mean 'sync'?"),
         ({"weight_init": "he_norml"}, "unknown weight_init 'he_norml'; did you mean 'he_normal'?"),

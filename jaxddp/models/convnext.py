@@ -18,9 +18,9 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay
+from jaxddp.models.ops.conv_norm import ModuleFactory, convolutions
 from jaxddp.models.ops.drop_path import add_branch, branch_factors
 from jaxddp.models.ops.gelu import gelu
-from jaxddp.models.ops.layers import ModuleFactory, convolutions
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.registry import MODELS

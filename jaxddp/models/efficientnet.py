@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay
-from jaxddp.models.inverted_residual import Architecture, Block, InvertedResidualNetwork
+from jaxddp.models.inverted_residual import Block, InvertedResidualNetwork, InvertedResidualSizes
 from jaxddp.registry import MODELS
 
 
@@ -50,11 +50,11 @@ def _blocks(stem: int, stages: tuple[Stage, ...]) -> Iterator[tuple[str, Block]]
             inputs = stage.features
 
 
-def _architecture(stem: int, *stages: Stage, epsilon: float) -> Architecture:
+def _architecture(stem: int, *stages: Stage, epsilon: float) -> InvertedResidualSizes:
     blocks = tuple(_blocks(stem, stages))
     # torchvision draws the head's kernel uniformly, within 1 / sqrt(classes).
     head_init = nn.initializers.variance_scaling(1 / 3, "fan_out", "uniform")
-    return Architecture(stem, blocks, 1280, nn.silu, nn.silu, nn.sigmoid, epsilon=epsilon, head_init=head_init)
+    return InvertedResidualSizes(stem, blocks, 1280, nn.silu, nn.silu, nn.sigmoid, epsilon=epsilon, head_init=head_init)
 
 
 ARCHITECTURES = {

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxddp.models.ops.conv_norm import Activation, ConvNorm, ModuleFactory, convolutions, norms
 from jaxddp.models.ops.drop_path import add_branch, branch_factors
 from jaxddp.models.ops.dropout import dropout
-from jaxddp.models.ops.layers import Activation, ConvNorm, ModuleFactory, convolutions, norms
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.ops.squeeze_excitation import SqueezeExcitation
 from jaxddp.models.published import Naming, depth_of, naming
@@ -60,7 +60,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class InvertedResidualSizes:
     """The architecture of a network.
 
     Attributes:
@@ -92,7 +92,7 @@ class InvertedResidual(nn.Module):
     f is a 1x1 convolution, a depthwise convolution, squeeze and excitation, and a 1x1 convolution without activation.
 
     Attributes:
-        conv, norm: factories of the layers; see `jaxddp.models.ops.layers`.
+        conv, norm: factories of the layers; see `jaxddp.models.ops.conv_norm`.
         squeeze: a factory of squeeze and excitation, called with its number of features and its name.
     """
 
@@ -138,7 +138,7 @@ class InvertedResidualNetwork(nn.Module):
         axis_name, group, dtype, param_dtype, operations: as in `jaxddp.models.resnet.ResNet`.
     """
 
-    architecture: Architecture
+    architecture: InvertedResidualSizes
     num_classes: int
     drop_path: float = 0.0
     dropout: float = 0.0
@@ -211,7 +211,7 @@ class InvertedResidualNetwork(nn.Module):
         )
 
 
-def _naming(architecture: Architecture) -> Naming:
+def _naming(architecture: InvertedResidualSizes) -> Naming:
     """Return torchvision's naming, where a layer's index depends on the layers that its block has."""
     places = {name: ".".join(re.findall(r"\d+", name)) for name, _ in architecture.blocks}
     last = 1 + max(int(place.split(".")[0]) for place in places.values())

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay
-from jaxddp.models.inverted_residual import Architecture, Block, InvertedResidualNetwork
-from jaxddp.models.ops.layers import nearest_multiple
+from jaxddp.models.inverted_residual import Block, InvertedResidualNetwork, InvertedResidualSizes
+from jaxddp.models.ops.conv_norm import nearest_multiple
 from jaxddp.registry import MODELS
 
 _STEM = 16
@@ -49,7 +49,7 @@ def _blocks() -> Iterator[tuple[str, Block]]:
 
 
 ARCHITECTURES = {
-    "mobilenet_v3_large": Architecture(
+    "mobilenet_v3_large": InvertedResidualSizes(
         _STEM, tuple(_blocks()), 960, nn.hard_swish, nn.relu, nn.hard_sigmoid, hidden=1280, epsilon=1e-3, momentum=0.99
     )
 }

@@ -16,7 +16,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxddp.config import Config
-from jaxddp.models.ops.layers import ConvNorm, ModuleFactory, convolutions, nearest_multiple, norms
+from jaxddp.models.ops.conv_norm import ConvNorm, ModuleFactory, convolutions, nearest_multiple, norms
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.ops.squeeze_excitation import SqueezeExcitation
 from jaxddp.models.published import Naming, depth_of, naming
@@ -40,7 +40,7 @@ TORCHVISION = naming(
 
 
 @dataclass(frozen=True)
-class Stage:
+class RegNetStage:
     """A stage: its number of blocks, their features, and the features of a group of the 3x3 convolutions."""
 
     blocks: int
@@ -49,7 +49,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Architecture:
+class RegNetSizes:
     """The parameters of a RegNet, section 3.3 of the paper.
 
     Attributes:
@@ -67,7 +67,7 @@ class Architecture:
     group: int
 
     @property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[RegNetStage, ...]:
         """Return the stages: consecutive blocks whose quantized widths are equal (equations 2 to 4 of the paper)."""
         linear = self.initial_width + self.slope * np.arange(self.depth)
         exponents = np.round(np.log(linear / self.initial_width) / np.log(self.step))
@@ -75,19 +75,19 @@ class Architecture:
         blocks = [(width, len([*equal])) for width, equal in itertools.groupby(widths.tolist())]
         groups = [min(self.group, width) for width, _ in blocks]
         return tuple(
-            Stage(size, nearest_multiple(width, group), group)
+            RegNetStage(size, nearest_multiple(width, group), group)
             for (width, size), group in zip(blocks, groups, strict=True)
         )
 
 
 ARCHITECTURES = {
-    "regnet_y_400mf": Architecture(16, 48, 27.89, 2.09, 8),
-    "regnet_y_800mf": Architecture(14, 56, 38.84, 2.4, 16),
-    "regnet_y_1_6gf": Architecture(27, 48, 20.71, 2.65, 24),
-    "regnet_y_3_2gf": Architecture(21, 80, 42.63, 2.66, 24),
-    "regnet_y_8gf": Architecture(17, 192, 76.82, 2.19, 56),
-    "regnet_y_16gf": Architecture(18, 200, 106.23, 2.48, 112),
-    "regnet_y_32gf": Architecture(20, 232, 115.89, 2.53, 232),
+    "regnet_y_400mf": RegNetSizes(16, 48, 27.89, 2.09, 8),
+    "regnet_y_800mf": RegNetSizes(14, 56, 38.84, 2.4, 16),
+    "regnet_y_1_6gf": RegNetSizes(27, 48, 20.71, 2.65, 24),
+    "regnet_y_3_2gf": RegNetSizes(21, 80, 42.63, 2.66, 24),
+    "regnet_y_8gf": RegNetSizes(17, 192, 76.82, 2.19, 56),
+    "regnet_y_16gf": RegNetSizes(18, 200, 106.23, 2.48, 112),
+    "regnet_y_32gf": RegNetSizes(20, 232, 115.89, 2.53, 232),
 }
 """The values are from the paper's code (github.com/facebookresearch/pycls) and torchvision."""
 
@@ -99,7 +99,7 @@ class RegNetBlock(nn.Module):
         features: the number of features of each convolution.
         groups: the number of groups of the 3x3 convolution.
         stride: 1, or 2 to halve the height and the width.
-        conv, norm: factories of the layers; see `jaxddp.models.ops.layers`.
+        conv, norm: factories of the layers; see `jaxddp.models.ops.conv_norm`.
         dtype, param_dtype: those of the squeeze and excitation.
     """
 
@@ -130,7 +130,7 @@ class RegNet(nn.Module):
         axis_name, group, dtype, param_dtype, operations: as in `jaxddp.models.resnet.ResNet`.
     """
 
-    architecture: Architecture
+    architecture: RegNetSizes
     num_classes: int
     axis_name: str | None = None
     group: int | None = None

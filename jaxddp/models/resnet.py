@@ -26,7 +26,7 @@ from jaxddp.config import Config, ModelConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.models.ops.blur import blurring
-from jaxddp.models.ops.layers import ModuleFactory, convolutions, norms
+from jaxddp.models.ops.conv_norm import ModuleFactory, convolutions, norms
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.ops.residual_block import Convolution, ResidualBlock
 from jaxddp.models.ops.squeeze_excitation import SqueezeExcitation
@@ -179,7 +179,7 @@ class ResNet(nn.Module):
     def layers(self, train: bool) -> tuple[ModuleFactory, ModuleFactory]:
         """Return the factories of all convolutions and of all batch norms.
 
-        See `jaxddp.models.ops.layers`.
+        See `jaxddp.models.ops.conv_norm`.
         """
         operations = self.operations or Operations()
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
@@ -257,5 +257,5 @@ def _create(name: str, config: Config, num_classes: int) -> ResNet:
 
 for name in ARCHITECTURES:
     MODELS.add(name, ResNetSettings)(functools.partial(_create, name))
-for name in D_ARCHITECTURES:
-    MODELS.add(name, ResNetDSettings)(functools.partial(_create, name))
+for d_name in D_ARCHITECTURES:
+    MODELS.add(d_name, ResNetDSettings)(functools.partial(_create, d_name))

@@ -47,7 +47,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "airbench": {"width": 2, "batch_norm": "sync"},
 }
 """One name of each family, with the config that it needs."""
-UNTRAINED = {"airbench": {"whiten/kernel"}}
+UNTRAINED = {
+    "airbench": {"whiten/kernel"},
+    # The next layer is a 1x1 convolution, whose batch norm subtracts the bias again.
+    "mobilenet_v3_large": {"block15/project/norm/bias"},
+}
 TABLE = random_table(30, image=32)
 NAMES, SHAPE = TABLE.class_names, TABLE.images.shape[1:]
 

@@ -19,7 +19,7 @@ from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics.top_k import TopK
 from jaxddp.models import convnext, efficientnet, mobilenet, regnet, resnet, vit
-from jaxddp.models.inverted_residual import Architecture
+from jaxddp.models.inverted_residual import InvertedResidualSizes
 from support.data import CLASSES
 from support.shared import adapted
 
@@ -53,7 +53,7 @@ def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)
             monkeypatch.setitem(table, name, with_two_blocks(architecture))
 
 
-def with_two_blocks(architecture: Architecture) -> Architecture:
+def with_two_blocks(architecture: InvertedResidualSizes) -> InvertedResidualSizes:
     """Return an architecture of two small blocks: an expanded one, and one with an addition."""
     small = {"inputs": 8, "features": 8, "stride": 1, "squeeze": 4, "fused": False}
     (name, first), (other, second) = architecture.blocks[0], architecture.blocks[-1]

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxddp.models.ops.layers import ModuleFactory, nearest_multiple
+from jaxddp.models.ops.conv_norm import ModuleFactory, nearest_multiple
 
 
 @dataclass(frozen=True)

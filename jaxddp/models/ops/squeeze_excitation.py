@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxddp.models.ops.layers import Activation
+from jaxddp.models.ops.conv_norm import Activation
 from jaxddp.models.settings import WEIGHT_INITS
 
 

@@ -2,7 +2,7 @@
 
 import jax
 
-from jaxddp.models.ops.layers import ModuleFactory
+from jaxddp.models.ops.conv_norm import ModuleFactory
 from jaxddp.models.ops.operations import MaxPool
 
 
