@@ -30,6 +30,7 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.hooks import Hook
+from jaxddp.models.resnet import ARCHITECTURES, D_ARCHITECTURES
 from jaxddp.overrides import flatten, keys_of, plain
 from jaxddp.recipe_file import config_names, read_recipe
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
@@ -297,7 +298,7 @@ def test_all_unused_options_are_reported_at_once_with_a_working_command(capfd):
     assert line.endswith(
         "; jaxddp train digits --data d --model vit_ti16 --data.augment.flip false --epochs 2 would do"
     )
-    resnets = "resnet10, resnet101, resnet152, resnet18, resnet34, resnet50"
+    resnets = ", ".join(sorted([*ARCHITECTURES, *D_ARCHITECTURES]))
     for message in (
         f"--model.blur-pool False is read by --model={resnets}, and not by vit_ti16",
         "--objective.threshold 0.1 is read by objective.name=fixmatch, and not by supervised",

@@ -275,6 +275,10 @@ def test_kernels_are_initialized_by_the_config_and_the_head_always_in_the_same_w
         ({"weight_init": "he_norml"}, "unknown weight_init 'he_norml'; did you mean 'he_normal'?"),
         ({"num_classes": 0}, "num_classes is 0; give a positive number"),
         ({"width": -8}, "width=-8: expected 1 to 4,096"),
+        (
+            {"name": "resnext50_32x4d", "width": 24},
+            "width=24: 48 features cannot be divided into 32 groups; give a multiple of 16",
+        ),
         ({"dtype": "flaot16"}, "resnet: dtype='flaot16'; give \"float32\", "),
         ({"param_dtype": "int8"}, "resnet: param_dtype='int8'; give \"float32\", "),
     ],
