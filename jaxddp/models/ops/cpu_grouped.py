@@ -14,6 +14,8 @@ import jaxddp.models.ops.cpu_transposed as cpu_transposed
 # Groups with fewer channels are merged, with zeros between them. The products then have more multiplications, but
 # matrices with few columns are slow.
 _LEAST_CHANNELS = 16
+# The number of pixels whose patches are multiplied at once, so that the patches fit in a core's cache.
+_BLOCK_PIXELS = 256
 
 
 def is_grouped(images: jax.Array, kernel: jax.Array) -> bool:
@@ -25,9 +27,14 @@ def product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> 
     """Convolve [B, H, W, C] with [k, l, C / groups, F]: [B, H', W', F], H' = (H + 2 padding - k) // stride + 1."""
     matrices = _merge(kernel, images.shape[-1] // kernel.shape[2])
     count = len(matrices)
-    patches = _patches(images, count, kernel.shape, stride, padding)
-    rows = _matmul(patches.reshape(count, -1, patches.shape[-1]), matrices)
-    return rows.reshape(*patches.shape[:-1], -1).transpose(1, 2, 3, 0, 4).reshape(*patches.shape[1:4], -1)
+
+    def block(images: jax.Array) -> jax.Array:
+        patches = _patches(images, count, kernel.shape, stride, padding)
+        rows = lax.dot_general(patches.reshape(count, -1, patches.shape[-1]), matrices, (((2,), (1,)), ((0,), (0,))))
+        return rows.reshape(*patches.shape[:-1], -1).transpose(1, 2, 3, 0, 4).reshape(*patches.shape[1:4], -1)
+
+    results = lax.map(block, _blocks(images))
+    return results.reshape(len(images), *results.shape[2:])
 
 
 def images_gradient(
@@ -52,11 +59,19 @@ def kernel_gradient(
     size, _, inputs, features = shape
     groups = images.shape[-1] // inputs
     count = groups // _merged(groups, inputs)
-    patches = _patches(images, count, shape, stride, padding)
-    patches = patches.reshape(count, -1, patches.shape[-1])
-    by_group = grads.reshape(-1, count, features // count).transpose(1, 0, 2)
     wide = jnp.promote_types(grads.dtype, jnp.float32)
-    products = lax.dot_general(patches, by_group, (((1,), (1,)), ((0,), (0,))), preferred_element_type=wide)
+
+    def block(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        images, grads = part
+        patches = _patches(images, count, shape, stride, padding)
+        patches = patches.reshape(count, -1, patches.shape[-1])
+        by_group = grads.reshape(-1, count, features // count).transpose(1, 0, 2)
+        product = lax.dot_general(patches, by_group, (((1,), (1,)), ((0,), (0,))), preferred_element_type=wide)
+        return total + product, None
+
+    # The zeros vary over the devices of a `shard_map`, like the products that are added to them.
+    zeros = lax.full_like(grads, 0, wide, (count, size * size * images.shape[-1] // count, features // count))
+    products, _ = lax.scan(block, zeros, (_blocks(images), _blocks(grads, like=images)))
     merged = products.reshape(count, size, size, groups // count, inputs, groups // count, features // groups)
     # The other blocks of a merged group are between different groups.
     own = jnp.diagonal(merged, axis1=3, axis2=5)
@@ -99,5 +114,14 @@ def _patches(images: jax.Array, count: int, shape: tuple[int, ...], stride: int,
     return jnp.concatenate(taps, -1)
 
 
-def _matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    return lax.dot_general(a, b, (((2,), (1,)), ((0,), (0,))))
+def _blocks(arrays: jax.Array, like: jax.Array | None = None) -> jax.Array:
+    """Divide images into blocks: [B, H, W, C] -> [blocks, B / blocks, H, W, C].
+
+    Args:
+        like: images whose size determines the blocks, by default those that are divided.
+    """
+    batch, height, width, _ = (arrays if like is None else like).shape
+    size = next(
+        (size for size in range(1, batch) if batch % size == 0 and size * height * width >= _BLOCK_PIXELS), batch
+    )
+    return arrays.reshape(batch // size, size, *arrays.shape[1:])
