@@ -69,8 +69,13 @@ format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# Builds the wheel in dist/, without a network.
+.PHONY: wheel
+wheel: setup
+	$(BIN)/python -m hatchling build --target wheel --directory dist
+
 clean:
-	rm -rf .venv .venv-newest build runs/demo data/digits
+	rm -rf .venv .venv-newest build dist runs/demo data/digits
 
 # Builds the documentation site in build/site, without a network.
 .PHONY: docs

@@ -18,7 +18,7 @@ from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics.top_k import TopK
-from jaxddp.models import convnext, efficientnet, mobilenet, regnet, resnet, vit
+from jaxddp.models import convnext, efficientnet, mobilenet, regnet, resnet, swin, vit
 from jaxddp.models.inverted_residual import InvertedResidualSizes
 from support.data import CLASSES
 from support.shared import adapted
@@ -44,8 +44,9 @@ def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)
             monkeypatch.setitem(table, name, dataclasses.replace(architecture, stage_sizes=stages))
     for name in vit.SIZES:
         monkeypatch.setitem(vit.SIZES, name, vit.ViTSize(16, 2, blocks=2))
-    for name in convnext.STAGE_SIZES:
-        monkeypatch.setitem(convnext.STAGE_SIZES, name, (1, 0, 0, 0))
+    for sizes in (convnext.STAGE_SIZES, swin.STAGE_SIZES):
+        for name in sizes:
+            monkeypatch.setitem(sizes, name, (1, 0, 0, 0))
     for name, architecture in regnet.ARCHITECTURES.items():
         monkeypatch.setitem(regnet.ARCHITECTURES, name, dataclasses.replace(architecture, depth=1, initial_width=16))
     for table in (efficientnet.ARCHITECTURES, mobilenet.ARCHITECTURES):

@@ -1,25 +1,27 @@
 """Writes the logits of torchvision and timm for `published.py`. It must run where both libraries are installed.
 
     python tests/support/torch_logits.py                          adds the networks that tests/support/published.json
-                                                                  lacks
+                                                                  lacks, and writes published_positions.json
     python tests/support/torch_logits.py resnet18 FILE.safetensors...
                                                           loads exported weights strictly and compares with it
     python tests/support/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
 
-The committed file was written with torchvision 0.29.2 and timm 1.0.31: the ResNets with basic blocks and with
-bottlenecks, the ConvNeXts and the ViTs with torch 2.13.0, and the networks after them with torch 2.15.0.
+The committed files were written with torchvision 0.29.2 and timm 1.0.31: the ResNets with basic blocks and with
+bottlenecks, the ConvNeXts and the ViTs with torch 2.13.0, and the other networks and the positions with torch 2.15.0.
 """
 
+import functools
 import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import timm
+import timm.layers
 import torch
 import torchvision.models
 
-from support.published import CLASSES, GOLDEN, digest, image, weights
+from support.published import CLASSES, GOLDEN, POSITIONS, digest, image, positions, weights
 
 ODD = "97x131"
 NETWORKS = {
@@ -41,15 +43,28 @@ NETWORKS = {
         for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")
     },
     **{name: ("torchvision", name, (ODD,)) for name in ("efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large")},
+    "swin_t": ("torchvision", "swin_t", ("224x224", ODD)),
+    "swin_s": ("torchvision", "swin_s", (ODD,)),
+    "timm_swin_t": ("timm", "swin_tiny_patch4_window7_224", ("224x224",)),
+    "small_swin": ("torchvision", "small_swin", (ODD, "29x60")),
 }
-"""The library, the network's name in it, and the sizes of the images."""
+"""The library, the network's name in it or in `BUILT`, and the sizes of the images."""
+GRIDS = (("4x4", "6x7"), ("7x7", "3x5"), ("2x3", "4x4"), ("14x14", "16x16"))
+"""Pairs of grids of position embeddings."""
+BUILT = {
+    "small_swin": lambda **settings: torchvision.models.SwinTransformer(
+        [4, 4], embed_dim=32, depths=[2, 2], num_heads=[1, 2], window_size=[7, 7], **settings
+    )
+}
+"""Networks that a library's classes can build, but that have no name in it."""
 
 
 def network(name: str) -> torch.nn.Module:
     library, published, _ = NETWORKS[name]
     if library == "timm":
         return timm.create_model(published, num_classes=CLASSES).double().eval()
-    return torchvision.models.get_model(published, num_classes=CLASSES).double().eval()
+    create = BUILT.get(published) or functools.partial(torchvision.models.get_model, published)
+    return create(num_classes=CLASSES).double().eval()
 
 
 def formula(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -63,6 +78,12 @@ def logits(module: torch.nn.Module, size: str) -> list[float]:
     height, width = map(int, size.split("x"))
     with torch.no_grad():
         return module(torch.from_numpy(image(height, width).transpose(0, 3, 1, 2).copy()))[0].tolist()
+
+
+def interpolate(old: str, new: str) -> list:
+    """Return `positions` of one grid, such as "4x4", interpolated by timm to another grid."""
+    sizes = (list(map(int, grid.split("x"))) for grid in (new, old))
+    return timm.layers.resample_abs_pos_embed(torch.from_numpy(positions(old)), *sizes).tolist()
 
 
 def main(arguments: list[str]) -> None:
@@ -84,6 +105,8 @@ def main(arguments: list[str]) -> None:
             }
             print(name, len(shapes), results[name]["logits"][sizes[0]][:3])
         GOLDEN.write_text(json.dumps(results, indent=1) + "\n")
+        interpolated = {f"{old} to {new}": interpolate(old, new) for old, new in GRIDS}
+        POSITIONS.write_text(json.dumps(interpolated) + "\n")
         return
     name, file = arguments[0], Path(arguments[1])
     module = network(name)
