@@ -36,7 +36,7 @@ LAYERS = (
     Group(0, "core"),
     Group(
         1,
-        "batch_statistics choices config hooks keys overrides recipe_file recipe_sources registry sections "
+        "batch_statistics choices config hooks keys overrides recipe_file recipe_files registry sections "
         "shares weight_init",
     ),
     Group(2, "mesh", "jax"),
@@ -64,7 +64,8 @@ LAYERS = (
     Group(12, "cluster"),
     Group(12, "curate"),
     Group(12, "reports"),
-    Group(13, "cli command_line commands __main__", "tyro rich"),
+    Group(13, "sweeps"),
+    Group(14, "cli command_line commands __main__", "tyro rich"),
 )
 GROUPS = {place: group for group in LAYERS for place in group.modules.split()}
 PACKAGE_INIT = "__init__"
@@ -83,11 +84,15 @@ FILE_LIBRARIES = {
     "jaxddp/data/images/pillow.py": "PIL",
     "jaxddp/data/images/verify.py": "PIL",
     "jaxddp/data/formats/parquet_files.py": "pyarrow",
+    "jaxddp/data/formats/table_columns.py": "pyarrow",
     "jaxddp/data/sample.py": "PIL sklearn",
+    "jaxddp/data/storage/arrow_rows.py": "pyarrow",
+    "jaxddp/data/storage/hub.py": "datasets",
     "jaxddp/data/storage/parquet.py": "pyarrow",
     "jaxddp/data/storage/records.py": "google",
     "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/stream/tensorflow_cpu.py": "tensorflow",
+    "jaxddp/recipe_files/text_file.py": "yaml",
     "jaxddp/setup/input_figure.py": "matplotlib",
     "jaxddp/inference/predictions.py": "pandas",
     "jaxddp/inference/prediction_formats.py": "pyarrow",
@@ -99,7 +104,13 @@ FILE_LIBRARIES = {
     "jaxddp/reports/feature_map.py": "sklearn threadpoolctl umap",
     "jaxddp/reports/page.py": "jinja2 plotly",
     "jaxddp/reports/validation_images.py": "PIL",
-    "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
+    "jaxddp/sweeps/study.py": "optuna",
+    "jaxddp/weights/conversion.py": "PIL",
+    "jaxddp/weights/state_dict.py": "safetensors ml_dtypes",
+    "jaxddp/inference/model_card.py": "yaml",
+    "jaxddp/weights/hub_upload.py": "huggingface_hub",
+    "jaxddp/weights/hub.py": "huggingface_hub tqdm",
+    "jaxddp/weights/torch_file.py": "ml_dtypes",
     "jaxddp/notebook/figures.py": "matplotlib",
     "jaxddp/inference/trained.py": "matplotlib",
     "jaxddp/training/pictures.py": "matplotlib",

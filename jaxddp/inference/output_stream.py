@@ -4,6 +4,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -104,7 +105,7 @@ class OutputStream:
         waiting: deque[tuple[int, Any, Any]] = deque()
         for step, batch in enumerate(batches):
             # The first call compiles the network.
-            with doing("" if step else "compiling the network"):
+            with nullcontext() if step else doing("compiling the network"):
                 outputs = self.program(self.topology.place(batch))
             waiting.append((step * self._order.batch_size, *outputs))
             if len(waiting) > _AHEAD:
