@@ -17,6 +17,7 @@ from jaxddp.keys import HELP
 from jaxddp.recipe_file import config_names
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
+       jaxddp sweep CONFIG --KEY A,B,C ... [--workdir DIR] [--jobs J] [--search optuna --trials N] [overrides]
        jaxddp eval RUN [--step latest|best|N] [overrides]
        jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
        jaxddp checkpoints RUN [--verify]
@@ -45,6 +46,7 @@ used keys have short forms: --data DIR, --model NAME, --epochs N, --batch-size B
 COMMANDS = (
     *(
         "train",
+        "sweep",
         "eval",
         "find-lr",
         "predict",
@@ -141,7 +143,7 @@ def _run(arguments: list[str]) -> int:
     command, rest = arguments[0], arguments[1:]
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {choices(command, COMMANDS)}")
-    if command in ("train", "eval", "find-lr", "config") and (not rest or _is_option(rest[0])):
+    if command in ("train", "sweep", "eval", "find-lr", "config") and (not rest or _is_option(rest[0])):
         print(usage, file=sys.stderr)
         raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
     try:
@@ -161,6 +163,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
     """Return the function that runs a command. Only its module is imported, so the launcher needs no JAX."""
     if name == "train":
         from jaxddp.commands.train import run
+    elif name == "sweep":
+        from jaxddp.commands.sweep import run
     elif name == "eval":
         from jaxddp.commands.eval import run
     elif name == "find-lr":

@@ -64,7 +64,8 @@ LAYERS = (
     Group(12, "cluster"),
     Group(12, "curate"),
     Group(12, "reports"),
-    Group(13, "cli command_line commands __main__", "tyro rich"),
+    Group(13, "sweeps"),
+    Group(14, "cli command_line commands __main__", "tyro rich"),
 )
 GROUPS = {place: group for group in LAYERS for place in group.modules.split()}
 PACKAGE_INIT = "__init__"
@@ -83,7 +84,10 @@ FILE_LIBRARIES = {
     "jaxddp/data/images/pillow.py": "PIL",
     "jaxddp/data/images/verify.py": "PIL",
     "jaxddp/data/formats/parquet_files.py": "pyarrow",
+    "jaxddp/data/formats/table_columns.py": "pyarrow",
     "jaxddp/data/sample.py": "PIL sklearn",
+    "jaxddp/data/storage/arrow_rows.py": "pyarrow",
+    "jaxddp/data/storage/hub.py": "datasets",
     "jaxddp/data/storage/parquet.py": "pyarrow",
     "jaxddp/data/storage/records.py": "google",
     "jaxddp/data/storage/objects.py": "obstore",
@@ -95,6 +99,8 @@ FILE_LIBRARIES = {
     "jaxddp/training/checkpoints/manager.py": "orbax",
     "jaxddp/reports/page.py": "jinja2 plotly",
     "jaxddp/reports/validation_images.py": "PIL",
+    "jaxddp/sweeps/study.py": "optuna",
+    "jaxddp/weights/conversion.py": "PIL",
     "jaxddp/weights/state_dict.py": "safetensors ml_dtypes",
     "jaxddp/inference/model_card.py": "yaml",
     "jaxddp/weights/hub_upload.py": "huggingface_hub",

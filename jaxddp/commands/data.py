@@ -31,9 +31,9 @@ class DataOptions:
     data_dir: str | None = None
     """The folder of tensorflow-datasets' prepared data sets."""
     train: str | None = None
-    """The solution file of the training split; LOC_train_solution.csv by default."""
+    """The solution file, the pattern of files or the name of the training split, as data.train."""
     val: str | None = None
-    """The solution file of the validation split; LOC_val_solution.csv by default."""
+    """The solution file, the pattern of files or the name of the validation split, as data.val."""
     val_share: HeldOut | None = None
     """The share of each class to validate on, if the data have no validation split."""
 

@@ -13,7 +13,7 @@ from jaxddp.models.interface import Model
 from jaxddp.recipe.make_recipe import model_of
 from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.weights.state_dict import write
-from jaxddp.weights.torch_layout import namings_of, published
+from jaxddp.weights.torch_layout import constants_of, namings_of, published
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
 
 _ANY_CLASSES = 2
@@ -72,7 +72,7 @@ def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers:
     """
     if out.suffix != ".safetensors":
         raise InputError(f"{out}: its name must end in .safetensors")
-    named = published(arrays, namings_of(model)[0])
+    named = published(arrays, namings_of(model)[0]) | constants_of(model)
     # If all processes of a job wrote, they would overwrite each other's file.
     if peers.is_first:
         write(out, named)

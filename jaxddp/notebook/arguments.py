@@ -34,7 +34,7 @@ _OPTIONS = {
     ),
     "log": ("gradient_norm",),
     "objective": (
-        *("strong_cutout", "strong_rand_augment", "strong_rand_magnitude", "threshold"),
+        *("consistency_weight", "strong_cutout", "strong_rand_augment", "strong_rand_magnitude", "threshold"),
         *("teacher", "teacher_share", "temperature", "unlabelled_ratio", "unlabelled_weight"),
     ),
 }

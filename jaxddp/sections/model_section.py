@@ -46,8 +46,8 @@ class ModelConfig:
     """The images that batch norm normalizes together in training: "local", each device's part of the batch; "sync", the
     global batch; "ghost:K", every K consecutive images, with the same result on any number of devices."""
     drop_path: Decay | None = None
-    """ViTs and ConvNeXts: stochastic depth. The probability that an example skips a block grows linearly, from 0 at the
-    first block to this value at the last."""
+    """ViTs, Swin Transformers and ConvNeXts: stochastic depth. The probability that an example skips a block grows
+    linearly, from 0 at the first block to this value at the last."""
     freeze: str | None = None
     """Layers that are not trained, by the beginning of their names: "conv1,layer1", or "all but fc" for a linear probe.
     Their batch norms use the running statistics and do not change them."""

@@ -104,7 +104,10 @@ def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, 
         return {}
     with doing(f"reading weights from {start}"):
         class_ids, path = tuple(source.class_ids), local_weights(start, offline=model_config.offline)
-        return initial_weights(path, model, shapes, source.num_classes, experiment.topology, new_layers, class_ids)
+        image_shape, classes = experiment.layout.training_data.image_shape, source.num_classes
+        return initial_weights(
+            path, model, shapes, classes, experiment.topology, new_layers, class_ids, image_shape=image_shape
+        )
 
 
 def complete_recipe(recipe: Recipe, layout: Layout, topology: Topology) -> tuple[Recipe, Layout, Shapes]:

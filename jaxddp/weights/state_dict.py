@@ -17,13 +17,14 @@ FORMS = "a .safetensors file, a .pth file of PyTorch's, or the work directory of
 
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "BOOL": "?"}
 _DTYPES |= {f"{kind}{bits}": f"{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
-_COUNTER = "num_batches_tracked"
+# Arrays that PyTorch stores and no network reads: the number of batches, and indices that follow from the window side.
+_UNREAD = ("num_batches_tracked", "relative_position_index")
 # Prefixes that module wrappers add to each name.
 _WRAPPERS = ("module.", "_orig_mod.")
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a file, by name, without PyTorch's batch counters.
+    """Read the arrays of a file, by name, without PyTorch's batch counters and Swin's indices.
 
     A state dict may be nested under "state_dict", "model" or "model_state_dict". A prefix "module." or "_orig_mod."
     that all names share is removed.
@@ -38,7 +39,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
     for wrapper in _WRAPPERS:
         if arrays and all(name.startswith(wrapper) for name in arrays):
             arrays = {name.removeprefix(wrapper): array for name, array in arrays.items()}
-    return {name: array for name, array in arrays.items() if not name.endswith(_COUNTER)}
+    return {name: array for name, array in arrays.items() if not name.endswith(_UNREAD)}
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
