@@ -36,7 +36,7 @@ LAYERS = (
     Group(0, "core"),
     Group(
         1,
-        "batch_statistics choices config hooks keys overrides recipe_file recipe_sources registry sections "
+        "batch_statistics choices config hooks keys overrides recipe_file recipe_files registry sections "
         "shares weight_init",
     ),
     Group(2, "mesh", "jax"),
@@ -64,7 +64,8 @@ LAYERS = (
     Group(12, "cluster"),
     Group(12, "curate"),
     Group(12, "reports"),
-    Group(13, "cli command_line commands __main__", "tyro rich"),
+    Group(13, "sweeps"),
+    Group(14, "cli command_line commands __main__", "tyro rich"),
 )
 GROUPS = {place: group for group in LAYERS for place in group.modules.split()}
 PACKAGE_INIT = "__init__"
@@ -91,6 +92,7 @@ FILE_LIBRARIES = {
     "jaxddp/data/storage/records.py": "google",
     "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/stream/tensorflow_cpu.py": "tensorflow",
+    "jaxddp/recipe_files/text_file.py": "yaml",
     "jaxddp/setup/input_figure.py": "matplotlib",
     "jaxddp/inference/predictions.py": "pandas",
     "jaxddp/inference/prediction_formats.py": "pyarrow",
@@ -98,7 +100,13 @@ FILE_LIBRARIES = {
     "jaxddp/training/checkpoints/manager.py": "orbax",
     "jaxddp/reports/page.py": "jinja2 plotly",
     "jaxddp/reports/validation_images.py": "PIL",
-    "jaxddp/weights/state_dict.py": "safetensors torch ml_dtypes",
+    "jaxddp/sweeps/study.py": "optuna",
+    "jaxddp/weights/conversion.py": "PIL",
+    "jaxddp/weights/state_dict.py": "safetensors ml_dtypes",
+    "jaxddp/inference/model_card.py": "yaml",
+    "jaxddp/weights/hub_upload.py": "huggingface_hub",
+    "jaxddp/weights/hub.py": "huggingface_hub tqdm",
+    "jaxddp/weights/torch_file.py": "ml_dtypes",
     "jaxddp/notebook/figures.py": "matplotlib",
     "jaxddp/inference/trained.py": "matplotlib",
     "jaxddp/training/pictures.py": "matplotlib",

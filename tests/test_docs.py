@@ -44,8 +44,12 @@ COMMANDS = (
     ("predict",),
     ("checkpoints",),
     ("export",),
+    ("push",),
+    ("weights",),
     ("report",),
     ("runs",),
+    ("sweep",),
+    ("completion",),
     ("launch",),
 )
 
@@ -107,13 +111,14 @@ def command(words: list[str]) -> list[str]:
     errors = []
     if rest and name in CONFIG_COMMANDS and not rest[0].startswith("-"):
         config = rest[0]
-        exists = config in CONFIGS or config.startswith("runs/") or config.endswith((".py", "config.json"))
+        exists = config in CONFIGS or config.startswith("runs/") or config.endswith((".py", ".yaml", "config.json"))
         if not (exists or config.isupper() or config == "…"):
             errors.append(f"there is no config {config}")
         # The `--help` of a config omits keys that its network, optimizer and other choices do not read.
         pairs = itertools.pairwise(rest)
         name = (*name, "digits", *(word for pair in pairs if pair[0].endswith((".name", ".schedule")) for word in pair))
-    known = options(*name)
+    # Every option of `jaxddp train` is one of `jaxddp sweep`.
+    known = options(*name) | (options("train", "digits") if name == ("sweep",) else frozenset())
     named = [word.partition("=")[0] for word in rest if word.startswith("--")]
     return errors + [f"there is no option {word}" for word in named if word not in known]
 

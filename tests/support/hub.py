@@ -1,109 +1,227 @@
-"""A hub of data sets on the loopback, with the few endpoints of the Hugging Face Hub that a download of files needs."""
+"""A server on the loopback with the answers of the Hugging Face Hub and of torchvision's file server.
 
-import contextlib
+The answers follow what huggingface_hub 2.4 sends and expects. Files of more than `LARGE` bytes are LFS files, as on the
+hub: a HEAD request redirects to the content, and states its SHA-256.
+"""
+
+import base64
 import hashlib
 import json
+import re
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = 2000
+TOKEN = "hf_a_token_that_may_write"
+_RESOLVE = re.compile(r"/([\w.-]+/[\w.-]+)/resolve/([^/]+)/(.+)")
 
 
-class Hub(ThreadingHTTPServer):
-    """A server of the files in a folder, as the data set `owner/pets`."""
+@dataclass
+class Hub:
+    """The state of the server.
 
-    daemon_threads = True
-    name = "owner/pets"
+    Attributes:
+        url: the address.
+        repos: the files of each repository by name.
+        files: the files of torchvision's server, below /models.
+        requests: the number of requests by "METHOD path".
+        statuses: the status codes of the next answers to a path; each is used once.
+        delay: seconds before an answer with content.
+        damaged: paths whose next content has another last byte.
+        private: the repositories that were created as private.
+    """
 
-    def __init__(self, folder: Path):
-        super().__init__(("127.0.0.1", 0), _Answer)
-        self.folder = folder
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        self.downloads: list[str] = []
-        """The files whose content was sent."""
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        paths = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        return {path.relative_to(self.folder).as_posix(): path.read_bytes() for path in paths}
-
-    @property
-    def commit(self) -> str:
-        return hashlib.sha1(repr(self.files).encode()).hexdigest()
-
-    def handle_error(self, request, client_address) -> None:
-        """Ignore clients that closed their connection."""
+    url: str = ""
+    repos: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+    requests: Counter = field(default_factory=Counter)
+    statuses: dict[str, list[int]] = field(default_factory=dict)
+    delay: float = 0.0
+    damaged: list[str] = field(default_factory=list)
+    cut: list[str] = field(default_factory=list)
+    private: list[str] = field(default_factory=list)
+    blobs: dict[str, bytes] = field(default_factory=dict)
 
 
-class _Answer(BaseHTTPRequestHandler):
+@contextmanager
+def serving() -> Iterator[Hub]:
+    """Run a server during the block."""
+    hub = Hub()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("OfHub", (_Handler,), {"hub": hub}))
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: Hub
     protocol_version = "HTTP/1.1"
-    server: Hub
 
-    def log_message(self, format, *args) -> None: ...
+    def log_message(self, *_) -> None: ...
+
+    def do_HEAD(self) -> None:
+        self._read(content=False)
 
     def do_GET(self) -> None:
-        hub, path = self.server, unquote(urlsplit(self.path).path)
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        repository, api = f"/datasets/{hub.name}", f"/api/datasets/{hub.name}"
-        if path.startswith(f"{repository}/resolve/"):
-            self._send_file(path.removeprefix(f"{repository}/resolve/").partition("/")[2])
-        elif path == api or path.startswith(f"{api}/revision/"):
-            siblings = [{"rfilename": name} for name in hub.files]
-            self._send(json.dumps({"id": hub.name, "sha": hub.commit, "siblings": siblings, "tags": []}).encode())
-        elif path.startswith(f"{api}/tree/"):
-            self._send_tree(path.removeprefix(f"{api}/tree/").partition("/")[2], "recursive=true" in self.path.lower())
-        elif path.startswith(f"{api}/paths-info/"):
-            wanted = json.loads(body)["paths"] if body.startswith(b"{") else []
-            self._send(json.dumps([entry for entry in self._entries() if entry["path"] in wanted]).encode())
+        self._read(content=True)
+
+    def do_PUT(self) -> None:
+        body = self._body()
+        self.hub.blobs[hashlib.sha256(body).hexdigest()] = body
+        self._answer(200, {})
+
+    def do_POST(self) -> None:
+        body = self._body()
+        self.hub.requests[f"POST {self.path}"] += 1
+        if not self.path.endswith("validate-yaml") and self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self._answer(401, {"error": "Invalid token"})
+        elif self.path.endswith("validate-yaml"):
+            self._answer(200, {"errors": [], "warnings": []})
+        elif self.path == "/api/repos/create":
+            self._create(json.loads(body))
+        elif "/preupload/" in self.path:
+            modes = [
+                {
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["size"] > LARGE else "regular",
+                    "shouldIgnore": False,
+                }
+                for file in json.loads(body)["files"]
+            ]
+            self._answer(200, {"files": modes})
+        elif self.path.endswith("/info/lfs/objects/batch"):
+            objects = [
+                {**one, "actions": {"upload": {"href": f"{self.hub.url}/upload/{one['oid']}"}}}
+                for one in json.loads(body)["objects"]
+            ]
+            self._answer(200, {"transfer": "basic", "objects": objects})
         else:
-            self._send(b"", 404, {"X-Error-Code": "RepoNotFound"})
+            self._commit(body)
 
-    do_POST = do_HEAD = do_GET
+    def _create(self, request: dict) -> None:
+        repo = f"{request.get('organization') or 'me'}/{request['name']}"
+        if repo in self.hub.repos:
+            self._answer(409, {"error": "exists", "url": f"{self.hub.url}/{repo}"})
+            return
+        self.hub.repos[repo] = {}
+        if request.get("visibility") == "private":
+            self.hub.private.append(repo)
+        self._answer(200, {"url": f"{self.hub.url}/{repo}"})
 
-    def _entries(self) -> list[dict[str, object]]:
-        files = self.server.files.items()
-        return [{"type": "file", "path": name, "size": len(data), "oid": _digest(data)} for name, data in files]
+    def _commit(self, body: bytes) -> None:
+        repo = "/".join(self.path.split("/")[3:5])
+        for line in map(json.loads, body.splitlines()):
+            value = line["value"]
+            if line["key"] == "file":
+                self.hub.repos[repo][value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                self.hub.repos[repo][value["path"]] = self.hub.blobs[value["oid"]]
+        url = f"{self.hub.url}/{repo}/commit/{COMMIT}"
+        self._answer(200, {"commitUrl": url, "commitOid": COMMIT, "hookOutput": ""})
 
-    def _send_tree(self, folder: str, recursive: bool) -> None:
-        prefix = f"{folder}/" if folder else ""
-        below = [entry for entry in self._entries() if str(entry["path"]).startswith(prefix)]
-        parts = {name: str(name).removeprefix(prefix).partition("/") for name in (entry["path"] for entry in below)}
-        folders = sorted({prefix + first for first, slash, _ in parts.values() if slash})
-        if not recursive:
-            below = [entry for entry in below if not parts[entry["path"]][1]]
-        made = [{"type": "directory", "path": name, "size": 0, "oid": _digest(name.encode())} for name in folders]
-        self._send(json.dumps([*made, *below]).encode())
+    def _read(self, *, content: bool) -> None:
+        path = self.path.partition("?")[0]
+        self.hub.requests[f"{self.command} {path}"] += 1
+        if statuses := self.hub.statuses.get(path):
+            self._answer(statuses.pop(0), {"error": "planned"})
+            return
+        found = _RESOLVE.fullmatch(path)
+        if path.startswith("/models/"):
+            file = self.hub.files.get(path.rpartition("/")[2])
+            self._send(404 if file is None else 200, file or b"", {}, content=content)
+        elif path.startswith("/blob/"):
+            self._send(200, self.hub.blobs[path.rpartition("/")[2]], {}, content=content)
+        elif found is None or found[1] not in self.hub.repos:
+            self._error(401 if found else 404, "RepoNotFound")
+        elif found[2] not in ("main", COMMIT):
+            self._error(404, "RevisionNotFound")
+        elif found[3] not in self.hub.repos[found[1]]:
+            self._error(404, "EntryNotFound")
+        else:
+            self._resolve(self.hub.repos[found[1]][found[3]], content=content)
 
-    def _send_file(self, name: str) -> None:
-        content = self.server.files.get(name)
-        if content is None:
-            return self._send(b"", 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.server.commit})
-        if self.command == "GET":
-            self.server.downloads.append(name)
-        self._send(content, 200, {"ETag": f'"{_digest(content)}"', "X-Repo-Commit": self.server.commit})
+    def _resolve(self, file: bytes, *, content: bool) -> None:
+        if len(file) <= LARGE:
+            etag = hashlib.sha1(b"blob %d\0" % len(file) + file).hexdigest()
+            self._send(200, file, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, content=content)
+            return
+        digest = hashlib.sha256(file).hexdigest()
+        self.hub.blobs[digest] = file
+        linked = {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(file)), "X-Repo-Commit": COMMIT}
+        # The hub's contents have another host, so huggingface_hub does not follow the redirect of a HEAD request.
+        other_host = self.hub.url.replace("127.0.0.1", "localhost")
+        self._send(302, b"", {**linked, "Location": f"{other_host}/blob/{digest}"}, content=content)
 
-    def _send(self, content: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def _error(self, status: int, code: str) -> None:
+        self._send(
+            status, b"{}", {"X-Error-Code": code, "X-Error-Message": code, "X-Repo-Commit": COMMIT}, content=True
+        )
+
+    def _answer(self, status: int, value: dict) -> None:
+        self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json"}, content=True)
+
+    def _send(self, status: int, body: bytes, headers: dict[str, str], *, content: bool) -> None:
+        path = self.path.partition("?")[0]
+        if content and status == 200:
+            time.sleep(self.hub.delay)
+            if path in self.hub.damaged:
+                self.hub.damaged.remove(path)
+                body = body[:-1] + bytes([body[-1] ^ 1])
         self.send_response(status)
-        for name, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+        for name, value in headers.items():
             self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        if content and path in self.hub.cut:
+            self.hub.cut.remove(path)
+            self.close_connection = True
+            body = body[: len(body) // 2]
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        if content and self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            parts = []
+            while size := int(self.rfile.readline(), 16):
+                parts.append(self.rfile.read(size))
+                self.rfile.readline()
+            self.rfile.readline()
+            return b"".join(parts)
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha1(content).hexdigest()
+def use(hub: Hub, cache: Path, monkeypatch) -> None:
+    """Let this process use the server, with empty caches below a folder."""
+    import huggingface_hub.constants
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    for name, value in environment(hub, cache).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
 
-@contextlib.contextmanager
-def running_hub(folder: Path) -> Iterator[Hub]:
-    """Serve the files in a folder."""
-    with Hub(folder) as hub:
-        thread = threading.Thread(target=hub.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield hub
-        finally:
-            hub.shutdown()
-            thread.join(10)
+def environment(hub: Hub, cache: Path) -> dict[str, str]:
+    """Return environment variables with which another process uses the server."""
+    return {
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_CACHE": str(cache / "hub"),
+        "HF_TOKEN": TOKEN,
+        # The server does not speak Xet, the protocol by which the hub moves the content of large files.
+        "HF_HUB_DISABLE_XET": "1",
+        "JAXDDP_TORCHVISION_URL": f"{hub.url}/models",
+        "JAXDDP_CACHE": str(cache),
+    }
