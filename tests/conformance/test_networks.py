@@ -25,6 +25,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.inference.exported_program import export_program
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
+from jaxddp.models.activations import activation, find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.swin import Swin
@@ -372,3 +373,32 @@ def test_the_network_of_every_config_has_an_output_for_each_class(name, pictures
 def test_every_family_has_a_config():
     named = {type(MODELS.get(load(name).model.name)(Config(), CLASSES)) for name in config_names()}
     assert named == {type(module_of(name)) for name in FAMILIES}
+
+
+# --- Features and heat maps ---
+
+HEAD_FACTORS = {"airbench": lambda features: 1 / features.shape[-1]}
+"""The factors of logits after the last dense layer, for networks that have one."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_head_of_the_features_gives_the_logits(name, shallow):
+    """Without a name of a layer, the features of every family are the input of its last dense layer."""
+    with jax.enable_x64(True):
+        model = adapt(module_of(name, dtype="float64", param_dtype="float64"))
+        images = jax.random.normal(jax.random.key(1), (3, *SHAPE), "float64")
+        params, state = jax.jit(model.init)(jax.random.key(0), images[:1])
+        params, layer = randomized(jax.device_get(params)), find_layer(model, SHAPE)
+
+        @jax.jit
+        def outputs(*arrays):
+            return activation(model, layer, *arrays), model.apply(*arrays, train=False, key=None)[0]
+
+        (logits, features), plain = outputs(params, state, images)
+        assert features.shape == (3, *layer.shape) and features.ndim == 2
+        head = params[layer.path]
+        expected = (features @ head["kernel"] + head.get("bias", 0)) * HEAD_FACTORS.get(name, lambda _: 1)(features)
+        assert np.abs(logits).max() > 1e-3 and np.allclose(expected, logits, rtol=1e-9, atol=1e-9)
+        assert np.allclose(logits, plain, rtol=1e-9, atol=1e-9)
+        assert len(heat_map_layer(model, SHAPE).shape) in (2, 3)
