@@ -1,11 +1,15 @@
 """Command-line entry point: runs a command, and prints an error that the user can correct as a one-line message."""
 
 import contextlib
+import functools
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 
-from jaxddp.command_line.terminal import StatusLine
+from jaxddp.command_line.short_forms import config_first
+from jaxddp.command_line.status_line import StatusLine
 from jaxddp.core.errors import InputError, JaxddpError, with_notes
 from jaxddp.core.user_code import describing_errors
 from jaxddp.core.versions import versions
@@ -14,7 +18,7 @@ from jaxddp.job.activity import show_on
 from jaxddp.job.environment import find_job
 from jaxddp.job.work_status import report_work
 from jaxddp.keys import HELP
-from jaxddp.recipe_file import config_names
+from jaxddp.recipe_files.find_recipe import config_names
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp sweep CONFIG --KEY A,B,C ... [--workdir DIR] [--jobs J] [--search optuna --trials N] [overrides]
@@ -28,39 +32,25 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp runs [DIR]
        jaxddp find-lr CONFIG [--lowest RATE] [--highest RATE] [--steps N] [--out FILE] [overrides]
        jaxddp doctor [CONFIG [overrides]] [--workdir DIR]
-       jaxddp config CONFIG [overrides]
+       jaxddp config CONFIG [--format table|yaml|json] [overrides]
        jaxddp data check PATH [--manifest FILE] [--threads N] [--train CSV] [--val CSV]
        jaxddp data show CONFIG [--step N] [--count N] [--out FILE] [overrides]
        jaxddp data pack PATH --out DIR [--short-side PIXELS] [--quality Q] [--train CSV] [--val CSV]
        jaxddp data sample digits --out DIR
+       jaxddp completion bash|zsh
        jaxddp launch [--processes P | --gpus K] [--restarts N] [--nodes N|MIN:MAX --nr RANK --coordinator HOST:PORT]
                      -- train CONFIG ...
 
 CONFIG is a name ({names}),
-the path of a Python file with get_config(), or a RUN. RUN is the work directory of a run, whose saved settings apply.
-PATH is a data set, as in data.path. IMAGES is a folder, files, a CSV file with a column `path`, or a directory with a
-test listing. `jaxddp train CONFIG --help` lists every key that can be overridden, with the config's values. The most
-used keys have short forms: --data DIR, --model NAME, --epochs N, --batch-size B, --lr X. Each command has its own
---help. `jaxddp --version` prints the installed versions."""
+the path of a recipe file (Python with get_config(), YAML or JSON), or a RUN. RUN is the work directory of a run, whose
+saved settings apply. PATH is a data set, as in data.path. IMAGES is a folder, files, a CSV file with a column `path`,
+or a directory with a test listing. `jaxddp train CONFIG --help` lists every key that can be overridden, with the
+config's values. The most used keys have short forms: --lr X, --epochs N, --batch-size B, --model NAME, --data DIR and
+--seed N. Each command has its own --help. `jaxddp --version` prints the installed versions."""
 
 COMMANDS = (
-    *(
-        "train",
-        "sweep",
-        "eval",
-        "find-lr",
-        "predict",
-        "checkpoints",
-        "export",
-        "push",
-        "weights",
-        "report",
-        "runs",
-        "doctor",
-        "config",
-        "data",
-    ),
-    "launch",
+    *("train", "sweep", "eval", "find-lr", "predict", "checkpoints", "export", "push", "weights", "report", "runs"),
+    *("doctor", "config", "data", "completion", "launch"),
 )
 
 _RESUMES = "the same command resumes from the last checkpoint, if there is one"
@@ -133,14 +123,14 @@ def _end(line: str, code: int, error: BaseException) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    usage = _USAGE.format(names=", ".join(config_names()))
+    usage = _usage()
     if not arguments or arguments[0] in HELP:
         print(usage)
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
         print(versions())
         return 0
-    command, rest = arguments[0], arguments[1:]
+    command, rest = arguments[0], config_first(arguments[1:])
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {choices(command, COMMANDS)}")
     if command in ("train", "sweep", "eval", "find-lr", "config") and (not rest or _is_option(rest[0])):
@@ -153,6 +143,12 @@ def _run(arguments: list[str]) -> int:
         if end.code or not {*HELP} & {*rest}:
             raise
         return 0
+
+
+def _usage() -> str:
+    """Return the usage of all commands. The text below it is folded to the width of the terminal."""
+    lines, text = _USAGE.format(names=", ".join(config_names())).split("\n\n")
+    return f"{lines}\n\n{textwrap.fill(text, min(shutil.get_terminal_size((120, 24)).columns, 120))}"
 
 
 def _is_option(word: str) -> bool:
@@ -189,6 +185,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.show_config import run
     elif name == "data":
         from jaxddp.commands.data import run
+    elif name == "completion":
+        from jaxddp.commands.completion import run as complete
+
+        return functools.partial(complete, usage=_USAGE, command=_command)
     else:
         from jaxddp.commands.launch import run
     return run

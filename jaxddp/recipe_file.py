@@ -9,12 +9,15 @@
 A recipe that loads another one (`load("base.py")`) looks for it in its own folder and inherits its hooks. A recipe can
 import modules from its folder. A run keeps a copy of all these files, so that its work directory is enough to restore
 the recipe. A recipe that is loaded by name (`load("cifar10")`) comes from the installed package and is not copied.
+
+A recipe file can also be YAML or JSON (`jaxddp.recipe_files.text_file`). Its `base` is loaded like a recipe by `load`.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,13 +26,14 @@ from typing import Any
 import jaxddp.core.files as files
 from jaxddp.choices import without_unread
 from jaxddp.core.errors import InputError, about, with_keys_of_file
-from jaxddp.core.wording import choices, show
+from jaxddp.core.wording import show
 from jaxddp.hooks import Hook, errors_name_line, hooks_of
-from jaxddp.recipe_sources import RecipeSources, modules_in, run_as_module
+from jaxddp.overrides import flatten
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE, TEXT_FILES, is_built_in, is_name, recipe_path
+from jaxddp.recipe_files.python_sources import RecipeSources, modules_in, run_as_module
+from jaxddp.recipe_files.text_file import TextRecipe
 from jaxddp.sections.config_tree import Config
 
-CONFIG_FILE = "config.json"
-"""The file in a work directory that stores the run's config, and the fingerprints that a resumed run must match."""
 COPY_FOLDER = "recipe"
 """The folder in a work directory that holds a copy of the recipe's files."""
 RUN_ID = "run_id"
@@ -73,6 +77,7 @@ class RecipeFile:
         hooks: the hooks that the recipe defines or inherits, by name.
         stored: the recipe as config.json describes it; None for a recipe file.
         taken: the settings that a command takes from a run.
+        origins: for a recipe file in YAML or JSON, the file and line, or the base, that sets a key.
     """
 
     config: Config
@@ -81,6 +86,7 @@ class RecipeFile:
     hooks: Mapping[str, Hook] = field(default_factory=dict)
     stored: StoredRecipe | None = None
     taken: TakenSettings = TakenSettings()
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_network(self) -> bool:
@@ -124,6 +130,12 @@ class _Reading:
         """Record the modules from the file's folder that are imported so far."""
         self.modules |= {file for _, file in modules_in(self.path.parent)}
 
+    def sources(self) -> RecipeSources:
+        """Return the files of the recipe."""
+        recipes = tuple(dict.fromkeys([self.path, *self.recipes]))
+        root = Path(os.path.commonpath([file.parent for file in recipes]))
+        return RecipeSources(root, recipes, frozenset(self.modules))
+
 
 _readings: ContextVar[tuple[_Reading, ...]] = ContextVar("readings", default=())
 """The stack of running recipe files. Each file was loaded by the file before it."""
@@ -141,67 +153,17 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
     """
     outer = next(reversed(_readings.get()), None)
     path = recipe_path(name_or_path, Path() if outer is None else outer.path.parent)
-    by_name = _is_name(name_or_path) and path.suffix == ".py"
+    by_name = is_name(name_or_path) and path.suffix == ".py"
     if outer is not None:
         # Record the modules now, because the other recipe may replace them by its modules of the same names.
         outer.record_modules()
-    recipe = _read_run(path) if path.suffix == ".json" else _read_file(path)
+    recipe = _read_run(path) if _is_of_run(path) else _read_file(path)
     if outer is not None:
         outer.hooks |= recipe.hooks
         if not by_name:
             outer.recipes += recipe.sources.recipes
             outer.modules |= recipe.sources.modules
     return recipe
-
-
-def recipe_path(name_or_path: str | Path, folder: Path = Path()) -> Path:
-    """Return the file of a built-in config, a recipe file, or the config.json of a work directory.
-
-    A relative path starts in `folder`. A built-in name takes precedence over a directory of the same name. Raises:
-    InputError if there is no such file.
-    """
-    name, path = str(name_or_path), Path(os.path.normpath(folder / os.path.expanduser(name_or_path)))
-    built_in = configs_folder() / f"{name}.py"
-    if _is_name(name) and (os.path.isfile(built_in) or not os.path.isdir(path)):
-        path = built_in
-    elif os.path.isfile(path / CONFIG_FILE):
-        path /= CONFIG_FILE
-    try:
-        files.open_regular(path).close()
-    except FileNotFoundError:
-        raise InputError(f"config {show(name)} does not exist; {_suggestion(name, folder)}") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"config {show(name)}: cannot be read ({reason}); give a Python file with get_config()"
-        ) from None
-    return path
-
-
-def config_names() -> list[str]:
-    """Return the names of the built-in configs."""
-    return sorted(path.stem for path in configs_folder().glob("*.py"))
-
-
-def configs_folder() -> Path:
-    """Return the folder of the built-in configs: in a wheel it is inside the package, in a checkout beside it."""
-    in_package = Path(__file__).parent / "configs"
-    return in_package if in_package.is_dir() else Path(__file__).parent.parent / "configs"
-
-
-def _is_name(name_or_path: str | Path) -> bool:
-    return Path(name_or_path).suffix not in (".py", ".json") and "/" not in str(name_or_path)
-
-
-def is_built_in(path: Path) -> bool:
-    """Return whether a recipe file is a built-in config."""
-    return path.absolute().parent == configs_folder().absolute()
-
-
-def _suggestion(name: str, folder: Path) -> str:
-    if (folder / f"{name}.py").is_file():
-        return f"did you mean the file {name + '.py'!r}?"
-    return choices(Path(name).stem, config_names())
 
 
 def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
@@ -218,6 +180,17 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
             raise
         except (OSError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"cannot be read as a run's config ({error})", advice="give a run's config.json") from None
+
+
+def _is_of_run(path: Path) -> bool:
+    """Return whether a file is the config.json of a run, or a copy of one under another name."""
+    if path.suffix != ".json" or path.name == CONFIG_FILE:
+        return path.name == CONFIG_FILE
+    try:
+        content = json.loads(files.read(path))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and not content.keys().isdisjoint(BESIDE_CONFIG)
 
 
 def _read_run(path: Path) -> RecipeFile:
@@ -240,22 +213,47 @@ def _read_run(path: Path) -> RecipeFile:
 
 
 def _read_file(path: Path) -> RecipeFile:
-    reading, readings = _Reading(path.absolute()), _readings.get()
-    if any(other.path == reading.path for other in readings):
-        raise InputError(f"{reading.path}: loads itself; load the recipe that it is based on")
-    token = _readings.set((*readings, reading))
-    try:
+    with _running(path) as reading:
+        if path.suffix in TEXT_FILES:
+            return _read_text(path, reading)
         with errors_name_line(path, ""), with_keys_of_file():
             module = run_as_module(path, add_folder=not is_built_in(path))
             if not callable(getattr(module, "get_config", None)):
                 raise InputError("defines no get_config(); define one that returns a jaxddp.config.Config")
             config = module.get_config()
             reading.record_modules()
-    finally:
-        _readings.reset(token)
     if not isinstance(config, Config):
         raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
-    hooks = reading.hooks | hooks_of(path, module)
-    recipes = tuple(dict.fromkeys([path.absolute(), *reading.recipes]))
-    root = Path(os.path.commonpath([file.parent for file in recipes]))
-    return RecipeFile(config, path, RecipeSources(root, recipes, frozenset(reading.modules)), hooks)
+    return RecipeFile(config, path, reading.sources(), reading.hooks | hooks_of(path, module))
+
+
+def _read_text(path: Path, reading: _Reading) -> RecipeFile:
+    """Return the recipe of a file in YAML or JSON, with the hooks of its base."""
+    with with_keys_of_file():
+        text, default = TextRecipe.read(path), Config()
+        config, origins = default, dict[str, str]()
+        if text.base is not None:
+            with about(f"{path}:{text.base.line}: base"):
+                base = read_recipe(str(text.base.content))
+            config, values = base.config, flatten(base.config.to_dict())
+            unchanged = flatten(default.to_dict())
+            origins = {key: str(text.base.content) for key, value in values.items() if value != unchanged[key]}
+            origins |= base.origins
+        config = text.applied_to(config)
+    # The path of a base is absolute here, because the base was loaded from the folder of another file.
+    shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path
+    origins |= {key: f"{shown}:{entry.line}" for key, entry in text.entries.items()}
+    return RecipeFile(config, path, reading.sources(), reading.hooks, origins=origins)
+
+
+@contextmanager
+def _running(path: Path) -> Iterator[_Reading]:
+    """Put a recipe file on the stack during the block. Raises: InputError if it is there already."""
+    reading, readings = _Reading(path.absolute()), _readings.get()
+    if any(other.path == reading.path for other in readings):
+        raise InputError(f"{reading.path}: loads itself; load the recipe that it is based on")
+    token = _readings.set((*readings, reading))
+    try:
+        yield reading
+    finally:
+        _readings.reset(token)

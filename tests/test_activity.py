@@ -5,6 +5,7 @@ import re
 import sys
 import threading
 import time
+from collections.abc import Iterable
 
 import pytest
 from support.listeners import run_start
@@ -12,7 +13,10 @@ from support.listeners import run_start
 import jaxddp.core.phases as phases
 import jaxddp.job.activity as activity
 from jaxddp.cli import main
-from jaxddp.command_line.terminal import StatusLine
+from jaxddp.command_line.status_line import StatusLine
+from jaxddp.core.shown_activity import BYTES, Activity
+from jaxddp.curate.progress_bar import ProgressBar
+from jaxddp.training.events import RunEnd
 from jaxddp.training.progress.live import LiveDisplay
 
 
@@ -22,8 +26,8 @@ class RecordedScreen:
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def show(self, description: str, seconds: float) -> None:
-        self.lines.append(description)
+    def show(self, activity: Activity) -> None:
+        self.lines.append(activity.description)
 
     def clear(self) -> None:
         self.lines.append("")
@@ -94,14 +98,86 @@ def test_long_activities_are_shown_and_short_ones_are_not(short_delays):
     assert activity_threads() == []
 
 
-def test_without_a_terminal_an_activity_prints_a_lasting_line(capfd):
+@pytest.fixture
+def clock(monkeypatch):
+    """Return the time of `time.monotonic`, in a list."""
+    times = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: times[0])
+    return times
+
+
+def lines_at(status_line: StatusLine, activity: Activity, clock: list[float], seconds: Iterable[int]) -> None:
+    """Show an activity, which begins now, after some numbers of seconds."""
+    began = clock[0]
+    for second in seconds:
+        clock[0] = began + second
+        status_line.show(activity._replace(began=began, done=second if activity.total else 0))
+
+
+def test_without_a_terminal_the_lines_of_an_activity_become_sparse(clock, capfd):
     status_line = StatusLine()
-    for seconds in (1.0, 2.0):
-        status_line.show("compiling the step", seconds)
+    lines_at(status_line, Activity("compiling the step"), clock, range(1, 80))
     status_line.clear()
-    status_line.show("saving step 4", 1.0)
+    lines_at(status_line, Activity("verifying", 100, "file"), clock, range(1, 11))
+    lines_at(status_line, Activity("verifying", 100, "file"), clock, range(1, 5))
     output = capfd.readouterr()
-    assert (output.out, output.err) == ("", "compiling the step ...\nsaving step 4 ...\n")
+    assert output.out == "" and output.err.splitlines() == [
+        "compiling the step ...",
+        "compiling the step ... 10 s",
+        "compiling the step ... 40 s",
+        "compiling the step ... 1 min 10 s",
+        "verifying ...",
+        "verifying ... 10 of 100 files, 10 s, 1 min 30 s left",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("activity", "details"),
+    [
+        (Activity("x"), "24 s"),
+        (Activity("x", done=12_345, noun="row"), "12,345 rows, 24 s"),
+        (Activity("x", 1024, "file", done=256), "256 of 1,024 files, 24 s, 1 min 12 s left"),
+        (Activity("x", 1024, "file", done=1024), "1,024 of 1,024 files, 24 s"),
+        (Activity("x", 10, "file", done=12), "12 of 10 files, 24 s"),
+        (Activity("x", 4_000_000_000, BYTES, done=1_000_000_000), "1.0 GB of 4.0 GB, 24 s, 1 min 12 s left"),
+        (Activity("x", 8, "image", done=4, note="3 images/s"), "4 of 8 images, 24 s, 24 s left, 3 images/s"),
+    ],
+)
+def test_the_details_of_an_activity(activity, details, clock):
+    assert activity._replace(began=clock[0] - 24).details() == details
+
+
+def test_progress_belongs_to_the_innermost_activity_and_keeps_its_time(clock):
+    with phases.doing("indexing", 8, "file"):
+        phases.reached(3)
+        clock[0] += 5
+        with phases.doing("waiting"):
+            phases.reached(1)
+            assert (phases.activity().description, phases.activity().seconds) == ("waiting", 0)
+        # A part with the same description, or with none, goes on with the activity.
+        with phases.doing("indexing"), phases.phase("agreement"):
+            phases.reached(4)
+        assert phases.activity() == Activity("indexing", 8, "file", clock[0] - 5, 4)
+        assert phases.activity().seconds == 5 and phases.activity().share == 0.5
+    assert phases.activity() == Activity()
+
+
+def test_a_printed_line_hides_the_activity():
+    descriptions: list[str] = []
+    with phases.reported_to(descriptions.append), phases.doing("reading"):
+        with phases.hidden():
+            assert descriptions[-1] == ""
+        assert descriptions[-1] == "reading"
+
+
+@pytest.mark.parametrize(("columns", "bar"), [(80, "━" * 5 + "─" * 15), (40, "")])
+def test_on_a_terminal_the_activity_line_has_a_bar_if_it_is_wide(columns, bar, monkeypatch, clock):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    StatusLine().show(Activity("verifying", 8, "file", clock[0] - 5, 2))
+    words = re.sub(r"\x1b\[[0-9;]*[A-Za-z]|\r", "", sys.stderr.getvalue())
+    assert words.startswith(f"verifying ... {bar} 2 of 8 files" if bar else "verifying ... 2 of 8 files")
 
 
 def test_on_a_terminal_the_activity_line_fits_the_width_and_is_erased(monkeypatch):
@@ -109,7 +185,7 @@ def test_on_a_terminal_the_activity_line_fits_the_width_and_is_erased(monkeypatc
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setattr(sys, "stderr", Terminal())
     status_line = StatusLine()
-    status_line.show("reading " + "x" * 100, 1.0)
+    status_line.show(Activity("reading " + "x" * 100))
     status_line.clear()
     written = sys.stderr.getvalue()
     assert written.endswith("\x1b[2K") and "\n" not in written
@@ -130,24 +206,25 @@ def test_a_command_shows_long_activities_in_process_0_only(process, short_delays
     assert activity_threads() == []
 
 
+class Frames:
+    def __init__(self) -> None:
+        self.drawn: list[str] = []
+
+    def draw(self, picture: object) -> None:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=100, force_terminal=False)
+        console.print(picture)
+        self.drawn.append(console.file.getvalue().splitlines()[-1].strip())
+
+    def keep(self, line: str) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 def test_a_live_display_shows_a_long_activity_in_place_of_the_last_metrics():
-    class Frames:
-        def __init__(self) -> None:
-            self.drawn: list[str] = []
-
-        def draw(self, picture: object) -> None:
-            from rich.console import Console
-
-            console = Console(file=io.StringIO(), width=100, force_terminal=False)
-            console.print(picture)
-            self.drawn.append(console.file.getvalue().splitlines()[-1].strip())
-
-        def keep(self, line: str) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
-
     frames = Frames()
     display = LiveDisplay(frames)
     display.start(run_start())
@@ -155,3 +232,30 @@ def test_a_live_display_shows_a_long_activity_in_place_of_the_last_metrics():
         assert frames.drawn[-1] == "compiling the step"
     assert frames.drawn[-1] == "waiting for the first step"
     display._activity_reports.close()
+
+
+def test_a_live_display_shows_the_seconds_of_an_activity(clock):
+    frames = Frames()
+    display = LiveDisplay(frames)
+    display.start(run_start())
+    with phases.doing("compiling the step"):
+        clock[0] += 24
+        phases.repeat()
+        assert frames.drawn[-1] == "compiling the step ... 24 s"
+    display.end(RunEnd("done", 1, 1.0))
+    drawn = len(frames.drawn)
+    display._show_activity("late")
+    assert len(frames.drawn) == drawn
+
+
+def test_reading_images_reports_its_number_speed_and_faults(clock, capsys):
+    with ProgressBar("checking images", 8) as bar:
+        clock[0] += 2
+        bar.advance(4, 1)
+        assert phases.activity() == Activity(
+            "checking images", 8, "image", clock[0] - 2, 4, "2 images/s, 1 cannot be used"
+        )
+        bar.advance(6, 0)
+        assert phases.activity().details() == "6 of 8 images, 2 s, 1 s left, 3 images/s"
+        bar.print_fault("a.jpg: bad")
+    assert phases.activity() == Activity() and capsys.readouterr().out == "a.jpg: bad\n"

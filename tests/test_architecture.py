@@ -36,7 +36,7 @@ LAYERS = (
     Group(0, "core"),
     Group(
         1,
-        "batch_statistics choices config hooks keys overrides recipe_file recipe_sources registry sections "
+        "batch_statistics choices config hooks keys overrides recipe_file recipe_files registry sections "
         "shares weight_init",
     ),
     Group(2, "mesh", "jax"),
@@ -92,6 +92,7 @@ FILE_LIBRARIES = {
     "jaxddp/data/storage/records.py": "google",
     "jaxddp/data/storage/objects.py": "obstore",
     "jaxddp/data/stream/tensorflow_cpu.py": "tensorflow",
+    "jaxddp/recipe_files/text_file.py": "yaml",
     "jaxddp/setup/input_figure.py": "matplotlib",
     "jaxddp/inference/predictions.py": "pandas",
     "jaxddp/inference/prediction_formats.py": "pyarrow",

@@ -31,7 +31,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.hooks import Hook
 from jaxddp.overrides import flatten, keys_of, plain
-from jaxddp.recipe_file import config_names, read_recipe
+from jaxddp.recipe_file import read_recipe
+from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.sections.dependent_keys import NEEDS

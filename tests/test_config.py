@@ -27,7 +27,7 @@ from jaxddp.config import (
 from jaxddp.core.duration import Cadence, Duration
 from jaxddp.core.errors import InputError
 from jaxddp.overrides import flatten
-from jaxddp.recipe_file import config_names
+from jaxddp.recipe_files.find_recipe import config_names
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

@@ -49,6 +49,7 @@ COMMANDS = (
     ("report",),
     ("runs",),
     ("sweep",),
+    ("completion",),
     ("launch",),
 )
 
@@ -110,7 +111,7 @@ def command(words: list[str]) -> list[str]:
     errors = []
     if rest and name in CONFIG_COMMANDS and not rest[0].startswith("-"):
         config = rest[0]
-        exists = config in CONFIGS or config.startswith("runs/") or config.endswith((".py", "config.json"))
+        exists = config in CONFIGS or config.startswith("runs/") or config.endswith((".py", ".yaml", "config.json"))
         if not (exists or config.isupper() or config == "…"):
             errors.append(f"there is no config {config}")
         # The `--help` of a config omits keys that its network, optimizer and other choices do not read.

@@ -11,8 +11,8 @@ from typing import Any
 import datasets
 import numpy as np
 import pytest
-from support.forms import CLASSES, FORMS, Pictures, pictures, write_folders, write_hub
 from support.data_hub import running_hub
+from support.forms import CLASSES, FORMS, Pictures, pictures, write_folders, write_hub
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError

@@ -22,7 +22,7 @@ from jaxddp.config import Config, LossConfig, load
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.storage.catalog import CATALOG_VARIABLE
-from jaxddp.recipe_file import recipe_path
+from jaxddp.recipe_files.find_recipe import recipe_path
 from jaxddp.workdir.claim import EVALUATION_KEYS, check_evaluation
 from jaxddp.workdir.paths import absolute, absolute_settings, with_absolute_paths
 
@@ -111,8 +111,8 @@ def test_train_resumes_a_run_by_its_directory_with_data_at_a_new_path(folder, ru
     assert content["data"]["path"] == str(folder / "set.npz")
     content["data"]["path"] = str(folder / "gone.npz")
     (run / "config.json").write_text(json.dumps(content))
-    for command in ("eval", "train"):
-        line = fails([command, str(run)], capfd)
+    for command in (["eval", str(run)], ["train", str(run), "--train.duration", "2 epochs"]):
+        line = fails(command, capfd)
         assert f"{folder}/gone.npz: no such directory or file" in line and line.endswith("; check --data.path")
     assert main(["train", str(run), "--data.path", new_path, "--train.duration", "2 epochs"]) == 0
     assert json.loads((run / "result.json").read_text())["step"] == 5
@@ -293,9 +293,9 @@ def test_every_setting_is_shown_with_its_origin(first_run, capfd):
         return {words[0]: words[1:] for words in lines if len(words) > 2}
 
     settings = rows("finetune_folder", "--data.path", "x", "--optimizer.learning-rate", "0.005")
-    assert settings["data.path"] == [os.path.join(os.getcwd(), "x"), "option"]
+    assert settings["data.path"] == [os.path.join(os.getcwd(), "x"), "--data.path"]
     assert settings["seed"] == ["0", "default"] and settings["train.batch_size"] == ["32", "finetune_folder"]
     # The option was given, although the recipe has the same value.
-    assert settings["optimizer.learning_rate"] == ["0.005", "option"]
+    assert settings["optimizer.learning_rate"] == ["0.005", "--optimizer.learning-rate"]
     assert rows(str(first_run))["model.width"] == ["16", str(first_run)]
     assert rows("finetune_folder", "--model.weights", str(first_run))["model.width"] == ["16", str(first_run)]

@@ -1,14 +1,13 @@
 """Formats an error for the command line, with the option on the command line or the line of the recipe file."""
 
-import ast
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.message import Key, format_option, key_of_option
 from jaxddp.keys import SHORT
-from jaxddp.recipe_file import is_built_in, recipe_path
+from jaxddp.recipe_files.find_recipe import is_built_in, recipe_path
+from jaxddp.recipe_files.key_lines import line_of
 
 _LONGEST = 80
 
@@ -57,26 +56,7 @@ def _location(error: JaxddpError, arguments: Sequence[str]) -> str | None:
     names = [word for word in arguments[1:3] if not word.startswith("-")]
     try:
         path = recipe_path(names[-1] if arguments[:2] == ["data", "show"] else names[0])
-        tree = None if path.suffix == ".json" or is_built_in(path) else ast.parse(path.read_bytes())
-    except (InputError, IndexError, OSError, SyntaxError, ValueError):
+    except (InputError, IndexError):
         return None
-    lines = [] if tree is None else list(_lines(tree, first.name.split(".")))
-    return f"{path}:{lines[-1]}" if lines else None
-
-
-def _lines(tree: ast.AST, names: Sequence[str]) -> Iterator[int]:
-    """Yield the lines that set a key: in a dict, `train={"batch_size": 30}`, or in the dataclass of a section."""
-    for node in ast.walk(tree):
-        for name, value in _entries(node):
-            if name == names[0] and len(names) == 1:
-                yield value.lineno
-            elif name == names[0]:
-                yield from _lines(value, names[1:])
-
-
-def _entries(node: ast.AST) -> Iterator[tuple[Any, ast.expr]]:
-    """Yield the names and values of the keyword arguments of a call, or of the items of a dict."""
-    if isinstance(node, ast.Call):
-        yield from ((keyword.arg, keyword.value) for keyword in node.keywords)
-    elif isinstance(node, ast.Dict):
-        yield from ((getattr(key, "value", None), value) for key, value in zip(node.keys, node.values, strict=True))
+    line = None if is_built_in(path) else line_of(path, first.name)
+    return None if line is None else f"{path}:{line}"

@@ -16,7 +16,14 @@ import tyro
 
 from jaxddp.choices import NAMES, check_read, reset_unread
 from jaxddp.command_line.help_page import STYLE, described, page_of, page_of_config
-from jaxddp.command_line.short_forms import by_key, expand_short_forms, format_option, is_flag, options_of
+from jaxddp.command_line.short_forms import (
+    by_key,
+    check_one_config,
+    expand_short_forms,
+    format_option,
+    is_flag,
+    options_of,
+)
 from jaxddp.command_line.value_types import rules
 from jaxddp.config import Config
 from jaxddp.core.errors import HelpPrinted, InputError
@@ -24,7 +31,8 @@ from jaxddp.core.phases import phase
 from jaxddp.job.watchdog import watch_alone
 from jaxddp.keys import HELP, similar_keys
 from jaxddp.overrides import check_values, checked, flatten
-from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, TakenSettings, read_recipe, recipe_path
+from jaxddp.recipe_file import RecipeFile, TakenSettings, read_recipe
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE, recipe_path
 from jaxddp.registry import check_names
 
 Command = TypeVar("Command")
@@ -33,6 +41,7 @@ _SIDES, _RULES = "│| ", "─-"
 characters tyro uses | and -."""
 _UNKNOWN, _OF_OPTION = "Unrecognized options: ", "Error parsing --"
 _CHOICE = re.compile(r"invalid choice '(.*)' for argument '--([\w.-]+)'")
+_ASSIGNMENT = re.compile(r"[\w.-]*\w=")
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
 """The type of a command's field for the config. The options of the config's keys have no prefix."""
 
@@ -88,6 +97,13 @@ def _message(box: str, arguments: Sequence[str], options: Mapping[str, Any]) -> 
             return f"{flag} {word}: expected True or False"
     names = [word.partition("=")[0].removeprefix("--") for word in unknown if word.startswith("--")]
     similar = dict.fromkeys(format_option(key) for name in names for key in similar_keys(name, options))
+    if assigned := [word.partition("=") for word in unknown if _ASSIGNMENT.match(word)]:
+        # `train.batch_size=64`, and also `--set train.batch_size=64`, as in other programs.
+        similar = {
+            f"{format_option(key)} {value}": None
+            for name, _, value in assigned
+            for key in ([name] if name in options else similar_keys(name, options))
+        }
     return f"{first}; perhaps you mean {' or '.join(similar)}" if similar else first
 
 
@@ -109,6 +125,7 @@ def parse_recipe(
     if name in HELP:
         page, shown = page_of(command)
         parse(page, shown, prog, [name])
+    check_one_config(name, rest)
     make: Any = command
     keys = {field.name for field in fields(make)}
     workdir = workdir_of(recipe_path(name))

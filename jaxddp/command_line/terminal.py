@@ -1,6 +1,5 @@
-"""Prints tables and the status of long operations to a terminal."""
+"""Prints tables to a terminal."""
 
-import contextlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
@@ -29,19 +28,28 @@ def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
     """Print a table on standard output, with the width of the terminal or COLUMNS.
 
     In a file or a pipe, each row is one line. If the table is too wide, cells are folded between words. If it is still
-    too wide, each cell gets its own line.
+    too wide, each cell gets its own line, which is folded, too. So no line is wider, and no text is left out.
     """
-    from rich.console import Console
-
-    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    console = Console(width=None if has_width else _WIDTH_OF_FILE)
+    console = _console()
     cells = [[_as_text(cell) for cell in row] for row in rows]
     by_column = [[title, *(text.plain for text in column)] for title, *column in zip(columns, *cells, strict=True)]
     widths = _widths(by_column, console.width - _FRAME * len(columns) - 1)
     if widths is None:
-        console.print(_as_lines(columns, cells), soft_wrap=True)
+        console.print(_as_lines(columns, cells), overflow="fold")
     else:
         console.print(_as_table(columns, cells, widths))
+
+
+def print_line(line: str) -> None:
+    """Print a line on standard output, folded between words to the width of the terminal or COLUMNS."""
+    _console().print(_as_text(line), overflow="fold", highlight=False)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return Console(width=None if has_width else _WIDTH_OF_FILE)
 
 
 def _as_text(cell: str | tuple[str, str]) -> "Text":
@@ -53,8 +61,13 @@ def _as_text(cell: str | tuple[str, str]) -> "Text":
 
 def _widths(by_column: Sequence[Sequence[str]], width: int) -> list[int] | None:
     """Return the width of each column for a total of `width` characters; None if words do not fit."""
-    least = [max(min(len(word), _LONG) for cell in column for word in cell.split() or [""]) for column in by_column]
-    more = [max(map(len, column)) - minimum for column, minimum in zip(by_column, least, strict=True)]
+    from rich.cells import cell_len
+
+    # Some characters, such as Chinese ones, are two columns of the terminal wide.
+    least = [
+        max(min(cell_len(word), _LONG) for cell in column for word in cell.split() or [""]) for column in by_column
+    ]
+    more = [max(map(cell_len, column)) - minimum for column, minimum in zip(by_column, least, strict=True)]
     spare = width - sum(least)
     if spare < 0:
         return None
@@ -89,42 +102,3 @@ def _as_lines(columns: Sequence[str], cells: "Sequence[Sequence[Text]]") -> "Tex
         if text.plain
     ]
     return Text("\n").join(lines)
-
-
-class StatusLine:
-    """A line on standard error with the operation in progress. On a terminal, it is erased after the operation."""
-
-    def __init__(self) -> None:
-        self._drawn: Console | None = None
-        self._last = ""
-
-    def show(self, words: str, seconds: float) -> None:
-        """Show an operation and its duration in seconds."""
-        with contextlib.suppress(OSError, ValueError):  # Standard error may be closed.
-            if not (sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb")):
-                self._print_once(words)
-                return
-            from rich.console import Console
-            from rich.text import Text
-
-            self.clear()
-            self._drawn = Console(stderr=True, highlight=False)
-            line = Text(f"{words} ... {seconds:.0f} s", "dim")
-            # The next output begins at the left margin and overwrites the line.
-            self._drawn.print(line, end="\r", no_wrap=True, overflow="ellipsis")
-
-    def clear(self) -> None:
-        """Erase the line if it is visible."""
-        if self._drawn is None:
-            return
-        from rich.control import Control
-        from rich.segment import ControlType
-
-        with contextlib.suppress(OSError, ValueError):
-            self._drawn.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
-        self._drawn = None
-
-    def _print_once(self, words: str) -> None:
-        if words != self._last:
-            print(f"{words} ...", file=sys.stderr, flush=True)
-        self._last = words

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse, parse_recipe
+from jaxddp.command_line.short_forms import config_first
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
@@ -14,7 +15,7 @@ from jaxddp.core.ranges import Count, Range
 from jaxddp.core.wording import choices, counted, on_screen, size
 from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.keys import HELP
-from jaxddp.recipe_file import config_names
+from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.sections.data_section import DataConfig, HeldOut
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _check(arguments: list[str]) -> int:
 
     tables = _open(options, report_fault)
     manifest = manifest_path(Path(options.path), options.manifest)
-    with ProgressBar(sum(map(len, tables.values()))) as display:
+    with ProgressBar("checking images", sum(map(len, tables.values()))) as display:
         report = check(tables, refused=[*faults], threads=options.threads, progress=display)
     write_manifest(report, manifest)
     print(*map(on_screen, [*report.lines(), f"manifest: {manifest}"]), sep="\n")
@@ -125,6 +126,7 @@ def _check(arguments: list[str]) -> int:
 
 
 def _show(arguments: list[str]) -> int:
+    arguments = config_first(arguments)
     if not arguments or (arguments[0].startswith("-") and arguments[0] not in HELP):
         raise InputError(f"data show: the first argument is the config; there are: {', '.join(config_names())}")
     options, file = parse_recipe(ShowData, "jaxddp data show", arguments)
@@ -141,7 +143,7 @@ def _pack(arguments: list[str]) -> int:
     from jaxddp.curate.progress_bar import ProgressBar
 
     tables = _open(options)
-    with ProgressBar(sum(map(len, tables.values()))) as display:
+    with ProgressBar("packing images", sum(map(len, tables.values()))) as display:
         manifest = pack(tables, options.out, options, display)
     for split, written in manifest["splits"].items():
         files = f"{size(sum(written['files'].values()))} in {counted(len(written['files']), 'file')}"

@@ -1,23 +1,42 @@
 """`jaxddp launch -- COMMAND`: starts a command in several processes of this machine."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch, split
-from jaxddp.command_line.parse import parse, parse_recipe
+from jaxddp.command_line.parse import option, parse, parse_recipe, workdir_of
 from jaxddp.commands.eval import Eval
-from jaxddp.commands.train import Train
+from jaxddp.commands.train import Train, ended_run
 from jaxddp.config import Config
 from jaxddp.keys import HELP
+from jaxddp.recipe_files.find_recipe import recipe_path
+from jaxddp.training.listeners.jsonl import RESULT
 
 
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code of the first process that failed. Raises: see `launch`."""
     launcher_arguments, command = split(arguments)
     options = parse(Launch, Launch(), "jaxddp launch", launcher_arguments)
+    if ended := _ended_run(options, command):
+        print(ended)
+        return 0
     # Only machine 0 needs the config. Other machines do not read it, because importing Flax takes a second or more.
     needs_config = options.machines.elastic and not options.nr
     return launch(options, command, _config_of(command) if needs_config else None)
+
+
+def _ended_run(options: Launch, command: Sequence[str]) -> str:
+    """Return lines about the run of a `train` command, if it has ended and there is nothing to train; else "".
+
+    On several machines, the processes decide together, because each machine may see other files.
+    """
+    kind, *words = command
+    if kind != "train" or not words or words[0].startswith("-") or {*HELP} & {*words} or options.machines.most > 1:
+        return ""
+    workdir = option(words, "--workdir") or workdir_of(recipe_path(words[0]))
+    # A recipe is read only if its run may have ended, because it may import much.
+    return ended_run(*parse_recipe(Train, "jaxddp train", words)) if (Path(workdir) / RESULT).is_file() else ""
 
 
 def _config_of(command: Sequence[str]) -> Config | None:

@@ -12,9 +12,9 @@ import tyro
 
 import jaxddp.core.files as files
 from jaxddp.command_line.parse import check_run, parse
-from jaxddp.command_line.terminal import Row, print_table
+from jaxddp.command_line.terminal import Row, print_line, print_table
 from jaxddp.core.errors import InputError
-from jaxddp.core.wording import figure, on_screen, size
+from jaxddp.core.wording import figure, size
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, METADATA, Integrity, steps_in
 from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE, ValidationFile
 
@@ -50,10 +50,11 @@ def run(arguments: list[str]) -> int:
     if listed:
         print_table(("step", "saved", "size", "validation", "", "files"), [row for _, row in listed])
     else:
-        print(f"{directory}: contains no checkpoints")
+        print_line(f"{directory}: contains no checkpoints")
     for aside in sorted(directory.glob(f"*{DAMAGED_SUFFIX}")):
-        print(on_screen(f"set aside: {aside} ({size(_bytes(aside))})"))
-    print(*map(on_screen, faults), sep="\n", end="\n" if faults else "")
+        print_line(f"set aside: {aside} ({size(_bytes(aside))})")
+    for fault in faults:
+        print_line(fault)
     return int(options.verify and (bool(faults) or any(damaged for damaged, _ in listed)))
 
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import tyro
 
 from jaxddp.command_line.parse import parse
-from jaxddp.command_line.terminal import print_table
+from jaxddp.command_line.terminal import print_line, print_table
 from jaxddp.core.errors import InputError
-from jaxddp.core.wording import on_screen
 from jaxddp.reports.overview import run_table, runs_below
 from jaxddp.reports.read_runs import read_runs
 
@@ -36,5 +35,6 @@ def run(arguments: list[str]) -> int:
     runs = read_runs(workdirs)
     table = run_table(runs)
     print_table([column.title for column in table.columns], [[cell.text for cell in row] for row in table.rows])
-    print(*(on_screen(f"{run.name}: {fault}") + "\n" for run in runs for fault in run.faults), sep="", end="")
+    for line in (f"{run.name}: {fault}" for run in runs for fault in run.faults):
+        print_line(line)
     return 0

@@ -68,7 +68,7 @@ def run(arguments: list[str]) -> int:
     with doing("looking for the images"):
         table = open_inputs(options.images)
     trained = restore_run(options.run, options.step, Topology.create(options.devices, peers))
-    with ProgressBar(len(table)) as bar:
+    with ProgressBar("classifying images", len(table)) as bar:
         done = write_predictions(
             trained, table, options.out, form, options.top, bar.advance, guard_formulas=options.guard_formulas
         )

@@ -1,7 +1,7 @@
-"""`jaxddp config CONFIG`: print every setting of a config with the source of its value."""
+"""`jaxddp config CONFIG`: print every setting of a config with the source of its value, or as a recipe file."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jaxddp.choices import effective_settings, unread_keys
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
@@ -10,21 +10,31 @@ from jaxddp.command_line.terminal import print_table
 from jaxddp.config import Config
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile, read_recipe
+from jaxddp.recipe_files.find_recipe import is_built_in
+from jaxddp.recipe_files.key_lines import line_of
+from jaxddp.recipe_files.text_file import written
 
 
 @dataclass(frozen=True)
 class ShowConfig:
-    """Print every setting in use with the source of its value: the default, the config, a run or an option.
+    """Print every setting in use with the source of its value: the default, a line of the config, a run or an option.
 
     Example: jaxddp config digits --model.width 32
     """
 
     config: ConfigOfRecipe
+    format: Literal["table", "yaml", "json"] = "table"
+    """yaml or json: print a recipe file that trains the same, for `jaxddp train FILE`."""
 
 
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. The first argument is a config or a run. Raises: InputError."""
-    _, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
+    options, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
+    if options.format != "table":
+        # The hooks of a recipe are Python, so the file has the recipe as its base.
+        base = str(file.path.absolute()) if file.hooks else None
+        print(written(file.config, base, options.format), end="")
+        return 0
     from jaxddp.workdir.paths import absolute_settings
 
     hidden, origins = unread_keys(file.config, file.hooks), _origins(file, *arguments)
@@ -37,16 +47,24 @@ def run(arguments: list[str]) -> int:
 def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
     """Return the source of the value of each key: a word for the table."""
     default, recipe = (flatten(config.to_dict()) for config in (Config(), read_recipe(name).config))
-    options = {key for key, _ in by_key(words, options_of(ShowConfig))}
+    options = {key: first.partition("=")[0] for key, (first, *_) in by_key(words, options_of(ShowConfig))}
     origins = {}
     for key, value in flatten(file.config.to_dict()).items():
         if key in file.taken.keys:
             origins[key] = str(file.config.model.weights)
         elif key in options or value != recipe[key]:
-            origins[key] = "option"
+            origins[key] = options.get(key, "option")
+        elif key in file.origins:
+            origins[key] = file.origins[key]
         else:
-            origins[key] = "default" if value == default[key] else name
+            origins[key] = "default" if value == default[key] else _of_recipe(file, name, key)
     return origins
+
+
+def _of_recipe(file: RecipeFile, name: str, key: str) -> str:
+    """Return the name of a built-in config or a run, or the line of a recipe file that sets a key."""
+    line = None if is_built_in(file.path) else line_of(file.path, key)
+    return name if line is None else f"{name}:{line}"
 
 
 def _typed(value: Any) -> str:

@@ -20,7 +20,7 @@ from jaxddp.core.ranges import Range, Seed
 from jaxddp.core.wording import counted, some
 from jaxddp.keys import HELP
 from jaxddp.overrides import flatten
-from jaxddp.recipe_file import is_built_in, recipe_path
+from jaxddp.recipe_files.find_recipe import is_built_in, recipe_path
 from jaxddp.reports.read_runs import is_run
 from jaxddp.sweeps.grid_queue import GridQueue
 from jaxddp.sweeps.runner import Runner, RunOptions

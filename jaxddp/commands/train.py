@@ -7,6 +7,9 @@ from typing import Literal
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.phases import doing
+from jaxddp.job.environment import find_job
+from jaxddp.recipe_file import RecipeFile
+from jaxddp.training.listeners.jsonl import RESULT
 
 
 @dataclass(frozen=True)
@@ -23,9 +26,26 @@ class Train:
     """Continue from the latest intact checkpoint: auto (if there is one), never, or must (else it is an error)."""
 
 
+def ended_run(options: Train, file: RecipeFile) -> str:
+    """Return lines about the run, if it has ended and the command has nothing to train; else "".
+
+    Only files of the work directory are read. In a job, the processes decide together (`jaxddp.tasks.run_training`),
+    because a network file system may show them different files.
+    """
+    # A run that has not ended needs none of the imports.
+    if options.resume == "never" or not (options.workdir / RESULT).is_file():
+        return ""
+    from jaxddp.workdir.ended import nothing_to_train
+
+    return nothing_to_train(file, options.workdir)
+
+
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. The first argument is the config. Raises: see `jaxddp.core.errors`."""
     options, file = parse_recipe(Train, "jaxddp train", arguments)
+    if find_job() is None and (ended := ended_run(options, file)):
+        print(ended)
+        return 0
     with doing(IMPORTING):
         from jaxddp.setup.prepare import open_experiment
         from jaxddp.tasks.run_training import task_of_file, train

@@ -9,6 +9,7 @@ If a program sets a format for its root logger, the log uses this format. The lo
 import logging
 import sys
 
+from jaxddp.core.phases import hidden
 from jaxddp.core.wording import on_screen
 
 _NAME = "jaxddp"
@@ -24,7 +25,8 @@ class _Lines(logging.Handler):
                 handler.addFilter(_RecordFilter(handler))
         if not any(formatted):
             # sys.stderr is looked up each time, because a progress display replaces it.
-            print(self.format(record), file=sys.stderr, flush=True)
+            with hidden():
+                print(self.format(record), file=sys.stderr, flush=True)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text with a prefix, `jaxddp: warning: …`. A record of level INFO has no prefix."""

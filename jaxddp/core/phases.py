@@ -3,7 +3,7 @@
 The training code reports its progress to this module, and the job's watchdog reads it (`jaxddp.job.watchdog`). No
 result depends on the progress. Progress is the start or the end of a phase, the end of a step, or a call of `moved`
 within a phase. A phase can have a description for users, which is passed to a listener during the phase
-(`jaxddp.job.activity`).
+(`jaxddp.job.activity`), and an amount of work, of which `reached` reports the completed part.
 """
 
 import threading
@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
+
+from jaxddp.core.shown_activity import Activity
 
 OUTSIDE = "outside"
 """The phase of the user's own code. In this phase, a process is stuck only if other processes wait for it."""
@@ -65,7 +67,7 @@ class Progress(NamedTuple):
 
 class _Tracker:
     def __init__(self) -> None:
-        self.phase, self.description, self.step = OUTSIDE, "", 0
+        self.phase, self.activity, self.step = OUTSIDE, Activity(), 0
         self.began = self.changed = time.monotonic()
         self.spent = dict[str, float]()
         self.thread: int | None = None
@@ -75,14 +77,14 @@ class _Tracker:
     def is_of_this_thread(self) -> bool:
         return self.thread in (None, threading.get_ident())
 
-    def enter(self, phase: str, description: str, thread: int | None) -> None:
+    def enter(self, phase: str, activity: Activity, thread: int | None) -> None:
         now, before = time.monotonic(), self.phase
         self.spent = self.spent | {before: self.spent.get(before, 0.0) + now - self.began}
         self.phase, self.began, self.changed = phase, now, now
         self.thread = thread
-        if description != self.description:
-            self.description = description
-            self.report(description)
+        is_new, self.activity = activity.description != self.activity.description, activity
+        if is_new:
+            self.report(activity.description)
 
 
 def _ignore(description: str) -> None:
@@ -107,23 +109,43 @@ def phase(name: Phase, description: str | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def doing(description: str) -> Iterator[None]:
-    """Set the description for users during the block. The phase does not change."""
-    with _within(_tracker.phase, description):
+def doing(description: str, total: int = 0, noun: str = "") -> Iterator[None]:
+    """Set the description for users during the block. The phase does not change.
+
+    Args:
+        total: the amount of work, of which `reached` reports the completed part; 0 if it is unknown.
+        noun: the unit of the amount: a noun in singular, or `jaxddp.core.shown_activity.BYTES`.
+    """
+    with _within(_tracker.phase, description, total, noun):
         yield
+
+
+def reached(done: int, note: str = "") -> None:
+    """Report progress within the current activity: the completed amount, and a text such as the speed."""
+    if _tracker.is_of_this_thread():
+        _tracker.changed = time.monotonic()
+        _tracker.activity = _tracker.activity._replace(done=done, note=note)
+
+
+def activity() -> Activity:
+    """Return the current activity."""
+    return _tracker.activity
 
 
 @contextmanager
-def _within(name: str, description: str | None) -> Iterator[None]:
+def _within(name: str, description: str | None, total: int = 0, noun: str = "") -> Iterator[None]:
     if not _tracker.is_of_this_thread():
         yield
         return
-    before = _tracker.phase, _tracker.description, _tracker.thread
-    _tracker.enter(name, _tracker.description if description is None else description, threading.get_ident())
+    before = _tracker.phase, _tracker.activity, _tracker.thread
+    # A part of an activity may have the same description. The activity goes on, and keeps its time and its progress.
+    goes_on = description is None or (description == _tracker.activity.description and not total)
+    activity = _tracker.activity if goes_on else Activity(description or "", total, noun, time.monotonic())
+    _tracker.enter(name, activity, threading.get_ident())
     try:
         yield
     finally:
-        _tracker.enter(*before)
+        _tracker.enter(before[0], _tracker.activity if goes_on else before[1], before[2])
 
 
 @contextmanager
@@ -132,16 +154,32 @@ def reported_to(report: Callable[[str], None]) -> Iterator[None]:
 
     The argument of `report` is "" if there is nothing to show, and at the end of the block.
     """
-    before, description = _tracker.report, _tracker.description
+    before = _tracker.report
     before("")
     _tracker.report = report
-    report(description)
+    report(_tracker.activity.description)
     try:
         yield
     finally:
         _tracker.report = before
         report("")
-        before(_tracker.description)
+        before(_tracker.activity.description)
+
+
+@contextmanager
+def hidden() -> Iterator[None]:
+    """Hide the activity during the block, which prints a line."""
+    _tracker.report("")
+    try:
+        yield
+    finally:
+        _tracker.report(_tracker.activity.description)
+
+
+def repeat() -> None:
+    """Pass the description to its listener again, so that it shows the present amount and time."""
+    if _tracker.activity.description:
+        _tracker.report(_tracker.activity.description)
 
 
 def moved() -> None:

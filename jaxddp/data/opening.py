@@ -69,7 +69,7 @@ def _with_several_labels(splits: dict[str, SourceTable]) -> dict[str, SourceTabl
 
 
 @convert_os_errors()
-@doing("reading the data set")
+@doing("reading the data set", noun="row")
 def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, SourceTable]:
     """Open "train" and "val" with the selected classes, without checking images.
 
@@ -113,7 +113,7 @@ def _open_each_split(data_format: Format, place: Place, where: str) -> dict[str,
 
 
 @convert_os_errors()
-@doing("reading the data set")
+@doing("reading the data set", noun="row")
 def open_images(path: str, data: DataConfig) -> SourceTable:
     """Open the images of all classes at another path: the training split of a data set, or unlabelled images.
 

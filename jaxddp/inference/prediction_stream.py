@@ -4,6 +4,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,7 +97,7 @@ class PredictionStream:
         waiting: deque[tuple[int, Any, Any]] = deque()
         for step, batch in enumerate(batches):
             # The first call compiles the network.
-            with doing("" if step else "compiling the network"):
+            with nullcontext() if step else doing("compiling the network"):
                 outputs = self.classify(self.topology.place(batch))
             waiting.append((step * self._order.batch_size, *outputs))
             if len(waiting) > _AHEAD:

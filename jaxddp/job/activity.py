@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import jaxddp.core.phases as phases
+from jaxddp.core.shown_activity import Activity
 
 PATIENCE_SECONDS = 1.0
 """The activity is shown after this time."""
@@ -16,8 +17,8 @@ _UPDATE_SECONDS = 1.0
 class Screen(Protocol):
     """Displays the current activity."""
 
-    def show(self, description: str, seconds: float, /) -> None:
-        """Display an activity, and the seconds since it began. This is called repeatedly while the activity lasts."""
+    def show(self, activity: Activity, /) -> None:
+        """Display an activity. This is called repeatedly while the activity lasts."""
         ...
 
     def clear(self) -> None:
@@ -57,11 +58,14 @@ class _Activity(threading.Thread):
         self.join()
 
     def run(self) -> None:
-        with self._condition:
-            while not self._is_over:
+        while not self._is_over:
+            with self._condition:
                 seconds = time.monotonic() - self._began
-                if self._name and seconds >= PATIENCE_SECONDS:
-                    self._screen.show(self._name, seconds)
-                    self._condition.wait(_UPDATE_SECONDS)
-                else:
-                    self._condition.wait(PATIENCE_SECONDS - seconds if self._name else None)
+                is_long = seconds >= PATIENCE_SECONDS
+                if self._name and is_long:
+                    self._screen.show(phases.activity())
+                self._condition.wait(_UPDATE_SECONDS if is_long or not self._name else PATIENCE_SECONDS - seconds)
+                is_elsewhere = not self._name and not self._is_over
+            if is_elsewhere:
+                # Another display may show the activity, such as the live display of a run.
+                phases.repeat()

@@ -11,7 +11,7 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import show
-from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.reports.run_files import RunFiles
 from jaxddp.sections.goal import Goal, by_split
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS

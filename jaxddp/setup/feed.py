@@ -15,7 +15,7 @@ from jaxddp.augment.resize import Side
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.core.phases import doing, moved
+from jaxddp.core.phases import doing, reached
 from jaxddp.core.wording import counted, size
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan.growth import Growth
@@ -175,7 +175,7 @@ class Feed:
             out_of_memory = memory_errors(
                 lambda use=use: f"while the {use} images were copied to the devices", lambda: _SMALLER
             )
-            with doing(f"placing {use} images on the devices"), out_of_memory:
+            with doing(f"placing {use} images on the devices", len(source), "image"), out_of_memory:
                 self.resident[use] = Resident(source, self._decoded(use, source))
 
     def resident_bytes(self, val: Source | None) -> dict[str, int]:
@@ -259,8 +259,8 @@ class Feed:
                 feed = self.unlabelled if use == UNLABELLED and self.unlabelled else self
                 steps = range(order.num_batches)
                 batches = source.train_batches(order, data, steps, self._equal_shard, feed.substitutes)
-            for batch in batches:
-                moved()
+            for number, batch in enumerate(batches):
+                reached(number * order.batch_size)
                 substituted += 0 if batch.substituted is None else int(batch.substituted.sum())
                 yield batch.image
 

@@ -15,7 +15,8 @@ from jaxddp.job.work_status import report_work
 from jaxddp.recipe.configured_metrics import check_requested_metrics
 from jaxddp.recipe.object_checks import check_listeners
 from jaxddp.recipe.user_objects import objects_of_hooks
-from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
+from jaxddp.recipe_file import RUN_ID
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.schedules.peak import derivation
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.make_run import make_run
@@ -103,8 +104,8 @@ def train(
 ) -> TrainState | None:
     """Train, and return the last state.
 
-    If the run has already ended with the same settings and `training.restores_ended` is False, print a line and return
-    None.
+    If the run has already ended with the same length and `training.restores_ended` is False, print what it reached and
+    return None.
 
     With a directory, start or resume the run in it, and save, validate and log as configured. After SIGTERM, the run
     saves and stops. Without a directory nothing is saved.
@@ -126,12 +127,11 @@ def train(
         resuming = has_config and opened.resume_step is not None
         record, is_same = claim(directory, claimed, peers, resuming=resuming, run_id=opened.run_id)
         opened.set_identity(record)
-        if not training.restores_ended:
-            total_steps = experiment.layout.plan.total_steps
-            if ended := describe_end(directory, opened.resume_step, total_steps, peers, is_same=is_same):
-                if peers.is_first:
-                    print(f"{directory}: {ended}", flush=True)
-                return None
+        is_same = is_same and not training.restores_ended
+        if ended := describe_end(directory, opened.resume_step, peers, is_same=is_same):
+            if peers.is_first:
+                print(ended, flush=True)
+            return None
         all_listeners = [*listeners, *loggers, *training.listeners(directory)]
         setup = training.begin(fresh=opened.resume_step is None)
         shares = SharesFile.of(directory, record[RUN_ID], setup.topology)

@@ -18,12 +18,13 @@ from jaxddp.core.message import Key, Option
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import show
 from jaxddp.overrides import flatten
-from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RUN_ID, RecipeFile
+from jaxddp.recipe_file import COPY_FOLDER, RUN_ID, RecipeFile
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.data_section import IMAGE_KEYS
 from jaxddp.sections.dependent_keys import NEEDS
 from jaxddp.sections.loss_section import LossConfig
 from jaxddp.sections.model_section import NETWORK_KEYS
-from jaxddp.training.checkpoints.run_identity import LOCATION_KEYS, MAY_CHANGE, RunIdentity
+from jaxddp.training.checkpoints.run_identity import LENGTH_KEYS, LOCATION_KEYS, MAY_CHANGE, RunIdentity
 from jaxddp.workdir.paths import absolute_settings
 
 _RESTORE_ADVICE = ("restore it, or start in another ", Option("workdir"))
@@ -73,31 +74,69 @@ def claim(
     cover the names and labels of image files but not the images.
 
     Returns:
-        The content of config.json, and whether it is unchanged.
+        The content of config.json, and whether the resumed run has the same length; see `Comparison.is_same_length`.
 
     Raises:
         InputError: a key of the recipe differs, or a file cannot be read or written.
     """
-    path, record, saved = directory / CONFIG_FILE, claimed.record(), None
+    path, record, same = directory / CONFIG_FILE, claimed.record(), False
     if resuming:
-        saved = _read(path)
-        recipe = saved.get("recipe")
-        if claimed.recipe is not None and isinstance(recipe, dict) and recipe.get("digest") and record.get("recipe"):
-            for name, file in claimed.recipe.files().items():
-                copy = directory / COPY_FOLDER / name
-                if copy.is_file() and files.read(copy) != file:
-                    raise InputError(f"{copy}: the recipe file {name} has changed", advice=_RECIPE_ADVICE)
-        hooks = () if claimed.recipe is None else claimed.recipe.hooks
-        _compare(path, saved, record, hooks, peers)
-        record = _as_saved(saved, record)
-        identity = RunIdentity.of(saved)
+        compared = compare(directory, claimed, peers)
+        record, same, identity = compared.record, compared.is_same_length, RunIdentity.of(compared.saved)
         run_id = run_id if identity is None else identity.id
+        if peers.is_first:
+            compared.log_locations()
     record = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **record}
     if peers.is_first:
         if claimed.recipe is not None:
             _replace_files(directory / COPY_FOLDER, claimed.recipe.files())
         files.replace(path, (json.dumps(record, indent=2) + "\n").encode())
-    return record, saved == record
+    return record, same
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The saved config.json of a run, and the content with which the run is resumed."""
+
+    saved: dict[str, Any]
+    record: dict[str, Any]
+
+    def changed_keys(self) -> set[str]:
+        """Return the keys, with dots, whose values differ. The id of the run is not compared."""
+        before, now = flatten(self.saved), flatten(self.record)
+        return {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)} - {RUN_ID}
+
+    def log_locations(self) -> None:
+        """Log the locations of the data that differ."""
+        before, now = (absolute_settings(flatten(content)) for content in (self.saved, self.record))
+        for key in LOCATION_KEYS:
+            if before.get(key) != now.get(key):
+                change = f"was {before.get(key)!r} and is now {now.get(key)!r}"
+                _log.info(f"{key} {change}: the fingerprints are equal; they do not cover the image files")
+
+    @property
+    def is_same_length(self) -> bool:
+        """Whether no key has changed that determines when the run ends."""
+        return self.changed_keys().isdisjoint(LENGTH_KEYS)
+
+
+def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> Comparison:
+    """Compare the claim of a resumed run with its config.json and its copy of the recipe.
+
+    Raises:
+        InputError: a key of the recipe differs, or a file cannot be read.
+    """
+    path, record = directory / CONFIG_FILE, claimed.record()
+    saved = _read(path)
+    recipe = saved.get("recipe")
+    if claimed.recipe is not None and isinstance(recipe, dict) and recipe.get("digest") and record.get("recipe"):
+        for name, file in claimed.recipe.files().items():
+            copy = directory / COPY_FOLDER / name
+            if copy.is_file() and files.read(copy) != file:
+                raise InputError(f"{copy}: the recipe file {name} has changed", advice=_RECIPE_ADVICE)
+    hooks = () if claimed.recipe is None else claimed.recipe.hooks
+    _compare(path, saved, record, hooks, peers)
+    return Comparison(saved, _as_saved(saved, record))
 
 
 def check_evaluation(directory: Path, config: Config) -> None:
@@ -179,9 +218,6 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
         if key not in MAY_CHANGE:
             continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
             raise InputError(f"{path}: ", Key(key), f" {changed[key]}", advice=(_RECIPE_ADVICE, continuation))
-    for key in LOCATION_KEYS:
-        if key in changed and peers.is_first:
-            _log.info(f"{key} {changed[key]}: the fingerprints are equal; they do not cover the image files")
 
 
 def _read(path: Path) -> dict[str, Any]:

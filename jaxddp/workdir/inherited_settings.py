@@ -10,7 +10,8 @@ from jaxddp.choices import without_unread
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.overrides import flatten, plain
-from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER, RecipeFile, TakenSettings, read_config
+from jaxddp.recipe_file import COPY_FOLDER, RecipeFile, TakenSettings, read_config
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.data_section import IMAGE_KEYS
 from jaxddp.sections.model_section import NETWORK_KEYS
 from jaxddp.training.checkpoints.run_identity import RunIdentity

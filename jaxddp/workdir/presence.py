@@ -15,7 +15,7 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import COMMIT, progress
 from jaxddp.job.membership import abandon
 from jaxddp.job.process_exit import end_now
-from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.orbax_errors import UNFINISHED_SUFFIX
 from jaxddp.training.listeners.jsonl import RESULT

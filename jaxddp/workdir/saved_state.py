@@ -10,7 +10,8 @@ from jaxddp.engine.groups.outer_step import mean_of_saved
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.models.variables import by_path
-from jaxddp.recipe_file import CONFIG_FILE, RecipeFile, read_recipe
+from jaxddp.recipe_file import RecipeFile, read_recipe
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.weights.state_dict import FORMS

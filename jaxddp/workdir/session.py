@@ -22,7 +22,8 @@ from jaxddp.core.message import Option
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
-from jaxddp.recipe_file import CONFIG_FILE, COPY_FOLDER
+from jaxddp.recipe_file import COPY_FOLDER
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, Integrity, steps_in
 from jaxddp.training.checkpoints.manager import Checkpoints

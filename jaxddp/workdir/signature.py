@@ -19,7 +19,8 @@ from jaxddp.data.images.float_pixels import widened
 from jaxddp.data.labels import LabelKind
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.overrides import checked
-from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
+from jaxddp.recipe_file import RUN_ID
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.training.checkpoints.run_identity import RunIdentity
 
 SIGNATURE_FILE = "signature.json"

@@ -29,7 +29,7 @@ from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.swin import Swin
 from jaxddp.models.variables import shapes_of
-from jaxddp.recipe_file import config_names
+from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.registry import MODELS
 from jaxddp.setup.initial_weights import initial_weights
 from jaxddp.setup.make_run import make_run

@@ -22,7 +22,7 @@ from jaxddp.recipe.configured_metrics import configured_metrics
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.recipe_sources import RecipeSources
+from jaxddp.recipe_files.python_sources import RecipeSources
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import open_experiment, prepare

@@ -4,9 +4,12 @@ import csv
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxddp.core.errors import InputError
+from jaxddp.core.phases import reached
 from jaxddp.core.wording import show
 from jaxddp.data.faults import Refuse, index_of_column, raise_fault
 from jaxddp.data.storage.data_root import TextFile
+
+_ROWS_BETWEEN_REPORTS = 10_000
 
 
 def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = raise_fault) -> Iterator[list]:
@@ -20,7 +23,9 @@ def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = raise_faul
             header = [name.strip() for name in next(reader, ())]
             check_utf8(header, file, 1)
             places = _places(file, header, columns)
-            for row in reader:
+            for number, row in enumerate(reader):
+                if number % _ROWS_BETWEEN_REPORTS == 0:
+                    reached(number)
                 try:
                     check_utf8(row, file, reader.line_num)
                     if len(row) == len(header):

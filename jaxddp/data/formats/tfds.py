@@ -19,6 +19,7 @@ import numpy as np
 
 import jaxddp.core.private_names as private_names
 from jaxddp.core.errors import InputError
+from jaxddp.core.phases import reached
 from jaxddp.core.wording import counted, first_line, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import Match, Place
@@ -216,6 +217,7 @@ def _build_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Ref
                 result = np.zeros(length, np.int64), np.full(length, _REFUSED)
             offsets.append(result[0])
             labels.append(result[1])
+            reached(len(labels))
     offset, label, is_read = map(np.concatenate, (offsets, labels, is_read))
     wrong = np.flatnonzero(is_read & ((label < 0) | (label >= len(shards.class_names))))
     if len(wrong):

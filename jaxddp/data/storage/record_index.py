@@ -60,7 +60,7 @@ def load_or_build_index(
     places = (folder / f"{name}.jaxddp-index", cache_folder() / f"{name_of_folder(folder)}-{name}.jaxddp-index")
 
     def build_columns() -> Columns:
-        with doing(f"indexing {counted(len(files), 'record file')}, once"):
+        with doing(f"indexing {counted(len(files), 'record file')}, once", len(files), "file"):
             index = build()
         return {"offset": index.offset, "label": index.label}
 

@@ -12,14 +12,15 @@ import hashlib
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import jaxddp.core.files as files
-from jaxddp.core.phases import doing
-from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.core.phases import doing, reached
+from jaxddp.core.shown_activity import BYTES
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
+from jaxddp.training.checkpoints.file_digests import FileVersion, digests_of, file_version, large_files
 from jaxddp.training.checkpoints.manifest_format import Index, StepManifest, sha256
 from jaxddp.training.checkpoints.run_identity import RunIdentity
 
@@ -33,13 +34,7 @@ METADATA = "_CHECKPOINT_METADATA"
 """Orbax's metadata file of a step; Orbax reads the metadata of all steps when it opens the directory."""
 _REQUIRED_FILES = (METADATA, "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
 """The files of Orbax that every restore needs."""
-_THREADS = 4
-_LARGE_FILE_BYTES = 1 << 20
-"""A file of at least this many bytes is hashed before the checkpoint is complete."""
 _POLL_SECONDS = 0.02
-
-FileVersion = tuple[int, int, int, int]
-"""Device, inode, size and modification time of a file. Renaming the file keeps them; writing to it changes them."""
 
 
 class Integrity:
@@ -80,7 +75,7 @@ class Integrity:
         folder = self.directory / str(step)
         with files.readable_errors(folder):
             names = sorted(_names(folder))
-            digests = dict(zip(names, _digests(folder, names, self._early_digests), strict=True))
+            digests = dict(zip(names, digests_of(folder, names, self._early_digests), strict=True))
             sizes = {name: (folder / name).stat().st_size for name in names}
         content = StepManifest(step, {name: (sizes[name], digests[name]) for name in names}, self._writer).encode()
         self._early_digests.clear()
@@ -113,14 +108,17 @@ class Integrity:
             # Orbax adds a suffix to the step in the name of an unfinished directory. If it names the directory in
             # another way, no file is hashed early.
             with suppress(OSError):
-                candidates = [file for place in self.directory.glob(f"{step}.*") for file in _large_files(place)]
+                places = (
+                    place for place in self.directory.glob(f"{step}.*") if not place.name.endswith(DAMAGED_SUFFIX)
+                )
+                candidates = [file for place in places for file in large_files(place)]
                 for file, version in candidates:
                     # A file that is still being written changes between two polls.
                     if last.get(version[1]) == version and version not in self._early_digests and not finished.is_set():
                         with files.open_regular(file) as opened:
                             digest = hashlib.file_digest(opened, "sha256").hexdigest()
                             # Another file may have replaced the file at this path.
-                            if _file_version(os.fstat(opened.fileno())) == version:
+                            if file_version(os.fstat(opened.fileno())) == version:
                                 self._early_digests[version] = digest
                     last[version[1]] = version
 
@@ -164,8 +162,7 @@ class Integrity:
         try:
             if not self.needs_manifest(step):
                 return next((f"{name} is missing" for name in _REQUIRED_FILES if not (folder / name).is_file()), None)
-            with nullcontext() if quick else doing(f"verifying step {step:,}"):
-                return self._compare(folder, step, quick)
+            return self._compare(folder, step, quick)
         except OSError as error:
             files.check_server(folder, error)
             place = Path(error.filename or folder)
@@ -194,8 +191,15 @@ class Integrity:
             return f"{extra[0]} does not belong to it"
         if quick:
             return None
-        digests = zip(saved_files.items(), _digests(folder, list(saved_files)), strict=True)
-        return next((f"{name} does not hold what was saved" for (name, (_, was)), now in digests if now != was), None)
+        hashed, total = 0, sum(size for size, _ in saved_files.values())
+        with doing(f"verifying step {step:,}", total, BYTES):
+            digests = digests_of(folder, list(saved_files))
+            for (name, (size, was)), now in zip(saved_files.items(), digests, strict=True):
+                if now != was:
+                    return f"{name} does not hold what was saved"
+                hashed += size
+                reached(hashed)
+        return None
 
     def expect_validations(self, content: bytes) -> None:
         """Accept new content of `validation.json`, which is about to be written, in addition to its present content."""
@@ -267,33 +271,3 @@ def _names(folder: Path) -> set[str]:
         relative = Path(place).relative_to(folder)
         paths |= {(relative / name).as_posix() for name in names if not name.startswith(".")}
     return paths - {MANIFEST}
-
-
-def _digests(folder: Path, names: list[str], known: Mapping[FileVersion, str] | None = None) -> Iterator[str]:
-    """Yield the SHA-256 of each file in hex. A digest in `known` is used if the file has not changed."""
-
-    def digest(name: str) -> str:
-        file = folder / name
-        early_digest = known.get(_file_version(file.stat())) if known else None
-        if early_digest is not None:
-            return early_digest
-        with files.open_regular(file) as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-
-    # Hashing releases Python's lock, so large files are hashed in parallel.
-    with ThreadPoolExecutor(_THREADS) as pool:
-        yield from pool.map(digest, names)
-
-
-def _file_version(status: os.stat_result) -> FileVersion:
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def _large_files(folder: Path) -> Iterable[tuple[Path, FileVersion]]:
-    if folder.name.endswith(DAMAGED_SUFFIX):
-        return
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):
-                if (version := _file_version(Path(place, name).stat()))[2] >= _LARGE_FILE_BYTES:
-                    yield Path(place, name), version

@@ -19,7 +19,7 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import doing, phase
 from jaxddp.core.ranges import Range, whole
 from jaxddp.engine.state import TrainState, is_sound
-from jaxddp.recipe_file import CONFIG_FILE
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import MANIFEST, METADATA, Integrity, steps_in
 from jaxddp.training.checkpoints.orbax_errors import Barrier, reading, restoring, writing

@@ -12,7 +12,8 @@ import jaxddp.core.files as files
 from jaxddp.config import ParallelConfig
 from jaxddp.core.wording import show
 from jaxddp.overrides import flatten
-from jaxddp.recipe_file import CONFIG_FILE, RUN_ID
+from jaxddp.recipe_file import RUN_ID
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 
 LOCATION_KEYS = ("data.path", "data.name", "data.train", "data.val", "data.unlabelled")
 """The keys that name the data's location. They may change on resume, because moved data keep their fingerprint."""
@@ -29,6 +30,12 @@ MAY_CHANGE = frozenset(
 )
 """The keys that a resumed run may change: its length, cadences, devices, outputs and evaluation. All others belong to
 the recipe. A teacher, like the data, is compared by its fingerprint."""
+
+LENGTH_KEYS = (
+    *("train.duration", "train.stop_after", "train.stop_min_gain"),
+    *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
+)
+"""The keys that determine when a run ends. A run that has ended continues if one of them changes."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from jaxddp.core.duration import Duration
 from jaxddp.core.wording import counted, duration, figure, plural, size, speed
 from jaxddp.sections.goal import VAL, VAL_EMA
@@ -93,6 +91,8 @@ def total_epochs(run: RunStart) -> float:
 
 def count_parameters(params: Any) -> int:
     """Return the number of elements in a pytree of arrays or shapes."""
+    import jax  # The line about a run that has ended needs no JAX.
+
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 

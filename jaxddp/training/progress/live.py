@@ -1,7 +1,9 @@
 """Live progress in a terminal or in a notebook's cell, drawn with rich."""
 
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any, TextIO
 
@@ -11,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
-from jaxddp.core.phases import reported_to
+import jaxddp.core.phases as phases
 from jaxddp.core.wording import duration
 from jaxddp.training.events import EvaluationRecord, RunEnd, RunStart, StepRecord
 from jaxddp.training.progress import lines
@@ -86,13 +88,15 @@ class LiveDisplay(lines.RunLines):
         self._metrics = self._activity = ""
         self._last_frame = 0.0
         self._activity_reports = ExitStack()
+        # The thread of `jaxddp.job.activity` draws the seconds of an activity, while the training thread waits.
+        self._lock, self._is_over = threading.RLock(), False
 
     def start(self, run: RunStart) -> None:
         super().start(run)
         self._training = self._training_bar(run.start_step, run.start_step * run.batch_size / run.num_examples, None)
         self._metrics = "waiting for the first step"
         self._draw()
-        self._activity_reports.enter_context(reported_to(self._show_activity))
+        self._activity_reports.enter_context(phases.reported_to(self._show_activity))
 
     def step(self, record: StepRecord) -> None:
         super().step(record)
@@ -110,14 +114,20 @@ class LiveDisplay(lines.RunLines):
 
     def end(self, run: RunEnd) -> None:
         self._activity_reports.close()
-        self.flush()
-        self._draw(at_once=True)
-        self._screen.close()
+        with self._lock:
+            self.flush()
+            self._draw(at_once=True)
+            self._is_over = True
+            self._screen.close()
         super().end(run)
 
-    def _show_activity(self, activity: str) -> None:
-        self._activity = activity
-        self._draw(at_once=True)
+    def _show_activity(self, description: str) -> None:
+        with self._lock:
+            activity = phases.activity()
+            details = activity.details() if description and activity.seconds >= 1 else ""
+            self._activity = f"{description} ... {details}" if details else description
+            if not self._is_over:
+                self._draw(at_once=True)
 
     def _training_bar(self, step: int, epoch: float, remaining: float | None) -> tuple[RenderableType, ...]:
         total = self._run.total_steps
@@ -125,10 +135,13 @@ class LiveDisplay(lines.RunLines):
         return Text("train", TRAIN), _bar(step, total, TRAIN), text
 
     def _draw(self, *bars: tuple[RenderableType, ...], at_once: bool = False) -> None:
-        now = time.monotonic()
-        if not at_once and now - self._last_frame < SECONDS_BETWEEN_FRAMES:
-            return
-        self._last_frame = now
+        with self._lock:
+            now = time.monotonic()
+            if at_once or now - self._last_frame >= SECONDS_BETWEEN_FRAMES:
+                self._last_frame = now
+                self._screen.draw(self._picture(bars))
+
+    def _picture(self, bars: Iterable[tuple[RenderableType, ...]]) -> Table:
         columns = Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True)
         grid = Table.grid(*columns, padding=(0, 1), expand=True)
         for bar in (self._training, *bars):
@@ -137,7 +150,7 @@ class LiveDisplay(lines.RunLines):
         picture = Table.grid(expand=True)
         picture.add_row(grid)
         picture.add_row(Text(self._activity or self._metrics, no_wrap=True, overflow="ellipsis"))
-        self._screen.draw(picture)
+        return picture
 
 
 def _bar(done: int, total: int, style: str) -> ProgressBar:

@@ -1,0 +1,200 @@
+"""Recipe files in YAML or JSON: the keys of a config that they change, with the line of each key.
+
+    base: imagenet_resnet50
+    train:
+      batch_size: 512
+      duration: 30 epochs
+    optimizer.learning_rate: 1e-3
+
+`base` names the config that is changed, as `load` does in a Python file; without it, the defaults are changed. A
+section is a mapping of its keys, or its keys are written with dots. PyYAML composes the nodes of the file, and
+constructs no objects. The values are converted by `jaxddp.recipe_files.text_values`.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.wording import show
+from jaxddp.overrides import flatten, keys_of
+from jaxddp.recipe_files.text_values import value_of
+from jaxddp.sections.config_tree import Config
+
+BASE = "base"
+"""The key that names the config which the file changes."""
+_LARGEST = 1_000_000
+"""Bytes of the largest recipe file. Composing a megabyte takes seconds."""
+_TAGS = ("str", "int", "float", "bool", "null", "timestamp", "merge", "value")
+"""The tags that PyYAML finds for a scalar without a tag. The text of the scalar is read instead of its tag."""
+_WIDTH = 100
+"""The characters of a line in a written file."""
+_NULLS = ("", "~", "null", "Null", "NULL", "None")
+
+
+class Entry(NamedTuple):
+    """The value of a key: its text, its texts, or None; and its line, from 1."""
+
+    content: str | list[str] | None
+    line: int
+
+
+@dataclass(frozen=True)
+class TextRecipe:
+    """The content of a recipe file in YAML or JSON.
+
+    Attributes:
+        base: the name or path of the config that is changed, and its line; None for the defaults.
+        entries: the values of the changed keys, by dotted key.
+    """
+
+    path: Path
+    base: Entry | None = None
+    entries: Mapping[str, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, path: Path) -> "TextRecipe":
+        """Read a file. Raises: InputError if it is no mapping of keys; the message has the line."""
+        entries = dict[str, Entry]()
+        for key, entry in _entries(_composed(path), path, set()):
+            if key in entries:
+                first = f"{key} is set in line {entries[key].line}, too; remove one of the two"
+                raise InputError(f"{path}:{entry.line}: {first}")
+            entries[key] = entry
+        base = entries.pop(BASE, None)
+        if base is not None and not (isinstance(base.content, str) and base.content):
+            raise InputError(f"{path}:{base.line}: {BASE}: give the name of a config or the path of a recipe file")
+        return cls(path, base, entries)
+
+    def applied_to(self, config: Config) -> Config:
+        """Return a copy of a config with the keys of the file changed.
+
+        Raises:
+            InputError: a key is unknown, or a value has the wrong type or is out of range. The message has the line.
+        """
+        hints, changes = dict(keys_of(Config)), dict[str, Any]()
+        for key, entry in self.entries.items():
+            with about(f"{self.path}:{entry.line}"):
+                if any(other.startswith(f"{key}.") for other in hints):
+                    raise InputError(f"{key} is a section", advice="write its keys below it, with more indentation")
+                value = value_of(entry.content, hints[key], key) if key in hints else None
+                if key not in hints:
+                    # The whole config raises the error, which suggests the nearest key.
+                    config.replace(**_nested({key: value}))
+                changes[key] = value
+        try:
+            return config.replace(**_nested(changes))
+        except InputError as error:
+            line = self.line_of(error.key or "")
+            raise error.within(str(self.path) if line is None else f"{self.path}:{line}") from error
+
+    def line_of(self, key: str) -> int | None:
+        """Return the line of a key; None if the file does not set it."""
+        return self.entries[key].line if key in self.entries else None
+
+
+def written(config: Config, base: str | None, form: str) -> str:
+    """Return the text of a recipe file with all settings of a config that are not None, in the form "yaml" or "json".
+
+    Args:
+        base: the recipe whose hooks are inherited; None for none. With a base, the settings that are None are written,
+            too, because the base may have other values.
+    """
+    import yaml
+
+    values, unset = flatten(config.to_dict()), flatten(Config().to_dict())
+    if base is None:
+        values = {key: value for key, value in values.items() if value is not None or unset[key] is not None}
+    content = ({} if base is None else {BASE: base}) | _nested(values)
+    if form == "json":
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    # PyYAML writes the line break U+0085 as a space, unless it escapes all characters outside ASCII.
+    is_plain = json.dumps(content, ensure_ascii=False).isprintable()
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=is_plain, default_flow_style=None, width=_WIDTH)
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested dicts for dotted keys, the inverse of `jaxddp.overrides.flatten`."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, name = key.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    return tree
+
+
+def _composed(path: Path) -> Any:
+    """Return the node of PyYAML for a file. Raises: InputError if it is not valid YAML or JSON."""
+    import yaml
+
+    with files.reading(path, "make it readable"):
+        content = files.read(path)
+    if len(content) > _LARGEST:
+        raise InputError(f"{path}: has {len(content):,} bytes; a recipe file has at most {_LARGEST:,}")
+    kind = path.suffix[1:].upper().replace("YML", "YAML")
+    try:
+        text = content.decode("utf-8-sig")
+        if kind == "JSON":
+            json.loads(text, parse_int=str, parse_float=str)
+            text = _as_yaml(text)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except json.JSONDecodeError as error:
+        raise InputError(f"{path}:{error.lineno}: is not JSON ({error.msg})") from None
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
+        is_tab = "'\\t'" in (error.problem or "")
+        problem = "a tab; YAML indents with spaces" if is_tab else f"is not {kind} ({error.problem or error.context})"
+        raise InputError(f"{path}{line}: {problem}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not {kind} ({error})") from None
+    if not isinstance(node, yaml.MappingNode):
+        what = "is empty" if node is None else f"is a {node.id} and not a mapping"
+        raise InputError(f"{path}: {what}; write keys and values, such as {BASE}: digits")
+    return node
+
+
+def _as_yaml(text: str) -> str:
+    """Return valid JSON as valid YAML.
+
+    Tabs are only between the tokens of JSON, and YAML does not allow them. Other characters that are not printable are
+    only in strings, and YAML does not allow some of them and folds others.
+    """
+    return "".join(c if c.isprintable() or c in "\n\r" else " " if c == "\t" else f"\\U{ord(c):08x}" for c in text)
+
+
+def _entries(node: Any, path: Path, seen: set[int], prefix: str = "") -> Iterator[tuple[str, Entry]]:
+    """Yield the dotted keys of a mapping node and their values. `seen` collects the ids of the nodes."""
+    for name, value in node.value:
+        line, key = name.start_mark.line + 1, f"{prefix}{name.value}"
+        if name.id != "scalar" or not name.value:
+            raise InputError(f"{path}:{line}: a key is a {name.id}; give the name of a key")
+        # A few aliases of aliases stand for a billion values.
+        if id(value) in seen:
+            raise InputError(f"{path}:{line}: {key} is an alias; write its value")
+        seen.add(id(value))
+        if value.id == "mapping":
+            if not value.value:
+                raise InputError(f"{path}:{line}: {key} has no keys; leave it out")
+            yield from _entries(value, path, seen, f"{key}.")
+        elif value.id == "sequence":
+            yield key, Entry([str(_text(part, path, key)) for part in value.value], line)
+        else:
+            yield key, Entry(_text(value, path, key), line)
+
+
+def _text(node: Any, path: Path, key: str) -> str | None:
+    """Return the text of a scalar; None for an empty value without quotes."""
+    line = node.start_mark.line + 1
+    if node.id != "scalar":
+        raise InputError(f"{path}:{line}: {key}: a {node.id} in a list; give a list of values")
+    if node.tag.removeprefix("tag:yaml.org,2002:") not in _TAGS:
+        raise InputError(f"{path}:{line}: {key}: the tag {show(node.tag)} is not allowed; write the value without it")
+    if node.style is None and node.value in _NULLS:
+        return None
+    # JSON writes characters outside the Basic Multilingual Plane as two escapes.
+    return node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
