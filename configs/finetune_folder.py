@@ -4,8 +4,9 @@
 
 PICTURES has one folder per class in train/ and val/, or directly, with `--data.val-share 0.1`. `jaxddp weights` lists
 the names of weights; they select the network and the size of the images. A file or a run can be given too. The head is
-new and has ten times the learning rate of the other layers. The head of a ViT or a ConvNeXt is called "head": use
-`--model.new-layers head --optimizer.rate-factors head=10`. For a linear probe, use `--model.freeze "all but fc"`.
+new and has ten times the learning rate of the other layers. In a network that is no ResNet or RegNet it is called
+"head": use `--model.new-layers head --optimizer.rate-factors head=10`. For a linear probe, use `--model.freeze "all but
+fc"`.
 
 Batch norm is `local`: one device normalizes 32 images together. With `--model.freeze "all but layer4,fc"`, frozen
 layers keep their statistics. The recipe has no source, and it has not been run at full scale.

@@ -24,11 +24,13 @@ _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must
        jaxddp sweep CONFIG --KEY A,B,C ... [--workdir DIR] [--jobs J] [--search optuna --trials N] [overrides]
        jaxddp eval RUN [--step latest|best|N] [overrides]
        jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
+       jaxddp features RUN|WEIGHTS DATA... --out FILE [--layer NAME] [--split train|val] [--step best|latest|N]
+       jaxddp probe TRAIN.npz VAL.npz [--method knn|linear] [--neighbours K]
        jaxddp checkpoints RUN [--verify]
        jaxddp export RUN --out FILE [--format safetensors|stablehlo|onnx] [--step latest|best|N]
        jaxddp push RUN hf://OWNER/NAME [--private] [--step best|latest|N | --card FILE]
        jaxddp weights [NAME]
-       jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions]
+       jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions] [--features]
        jaxddp runs [DIR]
        jaxddp find-lr CONFIG [--lowest RATE] [--highest RATE] [--steps N] [--out FILE] [overrides]
        jaxddp doctor [CONFIG [overrides]] [--workdir DIR]
@@ -49,8 +51,8 @@ config's values. The most used keys have short forms: --lr X, --epochs N, --batc
 --seed N. Each command has its own --help. `jaxddp --version` prints the installed versions."""
 
 COMMANDS = (
-    *("train", "sweep", "eval", "find-lr", "predict", "checkpoints", "export", "push", "weights", "report", "runs"),
-    *("doctor", "config", "data", "completion", "launch"),
+    *("train", "sweep", "eval", "find-lr", "predict", "features", "probe", "checkpoints", "export", "push", "weights"),
+    *("report", "runs", "doctor", "config", "data", "completion", "launch"),
 )
 
 _RESUMES = "the same command resumes from the last checkpoint, if there is one"
@@ -59,6 +61,8 @@ _INTERRUPTED = {
     "find-lr": "nothing was written",
     "push": "nothing was committed",
     "weights": "nothing was written",
+    "features": "the same command continues with the images that have no features yet",
+    "probe": "nothing was written",
     "predict": "the same command continues with the images that have no prediction yet",
 }
 
@@ -167,6 +171,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.find_lr import run
     elif name == "predict":
         from jaxddp.commands.predict import run
+    elif name == "features":
+        from jaxddp.commands.features import run
+    elif name == "probe":
+        from jaxddp.commands.probe import run
     elif name == "checkpoints":
         from jaxddp.commands.list_checkpoints import run
     elif name == "export":

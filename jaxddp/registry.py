@@ -146,7 +146,7 @@ def _names_of(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]
     """Find the names that a module registers, with the fields of their settings, in its source.
 
     A name is a literal, or a key of a dict that a loop iterates over; it is None for other expressions. The settings
-    are a class of the same module.
+    are a class of the same module, and so are its bases with fields.
     """
     imports = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.module == __name__]
     registries = {alias.name for node in imports for alias in node.names}
@@ -157,9 +157,10 @@ def _names_of(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]
                 dicts[name] = [key.value if isinstance(key, ast.Constant) else None for key in keys]
             case ast.For(target=ast.Name(name), iter=ast.Name(over)):
                 loops[name] = over
-            case ast.ClassDef(name, body=body):
+            case ast.ClassDef(name, bases, body=body):
                 annotated = (each.target for each in body if isinstance(each, ast.AnnAssign))
-                classes[name] = frozenset(target.id for target in annotated if isinstance(target, ast.Name))
+                own = frozenset(target.id for target in annotated if isinstance(target, ast.Name))
+                classes[name] = own.union(*(classes.get(base.id, ()) for base in bases if isinstance(base, ast.Name)))
     for node in ast.walk(module):
         match node:
             case ast.Call(ast.Attribute(ast.Name(registry), "add"), args=[name_node, *more]) if registry in registries:

@@ -30,6 +30,7 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.hooks import Hook
+from jaxddp.models.resnet import ARCHITECTURES, D_ARCHITECTURES
 from jaxddp.overrides import flatten, keys_of, plain
 from jaxddp.recipe_file import read_recipe
 from jaxddp.recipe_files.find_recipe import config_names
@@ -51,6 +52,7 @@ OTHER_VALUES = {
     "model.weight_init": "orthogonal",
     "model.blur_pool": True,
     "model.drop_path": 0.125,
+    "model.dropout": 0.125,
     "objective.teacher": "runs/teacher",
     "objective.consistency_weight": 5.0,
     "objective.temperature": 3.0,
@@ -298,7 +300,7 @@ def test_all_unused_options_are_reported_at_once_with_a_working_command(capfd):
     assert line.endswith(
         "; jaxddp train digits --data d --model vit_ti16 --data.augment.flip false --epochs 2 would do"
     )
-    resnets = "resnet10, resnet101, resnet152, resnet18, resnet34, resnet50"
+    resnets = ", ".join(sorted([*ARCHITECTURES, *D_ARCHITECTURES]))
     for message in (
         f"--model.blur-pool False is read by --model={resnets}, and not by vit_ti16",
         "--objective.threshold 0.1 is read by objective.name=fixmatch, and not by supervised",
@@ -312,7 +314,8 @@ def test_an_unused_key_in_a_recipe_file_is_reported_for_removal_from_the_file(tm
     recipe = tmp_path / "mine.py"
     config = "load('digits').replace(model={'drop_path': 0.5})"
     recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {config}\n")
-    networks = "convnext_small, convnext_tiny, swin_s, swin_t, vit_b16, vit_s16, vit_ti16"
+    networks = "convnext_small, convnext_tiny, efficientnet_b0, efficientnet_v2_s, swin_s, swin_t, "
+    networks += "vit_b16, vit_s16, vit_ti16"
     message = f"jaxddp: {recipe}:3: model.drop_path=0.5 is read by model.name={networks}, and not by resnet18"
     message = f"{message}; leave model.drop_path out of {recipe}"
     assert error_line(f"train {recipe}", capfd) == message

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from support.cases import costly
+from support.cases import costly, rare_case
 from support.networks import largest_difference
 
 from jaxddp.config import Config, load
@@ -104,6 +104,32 @@ def test_each_way_to_compute_a_convolution_gives_the_same_result(batch, side, ch
 def test_depthwise_convolutions_equal_xlas(side, size, padding):
     images, kernel = random_arguments(2, side, side + 1, 6, 6, size)
     assert_equal_to_xla(images, kernel[:, :, :1], 1, padding)
+
+
+@pytest.mark.parametrize(
+    ("side", "size", "stride", "padding"),
+    [
+        *((8, 3, 2, 1), (9, 5, 2, 2), (4, 5, 2, 2)),
+        *(rare_case(*case) for case in ((7, 3, 2, 0), (9, 3, 3, 1), (2, 3, 2, 1), (8, 1, 2, 0))),
+    ],
+)
+def test_strided_depthwise_convolutions_equal_xlas(side, size, stride, padding):
+    images, kernel = random_arguments(2, side, side + 1, 6, 6, size)
+    assert_equal_to_xla(images, kernel[:, :, :1], stride, padding)
+
+
+@pytest.mark.parametrize(
+    ("channels", "features", "groups", "stride"),
+    [
+        pytest.param(12, 24, 3, 1, id="all groups merged, more features than channels"),
+        pytest.param(96, 96, 24, 2, id="four groups merged, a stride"),
+        pytest.param(40, 20, 2, 1, id="no groups merged"),
+        *(rare_case(*case) for case in ((128, 64, 2, 2), (48, 48, 6, 3))),
+    ],
+)
+def test_grouped_convolutions_equal_xlas(channels, features, groups, stride):
+    images, kernel = random_arguments(2, 5, 6, channels, features, 3)
+    assert_equal_to_xla(images, kernel[:, :, : channels // groups], stride, 1)
 
 
 @pytest.mark.slow
@@ -202,6 +228,17 @@ def test_programs_for_gpu_and_tpu_have_xlas_convolutions_and_no_branches(platfor
     assert program.count("stablehlo.dot_general") == 2
     for operation in ("stablehlo.case", "stablehlo.if", "stablehlo.while", "stablehlo.composite", "platform_index"):
         assert operation not in program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+def test_programs_for_gpu_and_tpu_have_xlas_depthwise_convolutions(platform):
+    """An EfficientNet-B0 has 16 depthwise convolutions, each with two gradients, which XLA's operations express."""
+    with jax.enable_x64(False):
+        program = lower_gradient_of_config(load("imagenet_efficientnet_b0").replace(data={"image_size": 32}), platform)
+    groups = re.findall(r"(?:feature|batch)_group_count = (\d+)", program)
+    assert sum(int(count) > 1 for count in groups) == 3 * 16
+    assert "stablehlo.while" not in program and "stablehlo.composite" not in program
 
 
 def small_networks() -> list:

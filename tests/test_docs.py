@@ -42,6 +42,8 @@ COMMANDS = (
     ("data", "pack"),
     ("data", "sample"),
     ("predict",),
+    ("features",),
+    ("probe",),
     ("checkpoints",),
     ("export",),
     ("push",),

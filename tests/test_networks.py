@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import traverse_util
 from jax.sharding import PartitionSpec as P
-from support.cases import essential_and_rare, rare_case
+from support.cases import essential_and_rare
 from support.published import CLASSES
 
 from jaxddp.config import Config
@@ -19,6 +19,7 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.convnext import ConvNeXt
 from jaxddp.models.ops.gelu import gelu
+from jaxddp.models.regnet import ARCHITECTURES
 from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize
 from jaxddp.registry import MODELS
@@ -32,6 +33,25 @@ PARAMETER_COUNTS = {
     "swin_t": 28_288_354,
     "swin_s": 49_606_258,
 }
+TRAINED_COUNTS = {
+    "resnext50_32x4d": 25_028_904,
+    "resnext101_32x8d": 88_791_336,
+    "wide_resnet50_2": 68_883_240,
+    "wide_resnet101_2": 126_886_696,
+    "resnet50d": 25_576_264,
+    "seresnet50": 28_088_024,
+    "regnet_y_400mf": 4_344_144,
+    "regnet_y_800mf": 6_432_512,
+    "regnet_y_1_6gf": 11_202_430,
+    "regnet_y_3_2gf": 19_436_338,
+    "regnet_y_8gf": 39_381_472,
+    "regnet_y_16gf": 83_590_140,
+    "regnet_y_32gf": 145_046_770,
+    "efficientnet_b0": 5_288_548,
+    "efficientnet_v2_s": 21_458_488,
+    "mobilenet_v3_large": 5_483_032,
+}
+"""Parameters of networks that also have running statistics. torchvision and timm publish these numbers."""
 
 
 def network(name):
@@ -46,7 +66,11 @@ def shapes_of(model, size=224):
 
 @pytest.mark.parametrize(
     "name",
-    essential_and_rare(("vit_ti16", "convnext_tiny", "swin_t"), "vit_s16", "vit_b16", "convnext_small", "swin_s"),
+    essential_and_rare(
+        ("vit_ti16", "convnext_tiny", "swin_t"),
+        *("vit_s16", "vit_b16", "convnext_small", "swin_s"),
+        *("regnet_y_400mf", "efficientnet_v2_s", "mobilenet_v3_large"),
+    ),
 )
 def test_depths_grow_from_the_stem_to_the_head(name):
     model = network(name)
@@ -75,6 +99,50 @@ def test_the_depths_of_a_resnet_count_its_blocks():
 def test_parameter_counts_are_the_published_ones(name):
     variables = shapes_of(MODELS.get(name)(Config(), 1000))
     assert sum(map(math.prod, variables.values())) == PARAMETER_COUNTS[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    essential_and_rare(
+        ("regnet_y_400mf", "efficientnet_b0"),
+        *(name for name in TRAINED_COUNTS if name not in ("regnet_y_400mf", "efficientnet_b0")),
+    ),
+)
+def test_numbers_of_trained_parameters_are_the_published_ones(name):
+    shapes = shapes_of(MODELS.get(name)(Config(), 1000), 64)
+    trained = [shape for path, shape in shapes.items() if path.startswith("params/")]
+    assert sum(map(math.prod, trained)) == TRAINED_COUNTS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "depths"),
+    [
+        (
+            "regnet_y_400mf",
+            {"stem/conv/kernel": 0, "stage1_0/se/fc1/bias": 1, "stage2_2/conv3/norm/scale": 4, "fc/kernel": 17},
+        ),
+        (
+            "efficientnet_b0",
+            {"stem/norm/scale": 0, "stage1_0/depthwise/conv/kernel": 1, "stage7_0/se/fc2/bias": 16}
+            | {"last_conv/conv/kernel": 17, "head/kernel": 17},
+        ),
+        ("mobilenet_v3_large", {"block1/project/conv/kernel": 1, "block15/expand/norm/bias": 15, "hidden/bias": 16}),
+        ("resnet50d", {"stem_conv2/kernel": 0, "layer1_0/downsample_conv/kernel": 1, "fc/bias": 17}),
+    ],
+)
+def test_the_depths_of_other_networks_count_their_blocks(name, depths):
+    model = network(name)
+    assert {path: model.depth_of(f"params/{path}") for path in depths} == depths
+    assert model.depth == 1 + max(model.depth_of(f"params/{head}/kernel") for head in ("fc", "head"))
+
+
+def test_the_widths_of_a_regnet_become_multiples_of_the_group():
+    """Table 1 of torchvision's RegNetY-1.6GF: the quantized widths are 48, 120, 336 and 888."""
+    stages = ARCHITECTURES["regnet_y_1_6gf"].stages
+    assert [(stage.blocks, stage.features, stage.group) for stage in stages] == [
+        *((2, 48, 24), (6, 120, 24), (17, 336, 24), (2, 888, 24)),
+    ]
 
 
 def test_the_depths_of_a_vit_count_its_blocks():
@@ -123,7 +191,12 @@ def test_the_depths_of_a_swin_transformer_count_its_blocks():
 
 
 @pytest.mark.parametrize("dtype", essential_and_rare((jnp.float32, jnp.bfloat16), jnp.float16))
-@pytest.mark.parametrize("name", ["vit_ti16", "convnext_tiny", rare_case("swin_t")])
+@pytest.mark.parametrize(
+    "name",
+    essential_and_rare(
+        ("vit_ti16", "convnext_tiny", "mobilenet_v3_large"), "swin_t", "regnet_y_400mf", "efficientnet_b0"
+    ),
+)
 def test_logits_have_at_least_float32_and_parameters_keep_their_dtype(name, dtype):
     model, images = network(name).clone(dtype=dtype), jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     variables = jax.eval_shape(model.init, jax.random.key(0), images)

@@ -27,9 +27,9 @@ from jaxddp.data.formats.ilsvrc import TEST_CSV
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.state import TrainState
+from jaxddp.inference.output_stream import BatchOutputs, images_at_once
 from jaxddp.inference.partial_file import Partial
 from jaxddp.inference.prediction_file import write_predictions
-from jaxddp.inference.prediction_stream import BatchPredictions, images_at_once
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.workdir.signature import SIGNATURE_FILE
@@ -166,12 +166,12 @@ def test_an_unfinished_file_of_other_predictions_is_replaced(run, pictures, val_
     out = tmp_path / "out.csv"
     out.with_name("out.csv.partial").write_text('{"run": "another"}\n{"id": "cat.jpg"}\n')
     assert predict_to_file(run, [pictures / "val"], out) == val_predictions
-    assert "holds predictions of other images" in caplog.text
+    assert "holds rows of other images" in caplog.text
 
 
 def test_a_second_prediction_to_the_same_file_is_rejected(run, pictures, tmp_path):
     out, first = tmp_path / "out.csv", Partial(tmp_path / "out.csv", {}, [])
-    with first.lock(), pytest.raises(InputError, match=r"out\.csv\.partial: another prediction is writing there; wait"):
+    with first.lock(), pytest.raises(InputError, match=r"out\.csv\.partial: another command is writing there; wait"):
         predict_to_file(run, [pictures / "val"], out)
     assert not out.exists()
 
@@ -218,7 +218,7 @@ def fake_run(step: int = 6, bad_rows: tuple[int, ...] = ()) -> Any:
         for start in range(0, len(source), at_once):
             rows = range(start, min(start + at_once, len(source)))
             errors = {row: f"row {row} is cut short" for row in rows if row in bad_rows}
-            yield BatchPredictions(start, np.full((len(rows), 5), 0.2, np.float32), errors)
+            yield BatchOutputs(start, np.full((len(rows), 5), 0.2, np.float32), errors)
 
     names, state = tuple("abcde"), TrainState(jnp.zeros((), jnp.int32), {}, {}, ())
     attributes = {
@@ -260,7 +260,7 @@ def test_an_unfinished_prediction_is_identified_by_step_images_and_class_count(
     options = {"top": top, "progress": lambda done, errors: progress.append(done)}
     assert len(predict_rows(fake_run(step), tmp_path / "out.csv", seed=seed, **options)) == 70
     assert progress == ([64, 70] if is_repeated else [70])
-    assert ("holds predictions of other images" in caplog.text) == is_repeated
+    assert ("holds rows of other images" in caplog.text) == is_repeated
 
 
 def test_fewer_predictions_than_images_write_no_file(tmp_path):

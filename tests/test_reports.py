@@ -221,7 +221,7 @@ def test_the_tables_have_steps_metrics_and_speed(tmp_path):
 
 
 def test_confusions_and_accuracies_are_counted_as_by_hand():
-    outcome, _, _ = outcome_of_noise()
+    outcome = outcome_of_noise().outcome
     guesses = [max(range(5), key=lambda label: row[label]) for row in outcome.probabilities]
     expected = np.zeros((5, 5), int)
     for label, guess in zip(outcome.labels, guesses, strict=True):
@@ -242,7 +242,7 @@ def test_confusions_and_accuracies_are_counted_as_by_hand():
 
 
 def test_the_most_confident_mistakes_are_sorted():
-    outcome, _, _ = outcome_of_noise()
+    outcome = outcome_of_noise().outcome
     rows = outcome.surest_mistakes(7)
     wrong = outcome.labels != outcome.predictions
     shares = outcome.probabilities.max(1)
@@ -301,7 +301,7 @@ def test_many_classes_have_no_matrix():
     labels = np.arange(101)
     wrong = Outcome(labels, np.roll(np.eye(101), 1, axis=1), names, 3)
     table = ArrayTable(np.zeros((101, 8, 8, 3), np.uint8), labels, names)
-    classes = run_classes(0, "a", "#000000", ValidationImages(wrong, table, DataConfig()))
+    classes = run_classes(0, "a", "#000000", ValidationImages(wrong, table, DataConfig(), None))
     assert classes.matrix is None and len(classes.confusions.rows) == 20 and len(classes.mistakes) == 24
 
 
@@ -470,7 +470,7 @@ def trained(tmp_path_factory) -> Iterator[Path]:
 def test_class_accuracies_equal_the_runs_validation(trained, step):
     from jaxddp.reports.validation_images import predict_validation_images
 
-    outcome, source, _ = predict_validation_images(trained, step)
+    outcome, source, *_ = predict_validation_images(trained, step)
     measured = {row["step"]: row for row in rows_of(trained, "val")}
     if step != "best":
         assert outcome.step == {"latest": 12, "6": 6}[step]

@@ -21,6 +21,10 @@ CASES = {
     "resnet18-32px-w64": Case("resnet18", "small", 64, 32, 32, classes=10),
     "resnet18-128px": Case("resnet18", "imagenet", 64, 128, 16, learning_rate=0.001),
     "resnet50-128px": Case("resnet50", "imagenet", 64, 128, 16, learning_rate=1e-6),
+    **{
+        f"{name}-128px": Case(name, "imagenet", 64, 128, 16, learning_rate=1e-6)
+        for name in ("resnext50_32x4d", "regnet_y_400mf", "efficientnet_b0", "mobilenet_v3_large")
+    },
 }
 TARGETS = {("torch", 2): 0.85, ("flax", 2): 2.0, ("flax", 1): 1.1}
 """Targets for the speed as a multiple of the rival's, by rival and number of processes."""

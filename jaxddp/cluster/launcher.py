@@ -32,7 +32,7 @@ from jaxddp.wire.codec import MOST_PROCESSES
 
 GENERATION = "JAXDDP_GENERATION"
 """The environment variable with the number, from 0, of the generation, which is one start of the whole job."""
-_COMMANDS = ("train", "eval", "find-lr", "predict", "doctor", "data")
+_COMMANDS = ("train", "eval", "find-lr", "predict", "features", "doctor", "data")
 """A command that begins with one of these words is run by `python -m jaxddp`."""
 
 

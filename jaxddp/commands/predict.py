@@ -38,6 +38,9 @@ class PredictImages:
     guard_formulas: bool = False
     """In csv, write an apostrophe before an id, a class or an error that begins with =, +, -, @, a tab or a line break.
     Without this option a spreadsheet reads such values as formulas."""
+    explain: Path | None = None
+    """A folder for a PNG file of each image, with a heat map of the pixels that its predicted class depends on
+    (Grad-CAM)."""
     step: str = "best"
     """The checkpoint: latest, best, or its step. Without validations, best is the latest."""
     devices: Devices | None = None
@@ -68,10 +71,9 @@ def run(arguments: list[str]) -> int:
     with doing("looking for the images"):
         table = open_inputs(options.images)
     trained = restore_run(options.run, options.step, Topology.create(options.devices, peers))
+    more = {"guard_formulas": options.guard_formulas, "explain": options.explain}
     with ProgressBar("classifying images", len(table)) as bar:
-        done = write_predictions(
-            trained, table, options.out, form, options.top, bar.advance, guard_formulas=options.guard_formulas
-        )
+        done = write_predictions(trained, table, options.out, form, options.top, bar.advance, **more)
     if peers.is_first:
         unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
         print(f"{options.out}: {counted(done.images, 'image')}{unusable}, step {trained.step} of {options.run}")

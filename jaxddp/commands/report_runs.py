@@ -25,6 +25,8 @@ class ReportRuns:
     """The checkpoint that classifies the validation data: latest, best, or its step."""
     predictions: bool = True
     """Classify the validation data. Without this, only the runs' files are read, which takes about a second."""
+    features: bool = False
+    """Draw a map of the features of the validation images (t-SNE, or UMAP where umap-learn is installed)."""
     data_path: Annotated[str | None, tyro.conf.arg(name="data.path")] = None
     """The location of the runs' data, if the data were moved."""
 
@@ -36,6 +38,6 @@ def run(arguments: list[str]) -> int:
 
     checkpoint = options.step if options.predictions else None
     with doing("reading the runs"):
-        summary = write_report(options.runs, options.out, checkpoint, options.data_path)
+        summary = write_report(options.runs, options.out, checkpoint, options.data_path, features=options.features)
     print(summary)
     return 0

@@ -4,8 +4,11 @@ The modules of `jaxddp/data/formats/` register the formats in `FORMATS`; see `ja
 """
 
 import dataclasses
+import os
+from collections.abc import Sequence
 from typing import cast
 
+import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key, Option
@@ -119,11 +122,64 @@ def open_images(path: str, data: DataConfig) -> SourceTable:
 
     Images are not checked. Raises: InputError if there are no images, or the data have a fault.
     """
-    changes = {"path": path, "name": None, "train": None, "val": None, "classes": None}
-    place = Place(path, dataclasses.replace(data, **changes))
-    is_data_set = any(FORMATS.get(name).match(place) >= Match.WHOLE for name in FORMATS.names())
+    place = _whole_place(path, data)
     # A CSV file may have no labels, so only its column of images is read.
-    return _format_of(place).open(place, "train") if is_data_set and not path.endswith(".csv") else open_inputs([path])
+    is_data_set = _is_data_set(place) and not path.endswith(".csv")
+    return _format_of(place).open(place, "train") if is_data_set else open_inputs([path])
+
+
+@convert_os_errors()
+def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None = None) -> SourceTable:
+    """Open the images of a split of a data set, with labels, or unlabelled images; see `open_inputs`.
+
+    If the path is that of the config, all settings of the config apply, such as `val_share`, except its limits.
+    Otherwise the data set has all of its classes.
+
+    Args:
+        paths: the path of a data set, or paths of unlabelled images.
+        split: the split; by default, the validation split, or all images if there is none.
+
+    Raises:
+        InputError: there are no images or no such split, or the data have a fault.
+    """
+    if not paths:
+        return open_inputs(paths)
+    (path, *others), is_own = paths, False
+    if data.path is not None and not others:
+        is_own = os.path.realpath(os.path.expanduser(path)) == os.path.realpath(os.path.expanduser(data.path))
+    place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None))
+    if others or not _has_classes(place) or (path.endswith(".csv") and not _has_labels(path)):
+        if split is not None:
+            raise InputError(f"--split {split}: {path} is no data set with splits; leave it out")
+        return open_inputs(paths)
+    if _format_of(place).divided(place) or place.data.val_share is not None:
+        return cast(SourceTable, open_full_splits(place.data)[split or "val"])
+    if split == "val":
+        raise InputError(f"--split val: {path} has no validation split; leave it out for all images")
+    with doing("reading the data set"):
+        return _with_several_labels({"train": _format_of(place).open(place, "train")})["train"]
+
+
+def _whole_place(path: str, data: DataConfig) -> Place:
+    """Return the place of a data set with all of its classes."""
+    changes = {"path": path, "name": None, "train": None, "val": None, "classes": None}
+    return Place(path, dataclasses.replace(data, **changes))
+
+
+def _is_data_set(place: Place) -> bool:
+    return any(FORMATS.get(name).match(place) >= Match.WHOLE for name in FORMATS.names())
+
+
+def _has_classes(place: Place) -> bool:
+    """Return whether a place is a data set, or a folder of class folders, which matches no other format."""
+    matches = [name for name in FORMATS.names() if FORMATS.get(name).match(place) > Match.NONE]
+    return _is_data_set(place) or matches == ["folders"]
+
+
+def _has_labels(path: str) -> bool:
+    """Return whether the header of a CSV file has the column `label`."""
+    with files.reading(path, "check the path"), files.open_regular(os.path.expanduser(path)) as file:
+        return b"label" in [cell.strip() for cell in file.readline().split(b",")]
 
 
 def _place(data: DataConfig) -> Place:

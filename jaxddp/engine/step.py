@@ -185,13 +185,22 @@ def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainSt
     images may have several labels, the probabilities are the sigmoid of the logits, and otherwise their softmax. They
     are NaN for an image with a logit that is not finite.
     """
-    predict = make_predict(objective, topology)
-    probabilities_of = jax.nn.sigmoid if objective.loss.labels.several else jax.nn.softmax
+    predict, probabilities_of = make_predict(objective, topology), make_probabilities(objective)
 
     def classify(state: TrainState, batch: Batch) -> tuple[jax.Array, Any]:
-        logits = predict(state, batch).astype(jnp.float32)
-        # XLA may compute any values from logits that are not finite.
-        finite = jnp.isfinite(logits).all(-1, keepdims=True)
-        return jnp.where(finite, probabilities_of(logits), jnp.nan), batch.substituted
+        return probabilities_of(predict(state, batch)), batch.substituted
 
     return jax.jit(classify, out_shardings=topology.replicated)
+
+
+def make_probabilities(objective: Objective) -> Callable[[jax.Array], jax.Array]:
+    """Return the function from logits to probabilities of classes, float32[B, K]; see `make_classify`."""
+    function = jax.nn.sigmoid if objective.loss.labels.several else jax.nn.softmax
+
+    def probabilities(logits: jax.Array) -> jax.Array:
+        logits = logits.astype(jnp.float32)
+        # XLA may compute any values from logits that are not finite.
+        finite = jnp.isfinite(logits).all(-1, keepdims=True)
+        return jnp.where(finite, function(logits), jnp.nan)
+
+    return probabilities

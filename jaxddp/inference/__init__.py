@@ -1,1 +1,1 @@
-"""Loads the trained network of a run, predicts classes, writes prediction files, and exports weights and programs."""
+"""Loads a run's network; predicts classes, reads layers, writes files of results, exports weights and programs."""

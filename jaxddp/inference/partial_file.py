@@ -1,4 +1,4 @@
-"""A file of JSON lines with the completed predictions, so that an interrupted prediction can continue.
+"""A file of JSON lines with the completed rows of an output file, so that an interrupted command can continue.
 
 OUT.partial     {"run": …, "step": …, "images": …, …}     the run, the checkpoint and the images
                 {"id": "cat.jpg", "class": "cat", …}       a row for each completed image
@@ -7,6 +7,7 @@ OUT.partial     {"run": …, "step": …, "images": …, …}     the run, the c
 import json
 import logging
 import os
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +42,8 @@ class Partial:
             with file:
                 if not try_lock(file):
                     advice = "wait for it, or give another --out"
-                    raise InputError(f"{self.path}: another prediction is writing there; {advice}")
-                # Another prediction may have ended and removed the file after this process opened it.
+                    raise InputError(f"{self.path}: another command is writing there; {advice}")
+                # Another command may have ended and removed the file after this process opened it.
                 if not self.path.exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
                     continue
                 yield
@@ -53,18 +54,21 @@ class Partial:
 
         Raises: InputError if the file cannot be read or written.
         """
-        with files.reading(self.path, "remove it"):
-            first, *lines = files.read(self.path).splitlines(keepends=True) or [b""]
+        with files.reading(self.path, "remove it"), files.open_regular(self.path) as file:
+            first = file.readline()
+            # Line by line, because the rows of features can be larger than the memory.
+            ends = array("q", [len(first)])
+            for line in file if first == self._header else ():
+                if line.endswith(b"\n"):
+                    ends.append(ends[-1] + len(line))
         if first == self._header:
-            whole = sum(line.endswith(b"\n") for line in lines)
+            whole = len(ends) - 1
             count = whole if whole == total else whole // multiple * multiple
             with files.readable_errors(self.path):
-                os.truncate(self.path, len(first) + sum(map(len, lines[:count])))
+                os.truncate(self.path, ends[count])
             return count
         if first:
-            _log.warning(
-                f"{self.path}: holds predictions of other images or of another checkpoint; they are computed again"
-            )
+            _log.warning(f"{self.path}: holds rows of other images or of another checkpoint; they are computed again")
         # The file is truncated and not replaced, because the lock belongs to the open file.
         with files.readable_errors(self.path):
             os.truncate(self.path, 0)

@@ -14,35 +14,33 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, show
-from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.example_set import id_of
-from jaxddp.data.inputs import open_inputs
-from jaxddp.data.opening import open_splits
 from jaxddp.data.selection.chosen import chosen_images
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
+from jaxddp.engine.activation_programs import Pool
 from jaxddp.engine.example_loss import example_loss
-from jaxddp.engine.initial_state import replace_by_weights
 from jaxddp.engine.state import TrainState
+from jaxddp.inference.fitting import fitted, signature_of_data
+from jaxddp.inference.image_arguments import Images, source_of
+from jaxddp.inference.layer_programs import LayerPrograms
 from jaxddp.inference.outcome import Outcome
-from jaxddp.inference.prediction_stream import PredictionStream, images_at_once
+from jaxddp.inference.output_stream import OutputStream, images_at_once
 from jaxddp.inference.predictions import Predictions
 from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model
-from jaxddp.models.variables import by_path, trees_of
+from jaxddp.overrides import checked
 from jaxddp.recipe.make_recipe import model_of
 from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.setup.classifier import Classifier
 from jaxddp.training.validation.predicted_images import MAX_SHOWN, PredictedImages
 from jaxddp.workdir.saved_state import recipe_of_run, restore_state
-from jaxddp.workdir.signature import SIGNATURE_FILE, Signature
+from jaxddp.workdir.signature import Signature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-Images = np.ndarray | Source | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @dataclass(frozen=True)
@@ -96,11 +94,31 @@ class TrainedRun:
         batches = [*self.stream(source)]
         return Predictions(
             [id_of(source, row) for row in range(len(source))],
-            np.concatenate([batch.probabilities for batch in batches]),
+            np.concatenate([batch.values for batch in batches]),
             self.class_ids,
             self.class_names,
             {row: error for batch in batches for row, error in batch.errors.items()},
         )
+
+    def features(self, images: Images, layer: str | None = None, pool: Pool = "mean") -> np.ndarray:
+        """Return the activations of a layer. All processes of a job must call it with the same images.
+
+        Args:
+            images: as for `predict`. The views of `eval.views` are not used.
+            layer: the name of a module of the network, whose output is returned, such as "layer3_0/conv2", or
+                "layer3.0.conv2" as in published weights. By default, the features that the head reads.
+            pool: "mean" averages an output [N, H, W, C] over its pixels; "none" does not.
+
+        Returns:
+            float32[N, D] for N images, in order; with `pool="none"`, float32[N, …] with the shape of the output. The
+            features of an image that cannot be used are NaN.
+
+        Raises:
+            InputError: the network is no Linen module, or it has no such layer; see also `predict`.
+        """
+        checked(pool, Pool, "pool")
+        stream = self.feature_stream(self.source(images), layer, pool)
+        return np.concatenate([np.asarray(batch.values, np.float32) for batch in stream])
 
     def outcome(self, source: Source) -> Outcome:
         """Return statistics of the predictions for a labelled source: confusions, accuracies, confident mistakes.
@@ -114,8 +132,11 @@ class TrainedRun:
         probabilities = self.predict(source).probabilities
         return Outcome(np.asarray(source.labels), probabilities, self.class_names, self.step)
 
-    def show(self, source: Source, rows: Sequence[int] | np.ndarray) -> "Figure":
+    def show(self, source: Source, rows: Sequence[int] | np.ndarray, *, explain: bool = False) -> "Figure":
         """Return a figure of some images of a source with label, prediction and probability, for a notebook.
+
+        Args:
+            explain: whether to draw a heat map of Grad-CAM for the predicted class over each image.
 
         Raises: InputError if the source has no such row; see also `predict`.
         """
@@ -130,41 +151,48 @@ class TrainedRun:
         if not whole or chosen.min() < 0 or chosen.max() >= len(source):
             raise InputError(f"rows={show(rows)}: give numbers of rows of the source, 0 to {len(source) - 1}")
         images = chosen_images(source, self.data_of(source), chosen)
-        predictions = self.predict(images)
         labels = np.asarray(source.labels)[chosen]
-        return prediction_grid(PredictedImages.of(images, labels, predictions.probabilities, self.class_names))
+        stream = self.explained_stream(self.source(images)) if explain else self.stream(self.source(images))
+        batches = [batch.values for batch in stream]
+        values = jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
+        probabilities, maps = values[:2] if explain else (values, None)
+        return prediction_grid(PredictedImages.of(images, labels, probabilities, self.class_names, maps))
 
     def source(self, images: Images) -> Source:
         """Convert images that `predict` accepts to a source. Raises: InputError."""
-        if isinstance(images, str | os.PathLike):
-            return open_inputs([images])
-        paths: list[Any] = [*images] if isinstance(images, list | tuple) else [None]
-        if all(isinstance(path, str | os.PathLike) for path in paths):
-            return open_inputs(paths)
-        if isinstance(images, np.ndarray | jax.Array):
-            images = self.signature.pixels(np.asarray(images))
-            return ArrayTable(images, np.full(len(images), -1), self.class_names)
-        if not hasattr(images, "eval_batches"):
-            raise InputError(f"images={show(images)}: give an array, a path, a list of paths, or a source")
-        source: Any = images
-        return source
+        return source_of(images, self.signature)
 
-    def stream(self, source: Source, at_once: int | None = None) -> PredictionStream:
-        """Return the predictions of a source as an iterable of batches, with `at_once` images on each device.
+    def stream(self, source: Source, at_once: int | None = None) -> OutputStream:
+        """Return the probabilities of the classes, float32[K] for an image, as a stream; see `OutputStream`.
+
+        Args:
+            at_once: the number of images on each device.
 
         Raises:
             InputError: the network does not accept such images.
         """
+        row = jax.ShapeDtypeStruct((len(self.class_ids),), np.float32)
+        return self._stream(self._classify, row, source, at_once)
+
+    def feature_stream(
+        self, source: Source, layer: str | None = None, pool: Pool = "mean", at_once: int | None = None
+    ) -> OutputStream:
+        """Return the features of a source as a stream. Raises: InputError, see `features`."""
+        return self._stream(*self.layer_programs.features(layer, pool), source, at_once)
+
+    def explained_stream(self, source: Source, at_once: int | None = None) -> OutputStream:
+        """Return (probabilities, heat maps, images) of a source as a stream; see `LayerPrograms.explain`."""
+        programs = self.layer_programs.explain(len(self.class_ids), self.signature.dtype)
+        return self._stream(*programs, source, at_once)
+
+    def _stream(self, program: Callable[..., Any], row: Any, source: Source, at_once: int | None) -> OutputStream:
         data = self.data_of(source)
         if (shape := source.image_shape(data)) != self.signature.image_shape:
             raise InputError(f"images of {shape}: the network was trained on images of {self.signature.image_shape}")
         if (dtype := image_dtype(source, data)) != self.signature.dtype:
             raise InputError(f"pixels of {dtype}: the network was trained on {self.signature.dtype}")
         size = at_once or images_at_once(len(source))
-        return PredictionStream(
-            lambda batch: self._classify(self.state, batch),
-            *(source, data, self.topology, len(self.class_ids), size),
-        )
+        return OutputStream(lambda batch: program(self.state, batch), row, source, data, self.topology, size)
 
     def data_of(self, source: Source) -> DataConfig:
         """Return the config for evaluation on a source.
@@ -187,8 +215,17 @@ class TrainedRun:
             )
 
     @cached_property
+    def layer_programs(self) -> LayerPrograms:
+        """The programs that read layers of the network."""
+        return LayerPrograms(self._classifier, self.signature.image_shape)
+
+    @cached_property
+    def _classifier(self) -> Classifier:
+        return self.classifier(for_platform(self.model, self.topology.platform))
+
+    @cached_property
     def _classify(self) -> Callable[..., Any]:
-        return self.classifier(for_platform(self.model, self.topology.platform)).classify()
+        return self._classifier.classify()
 
 
 def restore_run(
@@ -211,7 +248,7 @@ def restore_run(
     place = Path(directory).expanduser()
     file = recipe_of_run(place)
     config = file.config if precision is None else file.config.replace(train={"precision": precision})
-    signature = Signature.read(place) or _signature_of_data(place, config)
+    signature = Signature.read(place) or signature_of_data(place, config)
     if model is not None:
         network = adapt(model)
     elif file.has_network:
@@ -223,34 +260,3 @@ def restore_run(
     saved = restore_state(place, step, topology)
     state = fitted(network, saved, signature.image_shape, place)
     return TrainedRun(place, int(saved.step), config, network, state, Preprocess.of(config), signature, topology)
-
-
-def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:
-    """Return a checkpoint's state for evaluation, with the tree structure of the network for images [H, W, C].
-
-    Raises: InputError if the arrays do not fit the network.
-    """
-    trees = trees_of(network, image_shape)
-    arrays = by_path(saved.eval_params, saved.model_state)
-    of_checkpoint, of_network = (
-        {path: list(array.shape) for path, array in tree.items()} for tree in (arrays, by_path(*trees))
-    )
-    for path in sorted(of_checkpoint.keys() | of_network.keys()):
-        if of_checkpoint.get(path) != of_network.get(path):
-            found, expected = of_checkpoint.get(path, "absent"), of_network.get(path, "absent")
-            raise InputError(
-                f"{place}: the checkpoint is of another architecture: {path} is {found} in the checkpoint and "
-                f"{expected} in the model; give the model that was trained"
-            )
-    params, model_state = replace_by_weights(*trees, arrays)
-    return TrainState(saved.step, params, model_state, ())
-
-
-def _signature_of_data(place: Path, config: Config) -> Signature:
-    """Return the signature of the data of a run. Runs of old releases have no file with a signature."""
-    try:
-        return Signature.of(open_splits(config.data)["train"], config.data)
-    except InputError as error:
-        raise InputError(
-            f"{place}: has no {SIGNATURE_FILE}, and the data of the run cannot be opened ({error})"
-        ) from error

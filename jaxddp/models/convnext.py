@@ -18,10 +18,10 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay
+from jaxddp.models.ops.conv_norm import ModuleFactory, convolutions
 from jaxddp.models.ops.drop_path import add_branch, branch_factors
 from jaxddp.models.ops.gelu import gelu
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.ops.stems import ModuleFactory
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.registry import MODELS
 
@@ -74,7 +74,7 @@ class ConvNeXtBlock(nn.Module):
         features = x.shape[-1]
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         weights = {"kernel_init": _kernel_init, **dtypes}
-        y = self.conv(features, kernel=7, stride=1, padding=3, feature_group_count=features, name="conv")(x)
+        y = self.conv(features, kernel=7, stride=1, groups=features, use_bias=True, name="conv")(x)
         y = nn.LayerNorm(name="norm", use_fast_variance=False, **dtypes)(y)
         y = gelu(nn.Dense(4 * features, name="fc1", **weights)(y))
         y = nn.Dense(features, name="fc2", **weights)(y)
@@ -95,7 +95,7 @@ class Downsample(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         norm = nn.LayerNorm(name="norm", dtype=self.dtype, param_dtype=self.param_dtype, use_fast_variance=False)
-        conv = self.conv(self.features, kernel=self.stride, stride=self.stride, padding=0, name="conv")
+        conv = self.conv(self.features, kernel=self.stride, stride=self.stride, padding=0, use_bias=True, name="conv")
         return conv(norm(x)) if self.norm_first else norm(conv(x))
 
 
@@ -165,7 +165,10 @@ class ConvNeXt(nn.Module):
         if train and self.drop_path:
             factors = branch_factors(self.drop_path, sum(self.stage_sizes), 1, example_keys)
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        settings = {"conv": functools.partial(_conv, self.operations or Operations(), **dtypes), **dtypes}
+        settings = {
+            "conv": convolutions(self.operations or Operations(), _kernel_init, **dtypes),
+            **dtypes,
+        }
         x = Downsample(self.width, 4, norm_first=False, name="stem", **settings)(images.astype(self.dtype))
         done = 0
         for stage, size in enumerate(self.stage_sizes):
@@ -180,18 +183,6 @@ class ConvNeXt(nn.Module):
         x = jnp.mean(x, axis=(1, 2), dtype=head_dtype)
         x = nn.LayerNorm(name="norm", use_fast_variance=False, **wide)(x)
         return nn.Dense(self.num_classes, kernel_init=_kernel_init, name="head", **wide)(x)
-
-
-def _conv(operations: Operations, features: int, *, kernel: int, stride: int, padding: int, **settings: Any) -> nn.Conv:
-    return nn.Conv(
-        features,
-        (kernel, kernel),
-        stride,
-        padding,
-        kernel_init=_kernel_init,
-        conv_general_dilated=operations.conv_general_dilated(stride, padding),
-        **settings,
-    )
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,20 @@
-"""Residual networks for image classification: ResNet-10, 18, 34, 50, 101 and 152, in Flax Linen.
+"""Residual networks for image classification, in Flax Linen: ResNets, and the variants of `ARCHITECTURES`.
 
 Sources: He et al. 2015, "Deep residual learning for image recognition" (arXiv:1512.03385). The "v1.5" bottleneck, whose
 3x3 convolution has the stride, and the explicit paddings are from github.com/facebookarchive/fb.resnet.torch. The
 zero-initialized last scales and the head's initializer are from Goyal et al. 2017 (arXiv:1706.02677, section 5.1).
-ResNet-10, with one block in each stage, is from Chen et al. 2019 (arXiv:1904.04232). `TORCHVISION` maps parameters to
-the names in torchvision and timm.
+ResNet-10, with one block in each stage, is from Chen et al. 2019 (arXiv:1904.04232). ResNeXt has grouped convolutions
+(Xie et al. 2017, arXiv:1611.05431), Wide ResNet has more features inside the bottlenecks (Zagoruyko and Komodakis 2016,
+arXiv:1605.07146), ResNet-D has another stem and other shortcuts (He et al. 2019, arXiv:1812.01187), and SE-ResNet has
+squeeze and excitation (Hu et al. 2018, arXiv:1709.01507). The names of arrays and the logits are those of torchvision
+and timm.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -19,10 +24,13 @@ from jax.typing import DTypeLike
 from jaxddp.choices import settings_of
 from jaxddp.config import Config, ModelConfig
 from jaxddp.core.errors import InputError
-from jaxddp.models.ops.batch_norm import BatchNorm
+from jaxddp.core.message import Key
 from jaxddp.models.ops.blur import blurring
+from jaxddp.models.ops.conv_norm import ModuleFactory, convolutions, norms
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.ops.stems import STEMS, ModuleFactory, imagenet_stem
+from jaxddp.models.ops.residual_block import Convolution, ResidualBlock
+from jaxddp.models.ops.squeeze_excitation import SqueezeExcitation
+from jaxddp.models.ops.stems import STEMS, imagenet_stem
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init, lookup
 from jaxddp.registry import MODELS
@@ -30,30 +38,31 @@ from jaxddp.sections.model_section import Stem, Width
 
 
 @dataclass(frozen=True)
-class Convolution:
-    """One convolution of a block.
+class Architecture:
+    """The architecture of a ResNet.
 
     Attributes:
-        kernel: the side of the kernel.
-        expansion: the number of features, as a multiple of the block's `features`.
-        strided: whether this convolution has the block's stride.
+        stage_sizes: the number of blocks in each of four stages.
+        block: the convolutions of a block.
+        pooled_shortcut: see `ResidualBlock`.
+        squeeze_excitation: whether each block has squeeze and excitation.
     """
-
-    kernel: int
-    expansion: int = 1
-    strided: bool = False
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The architecture of a ResNet: the number of blocks in each of four stages, and the convolutions of a block."""
 
     stage_sizes: tuple[int, ...]
     block: tuple[Convolution, ...]
+    pooled_shortcut: bool = False
+    squeeze_excitation: bool = False
 
 
 BASIC = (Convolution(3, strided=True), Convolution(3))
-BOTTLENECK = (Convolution(1), Convolution(3, strided=True), Convolution(1, expansion=4))
+
+
+def bottleneck(inner: int = 1, groups: int = 1) -> tuple[Convolution, ...]:
+    """Return a bottleneck whose first two convolutions have `inner` times the features, the second in groups."""
+    return Convolution(1, inner), Convolution(3, inner, strided=True, groups=groups), Convolution(1, expansion=4)
+
+
+BOTTLENECK = bottleneck()
 
 ARCHITECTURES = {
     "resnet10": Architecture((1, 1, 1, 1), BASIC),
@@ -62,50 +71,26 @@ ARCHITECTURES = {
     "resnet50": Architecture((3, 4, 6, 3), BOTTLENECK),
     "resnet101": Architecture((3, 4, 23, 3), BOTTLENECK),
     "resnet152": Architecture((3, 8, 36, 3), BOTTLENECK),
+    "resnext50_32x4d": Architecture((3, 4, 6, 3), bottleneck(2, 32)),
+    "resnext101_32x8d": Architecture((3, 4, 23, 3), bottleneck(4, 32)),
+    "wide_resnet50_2": Architecture((3, 4, 6, 3), bottleneck(2)),
+    "wide_resnet101_2": Architecture((3, 4, 23, 3), bottleneck(2)),
+    "seresnet50": Architecture((3, 4, 6, 3), BOTTLENECK, squeeze_excitation=True),
 }
+D_ARCHITECTURES = {"resnet50d": Architecture((3, 4, 6, 3), BOTTLENECK, pooled_shortcut=True)}
+"""The networks with the stem "deep" by default."""
 
-TORCHVISION = naming(
-    (r"(layer\d)_(\d+)", r"\1.\2"), ("downsample_conv", "downsample.0"), ("downsample_bn", "downsample.1")
-)
+_STEM = {"stem_conv1": 0, "stem_bn1": 1, "stem_conv2": 3, "stem_bn2": 4, "stem_conv3": 6}
 
 
-class ResidualBlock(nn.Module):
-    """A residual block, relu(shortcut(x) + f(x)), where f is the block's convolutions, each with a batch norm.
-
-    Attributes:
-        convolutions: the convolutions of f; a `strided` one has the block's stride.
-        features: the number of features of a convolution with expansion 1. The output has `features` times the last
-            expansion.
-        stride: 1, or 2 to halve the height and the width.
-        zero_init_last_scale: initialize the last scale to zero, so that the block starts as the identity.
-        conv, norm: factories of the layers; see `ResNet.layers`.
-        shortcut_norm: whether a shortcut that changes the shape has a batch norm after its convolution. Otherwise the
-            convolution has a bias.
-    """
-
-    convolutions: tuple[Convolution, ...]
-    features: int
-    stride: int
-    zero_init_last_scale: bool
-    conv: ModuleFactory
-    norm: ModuleFactory
-    shortcut_norm: bool = True
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y, last = x, len(self.convolutions)
-        for i, convolution in enumerate(self.convolutions, start=1):
-            features = self.features * convolution.expansion
-            stride = self.stride if convolution.strided else 1
-            y = self.conv(features, kernel=convolution.kernel, stride=stride, name=f"conv{i}")(y)
-            if i < last:
-                y = self.norm(name=f"bn{i}")(y, relu=True)
-        scale_init = nn.initializers.zeros if self.zero_init_last_scale else nn.initializers.ones
-        if x.shape != y.shape:
-            shortcut = {"kernel": 1, "stride": self.stride, "use_bias": not self.shortcut_norm}
-            x = self.conv(y.shape[-1], **shortcut, name="downsample_conv")(x)
-            x = self.norm(name="downsample_bn")(x) if self.shortcut_norm else x
-        return self.norm(name=f"bn{last}", scale_init=scale_init)(y, residual=x, relu=True)
+def _naming(shortcut_conv: int) -> Naming:
+    """Return the naming of torchvision and timm; the index of a shortcut's convolution depends on what is before it."""
+    return naming(
+        (r"(layer\d)_(\d+)", r"\1.\2"),
+        ("downsample_conv", f"downsample.{shortcut_conv}"),
+        ("downsample_bn", f"downsample.{shortcut_conv + 1}"),
+        *((layer, f"conv1.{index}") for layer, index in _STEM.items()),
+    )
 
 
 class ResNet(nn.Module):
@@ -149,7 +134,7 @@ class ResNet(nn.Module):
 
     def published_names(self) -> tuple[Naming, ...]:
         """Return the naming of torchvision and timm; see `jaxddp.models.published`."""
-        return (TORCHVISION,)
+        return (_naming(1 if self.architecture.pooled_shortcut else 0),)
 
     @property
     def depth(self) -> int:
@@ -170,6 +155,7 @@ class ResNet(nn.Module):
         """
         conv, norm = self.layers(train)
         max_pool = (self.operations or Operations()).max_pool
+        squeeze = functools.partial(SqueezeExcitation, dtype=self.dtype, param_dtype=self.param_dtype)
         x = self.stem(images.astype(self.dtype), self.width, conv, norm, max_pool)
         for stage, blocks in enumerate(self.architecture.stage_sizes):
             for block in range(blocks):
@@ -181,6 +167,8 @@ class ResNet(nn.Module):
                     conv=conv,
                     norm=norm,
                     shortcut_norm=self.shortcut_norm,
+                    pooled_shortcut=self.architecture.pooled_shortcut,
+                    squeeze=squeeze if self.architecture.squeeze_excitation else None,
                     name=f"layer{stage + 1}_{block}",
                 )(x)
         head_dtype = jnp.promote_types(self.dtype, jnp.float32)
@@ -191,36 +179,12 @@ class ResNet(nn.Module):
     def layers(self, train: bool) -> tuple[ModuleFactory, ModuleFactory]:
         """Return the factories of all convolutions and of all batch norms.
 
-        Call the factories as `conv(features, kernel=3, stride=1, name="conv1")(x)` and `norm(name="bn1")(x)`. A norm
-        also takes `residual=y`, which is added, and `relu=True`, which applies a ReLU last.
+        See `jaxddp.models.ops.conv_norm`.
         """
         operations = self.operations or Operations()
-
-        def conv(features: int, *, kernel: int, stride: int, name: str, use_bias: bool = False) -> nn.Conv:
-            # This is PyTorch's padding, which is symmetric for any stride, unlike "SAME".
-            padding = kernel // 2
-            return nn.Conv(
-                features,
-                (kernel, kernel),
-                stride,
-                padding,
-                use_bias=use_bias,
-                dtype=self.dtype,
-                param_dtype=self.param_dtype,
-                kernel_init=self.kernel_init,
-                conv_general_dilated=operations.conv_general_dilated(stride, padding),
-                name=name,
-            )
-
-        norm = functools.partial(
-            BatchNorm,
-            use_running_average=not train,
-            axis_name=self.axis_name,
-            group=self.group,
-            dtype=self.dtype,
-            param_dtype=self.param_dtype,
-            custom_gradient=operations.custom_norm_gradient,
-        )
+        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        conv = convolutions(operations, self.kernel_init, **dtypes)
+        norm = norms(operations, train, axis_name=self.axis_name, group=self.group, **dtypes)
         return blurring(conv) if self.blur_pool else conv, norm
 
 
@@ -237,6 +201,13 @@ class ResNetSettings:
     blur_pool: bool = False
 
 
+@dataclass(frozen=True)
+class ResNetDSettings(ResNetSettings):
+    """The keys that a ResNet-D reads."""
+
+    stem: Stem = "deep"
+
+
 def build(
     settings: ModelConfig, num_classes: int, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32
 ) -> ResNet:
@@ -248,13 +219,15 @@ def build(
     Raises:
         InputError: a name or a dtype is unknown, or a number is not positive.
     """
-    options = settings_of(settings, ResNetSettings)
+    architecture = lookup("model", settings.name, {**ARCHITECTURES, **D_ARCHITECTURES})
+    options = settings_of(settings, ResNetDSettings if settings.name in D_ARCHITECTURES else ResNetSettings)
+    check_groups(architecture, options.width)
     if num_classes < 1:
         raise InputError(f"{settings.name}: num_classes is {num_classes}; give a positive number")
     for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
         check_floating("resnet", key, value)
     return ResNet(
-        architecture=lookup("model", settings.name, ARCHITECTURES),
+        architecture=architecture,
         num_classes=num_classes,
         width=options.width,
         stem=lookup("stem", options.stem, STEMS),
@@ -269,9 +242,20 @@ def build(
     )
 
 
+def check_groups(architecture: Architecture, width: int) -> None:
+    """Raise `InputError` if the groups of a grouped convolution do not divide its features."""
+    for convolution in architecture.block:
+        step = convolution.groups // math.gcd(convolution.groups, convolution.expansion)
+        if width % step:
+            problem = f": {width * convolution.expansion} features cannot be divided into {convolution.groups} groups"
+            raise InputError(Key("model.width", width), problem, advice=f"give a multiple of {step}")
+
+
 def _create(name: str, config: Config, num_classes: int) -> ResNet:
     return build(replace(config.model, name=name), num_classes, config.train.precision or jnp.float32)
 
 
 for name in ARCHITECTURES:
     MODELS.add(name, ResNetSettings)(functools.partial(_create, name))
+for d_name in D_ARCHITECTURES:
+    MODELS.add(d_name, ResNetDSettings)(functools.partial(_create, d_name))

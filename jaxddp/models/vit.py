@@ -108,6 +108,11 @@ class ViT(nn.Module):
         """Return the number of layers for `depth_of`: the embedding, each block, and the head with its norm."""
         return self.size.blocks + 2
 
+    @property
+    def heat_map_layer(self) -> str:
+        """The layer of heat maps; see `jaxddp.models.activations`. After it, the class token reads the patches last."""
+        return f"blocks_{self.size.blocks - 1}/norm1"
+
     def depth_of(self, path: str) -> int:
         """Return the depth of an array; see `jaxddp.models.published`."""
         return depth_of(path, [(f"blocks_{i}",) for i in range(self.size.blocks)], ("norm", "head"))

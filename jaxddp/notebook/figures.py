@@ -12,6 +12,7 @@ from jaxddp.data.selection.chosen import chosen_images
 from jaxddp.data.source import Source
 from jaxddp.data.united import UnitedSource
 from jaxddp.engine.state import TrainState
+from jaxddp.inference.layer_programs import LayerPrograms
 from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.notebook.results import check_evaluation, check_one_label
 from jaxddp.overrides import checked
@@ -50,7 +51,9 @@ def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
 
 
 @errors_name_arguments()
-def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: int = 12) -> "Figure":
+def show_predictions(
+    state: TrainState, setup: RunSetup, table: Source, count: int = 12, *, explain: bool = False
+) -> "Figure":
     """Show the first examples of a table with label, prediction and probability.
 
     Args:
@@ -58,11 +61,14 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
         setup: the result of `prepare_training`.
         table: the examples.
         count: number of images.
+        explain: whether to draw over each image a heat map of the pixels that the predicted class depends on, by
+            Grad-CAM (Selvaraju et al. 2017, arXiv:1610.02391).
 
     Returns:
         A Matplotlib figure.
 
-    Raises: see `evaluate`.
+    Raises:
+        InputError: with `explain`, if the network has no layer for heat maps; see also `evaluate`.
     """
     check_evaluation(state, setup, table)
     if isinstance(setup.table, UnitedSource):
@@ -72,6 +78,7 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
             advice="load the run in one process",
         )
     checked(count, Annotated[int, Range(1, MAX_SHOWN)], "count")
+    checked(explain, bool, "explain")
     check_one_label(table)
     # The import is here, because training needs no matplotlib.
     from jaxddp.training.pictures import prediction_grid
@@ -81,8 +88,12 @@ def show_predictions(state: TrainState, setup: RunSetup, table: Source, count: i
         check_comparable(table, setup.table, setup.data)
     rows = np.arange(min(count, len(table)))
     names = table.class_names or setup.table.class_names
-    few = ArrayTable(chosen_images(table, setup.data.of_evaluation, rows), table.labels[rows], names)
-    program = setup.classifier.classify()
-    return prediction_grid(
-        ImagePredictor(program, few, rows, setup.data, setup.topology, setup.order.batch_size)(state)
-    )
+    images = chosen_images(table, setup.data.of_evaluation, rows)
+    few = ArrayTable(images, table.labels[rows], names)
+    if explain:
+        programs = LayerPrograms(setup.classifier, images.shape[1:])
+        program, _ = programs.explain(setup.table.num_classes, images.dtype)
+    else:
+        program = setup.classifier.classify()
+    options = setup.data, setup.topology, setup.order.batch_size, explain
+    return prediction_grid(ImagePredictor(program, few, rows, *options)(state))

@@ -8,6 +8,7 @@ import numpy as np
 from jaxddp.core.wording import counted
 from jaxddp.inference.outcome import Outcome
 from jaxddp.reports.charts import Chart, plain
+from jaxddp.reports.feature_map import FeatureMap
 from jaxddp.reports.text_tables import NOTHING, Cell, Column, TextTable
 from jaxddp.reports.validation_images import ValidationImages, thumbnails
 from jaxddp.training.validation.predicted_images import short_class_name
@@ -38,6 +39,7 @@ class RunClasses(NamedTuple):
     Attributes:
         counts: the number of images of each class, int64[K].
         accuracies: the accuracy of each class, float64[K]; NaN for a class without images.
+        features: a map of the features of the images; None without features.
     """
 
     name: str
@@ -49,6 +51,7 @@ class RunClasses(NamedTuple):
     class_names: tuple[str, ...]
     counts: np.ndarray
     accuracies: np.ndarray
+    features: FeatureMap | None = None
 
 
 def run_classes(number: int, name: str, colour: str, images: ValidationImages) -> RunClasses:
@@ -150,7 +153,7 @@ def _confusions(outcome: Outcome) -> TextTable:
 
 
 def _mistakes(images: ValidationImages) -> list[Mistake]:
-    outcome, source, data = images
+    outcome, source, data, _ = images
     rows = outcome.surest_mistakes(MOST_MISTAKES)
     shares = [f"{share:.1%}" for share in outcome.probability(rows).tolist()]
     names = outcome.class_names

@@ -1,6 +1,7 @@
 """Writes a report: reads work directories, composes the page, and writes the file."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.wording import counted, first_line, size
 from jaxddp.reports.charts import COLOURS, curves, is_wide, run_positions, seed_curves
 from jaxddp.reports.differences import changes, differences, group_names, seed_groups
+from jaxddp.reports.feature_map import check_feature_map, feature_map
 from jaxddp.reports.overview import run_table, speed_table
 from jaxddp.reports.page import ClassSection, CurveSection, LegendEntry, Page, SeedSection, check_libraries, render
 from jaxddp.reports.read_runs import read_runs
@@ -17,13 +19,21 @@ from jaxddp.reports.seeds import SeedGroup, seed_table
 from jaxddp.reports.text_tables import Cell, Column, TextTable
 
 
-def write_report(directories: Sequence[Path], out: Path, which: str | None, data_path: str | None = None) -> str:
+def write_report(
+    directories: Sequence[Path],
+    out: Path,
+    which: str | None,
+    data_path: str | None = None,
+    *,
+    features: bool = False,
+) -> str:
     """Write a page about the runs of some work directories, and return a summary for the user.
 
     Args:
         which: the checkpoint ("latest", "best" or a step) that classifies the validation data. None omits the classes,
             which needs no JAX.
         data_path: the location of the runs' data, if it is not the location in their configs.
+        features: whether to add a map of the features of each run's validation images.
 
     Raises:
         InputError: a directory contains no run, a library is missing, or `out` cannot be written. A missing or damaged
@@ -32,6 +42,10 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None, data
     check_libraries()
     if which is not None and which not in ("best", "latest") and not (which.isascii() and which.isdecimal()):
         raise InputError(f"--step {which}: give best, latest, or the step of a checkpoint")
+    if features:
+        check_feature_map()
+    if features and which is None:
+        raise InputError("--features: needs the checkpoint's network; leave --no-predictions out")
     if not directories:
         raise InputError("report: no run is given; give the work directory of at least one")
     runs = read_runs(directories)
@@ -41,7 +55,7 @@ def write_report(directories: Sequence[Path], out: Path, which: str | None, data
     out = files.check_out(out)
     page = page_of(runs)
     if which is not None:
-        page = with_classes(page, runs, which, data_path)
+        page = with_classes(page, runs, which, data_path, features=features)
     content = render(page).encode(errors="replace")
     files.replace(out, content)
     left_out = [*page.faults, *page.classes.faults]
@@ -65,23 +79,40 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
     )
 
 
-def with_classes(page: Page, runs: Sequence[RunFiles], which: str, data_path: str | None = None) -> Page:
-    """Return a copy of the page with the predictions of each run's checkpoint for the validation data."""
+def with_classes(
+    page: Page, runs: Sequence[RunFiles], which: str, data_path: str | None = None, *, features: bool = False
+) -> Page:
+    """Return a copy of the page with the predictions of each run's checkpoint for the validation data.
+
+    Args:
+        features: whether to add a map of the features of the validation images.
+    """
     from jaxddp.reports.classes import accuracy_tables, run_classes
     from jaxddp.reports.validation_images import predict_validation_images
 
     classes, faults = [], []
     for number, (run, entry) in enumerate(zip(runs, page.legend, strict=True)):
-        try:
+        with _faults_of(f"{run.name}: its classes are left out", faults):
             if run.config and "model" not in run.config:
                 raise InputError("the run came from Python, and its config does not name the network")
-            classes.append(run_classes(number, *entry, predict_validation_images(run.directory, which, data_path)))
-        except JaxddpError as error:
-            faults.append(f"{run.name}: its classes are left out: {error}")
-        # An error of the recipe's code or of a device does not affect the other runs.
-        except Exception as error:
-            faults.append(f"{run.name}: its classes are left out: {type(error).__name__}: {first_line(error)}")
+            images = predict_validation_images(run.directory, which, data_path)
+            classes.append(run_classes(number, *entry, images))
+            if features:
+                with _faults_of(f"{run.name}: its features are left out", faults):
+                    classes[-1] = classes[-1]._replace(features=feature_map(number, images))
     return replace(page, classes=ClassSection(accuracy_tables(classes), classes, faults))
+
+
+@contextmanager
+def _faults_of(what: str, faults: list[str]) -> Iterator[None]:
+    """Append an error of the block to `faults`."""
+    try:
+        yield
+    except JaxddpError as error:
+        faults.append(f"{what}: {error}")
+    # An error of the recipe's code or of a device does not affect the other runs.
+    except Exception as error:
+        faults.append(f"{what}: {type(error).__name__}: {first_line(error)}")
 
 
 def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:

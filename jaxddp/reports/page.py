@@ -84,7 +84,8 @@ class Page:
     def charts(self) -> list[Chart]:
         """All charts that the page's script draws."""
         matrices = [run.matrix for run in self.classes.runs if run.matrix is not None]
-        return [*self.curves.charts, *self.seeds.charts, *matrices]
+        maps = [run.features.chart for run in self.classes.runs if run.features is not None]
+        return [*self.curves.charts, *self.seeds.charts, *matrices, *maps]
 
 
 def check_libraries() -> None:

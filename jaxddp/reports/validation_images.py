@@ -12,10 +12,10 @@ from PIL import Image
 from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_unchecked
 from jaxddp.data.selection.chosen import chosen_images
-from jaxddp.data.source import Source
+from jaxddp.data.source import Source, SourceTable
 from jaxddp.engine.program_cache import keep_compiled_programs
 from jaxddp.inference.outcome import Outcome
-from jaxddp.inference.trained import restore_run
+from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.training.validation.predicted_images import to_drawable
 
@@ -23,11 +23,12 @@ LONGEST_SIDE = 128
 
 
 class ValidationImages(NamedTuple):
-    """Images, the config for reading them, and the predictions of a checkpoint for them."""
+    """Images, the config for reading them, the predictions of a checkpoint for them, and the network itself."""
 
     outcome: Outcome
-    source: Source
+    source: SourceTable
     data: DataConfig
+    run: TrainedRun
 
 
 def predict_validation_images(directory: Path, which: str, data_path: str | None = None) -> ValidationImages:
@@ -48,7 +49,7 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
     data = run.config.data if data_path is None else replace(run.config.data, path=data_path, name=None)
     # The same images as in the run's validations: the first `eval.limit`, in the same order.
     _, source = open_unchecked(data, run.config.eval.limit)
-    return ValidationImages(run.outcome(source), source, run.data_of(source))
+    return ValidationImages(run.outcome(source), source, run.data_of(source), run)
 
 
 def thumbnails(source: Source, data: DataConfig, rows: np.ndarray) -> list[str]:

@@ -18,7 +18,7 @@ NETWORK_KEYS = ("name", "width", "stem", "shortcut_norm", "blur_pool")
 
 
 Width = Annotated[int, Range(1, 4096)]
-Stem = Literal["imagenet", "small"]
+Stem = Literal["imagenet", "small", "deep"]
 
 
 @dataclass(frozen=True)
@@ -41,13 +41,15 @@ class ModelConfig:
     """ResNets and airbench: number of features of the first stage; all other stages are multiples of it."""
     stem: Stem | None = None
     """ResNets: "imagenet" is a 7x7 convolution of stride 2 and a max-pool; "small" is one 3x3 convolution, for images
-    of about 32 pixels."""
+    of about 32 pixels; "deep" has three 3x3 convolutions in place of the 7x7 one, as in ResNet-D."""
     batch_norm: str | None = None
     """The images that batch norm normalizes together in training: "local", each device's part of the batch; "sync", the
     global batch; "ghost:K", every K consecutive images, with the same result on any number of devices."""
     drop_path: Decay | None = None
-    """ViTs, Swin Transformers and ConvNeXts: stochastic depth. The probability that an example skips a block grows
-    linearly, from 0 at the first block to this value at the last."""
+    """ViTs, Swin Transformers, ConvNeXts and EfficientNets: stochastic depth. The probability that an example skips a
+    block grows linearly, from 0 at the first block to this value at the last."""
+    dropout: Decay | None = None
+    """EfficientNets and MobileNets: the probability that training sets an input of the last layer to zero."""
     freeze: str | None = None
     """Layers that are not trained, by the beginning of their names: "conv1,layer1", or "all but fc" for a linear probe.
     Their batch norms use the running statistics and do not change them."""

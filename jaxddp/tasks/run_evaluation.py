@@ -11,7 +11,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import phase
 from jaxddp.data.source import Source
 from jaxddp.engine.parts.part import measured_states
-from jaxddp.inference.trained import fitted
+from jaxddp.inference.fitting import fitted
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model

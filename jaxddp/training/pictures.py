@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -27,6 +28,9 @@ SMALL = [("learning_rate", "learning rate"), ("images_per_second", "images/s"), 
 LABEL_GAP = 0.06
 """The smallest distance between two labels, as a share of the panel's height."""
 
+
+_LUMA = np.array([0.299, 0.587, 0.114], np.float32)
+"""The weights of red, green and blue in a gray image, of ITU-R BT.601."""
 
 T = TypeVar("T")
 
@@ -188,7 +192,23 @@ def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray
 def prediction_grid(predictions: PredictedImages) -> Picture:
     """Return a grid of images with predicted classes. A wrong prediction has a coloured caption with the true class."""
     colours = [VAL if wrong else INK for wrong in predictions.wrong]
-    return _grid(predictions.images, predictions.captions, colours, columns=6, fontsize=9)
+    images: Any = predictions.images
+    if predictions.heat_maps is not None:
+        images = [heat_map_over(image, heat) for image, heat in zip(images, predictions.heat_maps, strict=True)]
+    return _grid(images, predictions.captions, colours, columns=6, fontsize=9)
+
+
+def heat_map_over(image: np.ndarray, heat: np.ndarray) -> np.ndarray:
+    """Return a heat map, float[H, W], over an image, uint8 or uint16 [H, W, C], as uint8[H, W, 3].
+
+    The colours range from dark (0) to bright (the maximum of the map). A map without a positive value is dark.
+    """
+    drawable = to_drawable(image).astype(np.float32)
+    gray = drawable if drawable.ndim == 2 else drawable[..., :3] @ _LUMA
+    most = float(np.nanmax(heat, initial=0))
+    shares = np.clip(np.nan_to_num(heat) / most, 0, 1) if most > 0 else np.zeros_like(heat)
+    colours = colormaps["inferno"](shares)[..., :3] * 255
+    return np.rint((colours + gray[..., None]) / 2).astype(np.uint8)
 
 
 def prediction_pixels(predictions: PredictedImages) -> np.ndarray:
@@ -201,7 +221,14 @@ def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:
     return _grid(images, titles, [INK] * len(titles), columns=8, fontsize=7)
 
 
-def _grid(images: np.ndarray, titles: Sequence[str], colours: Sequence[str], *, columns: int, fontsize: int) -> Picture:
+def _grid(
+    images: Sequence[np.ndarray] | np.ndarray,
+    titles: Sequence[str],
+    colours: Sequence[str],
+    *,
+    columns: int,
+    fontsize: int,
+) -> Picture:
     """Return a grid of images with at most `columns` in a row; the last row may have empty cells."""
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)

@@ -25,6 +25,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.inference.exported_program import export_program
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
+from jaxddp.models.activations import activation, find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.swin import Swin
@@ -43,12 +44,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "resnet50": {"width": 2, "stem": "small", "batch_norm": "sync"},
     "vit_ti16": {"drop_path": 0.5},
     "convnext_tiny": {"drop_path": 0.5},
+    "regnet_y_400mf": {"batch_norm": "sync"},
+    "efficientnet_b0": {"drop_path": 0.5, "dropout": 0.5, "batch_norm": "sync"},
+    "mobilenet_v3_large": {"dropout": 0.5, "batch_norm": "sync"},
     "swin_t": {"drop_path": 0.5},
     "airbench": {"width": 2, "batch_norm": "sync"},
 }
 """One name of each family, with the config that it needs."""
-SLOW_PROGRAMS = ("swin_t",)
-"""Families whose ONNX programs take seconds to create, even if they are shallow."""
+SLOW_PROGRAMS = ("swin_t", "mobilenet_v3_large")
+"""Families whose ONNX programs take seconds to create, even if they are shallow, or resemble another family's."""
 SMALLER = {
     # Its second block is skipped.
     "convnext_tiny": {"stage_sizes": (1, 1, 0, 0), "width": 8},
@@ -56,7 +60,11 @@ SMALLER = {
     "swin_t": {"stage_sizes": (2, 1), "width": 32},
 }
 """Changes of networks that train on several devices."""
-UNTRAINED = {"airbench": {"whiten/kernel"}}
+UNTRAINED = {
+    "airbench": {"whiten/kernel"},
+    # The next layer is a 1x1 convolution, whose batch norm subtracts the bias again.
+    "mobilenet_v3_large": {"block15/project/norm/bias"},
+}
 TABLE = random_table(30, image=32)
 NAMES, SHAPE = TABLE.class_names, TABLE.images.shape[1:]
 
@@ -102,11 +110,11 @@ def trained(name: str, devices: int) -> tuple[dict[str, Any], dict[str, Any], li
 @pytest.mark.parametrize("devices", essential_and_rare((4,), 2, 8))
 @pytest.mark.parametrize(
     "name",
-    # Only statistics and skipped branches depend on devices: a ResNet shows the first, `test_drop_path.py` the second.
+    # Only statistics, skipped branches and dropout depend on devices: a ResNet shows the first, an EfficientNet all.
     [
         "resnet50",
-        pytest.param("airbench", marks=pytest.mark.ci),
-        *map(rare_case, ("vit_ti16", "convnext_tiny", "swin_t")),
+        *(pytest.param(name, marks=pytest.mark.ci) for name in ("airbench", "efficientnet_b0")),
+        *map(rare_case, ("vit_ti16", "convnext_tiny", "swin_t", "regnet_y_400mf", "mobilenet_v3_large")),
     ],
 )
 def test_any_number_of_devices_equals_one(name, devices, shallow):
@@ -161,7 +169,8 @@ def fresh_run(name: str, place: Path) -> TrainedRun:
 SECOND = ("vit_b16", "timm_convnext_tiny", "timm_swin_t")
 """Networks whose arrays are checked under the second of their published namings."""
 NAMED = (
-    *("resnet18", "resnet50", "vit_ti16", "vit_b16", "convnext_tiny", "timm_convnext_tiny"),
+    *("resnet18", "resnet50", "resnext50_32x4d", "resnet50d", "seresnet50", "vit_ti16", "vit_b16", "convnext_tiny"),
+    *("timm_convnext_tiny", "regnet_y_400mf", "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large"),
     *("swin_t", "timm_swin_t"),
 )
 """One network for each kind of block and each naming; the others differ only in sizes."""
@@ -212,13 +221,21 @@ def variables_of(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
 ESSENTIAL = [
     *(("resnet18", "97x131", precision) for precision in ("float64", "float32")),
     *((name, "97x131", "float64") for name in ("resnet50", "convnext_tiny", "timm_convnext_tiny")),
+    ("efficientnet_b0", "97x131", "float64"),
     ("vit_ti16", "224x224", "float64"),
     # On images of 29x60 pixels one axis has a single window, which is not shifted.
     *(("small_swin", size, "float64") for size in ("97x131", "29x60")),
 ]
 """The smallest network of each kind."""
-# Slow to compile; `test_arrays_have_the_published_names_and_shapes` has their names.
+# Larger networks, or slow to compile; `test_arrays_have_the_published_names_and_shapes` has their names.
 LARGE = [("vit_b16", "224x224", "float64"), ("swin_t", "97x131", "float64")]
+LARGE += [
+    (name, "97x131", "float64")
+    for name in (
+        *("resnext50_32x4d", "resnet50d", "seresnet50"),
+        *("regnet_y_400mf", "efficientnet_v2_s", "mobilenet_v3_large"),
+    )
+]
 OTHERS = [(name, size, "float64") for name in golden() for size in golden()[name]["logits"]]
 OTHERS = [case for case in [*OTHERS, ("resnet50", "97x131", "float32")] if case not in [*ESSENTIAL, *LARGE]]
 
@@ -341,7 +358,8 @@ def test_every_config_takes_a_step(name, pictures, shallow):
     setup = initialize(experiment_of(config))
     before = jax.device_get(setup.state.params)
     state = fit(make_run(setup))
-    after, head = jax.device_get(state.params), "fc" if config.model.name.startswith("resnet") else "head"
+    after = jax.device_get(state.params)
+    head = "fc" if "fc" in after else "head"
     assert int(state.step) == 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
     assert after[head]["kernel"].shape[-1] == setup.table.num_classes == 3
@@ -372,3 +390,32 @@ def test_the_network_of_every_config_has_an_output_for_each_class(name, pictures
 def test_every_family_has_a_config():
     named = {type(MODELS.get(load(name).model.name)(Config(), CLASSES)) for name in config_names()}
     assert named == {type(module_of(name)) for name in FAMILIES}
+
+
+# --- Features and heat maps ---
+
+HEAD_FACTORS = {"airbench": lambda features: 1 / features.shape[-1]}
+"""The factors of logits after the last dense layer, for networks that have one."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_head_of_the_features_gives_the_logits(name, shallow):
+    """Without a name of a layer, the features of every family are the input of its last dense layer."""
+    with jax.enable_x64(True):
+        model = adapt(module_of(name, dtype="float64", param_dtype="float64"))
+        images = jax.random.normal(jax.random.key(1), (3, *SHAPE), "float64")
+        params, state = jax.jit(model.init)(jax.random.key(0), images[:1])
+        params, layer = randomized(jax.device_get(params)), find_layer(model, SHAPE)
+
+        @jax.jit
+        def outputs(*arrays):
+            return activation(model, layer, *arrays), model.apply(*arrays, train=False, key=None)[0]
+
+        (logits, features), plain = outputs(params, state, images)
+        assert features.shape == (3, *layer.shape) and features.ndim == 2
+        head = params[layer.path]
+        expected = (features @ head["kernel"] + head.get("bias", 0)) * HEAD_FACTORS.get(name, lambda _: 1)(features)
+        assert np.abs(logits).max() > 1e-3 and np.allclose(expected, logits, rtol=1e-9, atol=1e-9)
+        assert np.allclose(logits, plain, rtol=1e-9, atol=1e-9)
+        assert len(heat_map_layer(model, SHAPE).shape) in (2, 3)

@@ -8,6 +8,7 @@ from PIL import Image
 from support.processes import Launched
 
 from jaxddp.data.inputs import open_inputs
+from jaxddp.inference.features.feature_file import write_features
 from jaxddp.inference.prediction_file import write_predictions
 from jaxddp.inference.trained import restore_run
 from jaxddp.mesh import Topology
@@ -37,6 +38,22 @@ def test_two_processes_report_that_no_image_is_usable(reference, start, tmp_path
     start(Launched, tmp_path, 2, ["predict", str(reference), str(tmp_path), "--out", str(out)]).ends_well()
     (row,) = out.read_text().splitlines()[1:]
     assert (row.startswith("bad.png,,") and row.endswith("give an image in one of these formats")) or "bad.png" in row
+
+
+# tests/test_features.py and tests/test_heat_maps.py test one process.
+@pytest.mark.ci
+def test_two_processes_write_the_features_and_the_heat_maps_that_one_writes(reference, pictures, start, tmp_path):
+    one, two, maps = tmp_path / "one.npz", tmp_path / "two.npz", [tmp_path / "one", tmp_path / "two"]
+    start(Launched, tmp_path, 2, ["features", str(reference), str(pictures), "--out", str(two)]).ends_well()
+    run = restore_run(reference, "best", Topology.create(1))
+    write_features(run, open_inputs([pictures]), one, "npz")
+    assert two.read_bytes() == one.read_bytes()
+    assert np.flatnonzero(np.load(two)["errors"] != "").tolist() == [100, 130]
+    words = ["predict", str(reference), str(pictures), "--out", str(tmp_path / "two.csv"), "--explain", str(maps[1])]
+    start(Launched, tmp_path / "second", 2, words).ends_well()
+    write_predictions(run, open_inputs([pictures]), tmp_path / "one.csv", "csv", explain=maps[0])
+    files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in maps]
+    assert len(files[0]) == COUNT - 2 and files[0] == files[1]
 
 
 # tests/test_predict.py tests the predictions of one process.

@@ -10,14 +10,15 @@ from support.reports import HOSTILE, hostile_page, outcome_of_noise, write_run
 
 from jaxddp.reports.classes import accuracy_tables, run_classes
 from jaxddp.reports.compose import page_of
+from jaxddp.reports.feature_map import feature_map
 from jaxddp.reports.page import ClassSection, render
 from jaxddp.reports.read_runs import read_runs
 
 pytestmark = pytest.mark.ci
 
 WIDE, PHONE = (1400, 1000), (390, 844)
-CHARTS = 12
-"""Seven charts of curves, two of seeds, and the confusion matrices of three runs."""
+CHARTS = 13
+"""Seven charts of curves, two of seeds, the confusion matrices of three runs, and the features of one."""
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +31,7 @@ def page(tmp_path_factory) -> Path:
     runs = read_runs(workdirs)
     page_content = page_of(runs)
     classes = [run_classes(run, *page_content.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
+    classes[1] = classes[1]._replace(features=feature_map(1, outcome_of_noise(61)))
     page_content = replace(page_content, classes=ClassSection(accuracy_tables(classes), classes, ["none"]))
     file = folder / "report.html"
     file.write_text(render(page_content))

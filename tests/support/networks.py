@@ -18,7 +18,8 @@ from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics.top_k import TopK
-from jaxddp.models import convnext, resnet, swin, vit
+from jaxddp.models import convnext, efficientnet, mobilenet, regnet, resnet, swin, vit
+from jaxddp.models.inverted_residual import InvertedResidualSizes
 from support.data import CLASSES
 from support.shared import adapted
 
@@ -38,13 +39,30 @@ def linear_model(classes: int = CLASSES):
 
 def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)) -> None:
     """Make every network that a config can name shallow, so that it compiles fast. `stages` are a ResNet's blocks."""
-    for name, architecture in resnet.ARCHITECTURES.items():
-        monkeypatch.setitem(resnet.ARCHITECTURES, name, dataclasses.replace(architecture, stage_sizes=stages))
+    for table in (resnet.ARCHITECTURES, resnet.D_ARCHITECTURES):
+        for name, architecture in table.items():
+            monkeypatch.setitem(table, name, dataclasses.replace(architecture, stage_sizes=stages))
     for name in vit.SIZES:
         monkeypatch.setitem(vit.SIZES, name, vit.ViTSize(16, 2, blocks=2))
     for sizes in (convnext.STAGE_SIZES, swin.STAGE_SIZES):
         for name in sizes:
             monkeypatch.setitem(sizes, name, (1, 0, 0, 0))
+    for name, architecture in regnet.ARCHITECTURES.items():
+        monkeypatch.setitem(regnet.ARCHITECTURES, name, dataclasses.replace(architecture, depth=1, initial_width=16))
+    for table in (efficientnet.ARCHITECTURES, mobilenet.ARCHITECTURES):
+        for name, architecture in table.items():
+            monkeypatch.setitem(table, name, with_two_blocks(architecture))
+
+
+def with_two_blocks(architecture: InvertedResidualSizes) -> InvertedResidualSizes:
+    """Return an architecture of two small blocks: an expanded one, and one with an addition."""
+    small = {"inputs": 8, "features": 8, "stride": 1, "squeeze": 4, "fused": False}
+    (name, first), (other, second) = architecture.blocks[0], architecture.blocks[-1]
+    blocks = (
+        (name, dataclasses.replace(first, **small | {"stride": 2}, expanded=16)),
+        (other, dataclasses.replace(second, **small, expanded=8)),
+    )
+    return dataclasses.replace(architecture, stem=8, blocks=blocks, last=16, hidden=min(architecture.hidden, 16))
 
 
 def randomized(tree, seed: int = 7):

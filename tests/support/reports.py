@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,9 @@ def outcome_of_noise(count: int = 60, names: tuple[str, ...] = ("a", "b", "c", "
     logits = rng.normal(size=(count, len(names))) + 1.5 * np.eye(len(names))[table.labels]
     probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     source = ArrayTable(table.images, table.labels, names)
-    return ValidationImages(Outcome(table.labels, probabilities, names, 12), source, DataConfig())
+    # The features are the logits, without a network.
+    network: Any = SimpleNamespace(features=lambda images: logits.astype(np.float32)[: len(images)])
+    return ValidationImages(Outcome(table.labels, probabilities, names, 12), source, DataConfig(), network)
 
 
 def hostile_page(folder: Path) -> Page:

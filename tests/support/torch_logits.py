@@ -6,8 +6,8 @@
                                                           loads exported weights strictly and compares with it
     python tests/support/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
 
-The committed files were written with torchvision 0.29.2 and timm 1.0.31: the Swin Transformers and the positions with
-torch 2.15.0, and the other networks with torch 2.13.0.
+The committed files were written with torchvision 0.29.2 and timm 1.0.31: the ResNets with basic blocks and with
+bottlenecks, the ConvNeXts and the ViTs with torch 2.13.0, and the other networks and the positions with torch 2.15.0.
 """
 
 import functools
@@ -33,6 +33,16 @@ NETWORKS = {
     "vit_b16": ("torchvision", "vit_b_16", ("224x224",)),
     "timm_convnext_tiny": ("timm", "convnext_tiny", (ODD,)),
     "timm_vit_b16": ("timm", "vit_base_patch16_224", ("224x224",)),
+    **{
+        name: ("torchvision", name, (ODD,))
+        for name in ("resnext50_32x4d", "resnext101_32x8d", "wide_resnet50_2", "wide_resnet101_2")
+    },
+    **{name: ("timm", name, (ODD,)) for name in ("resnet50d", "seresnet50")},
+    **{
+        f"regnet_y_{size}": ("torchvision", f"regnet_y_{size}", (ODD,))
+        for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")
+    },
+    **{name: ("torchvision", name, (ODD,)) for name in ("efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large")},
     "swin_t": ("torchvision", "swin_t", ("224x224", ODD)),
     "swin_s": ("torchvision", "swin_s", (ODD,)),
     "timm_swin_t": ("timm", "swin_tiny_patch4_window7_224", ("224x224",)),

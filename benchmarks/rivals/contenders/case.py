@@ -23,7 +23,10 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Case:
-    """A network and its training data: `batch` images of `size` x `size` pixels for each process."""
+    """A network and its training data: `batch` images of `size` x `size` pixels for each process.
+
+    Only ResNets read `stem` and `width`. Networks that are not in `STAGES` are torchvision's in torch.
+    """
 
     network: str
     stem: str

@@ -114,7 +114,7 @@ def main(task: Task) -> None:
     topology, case = join_or_simulate(task), task.case
     network = ResNet(case)
     variables = dict(jax.jit(network.init)(jax.random.key(0), jnp.zeros((1, case.size, case.size, 3))))
-    variables["params"] = read_weights(task.weights, variables["params"])
+    variables["params"] = read_weights(task, variables["params"])
     state = topology.replicate(make_state(network, variables))
     pixels, labels = topology.place(local_images(task))
     step = make_step(topology.mesh)

@@ -1,7 +1,6 @@
 """Helpers of the contenders in JAX: images over the devices, and weights with torchvision's names."""
 
 import os
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ from flax import traverse_util
 from benchmarks.rivals.contenders.case import BOTTLENECK, Case, Task
 from benchmarks.rivals.contenders.outcome import add_result
 from jaxddp.api import resnet
+from jaxddp.config import Config
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, simulate_cpu_devices
-from jaxddp.models.resnet import ResNet
-
-LAST = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+from jaxddp.models.resnet import ARCHITECTURES
+from jaxddp.registry import MODELS
 
 
 def join_or_simulate(task: Task) -> Topology:
@@ -53,7 +52,11 @@ def run(task: Task, topology: Topology, step: Callable[[], Any], loss: Callable[
         add_result(task.out, figures | {"version": jax.__version__, "device": topology.device_kind})
 
 
-def network(case: Case, **settings: Any) -> ResNet:
+def network(case: Case, **settings: Any) -> Any:
+    """Return a case's network. `settings` are those of a ResNet."""
+    if case.network not in ARCHITECTURES:
+        config = Config().replace(model={"name": case.network}, train={"precision": case.precision})
+        return MODELS.get(case.network)(config, case.classes)
     return resnet(case.network, case.classes, width=case.width, stem=case.stem, dtype=case.precision, **settings)
 
 
@@ -64,9 +67,10 @@ def write_weights(case: Case, path: Path, last_scale: float = 1.0) -> None:
         last_scale: Scale of each block's last batch norm. With zero the blocks would not affect the first loss.
     """
     image = jnp.zeros((1, case.size, case.size, 3))
-    params = jax.jit(network(case, zero_init_last_scale=False).init)(jax.random.key(0), image)["params"]
-    flat = traverse_util.flatten_dict(params, sep=".")
-    arrays: dict[str, Any] = {torch_name(name): np.asarray(leaf, np.float32) for name, leaf in flat.items()}
+    module = network(case, zero_init_last_scale=False)
+    params = jax.jit(module.init)(jax.random.key(0), image)["params"]
+    name_of, flat = module.published_names()[0], traverse_util.flatten_dict({"params": params}, sep="/")
+    arrays: dict[str, Any] = {name_of(path): np.asarray(leaf, np.float32) for path, leaf in flat.items()}
     last = ".bn3.weight" if case.network in BOTTLENECK else ".bn2.weight"
     arrays = {name: array * np.float32(last_scale) if name.endswith(last) else array for name, array in arrays.items()}
     # The rename is atomic, so a killed process leaves no partial file under this name.
@@ -75,16 +79,8 @@ def write_weights(case: Case, path: Path, last_scale: float = 1.0) -> None:
     os.replace(unfinished, path)
 
 
-def read_weights(path: Path, params: Any) -> Any:
-    """Read weights into a pytree like `params`."""
-    weights = np.load(path)
-    flat = traverse_util.flatten_dict(params, sep=".")
-    return traverse_util.unflatten_dict({name: weights[torch_name(name)] for name in flat}, sep=".")
-
-
-def torch_name(name: str) -> str:
-    """Convert a name: "layer1_0.downsample_bn.scale" becomes "layer1.0.downsample.1.weight"."""
-    *modules, last = name.split(".")
-    joined = ".".join([*modules, LAST[last]])
-    joined = joined.replace("downsample_conv", "downsample.0").replace("downsample_bn", "downsample.1")
-    return re.sub(r"layer(\d)_(\d+)", r"layer\1.\2", joined)
+def read_weights(task: Task, params: Any) -> Any:
+    """Read a task's weights into a pytree like `params`."""
+    weights, name_of = np.load(task.weights), network(task.case).published_names()[0]
+    paths = traverse_util.flatten_dict({"params": params}, sep="/")
+    return traverse_util.unflatten_dict({path: weights[name_of(path)] for path in paths}, sep="/")["params"]

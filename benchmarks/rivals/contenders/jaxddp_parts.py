@@ -22,7 +22,7 @@ def make_parts(task: Task) -> tuple[RunSetup, Batch]:
     setup = prepare_training(
         network(case), ArrayTable(*all_images(task), names), None, optimizer, case.batch, data=data
     )
-    state = setup.state.replace(params=setup.topology.replicate(read_weights(task.weights, setup.state.params)))
+    state = setup.state.replace(params=setup.topology.replicate(read_weights(task, setup.state.params)))
     # The other contenders compute no metrics.
     setup = replace(setup.changed(metrics={}), state=state)
     # Local batch statistics depend on the order of images, so it is the same in all contenders.

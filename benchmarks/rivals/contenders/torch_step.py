@@ -16,7 +16,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from benchmarks.rivals.contenders.case import MEAN, MOMENTUM, STD, Task
+from benchmarks.rivals.contenders.case import MEAN, MOMENTUM, STAGES, STD, Case, Task
 from benchmarks.rivals.contenders.outcome import add_result, attempt
 from benchmarks.rivals.contenders.torch_resnet import ResNet, load
 
@@ -47,7 +47,7 @@ def main(task: Task) -> None:
 
 def make_step(task: Task, process: int, processes: int, device: torch.device) -> Any:
     case = task.case
-    network = ResNet(case)
+    network = ResNet(case) if case.network in STAGES else torchvision_network(case)
     load(network, dict(np.load(task.weights)))
     network: Any = network.to(device, memory_format=torch.channels_last).train()
     optimizer = torch.optim.SGD(network.parameters(), case.learning_rate, MOMENTUM, fused=device.type == "cuda" or None)
@@ -79,6 +79,17 @@ def make_step(task: Task, process: int, processes: int, device: torch.device) ->
         return loss.detach()
 
     return step
+
+
+def torchvision_network(case: Case) -> nn.Module:
+    """Return a network of torchvision without dropout and stochastic depth, whose random numbers differ from JAX's."""
+    import torchvision
+
+    network = torchvision.models.get_model(case.network, num_classes=case.classes)
+    for module in network.modules():
+        if isinstance(module, (nn.Dropout, torchvision.ops.StochasticDepth)):
+            module.p = 0.0
+    return network
 
 
 def mean(loss: torch.Tensor, processes: int) -> float:

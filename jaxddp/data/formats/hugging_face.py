@@ -32,7 +32,7 @@ from jaxddp.data.formats.table_columns import (
 )
 from jaxddp.data.source import Split
 from jaxddp.data.storage.arrow_rows import ArrowRows, image_lengths
-from jaxddp.data.storage.hub import import_datasets, is_saved, open_prepared, open_saved
+from jaxddp.data.storage.prepared_datasets import import_datasets, is_saved, open_prepared, open_saved
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxddp.models.ops.stems import ModuleFactory
+from jaxddp.models.ops.conv_norm import ModuleFactory
 
 _LEAST_CHANNELS = 16
 _WEIGHTS = (1, 2, 1)

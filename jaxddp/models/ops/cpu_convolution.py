@@ -24,6 +24,7 @@ import numpy as np
 from jax import lax
 
 import jaxddp.models.ops.cpu_depthwise as cpu_depthwise
+import jaxddp.models.ops.cpu_grouped as cpu_grouped
 
 # Patches copy each value k * k times. With at least this number of output features, the product saves more time than
 # the copies cost (measured with 128 to 512 features on maps of 2x2 to 14x14).
@@ -40,15 +41,15 @@ _LARGE_KERNEL, _FEW_CHANNELS = 1 << 18, 16
 def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """Cross-correlate [B, H, W, C] with [k, k, C, F]: [B, H', W', F], H' = (H + 2 padding - k) // stride + 1.
 
-    With a kernel [k, k, 1, C] and stride 1 the convolution is depthwise: [B, H', W', C]. Arrays may have any float
+    With a kernel [k, k, C / groups, F] the channels are convolved in groups. Arrays may have any float
     dtype. The gradient of a kernel is summed in float32 or wider. Only reverse-mode differentiation is supported.
 
     Args:
         stride: the stride of both axes.
         padding: the number of zeros on each side of both axes.
     """
-    if cpu_depthwise.is_depthwise(images, kernel, stride):
-        product = functools.partial(cpu_depthwise.depthwise, padding=padding)
+    if own := _own_implementation(images, kernel):
+        product = functools.partial(own.product, stride=stride, padding=padding)
         return _as_composite(product, _multiplications(images, kernel, stride, padding))(images, kernel)
     if not _is_product_faster(images, kernel, kernel.shape[3]):
         return _xla_convolution(images, kernel, stride, padding)
@@ -64,10 +65,10 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
     images, kernel = saved
     settings, size = {"stride": stride, "padding": padding}, kernel.shape[0]
     count = _multiplications(images, kernel, stride, padding)
-    if cpu_depthwise.is_depthwise(images, kernel, stride):
-        kernel_product = functools.partial(cpu_depthwise.kernel_gradient, padding=padding, size=size)
-        of_images = functools.partial(cpu_depthwise.images_gradient, padding=padding)
-        return _as_composite(of_images, count)(grads, kernel), _as_composite(kernel_product, count)(images, grads)
+    if own := _own_implementation(images, kernel):
+        of_images = functools.partial(own.images_gradient, shape=images.shape, **settings)
+        of_kernel = functools.partial(own.kernel_gradient, shape=kernel.shape, **settings)
+        return _as_composite(of_images, count)(grads, kernel), _as_composite(of_kernel, count)(images, grads)
 
     def images_gradient(convolution: Callable[..., jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
         like = jax.typeof(images)
@@ -83,6 +84,13 @@ def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[
 
 
 convolve.defvjp(_forward, _backward)
+
+
+def _own_implementation(images: jax.Array, kernel: jax.Array) -> Any:
+    """Return the module that computes a depthwise or a grouped convolution and its gradients; None for others."""
+    if cpu_depthwise.is_depthwise(images, kernel):
+        return cpu_depthwise
+    return cpu_grouped if cpu_grouped.is_grouped(images, kernel) else None
 
 
 def _as_composite(

@@ -10,32 +10,43 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-
-def is_depthwise(images: jax.Array, kernel: jax.Array, stride: int) -> bool:
-    """Return whether a convolution is depthwise: stride 1 and a kernel [k, k, 1, C] for images [B, H, W, C]."""
-    return stride == 1 and kernel.shape[2] == 1 and kernel.shape[3] == images.shape[-1] > 1
+import jaxddp.models.ops.cpu_transposed as cpu_transposed
 
 
-def depthwise(images: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
-    """Convolve [B, H, W, C] with [k, k, 1, C]: [B, H', W', C], H' = H + 2 padding - k + 1."""
-    size, padded = kernel.shape[0], _pad(images, padding)
-    height, width = (side - size + 1 for side in padded.shape[1:3])
-    taps = [(i, j) for i in range(size) for j in range(size)]
-    products = [padded[:, i : i + height, j : j + width] * kernel[i, j, 0] for i, j in taps]
+def is_depthwise(images: jax.Array, kernel: jax.Array) -> bool:
+    """Return whether a convolution is depthwise: a kernel [k, k, 1, C] for images [B, H, W, C]."""
+    return kernel.shape[2] == 1 and kernel.shape[3] == images.shape[-1] > 1
+
+
+def product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """Convolve [B, H, W, C] with [k, l, 1, C]: [B, H', W', C], H' = (H + 2 padding - k) // stride + 1."""
+    (rows, columns), padded = kernel.shape[:2], _pad(images, padding)
+    height, width = padded.shape[1] - rows + 1, padded.shape[2] - columns + 1
+    taps = [(i, j) for i in range(rows) for j in range(columns)]
+    products = [padded[:, i : i + height : stride, j : j + width : stride] * kernel[i, j, 0] for i, j in taps]
     return functools.reduce(jnp.add, products)
 
 
-def images_gradient(grads: jax.Array, kernel: jax.Array, padding: int) -> jax.Array:
+def images_gradient(
+    grads: jax.Array, kernel: jax.Array, shape: tuple[int, ...], stride: int, padding: int
+) -> jax.Array:
     """Compute the gradient of the images, the transposed convolution: [B, H', W', C] -> [B, H, W, C]."""
-    return depthwise(grads, kernel[::-1, ::-1], kernel.shape[0] - 1 - padding)
+    if stride == 1:
+        return product(grads, kernel[::-1, ::-1], 1, kernel.shape[0] - 1 - padding)
+    valid = functools.partial(product, stride=1, padding=0)
+    return cpu_transposed.images_gradient(valid, grads, kernel, shape, stride, padding)
 
 
-def kernel_gradient(images: jax.Array, grads: jax.Array, padding: int, size: int) -> jax.Array:
-    """Compute the gradient of the kernel, [k, k, 1, C], summed in float32 or wider."""
-    padded, wide = _pad(images, padding), jnp.promote_types(grads.dtype, jnp.float32)
+def kernel_gradient(
+    images: jax.Array, grads: jax.Array, shape: tuple[int, ...], stride: int, padding: int
+) -> jax.Array:
+    """Compute the gradient of the kernel, whose shape is [k, k, 1, C], summed in float32 or wider."""
+    size, padded, wide = shape[0], _pad(images, padding), jnp.promote_types(grads.dtype, jnp.float32)
+    batch, height, width, channels = grads.shape
+    span = (batch, (height - 1) * stride + 1, (width - 1) * stride + 1, channels)
 
     def tap(number: jax.Array) -> jax.Array:
-        shifted = lax.dynamic_slice(padded, (0, number // size, number % size, 0), grads.shape)
+        shifted = lax.dynamic_slice(padded, (0, number // size, number % size, 0), span)[:, ::stride, ::stride]
         return (shifted.astype(wide) * grads.astype(wide)).sum((0, 1, 2))
 
     # The sums are computed in a loop, because separate sums for all kernel elements take 1.5 s to compile.

@@ -25,25 +25,31 @@ class ImagePredictor:
     The images are read and cropped as for evaluation, once, at the first call.
 
     Attributes:
-        program: see `jaxddp.engine.step.make_classify`.
+        program: see `jaxddp.engine.step.make_classify`; with `explains`, see
+            `jaxddp.engine.activation_programs.make_explain`.
         rows: int[n], the rows of the images in the source.
-        most: the largest number of images in a batch; a multiple of the number of devices.
+        max_batch_size: the largest number of images in a batch; a multiple of the number of devices.
+        explains: whether the program also returns heat maps.
     """
 
-    program: Callable[[TrainState, Batch], tuple[jax.Array, Any]]
+    program: Callable[[TrainState, Batch], tuple[Any, Any]]
     source: Source
     rows: np.ndarray
     data: DataConfig
     topology: Topology
     max_batch_size: int
+    explains: bool = False
 
     def __call__(self, state: TrainState) -> PredictedImages:
         """Return the predictions of a state. Raises: InputError if an image cannot be used."""
         count, shard = len(self.rows), Shard(self.topology.process_index, self.topology.process_count)
         placed = (self.topology.place(jax.tree.map(shard.of, batch)) for batch in self._batches)
-        probabilities = np.concatenate([np.asarray(self.program(state, batch)[0]) for batch in placed])[:count]
+        outputs = [self.program(state, batch)[0] for batch in placed]
+        values = jax.tree.map(lambda *arrays: np.concatenate([*map(np.asarray, arrays)])[:count], *outputs)
+        probabilities, heat_maps = values[:2] if self.explains else (values, None)
         images = np.concatenate([batch.image for batch in self._batches])[:count]
-        return PredictedImages.of(images, self.source.labels[self.rows], probabilities, self.source.class_names)
+        labels, names = self.source.labels[self.rows], self.source.class_names
+        return PredictedImages.of(images, labels, probabilities, names, heat_maps)
 
     @cached_property
     def _batches(self) -> list[Batch]:

@@ -29,6 +29,7 @@ class PredictedImages:
         predicted: int[N], the most probable class.
         probabilities: float[N], the probability of that class.
         class_names: the names of the K classes.
+        heat_maps: float[N, H, W], 0 or more; the pixels that the predictions depend on. None without heat maps.
     """
 
     images: np.ndarray
@@ -36,13 +37,19 @@ class PredictedImages:
     predicted: np.ndarray
     probabilities: np.ndarray
     class_names: Sequence[str]
+    heat_maps: np.ndarray | None = None
 
     @classmethod
     def of(
-        cls, images: np.ndarray, labels: np.ndarray, probabilities: np.ndarray, class_names: Sequence[str]
+        cls,
+        images: np.ndarray,
+        labels: np.ndarray,
+        probabilities: np.ndarray,
+        class_names: Sequence[str],
+        heat_maps: np.ndarray | None = None,
     ) -> "PredictedImages":
         """Return the object for the probabilities of all classes, float[N, K]."""
-        return cls(images, labels, probabilities.argmax(-1), probabilities.max(-1), class_names)
+        return cls(images, labels, probabilities.argmax(-1), probabilities.max(-1), class_names, heat_maps)
 
     def __repr__(self) -> str:
         return f"PredictedImages({counted(len(self.images), 'image')}, {self.wrong.sum():,} wrong)"

@@ -1,4 +1,4 @@
-"""Predicts each image of a source once, in order, on all devices of all processes."""
+"""Computes the outputs of a network for each image of a source once, in order, on all devices of all processes."""
 
 import itertools
 import json
@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxddp.config import DataConfig
@@ -24,18 +25,23 @@ _MOST_AT_ONCE = 64
 _AHEAD = 2
 
 
-class BatchPredictions(NamedTuple):
-    """The predictions of consecutive images."""
+class BatchOutputs(NamedTuple):
+    """The outputs for consecutive images, such as the probabilities of classes."""
 
     start: int
     """The row of the first image in the source."""
-    probabilities: np.ndarray
-    """float32[n, K]; NaN for an image that cannot be used."""
+    values: Any
+    """An array [n, …], or a tree of such arrays; floats are NaN for an image that cannot be used."""
     errors: dict[int, str]
     """The faults of unusable images, by their rows in the source."""
 
     def __repr__(self) -> str:
-        return f"BatchPredictions({counted(len(self.probabilities), 'image')} from row {self.start:,})"
+        return f"BatchOutputs({counted(self.size, 'image')} from row {self.start:,})"
+
+    @property
+    def size(self) -> int:
+        """The number n of images."""
+        return len(jax.tree.leaves(self.values)[0])
 
 
 def images_at_once(num_examples: int) -> int:
@@ -44,29 +50,31 @@ def images_at_once(num_examples: int) -> int:
 
 
 @dataclass(frozen=True)
-class PredictionStream:
-    """An iterable of the predictions of a source, in batches.
+class OutputStream:
+    """An iterable of the outputs of a network for a source, in batches.
 
     Attributes:
-        classify: the function of `jaxddp.engine.step.make_classify`. Its argument is a batch on the devices.
+        program: a function of a batch on the devices that returns its outputs and its `substituted`, such as that of
+            `jaxddp.engine.step.make_classify`.
+        row: the shapes and dtypes of the outputs for one image.
         at_once: images per device. The images in the batch of a device, and their positions, depend on this number
-            alone. So the predictions have the same bits on any number of devices.
+            alone. So the outputs have the same bits on any number of devices.
     """
 
-    classify: Callable[[Any], tuple[Any, Any]]
+    program: Callable[[Any], tuple[Any, Any]]
+    row: Any
     source: Source
     data: DataConfig
     topology: Topology
-    num_classes: int
     at_once: int
 
-    def __iter__(self) -> Iterator[BatchPredictions]:
-        """Yield all predictions, in the order of the source. Raises: InputError if the processes' images differ."""
+    def __iter__(self) -> Iterator[BatchOutputs]:
+        """Yield all outputs, in the order of the source. Raises: InputError if the processes' images differ."""
         self.topology.peers.agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
         self.topology.connect()
         verified = getattr(self.source, "verified", None)
         if verified is None:
-            yield from self._predictions(self._batches(None), None)
+            yield from self._outputs(self._batches(None), None)
             return
         omissions = Omissions(len(self.source))
         batches: Iterator[Batch] = iter(())
@@ -82,7 +90,7 @@ class PredictionStream:
         if str(True) in self.topology.peers.exchange("whether no image is left", str(omissions.omits_all)):
             yield self._none_usable(omissions)
         else:
-            yield from self._predictions(batches, omissions)
+            yield from self._outputs(batches, omissions)
 
     def _batches(self, omissions: Omissions | None) -> Iterator[Batch]:
         shard = Shard(self.topology.process_index, self.topology.process_count)
@@ -93,33 +101,43 @@ class PredictionStream:
     def _order(self) -> EvalOrder:
         return EvalOrder(len(self.source), self.at_once * self.topology.num_devices)
 
-    def _predictions(self, batches: Iterable[Batch], omissions: Omissions | None) -> Iterator[BatchPredictions]:
+    def _outputs(self, batches: Iterable[Batch], omissions: Omissions | None) -> Iterator[BatchOutputs]:
         waiting: deque[tuple[int, Any, Any]] = deque()
         for step, batch in enumerate(batches):
             # The first call compiles the network.
             with nullcontext() if step else doing("compiling the network"):
-                outputs = self.classify(self.topology.place(batch))
+                outputs = self.program(self.topology.place(batch))
             waiting.append((step * self._order.batch_size, *outputs))
             if len(waiting) > _AHEAD:
                 yield self._finished(*waiting.popleft(), omissions)
         while waiting:
             yield self._finished(*waiting.popleft(), omissions)
 
-    def _none_usable(self, omissions: Omissions) -> BatchPredictions:
-        """Return the predictions for a source without usable images. Process 0 has the faults of all images."""
+    def _none_usable(self, omissions: Omissions) -> BatchOutputs:
+        """Return the outputs for a source without usable images. Process 0 has the faults of all images."""
         faults = json.loads(
             self.topology.peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
         )
-        nothing = np.full((len(self.source), self.num_classes), np.nan, np.float32)
-        return BatchPredictions(0, nothing, dict(sorted((int(row), fault) for row, fault in faults.items())))
 
-    def _finished(self, start: int, probabilities: Any, replaced: Any, omissions: Omissions | None) -> BatchPredictions:
-        """Return the computed predictions of a batch. An image whose `replaced` (float[B]) is not 0 has an error."""
-        count = min(len(probabilities), len(self.source) - start)
-        rows, errors = np.array(probabilities[:count]), dict[int, str]()
+        def nothing(row: jax.ShapeDtypeStruct) -> np.ndarray:
+            return np.broadcast_to(np.array(_unusable(row.dtype), row.dtype), (len(self.source), *row.shape))
+
+        errors = dict(sorted((int(row), fault) for row, fault in faults.items()))
+        return BatchOutputs(0, jax.tree.map(nothing, self.row), errors)
+
+    def _finished(self, start: int, values: Any, replaced: Any, omissions: Omissions | None) -> BatchOutputs:
+        """Return the computed outputs of a batch. An image whose `replaced` (float[B]) is not 0 has an error."""
+        count = min(self._order.batch_size, len(self.source) - start)
+        values, errors = jax.tree.map(lambda array: np.array(array[:count]), values), dict[int, str]()
         if omissions is not None and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
             faults = {row: omissions.faults[row] for row in (start + bad).tolist() if row in omissions.faults}
             for of_process in self.topology.peers.exchange("images that cannot be used", json.dumps(faults)):
                 errors |= {int(row): fault for row, fault in json.loads(of_process).items()}
-            rows[bad] = np.nan
-        return BatchPredictions(start, rows, dict(sorted(errors.items())))
+            for array in jax.tree.leaves(values):
+                array[bad] = _unusable(array.dtype)
+        return BatchOutputs(start, values, dict(sorted(errors.items())))
+
+
+def _unusable(dtype: np.dtype) -> float:
+    """Return the output for an image that cannot be used."""
+    return np.nan if np.issubdtype(dtype, np.floating) else 0

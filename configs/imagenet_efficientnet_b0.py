@@ -1,0 +1,29 @@
+"""EfficientNet-B0 on ImageNet, 350 epochs, close to the recipe of Tan and Le 2019 (arXiv:1905.11946, section 5.2).
+
+    jaxddp train imagenet_efficientnet_b0 --data.path /data/imagenet
+
+RMSProp's settings, the warmup of 5 epochs, the learning rate of 0.016 for 256 images and the averaged weights are those
+of the paper's code (github.com/tensorflow/tpu, models/official/efficientnet). Unlike this recipe, the source multiplies
+the learning rate by 0.97 every 2.4 epochs, and augments with AutoAugment.
+
+The source published 77.1% top-1. This recipe has not been run at full scale.
+"""
+
+from jaxddp.config import Config
+
+
+def get_config() -> Config:
+    return Config().replace(
+        data={"augment": {"rand_augment": 2}},
+        model={"name": "efficientnet_b0", "drop_path": 0.2, "dropout": 0.2},
+        train={"batch_size": 4096, "duration": "350 epochs", "label_smoothing": 0.1, "ema": 0.9999},
+        optimizer={
+            "name": "rmsprop",
+            "learning_rate": 0.256,
+            "warmup": "1.43%",
+            "weight_decay": 1e-5,
+            "momentum": 0.9,
+            "beta2": 0.9,
+            "epsilon": 0.0316,
+        },
+    )

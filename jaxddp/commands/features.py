@@ -1,0 +1,120 @@
+"""`jaxddp features RUN|WEIGHTS DATA --out FILE`: write the activations of a layer for each image."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from jaxddp.choices import check_read
+from jaxddp.command_line.parse import ConfigOfRecipe, check_run, parse
+from jaxddp.command_line.terminal import IMPORTING
+from jaxddp.config import Config, ParallelConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.phases import doing
+from jaxddp.core.ranges import CpuDevices, Devices
+from jaxddp.core.wording import counted
+from jaxddp.inference.features.feature_formats import format_of
+from jaxddp.registry import check_names
+
+
+@dataclass(frozen=True)
+class _Options:
+    out: Path = tyro.MISSING
+    """The file to write: .npz, which NumPy reads, or .parquet."""
+    layer: str | None = None
+    """The name of a module of the network, whose output is written, such as layer3_0/conv2, or layer3.0.conv2 as in
+    published weights. By default, the features that the head reads."""
+    pool: Literal["mean", "none"] = "mean"
+    """mean: average the output of the layer over the pixels of an image. none: write it as it is."""
+    split: Literal["train", "val"] | None = None
+    """The split of a data set. By default, the validation split, or all images if the data set has none."""
+    devices: Devices | None = None
+    """The number of devices to use; all by default."""
+    cpu_devices: CpuDevices | None = None
+    """The number of CPU devices to simulate in each process."""
+
+
+@dataclass(frozen=True)
+class FeaturesOfRun(_Options):
+    """Write the features of images in the network of a run or of a file of weights, on all devices.
+
+    In place of RUN, a file of weights can be given, with the network and the preprocessing as options: jaxddp features
+    resnet50.safetensors photos --out photos.npz --model.name resnet50 --data.image-size 224. If the command is
+    interrupted, the same command continues.
+    """
+
+    run: tyro.conf.Positional[Path] = tyro.MISSING
+    """The work directory of the run, or a file of weights."""
+    data: tyro.conf.Positional[tuple[str, ...]] = tyro.MISSING
+    """A data set, as in data.path; or a folder, files, or a CSV file with a column `path`."""
+    step: str = "best"
+    """The checkpoint: latest, best, or its step. Without validations, best is the latest."""
+
+
+@dataclass(frozen=True)
+class FeaturesOfWeights(_Options):
+    """Write the features of images in the network of a file of weights, on all devices.
+
+    The keys of a config that describe the network and its images are options.
+    """
+
+    config: ConfigOfRecipe = tyro.MISSING
+    data: tyro.conf.Positional[tuple[str, ...]] = tyro.MISSING
+    """A data set, as in data.path; or a folder, files, or a CSV file with a column `path`."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command, and return the exit code. Raises: InputError."""
+    options = _parse(arguments)
+    form = format_of(options.out)
+    if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.data):
+        raise InputError(f"{options.out}: is one of the images; give another --out")
+    with doing(IMPORTING):
+        from jaxddp.curate.progress_bar import ProgressBar
+        from jaxddp.data.opening import open_one_split
+        from jaxddp.inference.features.feature_file import write_features
+        from jaxddp.inference.from_weights import network_of_weights
+        from jaxddp.inference.trained import restore_run
+        from jaxddp.job.environment import find_job
+        from jaxddp.mesh import Topology
+        from jaxddp.setup.joining import join_job
+        from jaxddp.workdir.saved_state import recipe_of_run
+
+    peers = join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
+    topology = Topology.create(options.devices, peers)
+    if isinstance(options, FeaturesOfRun):
+        table = open_one_split(options.data, recipe_of_run(options.run).config.data, options.split)
+        network = restore_run(options.run, options.step, topology)
+        of = f"step {network.step} of {options.run}"
+    else:
+        table = open_one_split(options.data, options.config.data, options.split)
+        network = network_of_weights(options.config, table, topology)
+        of = str(options.config.model.weights)
+    with ProgressBar("reading features", len(table)) as bar:
+        more = {"layer": options.layer, "pool": options.pool, "progress": bar.advance}
+        done = write_features(network, table, options.out, form, **more)
+    if peers.is_first:
+        _, row = network.layer_programs.features(options.layer, options.pool)
+        unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
+        shape = "x".join(map(str, row.shape))
+        print(f"{options.out}: {shape} features of {counted(done.images, 'image')}{unusable}, {of}")
+    return 0
+
+
+def _parse(arguments: list[str]) -> FeaturesOfRun | FeaturesOfWeights:
+    """Parse the arguments. The first one is a run if it is a folder, and a file of weights otherwise.
+
+    Raises: InputError.
+    """
+    first, *rest = arguments or [""]
+    if first.startswith("-") or not first or os.path.isdir(first):
+        options = parse(FeaturesOfRun, FeaturesOfRun(), "jaxddp features", arguments)
+        check_run(options.run)
+        return options
+    default = FeaturesOfWeights(config=Config().replace(model={"weights": first}))
+    options = parse(FeaturesOfWeights, default, f"jaxddp features {first}", rest)
+    check_names(options.config, {})
+    check_read(options.config, {}, lambda keys: f"leave {', '.join(keys)} out")
+    return options

@@ -1,0 +1,1 @@
+"""Features of images: their files, and classifiers of features."""

@@ -1,0 +1,196 @@
+"""RegNetY-400MF to RegNetY-32GF for image classification, in Flax Linen.
+
+Source: Radosavovic et al. 2020, "Designing network design spaces" (arXiv:2003.13678). Parameters, initial distributions
+of kernels and logits equal those of torchvision's `regnet_y_400mf` to `regnet_y_32gf`.
+"""
+
+import functools
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxddp.config import Config
+from jaxddp.models.ops.conv_norm import ConvNorm, ModuleFactory, convolutions, nearest_multiple, norms
+from jaxddp.models.ops.operations import Operations
+from jaxddp.models.ops.squeeze_excitation import SqueezeExcitation
+from jaxddp.models.published import Naming, depth_of, naming
+from jaxddp.models.settings import WEIGHT_INITS
+from jaxddp.registry import MODELS
+
+_STEM_FEATURES = 32
+_QUANTUM = 8
+"""The widths are multiples of this number."""
+
+TORCHVISION = naming(
+    (r"^stage(\d)_(\d+)/", r"trunk_output/block\1/block\1-\2/"),
+    ("/conv1/", "/f/a/"),
+    ("/conv2/", "/f/b/"),
+    ("/conv3/", "/f/c/"),
+    ("/se/", "/f/se/"),
+    ("/shortcut/", "/proj/"),
+    ("/conv/", "/0/"),
+    ("/norm/", "/1/"),
+)
+
+
+@dataclass(frozen=True)
+class RegNetStage:
+    """A stage: its number of blocks, their features, and the features of a group of the 3x3 convolutions."""
+
+    blocks: int
+    features: int
+    group: int
+
+
+@dataclass(frozen=True)
+class RegNetSizes:
+    """The parameters of a RegNet, section 3.3 of the paper.
+
+    Attributes:
+        depth: d, the number of blocks.
+        initial_width: w_0, the width of the first block before quantization.
+        slope: w_a, the increase of the width from block to block before quantization.
+        step: w_m, the factor from one stage's width to the next.
+        group: g, the features of a group.
+    """
+
+    depth: int
+    initial_width: int
+    slope: float
+    step: float
+    group: int
+
+    @property
+    def stages(self) -> tuple[RegNetStage, ...]:
+        """Return the stages: consecutive blocks whose quantized widths are equal (equations 2 to 4 of the paper)."""
+        linear = self.initial_width + self.slope * np.arange(self.depth)
+        exponents = np.round(np.log(linear / self.initial_width) / np.log(self.step))
+        widths = np.round(self.initial_width * self.step**exponents / _QUANTUM).astype(int) * _QUANTUM
+        blocks = [(width, len([*equal])) for width, equal in itertools.groupby(widths.tolist())]
+        groups = [min(self.group, width) for width, _ in blocks]
+        return tuple(
+            RegNetStage(size, nearest_multiple(width, group), group)
+            for (width, size), group in zip(blocks, groups, strict=True)
+        )
+
+
+ARCHITECTURES = {
+    "regnet_y_400mf": RegNetSizes(16, 48, 27.89, 2.09, 8),
+    "regnet_y_800mf": RegNetSizes(14, 56, 38.84, 2.4, 16),
+    "regnet_y_1_6gf": RegNetSizes(27, 48, 20.71, 2.65, 24),
+    "regnet_y_3_2gf": RegNetSizes(21, 80, 42.63, 2.66, 24),
+    "regnet_y_8gf": RegNetSizes(17, 192, 76.82, 2.19, 56),
+    "regnet_y_16gf": RegNetSizes(18, 200, 106.23, 2.48, 112),
+    "regnet_y_32gf": RegNetSizes(20, 232, 115.89, 2.53, 232),
+}
+"""The values are from the paper's code (github.com/facebookresearch/pycls) and torchvision."""
+
+
+class RegNetBlock(nn.Module):
+    """relu(shortcut(x) + f(x)), f: 1x1 convolution, 3x3 convolution in groups, squeeze and excitation, 1x1 convolution.
+
+    Attributes:
+        features: the number of features of each convolution.
+        groups: the number of groups of the 3x3 convolution.
+        stride: 1, or 2 to halve the height and the width.
+        conv, norm: factories of the layers; see `jaxddp.models.ops.conv_norm`.
+        dtype, param_dtype: those of the squeeze and excitation.
+    """
+
+    features: int
+    groups: int
+    stride: int
+    conv: ModuleFactory
+    norm: ModuleFactory
+    dtype: DTypeLike
+    param_dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        inputs, layer = x.shape[-1], functools.partial(ConvNorm, self.conv, self.norm, self.features)
+        y = layer(activation=nn.relu, name="conv1")(x)
+        y = layer(3, self.stride, self.groups, nn.relu, name="conv2")(y)
+        # The number of squeezed features is a quarter of the block's input.
+        y = SqueezeExcitation(round(inputs / 4), dtype=self.dtype, param_dtype=self.param_dtype, name="se")(y)
+        if inputs != self.features or self.stride > 1:
+            x = layer(stride=self.stride, name="shortcut")(x)
+        return layer(activation=nn.relu, name="conv3")(y, residual=x)
+
+
+class RegNet(nn.Module):
+    """A RegNetY: a 3x3 convolution, and stages that each halve the height and the width.
+
+    Attributes:
+        axis_name, group, dtype, param_dtype, operations: as in `jaxddp.models.resnet.ResNet`.
+    """
+
+    architecture: RegNetSizes
+    num_classes: int
+    axis_name: str | None = None
+    group: int | None = None
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+    operations: Operations | None = None
+
+    def with_operations(self, operations: Operations) -> "RegNet":
+        """Return the network with these implementations, or unchanged if it has implementations."""
+        return self.clone(operations=operations) if self.operations is None else self
+
+    def published_names(self) -> tuple[Naming, ...]:
+        """Return the naming of torchvision; see `jaxddp.models.published`."""
+        return (TORCHVISION,)
+
+    @property
+    def depth(self) -> int:
+        """Return the number of layers for `depth_of`: the stem, each block, and the head."""
+        return sum(stage.blocks for stage in self.architecture.stages) + 2
+
+    def depth_of(self, path: str) -> int:
+        """Return the depth of an array; see `jaxddp.models.published`."""
+        stages = enumerate(self.architecture.stages, start=1)
+        return depth_of(path, [(f"stage{n}_{block}",) for n, stage in stages for block in range(stage.blocks)], ("fc",))
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+        """Map normalized images [B, H, W, C] to logits [B, num_classes], in float32 or wider.
+
+        With `train` the network normalizes by the batch's statistics, and updates the running statistics in the
+        collection `batch_stats`.
+        """
+        operations = self.operations or Operations()
+        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        conv = convolutions(operations, WEIGHT_INITS["he_normal"], **dtypes)
+        norm = norms(operations, train, axis_name=self.axis_name, group=self.group, **dtypes)
+        x = ConvNorm(conv, norm, _STEM_FEATURES, 3, 2, activation=nn.relu, name="stem")(images.astype(self.dtype))
+        for number, stage in enumerate(self.architecture.stages, start=1):
+            groups = stage.features // stage.group
+            for block in range(stage.blocks):
+                stride = 2 if block == 0 else 1
+                name = f"stage{number}_{block}"
+                x = RegNetBlock(stage.features, groups, stride, conv, norm, **dtypes, name=name)(x)
+        head_dtype = jnp.promote_types(self.dtype, jnp.float32)
+        x = jnp.mean(x, axis=(1, 2), dtype=head_dtype)
+        head_init = nn.initializers.normal(0.01)
+        return nn.Dense(self.num_classes, True, head_dtype, self.param_dtype, kernel_init=head_init, name="fc")(x)
+
+
+@dataclass(frozen=True)
+class RegNetSettings:
+    """The keys of the config section `model` that this network reads."""
+
+    batch_norm: str = "local"
+
+
+def _create(name: str, config: Config, num_classes: int) -> RegNet:
+    statistics, dtype = config.model.batch_statistics, config.train.precision or jnp.float32
+    return RegNet(ARCHITECTURES[name], num_classes, statistics.axis_name, statistics.group, dtype)
+
+
+for name in ARCHITECTURES:
+    MODELS.add(name, RegNetSettings)(functools.partial(_create, name))

@@ -1,0 +1,289 @@
+"""Features: the input of the head or the output of a layer, for every image once, in files and in Python."""
+
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+import pyarrow.parquet
+import pytest
+from PIL import Image
+from small_recipe import SmallNet
+from support.data import random_table, write_arrays
+from support.networks import linear_model
+from support.runs import LEAN, fails, train_words
+from support.trained import random_run
+
+from jaxddp.cli import main
+from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.data.labels import Labels
+from jaxddp.data.opening import open_one_split
+from jaxddp.inference.features import feature_formats
+from jaxddp.inference.features.feature_file import write_features
+from jaxddp.inference.features.feature_formats import FeatureColumns
+from jaxddp.inference.trained import TrainedRun
+from jaxddp.models.activations import find_layer
+from jaxddp.models.adapt import adapt
+
+TABLE = random_table(150, image=8)
+NET = SmallNet(width=3)
+
+
+def logits_of(run: TrainedRun, features: np.ndarray) -> np.ndarray:
+    head = run.state.params["Dense_0"]
+    return features @ np.asarray(head["kernel"]) + np.asarray(head["bias"])
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - logits.max(1, keepdims=True))
+    return powers / powers.sum(1, keepdims=True)
+
+
+# --- In Python ---
+
+
+@pytest.mark.slow
+def test_features_of_every_image_are_in_order_and_equal_on_any_number_of_devices():
+    one, four = (random_run(NET, 8, devices=devices) for devices in (1, 4))
+    features = one.features(TABLE.images)
+    assert features.shape == (150, 3) and features.dtype == np.float32
+    assert np.array_equal(features, four.features(TABLE.images))
+    # 150 images are no multiple of the batch size. Each image alone has the same features.
+    rows = [0, 63, 64, 128, 149]
+    alone = np.concatenate([one.features(TABLE.images[row : row + 1]) for row in rows])
+    assert np.allclose(features[rows], alone, rtol=1e-5, atol=1e-6)
+    assert np.allclose(softmax(logits_of(one, features)), one.predict(TABLE.images).probabilities, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_output_of_a_layer_is_averaged_over_pixels_or_not():
+    run = random_run(NET, 8)
+    maps, means = (run.features(TABLE.images[:6], "Conv_0", pool) for pool in ("none", "mean"))
+    assert maps.shape == (6, 8, 8, 3) and np.allclose(means, maps.mean((1, 2)), atol=1e-5)
+    assert np.allclose(np.maximum(maps, 0).mean((1, 2)), run.features(TABLE.images[:6]), atol=1e-5)
+    # The head's own output are the logits.
+    assert np.allclose(run.features(TABLE.images[:6], "Dense_0"), logits_of(run, run.features(TABLE.images[:6])))
+
+
+class Repeated(nn.Module):
+    """A network that calls a layer twice, the second time inside a transformation of Flax."""
+
+    @nn.compact
+    def __call__(self, images):
+        layer = nn.Dense(3, name="twice")
+        x = nn.remat(lambda module, x: module(x))(layer, nn.tanh(layer(images)))
+        return nn.Dense(5)(nn.relu(x).mean((1, 2)))
+
+
+@pytest.mark.slow
+def test_the_last_call_of_a_layer_is_read_also_inside_a_transformation():
+    run = random_run(Repeated(), 8)
+    layer = run.state.params["twice"]
+    features = run.features(TABLE.images[:4], "twice", "none")
+    x = (TABLE.images[:4] / 255 - np.array(run.preprocess.mean)) / np.array(run.preprocess.std)
+    for activate in (np.tanh, np.array):
+        x = activate(x @ np.asarray(layer["kernel"]) + np.asarray(layer["bias"]))
+    assert np.allclose(features, x, atol=1e-4)
+
+
+class ConvolutionalHead(nn.Module):
+    @nn.compact
+    def __call__(self, images):
+        return nn.Conv(5, (1, 1))(images).mean((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("model", "layer", "message"),
+    [
+        (NET, "Conv_1", "layer 'Conv_1': the network has no such layer, did you mean 'Conv_0'?"),
+        (NET, "stem", "layer 'stem': the network has no such layer; there are: Conv_0, Dense_0"),
+        (linear_model(), None, "of type FunctionModel, whose layers cannot be read; give a Flax Linen module"),
+        (ConvolutionalHead(), None, "the network has no dense layer that returns the logits"),
+    ],
+    ids=["similar", "unknown", "functions", "head"],
+)
+def test_a_layer_that_cannot_be_read_is_refused(model, layer, message):
+    with pytest.raises(InputError) as error:
+        find_layer(adapt(model), (8, 8, 3), layer)
+    assert message in str(error.value)
+
+
+def test_a_pooling_of_another_name_is_refused():
+    with pytest.raises(InputError, match="pool='max': expected 'mean' or 'none'"):
+        random_run(NET, 8).features(TABLE.images, pool="max")  # pyright: ignore[reportArgumentType]
+
+
+# --- Files ---
+
+
+def write(run: TrainedRun, out: Path, table: Any = TABLE, **options: Any) -> bytes:
+    write_features(run, table, out, feature_formats.format_of(out), **options)
+    assert not out.with_name(f"{out.name}.partial").exists()
+    return out.read_bytes()
+
+
+@pytest.mark.slow
+def test_a_file_has_every_image_once_in_order_with_ids_labels_and_classes(tmp_path):
+    run = random_run(NET, 8)
+    write(run, tmp_path / "all.npz")
+    write(run, tmp_path / "all.parquet")
+    arrays = dict(np.load(tmp_path / "all.npz"))
+    assert np.array_equal(arrays["features"], run.features(TABLE))
+    assert arrays["ids"].tolist() == [str(row) for row in range(150)]
+    assert np.array_equal(arrays["labels"], TABLE.labels) and arrays["class_names"].tolist() == list("abcde")
+    assert set(arrays["errors"].tolist()) == {""} and (arrays["layer"], str(arrays["network"])[-6:]) == ("", "step 0")
+    table = pyarrow.parquet.read_table(tmp_path / "all.parquet")
+    assert np.array_equal(np.stack(table["features"].to_numpy()), arrays["features"])
+    assert table["id"].to_pylist() == arrays["ids"].tolist() and table["label"].to_pylist() == TABLE.labels.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+def test_an_interrupted_file_continues_and_has_the_same_bytes_on_any_number_of_devices(tmp_path, form):
+    whole = write(random_run(NET, 8, devices=4), tmp_path / f"whole.{form}")
+
+    def stop(done: int, errors: int) -> None:
+        raise KeyboardInterrupt
+
+    out, steps = tmp_path / f"parts.{form}", list[int]()
+    with pytest.raises(KeyboardInterrupt):
+        write(random_run(NET, 8), out, progress=stop)
+    assert not out.exists()
+    assert write(random_run(NET, 8, devices=2), out, progress=lambda done, errors: steps.append(done)) == whole
+    assert steps == [150]
+    # The rows of another layer are not continued.
+    with pytest.raises(KeyboardInterrupt):
+        write(random_run(NET, 8), out, layer="Conv_0", progress=stop)
+    assert write(random_run(NET, 8), out, progress=lambda done, errors: steps.append(done)) == whole
+    assert steps == [150, 64, 128, 150]
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+def test_a_file_is_written_in_parts_so_that_memory_does_not_grow_with_the_images(form, monkeypatch):
+    monkeypatch.setattr(feature_formats, "_BYTES_AT_ONCE", 4000)
+    features = np.random.default_rng(0).normal(size=(1000, 10)).astype(np.float32)
+    unlabelled = Labels(np.full(1000, -1, np.int32), (), ())
+    columns = FeatureColumns([f"{row}" for row in range(1000)], unlabelled, (10,), "", "")
+    parts = [*feature_formats.content(form, columns, ((row, None) for row in features))]
+    assert len(parts) > 10 and sum(map(len, parts)) > features.nbytes
+    # In .npz files the ids are one array.
+    assert sorted(map(len, parts))[-5] < 10_000
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("pictures")
+    for split, count in {"train": 12, "val": 9}.items():
+        table = random_table(count, seed=len(split), image=20)
+        for row, (pixels, label) in enumerate(zip(table.images, row_labels(table), strict=True)):
+            file = root / split / table.class_names[label] / f"{row:03d}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(file)
+    return root
+
+
+def row_labels(table) -> np.ndarray:
+    """Return labels with every class."""
+    return np.arange(len(table.labels)) % 5
+
+
+@pytest.fixture(scope="module")
+def workdir(pictures, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run") / "first"
+    options = ["--train.duration", "2 steps", "--eval.every", "2 steps"]
+    assert main(train_words(pictures, folder, *LEAN, *options)) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_the_command_writes_the_features_of_a_split_and_of_unlabelled_images(workdir, pictures, tmp_path, capfd):
+    out = tmp_path / "val.npz"
+    assert main(["features", str(workdir), str(pictures), "--out", str(out)]) == 0
+    assert capfd.readouterr().out == f"{out}: 4 features of 9 images, step 2 of {workdir}\n"
+    val = np.load(out)
+    # Ids are the paths, and folders are the classes.
+    names = [identity.split("/")[-2] for identity in val["ids"].tolist()]
+    assert [val["class_names"][label] for label in val["labels"]] == names and len({*names}) == 5
+    assert main(["features", str(workdir), str(pictures), "--out", str(out), "--split", "train"]) == 0
+    assert len(np.load(out)["features"]) == 12
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "bad.png").write_text("no picture")
+    Image.open(pictures / "val" / "a" / "000.png").save(folder / "good.png")
+    assert main(["features", str(workdir), str(folder), "--out", str(out)]) == 0
+    assert "2 images, of which 1 cannot be used" in capfd.readouterr().out
+    arrays = np.load(out)
+    assert "labels" not in arrays and arrays["errors"][1] == "" and "bad.png" in arrays["errors"][0]
+    assert np.isnan(arrays["features"][0]).all()
+    assert np.allclose(arrays["features"][1], val["features"][0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_features_of_exported_weights_equal_those_of_the_run(pictures, tmp_path):
+    network = ["--model.name", "resnet10", "--model.width", "2", "--model.stem", "small"]
+    images = ["--data.image-size", "16", "--data.resize", "16"]
+    run, weights = tmp_path / "run", tmp_path / "net.safetensors"
+    words = ["train", "digits", "--data.path", str(pictures), "--workdir", str(run), *LEAN, *network, *images]
+    assert main([*words, "--train.batch-size", "8", "--train.duration", "1 step"]) == 0
+    assert main(["export", str(run), "--out", str(weights)]) == 0
+    colours = ["--data.mean", "0.3", "0.3", "0.3", "--data.std", "0.4", "0.4", "0.4"]
+    outs = [tmp_path / f"{name}.npz" for name in ("run", "weights")]
+    assert main(["features", str(run), str(pictures), "--out", str(outs[0])]) == 0
+    assert main(["features", str(weights), str(pictures), "--out", str(outs[1]), *network, *images, *colours]) == 0
+    of_run, of_weights = (np.load(out)["features"] for out in outs)
+    assert of_run.shape == (9, 16) and np.array_equal(of_run, of_weights)
+
+
+# --- Errors ---
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--out", "f.txt"], "f.txt: its extension names no format; there are: npz, parquet"),
+        (["--out", "f.npz", "--layer", "Dense_7"], "layer 'Dense_7': the network has no such layer, did you mean"),
+        (["--out", "f.npz", "--split", "test"], "--split test: expected 'train' or 'val'"),
+        (["--out", "f.npz", "--step", "9"], "checkpoints: no checkpoint '9'; give latest, best or one of the steps 2"),
+    ],
+)
+def test_a_wrong_option_is_refused(workdir, pictures, tmp_path, monkeypatch, capfd, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in fails(["features", str(workdir), str(pictures), *words], capfd)
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.slow
+def test_a_file_that_holds_no_weights_is_refused(pictures, tmp_path, capfd):
+    line = fails(["features", str(tmp_path / "net.txt"), str(pictures), "--out", str(tmp_path / "f.npz")], capfd)
+    assert "net.txt: weights cannot be read from this kind of file; give a .safetensors file" in line
+
+
+def test_splits_are_those_of_the_data_set(tmp_path):
+    data = DataConfig(path=str(tmp_path / "own.npz"))
+    write_arrays(tmp_path / "own.npz", random_table(8), random_table(3))
+    assert [len(open_one_split([data.path], data, split)) for split in ("train", "val", None)] == [8, 3, 3]
+    photos = tmp_path / "photos"
+    for name in ("a/1.png", "a/2.png", "b/3.png", "b/4.png"):
+        (photos / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(photos / name)
+    whole = open_one_split([str(photos)], data)
+    assert whole.class_names == ("a", "b") and whole.labels.tolist() == [0, 0, 1, 1]
+    with pytest.raises(InputError, match="--split val: .*photos has no validation split; leave it out for all images"):
+        open_one_split([str(photos)], data, "val")
+    # The config's own path has the validation split that the config makes.
+    own = DataConfig(path=str(photos), val_share=0.4)
+    assert len(open_one_split([str(photos)], own)) == 2
+    unlabelled = open_one_split([str(photos / "a" / "1.png"), str(photos / "b" / "3.png")], data)
+    assert unlabelled.labels.tolist() == [-1, -1]
+    with pytest.raises(InputError, match="--split train: .*1.png is no data set with splits; leave it out"):
+        open_one_split([str(photos / "a" / "1.png")], data, "train")
+    for listing, labels in (("path,label\na/1.png,x\n", [0]), ("path\na/1.png\n", [-1])):
+        (photos / "list.csv").write_text(listing)
+        assert open_one_split([str(photos / "list.csv")], data).labels.tolist() == labels
+
+
+def test_no_images_are_refused():
+    with pytest.raises(InputError, match="no images are given"):
+        open_one_split([], DataConfig())
