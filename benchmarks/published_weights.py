@@ -33,6 +33,8 @@ FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     ),
     "convnext_tiny": ("convnext_tiny", ("convnext_tiny",)),
     "convnext_small": ("convnext_small", ("convnext_small",)),
+    "swin_t": ("swin_t", ("swin_tiny_patch4_window7_224",)),
+    "swin_s": ("swin_s", ("swin_small_patch4_window7_224",)),
 }
 """By network of jaxddp: the name of torchvision's function, if any, and timm's names of networks with equal arrays."""
 
