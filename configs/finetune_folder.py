@@ -1,9 +1,9 @@
 """Fine-tuning of a ResNet-50 with published weights on a folder of images, 10 epochs.
 
-    jaxddp train finetune_folder --data.path PICTURES --model.weights resnet50.safetensors
+    jaxddp train finetune_folder --data.path PICTURES --model.weights timm/resnet50.a1_in1k
 
-PICTURES has one folder per class in train/ and val/, or directly, with `--data.val-share 0.1`. The weights are those of
-a ResNet-50 of torchvision or timm, or the work directory of a run. `--model.name` selects another network. The head is
+PICTURES has one folder per class in train/ and val/, or directly, with `--data.val-share 0.1`. `jaxddp weights` lists
+the names of weights; they select the network and the size of the images. A file or a run can be given too. The head is
 new and has ten times the learning rate of the other layers. The head of a ViT or a ConvNeXt is called "head": use
 `--model.new-layers head --optimizer.rate-factors head=10`. For a linear probe, use `--model.freeze "all but fc"`.
 

@@ -32,7 +32,17 @@ from jaxddp.training.checkpoints.run_identity import MAY_CHANGE
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/keys.md", "docs/recipes.md", "docs/runs.md", "docs/design.md")
 MARKED_LIST = re.compile(r"(<!-- list (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-REGISTRIES = ("MODELS", "LOSSES", "OBJECTIVES", "METRICS", "OPTIMIZERS", "SCHEDULES", "AUGMENTATIONS", "LOGGERS")
+REGISTRIES = (
+    "MODELS",
+    "LOSSES",
+    "OBJECTIVES",
+    "METRICS",
+    "OPTIMIZERS",
+    "SCHEDULES",
+    "AUGMENTATIONS",
+    "POLICIES",
+    "LOGGERS",
+)
 """The registries whose entries a config chooses by name."""
 
 

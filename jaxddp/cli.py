@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 
-from jaxddp.command_line.short_forms import config_first
+from jaxddp.command_line.config_words import config_first
 from jaxddp.command_line.status_line import StatusLine
 from jaxddp.core.errors import InputError, JaxddpError, with_notes
 from jaxddp.core.user_code import describing_errors
@@ -21,10 +21,13 @@ from jaxddp.keys import HELP
 from jaxddp.recipe_files.find_recipe import config_names
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
+       jaxddp sweep CONFIG --KEY A,B,C ... [--workdir DIR] [--jobs J] [--search optuna --trials N] [overrides]
        jaxddp eval RUN [--step latest|best|N] [overrides]
        jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
        jaxddp checkpoints RUN [--verify]
        jaxddp export RUN --out FILE [--format safetensors|stablehlo|onnx] [--step latest|best|N]
+       jaxddp push RUN hf://OWNER/NAME [--private] [--step best|latest|N | --card FILE]
+       jaxddp weights [NAME]
        jaxddp report RUN [RUN ...] --out FILE.html [--step latest|best|N | --no-predictions]
        jaxddp runs [DIR]
        jaxddp find-lr CONFIG [--lowest RATE] [--highest RATE] [--steps N] [--out FILE] [overrides]
@@ -46,14 +49,32 @@ config's values. The most used keys have short forms: --lr X, --epochs N, --batc
 --seed N. Each command has its own --help. `jaxddp --version` prints the installed versions."""
 
 COMMANDS = (
-    *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config", "data"),
-    *("completion", "launch"),
+    *(
+        "train",
+        "sweep",
+        "eval",
+        "find-lr",
+        "predict",
+        "checkpoints",
+        "export",
+        "push",
+        "weights",
+        "report",
+        "runs",
+        "doctor",
+        "config",
+        "data",
+    ),
+    "completion",
+    "launch",
 )
 
 _RESUMES = "the same command resumes from the last checkpoint, if there is one"
 _INTERRUPTED = {
     "data": "its output was not written",
     "find-lr": "nothing was written",
+    "push": "nothing was committed",
+    "weights": "nothing was written",
     "predict": "the same command continues with the images that have no prediction yet",
 }
 
@@ -128,7 +149,7 @@ def _run(arguments: list[str]) -> int:
     command, rest = arguments[0], config_first(arguments[1:])
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {choices(command, COMMANDS)}")
-    if command in ("train", "eval", "find-lr", "config") and (not rest or _is_option(rest[0])):
+    if command in ("train", "sweep", "eval", "find-lr", "config") and (not rest or _is_option(rest[0])):
         print(usage, file=sys.stderr)
         raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
     try:
@@ -154,6 +175,8 @@ def _command(name: str) -> Callable[[list[str]], int]:
     """Return the function that runs a command. Only its module is imported, so the launcher needs no JAX."""
     if name == "train":
         from jaxddp.commands.train import run
+    elif name == "sweep":
+        from jaxddp.commands.sweep import run
     elif name == "eval":
         from jaxddp.commands.eval import run
     elif name == "find-lr":
@@ -164,6 +187,10 @@ def _command(name: str) -> Callable[[list[str]], int]:
         from jaxddp.commands.list_checkpoints import run
     elif name == "export":
         from jaxddp.commands.export import run
+    elif name == "push":
+        from jaxddp.commands.push import run
+    elif name == "weights":
+        from jaxddp.commands.list_weights import run
     elif name == "report":
         from jaxddp.commands.report_runs import run
     elif name == "runs":

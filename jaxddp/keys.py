@@ -10,6 +10,7 @@ SHORT = {
     "batch_size": "train.batch_size",
     "model": "model.name",
     "data": "data.path",
+    "offline": "model.offline",
 }
 """Short forms that the command line accepts; `--seed` is a key already."""
 _FOREIGN_NAMES = {

@@ -190,6 +190,9 @@ SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules", "get_optimizer", 
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.warmup.Steps`."""
 AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")
 """`(settings: AugmentConfig) -> (key, image) -> image`, a function of one image; see `jaxddp.augment.preprocess`."""
+POLICIES = Registry("data.augment.policy", "jaxddp.augment.policies")
+"""`(settings: AugmentConfig) -> (key, image) -> image`, a function of the pixels of one image, uint8[H, W, C] with 1 or
+3 channels; see `jaxddp.augment.preprocess`."""
 LOGGERS = Registry("log.to", "jaxddp.training.listeners")
 """`(config, workdir) -> listener`; see `jaxddp.training.events.Listener`. If it fails, the run continues."""
 FORMATS = Registry("data.path", "jaxddp.data.formats")
@@ -205,11 +208,11 @@ def check_names(config: Any, hooks: Collection[str] = ()) -> None:
     Raises:
         InputError: a name is unknown, or a value of `model.weight_init` or `log` is invalid.
     """
-    for registry in (MODELS, LOSSES, OPTIMIZERS, OBJECTIVES, SCHEDULES, METRICS, AUGMENTATIONS, LOGGERS):
+    for registry in (MODELS, LOSSES, OPTIMIZERS, OBJECTIVES, SCHEDULES, METRICS, AUGMENTATIONS, POLICIES, LOGGERS):
         names = attrgetter(registry.key)(config)
         # A get_optimizer hook receives the learning rate of the schedule.
         if registry.hook not in hooks or registry is SCHEDULES:
-            for name in (names,) if isinstance(names, str) else names:
+            for name in (names,) if isinstance(names, str) else names or ():
                 registry.check(name)
     _ = config.model.initialization
     config.log.check()

@@ -4,6 +4,7 @@ error."""
 import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,6 +134,43 @@ def test_other_floats_are_kept_in_16_bits_which_is_logged(caplog):
     )
     # A table of some of these rows is not converted again.
     assert (table.rows(np.arange(2)).images == table.images[:2]).all() and len(caplog.records) == 1
+
+
+def test_floats_of_a_given_kind_are_checked_and_kept():
+    pixels, labels = np.random.default_rng(0).integers(0, 256, (1030, 2, 2, 1), np.uint8), np.zeros(1030, np.int64)
+    for dtype in (np.float16, np.float32):
+        unit = ArrayTable(pixels.astype(dtype) / dtype(255), labels, NAMES, pixels="unit")
+        assert unit.fingerprint == ArrayTable(pixels, labels, NAMES).fingerprint and unit.pixels is None
+        normalized = ArrayTable(pixels.astype(dtype) / dtype(64) - 2, labels, NAMES, pixels="normalized")
+        assert normalized.image_dtype(DATA) == np.float32
+        for table in (normalized, normalized.rows(np.arange(3)), normalized.select("ant"), normalized.without_labels()):
+            assert table.pixels == "normalized" and (table.images == normalized.images[: len(table)]).all()
+        with pytest.raises(InputError, match=r"^data\.mean=\(0\.5,\): these images are already normalized"):
+            normalized.check(DataConfig(mean=(0.5,), std=(0.5,), image_size=2, crop="whole"))
+        normalized.check(DataConfig(image_size=2, crop="whole"))
+
+
+FLOATS = np.zeros((1030, 2, 2, 1), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "message"),
+    [
+        (1.001, "unit", "^pixels='unit': row 1027 has the value 1.001; give numbers from 0 to 1$"),
+        (-0.5, "unit", "^pixels='unit': row 1027 has the value -0.5; give numbers from 0 to 1$"),
+        (np.nan, "unit", "^pixels='unit': row 1027 has the value nan; give numbers from 0 to 1$"),
+        (np.inf, "normalized", "^pixels='normalized': row 1027 has the value inf; give finite numbers$"),
+        (np.nan, "normalized", "^pixels='normalized': row 1027 has the value nan; give finite numbers$"),
+        (0, "uint", '^pixels=\'uint\': give "unit" for floats from 0 to 1, "normalized", or None'),
+    ],
+)
+def test_floats_of_another_kind_are_one_line_with_the_row(value: float, kind: Any, message: str):
+    floats = FLOATS.copy()
+    floats[1027, 1, 0, 0] = floats[1029] = value
+    with pytest.raises(InputError, match=message):
+        ArrayTable(floats, np.zeros(1030, np.int64), NAMES, pixels=kind)
+    with pytest.raises(InputError, match="is for floats, and the images are uint8; leave pixels out"):
+        ArrayTable(IMAGES, LABELS, NAMES, pixels="normalized")
 
 
 IMAGES, LABELS = np.zeros((4, 2, 2, 1), np.uint8), np.zeros(4, np.int64)

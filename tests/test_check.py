@@ -41,7 +41,7 @@ FAULTS: dict[str, tuple[bytes | None, str]] = {
         (progressive := encode(picture(40, 48), progressive=True))[: progressive.rindex(b"\xff\xda")] + EOI,
         "cut short: the scans of its finer detail are missing",
     ),
-    "gif": (encode(picture(8, 8), "GIF"), "not a JPEG, PNG, WebP, TIFF or BMP but a GIF"),
+    "gif": (encode(picture(8, 8), "GIF"), "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a GIF"),
     "bomb": (BOMB, "12000x12000 pixels, more than the limit"),
     "png cut": (encode(picture(40, 48), "PNG")[:-40], "cut short: no IEND chunk"),
 }
@@ -200,7 +200,7 @@ def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
     in_files = {
         "empty.jpg": ("empty file", lambda file: file.touch()),
         "cut.jpg": ("cut short: no end-of-image marker", lambda file: file.write_bytes(WHOLE[:-100])),
-        "text.jpg": ("not a JPEG, PNG, WebP, TIFF or BMP but", lambda file: file.write_bytes(b"no image")),
+        "text.jpg": ("not a JPEG, PNG, WebP, TIFF, BMP or PPM but", lambda file: file.write_bytes(b"no image")),
         "fifo.jpg": ("cannot be read (a FIFO, not a regular file)", os.mkfifo),
         "gone.jpg": ("missing image", lambda file: file.symlink_to("nowhere.jpg")),
         "self.jpg": ("cannot be read (Too many levels of symbolic links)", lambda file: file.symlink_to("self.jpg")),

@@ -52,6 +52,7 @@ OTHER_VALUES = {
     "model.blur_pool": True,
     "model.drop_path": 0.125,
     "objective.teacher": "runs/teacher",
+    "objective.consistency_weight": 5.0,
     "objective.temperature": 3.0,
     "objective.teacher_share": 0.5,
     "objective.unlabelled_ratio": 3,
@@ -311,10 +312,9 @@ def test_an_unused_key_in_a_recipe_file_is_reported_for_removal_from_the_file(tm
     recipe = tmp_path / "mine.py"
     config = "load('digits').replace(model={'drop_path': 0.5})"
     recipe.write_text(f"from jaxddp.config import load\ndef get_config():\n    return {config}\n")
-    message = (
-        "model.drop_path=0.5 is read by model.name=convnext_small, convnext_tiny, vit_b16, vit_s16, vit_ti16, and not"
-    )
-    message = f"jaxddp: {recipe}:3: {message} by resnet18; leave model.drop_path out of {recipe}"
+    networks = "convnext_small, convnext_tiny, swin_s, swin_t, vit_b16, vit_s16, vit_ti16"
+    message = f"jaxddp: {recipe}:3: model.drop_path=0.5 is read by model.name={networks}, and not by resnet18"
+    message = f"{message}; leave model.drop_path out of {recipe}"
     assert error_line(f"train {recipe}", capfd) == message
     line = error_line(f"train {recipe} --model.width 4 --objective.threshold 0.5", capfd)
     assert line.endswith(f"; leave model.drop_path out of {recipe}; jaxddp train {recipe} --model.width 4 would do")

@@ -44,8 +44,11 @@ COMMANDS = (
     ("predict",),
     ("checkpoints",),
     ("export",),
+    ("push",),
+    ("weights",),
     ("report",),
     ("runs",),
+    ("sweep",),
     ("completion",),
     ("launch",),
 )
@@ -114,7 +117,8 @@ def command(words: list[str]) -> list[str]:
         # The `--help` of a config omits keys that its network, optimizer and other choices do not read.
         pairs = itertools.pairwise(rest)
         name = (*name, "digits", *(word for pair in pairs if pair[0].endswith((".name", ".schedule")) for word in pair))
-    known = options(*name)
+    # Every option of `jaxddp train` is one of `jaxddp sweep`.
+    known = options(*name) | (options("train", "digits") if name == ("sweep",) else frozenset())
     named = [word.partition("=")[0] for word in rest if word.startswith("--")]
     return errors + [f"there is no option {word}" for word in named if word not in known]
 

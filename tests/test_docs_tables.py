@@ -25,6 +25,7 @@ from jaxddp.registry import (
     MODELS,
     OBJECTIVES,
     OPTIMIZERS,
+    POLICIES,
     SCHEDULES,
     Registry,
 )
@@ -32,7 +33,7 @@ from jaxddp.training.checkpoints.run_identity import MAY_CHANGE
 
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
 KEYS = flatten(Config().to_dict())
-REGISTRIES = (MODELS, LOSSES, METRICS, OPTIMIZERS, OBJECTIVES, SCHEDULES, AUGMENTATIONS, LOGGERS)
+REGISTRIES = (MODELS, LOSSES, METRICS, OPTIMIZERS, OBJECTIVES, SCHEDULES, AUGMENTATIONS, POLICIES, LOGGERS)
 # Pages for developers, and the generated list that has every key.
 NOT_FOR_USERS = (
     "CONTRIBUTING.md",

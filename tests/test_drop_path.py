@@ -25,6 +25,7 @@ from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt
 from jaxddp.models.ops.drop_path import add_branch, branch_factors
+from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize
 
 FLOAT64 = {"dtype": jnp.float64, "param_dtype": jnp.float64}
@@ -38,7 +39,11 @@ def small_convnext(drop_path=0.0, **dtypes):
     return ConvNeXt((1, 0, 0, 1), CLASSES, 4, drop_path, **dtypes)
 
 
-NETWORKS = {"vit": small_vit, "convnext": small_convnext}
+def small_swin(drop_path=0.0, **dtypes):
+    return Swin((1, 1), CLASSES, 8, drop_path, **dtypes)
+
+
+NETWORKS = {"vit": small_vit, "convnext": small_convnext, "swin": small_swin}
 
 
 @functools.cache
@@ -64,7 +69,7 @@ MODES = {
     "reproducible": (8, Gradients(reproducible=True)),
     "8 devices": (8, Gradients(Averaging(3))),
 }
-# Both networks draw with the same function, so one network is enough to test that a mode passes the keys.
+# All networks draw with the same function, so one network is enough to test that a mode passes the keys.
 ALWAYS_RUN = {("vit", "2 devices"), ("vit", "4 microbatches")}
 ALL = [(network, mode) for network in NETWORKS for mode in MODES]
 
@@ -92,7 +97,7 @@ def test_any_number_of_devices_and_microbatches_gives_the_same_result(network, m
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("network", ["vit", rare_case("convnext")])
+@pytest.mark.parametrize("network", ["vit", rare_case("convnext"), rare_case("swin")])
 def test_another_drop_path_rate_changes_the_results(network):
     """If no branch were skipped, the test above would prove nothing."""
     expected, without_drops = (
@@ -186,7 +191,7 @@ def test_a_skipped_branch_adds_nothing():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", ["vit", "convnext", pytest.param("swin", marks=pytest.mark.ci)])
 def test_evaluation_has_all_branches_and_training_needs_keys(network):
     images = np.random.default_rng(0).standard_normal((4, 32, 32, 3), np.float32)
     plain, dropping = NETWORKS[network](), for_platform(NETWORKS[network](0.5), "cpu")

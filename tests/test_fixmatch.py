@@ -365,7 +365,7 @@ class NoSource:
         ({"unlabelled": random_table(40, image=8)}, "unlabelled data: images of (8, 8, 3), and (6, 6, 3) in the "
          "training data; give both the same shape"),
         ({"objective": "fixmatsch"}, "objective='fixmatsch' is unknown; did you mean 'fixmatch'? there are: "
-         "distillation, fixmatch, supervised"),
+         "distillation, fixmatch, jensen_shannon, supervised"),
         ({"objective": 3}, "objective=3: give a function of the supervised objective, or a name"),
         ({"objective": None}, "objective=None: give a function of the supervised objective, or a name"),
         ({"metrics": {"pseudo_labels": lambda logits, labels: logits[:, 0]}}, "objective=fixmatch already "

@@ -94,7 +94,7 @@ def test_selected_classes_agree_between_the_splits(root: Path):
         assert all(path.split("/")[1] == name for path, name in rows(table))
 
 
-@pytest.mark.parametrize("name", ["validation", "test"])
+@pytest.mark.parametrize("name", ["valid", "validation", "test"])
 def test_the_validation_folder_may_have_other_names(root: Path, name: str):
     (root / "val").rename(root / name)
     assert rows(read_folders(root, "val"))[0] == (f"{name}/ant/w.jpg", "ant")
@@ -136,7 +136,7 @@ def test_folders_of_classes_are_recognized(root: Path, tmp_path: Path):
 
 def test_an_error_names_a_missing_split(root: Path, tmp_path: Path):
     (root / "val").rename(root / "value")
-    assert "no folder val/ or validation/ or test/" in error_message(root, "val")
+    assert "no folder val/ or valid/ or validation/ or test/" in error_message(root, "val")
     assert "no folder train/" in error_message(tmp_path / "nowhere")
 
 

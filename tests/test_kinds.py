@@ -20,7 +20,19 @@ from jaxddp.choices import CHOICES, check_read
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
-from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
+from jaxddp.registry import (
+    AUGMENTATIONS,
+    LOGGERS,
+    LOSSES,
+    METRICS,
+    MODELS,
+    OBJECTIVES,
+    OPTIMIZERS,
+    POLICIES,
+    SCHEDULES,
+    Registry,
+    check_names,
+)
 from jaxddp.schedules.warmup import Steps, make_schedule
 
 KINDS = {
@@ -31,6 +43,7 @@ KINDS = {
     "optimizers": OPTIMIZERS,
     "schedules": SCHEDULES,
     "augment": AUGMENTATIONS,
+    "augment.policies": POLICIES,
     "training.listeners": LOGGERS,
 }
 BUILT_IN = {
@@ -41,6 +54,7 @@ BUILT_IN = {
     "optimizers": {"sgd", "rmsprop", "momentum", "adamw", "lars", "lamb", "muon", "schedule_free"},
     "schedules": {"cosine", "linear", "step", "constant", "polynomial", "one_cycle", "wsd"},
     "augment": {"flip", "pad", "rand_augment", "cutout", "erase", "vertical_flip", "grayscale"},
+    "augment.policies": {"trivial_augment", "auto_augment_cifar10", "augmix", "three_augment"},
     "training.listeners": {"jsonl", "curves", "parameters", "tensorboard", "wandb", "mlflow"},
 }
 IMPORTS = """
@@ -49,7 +63,7 @@ import jax.numpy as jnp
 import optax
 from dataclasses import dataclass
 from jaxddp.choices import settings_of
-from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES
+from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, POLICIES, SCHEDULES
 """
 FILES = {
     "models": """
@@ -96,6 +110,11 @@ FILES = {
         @AUGMENTATIONS.add("added")
         def augmentation(settings):
             return lambda key, image: image + settings.rand_magnitude + jax.random.uniform(key)
+        """,
+    "augment.policies": """
+        @POLICIES.add("added")
+        def policy(settings):
+            return lambda key, image: image // 2 + jax.random.randint(key, (), 1, 9).astype(image.dtype)
         """,
     "training.listeners": """
         class Steps:
@@ -149,6 +168,7 @@ def test_an_unknown_name_is_an_error_with_its_key_the_nearest_name_and_all_names
         "objectives": "objective.name",
         "schedules": "optimizer.schedule",
         "augment": "data.augment.then",
+        "augment.policies": "data.augment.policy",
         "training.listeners": "log.to",
     }
     assert str(caught.value).startswith(f"{key[kind]}='{name}x' is unknown; did you mean '")
@@ -235,6 +255,16 @@ def test_an_augmentation_is_added_by_one_file(added):
     changes = np.array(Preprocess(augment=config.data.augment)(batch, train=True).images - plain).reshape(8, -1)
     assert np.ptp(changes, 1).max() < 1e-5 and (changes > 5).all() and (changes < 6).all()
     assert len(set(changes[:, 0].tolist())) == 8
+
+
+def test_a_policy_is_added_by_one_file(added):
+    added("augment.policies")
+    config = Config().replace(data={"augment": {"flip": False, "policy": "added"}, "mean": (0.0,), "std": (1.0,)})
+    check_names(config)
+    batch = random_batch(8)
+    images = np.array(Preprocess.of(config, config.data.augment)(batch, train=True).images * 255).round()
+    changes = (images - batch.image // 2).reshape(8, -1)
+    assert (np.ptp(changes, 1) == 0).all() and {*changes[:, 0]} <= {*range(1, 9)} and len({*changes[:, 0]}) > 3
 
 
 def test_a_logger_is_added_by_one_file(added, tmp_path):

@@ -100,6 +100,22 @@ def test_the_slurm_script_requeues_only_for_certain_exit_codes(code, restarts, l
     assert (requeued.read_text().split() if requeued.exists() else []) == ["requeue", "12"] * is_requeued
 
 
+@pytest.mark.parametrize("search", [[], ["--search", "optuna"], ["--search=optuna"]])
+@pytest.mark.parametrize(("code", "is_requeued"), [(75, True), (1, True), (2, False), (0, False)])
+def test_a_task_of_the_sweep_script_trains_its_trial_or_joins_the_search(search, code, is_requeued, fake_program):
+    requeued, arguments_file = fake_program("scontrol"), fake_program("srun", f"exit {code}")
+    words = ["digits", "--seed", "0:3", *search]
+    result = subprocess.run(
+        ["bash", str(ROOT / "launch/sweep.sbatch"), *words],
+        env=os.environ | {"SLURM_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2"},
+        timeout=HANGING,
+    )
+    assert result.returncode == code
+    command = arguments_file.read_text().split()
+    assert command[command.index("jaxddp") :] == ["jaxddp", "sweep", *words, *([] if search else ["--index", "2"])]
+    assert (requeued.read_text().split() if requeued.exists() else []) == ["requeue", "12"] * is_requeued
+
+
 GCLOUD = """
 case "$*" in
   *" describe "*) state=$(head -1 {states}); sed -i 1d {states}; [[ $state ]] && echo "$state" ;;

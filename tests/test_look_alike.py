@@ -13,16 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import appearance, nearest, on_screen
 from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.format import Place
 from jaxddp.data.formats.array_files import read_names
 from jaxddp.data.formats.csv_listing import read_csv
 from jaxddp.data.formats.folders import read_folders
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.numpy_files import read_numpy
 from jaxddp.data.formats.packed_records import MANIFEST, read_packed
-from jaxddp.data.formats.parquet_files import read_parquet
+from jaxddp.data.formats.parquet_files import ParquetTables
 from jaxddp.data.storage.catalog import CATALOG_VARIABLE, resolve
 
 CELL = pa.struct([("bytes", pa.binary())])
@@ -65,17 +67,21 @@ def solutions(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     return lambda: train_solutions(root), "LOC_synset_mapping.txt:2"
 
 
+def open_parquet(root: Path) -> Any:
+    return ParquetTables().open(Place(str(root), DataConfig()), "train")
+
+
 def strings_of_parquet(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     cells = pa.array([{"bytes": b""}] * len(names), CELL)
     pq.write_table(pa.table({"image": cells, "label": pa.array(names)}), root / "train.parquet")
-    return lambda: read_parquet(root, "train"), "train.parquet, row 1"
+    return lambda: open_parquet(root), "train.parquet, row 1"
 
 
 def schema_of_parquet(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     table = pa.table({"image": pa.array([{"bytes": b""}], CELL), "label": pa.array([0])})
     metadata = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
     pq.write_table(table.replace_schema_metadata({"huggingface": json.dumps(metadata)}), root / "train.parquet")
-    return lambda: read_parquet(root, "train"), "train.parquet: the names of label"
+    return lambda: open_parquet(root), "train.parquet: the names of label"
 
 
 def packed(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
@@ -197,7 +203,7 @@ def test_a_column_of_parquet_that_appears_twice_is_rejected(tmp_path: Path):
     table = pa.Table.from_arrays([pa.array([{"bytes": b""}], CELL), label, label], ["image", "label", "label"])
     pq.write_table(table, tmp_path / "train.parquet")
     message = f"{tmp_path}/train.parquet: columns 2 and 3 have the same name, 'label'"
-    assert error_message(lambda: read_parquet(tmp_path, "train")).startswith(message)
+    assert error_message(lambda: open_parquet(tmp_path)).startswith(message)
 
 
 def test_a_class_name_that_appears_twice_in_a_file_is_rejected(tmp_path: Path):

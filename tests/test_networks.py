@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import traverse_util
 from jax.sharding import PartitionSpec as P
-from support.cases import essential_and_rare
+from support.cases import essential_and_rare, rare_case
 from support.published import CLASSES
 
 from jaxddp.config import Config
@@ -19,6 +19,7 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.convnext import ConvNeXt
 from jaxddp.models.ops.gelu import gelu
+from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize
 from jaxddp.registry import MODELS
 
@@ -28,6 +29,8 @@ PARAMETER_COUNTS = {
     "vit_b16": 86_567_656,
     "convnext_tiny": 28_589_128,
     "convnext_small": 50_223_688,
+    "swin_t": 28_288_354,
+    "swin_s": 49_606_258,
 }
 
 
@@ -42,7 +45,8 @@ def shapes_of(model, size=224):
 
 
 @pytest.mark.parametrize(
-    "name", essential_and_rare(("vit_ti16", "convnext_tiny"), "vit_s16", "vit_b16", "convnext_small")
+    "name",
+    essential_and_rare(("vit_ti16", "convnext_tiny", "swin_t"), "vit_s16", "vit_b16", "convnext_small", "swin_s"),
 )
 def test_depths_grow_from_the_stem_to_the_head(name):
     model = network(name)
@@ -103,8 +107,23 @@ def test_the_depths_of_a_convnext_count_its_blocks():
     assert {path: model.depth_of(path) for path in depths} == depths
 
 
+def test_the_depths_of_a_swin_transformer_count_its_blocks():
+    model = network("swin_s")
+    depths = {
+        "params/patch_norm/scale": 0,
+        "params/stage0_1/attn/qkv/kernel": 2,
+        "params/merge1/reduction/kernel": 3,
+        "params/stage1_0/relative_position_bias_table": 3,
+        "params/stage2_17/mlp/fc1/kernel": 22,
+        "params/stage3_1/norm2/bias": 24,
+        "params/norm/bias": 25,
+        "params/head/kernel": 25,
+    }
+    assert {path: model.depth_of(path) for path in depths} == depths
+
+
 @pytest.mark.parametrize("dtype", essential_and_rare((jnp.float32, jnp.bfloat16), jnp.float16))
-@pytest.mark.parametrize("name", ["vit_ti16", "convnext_tiny"])
+@pytest.mark.parametrize("name", ["vit_ti16", "convnext_tiny", rare_case("swin_t")])
 def test_logits_have_at_least_float32_and_parameters_keep_their_dtype(name, dtype):
     model, images = network(name).clone(dtype=dtype), jax.ShapeDtypeStruct((2, 32, 32, 3), jnp.float32)
     variables = jax.eval_shape(model.init, jax.random.key(0), images)
@@ -160,6 +179,7 @@ def first_line(raised):
         ("vit_ti16", 100, "vit: images of 100x100 pixels are not whole patches of 16; give data.image_size=96 or 112"),
         ("vit_ti16", 8, "vit: images of 8x8 pixels are not whole patches of 16; give data.image_size=16"),
         ("convnext_tiny", 28, "convnext: images of 28x28 pixels are too small; give data.image_size=32 or more"),
+        ("swin_t", 3, "swin: images of 3x3 pixels are too small; give data.image_size=4 or more"),
     ],
 )
 def test_images_that_a_network_cannot_take_raise_a_one_line_error(name, side, expected):
@@ -171,11 +191,12 @@ def test_images_that_a_network_cannot_take_raise_a_one_line_error(name, side, ex
 SMALL = {
     "vit": ViT(ViTSize(192, 3, blocks=2), CLASSES),
     "convnext": ConvNeXt((1, 0, 0, 0), CLASSES, width=32),
+    "swin": Swin((1, 0, 0, 0), CLASSES),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", ["vit", "convnext", pytest.param("swin", marks=pytest.mark.ci)])
 def test_initial_logits_are_small_and_differ_between_images(name):
     """A network in which a layer starts with zeros or with very large numbers would not learn."""
     model = for_platform(SMALL[name], "cpu")

@@ -15,8 +15,6 @@ import struct
 import subprocess
 import sys
 import threading
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +25,7 @@ import numpy as np
 import pytest
 from support.ilsvrc import IMAGES, write_tree
 from support.networks import linear_model
+from support.s3 import CREDENTIALS, Server, running_server
 from support.shared import sgd
 
 import jaxddp
@@ -50,63 +49,16 @@ ROOT = "s3://bucket/imagenet"
 DATA = DataConfig(image_size=16, resize=20)
 # The deadline is long, because the machine may be busy. The limited number of tries still ends a test soon.
 FEW_TRIES = RetryPolicy(deadline=20, read_timeout=10, tries=3)
-CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": "somebody",
-    "AWS_SECRET_ACCESS_KEY": "do-not-tell",
-    "AWS_REGION": "us-east-1",
-    "AWS_ALLOW_HTTP": "true",
-}
 
 
 # The server and its proxy
 
 
-class Server:
-    """moto's S3 server in a new process."""
-
-    def __init__(self, port: int):
-        self.port = port
-
-    def request(self, method: str, path: str, body: bytes = b"") -> bytes:
-        headers = {
-            # moto recognizes a request for S3 by its signature.
-            "Authorization": "AWS4-HMAC-SHA256 Credential=somebody/20200101/us-east-1/s3/aws4_request",
-            "Content-Type": "application/octet-stream",
-        }
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers, method=method)
-        with urllib.request.urlopen(request, timeout=20) as answer:
-            return answer.read()
-
-    def put(self, url: str, body: bytes) -> None:
-        self.request("PUT", "/" + urllib.request.quote(url.removeprefix("s3://")), body)
-
-    def upload(self, folder: Path, url: str) -> None:
-        for file in sorted(folder.rglob("*")):
-            if file.is_file():
-                self.put(f"{url}/{file.relative_to(folder).as_posix()}", file.read_bytes())
-
-
 @pytest.fixture(scope="session")
 def server(tree) -> Iterator[Server]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    # A page of a listing has at most three names, so the list of each folder has several pages.
-    environment = os.environ | {"MOTO_S3_DEFAULT_MAX_KEYS": "3"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        server = Server(port)
-        for _ in range(150):
-            with contextlib.suppress(OSError):
-                server.request("PUT", "/bucket")
-                break
-            assert process.poll() is None, "the S3 server ended"
-            time.sleep(0.2)
+    with running_server() as server:
         server.upload(tree, ROOT)
         yield server
-    finally:
-        process.kill()
-        process.wait(20)
 
 
 class Proxy(ThreadingHTTPServer):

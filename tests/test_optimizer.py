@@ -154,14 +154,15 @@ def test_the_training_script_decays_only_kernels():
 
 
 @pytest.mark.slow
-def test_only_kernels_of_a_vit_are_decayed():
-    model = MODELS.get("vit_ti16")(Config(), 10)
+@pytest.mark.parametrize(("name", "kernels"), [("vit_ti16", 12 * 4 + 2), ("swin_t", 12 * 4 + 3 + 2)])
+def test_only_kernels_of_a_transformer_are_decayed(name, kernels):
+    model = MODELS.get(name)(Config(), 10)
     images = jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
     params = jax.eval_shape(model.init, jax.random.key(0), images)["params"]
     decayed = [
         path for path, is_decayed in traverse_util.flatten_dict(decay_mask(params), sep="/").items() if is_decayed
     ]
-    assert len(decayed) == 12 * 4 + 2 and all(path.endswith("/kernel") for path in decayed)
+    assert len(decayed) == kernels and all(path.endswith("/kernel") for path in decayed)
 
 
 def test_the_optimizer_of_a_config_uses_its_schedule():

@@ -21,6 +21,7 @@ from jaxddp.curate.check import check
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.storage.parquet import ParquetFiles
+from jaxddp.data.storage.shards import LocalShards
 from jaxddp.data.table import ExampleTable
 
 SIZE = 4
@@ -118,12 +119,12 @@ def test_the_number_of_cached_row_groups_is_limited(root: Path, monkeypatch: pyt
     monkeypatch.setattr(
         ParquetFiles, "_cells", lambda *arguments: groups_read.append(arguments[2]) or cells(*arguments)
     )
-    store = ParquetFiles(root, "image")
+    store = ParquetFiles(LocalShards(root), "image")
     for row in (0, 1, 2, 7, 0, 5):
         assert store.read(path, row) == encoded(row)
     assert groups_read == [0, 2, 1]
     groups_read.clear()
-    smallest_store = ParquetFiles(root, "image", max_cached=1)
+    smallest_store = ParquetFiles(LocalShards(root), "image", max_cached=1)
     for row in (0, 1, 4, 5, 2):
         assert smallest_store.read(path, row) == encoded(row)
     assert groups_read == [0, 1, 0] and len(smallest_store._groups._groups) == 1
@@ -135,7 +136,7 @@ def test_threads_that_need_one_row_group_read_it_once(root: Path, monkeypatch: p
     monkeypatch.setattr(
         ParquetFiles, "_cells", lambda *arguments: groups_read.append(arguments[2]) or cells(*arguments)
     )
-    store, images = ParquetFiles(root, "image"), {}
+    store, images = ParquetFiles(LocalShards(root), "image"), {}
     threads = [
         threading.Thread(
             target=lambda row=row: images.update({row: store.read(b"data/train-00001-of-00002.parquet", row)})

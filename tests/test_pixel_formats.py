@@ -25,6 +25,7 @@ SIZE = 9
 FORMATS: dict[str, dict[str, Any]] = {
     "PNG": {},
     "BMP": {},
+    "PPM": {},
     "TIFF": {},
     "WEBP": {"lossless": True, "exact": True},
 }
@@ -95,6 +96,25 @@ def test_gray_images_keep_their_values(kind: str):
     gray = picture(SIZE, SIZE)
     np.testing.assert_array_equal(decode_train(encode(gray, kind), 1), gray[..., None])
     np.testing.assert_array_equal(decode_train(encode(gray, kind), 3), np.repeat(gray[..., None], 3, -1))
+
+
+@pytest.mark.parametrize("largest", [255, 1023, 65535])
+def test_gray_and_colors_of_pgm_and_ppm_keep_their_values(largest: int):
+    gray = np.linspace(0, largest, SIZE * SIZE).round().reshape(SIZE, SIZE, 1)
+    dtype, full, bits = (np.uint8, 255, 8) if largest == 255 else (np.uint16, 65535, 16)
+    content = gray.astype(np.dtype(dtype).newbyteorder(">")).tobytes()
+    data = b"P5\n# a comment\n%d %d\n%d\n" % (SIZE, SIZE, largest) + content
+    assert verify(data) == ImageHeader("ppm", SIZE, SIZE) and parse_header(data).bits == bits
+    expected = gray / largest * full
+    np.testing.assert_allclose(decode_train(data, 1, bits), expected, atol=0.5 if largest == 1023 else 0)
+    for cut in (1, SIZE):
+        with pytest.raises(InputError, match="damaged: "):
+            verify(data[:-cut])
+    wide = b"P6\n%d %d\n%d\n" % (SIZE, SIZE, largest) + 3 * content
+    if largest > 255:
+        with pytest.raises(InputError, match="a PPM with colors of 16 bits, of which only the upper 8 can be read"):
+            decode.check_decoding(wide, PixelFormat(3, 16))
+    assert decode_train(wide).shape == (SIZE, SIZE, 3)
 
 
 @pytest.mark.parametrize("mode", ["1", "P", "LA", "PA", "CMYK", "YCbCr"])
@@ -246,7 +266,7 @@ def float_tiff() -> bytes:
         (lambda: b"BM" + bytes(60), "damaged: "),
         (lambda: b"II*\0" + bytes(60), "damaged: "),
         (lambda: b"RIFF\x10\0\0\0WEBPVP8 ", "damaged: "),
-        (lambda: b"GIF89a", "not a JPEG, PNG, WebP, TIFF or BMP but a GIF; convert it or leave it out"),
+        (lambda: b"GIF89a", "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a GIF; convert it or leave it out"),
         (
             lambda: rgb16_tiff(np.zeros((1, 1, 3), np.uint16)).replace(*HUGE),
             "more pixels than the limit of 100,000,000",

@@ -45,6 +45,7 @@ USED = {
     "tests/benchmarks/test_fused_convolution.py": "jax.experimental.pallas.triton",
     "tests/benchmarks/test_gpu_program.py": "jaxlib._hlo",
     "tests/benchmarks/test_tpu_program.py": "jaxlib._hlo",
+    "tests/support/torchvision_golden.py": "_apply_op _augmentation_space",
     "tests/test_resident.py": "jax.experimental.multihost_utils",
     "tests/test_start.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
 }

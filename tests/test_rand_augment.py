@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from jaxddp.augment.rand_augment import FILL, OPERATIONS, Drawn, operate, rand_augment
+from jaxddp.augment.ops.pixel_operation import OPERATIONS
+from jaxddp.augment.ops.warp import FILL
+from jaxddp.augment.rand_augment import Drawn, operate, rand_augment
 
 RNG = np.random.default_rng(0)
 HEIGHT, WIDTH = 21, 32

@@ -96,6 +96,8 @@ AUGMENTED = [
     {"flip": True},
     {"pad": 4},
     {"rand_augment": 2},
+    {"policy": "augmix"},
+    {"color_jitter": (0.4, 0.4, 0.4, 0.1)},
     {"cutout": 12},
     {"erase": 1.0},
     {"mixup": 1.0},

@@ -364,10 +364,13 @@ BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "png bomb": (lambda: png_header(60_000, 50_000), "60000x50000 pixels, more than the limit of 100,000,000"),
     "gif": (
         lambda: encode(waves(5), "GIF"),
-        "not a JPEG, PNG, WebP, TIFF or BMP but a GIF; convert it or leave it out",
+        "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a GIF; convert it or leave it out",
     ),
-    "text": (lambda: b"<html>404</html>", "not a JPEG, PNG, WebP, TIFF or BMP but a file that starts with b'<htm'"),
-    "one byte": (lambda: b"\xff", "not a JPEG, PNG, WebP, TIFF or BMP but a file that starts with b'\\xff'"),
+    "text": (
+        lambda: b"<html>404</html>",
+        "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a file that starts with b'<htm'",
+    ),
+    "one byte": (lambda: b"\xff", "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a file that starts with b'\\xff'"),
     "png without pixels": (lambda: png_header(60, 50), "damaged"),
 }
 

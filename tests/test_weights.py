@@ -191,29 +191,6 @@ def test_a_bad_file_raises_a_one_line_error(tmp_path, name, content, message):
         prepare_training(SmallNet(), random_table(20), 1, sgd(0.1), 8, weights=tmp_path / name)
 
 
-def test_a_pth_file_without_torch_or_weights_raises_a_one_line_error(tmp_path):
-    (tmp_path / "w.pth").write_bytes(b"")
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        message = r"w.pth: reading it needs PyTorch, .* safetensors.torch.save_file\(torch.load\('w.pth', weights_only"
-    else:
-        message = "w.pth: PyTorch cannot load it as plain weights"
-    with pytest.raises(InputError, match=message):
-        read(tmp_path / "w.pth")
-
-
-def test_a_pth_file_gives_its_state_dict(tmp_path):
-    torch = pytest.importorskip("torch")
-    arrays = state_dict_of(small_resnet())
-    tensors = {f"module.{name}": torch.from_numpy(array) for name, array in arrays.items()}
-    torch.save(
-        {"epoch": 3, "state_dict": {**tensors, "module.bn1.num_batches_tracked": torch.tensor(7)}}, tmp_path / "w.pth"
-    )
-    actual = read(tmp_path / "w.pth")
-    assert actual.keys() == arrays.keys() and all(np.array_equal(actual[name], arrays[name]) for name in arrays)
-
-
 def test_names_that_are_not_published_follow_from_the_paths():
     assert dotted_path("params/fc/kernel") == "params.fc.kernel"
     assert len(namings_of(adapt(SmallNet()))) == 1

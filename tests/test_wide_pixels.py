@@ -14,7 +14,8 @@ from support.runs import setup_of, train
 from support.shared import sgd
 
 import jaxddp.training.pictures as pictures
-from jaxddp.augment.preprocess import Preprocess
+from jaxddp.augment.preprocess import Preprocess, check_augmentation
+from jaxddp.augment.resize import Side
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.curate.image_findings import examine
@@ -54,6 +55,34 @@ def test_white_is_white_in_eight_bits_and_in_sixteen():
     images = table(dtype=np.uint8).images[:8]
     narrow, wide = (inputs(pixels, (0.4, 0.5, 0.6), (0.2,) * 3) for pixels in (images, images.astype(np.uint16) * 257))
     np.testing.assert_allclose(wide, narrow, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", [None, 5])
+def test_normalized_floats_give_the_same_inputs_as_their_pixels(side: int | None):
+    """`side` is the size of images that grow; the resize rounds pixels, but not floats."""
+    images = table(dtype=np.uint8).images[:8]
+    mean, std = (0.4, 0.5, 0.6), (0.2,) * 3
+    preprocess = Preprocess(mean, std, AugmentConfig(mixup=0.3, cutmix=0.2))
+    batch = random_batch(8)._replace(side=None if side is None else Side(side))
+    normalized = ((images / 255 - mean) / std).astype(np.float32)
+    expected, actual = (
+        np.asarray(preprocess(batch._replace(image=one), train=True).images) for one in (images, normalized)
+    )
+    level = 1 / (255 * 0.2)
+    np.testing.assert_allclose(actual, expected, atol=2e-6 if side is None else 0.6 * level)
+    with pytest.raises(InputError, match="rand_augment needs uint8 pixels, and the images are float32"):
+        check_augmentation(Preprocess(augment=AugmentConfig(rand_augment=1)), (4, 4, 3), np.float32)
+
+
+def test_normalized_floats_train_equally_to_their_pixels():
+    source = table(3, np.uint8)
+    data = DataConfig(**{**vars(PLAIN), "mean": DataConfig().mean, "std": DataConfig().std})
+    floats = ((source.images / 255 - data.mean) / data.std).astype(np.float32)
+    normalized = ArrayTable(floats, source.labels, source.class_names, pixels="normalized")
+    unit = ArrayTable((source.images / 255).astype(np.float32), source.labels, source.class_names, pixels="unit")
+    expected = trained(source, data)
+    assert trained(unit, data) == expected
+    np.testing.assert_allclose(trained(normalized, data), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 5])

@@ -13,8 +13,8 @@ from unittest import mock
 from jaxddp import cli
 
 COMMANDS = (
-    *("train", "eval", "find-lr", "predict", "checkpoints", "export", "report", "runs", "doctor", "config"),
-    *("data check", "data show", "data pack", "data sample", "launch"),
+    *("train", "sweep", "eval", "find-lr", "predict", "checkpoints", "export", "push", "weights", "report", "runs"),
+    *("doctor", "config", "data check", "data show", "data pack", "data sample", "launch"),
 )
 COLUMNS = "110"
 """The width of a terminal in which all options are in one column."""

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 
 from jaxddp.augment.flip import alternate_flip
 from jaxddp.augment.mixing import Mixing, mix
+from jaxddp.augment.ops.pixel_operation import check_pixels
 from jaxddp.augment.resize import resized
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key, Words
 from jaxddp.core.wording import first_line, shaped
 from jaxddp.data.batch import Batch
-from jaxddp.registry import AUGMENTATIONS
+from jaxddp.registry import AUGMENTATIONS, POLICIES
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 """A function (key, image [H, W, C]) -> image of the same shape and dtype."""
@@ -24,10 +25,10 @@ Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 # Each use of the seed has its own random stream. Initialization uses the seed's key; other uses fold in a constant.
 _AUGMENT = 0x696D67
 # The augmentations with a setting of their own, in the order of use: of pixels, and of normalized images.
-_OF_PIXELS, _OF_NORMALIZED = ("flip", "pad", "rand_augment", "cutout"), ("erase",)
-# Each use of an example's key has its own random stream.
-*_CONFIGURED, _MIX, _THEN, _EXTRA = range(8)
-_STREAMS = dict(zip(_OF_PIXELS + _OF_NORMALIZED, _CONFIGURED, strict=True))
+_OF_PIXELS, _OF_NORMALIZED = ("flip", "pad", "rand_augment", "policy", "color_jitter", "cutout"), ("erase",)
+# Each use of an example's key has its own random stream. A number is never changed, so that old runs resume.
+_MIX, _THEN, _EXTRA = 5, 6, 7
+_STREAMS = {"flip": 0, "pad": 1, "rand_augment": 2, "cutout": 3, "erase": 4, "policy": 8, "color_jitter": 9}
 
 
 class Inputs(NamedTuple):
@@ -46,10 +47,10 @@ class Inputs(NamedTuple):
 class Preprocess:
     """A function that augments and normalizes the images of a batch.
 
-    The order in training is: resize, if the batch has a `side`; flip or alternate flip, padded crop, RandAugment and
-    cutout, on pixels; normalize; erase (with zeros, the mean colour); the augmentations in `augment.then`; `extra`;
-    mixup or cutmix. In evaluation, images are only normalized. The random numbers of an augmentation do not depend on
-    the other augmentations.
+    The order in training is: resize, if the batch has a `side`; flip or alternate flip, padded crop, RandAugment or a
+    policy, color jitter and cutout, on pixels; normalize; erase (with zeros, the mean colour); the augmentations in
+    `augment.then`; `extra`; mixup or cutmix. In evaluation, images are only normalized. The random numbers of an
+    augmentation do not depend on the other augmentations.
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -61,6 +62,8 @@ class Preprocess:
     """The dtype of the result. Normalized images are augmented in float32 or wider."""
     extra: Augmentation | None = None
     """An additional augmentation of normalized images, from a recipe file."""
+    view: int = 0
+    """The number of a view of each image. The policy of another view has other random numbers."""
 
     @classmethod
     def of(
@@ -117,10 +120,16 @@ class Preprocess:
         return image
 
     def _apply_configured(self, names: tuple[str, ...], key: jax.Array, image: jax.Array) -> jax.Array:
-        """Apply the augmentations in `names` whose setting is not 0."""
+        """Apply the augmentations in `names` whose setting is not 0 or None."""
         for name in names:
-            if getattr(self.augment, name):
-                image = AUGMENTATIONS.get(name)(self.augment)(jax.random.fold_in(key, _STREAMS[name]), image)
+            if setting := getattr(self.augment, name):
+                if name == "policy":
+                    check_pixels(name, Key("data.augment.policy", setting), image, advice="leave it out")
+                use = jax.random.fold_in(key, _STREAMS[name])
+                if name == "policy" and self.view:
+                    use = jax.random.fold_in(use, self.view)
+                make = POLICIES.get(setting) if name == "policy" else AUGMENTATIONS.get(name)
+                image = make(self.augment)(use, image)
         return image
 
     @property
@@ -130,8 +139,10 @@ class Preprocess:
     def _normalize(self, images: jax.Array) -> jax.Array:
         """Compute (pixels / white - mean) / std as one multiplication and one addition, in float32 or wider.
 
-        White, the largest pixel value, is 65535 for uint16 and 255 otherwise.
+        White, the largest pixel value, is 65535 for uint16 and 255 otherwise. Floats are already normalized.
         """
+        if jnp.issubdtype(images.dtype, jnp.floating):
+            return images.astype(self._compute_dtype)
         channels, white = images.shape[-1], 65535 if images.dtype == jnp.uint16 else 255
         mean, std = jnp.array(self.mean[:channels]), jnp.array(self.std[:channels])
         dtype = self._compute_dtype
@@ -148,6 +159,16 @@ def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]
     if augment.alternate_flip and (augment.flip or "flip" in augment.then):
         both = "flip and alternate_flip are both set"
         raise InputError(Key("data.augment"), f": {both}", advice="set one of them to false")
+    if augment.policy and augment.rand_augment:
+        raise InputError(
+            *(
+                Key("data.augment.policy", augment.policy),
+                " with ",
+                Key("data.augment.rand_augment", augment.rand_augment),
+            ),
+            ": an image is changed by one policy only",
+            advice="set one of them",
+        )
     image = jax.ShapeDtypeStruct(image_shape, dtype)
     jax.eval_shape(lambda image: preprocess.augmented(jax.random.key(0), image), image)
 

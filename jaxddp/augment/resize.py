@@ -30,4 +30,6 @@ def resized(images: jax.Array, side: Side, dtype: Any) -> jax.Array:
     """
     shape = (len(images), side.pixels, side.pixels, images.shape[-1])
     means = jax.image.resize(images.astype(dtype), shape, "bilinear", antialias=True)
+    if jnp.issubdtype(images.dtype, jnp.floating):
+        return means.astype(images.dtype)
     return jnp.floor(means + (0.5 + _UPWARD_BIAS)).astype(images.dtype)

@@ -20,7 +20,7 @@ from jaxddp.cluster.meeting.driver import Generation, driver
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.process_output import say
 from jaxddp.cluster.tpu_host import check_options
-from jaxddp.cluster.worker import Worker
+from jaxddp.cluster.worker import Worker, shared_environment
 from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError
@@ -193,13 +193,7 @@ def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[in
 
 def _job_environment(options: Launch) -> dict[str, str]:
     """Return the environment variables that are equal for all processes of this machine in all generations."""
-    # Each of these variables is for one process. This launcher may have inherited them from another launcher.
-    per_process_variables = {INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"}
-    environ = {name: value for name, value in os.environ.items() if name not in per_process_variables}
-    # Huge pages for malloc made a training step on a CPU 9 to 20% faster in measurements.
-    environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    # With buffering, a killed process would lose its last lines.
-    environ.setdefault("PYTHONUNBUFFERED", "1")
+    environ = shared_environment()
     if options.machines.most == 1:
         # On several machines, all launchers need the same key, so the user sets it.
         environ.setdefault(KEY, secrets.token_hex(32))

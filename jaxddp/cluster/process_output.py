@@ -60,15 +60,18 @@ def _overwritten(line: bytes) -> str:
 class Output:
     """The standard output and error of a process, copied from a pipe to the screen and to the file at `path`.
 
+    Args:
+        shown: whether the lines are printed on the screen.
+
     Attributes:
         has_ended: whether the writable end of the pipe is closed in all processes.
         last_lines: the last ten lines, with their prefix.
         jax_error: the error that JAX's coordination service logs before it aborts the process; empty without an abort.
     """
 
-    def __init__(self, rank: int, pipe: IO[bytes], path: Path):
+    def __init__(self, rank: int, pipe: IO[bytes], path: Path, *, shown: bool = True):
         os.set_blocking(pipe.fileno(), False)
-        self.path, self.has_ended = path, False
+        self.path, self.has_ended, self._shown = path, False, shown
         self._rank, self._pipe, self._log = rank, pipe, _open_log(path)
         self._lines, self.last_lines = Lines(), deque[str](maxlen=_LAST_LINES)
         self.jax_error = ""
@@ -114,7 +117,7 @@ class Output:
         for line in lines:
             if _JAX_FATAL in line:
                 self.jax_error = line.partition(_STATUS)[2].strip()
-        if prefixed:
+        if prefixed and self._shown:
             say("\n".join(prefixed), sys.stdout)
 
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxddp.cluster.process_output import Output
+from jaxddp.job.leader import INHERITED_SOCKET
 from jaxddp.job.work_status import STATUS_PIPE, WorkStatus
 
+_PER_PROCESS_VARIABLES = frozenset({INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"})
 _STARTER = Path(__file__).with_name("starter.py")
 _DUPLICATE_ID = "tried to connect with a different incarnation"
 _DUPLICATE_CAUSE = (
@@ -45,6 +47,7 @@ class Worker:
         *,
         cores: Sequence[int] = (),
         pass_fds: Sequence[int] = (),
+        shown: bool = True,
     ) -> "Worker":
         """Start a process as a direct child of this one.
 
@@ -58,6 +61,7 @@ class Worker:
             log: the file for the output of the process.
             cores: the cores that the process may use; empty for all cores.
             pass_fds: the file descriptors that the process inherits.
+            shown: whether the output is also printed on the screen.
 
         Raises:
             InputError: the log cannot be written.
@@ -77,7 +81,7 @@ class Worker:
             )
         assert process.stdout is not None
         try:
-            return cls(rank, process, Output(rank, process.stdout, log), status)
+            return cls(rank, process, Output(rank, process.stdout, log, shown=shown), status)
         except BaseException:
             process.kill()
             process.wait()
@@ -128,6 +132,17 @@ class Worker:
         message = self.output.jax_error if self.code == -signal.SIGABRT else ""
         cause = _DUPLICATE_CAUSE if _DUPLICATE_ID in message else _OTHER_CAUSE
         return f" (JAX's service: {message} Perhaps {cause})" if message else ""
+
+
+def shared_environment() -> dict[str, str]:
+    """Return the environment variables of this process for its workers, with settings that all workers share."""
+    # Each of the omitted variables is for one process. This process may have inherited them from a launcher.
+    environ = {name: value for name, value in os.environ.items() if name not in _PER_PROCESS_VARIABLES}
+    # Huge pages for malloc made a training step on a CPU 9 to 20% faster in measurements.
+    environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    # With buffering, a killed process would lose its last lines.
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+    return environ
 
 
 def _signal_name(number: int) -> str:

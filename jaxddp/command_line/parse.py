@@ -15,10 +15,10 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from jaxddp.choices import NAMES, check_read, reset_unread
+from jaxddp.command_line.config_words import check_one_config
 from jaxddp.command_line.help_page import STYLE, described, page_of, page_of_config
 from jaxddp.command_line.short_forms import (
     by_key,
-    check_one_config,
     expand_short_forms,
     format_option,
     is_flag,
@@ -134,14 +134,15 @@ def parse_recipe(
     watch_alone(Config().parallel.stall_timeout)
     with phase("start", f"reading {name}"):
         file = _measured(name, run_workdir) if measures and run_workdir else read_recipe(name)
+    entries = by_key(rest, options_of(command))
     weights = option(rest, "--model.weights") or ("" if file.stored else file.config.model.weights)
     if weights and not measures:
-        from jaxddp.workdir.inherited_settings import with_settings_of_run
+        from jaxddp.workdir.inherited_settings import with_settings_of_weights
 
-        file = with_settings_of_run(file, weights, run_workdir)
+        offline = file.config.model.offline or "model.offline" in dict(entries)
+        file = with_settings_of_weights(file, weights, run_workdir, offline=offline)
     defaults = {"config": file.config, "workdir": workdir}
     default = make(**{key: defaults[key] for key in keys & defaults.keys()})
-    entries = by_key(rest, options_of(command))
     if {*HELP} & {*rest}:
         default = replace(default, config=_chosen(file.config, entries))
         page, shown = page_of_config(default, file.hooks)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from jaxddp.command_line.config_words import config_first
 from jaxddp.command_line.parse import ConfigOfRecipe, parse, parse_recipe
-from jaxddp.command_line.short_forms import config_first
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
@@ -32,9 +32,9 @@ class DataOptions:
     data_dir: str | None = None
     """The folder of tensorflow-datasets' prepared data sets."""
     train: str | None = None
-    """The solution file of the training split; LOC_train_solution.csv by default."""
+    """The solution file, the pattern of files or the name of the training split, as data.train."""
     val: str | None = None
-    """The solution file of the validation split; LOC_val_solution.csv by default."""
+    """The solution file, the pattern of files or the name of the validation split, as data.val."""
     val_share: HeldOut | None = None
     """The share of each class to validate on, if the data have no validation split."""
 

@@ -1,4 +1,4 @@
-"""The folder that caches compiled programs and indexes of record files."""
+"""The folder that caches compiled programs, indexes of record files, and weights."""
 
 import os
 from pathlib import Path

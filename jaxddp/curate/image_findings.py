@@ -16,7 +16,14 @@ LARGE = 20_000_000
 """Images with more pixels are decoded one at a time, whatever the number of threads, to bound the memory."""
 
 _ORIENTATION = 0x0112
-_KINDS = {"jpeg": (".jpeg", ".jpg"), "png": (".png",), "webp": (".webp",), "tiff": (".tif", ".tiff"), "bmp": (".bmp",)}
+_KINDS = {
+    "jpeg": (".jpeg", ".jpg"),
+    "png": (".png",),
+    "webp": (".webp",),
+    "tiff": (".tif", ".tiff"),
+    "bmp": (".bmp",),
+    "ppm": (".ppm", ".pgm"),
+}
 _SUFFIXES = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes}
 _large_images = threading.Lock()
 
@@ -30,7 +37,7 @@ class ImageFindings:
     size: int = 0
     """The size of the file in bytes."""
     kind: str | None = None
-    """jpeg, png, webp, tiff, bmp, or array. Kind, height and width are None if the header cannot be used."""
+    """jpeg, png, webp, tiff, bmp, ppm, or array. Kind, height and width are None if the header cannot be used."""
     height: int | None = None
     width: int | None = None
     mode: str | None = None

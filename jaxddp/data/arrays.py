@@ -16,7 +16,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.columns import check_order, columns
 from jaxddp.data.example_set import Record, labels_of, one_line_repr
 from jaxddp.data.faults import check_distinct
-from jaxddp.data.images.float_pixels import from_floats
+from jaxddp.data.images.float_pixels import FloatKind, check_float_kind, from_floats
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.selection.subset import ClassSelection
 from jaxddp.data.soundness.bad_images import Substitutes
@@ -32,10 +32,13 @@ class ArrayTable:
     Args:
         images: uint8 or uint16 [N, H, W, C], not normalized. A memory map (`np.load(mmap_mode="r")`) is possible: a
             batch reads only its own rows, and the fingerprint reads all rows. Float images are converted to these
-            dtypes here; see `jaxddp.data.images.float_pixels.from_floats`.
+            dtypes here, unless `pixels` is "normalized"; see `jaxddp.data.images.float_pixels.from_floats`.
         labels: integers [N], dense class indices 0..K-1, or -1 if the class is unknown; stored as int32. If an image
             may have several classes or none, multi-hot [N, K] of 0 and 1; stored as uint8.
         class_names: the names of the K classes.
+        pixels: the meaning of float images. "unit": all numbers are from 0 to 1. "normalized": the images are the input
+            of the network, and are kept as float32; they are augmented, but `data.mean` and `data.std` are not used.
+            None: numbers from 0 to 1, or whole numbers. After a conversion to integers, the attribute is None.
 
     Raises:
         InputError: `as_pixels`, `check_labels` or `check_class_names` rejects an argument.
@@ -44,6 +47,7 @@ class ArrayTable:
     images: np.ndarray
     labels: np.ndarray
     class_names: tuple[str, ...]
+    pixels: FloatKind | None = None
 
     verified = None
     made_of = "image"
@@ -53,11 +57,12 @@ class ArrayTable:
             if np.ma.is_masked(values):
                 raise InputError(f"{name}: a masked array with masked values; leave those examples out")
         check_class_names(self.class_names)
-        images, labels = as_pixels(_array("images", self.images)), _array("labels", self.labels)
+        images, labels = as_pixels(_array("images", self.images), self.pixels), _array("labels", self.labels)
         check_labels(labels, len(images), len(self.class_names))
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "labels", labels.astype(np.int32 if labels.ndim == 1 else np.uint8))
         object.__setattr__(self, "class_names", tuple(self.class_names))
+        object.__setattr__(self, "pixels", "normalized" if images.dtype == np.float32 else None)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -90,17 +95,17 @@ class ArrayTable:
         if classes is None:
             return self
         _, rows, labels = labels_of(self).select(classes, self.name(0))
-        return ArrayTable(self.images[rows], labels.values, labels.names)
+        return ArrayTable(self.images[rows], labels.values, labels.names, self.pixels)
 
     def take(self, limit: int) -> "ArrayTable":
         rows = labels_of(self).share(limit)
         return self if len(rows) == len(self) else self.rows(rows)
 
     def rows(self, rows: np.ndarray) -> "ArrayTable":
-        return ArrayTable(self.images[rows], self.labels[rows], self.class_names)
+        return ArrayTable(self.images[rows], self.labels[rows], self.class_names, self.pixels)
 
     def without_labels(self) -> "ArrayTable":
-        return ArrayTable(self.images, np.full(len(self), -1), ())
+        return ArrayTable(self.images, np.full(len(self), -1), (), self.pixels)
 
     def default_data(self) -> DataConfig:
         """Return a config without flips, because images in memory are often digits."""
@@ -110,11 +115,12 @@ class ArrayTable:
         return self.pixel_shape
 
     def image_dtype(self, data: DataConfig) -> np.dtype:
-        """The dtype of the pixels: uint8 or uint16."""
+        """The dtype of the pixels: uint8 or uint16; float32 for normalized images."""
         return self.images.dtype
 
     def check(self, data: DataConfig) -> None:
         height, width, channels = self.pixel_shape
+        self._check_normalization(data)
         for key, actual in {"channels": channels, "bits": 8 * self.images.dtype.itemsize}.items():
             wanted = getattr(data, key)
             if wanted not in (actual, getattr(DataConfig(), key)):
@@ -136,6 +142,15 @@ class ArrayTable:
                 Key.plain("data.crop", data.crop),
                 ": images in memory are not cropped",
                 advice=("set ", Key("data.crop"), " whole"),
+            )
+
+    def _check_normalization(self, data: DataConfig) -> None:
+        unused = [key for key in ("mean", "std") if getattr(data, key) != getattr(DataConfig(), key)]
+        if self.pixels == "normalized" and unused:
+            raise InputError(
+                Key(f"data.{unused[0]}", getattr(data, unused[0])),
+                ": these images are already normalized, and no mean or deviation is used",
+                advice=("leave ", Key(f"data.{unused[0]}"), ' out, or give pixels="unit"'),
             )
 
     def check_evaluation(self, data: DataConfig) -> None:
@@ -205,21 +220,28 @@ def check_class_names(names: Any) -> None:
     check_distinct(names, lambda name: "class_names")
 
 
-def as_pixels(images: np.ndarray) -> np.ndarray:
+def as_pixels(images: np.ndarray, pixels: FloatKind | None = None) -> np.ndarray:
     """Return images as uint8 or uint16 [N, H, W, C]. Floats are converted; images of these dtypes are not read.
 
+    Normalized images are returned as float32.
+
     Raises:
-        InputError: there are no images, or they have another shape or dtype, or the floats cannot be converted.
+        InputError: there are no images, or they have another shape or dtype, or the floats cannot be converted, or are
+            not of the kind `pixels`.
     """
-    pixels = from_floats(images) if images.size and np.issubdtype(images.dtype, np.floating) else images
-    _check_images(pixels)
-    return pixels
+    check_float_kind(images, pixels)
+    if pixels == "normalized":
+        converted = images.astype(np.float32, copy=False)
+    else:
+        converted = from_floats(images) if images.size and np.issubdtype(images.dtype, np.floating) else images
+    _check_images(converted, (np.float32,) if pixels == "normalized" else (np.uint8, np.uint16))
+    return converted
 
 
-def _check_images(images: np.ndarray) -> None:
+def _check_images(images: np.ndarray, dtypes: tuple[type, ...]) -> None:
     if images.ndim != 4:
         raise InputError(f"images of shape {images.shape}: give [N, H, W, C], with C = 1 for gray")
-    if images.dtype not in (np.uint8, np.uint16):
+    if images.dtype not in dtypes:
         raise InputError(
             f"images of {images.dtype}: give uint8 from 0 to 255, uint16 from 0 to 65535 in this machine's byte "
             "order, or floats from 0 to 1; the device normalizes"

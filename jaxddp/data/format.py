@@ -6,13 +6,15 @@ FORMATS.add("idx")(LocalFormat("train-images-idx3-ubyte and its like: IDX, such 
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from jaxddp.config import DataConfig
 from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.source import SourceTable, Split
-from jaxddp.data.storage.data_root import is_address
+from jaxddp.data.storage.data_root import is_address, is_url
+from jaxddp.data.storage.shards import ShardFolder, shard_folder, split_address
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,17 @@ class Place:
     def local(self) -> Path | None:
         """The absolute path without resolving links; None if the address is not a path."""
         return None if is_address(self.address) else Path(self.address).expanduser().absolute()
+
+    @cached_property
+    def shards(self) -> tuple[ShardFolder, str] | None:
+        """The folder or URL of the address, and a pattern of file names or ""; None if there is no such folder.
+
+        Raises: InputError; see `Objects.open`.
+        """
+        if is_address(self.address) and not is_url(self.address):
+            return None
+        folder, pattern = split_address(self.address)
+        return shard_folder(folder), pattern
 
 
 class Match(IntEnum):

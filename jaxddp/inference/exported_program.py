@@ -61,10 +61,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
         raise InputError(f"{out}: its extension names no format; {choices(form, writers)}, or give form=")
     function, write = logits_of(run), writers[form]
     content, program = write(function, run.signature)
-    pixels = np.random.default_rng(0).integers(
-        0, np.iinfo(run.signature.dtype).max, (_NUM_TEST_IMAGES, *run.signature.image_shape)
-    )
-    pixels = pixels.astype(run.signature.dtype)
+    pixels = _random_pixels(run.signature)
     expected = np.asarray(jax.jit(function)(pixels))
     if not np.isfinite(expected).all():
         raise JaxddpError(f"{out}: not written: the network's logits of random pixels are not finite")
@@ -110,6 +107,13 @@ def description(run: TrainedRun, form: str) -> dict[str, Any]:
         "step": run.step,
         "jax": version("jax"),
     }
+
+
+def _random_pixels(signature: Signature) -> np.ndarray:
+    rng, shape = np.random.default_rng(0), (_NUM_TEST_IMAGES, *signature.image_shape)
+    if np.issubdtype(signature.dtype, np.floating):
+        return rng.standard_normal(shape).astype(signature.dtype)
+    return rng.integers(0, np.iinfo(signature.dtype).max, shape).astype(signature.dtype)
 
 
 def _stablehlo(function: Logits, signature: Signature) -> tuple[bytes, Callable[[np.ndarray], np.ndarray]]:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
+from jaxddp.core.file_lock import try_lock
 from jaxddp.inference.predictions import Row
-from jaxddp.workdir.lock import try_lock
 
 _log = logging.getLogger("jaxddp.predictions")
 

@@ -8,18 +8,35 @@ path of an array within the variables, such as "params/layer1_0/conv1/kernel" or
 - `depth_of(path) -> int`: the index of an array's layer, 0 for the stem and `depth - 1` for the head. The network's
   property `depth` is the number of layers.
 
+A network may have two more methods:
+
+- `published_constants() -> dict[str, np.ndarray]`: arrays that the library of the first naming stores, and that the
+  network computes from its sizes, by published name. Export writes them, and reading ignores them.
+- `position_grids(height, width) -> dict[str, PositionGrid]`: the grids of its position embeddings [1, tokens, D] for
+  images of this size, by path. Weights for another size are interpolated.
+
 Each array of the network corresponds to one published array. Kernels of 4 dimensions are HWIO in Flax and OIHW in
 PyTorch. Kernels of 2 dimensions are transposed. All other arrays have the same values in the same order.
 """
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 Naming = Callable[[str], str]
 """A function of an array's path, which includes the collection. It returns the published name, such as
 "layer1.0.conv1.weight"."""
 
 _ARRAYS = ((r"/(kernel|scale)$", "/weight"), (r"/(mean|var)$", r"/running_\1"))
+
+
+@dataclass(frozen=True)
+class PositionGrid:
+    """The grid of position embeddings: `class_tokens` embeddings, and then one for each patch, row by row."""
+
+    rows: int
+    columns: int
+    class_tokens: int = 1
 
 
 def naming(*rules: tuple[str, str]) -> Naming:

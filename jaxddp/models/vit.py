@@ -21,8 +21,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay
 from jaxddp.models.ops.drop_path import add_branch, branch_factors
-from jaxddp.models.ops.gelu import gelu
-from jaxddp.models.published import Naming, depth_of, naming
+from jaxddp.models.ops.transformer import Attention, Mlp, dense_init, patch_embedding
+from jaxddp.models.published import Naming, PositionGrid, depth_of, naming
 from jaxddp.registry import MODELS
 
 
@@ -60,43 +60,6 @@ TORCHVISION = naming(
 )
 
 _normal = nn.initializers.normal
-# PyTorch's default initializer of a convolution's kernel.
-_patch_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention: [B, N, D] -> [B, N, D]. The softmax is computed in float32 or wider."""
-
-    heads: int
-    dtype: DTypeLike
-    param_dtype: DTypeLike
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        *shape, width = x.shape
-        dense = functools.partial(nn.Dense, dtype=self.dtype, param_dtype=self.param_dtype, kernel_init=_normal(0.02))
-        qkv = dense(3 * width, name="qkv")(x).reshape(*shape, 3, self.heads, width // self.heads)
-        query, key, value = (qkv[:, :, i] for i in range(3))
-        # `jax.nn.dot_product_attention` is not used, because it computes its softmax in float32 even for float64
-        # inputs.
-        wide = jnp.promote_types(self.dtype, jnp.float32)
-        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, preferred_element_type=wide)
-        shares = jax.nn.softmax(scores / query.shape[-1] ** 0.5).astype(self.dtype)
-        x = jnp.einsum("bhqk,bkhd->bqhd", shares, value)
-        return dense(width, name="proj")(x.reshape(*shape, width))
-
-
-class Mlp(nn.Module):
-    """Two dense layers with a GELU between them: [B, N, D] -> [B, N, D]."""
-
-    dtype: DTypeLike
-    param_dtype: DTypeLike
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        width = x.shape[-1]
-        dense = functools.partial(nn.Dense, dtype=self.dtype, param_dtype=self.param_dtype, kernel_init=_normal(0.02))
-        return dense(width, name="fc2")(gelu(dense(4 * width, name="fc1")(x)))
 
 
 class ViTBlock(nn.Module):
@@ -136,6 +99,10 @@ class ViT(nn.Module):
         """Return the namings of timm and torchvision; see `jaxddp.models.published`."""
         return TIMM, TORCHVISION
 
+    def position_grids(self, height: int, width: int) -> dict[str, PositionGrid]:
+        """Return the grid of the position embeddings for images of this size; see `jaxddp.models.published`."""
+        return {"params/pos_embed": PositionGrid(height // self.size.patch, width // self.size.patch)}
+
     @property
     def depth(self) -> int:
         """Return the number of layers for `depth_of`: the embedding, each block, and the head with its norm."""
@@ -167,24 +134,14 @@ class ViT(nn.Module):
             x = block(x, None if factors is None else factors[:, i])
         wide: dict[str, Any] = {"dtype": jnp.promote_types(self.dtype, jnp.float32), "param_dtype": self.param_dtype}
         x = nn.LayerNorm(name="norm", use_fast_variance=False, **wide)(x[:, 0])
-        return nn.Dense(self.num_classes, kernel_init=_normal(0.02), name="head", **wide)(x)
+        return nn.Dense(self.num_classes, kernel_init=dense_init, name="head", **wide)(x)
 
     def embed(self, images: jax.Array) -> jax.Array:
         """Return the class token and the patch tokens, with position embeddings: [B, 1 + H / patch * W / patch, D]."""
         width, patch = self.size.width, self.size.patch
         check_patches(images.shape[1:3], patch)
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        conv = nn.Conv(
-            width,
-            (patch, patch),
-            patch,
-            "VALID",
-            kernel_init=_patch_init,
-            conv_general_dilated=_patch_by_patch,
-            name="patch_embed",
-            **dtypes,
-        )
-        x = conv(images)
+        x = patch_embedding(width, patch, **dtypes)(images)
         # Do not use len(images): programs are exported for any number of images.
         batch, rows, columns, _ = x.shape
         x = x.reshape(batch, rows * columns, width)
@@ -206,14 +163,6 @@ class ViT(nn.Module):
             f"{table.shape[1] - 1}",
             advice=("give ", Key.plain("data.image_size", side)),
         )
-
-
-def _patch_by_patch(images: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.Array:
-    """Compute a convolution whose stride is its kernel size. This matrix product is faster on a CPU."""
-    batch, height, width, channels = images.shape
-    side = kernel.shape[0]
-    patches = images.reshape(batch, height // side, side, width // side, side, channels)
-    return jnp.einsum("bhiwjc,ijcd->bhwd", patches, kernel)
 
 
 def check_patches(size: tuple[int, ...], patch: int) -> None:

@@ -20,7 +20,7 @@ from jaxddp.registry import OBJECTIVES
 Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
 _OPTIONS = {
-    "model": ("freeze", "new_layers", "unfreeze", "weights"),
+    "model": ("freeze", "new_layers", "offline", "unfreeze", "weights"),
     "optimizer": ("clip_norm", "groups", "layer_decay", "rate_factors"),
     "train": (
         *("accumulate", "gradient_precision", "max_bad_steps", "precision", "ema", "ema_warmup", "ema_every"),
@@ -34,7 +34,7 @@ _OPTIONS = {
     ),
     "log": ("gradient_norm",),
     "objective": (
-        *("strong_cutout", "strong_rand_augment", "strong_rand_magnitude", "threshold"),
+        *("consistency_weight", "strong_cutout", "strong_rand_augment", "strong_rand_magnitude", "threshold"),
         *("teacher", "teacher_share", "temperature", "unlabelled_ratio", "unlabelled_weight"),
     ),
 }

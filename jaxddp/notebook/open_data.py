@@ -26,7 +26,8 @@ def open_data(
     """Open a data set: a folder with one folder per class, or any other format in docs/data.md.
 
     Args:
-        path: a folder, a file, a URL, "tfds:NAME", or a name in datasets.toml if there is no such file.
+        path: a folder, a file, a URL, "hf:OWNER/NAME", "tfds:NAME", or a name in datasets.toml if there is no such
+            file.
         val_share: the fraction of each class to hold out, above 0 and below 1, if the data have no validation split.
         classes: a range of classes, "0:200", or their ids, "cats,dogs". Default: the classes of the entry in
             datasets.toml, else all.

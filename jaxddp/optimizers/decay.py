@@ -8,15 +8,15 @@ import optax
 from jaxddp.config import Config
 from jaxddp.sections.layers import longest_match
 
-_NOT_KERNELS = ("cls_token", "pos_embed")
-"""A ViT's class token and position embeddings: arrays of several dimensions that are not kernels."""
+_NOT_KERNELS = ("cls_token", "pos_embed", "relative_position_bias_table")
+"""The class token of a ViT, and position embeddings: arrays of several dimensions that are not kernels."""
 
 
 def decay_mask(params: Any) -> Any:
     """Return a tree of bool, True for each parameter with weight decay.
 
     Kernels have weight decay. Biases and scales have none (He et al. 2018, arXiv:1812.01187, section 3.1). As in timm,
-    a ViT's class token and position embeddings have none either.
+    class tokens and position embeddings have none either.
     """
     return jax.tree_util.tree_map_with_path(lambda path, array: is_kernel(_name(path), array.ndim), params)
 

@@ -13,6 +13,7 @@ Pixels = Annotated[int, Range(1, 10_000)]
 Padding = Annotated[int, Range(0, 10_000)]
 RandAugment = Annotated[int, Range(0, 100)]
 RandMagnitude = Annotated[float, Range(0, 10)]
+Repeats = Annotated[int, Range(1, 100)]
 Strength = Annotated[float, Range(0, 1000)]
 Spread = Annotated[float, Range(1e-6, 1)]
 PROCESS = "{process}"
@@ -44,6 +45,12 @@ class AugmentConfig:
     """Number of RandAugment layers, each of which applies one of 14 operations; 0 for none."""
     rand_magnitude: RandMagnitude = 9.0
     """Strength of the RandAugment operations, from 0 to 10."""
+    policy: str | None = None
+    """Name of a policy, which draws operations for each image: TrivialAugment, AutoAugment, AugMix or 3-Augment. If
+    None, no policy is used. RandAugment has the key `rand_augment` instead."""
+    color_jitter: tuple[Share, Share, Share, Share] | None = None
+    """Strengths of random changes of brightness, contrast, saturation (0 to 1 each) and hue (0 to 0.5), as in
+    torchvision. If None, colors are not changed."""
     cutout: Padding = 0
     """Side of a black square at a random position, in pixels; 0 for none."""
     erase: Share = 0.0
@@ -70,8 +77,9 @@ class DataConfig:
     """
 
     path: str | None = None
-    """Path of the data: a folder with ImageNet's solution files, a CSV file, Parquet files, packed records, a folder
-    with one folder per class, or IDX, CIFAR or NumPy files. Also a URL (s3://, gs://, https://) of solution files, or
+    """Path of the data: a folder with ImageNet's solution files, a CSV file, Parquet files, .tar files of WebDataset,
+    packed records, a folder with one folder per class, or IDX, CIFAR or NumPy files. Also a URL (s3://, gs://,
+    https://) of solution files, Parquet or .tar files, a pattern of files ("shards-{000..146}.tar"), hf:OWNER/NAME or
     tfds:NAME. Alternatively, set `name`."""
     name: str | None = None
     """Name of a data set in the file that JAXDDP_DATASETS names, or in datasets.toml in the working directory."""
@@ -107,10 +115,15 @@ class DataConfig:
     sampling: Literal["shuffled", "balanced"] = "shuffled"
     """"shuffled" visits every example once per epoch. "balanced" samples all classes equally often: an epoch keeps its
     length, small classes repeat images, and large classes leave images for later epochs."""
+    repeats: Repeats = 1
+    """Repeated augmentation: each batch has this many copies of each of its examples, with other random numbers. An
+    epoch keeps its length, so it visits only one example of every `repeats`."""
     train: str | None = None
-    """Solution file of the training split. If None, the file that datasets.toml names, else LOC_train_solution.csv."""
+    """Solution file of the training split, its Parquet or .tar files as a pattern, or the name of the split for hf:. If
+    None, the file that datasets.toml names, else LOC_train_solution.csv, or the files with names of the split."""
     val: str | None = None
-    """Solution file of the validation split. If None, the file that datasets.toml names, else LOC_val_solution.csv."""
+    """Solution file of the validation split, its Parquet or .tar files as a pattern, or the name of the split for hf:.
+    If None, the file that datasets.toml names, else LOC_val_solution.csv, or the files with names of the split."""
     data_dir: str | None = None
     """Folder of the data sets that tensorflow-datasets has prepared. If None, the default folder of
     tensorflow-datasets."""

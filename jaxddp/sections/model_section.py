@@ -30,8 +30,13 @@ class ModelConfig:
     name: str = "resnet50"
     """Name of a network in jaxddp/models/. An unknown name is an error that lists all names."""
     weights: str | None = None
-    """Initial weights: a .safetensors or .pth file with parameter names of torchvision or timm, or the work directory
-    of a run, whose best checkpoint is used. A head for another number of classes is not loaded."""
+    """Initial weights: a name of published weights, such as timm/resnet50.a1_in1k or
+    torchvision/ResNet50_Weights.IMAGENET1K_V2 (`jaxddp weights` lists them); hf://owner/name, a repository of the
+    Hugging Face Hub, or hf://owner/name/file; a .safetensors or .pth file with parameter names of torchvision or timm;
+    or the work directory of a run, whose best checkpoint is used. A head for another number of classes is not
+    loaded."""
+    offline: bool = False
+    """Do not fetch `weights`. They must be on this machine, because an earlier run fetched them."""
     width: Width | None = None
     """ResNets and airbench: number of features of the first stage; all other stages are multiples of it."""
     stem: Stem | None = None
@@ -41,8 +46,8 @@ class ModelConfig:
     """The images that batch norm normalizes together in training: "local", each device's part of the batch; "sync", the
     global batch; "ghost:K", every K consecutive images, with the same result on any number of devices."""
     drop_path: Decay | None = None
-    """ViTs and ConvNeXts: stochastic depth. The probability that an example skips a block grows linearly, from 0 at the
-    first block to this value at the last."""
+    """ViTs, Swin Transformers and ConvNeXts: stochastic depth. The probability that an example skips a block grows
+    linearly, from 0 at the first block to this value at the last."""
     freeze: str | None = None
     """Layers that are not trained, by the beginning of their names: "conv1,layer1", or "all but fc" for a linear probe.
     Their batch norms use the running statistics and do not change them."""

@@ -17,8 +17,8 @@ class ObjectiveConfig:
     # A key that only some objectives read is None by default; each of these objectives has its own default.
 
     name: str = "supervised"
-    """Name of an objective in jaxddp/objectives/: "supervised" (the loss on the labels), "distillation" or
-    "fixmatch"."""
+    """Name of an objective in jaxddp/objectives/: "supervised" (the loss on the labels), "distillation",
+    "fixmatch" or "jensen_shannon"."""
     teacher: str | None = None
     """Distillation: the work directory of the run that is the teacher. Its best checkpoint is used."""
     temperature: Temperature | None = None
@@ -36,6 +36,8 @@ class ObjectiveConfig:
     """FixMatch: number of RandAugment layers of the strong augmentation, instead of `data.augment.rand_augment`."""
     strong_rand_magnitude: RandMagnitude | None = None
     """FixMatch: strength of the operations of the strong augmentation, from 0 to 10."""
+    consistency_weight: Factor | None = None
+    """Jensen-Shannon: weight of the divergence of the predictions for an image and two augmented copies."""
     strong_cutout: Share | None = None
     """FixMatch: side of the black square of the strong augmentation, as a fraction of the image's shorter side; 0 for
     none."""

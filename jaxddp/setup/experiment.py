@@ -18,6 +18,7 @@ from jaxddp.core.wording import counted
 from jaxddp.data.batch_plan.balanced_order import BalancedOrder
 from jaxddp.data.batch_plan.division import Division
 from jaxddp.data.batch_plan.growth import Growth
+from jaxddp.data.batch_plan.repeated_order import RepeatedOrder, check_repeats
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
@@ -120,18 +121,31 @@ def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topol
 
 
 def make_order(source: Source, config: Config, topology: Topology, division: Division | None = None) -> SampleOrder:
-    """Return the order of examples. Raises: InputError if the batch is larger than the data set."""
+    """Return the order of examples.
+
+    Raises:
+        InputError: the batch is larger than the data set, or is not a multiple of `data.repeats`.
+    """
     if isinstance(source, UnitedSource):
         unit = 1 if division is None else division.smallest.batch_size // topology.process_count
         return source.order(config.train.batch_size, config.seed, unit, topology.peers)
+    repeats = config.data.repeats
+    check_repeats(repeats, config.train.batch_size)
+    SampleOrder(len(source), config.train.batch_size, config.seed)
+    order = _order_of_examples(source, config, config.train.batch_size // repeats)
+    return order if repeats == 1 else RepeatedOrder.of(order, repeats)
+
+
+def _order_of_examples(source: Source, config: Config, batch_size: int) -> SampleOrder:
+    """Return the order of the different examples. Raises: InputError if classes cannot be balanced."""
     if config.data.sampling == "balanced":
         labels = labels_of(source)
         if labels.several:
             raise InputError(
                 Key.plain("data.sampling", "balanced"), " takes one label per image, but the training data have several"
             )
-        return BalancedOrder.of(labels.values, config.train.batch_size, config.seed)
-    return SampleOrder(len(source), config.train.batch_size, config.seed)
+        return BalancedOrder.of(labels.values, batch_size, config.seed)
+    return SampleOrder(len(source), batch_size, config.seed)
 
 
 def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> None:

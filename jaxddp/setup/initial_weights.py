@@ -13,7 +13,9 @@ from jaxddp.core.wording import counted
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.sections.layers import NO_LAYERS, Layers
+from jaxddp.weights.conversion import ImageArrays
 from jaxddp.weights.match import Shapes, listed, match
+from jaxddp.weights.places import CONFIG_FILE, WEIGHTS_FILE
 from jaxddp.weights.state_dict import read
 from jaxddp.weights.torch_layout import dotted_path, namings_of
 from jaxddp.workdir.saved_state import read_run
@@ -30,11 +32,14 @@ def initial_weights(
     topology: Topology,
     new_layers: Layers = NO_LAYERS,
     class_ids: Sequence[str] = (),
+    image_shape: tuple[int, int, int] | None = None,
 ) -> dict[str, np.ndarray]:
     """Return the arrays of a weights file, or of a run in its work directory, that fit a network, by path.
 
-    The head of a run is skipped if the run's classes differ from `class_ids`. A line is logged if
-    layers keep their initial values (`new_layers`, or a head for other classes), or arrays of the file are not used.
+    The head of a run, or of a repository to which a run was pushed, is skipped if its classes differ from `class_ids`.
+    Arrays for images of another size or with other channels are converted to those for images of `image_shape`,
+    [H, W, C]. A line is logged if layers keep their initial values (`new_layers`, or a head for other classes), or
+    arrays of the file are converted or not used.
 
     Raises:
         InputError: the weights cannot be read, are of another network (the message lists missing arrays and wrong
@@ -44,11 +49,14 @@ def initial_weights(
         _, arrays = read_run(path, "best", topology)
         stored, namings = {dotted_path(name): array for name, array in arrays.items()}, (dotted_path,)
         signature = Signature.read(path)
-        has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != tuple(class_ids)
     else:
-        stored, namings, has_other_classes = read(path), namings_of(model), False
+        stored, namings = read(path), namings_of(model)
+        signature = _signature_beside(path)
+    has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != tuple(class_ids)
+    stored_shape = signature.image_shape if signature is not None else None
+    images = None if image_shape is None else ImageArrays.of(model, image_shape, stored_shape)
     with about(path):
-        matched = match(shapes, stored, namings, num_classes, new_layers, new_head=has_other_classes)
+        matched = match(shapes, stored, namings, num_classes, new_layers, new_head=has_other_classes, images=images)
     topology.peers.agree({"the weights to start from": _checksum(matched.arrays)})
     counts = [f"{len(matched.arrays)} of the network's {counted(len(shapes), 'array')}"]
     if matched.new:
@@ -56,11 +64,21 @@ def initial_weights(
     if matched.head:
         classes = counted(num_classes, "other class" if has_other_classes else "class")
         counts.append(f"a new head for {classes}: {listed(matched.head)}")
+    if matched.conversions:
+        descriptions = (f"{path} ({each.description})" for path, each in matched.conversions.items())
+        counts.append(f"converted: {listed(descriptions)}")
     if matched.left_over:
         counts.append(f"not used: {listed(matched.left_over)}")
     if topology.peers.is_first and len(counts) > 1:
         _log.info(f"{path}: {'; '.join(counts)}")
-    return matched.arrays
+    # The arrays are compared before they are converted, because processors may round conversions differently.
+    return matched.converted()
+
+
+def _signature_beside(path: Path) -> Signature | None:
+    """Return the signature beside a file of weights that `jaxddp push` wrote; None for another file."""
+    is_pushed = path.name == WEIGHTS_FILE and os.path.isfile(path.parent / CONFIG_FILE)
+    return Signature.read(path.parent) if is_pushed else None
 
 
 def _checksum(arrays: dict[str, np.ndarray]) -> str:

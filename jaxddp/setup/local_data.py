@@ -13,6 +13,7 @@ _REASONS: dict[str, tuple[Any, str]] = {
         "shuffled",
         "the classes are balanced over all examples, and a process knows only its own labels",
     ),
+    "data.repeats": (1, "the copies of an example would be on one process"),
     "data.limit": (None, "the examples are chosen among those of all processes"),
     "data.labels_per_class": (None, "the examples are chosen among those of all processes"),
     "data.unlabelled": (None, "a second source is not divided among the processes"),

@@ -1,7 +1,6 @@
 """Prepare a training: open its experiment, lay out its recipe, and initialize its network."""
 
 import dataclasses
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -29,6 +28,7 @@ from jaxddp.setup.joining import join_and_resolve
 from jaxddp.setup.resources import Resources, open_resources
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.weights.match import Shapes
+from jaxddp.weights.places import local_weights
 
 
 @phase("start")
@@ -103,8 +103,11 @@ def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, 
     if start is None:
         return {}
     with doing(f"reading weights from {start}"):
-        class_ids, path = tuple(source.class_ids), Path(start).expanduser()
-        return initial_weights(path, model, shapes, source.num_classes, experiment.topology, new_layers, class_ids)
+        class_ids, path = tuple(source.class_ids), local_weights(start, offline=model_config.offline)
+        image_shape, classes = experiment.layout.training_data.image_shape, source.num_classes
+        return initial_weights(
+            path, model, shapes, classes, experiment.topology, new_layers, class_ids, image_shape=image_shape
+        )
 
 
 def complete_recipe(recipe: Recipe, layout: Layout, topology: Topology) -> tuple[Recipe, Layout, Shapes]:

@@ -1,7 +1,7 @@
 """Match the arrays of a state dict with those of a network."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from jaxddp.core.message import Key
 from jaxddp.core.wording import counted, nearest
 from jaxddp.models.published import Naming
 from jaxddp.sections.layers import NO_LAYERS, Layers
+from jaxddp.weights.conversion import Conversion, ImageArrays, conversions
 from jaxddp.weights.torch_layout import from_published, to_published
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -26,12 +27,18 @@ class WeightMatch:
         new: the paths of new layers, which keep their initialization.
         head: the paths of a head for another number of classes, which also keeps its initialization.
         left_over: the names in the state dict that the network does not use.
+        conversions: the conversions that arrays of another shape still need, by path.
     """
 
     arrays: dict[str, np.ndarray]
     new: tuple[str, ...]
     head: tuple[str, ...]
     left_over: tuple[str, ...]
+    conversions: Mapping[str, Conversion] = field(default_factory=dict)
+
+    def converted(self) -> dict[str, np.ndarray]:
+        """Return the arrays by path, with the shapes of the network's."""
+        return self.arrays | {path: each.convert(self.arrays[path]) for path, each in self.conversions.items()}
 
 
 def match(
@@ -42,6 +49,7 @@ def match(
     new_layers: Layers = NO_LAYERS,
     *,
     new_head: bool = False,
+    images: ImageArrays | None = None,
 ) -> WeightMatch:
     """Match the arrays of a network, by path, with those of a state dict.
 
@@ -50,6 +58,8 @@ def match(
     Args:
         new_layers: layers that keep their initialization.
         new_head: whether the head keeps its initialization too.
+        images: the network's arrays that depend on the images, which are converted from those for other images. None
+            if no array is converted.
 
     Raises:
         InputError: an array outside the new layers and the head is missing or has another shape. The message lists such
@@ -59,8 +69,10 @@ def match(
     names = {path: naming(path) for path in shapes}
     arrays = {path: from_published(path, name, state_dict[name]) for path, name in names.items() if name in state_dict}
     new = tuple(path for path in shapes if new_layers.selects(path, path.partition("/")[2]))
+    others = {path: array for path, array in arrays.items() if path not in new}
+    converted = {} if images is None else conversions(shapes, others, images)
     unmatched = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
-    unmatched = [path for path in unmatched if path not in new]
+    unmatched = [path for path in unmatched if path not in {*new, *converted}]
     head = _head(shapes, [path for path in shapes if path not in new] if new_head else unmatched, num_classes)
     if faults := [path for path in unmatched if path not in head]:
         advice = (
@@ -71,7 +83,7 @@ def match(
     used = set(names.values())
     left_over = tuple(sorted(name for name in state_dict if name not in used))
     matched = {path: array for path, array in arrays.items() if path not in {*new, *head}}
-    return WeightMatch(matched, new, head, left_over)
+    return WeightMatch(matched, new, head, left_over, converted)
 
 
 def _head(shapes: Shapes, paths: Sequence[str], num_classes: int) -> tuple[str, ...]:

@@ -24,6 +24,17 @@ def namings_of(model: Any) -> tuple[Naming, ...]:
     return (*published(), dotted_path)
 
 
+def constants_of(model: Any) -> dict[str, np.ndarray]:
+    """Return the constants that a model's first naming includes, by published name; see `jaxddp.models.published`."""
+    constants: Any = getattr(getattr(model, "module", model), "published_constants", dict)
+    return constants()
+
+
+def has_published_names(model: Any) -> bool:
+    """Return whether torchvision or timm publish a network with the arrays of a model or an adapted module."""
+    return len(namings_of(model)) > 1
+
+
 def dotted_path(path: str) -> str:
     """Return an array's path with dots, such as "params.layer1_0.conv1.kernel"."""
     return path.replace("/", ".")

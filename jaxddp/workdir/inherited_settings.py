@@ -1,4 +1,4 @@
-"""The network and image settings that a run takes over from an earlier run, together with its weights."""
+"""The network and image settings that a run takes over together with its initial weights."""
 
 import dataclasses
 import os
@@ -14,35 +14,75 @@ from jaxddp.recipe_file import COPY_FOLDER, RecipeFile, TakenSettings, read_conf
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.data_section import IMAGE_KEYS
 from jaxddp.sections.model_section import NETWORK_KEYS
+from jaxddp.training.checkpoints.run_identity import RunIdentity
+from jaxddp.weights.hub import SCHEME, HubFile
+from jaxddp.weights.places import WEIGHTS_FILE, fetch_settings, is_local
+from jaxddp.weights.published_list import PublishedWeights, find_published, has_library
 from jaxddp.workdir.paths import absolute
 from jaxddp.workdir.signature import Signature
 
 
-def with_settings_of_run(file: RecipeFile, weights: str, workdir: Path | None) -> RecipeFile:
-    """Return a recipe file with the settings of the run that trained `weights`; unchanged without such a run.
+def with_settings_of_weights(
+    file: RecipeFile, weights: str, workdir: Path | None, *, offline: bool = False
+) -> RecipeFile:
+    """Return a recipe file with the network and the image settings of `weights`, if they are known.
+
+    They are known for published weights, for a run, and for a repository of the Hub to which a run was pushed.
 
     If `workdir` has a run that began with these weights, its settings are read, because the earlier run may be gone.
 
+    Args:
+        offline: whether nothing is fetched.
+
     Raises:
-        InputError: the config.json of the run cannot be read.
+        InputError: no published weights have this name, the repository does not exist, or the config.json of the run
+            cannot be read.
+        Unreachable: the Hub does not answer.
     """
-    place = Path(os.path.expanduser(weights))
-    if workdir is not None and _started_from(workdir, weights):
-        place = workdir
-    if not os.path.isfile(place / CONFIG_FILE):
-        return file
-    changes = _settings(place, own_network="get_model" in file.hooks)
+    own_network = "get_model" in file.hooks
+    started_here = workdir is not None and _started_from(workdir, weights)
+    if has_library(weights) and not started_here:
+        changes = _settings_of_published(find_published(weights), own_network=own_network)
+    else:
+        place = workdir if started_here else _folder_of(weights, offline=offline)
+        if place is None or not os.path.isfile(place / CONFIG_FILE):
+            return file
+        changes = _settings(place, own_network=own_network)
     before, config = flatten(file.config.to_dict()), file.config.replace(**changes)
     after = flatten(config.to_dict())
     taken = frozenset(key for key in after if after[key] != before[key])
     return dataclasses.replace(file, config=config, taken=TakenSettings(taken))
 
 
+def _folder_of(weights: str, *, offline: bool) -> Path | None:
+    """Return the folder with the config.json of the run that trained the weights, if there is one."""
+    if not weights.startswith(SCHEME):
+        return Path(os.path.expanduser(weights))
+    place = HubFile.parse(weights)
+    if place.file not in (None, WEIGHTS_FILE):
+        return None
+    folder = fetch_settings(place, offline=offline)
+    # Another library's config.json has other keys.
+    return folder if folder is not None and RunIdentity.in_workdir(folder) is not None else None
+
+
+def _settings_of_published(weights: PublishedWeights, *, own_network: bool) -> dict[str, dict[str, Any]]:
+    """Return the settings of published weights as changes of a config."""
+    images = {"image_size": weights.image_size, "resize": weights.resize, "eval_size": None}
+    changes: dict[str, dict[str, Any]] = {
+        "data": {**images, "channels": 3, "bits": 8, "mean": weights.mean, "std": weights.std}
+    }
+    if not own_network:
+        changes["model"] = {**dict.fromkeys(NETWORK_KEYS), "name": weights.network}
+    return plain(changes)
+
+
 def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
     """Return the recipe file with a line that lists the settings that were taken over, if there are any."""
     now, keys = flatten(file.config.to_dict()), file.taken.keys
     listed = ", ".join(f"{key}={now[key]}" for key in sorted(keys) if now[key] is not None)
-    notice = f"{weights}: the run's settings are taken over: {listed}" if listed else ""
+    whose = "the run's" if is_local(weights) else "the"
+    notice = f"{weights}: {whose} settings are taken over: {listed}" if listed else ""
     return dataclasses.replace(file, taken=TakenSettings(keys, notice))
 
 
@@ -51,7 +91,9 @@ def _started_from(workdir: Path, weights: str) -> bool:
         return False
     config, content = read_config(workdir / CONFIG_FILE)
     first = config.model.weights
-    return "model" in content and first is not None and absolute(first) == absolute(weights)
+    if "model" not in content or first is None:
+        return False
+    return first == weights or (is_local(weights) and absolute(first) == absolute(weights))
 
 
 def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:

@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
+from jaxddp.core.file_lock import try_lock
 from jaxddp.core.message import Option
 
 LOCK_FILE = ".lock"
@@ -38,20 +38,6 @@ def locked(directory: Path) -> Iterator[None]:
                 advice = ("wait for it, or give another ", Option("workdir"))
                 raise InputError(f"{directory}: another run is writing there", advice=advice)
         yield
-
-
-def try_lock(file: BinaryIO) -> bool:
-    """Lock an open file until it is closed, and return True; False if another process holds it.
-
-    Returns True on a file system without locks.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # A file system without locks.
-    return True
 
 
 def is_locked(directory: Path) -> bool | None:

@@ -15,6 +15,7 @@ from jaxddp.data.storage import catalog
 from jaxddp.data.storage.data_root import is_address
 from jaxddp.data.unlabelled import TRAIN
 from jaxddp.overrides import flatten
+from jaxddp.weights.places import is_local
 
 _PATH_KEYS = (
     *("data.path", "data.unlabelled", "data.data_dir", "data.local_cache", "data.manifest", "model.weights"),
@@ -78,6 +79,8 @@ def _absolute_paths(flat: Mapping[str, Any]) -> dict[str, str]:
     paths = {key: place for key in _PATH_KEYS if isinstance(place := flat.get(key), str)}
     if paths.get("data.unlabelled") == TRAIN:
         del paths["data.unlabelled"]
+    if "model.weights" in paths and not is_local(paths["model.weights"]):
+        del paths["model.weights"]
     return {key: absolute(place) for key, place in paths.items()}
 
 

@@ -37,7 +37,7 @@ class Signature:
     image_shape: tuple[int, int, int]
     """(H, W, C) of the network's images."""
     dtype: str
-    """The dtype of pixels before normalization: "uint8" or "uint16"."""
+    """The dtype of pixels before normalization: "uint8" or "uint16"; "float32" for normalized images."""
     in_memory: bool
     """Whether the images were arrays, which are not resized, instead of files."""
     multi_label: bool = False
@@ -78,7 +78,7 @@ class Signature:
             shape = checked(entries["image_shape"], tuple[_Side, _Side, _Side], "image_shape")
             if len({*map(len, names.values())}) > 1:
                 raise ValueError("there are more ids than names of classes, or fewer")
-            dtype = checked(entries["dtype"], Literal["uint8", "uint16"], "dtype")
+            dtype = checked(entries["dtype"], Literal["uint8", "uint16", "float32"], "dtype")
             # Older releases do not write `multi_label`.
             flags = {"in_memory": entries["in_memory"], "multi_label": entries.get("multi_label", False)}
             checked_flags = {key: checked(value, bool, key) for key, value in flags.items()}
@@ -100,7 +100,7 @@ class Signature:
         Raises:
             InputError: the arrays have another shape or dtype; see also `as_pixels`.
         """
-        dtype, images = images.dtype, as_pixels(images)
+        dtype, images = images.dtype, as_pixels(images, "normalized" if self.dtype == "float32" else None)
         if dtype != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
             images = widened(images)
         if dtype != images.dtype and images.dtype == np.uint16 and self.dtype == "uint8":
@@ -122,7 +122,7 @@ class Signature:
             InputError: image files cannot have this shape.
         """
         height, width, channels = self.image_shape
-        if channels not in _FILE_CHANNELS or height != width:
+        if channels not in _FILE_CHANNELS or height != width or self.dtype == "float32":
             raise InputError(
                 f"the run was trained on arrays of {height}x{width} pixels with {channels} channels, which files "
                 f"cannot have; give an array, {self.dtype}[N, {height}, {width}, {channels}]"

@@ -252,3 +252,21 @@ def test_a_cancelled_job_is_not_requeued(submit):
     job.wait_until(lambda: job.shown("JobState") not in ("RUNNING", "COMPLETING"))
     time.sleep(3)  # In this time a job that is requeued would be queued again.
     assert (job.shown("JobState"), job.shown("Restarts")) == ("CANCELLED", "0")
+
+
+def test_a_job_array_trains_the_trials_of_a_sweep(slurm, arrays, start, tmp_path):
+    folder, program = tmp_path / "sweep", tmp_path / "bin" / "jaxddp"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(JAXDDP)} "$@"\n')
+    program.chmod(0o755)
+    words = [*TRAIN[1:], "--data.path", str(arrays), *BRIEF, "--seed", "0:2", "--workdir", str(folder)]
+    resources = ["--gpus-per-node=0", "--cpus-per-task=1", "--time=10", f"--output={tmp_path}/%a.log"]
+    script = str(REPOSITORY / "launch" / "sweep.sbatch")
+    env = {**slurm, "PATH": f"{program.parent}:{slurm['PATH']}"}
+    run = start(Program, ["sbatch", "--wait", "--array=0-1", *resources, script, *words], tmp_path / "sbatch", env)
+    run.ends_well()
+    assert [result(folder / f"seed={seed}")["status"] for seed in (0, 1)] == ["done", "done"]
+    # The same command finds both trials finished, and prints the table.
+    run = start(Program, [*JAXDDP, "sweep", *words], tmp_path / "table", environment())
+    run.ends_well()
+    assert "started" not in run.err and "2 trials (2 finished)" in run.err and (folder / "results.csv").exists()

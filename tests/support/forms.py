@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import struct
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,13 @@ from support.ilsvrc import IMAGES, synset, write_csv, write_tree
 SIZE = 12
 CLASSES = ("ant", "bee", "cat")
 COUNTS = {"train": 10, "val": 5}
-LOSSLESS = {"png": {}, "bmp": {}, "tiff": {"compression": "tiff_lzw"}, "webp": {"lossless": True, "exact": True}}
+LOSSLESS = {
+    "png": {},
+    "bmp": {},
+    "tiff": {"compression": "tiff_lzw"},
+    "webp": {"lossless": True, "exact": True},
+    "ppm": {},
+}
 
 
 @dataclass(frozen=True)
@@ -157,6 +164,49 @@ def write_parquet(folder: Path, splits: Splits) -> Path:
     return folder
 
 
+def write_hub(folder: Path, splits: Splits) -> Path:
+    """Write a data set of the library `datasets` by `save_to_disk`."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=[*CLASSES])})
+    named = {"train": "train", "val": "validation"}
+    made = datasets.DatasetDict()
+    for name, split in splits.items():
+        cells = [{"bytes": split.encoded(row), "path": None} for row in range(len(split))]
+        made[named[name]] = datasets.Dataset.from_dict({"image": cells, "label": split.labels}, features=features)
+    made.save_to_disk(str(folder))
+    return folder
+
+
+def write_tars(folder: Path, splits: Splits) -> Path:
+    """Write two tar files of WebDataset for each split; a label is a number in a file of its own or in JSON."""
+    folder.mkdir()
+    (folder / "classes.txt").write_text("\n".join(CLASSES) + "\n")
+    for name, split in splits.items():
+        for shard, rows in enumerate(np.array_split(np.arange(len(split)), 2)):
+            file = folder / f"{name}-{shard:06d}.tar"
+            with tarfile.open(file, "w") as tar:
+                for row in rows.tolist():
+                    label = str(split.labels[row])
+                    fields = (
+                        {"cls": label.encode()} if row % 2 else {"json": json.dumps({"label": int(label)}).encode()}
+                    )
+                    add_to_tar(tar, f"images/{row:04d}", {**fields, "png": split.encoded(row)})
+                end = tar.offset + 2 * tarfile.BLOCKSIZE
+            # The padding after the end of the archive is longer than these images.
+            os.truncate(file, end)
+    return folder
+
+
+def add_to_tar(tar: tarfile.TarFile, key: str, fields: dict[str, bytes]) -> None:
+    """Add a sample of WebDataset: a file for each field."""
+    for suffix, content in fields.items():
+        member = tarfile.TarInfo(f"{key}.{suffix}")
+        member.size = len(content)
+        tar.addfile(member, io.BytesIO(content))
+
+
 def write_packed(folder: Path, splits: Splits | None = None) -> Path:
     """Write a packed data set, whose images are JPEG."""
     tree = write_solutions(folder.with_name("unpacked"), splits)
@@ -228,7 +278,7 @@ FORMS: dict[str, Form] = {
     "solution files": Form("solution files", write_solutions),
     **{
         f"folders of {kind}": Form("folders", functools.partial(write_folders, kind=kind))
-        for kind in ("png", "bmp", "tiff", "webp")
+        for kind in ("png", "bmp", "tiff", "webp", "ppm")
     },
     "CSV": Form("csv listing", write_listing),
     "Parquet": Form("parquet", write_parquet),
@@ -238,6 +288,8 @@ FORMS: dict[str, Form] = {
     "TFDS, array_record": Form(
         "tfds", functools.partial(write_tfds, file_format="array_record"), ordered=False, address="tfds:small_set"
     ),
+    "Hugging Face": Form("hugging face", write_hub),
+    "WebDataset": Form("webdataset", write_tars),
     "packed": Form("packed", write_packed, exact=False),
     "IDX": Form("idx", write_idx, in_memory=True),
     "CIFAR": Form("cifar", write_cifar, in_memory=True, size=32),

@@ -18,7 +18,7 @@ from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics.top_k import TopK
-from jaxddp.models import convnext, resnet, vit
+from jaxddp.models import convnext, resnet, swin, vit
 from support.data import CLASSES
 from support.shared import adapted
 
@@ -42,8 +42,9 @@ def make_shallow(monkeypatch: pytest.MonkeyPatch, stages: tuple[int, ...] = (1,)
         monkeypatch.setitem(resnet.ARCHITECTURES, name, dataclasses.replace(architecture, stage_sizes=stages))
     for name in vit.SIZES:
         monkeypatch.setitem(vit.SIZES, name, vit.ViTSize(16, 2, blocks=2))
-    for name in convnext.STAGE_SIZES:
-        monkeypatch.setitem(convnext.STAGE_SIZES, name, (1, 0, 0, 0))
+    for sizes in (convnext.STAGE_SIZES, swin.STAGE_SIZES):
+        for name in sizes:
+            monkeypatch.setitem(sizes, name, (1, 0, 0, 0))
 
 
 def randomized(tree, seed: int = 7):

@@ -1,6 +1,7 @@
-"""Weights by a formula of their names, and the results of torchvision and timm with them (`published.json`).
+"""Weights by a formula of their names, and the results of torchvision and timm with them (`published.json`
+and `published_positions.json`).
 
-CI has neither library. `torch_logits.py` writes the file on a machine that has both. Any machine creates the same
+CI has neither library. `torch_logits.py` writes the files on a machine that has both. Any machine creates the same
 weights."""
 
 import hashlib
@@ -15,6 +16,7 @@ import numpy as np
 
 CLASSES = 10
 GOLDEN = Path(__file__).parent / "published.json"
+POSITIONS = Path(__file__).parent / "published_positions.json"
 _BITS = 53
 
 
@@ -23,6 +25,18 @@ def golden() -> dict[str, dict]:
     """By network: `source`, the number of `arrays`, a `digest` of their names and shapes, and `logits` by size
     ("224x224")."""
     return json.loads(GOLDEN.read_text())
+
+
+@cache
+def golden_positions() -> dict[str, list]:
+    """By grids ("4x4 to 6x7"): the position embeddings that timm interpolates from `positions` of the first grid."""
+    return json.loads(POSITIONS.read_text())
+
+
+def positions(grid: str) -> np.ndarray:
+    """Return position embeddings of a class token and a grid of patches, float64[1, tokens, 2] in [-1, 1)."""
+    rows, columns = map(int, grid.split("x"))
+    return 2 * _uniform(f"positions {grid}", (1, 1 + rows * columns, 2)) - 1
 
 
 def digest(shapes: Mapping[str, tuple[int, ...]]) -> str:

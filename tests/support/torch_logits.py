@@ -1,23 +1,27 @@
 """Writes the logits of torchvision and timm for `published.py`. It must run where both libraries are installed.
 
-    python tests/support/torch_logits.py                          writes tests/support/published.json
+    python tests/support/torch_logits.py                          adds the networks that tests/support/published.json
+                                                                  lacks, and writes published_positions.json
     python tests/support/torch_logits.py resnet18 FILE.safetensors...
                                                           loads exported weights strictly and compares with it
     python tests/support/torch_logits.py resnet18 FILE.pth        writes a .pth file of the same weights
 
-The committed file was written with torch 2.13.0, torchvision 0.29.2 and timm 1.0.31.
+The committed files were written with torchvision 0.29.2 and timm 1.0.31: the Swin Transformers and the positions with
+torch 2.15.0, and the other networks with torch 2.13.0.
 """
 
+import functools
 import json
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import timm
+import timm.layers
 import torch
 import torchvision.models
 
-from support.published import CLASSES, GOLDEN, digest, image, weights
+from support.published import CLASSES, GOLDEN, POSITIONS, digest, image, positions, weights
 
 ODD = "97x131"
 NETWORKS = {
@@ -29,15 +33,28 @@ NETWORKS = {
     "vit_b16": ("torchvision", "vit_b_16", ("224x224",)),
     "timm_convnext_tiny": ("timm", "convnext_tiny", (ODD,)),
     "timm_vit_b16": ("timm", "vit_base_patch16_224", ("224x224",)),
+    "swin_t": ("torchvision", "swin_t", ("224x224", ODD)),
+    "swin_s": ("torchvision", "swin_s", (ODD,)),
+    "timm_swin_t": ("timm", "swin_tiny_patch4_window7_224", ("224x224",)),
+    "small_swin": ("torchvision", "small_swin", (ODD, "29x60")),
 }
-"""The library, the network's name in it, and the sizes of the images."""
+"""The library, the network's name in it or in `BUILT`, and the sizes of the images."""
+GRIDS = (("4x4", "6x7"), ("7x7", "3x5"), ("2x3", "4x4"), ("14x14", "16x16"))
+"""Pairs of grids of position embeddings."""
+BUILT = {
+    "small_swin": lambda **settings: torchvision.models.SwinTransformer(
+        [4, 4], embed_dim=32, depths=[2, 2], num_heads=[1, 2], window_size=[7, 7], **settings
+    )
+}
+"""Networks that a library's classes can build, but that have no name in it."""
 
 
 def network(name: str) -> torch.nn.Module:
     library, published, _ = NETWORKS[name]
     if library == "timm":
         return timm.create_model(published, num_classes=CLASSES).double().eval()
-    return torchvision.models.get_model(published, num_classes=CLASSES).double().eval()
+    create = BUILT.get(published) or functools.partial(torchvision.models.get_model, published)
+    return create(num_classes=CLASSES).double().eval()
 
 
 def formula(module: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -53,10 +70,18 @@ def logits(module: torch.nn.Module, size: str) -> list[float]:
         return module(torch.from_numpy(image(height, width).transpose(0, 3, 1, 2).copy()))[0].tolist()
 
 
+def interpolate(old: str, new: str) -> list:
+    """Return `positions` of one grid, such as "4x4", interpolated by timm to another grid."""
+    sizes = (list(map(int, grid.split("x"))) for grid in (new, old))
+    return timm.layers.resample_abs_pos_embed(torch.from_numpy(positions(old)), *sizes).tolist()
+
+
 def main(arguments: list[str]) -> None:
     if not arguments:
-        results = {}
+        results = json.loads(GOLDEN.read_text())
         for name, (library, _, sizes) in NETWORKS.items():
+            if name in results:
+                continue
             module = network(name)
             module.load_state_dict(formula(module))
             shapes = {
@@ -70,6 +95,8 @@ def main(arguments: list[str]) -> None:
             }
             print(name, len(shapes), results[name]["logits"][sizes[0]][:3])
         GOLDEN.write_text(json.dumps(results, indent=1) + "\n")
+        interpolated = {f"{old} to {new}": interpolate(old, new) for old, new in GRIDS}
+        POSITIONS.write_text(json.dumps(interpolated) + "\n")
         return
     name, file = arguments[0], Path(arguments[1])
     module = network(name)

@@ -1,7 +1,7 @@
 """Reads a tree with one folder for each class; no file lists the images.
 
-ROOT/train/<class>/**/*.jpg     jpg, jpeg, jpe, jfif, png, webp, tif, tiff or bmp
-ROOT/val/<class>/**/*.jpg       or validation/, or test/: the first of these that exists
+ROOT/train/<class>/**/*.jpg     jpg, jpeg, jpe, jfif, png, webp, tif, tiff, bmp, ppm or pgm
+ROOT/val/<class>/**/*.jpg       or valid/, validation/ or test/: the first of these that exists
 
 Without a validation folder, or without both folders (ROOT/<class>/**/*.jpg), `data.val_share` divides the images.
 """
@@ -25,10 +25,10 @@ from jaxddp.data.storage.local import LocalFiles, link_out
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
-_FOLDERS = {"train": ("train",), "val": ("val", "validation", "test")}
-_SUPPORTED = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp"})
+_FOLDERS = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
+_SUPPORTED = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".pgm"})
 # Image files of these types are an error, because a run that ignored them would train on fewer images.
-_UNSUPPORTED = frozenset({".gif", ".heic", ".avif", ".ppm", ".pgm"})
+_UNSUPPORTED = frozenset({".gif", ".heic", ".avif"})
 
 # Listing folders mostly waits for the disk or for a server.
 _LISTING_THREADS = 16

@@ -19,6 +19,7 @@ from jaxddp.data.selection.subset import ClassSelection
 from jaxddp.data.source import Split
 from jaxddp.data.storage.catalog import DatasetEntry, find_dataset
 from jaxddp.data.storage.data_root import DataRoot, is_url, open_root
+from jaxddp.data.storage.shards import SHARDS
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
@@ -119,6 +120,10 @@ def _without_links_out(table: ExampleTable, solutions: Solutions, refuse: Refuse
     )
 
 
+def _is_shard(name: str) -> bool:
+    return name.endswith(SHARDS)
+
+
 class SolutionFiles:
     """The format of Kaggle's archive: a URL, a directory with a solution file, or a config with such a file."""
 
@@ -126,10 +131,13 @@ class SolutionFiles:
 
     def match(self, place: Place) -> Match:
         if is_url(place.address):
-            return Match.NAMED
+            return Match.WHOLE
         if place.local is None:
             return Match.NONE
-        if place.data.train or place.data.val or (place.local / TRAIN_CSV).is_file():
+        named = [name for name in (place.data.train, place.data.val) if name]
+        # Other formats have splits and shards, which are not files of this name.
+        is_named = any(name.endswith(".csv") or (place.local / name).is_file() for name in named if not _is_shard(name))
+        if is_named or (place.local / TRAIN_CSV).is_file():
             return Match.NAMED
         nearby = (place.local.glob(pattern) for pattern in ("LOC_*", "*/LOC_*", "../LOC_*"))
         return Match.PARTLY if any(map(any, nearby)) else Match.NONE

@@ -19,12 +19,12 @@ import numpy as np
 
 import jaxddp.core.private_names as private_names
 from jaxddp.core.errors import InputError
-from jaxddp.core.files import open_regular, reading
 from jaxddp.core.phases import reached
 from jaxddp.core.wording import counted, first_line, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.source import Split
+from jaxddp.data.storage.local import check_regular
 from jaxddp.data.storage.record_index import RecordIndex, load_or_build_index
 from jaxddp.data.storage.records import ArrayRecords, RecordFiles, record_columns
 from jaxddp.data.table import ExampleTable
@@ -97,7 +97,7 @@ def _open_builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
     tfds = _import_tfds()
     # This is also the default folder of tensorflow-datasets.
     home = Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser().absolute()
-    _check_regular(home / re.split("[/:]", name)[0])
+    check_regular(home / re.split("[/:]", name)[0], "prepare the data set again")
     try:
         return _opener(tfds)(name, data_dir=str(home))
     except tfds.core.DatasetNotFoundError:
@@ -109,13 +109,6 @@ def _open_builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
             f"{home}: the data set {show(name)} cannot be opened ({reason}); write name, name/config or name:1.0.0, or "
             "prepare the data set again"
         ) from None
-
-
-def _check_regular(folder: Path) -> None:
-    """Check that the files of a data set are regular files: the library would block on a FIFO. Raises: InputError."""
-    for file in sorted(path for path in folder.rglob("*") if path.exists() and not path.is_dir()):
-        with reading(file, "prepare the data set again"):
-            open_regular(file).close()
 
 
 def _opener(tfds: Any) -> Callable[..., Any]:

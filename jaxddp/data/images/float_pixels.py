@@ -1,16 +1,47 @@
-"""Converts images of floating-point numbers to pixels of 8 or 16 bits."""
+"""Converts images of floating-point numbers to pixels of 8 or 16 bits, or keeps normalized images as float32."""
 
 import logging
+from typing import Literal
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, refused
 from jaxddp.core.message import Key
 
 _UINT16_MAX = 65_535
 _CHUNK = 1024
 """The number of images that are converted at a time, to bound the memory."""
 _log = logging.getLogger("jaxddp.data")
+
+FloatKind = Literal["unit", "normalized"]
+"""The meaning of floats: numbers from 0 to 1, or images that are already normalized."""
+
+
+def check_float_kind(images: np.ndarray, pixels: FloatKind | None) -> None:
+    """Check the numbers of images [N, H, W, C] of which the user gives the kind.
+
+    Raises:
+        InputError: there is no such kind, the images are no floats, or a number is not finite or, for "unit", outside 0
+            to 1. The message names the first row with such a number.
+    """
+    if pixels is None:
+        return
+    if pixels not in ("unit", "normalized"):
+        raise refused("pixels", pixels, 'give "unit" for floats from 0 to 1, "normalized", or None')
+    if not np.issubdtype(images.dtype, np.floating):
+        raise InputError(f"pixels={pixels!r}: is for floats, and the images are {images.dtype}; leave pixels out")
+    # Another check rejects other shapes.
+    for start in range(0, len(images) if images.ndim == 4 else 0, _CHUNK):
+        chunk = images[start : start + _CHUNK]
+        chunk = chunk.reshape(len(chunk), -1)
+        wrong = ~np.isfinite(chunk) if pixels == "normalized" else ~((chunk >= 0) & (chunk <= 1))
+        if wrong.any():
+            row = int(wrong.any(1).argmax())
+            value, expected = (
+                chunk[row][wrong[row]][0],
+                "finite numbers" if pixels == "normalized" else "numbers from 0 to 1",
+            )
+            raise InputError(f"pixels={pixels!r}: row {start + row} has the value {value:g}; give {expected}")
 
 
 def from_floats(images: np.ndarray) -> np.ndarray:

@@ -39,15 +39,16 @@ _STARTS: tuple[tuple[bytes, PillowKind], ...] = (
     (rb"RIFF....WEBP", "webp"),
     (rb"II[*+]\0|MM\0[*+]", "tiff"),
     (rb"BM", "bmp"),
+    (rb"P[1-6][ \t\r\n#]", "ppm"),
 )
 
 
 def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> ImageHeader:
-    """Return the header of a complete JPEG or PNG file, or of a WebP, TIFF or BMP file.
+    """Return the header of a complete JPEG or PNG file, or of a WebP, TIFF, BMP or PPM file.
 
     A JPEG is complete if the end-of-image marker (ITU-T T.81, B.1.1.3) follows its last scan. Bytes after that marker
     are accepted, as by every decoder (cameras append their own data). A marker inside an embedded thumbnail does not
-    count. A PNG is complete if it holds its closing IEND chunk. Only `verify` reads WebP, TIFF and BMP to their end.
+    count. A PNG is complete if it holds its closing IEND chunk. Only `verify` reads the other kinds to their end.
 
     Args:
         segments: the segments of a JPEG, if they are already known.
@@ -73,7 +74,7 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
         header, end = pillow_header(data, kind), None
     else:
         description = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
-        raise InputError(f"not a JPEG, PNG, WebP, TIFF or BMP but {description}; convert it or leave it out")
+        raise InputError(f"not a JPEG, PNG, WebP, TIFF, BMP or PPM but {description}; convert it or leave it out")
     if header.height * header.width > MAX_PIXELS:
         size = f"{header.width}x{header.height} pixels"
         raise InputError(f"{size}, more than the limit of {MAX_PIXELS:,}; shrink it or leave it out")

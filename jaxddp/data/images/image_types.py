@@ -13,8 +13,8 @@ MAX_PIXELS = 100_000_000
 DOWNLOAD_AGAIN = "download it again or leave it out"
 """The advice for a damaged file."""
 
-PillowKind = Literal["webp", "tiff", "bmp"]
-"""The kinds of files that Pillow decodes."""
+PillowKind = Literal["webp", "tiff", "bmp", "ppm"]
+"""The kinds of files that Pillow decodes; "ppm" is also PGM and PBM."""
 Kind = Literal["jpeg", "png"] | PillowKind
 
 

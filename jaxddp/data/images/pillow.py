@@ -1,4 +1,4 @@
-"""Reads WebP, TIFF and BMP with Pillow, because TensorFlow cannot decode all such files."""
+"""Reads WebP, TIFF, BMP and PPM with Pillow, because TensorFlow cannot decode all such files."""
 
 import ctypes
 import io
@@ -16,6 +16,7 @@ from jaxddp.data.images.image_types import DOWNLOAD_AGAIN, MAX_PIXELS, ImageHead
 _MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"))
 _GRAY16 = frozenset(("I;16", "I;16B", "I;16L"))
 _DEPTHS = {1, 2, 4, 8, 16}
+_MAX_BYTE = 255
 _WIDEN = 257
 """65535 / 255, the factor from 8 to 16 bits."""
 # Tags of TIFF 6.0, section 8.
@@ -43,13 +44,13 @@ def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np
     """
     with _open_image(data, kind) as image:
         depth = _checked_bits(image)
-        if image.mode in _GRAY16:
+        if image.mode in _GRAY16 or (kind == "ppm" and image.mode == "I"):
             gray = np.asarray(image).astype(np.uint16)
             rgba = np.stack([gray, gray, gray, np.full_like(gray, 0xFFFF)], axis=-1)[..., :channels]
             return rgba if bits == 16 else (rgba >> 8).astype(np.uint8)
         if depth == bits == 16:
             raise InputError(
-                "a TIFF with colors of 16 bits, of which only the upper 8 can be read",
+                f"a {kind.upper()} with colors of 16 bits, of which only the upper 8 can be read",
                 advice=("save it as PNG, or set ", Key("data.bits"), " 8"),
             )
         pixels = np.asarray(image.convert("RGBA"))[..., :channels]
@@ -64,6 +65,10 @@ def _checked_bits(image: Image.Image) -> int:
     frames = getattr(image, "n_frames", 1)
     if frames > 1:
         raise InputError(f"holds {frames} images; keep one image per file")
+    if image.format == "PPM":
+        # Pillow's mode of gray with 16 bits is "I". For other values, the decoder has the largest value as an argument.
+        arguments = image.tile[0][3]  # pyright: ignore[reportAttributeAccessIssue]: only an `ImageFile` has it
+        return 16 if image.mode == "I" or (isinstance(arguments, tuple) and arguments[1] > _MAX_BYTE) else 8
     tags = getattr(image, "tag_v2", {})
     depths = {*tags.get(_BITS_PER_SAMPLE, (8,))}
     inverted = image.mode in _GRAY16 and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO

@@ -25,7 +25,7 @@ def verify(data: bytes) -> ImageHeader:
     which takes about half the work of a full decoding. The data must hold as many blocks as the frame has, and end at
     most `MAX_LEFT_OVER` bytes after the last block. This detects three faults: additional data, a header with another
     size, and a file that was cut short and closed with an end marker, whose missing part a decoder would fill
-    with gray. A PNG is decompressed, and its checksums are compared. WebP, TIFF and BMP are decoded whole.
+    with gray. A PNG is decompressed, and its checksums are compared. Other kinds are decoded whole.
 
     A JPEG has no checksum, and nearly any bits decode. So a change can be missed if it keeps the number of blocks.
     Examples are a change of a few bits or bytes, changed color tables, and a header with another size that has the

@@ -54,6 +54,13 @@ def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
     return _faults(root, paths, _links_out_of_folder)
 
 
+def check_regular(folder: Path, advice: str) -> None:
+    """Check that all files below a folder are regular files: a library would block on a FIFO. Raises: InputError."""
+    for file in sorted(path for path in folder.rglob("*") if path.exists() and not path.is_dir()):
+        with files.reading(file, advice):
+            files.open_regular(file).close()
+
+
 def _read_op(path: Any, offset: Any) -> Any:
     from jaxddp.data.stream.tensorflow_cpu import tf
 

@@ -87,17 +87,46 @@ class Objects:
         """
         return self._call(self.name(path), self._download(path), times=_TEXT_FACTOR)
 
-    def sizes(self, folder: bytes) -> dict[bytes, int]:
-        """Return the size in bytes of each object directly in a folder, by path. Raises: see `read`."""
+    def read_range(self, path: bytes, start: int, length: int) -> bytes:
+        """Return `length` bytes of an object, or fewer at its end.
+
+        Raises: FileNotFoundError if there is no such object; otherwise the errors of `read`.
+        """
+        key = _key(self.name(path), os.fsdecode(path))
+
+        def attempt(_: float) -> bytes:
+            import obstore
+
+            return bytes(obstore.get_range(self._client, key, start=start, length=length))
+
+        return self._call(self.name(path), attempt)
+
+    def state(self, path: bytes) -> tuple[int, str]:
+        """Return the size of an object in bytes, and a text that changes with it. Raises: see `read_range`."""
+        key = _key(self.name(path), os.fsdecode(path))
+
+        def attempt(_: float) -> tuple[int, str]:
+            import obstore
+
+            return _state(obstore.head(self._client, key))
+
+        return self._call(self.name(path), attempt)
+
+    def states(self, folder: bytes) -> dict[bytes, tuple[int, str]]:
+        """Return the `state` of each object directly in a folder, by path. Raises: see `read`."""
         name = self.name(folder + b"/") if folder else f"{self.url}/"
 
-        def list_sizes(_: float) -> dict[bytes, int]:
+        def list_states(_: float) -> dict[bytes, tuple[int, str]]:
             import obstore
 
             objects = obstore.list_with_delimiter(self._client, os.fsdecode(folder) or None)["objects"]
-            return {os.fsencode(one["path"]): one["size"] for one in objects}
+            return {os.fsencode(one["path"]): _state(one) for one in objects}
 
-        return self._call(name, list_sizes)
+        return self._call(name, list_states)
+
+    def sizes(self, folder: bytes) -> dict[bytes, int]:
+        """Return the size in bytes of each object directly in a folder, by path. Raises: see `read`."""
+        return {path: size for path, (size, _) in self.states(folder).items()}
 
     # TensorFlow's ops do not retry, and have no deadline.
     def in_graph(self) -> None: ...
@@ -168,6 +197,10 @@ class Objects:
     def __getstate__(self) -> dict[str, Any]:
         # The client holds connections, and keys, which must not be written to a file.
         return {"url": self.url, "retry_policy": self.retry_policy}
+
+
+def _state(meta: Any) -> tuple[int, str]:
+    return meta["size"], f"{meta['e_tag']} {meta['last_modified']}"
 
 
 def _key(name: str, path: str) -> str:

@@ -1,6 +1,7 @@
 """`ParquetFiles`: reads images from a column of Parquet files, in which each cell is a struct with a field `bytes`.
 
-Files are read one row group at a time. The most recently used row groups stay in memory.
+Files are on this machine or below a URL. They are read one row group at a time, from an object store by ranges of
+bytes. The most recently used row groups stay in memory.
 """
 
 import os
@@ -16,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.files import open_regular
 from jaxddp.core.wording import first_line, not_installed
-from jaxddp.data.storage.records import missing_files
+from jaxddp.data.storage.shards import ShardFile, ShardFolder
 from jaxddp.data.storage.store import Fault
 
 MAX_CACHED = 1 << 30
@@ -28,23 +29,27 @@ WRITE_AGAIN = "download it again, or write it again"
 
 
 class ParquetFiles:
-    """Parquet files below a directory. An offset is the number of a row in its file.
+    """Parquet files below a directory or a URL. An offset is the number of a row in its file.
 
     Args:
         column: the column of structs with a field `bytes`.
         max_cached: the largest size of the row groups that stay in memory, in bytes; a thread that reads may hold more.
     """
 
-    def __init__(self, root: Path, column: str, max_cached: int = MAX_CACHED):
-        self.root, self.column = root, column
+    def __init__(self, folder: ShardFolder, column: str, max_cached: int = MAX_CACHED):
+        self.folder, self.column = folder, column
         self._groups = _RowGroups(max_cached)
         self._starts: dict[bytes, list[int]] = {}
 
+    @property
+    def root(self) -> Path | None:
+        return self.folder.root
+
     def name(self, path: bytes, offset: int = 0) -> str:
-        return f"{self.root / os.fsdecode(path)}, row {offset}"
+        return f"{self.folder.name(os.fsdecode(path))}, row {offset}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        file = self.root / os.fsdecode(path)
+        file = ShardFile(self.folder, os.fsdecode(path))
         if path not in self._starts:
             # Two threads may compute the same list at the same time, which does no harm.
             self._starts[path] = _starts(file)
@@ -61,9 +66,9 @@ class ParquetFiles:
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return missing_files(self.root, paths, identity)
+        return self.folder.faults(paths, identity)
 
-    def _cells(self, file: Path, number: int) -> Any:
+    def _cells(self, file: ShardFile, number: int) -> Any:
         with open_parquet(file) as parquet, as_input_errors(file):
             return parquet.read_row_group(number, columns=[f"{self.column}.bytes"]).column(0)
 
@@ -106,7 +111,7 @@ class _RowGroups:
                     del self._groups[key]
 
 
-def _starts(file: Path) -> list[int]:
+def _starts(file: ShardFile) -> list[int]:
     """Return the first row of each row group."""
     with open_parquet(file) as parquet:
         lengths = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
@@ -114,28 +119,33 @@ def _starts(file: Path) -> list[int]:
 
 
 @contextmanager
-def open_parquet(file: Path) -> Iterator[Any]:
+def open_parquet(file: ShardFile) -> Iterator[Any]:
     """Open a `pyarrow.parquet.ParquetFile`. Raises: InputError if it is damaged, or pyarrow is missing."""
     try:
         import pyarrow.parquet
     except ImportError:
         raise InputError(f"{file}: {not_installed('pyarrow', 'parquet')}") from None
     with as_input_errors(file):
-        # pyarrow would wait for a FIFO.
-        open_regular(file).close()
-        parquet = pyarrow.parquet.ParquetFile(file, memory_map=True, page_checksum_verification=True)
+        if file.folder.root is None:
+            # Parts of a row group that are near each other come in one request.
+            source, options = file.folder.open(file.path), {"pre_buffer": True}
+        else:
+            source, options = file.folder.root / file.path, {"memory_map": True}
+            # pyarrow would wait for a FIFO.
+            open_regular(source).close()
+        parquet = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True, **options)
     with parquet:
         yield parquet
 
 
 @contextmanager
-def as_input_errors(file: Path) -> Iterator[None]:
+def as_input_errors(file: ShardFile) -> Iterator[None]:
     """Turn an error of pyarrow in the block into an `InputError` about the file."""
     import pyarrow
 
     try:
         yield
-    except InputError:
+    except JaxddpError:
         raise
     except FileNotFoundError:
         raise InputError(f"{file}: no such file; {WRITE_AGAIN}") from None

@@ -8,9 +8,10 @@ index is not used. The index is written to another file, which is then renamed, 
 import io
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,9 @@ from jaxddp.data.storage.cache import name_of_folder, read_sealed, write_sealed
 
 _FORMAT = 1
 _log = logging.getLogger("jaxddp.data")
+
+Columns = Mapping[str, np.ndarray]
+"""The arrays of an index, by name."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,20 +58,38 @@ def load_or_build_index(
     """
     stamp = json.dumps([_FORMAT, about, [_state(folder / file) for file in files]])
     places = (folder / f"{name}.jaxddp-index", cache_folder() / f"{name_of_folder(folder)}-{name}.jaxddp-index")
+
+    def build_columns() -> Columns:
+        with doing(f"indexing {counted(len(files), 'record file')}, once", len(files), "file"):
+            index = build()
+        return {"offset": index.offset, "label": index.label}
+
+    columns = load_or_build_columns(places, stamp, build_columns)
+    return RecordIndex(columns["offset"], columns["label"])
+
+
+def load_or_build_columns(places: Sequence[Path], stamp: str, build: Callable[[], Columns]) -> Columns:
+    """Return the arrays that an earlier run saved with the same stamp; otherwise build and save them.
+
+    If the arrays cannot be saved, a warning is logged.
+
+    Args:
+        places: the files in which the arrays may be. They are saved in the first one that can be written.
+        stamp: a text with everything on which the arrays depend.
+    """
     for place in places:
-        if (index := _load(place, stamp)) is not None:
-            return index
-    with doing(f"indexing {counted(len(files), 'record file')}, once", len(files), "file"):
-        index = build()
+        if (columns := _load(place, stamp)) is not None:
+            return columns
+    columns = build()
     for place in places:
         try:
-            _save(place, index, stamp)
-            return index
+            _save(place, columns, stamp)
+            return columns
         except OSError as error:
             _log.debug("%s: cannot be written (%s)", place, error.strerror)
     advice = f"set {CACHE_VARIABLE} to a folder that can be written"
-    _log.warning(f"{places[1]}: the index cannot be saved and is built at each start; {advice}")
-    return index
+    _log.warning(f"{places[-1]}: the index cannot be saved and is built at each start; {advice}")
+    return columns
 
 
 def _state(file: Path) -> tuple[str, int, int]:
@@ -76,7 +98,7 @@ def _state(file: Path) -> tuple[str, int, int]:
     return file.name, status.st_size, status.st_mtime_ns
 
 
-def _load(place: Path, stamp: str) -> RecordIndex | None:
+def _load(place: Path, stamp: str) -> Columns | None:
     try:
         content = read_sealed(place)
     except OSError:
@@ -86,10 +108,11 @@ def _load(place: Path, stamp: str) -> RecordIndex | None:
     with np.load(io.BytesIO(content), allow_pickle=False) as saved:
         if saved["stamp"].item() != stamp:
             return None
-        return RecordIndex(saved["offset"], saved["label"])
+        return {name: saved[name] for name in saved.files if name != "stamp"}
 
 
-def _save(place: Path, index: RecordIndex, stamp: str) -> None:
+def _save(place: Path, columns: Columns, stamp: str) -> None:
     content = io.BytesIO()
-    np.savez(content, stamp=np.array(stamp), offset=index.offset, label=index.label)
+    arrays: dict[str, Any] = {"stamp": np.array(stamp), **columns}
+    np.savez(content, **arrays)
     write_sealed(place, content.getvalue())

@@ -45,7 +45,7 @@ class RetryPolicy:
 
         Raises:
             FileNotFoundError: the attempt raised it.
-            InputError: the failure is permanent.
+            InputError: the failure is permanent, or the attempt raised it.
             Unreachable: no tries or no time is left.
         """
         start, tries = time.monotonic(), 0
@@ -56,6 +56,8 @@ class RetryPolicy:
             except FileNotFoundError as error:
                 if "NoSuchBucket" in str(error):
                     raise InputError(f"{name}: no such bucket; {advice}") from None
+                raise
+            except InputError:
                 raise
             except Exception as error:
                 is_temporary, reason = classify_error(error)

@@ -29,7 +29,12 @@ def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Seq
     Args:
         images: uint8 or uint16 [N, H, W, C].
         mean, std: the mean and standard deviation of each channel, as in `DataConfig`.
+
+    Raises:
+        InputError: the images are floats.
     """
+    if not np.issubdtype(images.dtype, np.integer):
+        raise InputError(f"images of {images.dtype}: the whitening of the first layer needs uint8 or uint16")
     count, height, width, channels = images.shape
     rows, columns = height - size + 1, width - size + 1
     length = size * size * channels

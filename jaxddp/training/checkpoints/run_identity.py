@@ -22,7 +22,7 @@ MAY_CHANGE = frozenset(
         *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
         *("log.profile", "log.to", "log.images", "log.guard_formulas", "eval.batch_size", "eval.views"),
         *("log.project", "log.name", "log.config", "train.stop_after", "train.stop_min_gain", "checkpoint.keep"),
-        *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
+        *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing", "model.offline"),
         *("recipe.file", "objects.jax", "objective.teacher", RUN_ID),
         *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
         *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", *LOCATION_KEYS),

@@ -64,7 +64,13 @@ class PredictedImages:
 
 
 def to_drawable(image: np.ndarray) -> np.ndarray:
-    """Return an image as 8-bit gray, RGB or RGBA. Of 2 channels, the first is used; of 5 or more, the first three."""
+    """Return an image as 8-bit gray, RGB or RGBA. Of 2 channels, the first is used; of 5 or more, the first three.
+
+    The smallest number of a normalized image becomes black, and its largest white.
+    """
+    if np.issubdtype(image.dtype, np.floating):
+        low, high = image.min(), image.max()
+        image = ((image - low) * (255 / max(high - low, np.finfo(np.float32).tiny))).astype(np.uint8)
     if image.dtype == np.uint16:
         image = (image >> 8).astype(np.uint8)
     channels = image.shape[-1]

@@ -1,0 +1,88 @@
+"""Write jaxddp/weights/published.csv, the list of the weights that torchvision and timm publish.
+
+    python benchmarks/published_weights.py RESULTS
+
+The interpreter needs torchvision and timm. RESULTS is the file results/results-imagenet.csv of the repository
+huggingface/pytorch-image-models, which has the accuracies of timm's weights. torchvision's are in its metadata.
+
+To add a family, add a line to `FAMILIES`, and run the program again.
+"""
+
+import csv
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import timm
+import torchvision
+
+OUT = Path(__file__).parent.parent / "jaxddp/weights/published.csv"
+COLUMNS = ("name", "network", "image_size", "resize", "mean", "std", "top1", "parameters", "file")
+FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
+    "resnet18": ("resnet18", ("resnet18",)),
+    "resnet34": ("resnet34", ("resnet34",)),
+    "resnet50": ("resnet50", ("resnet50",)),
+    "resnet101": ("resnet101", ("resnet101",)),
+    "resnet152": ("resnet152", ("resnet152",)),
+    "vit_ti16": (None, ("vit_tiny_patch16_224", "vit_tiny_patch16_384", "deit_tiny_patch16_224")),
+    "vit_s16": (None, ("vit_small_patch16_224", "vit_small_patch16_384", "deit_small_patch16_224")),
+    "vit_b16": (
+        "vit_b_16",
+        ("vit_base_patch16_224", "vit_base_patch16_384", "deit_base_patch16_224", "deit_base_patch16_384"),
+    ),
+    "convnext_tiny": ("convnext_tiny", ("convnext_tiny",)),
+    "convnext_small": ("convnext_small", ("convnext_small",)),
+}
+"""By network of jaxddp: the name of torchvision's function, if any, and timm's names of networks with equal arrays."""
+
+
+def of_torchvision(network: str, builder: str) -> Iterator[tuple]:
+    """Yield a row for each weights of a function of torchvision, the default first."""
+    kinds = torchvision.models.get_model_weights(builder)
+    for weights in sorted(kinds, key=lambda weights: weights is not kinds.DEFAULT):
+        images, meta = weights.transforms(), weights.meta
+        yield (
+            *(f"torchvision/{type(weights).__name__}.{weights.name}", network),
+            *(images.crop_size[0], images.resize_size[0], numbers(images.mean), numbers(images.std)),
+            *(meta["_metrics"]["ImageNet-1K"]["acc@1"], round(meta["num_params"] / 1e6, 2)),
+            weights.url.rpartition("/")[2],
+        )
+
+
+def of_timm(network: str, builder: str, results: dict[tuple[str, int], dict[str, str]]) -> Iterator[tuple]:
+    """Yield a row for each weights of a network of timm with an accuracy at its image size, the default first."""
+    default = timm.models.get_pretrained_cfg(builder).tag
+    names = [name for name in timm.list_pretrained(f"{builder}.*") if name.startswith(f"{builder}.")]
+    for name in sorted(names, key=lambda name: (name != f"{builder}.{default}", name)):
+        config = timm.models.get_pretrained_cfg(name)
+        size = config.input_size[-1]
+        if (row := results.get((name, size))) is None or config.hf_hub_id != f"timm/{name}":
+            print(f"{name}: no accuracy for images of {size} pixels", file=sys.stderr)
+            continue
+        resize = math.floor(size / float(row["crop_pct"]))
+        pixels = (size, resize, numbers(config.mean), numbers(config.std))
+        yield (f"timm/{name}", network, *pixels, float(row["top1"]), float(row["param_count"]), "")
+
+
+def numbers(values: list[float] | tuple[float, ...]) -> str:
+    """Return numbers as text, with spaces between them."""
+    return " ".join(f"{value:g}" for value in values)
+
+
+def main(results_file: str) -> None:
+    """Write the list."""
+    with open(results_file, newline="") as file:
+        results = {(row["model"], int(row["img_size"])): row for row in csv.DictReader(file)}
+    rows = []
+    for network, (builder, timm_builders) in FAMILIES.items():
+        rows += of_torchvision(network, builder) if builder else []
+        rows += [row for name in timm_builders for row in of_timm(network, name, results)]
+    with OUT.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

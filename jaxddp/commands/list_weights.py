@@ -1,0 +1,49 @@
+"""`jaxddp weights [NAME]`: list the names of published weights that `model.weights` takes. It needs no network."""
+
+from dataclasses import dataclass
+
+import tyro
+
+from jaxddp.command_line.parse import parse
+from jaxddp.command_line.terminal import print_table
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import nearest
+from jaxddp.weights.published_list import published_weights
+
+
+@dataclass(frozen=True)
+class ListWeights:
+    """List the published weights that --model.weights takes.
+
+    The accuracy is the published one, for images of this size. The size is that of float32 parameters. The first
+    weights of each network of a library also have the short name torchvision/NAME or timm/NAME.
+    """
+
+    name: tyro.conf.Positional[str] = ""
+    """A part of the names of the weights or of the network, such as resnet50 or timm/vit."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command, and return the exit code. Raises: InputError if no name contains the part."""
+    options = parse(ListWeights, ListWeights(), "jaxddp weights", arguments)
+    part = options.name.lower()
+    chosen = [one for one in published_weights() if part in one.name.lower() or part in one.network]
+    if not chosen:
+        known = {name for one in published_weights() for name in (one.network, one.family, one.name)}
+        raise InputError(
+            f"no weights have {options.name!r} in their names{nearest(options.name, known)}; omit the name"
+        )
+    columns = ("weights", "network", "top-1", "pixels", "parameters", "size")
+    rows = [
+        (
+            one.name,
+            one.network,
+            f"{one.top1:.2f}%",
+            str(one.image_size),
+            f"{one.parameters:g} M",
+            f"{one.megabytes:.0f} MB",
+        )
+        for one in chosen
+    ]
+    print_table(columns, rows)
+    return 0

@@ -1,0 +1,56 @@
+"""`jaxddp push RUN hf://OWNER/NAME`: upload a run's weights and a model card to the Hugging Face Hub."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from jaxddp.command_line.parse import check_run, parse
+from jaxddp.command_line.terminal import IMPORTING
+from jaxddp.core.errors import InputError
+from jaxddp.core.phases import doing
+
+
+@dataclass(frozen=True)
+class Push:
+    """Upload the weights of a checkpoint to a repository of the Hugging Face Hub.
+
+    The commit holds the weights with the names of torchvision or timm (model.safetensors), the settings and the classes
+    (config.json, signature.json), a model card (README.md), and the curves (curves.png). It holds no paths of this
+    machine. --model.weights hf://OWNER/NAME reads such a repository.
+    """
+
+    run: tyro.conf.Positional[Path] = tyro.MISSING
+    """The work directory of the run."""
+    place: tyro.conf.Positional[str] = tyro.MISSING
+    """The repository, hf://OWNER/NAME. It is created if it does not exist."""
+    private: bool = False
+    """Make a new repository private."""
+    step: str = "best"
+    """The checkpoint: latest, best, or its step. Without validations, best is the latest."""
+    card: Path | None = None
+    """Write only the model card, to this file. Nothing is uploaded."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command, and return the exit code. Raises: InputError, Unreachable."""
+    options = parse(Push, Push(), "jaxddp push", arguments)
+    from jaxddp.weights.hub import SCHEME, HubFile
+    from jaxddp.weights.hub_upload import check_token
+
+    if not options.place.startswith(SCHEME):
+        raise InputError(f"{options.place}: not a repository of the Hub; write {SCHEME}OWNER/NAME")
+    place = HubFile.parse(options.place, options.place)
+    if place.file is not None or place.revision is not None:
+        raise InputError(f"{place}: push writes a whole repository; give {SCHEME}{place.repo}")
+    check_run(options.run)
+    if options.card is None:
+        check_token(place)
+    with doing(IMPORTING):
+        from jaxddp.inference.pushed_run import push_run, write_card
+
+    if options.card is not None:
+        print(write_card(options.run, options.step, place, options.card))
+    else:
+        print(push_run(options.run, options.step, place, private=options.private))
+    return 0

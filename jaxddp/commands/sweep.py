@@ -1,0 +1,225 @@
+"""`jaxddp sweep CONFIG`: train a config with all combinations of some values, or with values that a search suggests."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+from jaxddp.cluster.process_output import say
+from jaxddp.command_line.parse import parse, parse_recipe, workdir_of
+from jaxddp.command_line.short_forms import by_key, format_option, is_flag, options_of
+from jaxddp.command_line.terminal import print_table
+from jaxddp.commands.train import Train
+from jaxddp.commands.train import run as train
+from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.phases import doing
+from jaxddp.core.ranges import Range, Seed
+from jaxddp.core.wording import counted, some
+from jaxddp.keys import HELP
+from jaxddp.overrides import flatten
+from jaxddp.recipe_files.find_recipe import is_built_in, recipe_path
+from jaxddp.reports.read_runs import is_run
+from jaxddp.sweeps.grid_queue import GridQueue
+from jaxddp.sweeps.runner import Runner, RunOptions
+from jaxddp.sweeps.search import SearchOptions, SearchQueue
+from jaxddp.sweeps.slots import describe, slots
+from jaxddp.sweeps.spaces import MOST_TRIALS, Choices, space_of
+from jaxddp.sweeps.summary import RESULTS, report, rows_of, seed_table, table, write_results
+from jaxddp.sweeps.sweep_folder import SweepFolder
+from jaxddp.sweeps.trials import Template, Trial, trial_name
+
+_GOAL = "checkpoint.best"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Train a config once for each combination of some values, each in its own process and work directory.
+
+    Every option of `jaxddp train CONFIG` is allowed. An option with several values is varied: a,b,c, or A:B for the
+    whole numbers from A to B - 1. A text that may contain commas, such as model.freeze, is not split; give the option
+    once for each value. With --search optuna, A..B and A..B:log are intervals. The same command resumes the sweep.
+
+    Example: jaxddp sweep digits --data data/digits --lr 1e-3,3e-3 --seed 0:3 --workdir runs/rates
+    """
+
+    workdir: Path = Path("runs/CONFIG-sweep")
+    """The folder of the sweep. Each trial has its work directory in it."""
+    jobs: Annotated[int, Range(1, 10_000)] = 1
+    """Number of trials that run side by side. The GPUs, or without GPUs the cores, are divided among them."""
+    search: Literal["optuna"] | None = None
+    """Let Optuna's TPE suggest the values, by the best validation (checkpoint.best) of the trials so far. If None, all
+    combinations."""
+    trials: Annotated[int, Range(1, MOST_TRIALS)] | None = None
+    """With --search, the number of trials, over all hosts and all starts of the sweep."""
+    search_seed: Seed = 0
+    """With --search, the seed of the suggestions."""
+    prune: bool = False
+    """With --search, stop a trial whose best validation is worse than the median of the earlier trials."""
+    restarts: Annotated[int, Range(0, 1_000_000)] = 1
+    """How often a failed trial is started again, from its last checkpoint. Bad input ends the sweep."""
+    save_grace: Annotated[float, Range(0, 1_000_000)] = 120.0
+    """After Ctrl-C or SIGTERM, seconds that every trial has to save before it is killed."""
+    verbose: bool = False
+    """Also print the output of the trials. It is always in `output.log` in their work directories."""
+    list: bool = False
+    """Print the command of each trial, one a line, and train nothing."""
+    index: Annotated[int, Range(0, MOST_TRIALS)] | None = None
+    """Train only the trial with this number, from 0, as a task of a job array does."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command, and return the exit code; see `Runner.run`. The first argument is the config.
+
+    Raises: InputError; see also `jaxddp.core.errors`.
+    """
+    name, *rest = arguments
+    if {*HELP} & {*arguments}:
+        parse(Sweep, Sweep(), "jaxddp sweep CONFIG", [HELP[0]])
+    own, template = _split(name, rest)
+    default = Sweep(workdir=Path("runs") / f"{workdir_of(recipe_path(name)).name}-sweep")
+    options = parse(Sweep, default, f"jaxddp sweep {name}", own)
+    _check(options, template)
+    folder = SweepFolder(options.workdir, _config_name(name))
+    folder.read()  # Another config is reported before the trials are checked.
+    if options.list or options.index is not None:
+        return _one_by_one(options, template)
+    with doing("checking the trials"):
+        queue = (_grid if options.search is None else _search)(options, template, folder)
+    return _run(options, queue)
+
+
+def _split(name: str, rest: Sequence[str]) -> tuple[list[str], Template]:
+    """Return the options of the sweep itself, and the template of the trials' commands. Raises: InputError."""
+    own_keys, keys = options_of(Sweep), options_of(Train)
+    entries = by_key(rest, keys | own_keys)
+    own = [word for key, words in entries if key in own_keys for word in words]
+    texts: dict[str, list[str]] = {}
+    for key, words in entries:
+        option, equals, value = words[0].partition("=")
+        values = [value] if equals else words[1:]
+        if key in keys and key not in own_keys and len(values) == 1 and option.startswith("--"):
+            texts.setdefault(key, []).append(values[0])
+    spaces = {key: space for key in texts if (space := space_of(key, keys[key], texts[key])) is not None}
+    template, kept_keys = list[tuple[str, ...]](), list[str | None]()
+    for key, words in entries:
+        if key in own_keys or (key in spaces and key in kept_keys):
+            continue
+        option, equals, _ = words[0].partition("=")
+        if key in spaces and is_flag(keys[key]):
+            option = format_option(key)
+        template.append((option + equals,) if key in spaces else tuple(words))
+        kept_keys.append(key if key in spaces else None)
+    return own, Template(name, tuple(template), tuple(kept_keys), spaces)
+
+
+def _check(options: Sweep, template: Template) -> None:
+    """Check the options of a sweep. Raises: InputError."""
+    if not template.spaces:
+        parse_recipe(Train, "jaxddp train", [*template.words({}), "--workdir", str(options.workdir)])
+        raise InputError("sweep: no option has several values; give some, such as --lr 1e-3,3e-3 or --seed 0:3")
+    if "resume" in {key.replace("-", "_").lstrip("_") for entry in template.entries for key in entry[:1]}:
+        raise InputError("--resume: a sweep always resumes its trials; leave it out")
+    if _GOAL in template.spaces:
+        raise InputError(Key(_GOAL), ": the trials of a sweep are compared by it; give one value")
+    if options.search is None:
+        given = [field.name for field in fields(Sweep) if field.name in ("trials", "prune", "search_seed")]
+        for key in given:
+            if getattr(options, key) != getattr(Sweep, key):
+                raise InputError(f"{format_option(key)}: has no effect without --search optuna")
+    elif options.trials is None:
+        raise InputError("--search: give the number of trials with --trials N")
+    elif options.list or options.index is not None:
+        raise InputError("--search: suggests the trials one after another; leave --list and --index out")
+    if is_run(options.workdir):
+        raise InputError(f"{options.workdir}: is the work directory of a run; give another --workdir")
+
+
+def _config_name(name: str) -> str:
+    path = recipe_path(name)
+    return path.stem if is_built_in(path) else str(path.absolute())
+
+
+def _trial(template: Template, values: Mapping[str, str], folder: Path) -> tuple[Trial, Config]:
+    """Return a trial, and its config. Raises: InputError if `jaxddp train` does not accept its arguments."""
+    words = template.words(values)
+    _, file = parse_recipe(Train, "jaxddp train", [*words, "--workdir", str(folder)])
+    flat = flatten(file.config.to_dict())
+    return Trial(trial_name({key: flat[key] for key in values}), dict(values), words), file.config
+
+
+def _trials(template: Template, folder: Path) -> list[Trial]:
+    """Return all trials of a grid. Raises: InputError if one is not accepted, or if two are equal."""
+    trials = dict[str, Trial]()
+    for values in template.grid():
+        trial, _ = _trial(template, values, folder)
+        if trial.name in trials:
+            same = [key for key, word in values.items() if trials[trial.name].values[key] != word] or [*values]
+            words = f"{trials[trial.name].values[same[0]]} and {values[same[0]]}"
+            raise InputError(Key(same[0]), f": {words} are the same value; give each value once")
+        trials[trial.name] = trial
+    return [*trials.values()]
+
+
+def _one_by_one(options: Sweep, template: Template) -> int:
+    """Print the commands of all trials, or train one in this process."""
+    if options.list:
+        for trial in _trials(template, options.workdir):
+            print(shlex.join(["jaxddp", *trial.command(options.workdir)]))
+        return 0
+    grid = [*template.grid()]
+    if options.index is None or options.index >= len(grid):
+        raise InputError(f"--index {options.index}: the sweep has {counted(len(grid), 'trial')}, from 0")
+    trial, _ = _trial(template, grid[options.index], options.workdir)
+    return train(trial.command(options.workdir)[1:])
+
+
+def _grid(options: Sweep, template: Template, folder: SweepFolder) -> GridQueue:
+    return GridQueue(folder, _trials(template, options.workdir))
+
+
+def _search(options: Sweep, template: Template, folder: SweepFolder) -> SearchQueue:
+    """Return the queue of a search. Raises: InputError if a value, or a bound of an interval, is not accepted."""
+    first = {
+        key: space.words[0] if isinstance(space, Choices) else space.word(space.low)
+        for key, space in template.spaces.items()
+    }
+    config = _trial(template, first, options.workdir)[1]
+    for key, space in template.spaces.items():
+        for word in space.words[1:] if isinstance(space, Choices) else [space.word(space.high)]:
+            _trial(template, first | {key: word}, options.workdir)
+    found = SearchOptions(options.trials or 1, options.search_seed, options.prune)
+    return SearchQueue(
+        folder,
+        template.spaces,
+        lambda values: _trial(template, values, options.workdir)[0],
+        found,
+        lowest=config.checkpoint.goal.lowest,
+    )
+
+
+def _run(options: Sweep, queue: GridQueue | SearchQueue) -> int:
+    """Run the trials of a queue, and print the table."""
+    places = slots(options.jobs)
+    say(f"jaxddp sweep: {queue.summary()}, {describe(places)}, in {options.workdir}")
+    if queue.earlier:
+        say(f"jaxddp sweep: of an earlier command, not continued: {some(queue.earlier)}")
+    how = RunOptions(places, options.restarts, options.save_grace, options.verbose)
+    code = Runner(options.workdir, queue, how).run()
+    if queue.error is not None:
+        raise queue.error
+    rows = rows_of(options.workdir, queue.folder.read(), queue.earlier)
+    write_results(options.workdir, rows)
+    print_table(*table(rows))
+    if (seeds := seed_table(rows)) is not None:
+        print_table(*seeds)
+    if code not in (0, 1):
+        say("jaxddp sweep: stopped; the same command continues")
+        return code
+    with doing("writing the report"):
+        print(f"{report(options.workdir, rows)}\n{options.workdir / RESULTS}: {counted(len(rows), 'trial')}")
+    if unfinished := queue.unfinished():
+        say(f"jaxddp sweep: not finished: {some([trial.name for trial in unfinished])}; the same command continues")
+    return code

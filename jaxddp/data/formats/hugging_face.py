@@ -1,0 +1,163 @@
+"""Reads data sets of the Hugging Face Hub and of its library `datasets`.
+
+    hf:OWNER/NAME[:CONFIG][@REVISION]    a data set of the hub, which is downloaded once, to the cache of the library
+    hf:FOLDER                            a folder that `load_dataset` accepts, or that `save_to_disk` wrote
+    FOLDER                               a folder that `save_to_disk` wrote
+
+Images are read by row from files that are mapped into memory. `data.train` and `data.val` name other splits.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.message import Key
+from jaxddp.core.wording import nearest
+from jaxddp.data.faults import Refuse, check_distinct
+from jaxddp.data.format import Match, Place
+from jaxddp.data.formats.array_files import numbered_names
+from jaxddp.data.formats.table_columns import (
+    REFUSED,
+    LabelCells,
+    choose_columns,
+    class_indices,
+    label_cells,
+    sorted_names,
+)
+from jaxddp.data.source import Split
+from jaxddp.data.storage.arrow_rows import ArrowRows, image_lengths
+from jaxddp.data.storage.hub import import_datasets, is_saved, open_prepared, open_saved
+from jaxddp.data.table import ExampleTable
+from jaxddp.registry import FORMATS
+
+_PREFIX = "hf:"
+_ADDRESS = re.compile(r"(?P<name>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>[^:@]+))?")
+_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "valid", "test")}
+
+
+class _Columns(NamedTuple):
+    image: str
+    label: str
+    names: tuple[str, ...] | None
+    """The names of the classes; None if the labels are strings, or integers without names."""
+
+
+class HubSets:
+    """The format of addresses with the prefix hf:, and of folders that `save_to_disk` wrote."""
+
+    description = f"{_PREFIX}OWNER/NAME (a data set of the Hugging Face Hub), or a directory of its save_to_disk"
+
+    def match(self, place: Place) -> Match:
+        if place.address.startswith(_PREFIX):
+            return Match.NAMED
+        return Match.NAMED if place.local is not None and is_saved(place.local) else Match.NONE
+
+    def divided(self, place: Place) -> bool:
+        return _name_of_split(place, _open_splits(place), "val") is not None
+
+    def open(self, place: Place, split: Split) -> ExampleTable:
+        """Open a split; see `Format.open`.
+
+        Rows whose label is missing or names no class are rejected. The path of a table holds the name of the split and
+        a digest of the lengths of its images, so the fingerprint is that of the content on every machine.
+        """
+        splits = _open_splits(place)
+        name = _name_of_split(place, splits, split)
+        if name is None:
+            listed = ", ".join(splits) or "none"
+            raise InputError(
+                f"{place.address}: no split {' or '.join(_SPLITS[split])}; its splits are {listed}",
+                advice=("name one by ", Key(f"data.{split}")),
+            )
+        dataset = splits[name]
+        where = f"{place.address}, {name}"
+        columns = _find_columns(where, dataset)
+        cells = _cells(where, dataset, columns.label, place.refuse)
+        names = columns.names or _class_names(place, splits, split, {where: cells}, place.refuse)
+        labels = class_indices(where, cells, names, place.refuse)
+        store, digest = _store(where, dataset, columns.image)
+        ids = np.strings.add(f"{name}__".encode(), np.arange(len(labels)).astype("S"))
+        path = np.full(len(labels), f"{name}@{digest}".encode())
+        table = ExampleTable(store, ids, path, labels, names, offset=np.arange(len(labels)))
+        return table.without(np.flatnonzero(labels == REFUSED).tolist()).select(place.data.classes)
+
+
+def _open_splits(place: Place) -> Mapping[str, Any]:
+    name = place.address.removeprefix(_PREFIX)
+    folder = Path(name).expanduser().absolute()
+    if is_saved(folder):
+        return open_saved(folder)
+    if folder.is_dir():
+        return open_prepared(str(folder), None, None)
+    parts = _ADDRESS.fullmatch(name)
+    if parts is None:
+        raise InputError(f"{place.address}: not an address; write hf:OWNER/NAME[:CONFIG][@REVISION], or hf:FOLDER")
+    return open_prepared(parts["name"], parts["config"], parts["revision"])
+
+
+def _name_of_split(place: Place, splits: Mapping[str, Any], split: Split) -> str | None:
+    """Return the name of a split in a data set; None if it has none. Raises: InputError if the config's is unknown."""
+    named = getattr(place.data, split)
+    if named is None:
+        return next((name for name in _SPLITS[split] if name in splits), None)
+    if named not in splits:
+        raise InputError(
+            Key(f"data.{split}", named),
+            f": {place.address} has no such split{nearest(named, splits)}",
+            advice=f"its splits are {', '.join(splits)}",
+        )
+    return named
+
+
+def _find_columns(where: str, dataset: Any) -> _Columns:
+    kinds, features = import_datasets(where), dataset.features
+    if not len(dataset):
+        raise InputError(f"{where}: holds no row; choose another split")
+    images = [name for name, kind in features.items() if isinstance(kind, kinds.Image)]
+    classes = [name for name, kind in features.items() if isinstance(kind, kinds.ClassLabel)]
+    image, label = choose_columns(where, [*features], images, classes)
+    if label not in classes:
+        return _Columns(image, label, None)
+    names = tuple(map(str, features[label].names))
+    check_distinct(names, lambda name: f"{where}: the names of {label}")
+    return _Columns(image, label, names)
+
+
+def _cells(where: str, dataset: Any, label: str, refuse: Refuse) -> LabelCells:
+    values = dataset.select_columns([label]).with_format("arrow")[:].column(0)
+    return label_cells(values.combine_chunks(), where, label, refuse)
+
+
+def _class_names(
+    place: Place, splits: Mapping[str, Any], split: Split, cells: dict[str, LabelCells], refuse: Refuse
+) -> tuple[str, ...]:
+    """Return the class names if the features have none: numbers, or the strings of the training split."""
+    other: Split = "val" if split == "train" else "train"
+    name = _name_of_split(place, splits, other)
+    others: dict[str, LabelCells] = {}
+    if name is not None:
+        where = f"{place.address}, {name}"
+        others = {where: _cells(where, splits[name], _find_columns(where, splits[name]).label, refuse)}
+    train = cells if split == "train" else others
+    if any(one.labels.dtype == object for one in train.values()):
+        return sorted_names(train, refuse)
+    with about(place.address):
+        return numbered_names(*(one.labels[one.sound] for one in (*cells.values(), *others.values())))
+
+
+def _store(where: str, dataset: Any, image: str) -> tuple[ArrowRows, str]:
+    """Return the images of a split, and a digest of their lengths."""
+    kinds = import_datasets(where)
+    rows = dataset.select_columns([image]).cast_column(image, kinds.Image(decode=False)).with_format("arrow")
+    lengths = image_lengths(rows)
+    files = [Path(os.path.abspath(file["filename"])) for file in dataset.cache_files] if lengths.min() >= 0 else []
+    return ArrowRows(where, rows, files), hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()[:16]
+
+
+FORMATS.add("hugging face")(HubSets())

@@ -1,0 +1,117 @@
+"""Finds the shards of each split of a data set by their names.
+
+ROOT/train/*.tar and ROOT/val/*.tar             or valid/, validation/, test/: the first of these that exists
+ROOT/train-000.tar and ROOT/val-000.tar         or any name with these words, such as imagenet1k-validation-07.tar
+ROOT/*.tar                                      one split, which `data.val_share` divides
+ROOT/shards-{000000..000146}.tar                a pattern with ranges, lists `{a,b}` or `*`; also one split
+"""
+
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from itertools import islice
+
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.wording import counted
+from jaxddp.data.format import Place
+from jaxddp.data.source import Split
+from jaxddp.data.storage.shards import ShardFolder
+
+SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
+_MOST = 100_000
+"""The largest number of names of a pattern. A mistyped range could otherwise fill the memory."""
+
+
+def find_shards(place: Place, suffix: str) -> dict[Split, list[str]]:
+    """Return the shards of each split that a place has, as sorted paths in its folder. One split alone is "train".
+
+    If only `data.val` names shards, the training split has the other ones.
+
+    Raises:
+        InputError: a pattern is wrong or matches no file, or a shard is in both splits.
+    """
+    assert place.shards is not None
+    folder, pattern = place.shards
+    patterns = {"train": place.data.train or pattern, "val": place.data.val}
+    shards: dict[Split, list[str]] = {}
+    for split in SPLITS:
+        if name := patterns[split]:
+            shards[split] = _matching(folder, name, Key("data.path") if name == pattern else Key(f"data.{split}"))
+    if not pattern and "train" not in shards:
+        by_name = _by_name(folder, suffix)
+        others = [path for path in by_name.pop("train", []) if path not in shards.get("val", ())]
+        shards = {**by_name, **shards, **({"train": others} if others else {})}
+    if both := sorted({*shards.get("train", ())} & {*shards.get("val", ())}):
+        raise InputError(Key("data.val", place.data.val), f": {folder.name(both[0])} is also in the training split")
+    return shards
+
+
+def expand(pattern: str) -> list[str]:
+    """Return the names of a pattern with numbers `{000..146}` and lists `{a,b}`, in the order of the numbers.
+
+    Raises:
+        InputError: braces are empty or not closed, a range descends, or there are too many names.
+    """
+    names = [pattern]
+    while any("{" in name for name in names):
+        longer = (one for name in names for one in _expand_first(name))
+        names = [*islice(longer, _MOST + 1)]
+        if len(names) > _MOST:
+            raise InputError(f"{pattern}: has more than {counted(_MOST, 'name')}; correct its ranges")
+    return names
+
+
+def _expand_first(name: str) -> Iterator[str]:
+    braces = _BRACES.search(name)
+    if braces is None:
+        if "{" in name:
+            raise InputError(f"{name}: a brace is not closed; write a range such as {{000..146}}")
+        yield name
+        return
+    if numbers := _RANGE.fullmatch(braces[1]):
+        first, last = int(numbers[1]), int(numbers[2])
+        if first > last or last - first >= _MOST:
+            raise InputError(f"{name}: {{{braces[1]}}} is no range of at most {_MOST:,} numbers; write {{000..146}}")
+        parts = [f"{number:0{len(numbers[1])}d}" for number in range(first, last + 1)]
+    else:
+        parts = braces[1].split(",")
+        if len(parts) < 2:
+            raise InputError(f"{name}: {{{braces[1]}}} is neither a range nor a list; write {{000..146}} or {{a,b}}")
+    yield from (name[: braces.start()] + part + name[braces.end() :] for part in parts)
+
+
+def _matching(folder: ShardFolder, pattern: str, key: Key) -> list[str]:
+    found: list[str] = []
+    for name in expand(pattern):
+        if not {*"*?["} & {*name}:
+            found.append(name)
+            continue
+        if not folder.can_list:
+            raise InputError(key, f": {folder.name()} cannot list its files", advice="write a range, as {000..146}")
+        beside = folder.files(name.rpartition("/")[0])
+        found += [path for path in beside if fnmatchcase(path, name)]
+    if not found:
+        raise InputError(key, f": no file of {folder.name()} matches {pattern}", advice="check the pattern")
+    return found
+
+
+def _by_name(folder: ShardFolder, suffix: str) -> dict[Split, list[str]]:
+    if not folder.can_list:
+        return {}
+    shards: dict[Split, list[str]] = {}
+    beside = _with_suffix(folder.files(), suffix)
+    for split, names in SPLITS.items():
+        for name in names:
+            word = re.compile(rf"(?:^|[^a-z0-9]){name}(?:[^a-z]|$)")
+            found = _with_suffix(folder.files(name), suffix) or [path for path in beside if word.search(path)]
+            if found:
+                shards[split] = found
+                break
+    return shards or ({"train": beside} if beside else {})
+
+
+def _with_suffix(paths: list[str], suffix: str) -> list[str]:
+    return [path for path in paths if path.endswith(suffix)]

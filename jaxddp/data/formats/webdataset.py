@@ -1,0 +1,161 @@
+"""Reads tar files of WebDataset, whose samples are files that share a key: `000017.jpg` and `000017.cls`.
+
+`jaxddp.data.formats.shard_names` finds the files, and `jaxddp.data.storage.tar_samples` their samples. The first run
+indexes the position of every image, so images are read in any order, and a resumed run continues exactly. An id is the
+path of the shard and the key. Labels are numbers, whose names are in `classes.txt` or `classes.json` beside the
+shards; or names, and then the classes are the sorted labels of the training split.
+"""
+
+import json
+import os
+import re
+from contextlib import suppress
+
+import numpy as np
+
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.wording import counted, nearest, show
+from jaxddp.data.faults import Refuse, check_distinct
+from jaxddp.data.format import Match, Place
+from jaxddp.data.formats.array_files import as_input_errors, check_names, numbered_names
+from jaxddp.data.formats.shard_names import find_shards
+from jaxddp.data.source import Split
+from jaxddp.data.storage.shards import ShardFile, ShardFolder, with_cache
+from jaxddp.data.storage.tar_files import TarFiles
+from jaxddp.data.storage.tar_index import load_or_build_samples
+from jaxddp.data.storage.tar_samples import Samples
+from jaxddp.data.table import ExampleTable
+from jaxddp.registry import FORMATS
+
+_SUFFIX = ".tar"
+_NAMES = ("classes.txt", "classnames.txt", "classes.json")
+_NUMBER = re.compile(rb"-?[0-9]{1,9}")
+_REFUSED = -2
+"""The label of a rejected sample."""
+
+
+class TarShards:
+    """The format of tar files."""
+
+    description = "a directory, a URL or a pattern of .tar files (WebDataset)"
+
+    def match(self, place: Place) -> Match:
+        if place.shards is None:
+            return Match.NONE
+        folder, pattern = place.shards
+        if any((name or "").endswith(_SUFFIX) for name in (pattern, place.data.train, place.data.val)):
+            return Match.NAMED
+        if pattern or not folder.can_list:
+            return Match.NONE
+        if folder.root is not None:
+            return Match.WHOLE if find_shards(place, _SUFFIX) else Match.NONE
+        # Permission to read an object does not include permission to list.
+        with suppress(InputError):
+            return Match.NAMED if find_shards(place, _SUFFIX) else Match.NONE
+        return Match.NONE
+
+    def divided(self, place: Place) -> bool:
+        return "val" in find_shards(place, _SUFFIX)
+
+    def open(self, place: Place, split: Split) -> ExampleTable:
+        """Open a split; see `Format.open`.
+
+        These are rejected: a shard that is missing, cut short or damaged; a sample without a label, without an image
+        or with two; a key that repeats in its shard; and a label that is none of the classes.
+        """
+        assert place.shards is not None
+        folder, shards = place.shards[0], find_shards(place, _SUFFIX)
+        if split not in shards:
+            raise InputError(f"{folder.name()}: no shards of its {split} split; call them {split}-*.tar")
+        samples = load_or_build_samples(folder, shards[split], place.refuse)
+        names = _class_names(folder, shards, split, samples, place.refuse)
+        labels = [_class_indices(ShardFile(folder, path), part, names, place.refuse) for path, part in samples.items()]
+        paths = {path: os.fsencode(path) for path in samples}
+        table = ExampleTable(
+            with_cache(
+                TarFiles(folder, {paths[path]: part for path, part in samples.items()}), folder, place.data.local_cache
+            ),
+            np.concatenate([np.strings.add(paths[path] + b"/", part.key) for path, part in samples.items()]),
+            np.repeat(np.array([*paths.values()]), [len(part.key) for part in samples.values()]),
+            np.concatenate(labels),
+            names,
+            offset=np.concatenate([part.offset for part in samples.values()]),
+            made_of="record",
+        )
+        return table.without(np.flatnonzero(table.labels == _REFUSED).tolist()).select(place.data.classes)
+
+
+def _class_names(
+    folder: ShardFolder, shards: dict[Split, list[str]], split: Split, samples: dict[str, Samples], refuse: Refuse
+) -> tuple[str, ...]:
+    """Return the names in a file beside the shards, or those of the labels of all splits."""
+    if names := _names_in_file(folder):
+        return names
+    every = {
+        name: samples if name == split else load_or_build_samples(folder, paths, refuse)
+        for name, paths in shards.items()
+    }
+    labels = [part.label for parts in every.values() for part in parts.values()]
+    with about(folder.name()):
+        if all(map(_are_numbers, labels)):
+            return numbered_names(*(label.astype(np.int64) for label in labels))
+    first: dict[str, str] = {}
+    for path, part in every.get("train", {}).items():
+        for key, label in zip(part.key.tolist(), part.label.tolist(), strict=True):
+            first.setdefault(label.decode(), f"{folder.name(path)}, sample {key.decode()}")
+    check_distinct(first, first.__getitem__, refuse)
+    return tuple(sorted(first))
+
+
+def _names_in_file(folder: ShardFolder) -> tuple[str, ...]:
+    """Return the names in a file of names, in the order of the labels; none if there is no such file."""
+    for name in _NAMES:
+        where = folder.name(name)
+        try:
+            with folder.open(name) as file:
+                content = file.read()
+        except (FileNotFoundError, IsADirectoryError):
+            continue
+        with as_input_errors(where):
+            text = content.decode("utf-8-sig")
+            names = _names_in_json(text) if name.endswith(".json") else text.rstrip().splitlines()
+            names = [str(one).strip() for one in names]
+            if not all(names):
+                raise InputError("a name is empty; write one name for each class, in the order of the labels")
+        check_names(names, lambda place, where=where: f"{where}, name {place + 1}")
+        return tuple(names)
+    return ()
+
+
+def _names_in_json(text: str) -> list[str]:
+    """Return the names of a list, or of an object from numbers to names. Raises: ValueError or InputError."""
+    content = json.loads(text)
+    if isinstance(content, dict) and {*content} == {*map(str, range(len(content)))}:
+        content = [content[str(number)] for number in range(len(content))]
+    if not isinstance(content, list) or not all(isinstance(name, str) for name in content):
+        raise InputError('no list of names; write ["cat", "dog"], or {"0": "cat", "1": "dog"}')
+    return content
+
+
+def _are_numbers(labels: np.ndarray) -> bool:
+    return all(map(_NUMBER.fullmatch, np.unique(labels).tolist()))
+
+
+def _class_indices(file: ShardFile, samples: Samples, names: tuple[str, ...], refuse: Refuse) -> np.ndarray:
+    """Return class indices, int32[N]; -1 if the class is unknown."""
+    if _are_numbers(samples.label):
+        labels = samples.label.astype(np.int64)
+    else:
+        index = {name.encode(): label for label, name in enumerate(names)}
+        labels = np.array([index.get(label, len(names)) for label in samples.label.tolist()], np.int64)
+    wrong = (labels < -1) | (labels >= len(names))
+    for row in np.flatnonzero(wrong).tolist():
+        label, classes = samples.label[row].decode(), counted(len(names), "class")
+        refuse(
+            f"{file}, sample {samples.key[row].decode()}: label {show(label)} is none of the {classes}"
+            f"{nearest(label, names)}; correct it"
+        )
+    return np.where(wrong, _REFUSED, labels).astype(np.int32)
+
+
+FORMATS.add("webdataset")(TarShards())

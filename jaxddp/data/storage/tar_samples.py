@@ -1,0 +1,179 @@
+"""Finds the samples of a tar file of WebDataset: files that follow each other and share a key.
+
+The key of `a/b/000017.cls` is `a/b/000017`: the path up to the first dot of the file's name. A sample has one image and
+a label: a file `cls` with a number or a name, or a file `json` with a field `label` or `cls`.
+"""
+
+import json
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import show
+
+IMAGES = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp", "tif", "tiff", "bmp", "ppm", "pgm"})
+_OTHER_IMAGES = frozenset({"gif", "heic", "avif", "jxl"})
+_LABEL_FIELDS = ("label", "cls")
+_LONGEST_LABEL = 1 << 20
+"""The largest size of a file with a label, in bytes."""
+BLOCK = tarfile.BLOCKSIZE
+_ADVICE = "write the sample again, or leave it out"
+WRITE_AGAIN = "download the shard again, or write it again"
+
+
+class Samples(NamedTuple):
+    """The N samples of a shard that can be used."""
+
+    key: np.ndarray
+    """bytes 'S'[N]."""
+    suffix: np.ndarray
+    """bytes 'S'[N], the suffix of the image's name, such as `jpg`."""
+    offset: np.ndarray
+    """int64[N], the position of the last header block of the image."""
+    length: np.ndarray
+    """int64[N], the size of the image in bytes."""
+    label: np.ndarray
+    """bytes 'S'[N], the text of the label in UTF-8."""
+
+
+@dataclass
+class _Sample:
+    key: str
+    images: list[tarfile.TarInfo] = field(default_factory=list)
+    label: str | None = None
+    fields: list[str] = field(default_factory=list)
+    """The suffixes of all files of the sample."""
+
+
+def find_samples(file: BinaryIO, size: int, name: str) -> tuple[Samples, list[str]]:
+    """Read the headers and the labels of a shard; no image is read.
+
+    Long names are read in the formats of GNU and POSIX (pax). Folders, and files whose names begin with a dot, are
+    ignored.
+
+    Args:
+        size: the size of the shard in bytes.
+        name: a readable name of the shard, for messages.
+
+    Returns: the samples, and a message for each fault of the shard or of a sample.
+    """
+    rows: list[tuple[bytes, bytes, int, int, bytes]] = []
+    faults: list[str] = []
+    seen: set[str] = set()
+    try:
+        for sample in _samples(file, size):
+            try:
+                if sample.key in seen:
+                    raise InputError("its key is that of an earlier sample; give each sample a key of its own")
+                rows.append(_row(sample))
+            except InputError as error:
+                faults.append(f"{name}, sample {sample.key}: {error}")
+            seen.add(sample.key)
+    except InputError as error:
+        faults.append(f"{name}: {error}")
+    except tarfile.TarError as error:
+        faults.append(f"{name}: damaged, or not a tar file without compression ({error}); {WRITE_AGAIN}")
+    if not seen and not faults:
+        faults.append(f"{name}: holds no sample; {WRITE_AGAIN}")
+    keys, suffixes, offsets, lengths, labels = zip(*rows, strict=True) if rows else ((),) * 5
+    numbers = (np.array(offsets, np.int64), np.array(lengths, np.int64))
+    return Samples(np.array(keys, "S"), np.array(suffixes, "S"), *numbers, np.array(labels, "S")), faults
+
+
+def _samples(file: BinaryIO, size: int) -> Iterator[_Sample]:
+    """Yield the samples of a tar file. Raises: tarfile.TarError or InputError if the file is damaged."""
+    sample: _Sample | None = None
+    with tarfile.open(fileobj=file, mode="r:", errors="surrogateescape") as tar:
+        while (member := tar.next()) is not None:
+            # The archive would keep all its members in memory.
+            tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue]: typeshed lacks it
+            key, suffix = _split(member.name)
+            if member.isdir() or not key:
+                continue
+            if sample is None or key != sample.key:
+                if sample is not None:
+                    yield sample
+                sample = _Sample(key)
+            if member.offset_data + member.size > size:
+                raise InputError(f"cut short in {member.name}, at byte {size:,}; {WRITE_AGAIN}")
+            _add(sample, suffix, member, tar)
+        # The last sample before damage may lack its image or its label.
+        _check_end(file, tar.offset, size)
+        if sample is not None:
+            yield sample
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return (key, suffix in lower case) of the path of a file; an empty key if its name begins with a dot."""
+    folder, slash, last = name.rpartition("/")
+    first, _, suffix = last.partition(".")
+    return (folder + slash + first if first else ""), suffix.lower()
+
+
+def _add(sample: _Sample, suffix: str, member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
+    # A label in a file of its own has precedence over one among other fields.
+    is_label = suffix == "cls" or (suffix == "json" and "cls" not in sample.fields)
+    sample.fields.append(suffix)
+    if suffix in IMAGES:
+        sample.images.append(member)
+    elif is_label and member.isreg() and member.size <= _LONGEST_LABEL:
+        content = tar.extractfile(member)
+        text = _label(content.read() if content else b"", suffix)
+        sample.label = sample.label if text is None else text
+
+
+def _label(content: bytes, suffix: str) -> str | None:
+    """Return the text of a label; None if there is none."""
+    try:
+        if suffix == "cls":
+            return content.decode().strip() or None
+        fields = json.loads(content)
+    except ValueError:
+        return None
+    values = [fields.get(name) for name in _LABEL_FIELDS] if isinstance(fields, dict) else [fields]
+    for value in values:
+        if isinstance(value, str | int) and not isinstance(value, bool):
+            return str(value).strip() or None
+    return None
+
+
+def _row(sample: _Sample) -> tuple[bytes, bytes, int, int, bytes]:
+    """Return the columns of `Samples` for a sample. Raises: InputError if the sample cannot be used."""
+    if len(sample.images) > 1:
+        names = " and ".join(show(image.name) for image in sample.images[:2])
+        raise InputError(f"has two images, {names}; keep one image per sample")
+    if not sample.images:
+        other = next((suffix for suffix in sample.fields if suffix in _OTHER_IMAGES), None)
+        if other:
+            raise InputError(f"its image type .{other} is not supported; convert it to JPEG or PNG")
+        raise InputError(f"has no image, but .{', .'.join(sample.fields)}; {_ADVICE}")
+    (image,) = sample.images
+    if not image.isreg() or image.issparse():
+        raise InputError(f"its image {show(image.name)} is a link or a sparse file; {_ADVICE}")
+    if not image.size:
+        raise InputError(f"its image {show(image.name)} is empty; {_ADVICE}")
+    if sample.label is None:
+        raise InputError(f"has no label; add {show(sample.key + '.cls')}, or a field label to its json")
+    try:
+        key, label = sample.key.encode(), sample.label.encode()
+    except UnicodeEncodeError:
+        raise InputError("its key is not UTF-8; rename it") from None
+    suffix = image.name[len(sample.key) + 1 :].encode()
+    return key, suffix, image.offset_data - BLOCK, image.size, label
+
+
+def _check_end(file: BinaryIO, offset: int, size: int) -> None:
+    """Check that an archive ends with a block of zeros. `tarfile` stops at a damaged header without an error.
+
+    Raises: InputError.
+    """
+    file.seek(offset)
+    block = file.read(BLOCK)
+    if not block:
+        raise InputError(f"cut short: no end of the archive at byte {size:,}; {WRITE_AGAIN}")
+    if block.strip(b"\0") or len(block) < BLOCK:
+        raise InputError(f"damaged: no header of a file at byte {offset:,} of {size:,}; {WRITE_AGAIN}")

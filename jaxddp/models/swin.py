@@ -1,0 +1,224 @@
+"""Swin-T and Swin-S for image classification, in Flax Linen.
+
+Source: Liu et al. 2021, "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows" (arXiv:2103.14030).
+Parameters, initial distributions and logits equal those of torchvision's `swin_t` and `swin_s`. timm's versions give
+the same logits for images of 224 pixels.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jaxddp.choices import settings_of
+from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Decay
+from jaxddp.models.ops.drop_path import add_branch, branch_factors
+from jaxddp.models.ops.token_windows import merge, pad_to_multiples, partition, relative_positions, shift_mask
+from jaxddp.models.ops.transformer import Attention, Mlp, dense_init, patch_embedding
+from jaxddp.models.published import Naming, depth_of, naming
+from jaxddp.registry import MODELS
+
+STAGE_SIZES = {"swin_t": (2, 2, 6, 2), "swin_s": (2, 2, 18, 2)}
+"""The number of blocks in each of the four stages."""
+
+_PATCH, _WINDOW, _HEAD_FEATURES = 4, 7, 32
+_STAGES = range(4)
+_TABLE = "relative_position_bias_table"
+_INDEX = "relative_position_index"
+
+TORCHVISION = naming(
+    ("patch_embed", "features.0.0"),
+    ("patch_norm", "features.0.2"),
+    *((f"stage{i}_(\\d+)", rf"features.{2 * i + 1}.\1") for i in _STAGES),
+    *((f"merge{i}/", f"features.{2 * i}/") for i in _STAGES[1:]),
+    (_TABLE, f"attn/{_TABLE}"),
+    ("mlp/fc1", "mlp.0"),
+    ("mlp/fc2", "mlp.3"),
+)
+TIMM = naming(
+    ("patch_embed", "patch_embed.proj"),
+    ("patch_norm", "patch_embed.norm"),
+    (r"stage(\d)_(\d+)", r"layers.\1.blocks.\2"),
+    (r"merge(\d)/", r"layers.\1.downsample/"),
+    (_TABLE, f"attn/{_TABLE}"),
+    ("^head/", "head.fc/"),
+)
+
+_norm = functools.partial(nn.LayerNorm, epsilon=1e-5, use_fast_variance=False)
+
+
+class SwinBlock(nn.Module):
+    """Attention within windows, then an MLP, each with a norm before it and a residual connection.
+
+    Attributes:
+        is_shifted: whether the windows are shifted by half their side, so that they overlap those of other blocks.
+    """
+
+    heads: int
+    is_shifted: bool
+    dtype: DTypeLike
+    param_dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: jax.Array, factors: jax.Array | None) -> jax.Array:
+        """Apply the block to [B, H, W, D]. The columns of `factors`, [B, 2], multiply its two branches."""
+        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        attention_factors, mlp_factors = (None, None) if factors is None else factors.T
+        x = add_branch(x, self.attend(_norm(name="norm1", **dtypes)(x)), attention_factors)
+        return add_branch(x, Mlp(name="mlp", **dtypes)(_norm(name="norm2", **dtypes)(x)), mlp_factors)
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """Apply attention within windows: [B, H, W, D] -> [B, H, W, D].
+
+        As in torchvision, zeros pad the image to whole windows, and all tokens attend to this padding too. An axis that
+        is covered by one window is not shifted.
+        """
+        _, height, width, _ = x.shape
+        x = pad_to_multiples(x, _WINDOW)
+        size = (x.shape[1], x.shape[2])
+        down, right = (_WINDOW // 2 if self.is_shifted and length > _WINDOW else 0 for length in size)
+        bias = self.position_bias()
+        if down or right:
+            x = jnp.roll(x, (-down, -right), (1, 2))
+            bias = bias + shift_mask(size, _WINDOW, (down, right))[:, None]
+        attention = Attention(self.heads, self.dtype, self.param_dtype, name="attn")
+        x = merge(attention(partition(x, _WINDOW), bias), size, _WINDOW)
+        if down or right:
+            x = jnp.roll(x, (down, right), (1, 2))
+        return x[:, :height, :width]
+
+    def position_bias(self) -> jax.Array:
+        """Return the bias of each pair of tokens in a window, in float32 or wider: [heads, tokens, tokens]."""
+        table = self.param(_TABLE, dense_init, ((2 * _WINDOW - 1) ** 2, self.heads), self.param_dtype)
+        wide = jnp.promote_types(self.dtype, jnp.float32)
+        return table[relative_positions(_WINDOW)].transpose(2, 0, 1).astype(wide)
+
+
+class PatchMerging(nn.Module):
+    """Map each square of 2 x 2 tokens to one token: [B, H, W, D] -> [B, H / 2, W / 2, 2 D], rounded up."""
+
+    dtype: DTypeLike
+    param_dtype: DTypeLike
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        features = 2 * x.shape[-1]
+        x = pad_to_multiples(x, 2)
+        # The order of the four tokens is that of published weights: the two of the left column come first.
+        x = jnp.concatenate([x[:, row::2, column::2] for column in range(2) for row in range(2)], axis=-1)
+        x = _norm(name="norm", **dtypes)(x)
+        return nn.Dense(features, use_bias=False, kernel_init=dense_init, name="reduction", **dtypes)(x)
+
+
+class Swin(nn.Module):
+    """A Swin Transformer: four stages of blocks. Each stage after the first has half the height and width of the
+    previous one, and twice its features.
+
+    Attributes:
+        stage_sizes: the number of blocks in each stage.
+        width: the number of features of the first stage. An attention head has 32 features, or all features of a
+            stage that has fewer.
+        drop_path: the probability that an example skips a branch of the last block in training.
+        dtype: the dtype of the computation. The softmax, the last norm and the head use float32 or wider.
+        param_dtype: the dtype of parameters (float64 for exact comparisons, with `jax_enable_x64`).
+    """
+
+    stage_sizes: tuple[int, ...]
+    num_classes: int
+    width: int = 96
+    drop_path: float = 0.0
+    dtype: DTypeLike = jnp.float32
+    param_dtype: DTypeLike = jnp.float32
+
+    def published_names(self) -> tuple[Naming, ...]:
+        """Return the namings of torchvision and timm; see `jaxddp.models.published`."""
+        return TORCHVISION, TIMM
+
+    def published_constants(self) -> dict[str, np.ndarray]:
+        """Return the constants that torchvision stores; see `jaxddp.models.published`."""
+        blocks = [(stage, block) for stage, size in enumerate(self.stage_sizes) for block in range(size)]
+        index = relative_positions(_WINDOW).reshape(-1)
+        return {f"features.{2 * stage + 1}.{block}.attn.{_INDEX}": index for stage, block in blocks}
+
+    @property
+    def depth(self) -> int:
+        """Return the number of layers for `depth_of`: the embedding, each block, and the head with its norm."""
+        return sum(self.stage_sizes) + 2
+
+    def depth_of(self, path: str) -> int:
+        """Return the depth of an array; see `jaxddp.models.published`. A merging layer belongs to the next block."""
+        blocks = [
+            (f"stage{stage}_{block}", f"merge{stage}") if block == 0 else (f"stage{stage}_{block}",)
+            for stage, size in enumerate(self.stage_sizes)
+            for block in range(size)
+        ]
+        return depth_of(path, blocks, ("norm", "head"))
+
+    @nn.compact
+    def __call__(self, images: jax.Array, train: bool = False, example_keys: jax.Array | None = None) -> jax.Array:
+        """Map normalized images [B, H, W, C], H and W at least 4, to logits [B, num_classes] in float32 or wider.
+
+        Rows and columns after the last whole patch of 4 pixels are not used.
+
+        Args:
+            example_keys: random keys [B], required in training with `drop_path`.
+
+        Raises:
+            InputError: the images are too small, or the keys are missing.
+        """
+        factors = None
+        if train and self.drop_path:
+            factors = branch_factors(self.drop_path, sum(self.stage_sizes), 2, example_keys)
+        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        x = self.embed(images.astype(self.dtype))
+        done = 0
+        for stage, size in enumerate(self.stage_sizes):
+            if stage:
+                x = PatchMerging(name=f"merge{stage}", **dtypes)(x)
+            heads = max(1, x.shape[-1] // _HEAD_FEATURES)
+            for block in range(size):
+                block_factors = None if factors is None else factors[:, done]
+                x = SwinBlock(heads, block % 2 == 1, name=f"stage{stage}_{block}", **dtypes)(x, block_factors)
+                done += 1
+        head_dtype = jnp.promote_types(self.dtype, jnp.float32)
+        wide: dict[str, Any] = {"dtype": head_dtype, "param_dtype": self.param_dtype}
+        x = jnp.mean(_norm(name="norm", **wide)(x), axis=(1, 2))
+        return nn.Dense(self.num_classes, kernel_init=dense_init, name="head", **wide)(x)
+
+    def embed(self, images: jax.Array) -> jax.Array:
+        """Return the tokens of all whole patches, with a norm: [B, H / 4, W / 4, width], rounded down."""
+        height, width = images.shape[1:3]
+        if min(height, width) < _PATCH:
+            raise InputError(
+                f"swin: images of {height}x{width} pixels are too small",
+                advice=("give ", Key("data.image_size", _PATCH), " or more"),
+            )
+        dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
+        images = images[:, : height // _PATCH * _PATCH, : width // _PATCH * _PATCH]
+        x = patch_embedding(self.width, _PATCH, **dtypes)(images)
+        return _norm(name="patch_norm", **dtypes)(x)
+
+
+@dataclass(frozen=True)
+class SwinSettings:
+    """The keys of the config section `model` that this network reads."""
+
+    drop_path: Decay = 0.0
+
+
+def _create(name: str, config: Config, num_classes: int) -> Swin:
+    settings, precision = settings_of(config.model, SwinSettings), config.train.precision or jnp.float32
+    return Swin(STAGE_SIZES[name], num_classes, drop_path=settings.drop_path, dtype=precision)
+
+
+for name in STAGE_SIZES:
+    MODELS.add(name, SwinSettings)(functools.partial(_create, name))

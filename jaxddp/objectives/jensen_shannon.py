@@ -1,0 +1,117 @@
+"""AugMix's consistency loss: predictions for an image and for two augmented copies of it should agree.
+
+Source: Hendrycks et al. 2020 (arXiv:1912.02781), section 3. Each image has three views, which share its flip and crop:
+one without the policy of `data.augment`, and two with the policy. The loss is the recipe's loss of the first view plus
+a weight times the Jensen-Shannon divergence of the three predictions, the mean of KL(p_i || m) over the views i, where
+m is the mean of the predictions p_i.
+
+All views of a step go through the network in one batch, as in the authors' code.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.choices import settings_of
+from jaxddp.config import Config
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
+from jaxddp.core.ranges import Factor
+from jaxddp.data.batch import Batch
+from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
+from jaxddp.models.interface import takes_example_keys
+from jaxddp.registry import OBJECTIVES
+
+VIEWS = 3
+
+_NAME = Key.plain("objective.name", "jensen_shannon")
+# Folded into the run's key for the random numbers of the network in the second and the third view.
+_VIEW = 0x6A73
+
+
+@dataclass(frozen=True)
+class JensenShannonSettings:
+    """The keys of the config section `objective` that this objective reads, with the paper's default."""
+
+    consistency_weight: Factor = 12.0
+
+
+@OBJECTIVES.add("jensen_shannon", JensenShannonSettings)
+def jensen_shannon_from(config: Config, topology: Any) -> "JensenShannon":
+    """Create the objective with the config's settings."""
+    return JensenShannon(settings_of(config.objective, JensenShannonSettings).consistency_weight)
+
+
+@dataclass(frozen=True)
+class JensenShannon:
+    """Creates the objective from the supervised objective and the weight of the divergence."""
+
+    consistency_weight: float = 12.0
+
+    reads_unlabelled = False
+    """Whether a batch must contain images of `data.unlabelled`."""
+
+    def check(self, supervised: Objective, image: jax.ShapeDtypeStruct, *, unlabelled: bool) -> None:
+        """Check the objective before anything is compiled.
+
+        Raises:
+            InputError: there is no policy, images are mixed, or an image may have several labels.
+        """
+        augment = supervised.preprocess.augment
+        if not augment.policy:
+            raise InputError(_NAME, " compares an image with augmented copies; give ", Key("data.augment.policy"))
+        if augment.mixup or augment.cutmix:
+            key = "mixup" if augment.mixup else "cutmix"
+            raise InputError(
+                *(_NAME, " does not mix images, and ", Key(f"data.augment.{key}", getattr(augment, key)), " is set"),
+                advice="leave it out",
+            )
+        if supervised.loss.labels.several:
+            raise InputError(_NAME, " takes one label per image, but the training data have several")
+
+    def __call__(self, supervised: Objective) -> TrainObjective:
+        """Return the training objective; see `jaxddp.registry.OBJECTIVES`."""
+
+        def objective(
+            params: Any,
+            model_state: Any,
+            batch: Batch,
+            *,
+            train: bool,
+            key: jax.Array | None = None,
+            image_key: jax.Array | None = None,
+        ) -> tuple[MetricSums, Any]:
+            run_key = jax.random.key(0) if image_key is None else image_key
+            inputs = [view(batch, train=train, key=image_key).images for view in views_of(supervised.preprocess)]
+            images = jnp.concatenate(inputs)
+            if train:
+                keys = {}
+                if takes_example_keys(supervised.model):
+                    view_keys = [image_key, *(jax.random.fold_in(run_key, _VIEW + view) for view in range(1, VIEWS))]
+                    keys["example_keys"] = jnp.concatenate([example_keys(batch, each) for each in view_keys])
+                logits, model_state = supervised.model.apply(params, model_state, images, train=True, key=key, **keys)
+            else:
+                logits = supervised.predict(params, model_state, images)
+            logits = wide_logits(logits, (len(images), supervised.loss.labels.num_classes))
+            first, *_ = views = jnp.split(logits, VIEWS)
+            (values, weights), *metrics = supervised.columns(first, batch, None)
+            values = values + self.consistency_weight * weights * divergence(views)
+            return supervised.sums([(values, weights), *metrics], batch), model_state
+
+        return objective
+
+
+def views_of(preprocess: Preprocess) -> list[Preprocess]:
+    """Return the preprocessing of each view. The random numbers of the views differ only for the policy."""
+    plain = replace(preprocess, augment=replace(preprocess.augment, policy=None))
+    return [plain, *(replace(preprocess, view=view) for view in range(1, VIEWS))]
+
+
+def divergence(views: list[jax.Array]) -> jax.Array:
+    """Return the Jensen-Shannon divergence of the predictions of each example, float[B], from logits float[B, K]."""
+    log_probs = jnp.stack([jax.nn.log_softmax(logits) for logits in views])
+    log_mean = jax.nn.logsumexp(log_probs, axis=0) - jnp.log(len(views))
+    return (jnp.exp(log_probs) * (log_probs - log_mean)).sum(-1).mean(0)

@@ -1,0 +1,40 @@
+"""A lock lets one process at a time run a block, and no wait for it is endless."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxddp.core.errors import Unreachable
+from jaxddp.core.file_lock import one_at_a_time
+
+HOLDS = """
+import sys, time
+from pathlib import Path
+from jaxddp.core.file_lock import one_at_a_time
+with one_at_a_time(Path(sys.argv[1]), 9):
+    print("locked", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_wait_for_another_process_has_an_end(tmp_path):
+    path = tmp_path / "new" / "w.lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLDS, str(path)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
+    with (
+        pytest.raises(Unreachable, match="w.lock: locked by another process for 0 s; end it, and start again"),
+        one_at_a_time(path, 0.2),
+    ):
+        pass
+    holder.kill()
+    holder.wait()
+    # The lock ends with its process.
+    with one_at_a_time(path, 0):
+        pass
+
+
+def test_without_a_writable_folder_nothing_is_locked(tmp_path):
+    (tmp_path / "file").write_text("")
+    with one_at_a_time(tmp_path / "file" / "w.lock", 0):
+        pass

@@ -1,0 +1,207 @@
+"""Data sets of the library `datasets`: saved in a folder, in files of a folder, or of a hub on the loopback."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from support.data_hub import running_hub
+from support.forms import CLASSES, FORMS, Pictures, pictures, write_folders, write_hub
+
+from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.curate.check import check
+from jaxddp.data.opening import open_splits, open_tables
+from jaxddp.data.order import SampleOrder
+from jaxddp.data.table import ExampleTable
+
+datasets.disable_progress_bars()
+FEATURES = {"image": datasets.Image(), "label": datasets.ClassLabel(names=[*CLASSES])}
+TRUTH = pictures()
+
+
+def make(
+    pictures: Pictures, labels: Sequence[Any] | None = None, features: dict[str, Any] | None = None
+) -> datasets.Dataset:
+    """Return a data set of some pictures, with other labels or features."""
+    features = features or FEATURES
+    cells = [{"bytes": pictures.encoded(row), "path": None} for row in range(len(pictures))]
+    columns = [cells, pictures.labels.tolist() if labels is None else labels]
+    return datasets.Dataset.from_dict(dict(zip(features, columns, strict=True)), features=datasets.Features(features))
+
+
+def save(folder: Path, **splits: datasets.Dataset) -> Path:
+    datasets.DatasetDict(splits).save_to_disk(str(folder))
+    return folder
+
+
+def config_of(path: object, **more: Any) -> DataConfig:
+    return FORMS["Hugging Face"].data(path, **more)  # type: ignore[arg-type]
+
+
+def open_both(path: object, **more: Any) -> tuple[ExampleTable, ExampleTable]:
+    train, val = open_splits(config_of(path, **more)).values()
+    assert isinstance(train, ExampleTable) and isinstance(val, ExampleTable)
+    return train, val
+
+
+def message_of(path: object, **more: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        for table in open_splits(config_of(path, **more)).values():
+            [table.read(row) for row in range(len(table))]
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    return write_hub(tmp_path_factory.mktemp("hub") / "pets", TRUTH)
+
+
+def test_rows_are_those_of_the_split(saved: Path):
+    train, val = open_both(saved)
+    assert train.class_names == val.class_names == CLASSES
+    assert [train.read(row) for row in range(len(train))] == [TRUTH["train"].encoded(row) for row in range(10)]
+    assert val.labels.tolist() == TRUTH["val"].labels.tolist()
+    assert (train.id[3], train.name(3)) == (b"train__3", f"{saved}, train, row 3")
+    prefixed = open_both(f"hf:{saved}")
+    assert [table.fingerprint for table in prefixed] == [train.fingerprint, val.fingerprint]
+
+
+def test_other_splits_are_named_and_one_split_is_divided(tmp_path: Path):
+    whole = make(TRUTH["train"])
+    folder = save(tmp_path / "set", first=whole, second=make(TRUTH["val"]))
+    train, val = open_both(folder, train="first", val="second")
+    assert (len(train), len(val)) == (10, 5)
+    assert message_of(folder, train="frist", val="second") == (
+        f"data.train='frist': {folder} has no such split, did you mean 'first'?; its splits are first, second"
+    )
+    assert message_of(folder, val="second") == (
+        f"{folder}: no split train; its splits are first, second; name one by data.train"
+    )
+    whole.save_to_disk(str(tmp_path / "alone"))
+    assert "has no validation split" in message_of(tmp_path / "alone")
+    train, val = open_both(tmp_path / "alone", val_share=0.3)
+    assert sorted([*train.id.tolist(), *val.id.tolist()]) == sorted(b"train__%d" % row for row in range(10))
+
+
+def test_labels_are_strings_or_numbers_without_names(tmp_path: Path):
+    words = {"img": datasets.Image(), "labels": datasets.Value("string")}
+    names = np.array(["dog", "ant", "cat"])
+    folder = save(
+        tmp_path / "words",
+        train=make(TRUTH["train"], names[TRUTH["train"].labels].tolist(), words),
+        test=make(TRUTH["val"], names[TRUTH["val"].labels].tolist(), words),
+    )
+    train, val = open_both(folder)
+    assert train.class_names == val.class_names == ("ant", "cat", "dog")
+    assert [train.class_names[label] for label in train.labels] == names[TRUTH["train"].labels].tolist()
+    numbers = {"image": datasets.Image(), "label": datasets.Value("int32")}
+    folder = save(
+        tmp_path / "numbers",
+        train=make(TRUTH["train"], None, numbers),
+        test=make(TRUTH["val"], [4, 0, 0, 0, 0], numbers),
+    )
+    assert {table.class_names for table in open_both(folder)} == {tuple("01234")}
+
+
+def test_faults_of_columns_and_labels_are_one_line(tmp_path: Path):
+    where, good = tmp_path / "set", make(TRUTH["val"])
+    other = {"photo": datasets.Value("string"), "label": FEATURES["label"]}
+    text = datasets.Dataset.from_dict({"photo": ["a"], "label": [0]}, features=datasets.Features(other))
+    expected = f"{where}, train: no column of images (structs with a field bytes); its columns are photo, label; "
+    assert message_of(save(where, train=text, test=good)) == expected + "call one image or img"
+    none = make(TRUTH["train"], [*TRUTH["train"].labels.tolist()[:9], None])
+    where = tmp_path / "none"
+    assert message_of(save(where, train=none, test=good)) == (
+        f"{where}, train, row 9: no label; give each row one, or leave the row out"
+    )
+    faults: list[str] = []
+    kept = open_splits(config_of(where), faults.append)["train"]
+    assert len(kept) == 9 and len(faults) == 1
+    unknown = make(TRUTH["train"], [-1] * 10)
+    assert open_both(save(tmp_path / "unknown", train=unknown, test=good))[0].labels.tolist() == [-1] * 10
+    empty = datasets.Dataset.from_dict({"image": [None] * 3, "label": [0, 1, 2]}, features=datasets.Features(FEATURES))
+    where = tmp_path / "empty"
+    assert message_of(save(where, train=empty, test=good)).startswith(f"{where}, train, row 0: holds no image; ")
+    assert check(open_splits(config_of(where))).num_faults == 3
+
+
+def test_the_fingerprint_changes_with_an_image(saved: Path, tmp_path: Path):
+    changed = Pictures(TRUTH["train"].images.copy(), TRUTH["train"].labels)
+    changed.images[4] = 0
+    folder = save(tmp_path / "set", train=make(changed), validation=make(TRUTH["val"]))
+    before, after = open_both(saved), open_both(folder)
+    assert before[0].fingerprint != after[0].fingerprint
+    assert before[1].fingerprint == after[1].fingerprint
+
+
+def test_images_in_other_files_are_read_and_verified_again_by_each_run(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = write_folders(tmp_path / "pets", TRUTH)
+    for split in ("train", "validation"):
+        source = folder / ("val" if split == "validation" else split)
+        source.rename(folder / split)
+    train, _ = open_tables(config_of(f"hf:{folder}"))
+    assert sorted(map(train.read, range(10))) == sorted(TRUTH["train"].encoded(row) for row in range(10))
+    assert train.class_names == CLASSES and train.store.root is None  # type: ignore[attr-defined]
+    order = SampleOrder(len(train), 4, seed=1)
+    rows = np.concatenate([batch.row for batch in train.train_batches(order, config_of(folder), range(5))])
+    assert np.bincount(rows).tolist() == [2] * 10
+    next(folder.rglob("train/*/*.png")).unlink()
+    with pytest.raises(InputError, match=r"row \d: missing image|\.png: missing image; put it back"):
+        [train.read(row) for row in range(10)]
+
+
+def test_a_missing_library_is_one_line(saved: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert message_of(saved) == f"{saved}: datasets is not installed; pip install 'jaxddp[datasets]'"
+    assert (
+        message_of("hf:a b:c:d") == "hf:a b:c:d: not an address; write hf:OWNER/NAME[:CONFIG][@REVISION], or hf:FOLDER"
+    )
+
+
+OPEN = """
+import json, sys
+import jaxddp
+from jaxddp.core.errors import JaxddpError
+try:
+    print(json.dumps([table.fingerprint for table in jaxddp.open_data(sys.argv[1])]))
+except JaxddpError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def started(address: str, environment: dict[str, str]) -> subprocess.Popen:
+    command = [sys.executable, "-c", OPEN, address]
+    return subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def result_of(process: subprocess.Popen) -> Any:
+    return json.loads(process.communicate(timeout=100)[0])
+
+
+@pytest.mark.ci
+def test_a_data_set_of_the_hub_is_downloaded_once_for_all_processes(tmp_path: Path):
+    for split, name in (("train", "train"), ("val", "validation")):
+        (tmp_path / "files/data").mkdir(parents=True, exist_ok=True)
+        make(TRUTH[split]).to_parquet(str(tmp_path / f"files/data/{name}-00000-of-00001.parquet"))
+    with running_hub(tmp_path / "files") as hub:
+        environment = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_TELEMETRY": "1"}
+        address = f"hf:{hub.name}"
+        both = [result_of(process) for process in [started(address, environment) for _ in range(2)]]
+        assert both[0] == both[1] and len(both[0]) == 2
+        assert sorted(hub.downloads) == sorted(hub.files)
+        at_commit = started(f"{address}@{hub.commit}", environment)
+        unknown = started("hf:owner/nothing", environment)
+        assert result_of(at_commit) == both[0]
+        assert result_of(unknown).startswith("hf:owner/nothing: cannot be opened (")
+    offline = {**environment, "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
+    assert result_of(started(address, offline)) == both[0]
+    assert "hf:owner/other: " in result_of(started("hf:owner/other", offline))

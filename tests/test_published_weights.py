@@ -1,0 +1,395 @@
+"""Weights are named instead of given as files: published weights of torchvision and timm, and files of the Hub.
+
+The server of `support.hub` takes the place of the Hub and of torchvision's server.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from support.data import random_table, write_arrays
+from support.hub import COMMIT, Hub, environment, serving, use
+from support.images import encode, picture
+from support.published import weights
+from support.runs import fails
+
+import jaxddp.weights.download as download_module
+import jaxddp.weights.hub as hub_module
+from jaxddp.cli import main
+from jaxddp.command_line.parse import parse_recipe
+from jaxddp.commands.train import Train
+from jaxddp.config import Config
+from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.data.storage.retry_policy import RetryPolicy
+from jaxddp.models.variables import by_path, shapes_of
+from jaxddp.recipe.make_recipe import model_of
+from jaxddp.recipe.user_objects import objects_of_hooks
+from jaxddp.registry import MODELS
+from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.weights.download import download
+from jaxddp.weights.places import is_local, local_weights
+from jaxddp.weights.published_list import find_published, published_weights
+from jaxddp.weights.torch_layout import namings_of, published
+
+ROOT = Path(__file__).parents[1]
+NAME = "timm/resnet18.a1_in1k"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with serving() as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(server: Hub, tmp_path, monkeypatch) -> Hub:
+    """The server, without files and with empty caches."""
+    for content in (server.repos, server.files, server.requests, server.statuses, server.damaged, server.cut):
+        content.clear()
+    server.delay = 0.0
+    use(server, tmp_path / "cache", monkeypatch)
+    for module in (download_module, hub_module):
+        name = "RETRY_POLICY" if module is download_module else "_RETRY_POLICY"
+        monkeypatch.setattr(module, name, RetryPolicy(deadline=30, tries=2))
+    return server
+
+
+def content(size: int = 5000, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+def torchvision_name(data: bytes) -> tuple[str, str]:
+    digest = hashlib.sha256(data).hexdigest()[:8]
+    return f"net-{digest}.pth", digest
+
+
+# --- The list ---
+
+
+def test_the_list_names_networks_and_each_name_once():
+    listed = published_weights()
+    assert len({entry.name for entry in listed}) == len(listed) > 80
+    for entry in listed:
+        MODELS.check(entry.network)
+        assert 50 < entry.top1 < 95 and entry.resize >= entry.image_size >= 160, entry
+        assert len(entry.mean) == len(entry.std) == 3, entry
+        assert bool(entry.file) == entry.name.startswith("torchvision/"), entry
+        assert not entry.file or (len(entry.digest) == 8 and int(entry.digest, 16)), entry
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("torchvision/ResNet50_Weights.IMAGENET1K_V1", "torchvision/ResNet50_Weights.IMAGENET1K_V1"),
+        ("torchvision/ResNet50_Weights.DEFAULT", "torchvision/ResNet50_Weights.IMAGENET1K_V2"),
+        ("torchvision/resnet50", "torchvision/ResNet50_Weights.IMAGENET1K_V2"),
+        ("torchvision/vit_b_16", "torchvision/ViT_B_16_Weights.IMAGENET1K_V1"),
+        ("timm/resnet50", "timm/resnet50.a1_in1k"),
+        ("timm/vit_base_patch16_384", "timm/vit_base_patch16_384.augreg_in21k_ft_in1k"),
+    ],
+)
+def test_short_names_mean_the_default_of_the_library(name, expected):
+    assert find_published(name).name == expected
+
+
+def test_a_misspelt_name_is_one_line_before_anything_is_fetched(hub, capfd):
+    line = fails(["train", "finetune_folder", "--model.weights", "timm/resnet50.a1_in1"], capfd)
+    assert line.endswith(
+        "--model.weights timm/resnet50.a1_in1: no weights have this name, did you mean 'timm/resnet50.a1_in1k'?; the "
+        "command `jaxddp weights` lists the names"
+    )
+    assert not hub.requests
+
+
+def test_the_command_lists_the_names_that_contain_a_word(capfd, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    assert main(["weights", "convnext_tiny"]) == 0
+    lines = [line.split() for line in capfd.readouterr().out.splitlines() if "/" in line]
+    words = ("torchvision/ConvNeXt_Tiny_Weights.IMAGENET1K_V1", "convnext_tiny", "82.52%", "224", "28.59 M", "114 MB")
+    assert " ".join(lines[0]) == " ".join(words)
+    assert len(lines) == sum(entry.network == "convnext_tiny" for entry in published_weights())
+    assert fails(["weights", "resent50"], capfd).endswith(", did you mean 'resnet50'?; omit the name")
+
+
+# --- The settings that come with the weights ---
+
+
+def settings(*words: str) -> tuple[dict, dict, str]:
+    _, file = parse_recipe(Train, "jaxddp train", ["finetune_folder", "--data.path", "pictures", *words])
+    config = file.config.to_dict()
+    return config["model"], config["data"], file.taken.notice
+
+
+def test_published_weights_set_the_network_and_the_images_unless_the_command_does():
+    name = "timm/vit_base_patch16_384"
+    model, data, notice = settings("--model.weights", name)
+    assert model["name"] == "vit_b16" and model["weights"] == name
+    assert (data["image_size"], data["resize"], data["mean"]) == (384, 384, [0.5] * 3)
+    assert notice.startswith(f"{name}: the settings are taken over: data.image_size=384, data.mean=[0.5, 0.5, 0.5]")
+    assert notice.endswith("model.name=vit_b16")
+    model, data, notice = settings("--model.weights", name, "--model", "vit_s16", "--data.resize", "400")
+    assert model["name"] == "vit_s16" and (data["image_size"], data["resize"]) == (384, 400)
+    assert "model.name" not in notice and "resize" not in notice
+
+
+def test_a_path_that_looks_like_no_name_stays_a_path():
+    assert is_local("runs/timm") and is_local("./timm/x.safetensors") and is_local("/timm/x")
+    assert not is_local("timm/x") and not is_local("hf://a/b")
+
+
+# --- Fetching ---
+
+
+def test_timms_weights_are_fetched_once_and_verified_each_time(hub):
+    hub.repos[NAME] = {"model.safetensors": content()}
+    path = local_weights(NAME)
+    assert path.read_bytes() == content() and path.parent.name == COMMIT
+    blob = f"GET /blob/{hashlib.sha256(content()).hexdigest()}"
+    assert local_weights("timm/resnet18") == path and hub.requests[blob] == 1
+    # A file that an earlier download damaged is fetched again.
+    path.resolve().write_bytes(content()[:-1] + b"x")
+    assert local_weights(NAME).read_bytes() == content() and hub.requests[blob] == 2
+
+
+def test_a_damaged_answer_of_the_hub_is_fetched_again(hub):
+    hub.repos["me/net"] = {"w.safetensors": content()}
+    blob = f"/blob/{hashlib.sha256(content()).hexdigest()}"
+    hub.damaged.append(blob)
+    assert local_weights("hf://me/net/w.safetensors").read_bytes() == content()
+    hub.repos["me/net"] = {"v.safetensors": content(seed=1)}
+    hub.damaged += [f"/blob/{hashlib.sha256(content(seed=1)).hexdigest()}"] * 9
+    with pytest.raises(
+        Unreachable, match="hf://me/net/v.safetensors: .*its SHA-256 is not the one that the hub states"
+    ):
+        local_weights("hf://me/net/v.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("hf://me/other/w.safetensors", "hf://me/other/w.safetensors: no such repository, or no permission to read it"),
+        ("hf://me/net/v.safetensors", "hf://me/net/v.safetensors: the repository has no such file; name a file of it:"),
+        ("hf://me/net@v2/w.safetensors", "hf://me/net@v2/w.safetensors: the repository has no revision 'v2'; check"),
+        ("hf://net", "model.weights='hf://net': not the address of a file of the Hub; write hf://owner/name, "),
+        ("hf://me/ne--t/w", "hf://me/ne--t/w: Cannot have -- or .. in repo_id: 'me/ne--t'.; check the name"),
+    ],
+)
+def test_wrong_places_of_the_hub_are_one_line(hub, place, message):
+    hub.repos["me/net"] = {"w.safetensors": content()}
+    with pytest.raises(InputError, match=f"^{message}"):
+        local_weights(place)
+
+
+def test_torchvisions_weights_are_kept_after_their_digest_was_verified(hub, tmp_path):
+    name, digest = torchvision_name(content())
+    hub.files[name] = content()
+    path = download(name, digest)
+    assert path == tmp_path / "cache" / "weights" / name and path.read_bytes() == content()
+    assert download(name, digest) == path and hub.requests[f"GET /models/{name}"] == 1
+    path.write_bytes(b"damaged")
+    assert download(name, digest).read_bytes() == content() and hub.requests[f"GET /models/{name}"] == 2
+
+
+@pytest.mark.parametrize("fault", ["cut", "damaged", "status"])
+def test_a_failed_download_is_repeated_and_leaves_no_file(hub, tmp_path, fault):
+    name, digest = torchvision_name(content())
+    hub.files[name], path = content(), f"/models/{name}"
+    faults = {"cut": (hub.cut, [path]), "damaged": (hub.damaged, [path]), "status": (hub.statuses, {path: [503]})}
+    place, once = faults[fault]
+    (place.update if fault == "status" else place.extend)(once)
+    assert download(name, digest).read_bytes() == content() and hub.requests[f"GET {path}"] == 2
+    (tmp_path / "cache" / "weights" / name).unlink()
+    (place.update if fault == "status" else place.extend)({path: [503] * 9} if fault == "status" else [path] * 9)
+    with pytest.raises(Unreachable, match=rf"{path}: no answer in \d+ s and 2 tries, the last: "):
+        download(name, digest)
+    assert [file.name for file in (tmp_path / "cache" / "weights").iterdir()] == [f"{name}.lock"]
+
+
+def test_a_missing_file_of_torchvisions_is_one_line(hub):
+    with pytest.raises(
+        InputError, match="/models/resnet18-f37072fd.pth: 404 Not Found; check the network, or set JAXD"
+    ):
+        local_weights("torchvision/resnet18")
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_offline_nothing_is_fetched(hub, monkeypatch, by_variable):
+    if by_variable:
+        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.repos[NAME] = {"model.safetensors": content()}
+    hub.files["resnet18-f37072fd.pth"] = content()
+    offline = {} if by_variable else {"offline": True}
+    with pytest.raises(
+        InputError, match="not in .*/hub, and nothing is fetched offline; run `hf download timm/resnet18"
+    ):
+        local_weights(NAME, **offline)
+    with pytest.raises(InputError, match="weights/resnet18-f37072fd.pth: no such file, .*fetch .* and save it there"):
+        local_weights("torchvision/resnet18", **offline)
+    assert not hub.requests
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    fetched = local_weights(NAME)
+    hub.requests.clear()
+    assert local_weights(NAME, offline=True) == fetched and not hub.requests
+
+
+def test_the_option_offline_holds_before_the_settings_are_fetched(hub, capfd):
+    for option in ("--offline", "--model.offline"):
+        parse_recipe(Train, "jaxddp train", ["finetune_folder", "--model.weights", "hf://me/net", option])
+        assert not hub.requests
+    hub.repos["me/net"] = {"config.json": b'{"architecture": "resnet50"}'}
+    # The config of another library has no settings of jaxddp.
+    _, file = parse_recipe(Train, "jaxddp train", ["finetune_folder", "--model.weights", "hf://me/net"])
+    assert hub.requests and not file.taken.keys
+
+
+def test_without_a_network_fetched_files_are_used_and_others_are_one_line(hub, monkeypatch):
+    hub.repos[NAME] = {"model.safetensors": content()}
+    fetched = local_weights(NAME)
+    # Nothing listens on this port.
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    # huggingface_hub waits for 23 seconds between its tries.
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setenv("JAXDDP_TORCHVISION_URL", "http://127.0.0.1:9")
+    assert local_weights(NAME) == fetched
+    with pytest.raises(Unreachable, match="hf://me/net/w: no answer in .*Connection refused"):
+        local_weights("hf://me/net/w")
+    with pytest.raises(
+        Unreachable, match="http://127.0.0.1:9/resnet18-f37072fd.pth: no answer in .*Connection refused"
+    ):
+        local_weights("torchvision/resnet18")
+
+
+def test_a_missing_library_is_one_line(hub, monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match=r"huggingface_hub is not installed; pip install 'jaxddp\[hub\]'"):
+        local_weights(NAME)
+
+
+PROGRAM = "import sys; from jaxddp.weights.places import local_weights; print(local_weights(sys.argv[1]))"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [NAME, pytest.param("torchvision/resnet18", marks=pytest.mark.ci)])
+def test_of_several_processes_of_a_host_one_fetches_and_the_others_wait(hub, tmp_path, place):
+    hub.repos[NAME] = {"model.safetensors": content()}
+    data = content()
+    name, _ = torchvision_name(data)
+    hub.files[name], hub.delay = data, 1.0
+    program = f"{PATCH.format(name=name)}{PROGRAM}"
+    command, variables = [sys.executable, "-c", program, place], {**os.environ, **environment(hub, tmp_path / "c")}
+    processes = [subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    paths = [process.communicate(timeout=60)[0].strip() for process in processes]
+    assert len({*paths}) == 1 and Path(paths[0]).read_bytes() == data
+    contents = [path for path in hub.requests if path.startswith(("GET /blob/", "GET /models/"))]
+    assert len(contents) == 1 and hub.requests[contents[0]] == 1
+
+
+PATCH = """
+import dataclasses, jaxddp.weights.places as places
+find = places.find_published
+places.find_published = lambda name: dataclasses.replace(find(name), file=find(name).file and {name!r})
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_download_leaves_nothing_that_looks_whole(hub, tmp_path):
+    data = content(4 << 20)
+    name, digest = torchvision_name(data)
+    hub.files[name], hub.delay = data, 0.0
+    folder = tmp_path / "c" / "weights"
+    program = (
+        "import sys, time, jaxddp.weights.download as d; d.moved = lambda: time.sleep(0.5); d.download(*sys.argv[1:])"
+    )
+    variables = {**os.environ, **environment(hub, tmp_path / "c")}
+    process = subprocess.Popen([sys.executable, "-c", program, name, digest], env=variables)
+    end = time.monotonic() + 60
+    while not [file for file in folder.glob(".*") if file.stat().st_size] and time.monotonic() < end:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert not (folder / name).exists() and [*folder.glob(".*")]
+    subprocess.run([sys.executable, "-c", program.replace("0.5", "0"), name, digest], env=variables, check=True)
+    assert (folder / name).read_bytes() == data and not [*folder.glob(".*")]
+
+
+# --- A run ---
+
+RECIPE = """
+from jaxddp.config import Config
+
+def get_config():
+    return Config().replace(
+        data={"path": "set.npz", "crop": "whole", "augment": {"flip": False}},
+        train={"batch_size": 8, "duration": "1 step"}, eval={"batch_size": 8}, parallel={"devices": 1},
+    )
+"""
+WORDS = ["--model.width", "4", "--data.image-size", "32", "--data.resize", "32"]
+
+
+def tiny_weights(network: str) -> dict[str, np.ndarray]:
+    """Return the arrays of a ResNet of width 4 for 1,000 classes, under their published names."""
+    model = model_of(Config().replace(model={"name": network, "width": 4}), 1000, objects_of_hooks({}))
+    zeros = {path: np.zeros(shape) for path, shape in shapes_of(model, (32, 32, 3)).items()}
+    shapes = {name: array.shape for name, array in published(zeros, namings_of(model)[0]).items()}
+    return {name: array.astype(np.float32) for name, array in weights(shapes).items()}
+
+
+def test_a_run_starts_from_the_arrays_that_the_hub_publishes(hub, tmp_path, monkeypatch, caplog):
+    arrays = tiny_weights("resnet18")
+    hub.repos[NAME] = {"model.safetensors": safetensors.numpy.save(arrays)}
+    write_arrays(tmp_path / "set.npz", random_table(16, image=32), random_table(8, image=32))
+    (tmp_path / "mine.py").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    _, file = parse_recipe(Train, "jaxddp train", ["mine.py", "--model.weights", NAME, *WORDS])
+    assert file.config.model.name == "resnet18"
+    setup = initialize(open_experiment(file))
+    state = by_path(setup.state.params, setup.state.model_state)
+    assert np.array_equal(state["params/layer4_1/bn2/scale"], arrays["layer4.1.bn2.weight"])
+    assert np.array_equal(state["params/conv1/kernel"], arrays["conv1.weight"].transpose(2, 3, 1, 0))
+    assert state["params/fc/kernel"].shape == (32, 5)
+    # A resumed run needs no weights.
+    hub.repos.clear()
+    initialize(open_experiment(file), fresh=False)
+    log = "\n".join(caplog.messages)
+    assert f"{NAME}: the settings are taken over: " in log and "a new head for 5 classes: params/fc/bias" in log
+    assert setup.recipe.config.model.weights == NAME
+
+
+@pytest.mark.ci
+def test_the_line_of_the_readme_trains_in_two_processes(hub, tmp_path):
+    """Only the width and the size of the images are smaller."""
+    name = "timm/resnet50.a1_in1k"
+    hub.repos[name] = {"model.safetensors": safetensors.numpy.save(tiny_weights("resnet50"))}
+    for split, kind, number in itertools.product(("train", "val"), ("cat", "dog"), range(8)):
+        file = tmp_path / "PICTURES" / split / kind / f"{number}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(encode(picture(40, 40, seed=number)))
+    more = ["--train.batch-size", "4", "--epochs", "1", "--log.to", "jsonl", "--parallel.self-test", "never"]
+    words = ["train", "finetune_folder", "--data.path", "PICTURES", "--model.weights", name, *WORDS, *more]
+    launched = [sys.executable, "-m", "jaxddp", "launch", "--processes", "2", "--", *words, "--workdir", "run"]
+    variables = {**os.environ, **environment(hub, tmp_path / "c"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(launched, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["status"] == "done"
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["weights"] == name
+    assert sum(count for path, count in hub.requests.items() if path.startswith("GET /blob/")) == 1
+    assert "a new head" in done.stdout + done.stderr or "new: params/fc/bias" in done.stdout + done.stderr
+
+
+@pytest.mark.ci
+def test_a_failed_fetch_ends_all_processes_with_its_line(hub, tmp_path):
+    write_arrays(tmp_path / "set.npz", random_table(16, image=32), random_table(8, image=32))
+    (tmp_path / "mine.py").write_text(RECIPE)
+    words = ["train", "mine.py", "--model.weights", NAME, *WORDS, "--parallel.devices", "2", "--workdir", "run"]
+    launched = [sys.executable, "-m", "jaxddp", "launch", "--processes", "2", "--", *words]
+    variables = {**os.environ, **environment(hub, tmp_path / "c"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(launched, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and f"hf://{NAME}/model.safetensors: no such repository" in done.stderr

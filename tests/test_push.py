@@ -1,0 +1,193 @@
+"""`jaxddp push` uploads a run with a model card, and `model.weights` reads what it uploaded."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import yaml
+from support.data import random_table, write_arrays
+from support.hub import Hub, serving, use
+from support.runs import LEAN, fails
+
+from jaxddp.cli import main
+from jaxddp.command_line.parse import parse_recipe
+from jaxddp.commands.train import Train
+from jaxddp.models.variables import by_path
+from jaxddp.setup.prepare import initialize, open_experiment
+
+RECIPE = """
+from jaxddp.config import Config
+
+def get_config():
+    return Config().replace(
+        data={"path": "set.npz", "image_size": 6, "resize": 6, "crop": "whole", "mean": (0.25,), "std": (0.5,)},
+        model={"name": "resnet10", "width": 4, "stem": "small"},
+        train={"batch_size": 8, "duration": "1 epoch"}, eval={"batch_size": 8},
+    )
+"""
+HOOKS = """
+def get_model(config, num_classes):
+    import flax.linen as nn
+
+    class Network(nn.Module):
+        @nn.compact
+        def __call__(self, images):
+            return nn.Dense(num_classes)(images.reshape(len(images), -1))
+
+    return Network()
+"""
+PLACE = "hf://me/net"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A folder with a data set, two recipes, and a run of each."""
+    root = tmp_path_factory.mktemp("pushed")
+    write_arrays(root / "set.npz", random_table(24), random_table(9, seed=1))
+    (root / "mine.py").write_text(RECIPE)
+    (root / "own.py").write_text(RECIPE.replace('model={"name": "resnet10", "width": 4, "stem": "small"},', "") + HOOKS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        assert main(["train", "mine.py", "--workdir", "run", *LEAN[:-1], "jsonl,curves"]) == 0
+        assert main(["train", "own.py", "--workdir", "own", *LEAN]) == 0
+    return root
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    with serving() as server:
+        use(server, tmp_path / "cache", monkeypatch)
+        yield server
+
+
+def front_matter(card: str) -> dict:
+    _, front, _ = card.split("---\n", 2)
+    return yaml.safe_load(front)
+
+
+@pytest.mark.slow
+def test_a_pushed_run_is_read_back_with_its_settings_and_its_head(folder, hub: Hub, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    assert main(["push", "run", PLACE, "--private"]) == 0
+    printed = capfd.readouterr().out
+    assert printed.startswith(f"{PLACE}: ") and printed.rstrip().endswith(
+        f"{hub.url}/me/net/commit/{'0123456789abcdef' * 2}01234567"
+    )
+    assert hub.private == ["me/net"]
+    files = hub.repos["me/net"]
+    assert sorted(files) == ["README.md", "config.json", "curves.png", "model.safetensors", "signature.json"]
+    assert main(["export", "run", "--out", "w.safetensors"]) == 0
+    exported = safetensors.numpy.load_file(folder / "w.safetensors")
+    pushed = safetensors.numpy.load(files["model.safetensors"])
+    assert pushed.keys() == exported.keys() and all(np.array_equal(pushed[name], exported[name]) for name in exported)
+    # Another recipe takes over the network and the images.
+    (folder / "other.py").write_text(RECIPE.replace('"width": 4, "stem": "small"', "").replace('"mean": (0.25,), ', ""))
+    _, file = parse_recipe(Train, "jaxddp train", ["other.py", "--model.weights", PLACE])
+    assert (file.config.model.width, file.config.model.stem, file.config.data.mean) == (4, "small", (0.25,))
+    assert (
+        file.taken.notice == f"{PLACE}: the settings are taken over: data.mean=[0.25], model.stem=small, model.width=4"
+    )
+    setup = initialize(open_experiment(file))
+    head = by_path(setup.state.params, setup.state.model_state)["params/fc/kernel"]
+    assert np.array_equal(head, exported["fc.weight"].T)
+    # Of other classes, only the head is new.
+    signature = json.loads(files["signature.json"])
+    signature["class_ids"] = [f"other {name}" for name in signature["class_ids"]]
+    files["signature.json"] = json.dumps(signature).encode()
+    shutil.rmtree(Path(file_cache()) / "models--me--net")
+    other = by_path(initialize(open_experiment(file)).state.params, {})
+    assert not np.array_equal(other["params/fc/kernel"], exported["fc.weight"].T)
+    assert np.array_equal(other["params/bn1/scale"], exported["bn1.weight"])
+
+
+def file_cache() -> str:
+    import huggingface_hub.constants
+
+    return huggingface_hub.constants.HF_HUB_CACHE
+
+
+@pytest.mark.slow
+def test_nothing_that_is_pushed_names_this_machine(folder, hub: Hub, monkeypatch):
+    monkeypatch.chdir(folder)
+    for run in ("run", "own"):
+        assert main(["push", run, f"hf://me/{run}"]) == 0
+        for name, content in hub.repos[f"me/{run}"].items():
+            assert name == "curves.png" or str(folder).encode() not in content, name
+    config = json.loads(hub.repos["me/run"]["config.json"])
+    assert config["model"]["width"] == 4 and "path" not in config["data"] and "to" not in config["log"]
+    # The settings of a network that Python code defines would not build it.
+    assert "model" not in json.loads(hub.repos["me/own"]["config.json"])
+    card = hub.repos["me/own"]["README.md"].decode()
+    assert (
+        "The network of the recipe, with 545 parameters, was" in card
+        and "(get_model)" in card
+        and "PyTorch" not in card
+    )
+
+
+def test_the_card_states_what_the_run_measured(folder, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    assert main(["push", "run", PLACE, "--card", "card.md"]) == 0
+    card = (folder / "card.md").read_text()
+    validated = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    front = front_matter(card)
+    assert front["library_name"] == "jaxddp" and front["datasets"] == ["set.npz"]
+    (results,) = front["model-index"][0]["results"]
+    measured = {metric["name"]: metric["value"] for metric in results["metrics"]}
+    assert measured == {"top1": validated["top1"]}
+    assert f"| top1 | {validated['top1']:.2%} |" in card and "after step 3 on 9 images" in card
+    assert f"--model.weights {PLACE}" in card and "into 5 classes: 0, 1, 2, 3, 4." in card
+    assert "| train.duration | 1 epoch |" in card and "![curves of the training](curves.png)" in card
+    assert "jaxddp train config.json --data.path DATA --workdir runs/again" in card
+
+
+@pytest.mark.ci
+def test_the_pushed_config_trains_the_run_again(folder, hub: Hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert main(["push", "run", PLACE]) == 0
+    (tmp_path / "config.json").write_bytes(hub.repos["me/net"]["config.json"])
+    words = ["--data.path", str(folder / "set.npz"), "--workdir", str(tmp_path / "again"), *LEAN]
+    assert main(["train", str(tmp_path / "config.json"), *words]) == 0
+    first, again = (
+        json.loads((run / "result.json").read_text())["val"] for run in (folder / "run", tmp_path / "again")
+    )
+    assert again == first
+
+
+def test_wrong_commands_are_one_line(folder, hub: Hub, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    for words, message in (
+        (["run", "me/net"], "me/net: not a repository of the Hub; write hf://OWNER/NAME"),
+        (
+            ["run", "hf://net"],
+            "hf://net: not the address of a file of the Hub; write hf://owner/name, hf://owner/name/",
+        ),
+        (["run", "hf://me/net/w"], "hf://me/net/w: push writes a whole repository; give hf://me/net"),
+        (["gone", PLACE], "gone: no such work directory; give one that a run wrote into"),
+        (["run", PLACE, "--step", "7"], "no checkpoint '7'; give latest, best or one of the steps 3"),
+        (["run", PLACE, "--card", "gone/card.md"], "gone/card.md: cannot be written (No such file or directory)"),
+    ):
+        assert message in fails(["push", *words], capfd)
+    assert not hub.repos
+
+
+def test_a_missing_or_refused_token_is_one_line(folder, hub: Hub, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HF_TOKEN", "hf_another")
+    line = fails(["push", "run", PLACE], capfd)
+    assert (
+        f"{PLACE}: the hub refuses the token (401 Unauthorized); log in with `hf auth login`, or set HF_TOKEN" in line
+    )
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    assert f"{PLACE}: uploading needs a token; log in with `hf auth login`" in fails(["push", "run", PLACE], capfd)
+    monkeypatch.undo()
+    assert not hub.repos
+
+
+def test_a_hub_that_does_not_answer_is_one_line(folder, hub: Hub, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert f"{PLACE}: the upload failed (" in fails(["push", "run", PLACE], capfd, code=1)

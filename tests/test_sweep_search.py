@@ -1,0 +1,241 @@
+"""A search suggests values by the trials so far, continues after a stop, and prunes; and the table of a sweep."""
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from support.reports import write_run
+
+from jaxddp.core.errors import InputError
+from jaxddp.sweeps.search import SearchOptions, SearchQueue
+from jaxddp.sweeps.spaces import Choices, Interval
+from jaxddp.sweeps.study import Tried, should_prune, suggestion
+from jaxddp.sweeps.summary import report, rows_of, seed_table, table, write_results
+from jaxddp.sweeps.sweep_folder import SweepFolder
+from jaxddp.sweeps.trial_result import result_of
+from jaxddp.sweeps.trials import Trial, trial_name
+
+pytest.importorskip("optuna", reason="optuna is missing: pip install 'jaxddp[search]'")
+
+RATE, WIDTH, NAME = "optimizer.learning_rate", "model.width", "optimizer.name"
+SPACES = {RATE: Interval(1e-4, 1, log=True), WIDTH: Interval(8, 64, whole=True), NAME: Choices(("lars", "sgd"))}
+
+
+def make_trial(values: Mapping[str, str]) -> Trial:
+    return Trial(trial_name(values), dict(values), tuple(f"--{key}={word}" for key, word in values.items()))
+
+
+def queue(folder: Path, trials: int, spaces=SPACES, *, lowest: bool = False, **more) -> SearchQueue:
+    return SearchQueue(
+        SweepFolder(folder, "a config"), spaces, make_trial, SearchOptions(trials, **more), lowest=lowest
+    )
+
+
+def next_of(search: SearchQueue) -> Trial:
+    trial = search.next()
+    assert trial is not None
+    return trial
+
+
+def write_trial(workdir: Path, measured: list[float], status: str | None = "done", goal: str = "val top1") -> None:
+    """Write the run of a trial with these validations of top1."""
+    if not workdir.exists():
+        write_run(workdir, status=None, checkpoint={"best": goal})
+    rows = [{"step": step, "epoch": 1.0, "split": "val", "top1": value} for step, value in enumerate(measured, 1)]
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if status:
+        (workdir / "result.json").write_text(json.dumps({"status": status, "step": len(rows)}))
+
+
+def quality(trial: Trial) -> float:
+    """Return an accuracy that is best at a rate of 0.01."""
+    return 1 / (1 + abs(float(trial.values[RATE]) - 0.01)) - int(trial.values[WIDTH]) / 1000
+
+
+def train(search: SearchQueue, trial: Trial) -> None:
+    write_trial(search.folder.directory / trial.name, [0.0, quality(trial)])
+    search.record_end(trial, "done")
+
+
+def test_suggestions_depend_on_the_seed_and_the_trials_alone():
+    tried: list[Tried] = []
+    for number in range(14):
+        values = suggestion(SPACES, tried, lowest=False, seed=3)
+        assert values == suggestion(SPACES, tried, lowest=False, seed=3)
+        assert all(values[key] in space for key, space in SPACES.items())
+        assert values != suggestion(SPACES, tried, lowest=False, seed=4)
+        assert values not in [trial.values for trial in tried]
+        tried.append(Tried(values, "done", (0.1, number / 20), number / 20))
+    # After the first ten random trials, the suggestions follow the results.
+    best, worst = ([suggestion(SPACES, tried, lowest=low, seed=s) for s in range(3)] for low in (False, True))
+    assert best != worst
+
+
+def test_a_search_that_is_stopped_continues_with_the_same_suggestions(tmp_path):
+    whole = queue(tmp_path / "whole", 12)
+    while (trial := whole.next()) is not None:
+        train(whole, trial)
+    expected = [*whole.folder.read().records]
+    assert len(expected) == 12
+    while True:
+        # Each part ends during a trial, which the next part continues.
+        part = queue(tmp_path / "parts", 12)
+        trial = part.next()
+        part.folder.close()
+        part = queue(tmp_path / "parts", 12)
+        again = part.next()
+        assert (again and again.name) == (trial and trial.name)
+        if again is None:
+            break
+        train(part, again)
+        part.folder.close()
+    assert [*part.folder.read().records] == expected and part.unfinished() == []
+    # More trials continue it, and another seed suggests others.
+    assert next_of(queue(tmp_path / "parts", 13)).name not in expected
+    assert next_of(queue(tmp_path / "other", 12, seed=5)).name != expected[0]
+
+
+def test_several_hosts_share_the_number_of_trials(tmp_path):
+    hosts = [queue(tmp_path, 5) for _ in range(2)]
+    claimed = [hosts[number % 2].next() for number in range(6)]
+    names = [trial.name for trial in claimed if trial is not None]
+    assert len({*names}) == 5 and claimed[5] is None
+    # A failed trial counts, and is not continued; an interrupted one is.
+    assert claimed[0] is not None and claimed[1] is not None
+    hosts[0].record_end(claimed[0], "failed")
+    hosts[1].record_end(claimed[1], "interrupted")
+    again = queue(tmp_path, 5).next()
+    assert again is not None and again.name == names[1]
+
+
+def test_a_search_of_few_values_ends_when_all_were_tried(tmp_path, capfd):
+    search = queue(tmp_path, 10, {NAME: Choices(("lars", "sgd")), WIDTH: Interval(8, 9, whole=True)})
+    names = set[str]()
+    while (trial := search.next()) is not None:
+        names.add(trial.name)
+        write_trial(tmp_path / trial.name, [0.5])
+        search.record_end(trial, "done")
+    assert len(names) == 4
+    assert "jaxddp sweep: after 4 trials, the search suggests no new values" in capfd.readouterr().err
+
+
+def test_trials_outside_the_present_intervals_are_not_used(tmp_path):
+    first = queue(tmp_path, 3)
+    for _ in range(3):
+        train(first, next_of(first))
+    assert queue(tmp_path, 3).next() is None
+    narrow = queue(tmp_path, 1, {**SPACES, RATE: Interval(5, 6)})
+    assert len(narrow.earlier) == 3
+    assert 5 <= float(next_of(narrow).values[RATE]) <= 6
+
+
+@pytest.mark.parametrize("lowest", [False, True])
+def test_a_trial_that_is_worse_than_the_median_is_pruned(lowest, tmp_path):
+    sign = -1 if lowest else 1
+    values = {RATE: "0.1", WIDTH: "8", NAME: "sgd"}
+    others = [Tried(values | {WIDTH: str(8 + n)}, "done", (sign * n, sign * (n + 1)), sign * (n + 1)) for n in range(5)]
+
+    def is_pruned(*measured: float, of=others) -> bool:
+        return should_prune(SPACES, of, Tried(values, "running", [sign * each for each in measured]), lowest=lowest)
+
+    # The medians are 2 and 3.
+    assert (is_pruned(1.9), is_pruned(2.1), is_pruned(2.1, 2.9), is_pruned(3.1, 0)) == (True, False, True, False)
+    # The trial was worse at its first validation, which may be checked with the second one, or already be checked.
+    assert is_pruned(1.9, 9)
+    running = Tried(values, "running", [sign * each for each in (1.9, 9)])
+    assert not should_prune(SPACES, others, running, lowest=lowest, checked=1)
+    assert not is_pruned() and not is_pruned(-9, of=others[:4])
+
+
+def test_a_pruned_trial_is_not_continued(tmp_path):
+    search = queue(tmp_path, 7, prune=True)
+    for number in range(6):
+        trial = next_of(search)
+        write_trial(tmp_path / trial.name, [0.5 + number / 100])
+        search.record_end(trial, "done")
+    trial = next_of(search)
+    write_trial(tmp_path / trial.name, [0.9], status=None)
+    assert not search.should_prune(trial)
+    write_trial(tmp_path / trial.name, [0.1], status=None)
+    assert not search.should_prune(trial)  # This validation was compared.
+    write_trial(tmp_path / trial.name, [0.1, 0.1], status=None)
+    assert not search.should_prune(trial)  # No other trial has two validations.
+    search.folder.close()
+    search = queue(tmp_path, 7, prune=True)
+    assert next_of(search).name == trial.name
+    assert search.should_prune(trial)
+    assert not queue(tmp_path, 7).should_prune(trial)
+    search.record_end(trial, "pruned")
+    assert search.next() is None and search.unfinished() == []
+    assert rows_of(tmp_path, search.folder.read())[-1].status == "pruned"
+
+
+def test_a_search_without_validations_ends(tmp_path):
+    search = queue(tmp_path, 3)
+    trial = next_of(search)
+    write_trial(tmp_path / trial.name, [])
+    search.record_end(trial, "done")
+    assert search.next() is None
+    assert str(search.error) == f"{trial.name}: was not validated; a search compares trials by their validations"
+
+
+def test_a_missing_optuna_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(InputError, match=r"^sweep: optuna is not installed; pip install 'jaxddp\[search\]'$"):
+        queue(tmp_path, 3)
+    assert not [*tmp_path.iterdir()]
+
+
+def sweep_of_seeds(folder: Path) -> SweepFolder:
+    """Write a sweep of two rates and two seeds, and of a trial that was not started."""
+    sweep = SweepFolder(folder, "digits")
+    with sweep.changed() as content:
+        for rate, seed in ((0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1), (0.3, 0)):
+            trial = make_trial({RATE: str(rate), "seed": str(seed)})
+            content.add(trial)
+            if rate < 0.3:
+                write_run(folder / trial.name, seed, status="done", optimizer={"learning_rate": rate})
+                write_trial(folder / trial.name, [0.2, rate + seed / 10, 0.1])
+    return sweep
+
+
+def test_the_table_has_the_best_trial_first_and_the_means_over_seeds(tmp_path):
+    content = sweep_of_seeds(tmp_path).read()
+    rows = rows_of(tmp_path, content)
+    titles, cells = table(rows)
+    assert titles[:5] == ["learning_rate", "seed", "status", "best val", "at step"]
+    assert [row[:5] for row in cells] == [
+        ["0.2", "1", "done", "top1 30.00%", "2"],
+        ["0.1", "0", "done", "top1 20.00%", "1"],
+        ["0.1", "1", "done", "top1 20.00%", "2"],
+        ["0.2", "0", "done", "top1 20.00%", "2"],
+        ["0.3", "0", "not started", "-", "-"],
+    ]
+    seeds = seed_table(rows)
+    assert seeds is not None and seeds[0] == ["learning_rate", "seeds", "mean best val", "standard deviation"]
+    assert seeds[1] == [["0.2", "2", "top1 25.00%", "7.07%"], ["0.1", "2", "top1 20.00%", "0.00%"]]
+    assert len(rows_of(tmp_path, content, [rows[-1].record.name])) == 4
+    assert seed_table(rows[-1:]) is None
+
+
+def test_results_and_a_report_are_written(tmp_path, monkeypatch):
+    rows = rows_of(tmp_path, sweep_of_seeds(tmp_path).read())
+    write_results(tmp_path, rows)
+    lines = (tmp_path / "results.csv").read_text().splitlines()
+    assert lines[0] == f"trial,{RATE},seed,status,metric,best,step,seconds"
+    assert lines[1].startswith("learning_rate=0.2__seed=1,0.2,1,done,top1,0.30000000000000004,2,")
+    assert lines[5] == "learning_rate=0.3__seed=0,0.3,0,not started,,,,"
+    assert report(tmp_path, rows).startswith(f"{tmp_path / 'report.html'}: 4 runs, ")
+    assert "learning_rate=0.2__seed=1" in (tmp_path / "report.html").read_text()
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    assert report(tmp_path, rows) == "no report.html: report: plotly is not installed; pip install 'jaxddp[report]'"
+    assert report(tmp_path, rows[-1:]) == "no report.html: no trial has written anything"
+
+
+def test_the_outcome_of_a_trial_follows_its_own_goal(tmp_path):
+    write_trial(tmp_path / "a", [0.1, 0.4, 0.2])
+    result = result_of(tmp_path / "a")
+    assert (result.metric, result.lowest, result.best, result.values) == ("top1", False, 0.4, (0.1, 0.4, 0.2))
+    assert str(result) == "top1 40.00%" and str(result_of(tmp_path / "none")) == "-"

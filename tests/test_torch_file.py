@@ -1,0 +1,118 @@
+""".pth files of PyTorch are read without PyTorch, and their pickles run no code."""
+
+import io
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from support.torch_files import torch_file
+
+from jaxddp.core.errors import InputError
+from jaxddp.weights.state_dict import read
+
+GRID = np.arange(12, dtype=np.float32).reshape(3, 4)
+EXPECTED = {
+    **{"grid": GRID, "transposed": GRID.T, "part": np.arange(2, 6), "scalar": np.array(7)},
+    **{"half": np.array([0.5, -2], np.float16), "brain": np.array([1.5, -2], ml_dtypes.bfloat16)},
+    **{"flags": np.array([True, False]), "double": np.array([0.1]), "parameter": np.ones(2, np.float32)},
+    **{"none": np.zeros((0, 3), np.float32), "bytes": np.array([255], np.uint8)},
+}
+
+
+def written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def changed_zip(content: bytes, changes: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
+    """Return a zip file with other contents of some entries, by their names without the folder."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(out, "w", compression) as new:
+        for entry in old.infolist():
+            name = entry.filename.partition("/")[2]
+            new.writestr(entry.filename, changes.get(name, old.read(entry)))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("form", ["zip", "old"])
+def test_both_formats_of_pytorch_give_its_arrays(tmp_path, form):
+    actual = read(written(tmp_path / "w.pth", torch_file(form)))
+    assert actual.keys() == EXPECTED.keys()
+    for name, expected in EXPECTED.items():
+        assert actual[name].dtype == expected.dtype and actual[name].shape == expected.shape, name
+        assert np.array_equal(actual[name], expected), name
+
+
+def test_the_state_dict_in_a_checkpoint_is_read_without_batch_counters(tmp_path):
+    actual = read(written(tmp_path / "w.pth", torch_file("checkpoint")))
+    assert sorted(actual) == ["0.bias", "0.weight", "1.bias", "1.running_mean", "1.running_var", "1.weight"]
+    assert np.array_equal(actual["1.running_var"], np.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ("module", "w.pth: contains torch.nn.modules.container.Sequential, which is not part of plain weights; save"),
+        ("sparse", "w.pth: contains torch._utils._rebuild_sparse_tensor, which is not part of plain weights; save"),
+        ("number", "w.pth: contains a int and no state dict of named tensors; save a state dict"),
+    ],
+)
+def test_other_objects_are_refused_in_one_line(tmp_path, form, message):
+    with pytest.raises(InputError, match=message):
+        read(written(tmp_path / "w.pth", torch_file(form)))
+
+
+class Attack:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("form", ["zip", "old"])
+def test_a_pickle_runs_no_code(tmp_path, form):
+    attack = pickle.dumps({"state_dict": Attack(tmp_path / "attacked")}, protocol=2)
+    content = changed_zip(torch_file("zip"), {"data.pkl": attack}) if form == "zip" else attack
+    with pytest.raises(InputError, match="w.pth: contains (posix|nt).mkdir, which is not part of plain weights"):
+        read(written(tmp_path / "w.pth", content))
+    assert not (tmp_path / "attacked").exists()
+    pickle.loads(attack)  # The attack works.
+    assert (tmp_path / "attacked").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (changed_zip(torch_file("zip"), {"data/0": bytes(24)}), "a tensor needs 12 elements of a storage with 6"),
+        (changed_zip(torch_file("zip"), {}, zipfile.ZIP_DEFLATED), "data.pkl is compressed|byteorder is compressed"),
+        (changed_zip(torch_file("zip"), {"byteorder": b"big"}), "its numbers are big-endian"),
+        (b"", "Ran out of input"),
+        (pickle.dumps(3), "its first bytes are of another format"),
+        (torch_file("zip")[:900], "not a zip file"),
+    ],
+    ids=["short storage", "compressed", "byte order", "empty", "another pickle", "cut"],
+)
+def test_damaged_files_raise_one_line(tmp_path, content, message):
+    with pytest.raises(InputError, match=rf"w.pth: not a complete .pth file \(.*({message}).*\); download it again"):
+        read(written(tmp_path / "w.pth", content))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["zip", "old"])
+def test_any_flipped_bit_and_any_cut_gives_arrays_or_one_line(tmp_path, form):
+    content = torch_file(form)
+    variants = [content[:size] for size in range(0, len(content), 89)]
+    variants += [content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :] for i in range(0, len(content), 41)]
+    failed = 0
+    for variant in variants:
+        try:
+            read(written(tmp_path / "w.pth", variant))
+        except InputError as error:
+            assert "\n" not in str(error)
+            failed += 1
+    assert failed > len(variants) // 4

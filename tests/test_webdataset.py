@@ -1,0 +1,400 @@
+"""Tar files of WebDataset: the index of samples, exact order and resume, names of shards, and damage."""
+
+import gzip
+import io
+import json
+import multiprocessing
+import os
+import tarfile
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.forms import CLASSES, FORMS, add_to_tar, pictures
+
+import jaxddp.data.storage.tar_index as tar_index
+from jaxddp.config import DataConfig
+from jaxddp.core.cache_folder import CACHE_VARIABLE
+from jaxddp.core.errors import InputError
+from jaxddp.curate.check import check
+from jaxddp.data.formats.shard_names import expand
+from jaxddp.data.opening import open_splits, open_tables
+from jaxddp.data.order import SampleOrder, Shard
+from jaxddp.data.storage.tar_files import _read_image
+from jaxddp.data.storage.tar_samples import find_samples
+from jaxddp.data.storage.turns import in_turn
+from jaxddp.data.table import ExampleTable
+
+TRUTH = pictures()
+FORMATS = (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+
+
+def image(row: int) -> bytes:
+    return TRUTH["train"].encoded(row)
+
+
+def write_shard(file: Path, samples: Iterable[tuple[str, dict[str, bytes]]], **options: Any) -> Path:
+    """Write a shard of samples (key, fields by suffix)."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(file, "w", **options) as tar:
+        for key, fields in samples:
+            add_to_tar(tar, key, fields)
+    return file
+
+
+def sample(row: int, label: str | None = None, **fields: bytes) -> tuple[str, dict[str, bytes]]:
+    label = str(TRUTH["train"].labels[row]) if label is None else label
+    return f"{row:04d}", {"cls": label.encode(), **(fields or {"png": image(row)})}
+
+
+def config_of(path: object, **more: Any) -> DataConfig:
+    return FORMS["WebDataset"].data(path, **more)  # type: ignore[arg-type]
+
+
+def open_both(path: object, **more: Any) -> tuple[ExampleTable, ExampleTable]:
+    train, val = open_splits(config_of(path, **more)).values()
+    assert isinstance(train, ExampleTable) and isinstance(val, ExampleTable)
+    return train, val
+
+
+def message_of(path: object, **more: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        open_splits(config_of(path, **more))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return FORMS["WebDataset"].write(tmp_path / "set", TRUTH)
+
+
+# Samples
+
+
+@given(st.lists(st.text("ab/.", min_size=1, max_size=120), max_size=8), st.sampled_from(FORMATS))
+def test_samples_are_found_at_their_offsets(names: list[str], tar_format: int):
+    """Names may be long, in folders, or begin with a dot."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tar_format) as tar:
+        for number, name in enumerate(names):
+            # A name of 100 bytes or more needs a header of GNU or pax; `ustar` has a prefix for folders only.
+            key = f"{name}{number}" if tar_format != tarfile.USTAR_FORMAT else f"{number}{name.replace('/', '')[:40]}"
+            add_to_tar(tar, key, {"cls": str(number).encode(), "jpg": bytes([number]) * (number + 1)})
+    content = file.getvalue()
+    samples, _ = find_samples(io.BytesIO(content), len(content), "shard")
+    for offset, length, label in zip(samples.offset, samples.length, samples.label, strict=True):
+        number = int(label)
+        assert content[offset + 512 : offset + 512 + length] == bytes([number]) * (number + 1)
+    for key, label in zip(samples.key.tolist(), samples.label.tolist(), strict=True):
+        last = key.decode().rpartition("/")[2]
+        assert last and "." not in last and label.isdigit()
+
+
+@pytest.mark.parametrize("tar_format", FORMATS)
+def test_each_sample_is_read_once_with_its_label(tar_format: int, tmp_path: Path):
+    long = "folder/" * 12 + "a" * 60 + "é"
+    keys = [f"{row:04d}" if tar_format == tarfile.USTAR_FORMAT else f"{long}{row}" for row in range(10)]
+    samples = [(key, sample(row)[1]) for row, key in enumerate(keys)]
+    write_shard(tmp_path / "set/a.tar", samples[:4], format=tar_format)
+    write_shard(tmp_path / "set/b.tar", samples[4:], format=tar_format)
+    train, val = open_both(tmp_path / "set", val_share=0.3)
+    ids = [*train.id.tolist(), *val.id.tolist()]
+    assert sorted(ids) == sorted(f"{'a' if row < 4 else 'b'}.tar/{key}".encode() for row, key in enumerate(keys))
+    for table in (train, val):
+        for row in range(len(table)):
+            number = keys.index(table.id[row].decode()[6:])
+            assert table.read(row) == image(number) and table.labels[row] == TRUTH["train"].labels[number]
+            assert table.name(row) == f"{tmp_path}/set/{'a' if number < 4 else 'b'}.tar, {keys[number]}.png"
+
+
+@pytest.mark.parametrize(
+    ("fields", "label"),
+    [
+        ({"cls": b"2"}, 2),
+        ({"cls": b" 2\n"}, 2),
+        ({"json": b'{"label": 2, "width": 3}'}, 2),
+        ({"json": b'{"cls": "2"}'}, 2),
+        ({"json": b'{"label": 1}', "cls": b"2"}, 2),
+        ({"cls": b"2", "json": b'{"label": 1}'}, 2),
+        ({"cls": b"-1", "txt": b"a cat"}, -1),
+        ({"cls": b"2", "seg.png": b"mask", "json": b"not json"}, 2),
+    ],
+)
+def test_a_label_is_a_field_of_the_sample(fields: dict[str, bytes], label: int, tmp_path: Path):
+    others = [sample(row) for row in range(1, 10)]
+    write_shard(tmp_path / "set/train-0.tar", [("first", {**fields, "PNG": image(0)}), *others])
+    write_shard(tmp_path / "set/val-0.tar", others)
+    train, _ = open_both(tmp_path / "set")
+    assert train.labels[0] == label and train.read(0) == image(0)
+
+
+def test_names_of_classes_come_from_a_file_or_the_labels(root: Path, tmp_path: Path):
+    assert open_both(root)[0].class_names == CLASSES
+    (root / "classes.txt").unlink()
+    (root / "classes.json").write_text(json.dumps({"0": "x", "2": "z", "1": "y"}))
+    assert open_both(root)[0].class_names == ("x", "y", "z")
+    (root / "classes.json").write_text(json.dumps({"0": "x", "2": "z"}))
+    assert message_of(root).startswith(f'{root}/classes.json: no list of names; write ["cat", "dog"]')
+    (root / "classes.json").write_text(json.dumps(["x", "y", "x"]))
+    assert "classes.json, name 3: 'x' is also the name in" in message_of(root)
+    (root / "classes.json").unlink()
+    assert open_both(root)[1].class_names == tuple("012")
+    for split in ("train", "val"):
+        words = [sample(row, ("dog", "ant", "cat")[row % 3]) for row in range(6)]
+        write_shard(tmp_path / f"words/{split}/0.tar", words)
+    train, val = open_both(tmp_path / "words")
+    assert train.class_names == val.class_names == ("ant", "cat", "dog")
+    assert train.labels.tolist() == val.labels.tolist() == [2, 0, 1, 2, 0, 1]
+    write_shard(tmp_path / "words/val/0.tar", [sample(0, "cow")])
+    assert message_of(tmp_path / "words") == (
+        f"{tmp_path}/words/val/0.tar, sample 0000: label 'cow' is none of the 3 classes; correct it"
+    )
+
+
+# Order
+
+
+@given(seed=st.integers(0, 99), count=st.sampled_from((1, 2, 4)), start=st.integers(0, 9))
+def test_an_epoch_has_each_sample_once_and_resumes_anywhere(seed: int, count: int, start: int):
+    """The order of the samples needs no stream, so this compares the rows of a table with an index of offsets."""
+    order = SampleOrder(10, 4, seed=seed)
+    steps = [np.concatenate([Shard(index, count).of(order.rows(step)) for index in range(count)]) for step in range(10)]
+    assert np.bincount(np.concatenate(steps)).tolist() == [4] * 10
+    np.testing.assert_array_equal(np.concatenate(steps[start:]), np.concatenate([*map(order.rows, range(start, 10))]))
+
+
+def test_a_resumed_stream_reads_the_same_samples(root: Path):
+    train, _ = open_tables(config_of(root))
+    order = SampleOrder(len(train), 4, seed=6)
+    whole = list(train.train_batches(order, config_of(root), range(5)))
+    resumed = list(train.train_batches(order, config_of(root), range(3, 5)))
+    for batch, again in zip(whole[3:], resumed, strict=True):
+        np.testing.assert_array_equal(batch.image, again.image)
+    rows = np.concatenate([batch.row for batch in whole])
+    assert np.bincount(rows).tolist() == [2] * 10
+    truth = {picture.tobytes(): row for row, picture in enumerate(TRUTH["train"].images)}
+    assert [truth[picture.tobytes()] for batch in whole for picture in batch.image] == rows.tolist()
+
+
+# Names of shards
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("a.tar", ["a.tar"]),
+        ("s-{008..011}.tar", ["s-008.tar", "s-009.tar", "s-010.tar", "s-011.tar"]),
+        ("{0..1}/{a,b}.tar", ["0/a.tar", "0/b.tar", "1/a.tar", "1/b.tar"]),
+        ("{9..10}", ["9", "10"]),
+    ],
+)
+def test_a_pattern_is_expanded(pattern: str, names: list[str]):
+    assert expand(pattern) == names
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("a{3..1}.tar", "a{3..1}.tar: {3..1} is no range"),
+        ("a{1..9.tar", "a{1..9.tar: a brace is not closed"),
+        ("a{}.tar", "a{}.tar: {} is neither a range nor a list"),
+        ("{0..999}{0..9999}", "has more than 100,000 names"),
+        ("{0..99999999}", "is no range of at most 100,000 numbers"),
+    ],
+)
+def test_a_wrong_pattern_is_one_line(pattern: str, message: str):
+    with pytest.raises(InputError, match=".") as caught:
+        expand(pattern)
+    assert message in str(caught.value)
+
+
+def test_shards_are_found_by_folder_name_and_pattern(tmp_path: Path):
+    def shards(*names: str) -> Path:
+        folder = tmp_path / f"set{len([*tmp_path.iterdir()])}"
+        for number, name in enumerate(names):
+            write_shard(folder / name, [sample(number + 3 * label, str(label)) for label in range(3)])
+        return folder
+
+    def counts(folder: Path, path: str = "", **more: Any) -> list[list[str]]:
+        tables = open_both(folder / path, **more)
+        return [sorted({name.decode() for name in table.path.tolist()}) for table in tables]
+
+    in_folders = shards("train/0.tar", "train/1.tar", "valid/0.tar")
+    assert counts(in_folders) == [["train/0.tar", "train/1.tar"], ["valid/0.tar"]]
+    named = shards("imagenet1k-train-0.tar", "imagenet1k-validation-0.tar", "trainable.tar")
+    assert counts(named) == [["imagenet1k-train-0.tar"], ["imagenet1k-validation-0.tar"]]
+    assert message_of(named, val_share=0.5).endswith(
+        "own validation split; leave data.val_share out, which is for data without this split"
+    )
+    plain = shards("s-0.tar", "s-1.tar", "s-2.tar")
+    assert "has no validation split" in message_of(plain)
+    divided = open_both(plain, val_share=0.5)
+    assert sum(map(len, divided)) == 9
+    assert sum(map(len, open_both(plain / "s-{0..1}.tar", val_share=0.5))) == 6
+    assert counts(plain, train="s-{0,1}.tar", val="s-[2-9].tar") == [["s-0.tar", "s-1.tar"], ["s-2.tar"]]
+    assert counts(plain, "s-{0..1}.tar", val="s-2.tar") == [["s-0.tar", "s-1.tar"], ["s-2.tar"]]
+    assert message_of(plain, train="t-*.tar").startswith(f"data.train: no file of {plain} matches t-*.tar; ")
+    assert message_of(plain / "s-{0..3}.tar", val_share=0.5) == (
+        f"{plain}/s-3.tar: no such shard; download it again, or correct the pattern"
+    )
+    assert counts(plain, val="s-0.tar") == [["s-1.tar", "s-2.tar"], ["s-0.tar"]]
+    both = message_of(plain / "s-{0..1}.tar", val="s-1.tar")
+    assert both == f"data.val='s-1.tar': {plain}/s-1.tar is also in the training split"
+    assert message_of(shards("val-0.tar"), val="val-0.tar").endswith(
+        "no shards of its train split; call them train-*.tar"
+    )
+
+
+# The index
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    names, find = [], tar_index.find_samples
+    monkeypatch.setattr(tar_index, "find_samples", lambda *arguments: names.append(arguments[2]) or find(*arguments))
+    return names
+
+
+def test_shards_are_indexed_once_until_one_changes(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    reads = count_reads(monkeypatch)
+    tables = [open_both(root) for _ in range(3)]
+    assert len(reads) == 4
+    assert {one.fingerprint for one, _ in tables} == {tables[0][0].fingerprint}
+    moved = root.rename(tmp_path / "moved")
+    open_both(moved)
+    assert len(reads) == 4
+    os.utime(moved / "train-000001.tar", ns=(1, 1))
+    open_both(moved)
+    assert sorted(Path(name).name for name in reads[4:]) == ["train-000000.tar", "train-000001.tar"]
+
+
+def test_the_index_of_a_read_only_folder_is_in_the_cache(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    open_both(root)
+    for file in root.glob("*.jaxddp-index"):
+        # The user root may write despite a read-only mode, so a folder takes the path of the index.
+        file.unlink()
+        file.mkdir()
+    reads = count_reads(monkeypatch)
+    for _ in range(2):
+        open_both(root)
+    assert len(reads) == 4
+    assert len([*(tmp_path / "cache").glob("shards-*.jaxddp-index")]) == 2
+
+
+def hold(file: str, held: Any, until: Any) -> None:
+    with in_turn(Path(file), 1, ""):
+        held.set()
+        until.wait(30)
+
+
+def test_one_process_works_while_others_wait_for_a_bounded_time(tmp_path: Path):
+    file, context = tmp_path / "folder/lock", multiprocessing.get_context("spawn")
+    held, until = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(str(file), held, until))
+    other.start()
+    try:
+        assert held.wait(60)
+        started = time.monotonic()
+        with in_turn(file, 0.5, "working") as is_held:
+            assert not is_held and time.monotonic() - started >= 0.5
+        threading.Timer(0.3, until.set).start()
+        with in_turn(file, 30, "working") as is_held:
+            assert is_held and until.is_set()
+    finally:
+        until.set()
+        other.join(30)
+    (tmp_path / "file").touch()
+    with in_turn(tmp_path / "file/lock", 1, "") as is_held:
+        assert is_held, "without a lock, every process works"
+
+
+# Damage
+
+
+@pytest.mark.parametrize(
+    ("samples", "fault"),
+    [
+        ([("a", {"png": image(0)})], "sample a: has no label; add 'a.cls', or a field label to its json"),
+        ([("a", {"png": image(0), "cls": b" "})], "sample a: has no label; add 'a.cls', or a field label to its json"),
+        ([("a", {"cls": b"0"})], "sample a: has no image, but .cls; write the sample again, or leave it out"),
+        ([("a", {"cls": b"0", "gif": b"x"})], "sample a: its image type .gif is not supported; convert it to JPEG"),
+        ([("a", {"cls": b"0", "png": b""})], "sample a: its image 'a.png' is empty; write the sample again"),
+        (
+            [("a", {"cls": b"0", "png": image(0), "jpg": image(0)})],
+            "sample a: has two images, 'a.png' and 'a.jpg'; keep one image per sample",
+        ),
+        (
+            [sample(0), sample(1), sample(0)],
+            "sample 0000: its key is that of an earlier sample; give each sample a key of its own",
+        ),
+        ([sample(0, "7")], "sample 0000: label '7' is none of the 3 classes; correct it"),
+    ],
+)
+def test_a_sample_that_cannot_be_used_is_one_line(samples: list, fault: str, root: Path):
+    shard = write_shard(root / "train-000001.tar", [sample(8), *samples, sample(9)])
+    assert message_of(root).startswith(f"{shard}, {fault}")
+    faults: list[str] = []
+    tables = open_splits(config_of(root), faults.append)
+    assert len({*faults}) == 1 and faults[0].startswith(f"{shard}, {fault}")
+    # The other samples of the shard are used.
+    assert len(tables["train"]) == 5 + 2 + (len(samples) - 1)
+    assert check(tables, refused=faults).num_faults == 1
+
+
+def test_a_cut_or_damaged_shard_is_one_line(root: Path):
+    shard = root / "train-000001.tar"
+    content = shard.read_bytes()
+    offsets = open_both(root)[0].offset
+    assert offsets is not None
+    for at in (0, 100, int(offsets[-1]) + 3, int(offsets[-1]) + 600, len(content) - 1024):
+        shard.write_bytes(content[:at])
+        assert message_of(root).startswith(f"{shard}: "), at
+    flipped = bytearray(content)
+    flipped[int(offsets[-1]) + 130] ^= 1
+    shard.write_bytes(flipped)
+    assert message_of(root).startswith(f"{shard}: damaged: no header of a file at byte {offsets[-1]:,} of ")
+    shard.write_bytes(gzip.compress(content))
+    assert "damaged, or not a tar file without compression" in message_of(root)
+    shard.unlink()
+    write_shard(shard, [])
+    assert message_of(root).startswith(f"{shard}: holds no sample; ")
+
+
+def test_a_header_with_a_flipped_bit_is_found(root: Path):
+    train, _ = open_tables(config_of(root))
+    shard, offset = root / "train-000001.tar", int(train.record(9).offset or 0)
+    content = bytearray(shard.read_bytes())
+    # The bit is in the name, so the size is still right.
+    content[offset + 3] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(InputError, match=r"images/0009\.png: the shard has changed since it was indexed; start again"):
+        train.read(9)
+    assert _read_image(os.fsencode(shard), np.int64(offset)) == b""
+
+
+def test_a_shard_that_changes_during_a_run_is_one_line(root: Path):
+    train, _ = open_tables(config_of(root))
+    shard, offset = root / "train-000001.tar", int(train.record(9).offset or 0)
+    content = shard.read_bytes()
+    assert _read_image(os.fsencode(shard), np.int64(offset)) == train.read(9)
+    for changed in (content[:offset], content[: offset + 512], content[:1000] + b"x" + content[1000:], b""):
+        shard.write_bytes(changed)
+        with pytest.raises(InputError, match=r"train-000001\.tar, images/0009\.png: (the shard has changed|cut short)"):
+            train.read(9)
+    with pytest.raises(InputError, match=r"train-000001\.tar, images/\d+\.png: the shard has changed since it was"):
+        list(train.train_batches(SampleOrder(10, 10, seed=0), config_of(root), range(1)))
+    shard.unlink()
+    assert _read_image(os.fsencode(shard), np.int64(offset)) == b""
+    with pytest.raises(InputError, match="its shard is missing"):
+        train.read(9)
