@@ -49,24 +49,8 @@ config's values. The most used keys have short forms: --lr X, --epochs N, --batc
 --seed N. Each command has its own --help. `jaxddp --version` prints the installed versions."""
 
 COMMANDS = (
-    *(
-        "train",
-        "sweep",
-        "eval",
-        "find-lr",
-        "predict",
-        "checkpoints",
-        "export",
-        "push",
-        "weights",
-        "report",
-        "runs",
-        "doctor",
-        "config",
-        "data",
-    ),
-    "completion",
-    "launch",
+    *("train", "sweep", "eval", "find-lr", "predict", "checkpoints", "export", "push", "weights", "report", "runs"),
+    *("doctor", "config", "data", "completion", "launch"),
 )
 
 _RESUMES = "the same command resumes from the last checkpoint, if there is one"

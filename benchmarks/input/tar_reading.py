@@ -82,7 +82,7 @@ def main() -> None:
 
         def threads() -> None:
             with ThreadPoolExecutor(32) as pool:
-                list(pool.map(lambda row: len(store.read(b"shard.tar", samples.offset[row])), order.tolist()))
+                list(pool.map(lambda row: len(store.read(b"shard.tar", int(samples.offset[row]))), order.tolist()))
 
         ways = {
             "Python function in the graph": lambda: read_in_graph(lambda at, _: op(path, at), samples, order),

@@ -17,7 +17,7 @@ from jaxddp.recipe_files.find_recipe import config_names
 STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
 """Positional arguments have the names of their fields: RUN, IMAGES."""
 _VALUES = {"lr": "X", "epochs": "N", "batch_size": "B", "model": "NAME", "data": "DIR", "seed": "N", "offline": ""}
-"""The most used options and the names of their values, empty for a flag. They are the first options of a page."""
+"""The most used options and the names of their values; empty for a flag. They are the first options of a page."""
 _SEED = "Seed of all random values."
 _NOTE_ON_KEYS = "Every key of CONFIG is an option, too: --help after CONFIG lists them with its values."
 _COMPLETION = "jaxddp completion bash, or zsh, prints the script that completes commands, configs, keys and values."
@@ -77,8 +77,8 @@ def _first_options(values: Mapping[str, Any]) -> type:
         value = values.get(SHORT.get(key, key))
         hint = "" if value is None else f"(default: {value})"
         shown = tyro.conf.arg(help=description, metavar=metavar, help_behavior_hint=hint)
-        word = Annotated[str, shown] if metavar else Annotated[bool, shown, tyro.conf.FlagCreatePairsOff]
-        options.append((key, word, field(default="" if metavar else False, kw_only=True)))
+        option: Any = Annotated[str, shown] if metavar else Annotated[bool, shown, tyro.conf.FlagCreatePairsOff]
+        options.append((key, option, field(default="" if metavar else False, kw_only=True)))
     return make_dataclass("FirstOptions", options, frozen=True)
 
 
