@@ -116,6 +116,9 @@ def test_the_command_lists_the_names_that_contain_a_word(capfd, monkeypatch):
     words = ("torchvision/ConvNeXt_Tiny_Weights.IMAGENET1K_V1", "convnext_tiny", "82.52%", "224", "28.59 M", "114 MB")
     assert " ".join(lines[0]) == " ".join(words)
     assert len(lines) == sum(entry.network == "convnext_tiny" for entry in published_weights())
+    assert main(["weights"]) == 0
+    whole = capfd.readouterr().out
+    assert all(name in whole for name in ("resnet18", "vit_ti16", "convnext_tiny", "swin_t"))
     assert fails(["weights", "resent50"], capfd).endswith(", did you mean 'resnet50'?; omit the name")
 
 

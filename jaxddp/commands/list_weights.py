@@ -19,19 +19,19 @@ class ListWeights:
     weights of each network of a library also have the short name torchvision/NAME or timm/NAME.
     """
 
-    name: tyro.conf.Positional[str] = ""
-    """A part of the names of the weights or of the network, such as resnet50 or timm/vit."""
+    name: tyro.conf.Positional[str | None] = None
+    """A part of the names of the weights or of the network, such as resnet50 or timm/vit. If None, all are listed."""
 
 
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. Raises: InputError if no name contains the part."""
     options = parse(ListWeights, ListWeights(), "jaxddp weights", arguments)
-    part = options.name.lower()
+    part = (options.name or "").lower()
     chosen = [one for one in published_weights() if part in one.name.lower() or part in one.network]
     if not chosen:
         known = {name for one in published_weights() for name in (one.network, one.family, one.name)}
         raise InputError(
-            f"no weights have {options.name!r} in their names{nearest(options.name, known)}; omit the name"
+            f"no weights have {part!r} in their names{nearest(part, known)}; omit the name"
         )
     columns = ("weights", "network", "top-1", "pixels", "parameters", "size")
     rows = [
