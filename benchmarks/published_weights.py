@@ -33,6 +33,17 @@ FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     ),
     "convnext_tiny": ("convnext_tiny", ("convnext_tiny",)),
     "convnext_small": ("convnext_small", ("convnext_small",)),
+    "resnext50_32x4d": ("resnext50_32x4d", ("resnext50_32x4d",)),
+    "resnext101_32x8d": ("resnext101_32x8d", ("resnext101_32x8d",)),
+    "wide_resnet50_2": ("wide_resnet50_2", ("wide_resnet50_2",)),
+    "wide_resnet101_2": ("wide_resnet101_2", ("wide_resnet101_2",)),
+    "seresnet50": (None, ("seresnet50",)),
+    # timm's arrays of the next networks have other names, or its batch norms have another epsilon.
+    **{
+        f"regnet_y_{size}": (f"regnet_y_{size}", ())
+        for size in ("400mf", "800mf", "1_6gf", "3_2gf", "8gf", "16gf", "32gf")
+    },
+    **{name: (name, ()) for name in ("efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large")},
     "swin_t": ("swin_t", ("swin_tiny_patch4_window7_224",)),
     "swin_s": ("swin_s", ("swin_small_patch4_window7_224",)),
 }
