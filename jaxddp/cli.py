@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 
-from jaxddp.command_line.short_forms import config_first
+from jaxddp.command_line.config_words import config_first
 from jaxddp.command_line.status_line import StatusLine
 from jaxddp.core.errors import InputError, JaxddpError, with_notes
 from jaxddp.core.user_code import describing_errors

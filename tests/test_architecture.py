@@ -109,7 +109,7 @@ FILE_LIBRARIES = {
     "jaxddp/weights/state_dict.py": "safetensors ml_dtypes",
     "jaxddp/inference/model_card.py": "yaml",
     "jaxddp/weights/hub_upload.py": "huggingface_hub",
-    "jaxddp/weights/hub.py": "huggingface_hub tqdm",
+    "jaxddp/weights/hub_files.py": "huggingface_hub tqdm",
     "jaxddp/weights/torch_file.py": "ml_dtypes",
     "jaxddp/notebook/figures.py": "matplotlib",
     "jaxddp/inference/trained.py": "matplotlib",

@@ -36,6 +36,7 @@ CASES = [
     ("checkpoints runs/first --ve", ["--verify"]),
     ("train digits --data ru", ["runs"]),
     ("completion z", ["zsh"]),
+    ("sweep digits --optimizer.learning", ["--optimizer.learning-rate"]),
 ]
 
 

@@ -22,7 +22,7 @@ from support.published import weights
 from support.runs import fails
 
 import jaxddp.weights.download as download_module
-import jaxddp.weights.hub as hub_module
+import jaxddp.weights.hub_files as hub_module
 from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train

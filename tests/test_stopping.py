@@ -335,7 +335,7 @@ def test_every_command_shows_that_a_run_stopped(stopped, capfd):
     assert [*averaged] == [7, 13, 19, 25] and f"in 3 validations since step {best}," in result["reason"]
     assert main(["train", *words]) == 0
     shown = capfd.readouterr().out
-    assert f"stopped at step 25 of 38 ({result['reason']}): nothing to train; result: val loss " in shown
+    assert f"stopped at step 25 ({result['reason']}) on " in shown and ": nothing to train; result: val loss " in shown
     (run,) = read_runs([workdir])
     (cells,) = [[cell.text for cell in row] for row in run_table([run]).rows]
     assert cells[1] == "stopped" and cells[3].startswith("val_ema loss ") and cells[4] == f"{best}"

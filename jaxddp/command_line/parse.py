@@ -15,10 +15,10 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from jaxddp.choices import NAMES, check_read, reset_unread
+from jaxddp.command_line.config_words import check_one_config
 from jaxddp.command_line.help_page import STYLE, described, page_of, page_of_config
 from jaxddp.command_line.short_forms import (
     by_key,
-    check_one_config,
     expand_short_forms,
     format_option,
     is_flag,

@@ -11,7 +11,6 @@ from jaxddp.core.message import format_option, key_of_option
 from jaxddp.keys import SHORT
 from jaxddp.overrides import keys_of
 
-CONFIG_OPTION = "--config"
 _TRUTHS = {"true": True, "false": False}
 
 
@@ -19,24 +18,6 @@ def options_of(command: type) -> dict[str, Any]:
     """Return the type of each option of a command, by its key: "train.batch_size" for `--train.batch-size`."""
     keys = ((key.removeprefix("config."), hint) for key, hint in keys_of(command))
     return {key: hint for key, hint in keys if tyro.conf.Positional not in getattr(hint, "__metadata__", ())}
-
-
-def config_first(words: list[str]) -> list[str]:
-    """Return the words of a command with the config in place of a leading `--config`: `--config my.yaml` is my.yaml."""
-    name, equals, value = words[0].partition("=") if words else ("", "", "")
-    if name != CONFIG_OPTION or not (equals or words[1:]):
-        return words
-    return [value, *words[1:]] if equals else words[1:]
-
-
-def check_one_config(name: str, words: Sequence[str]) -> None:
-    """Raise `InputError` if the words after a config contain another config, `--config my.yaml`."""
-    for word, following in itertools.pairwise([*words, "FILE"]):
-        option, equals, value = word.partition("=")
-        if option == CONFIG_OPTION:
-            other = value if equals else following
-            advice = f"write `base: {name}` into {other}, and give {other} as the config"
-            raise InputError(f"{CONFIG_OPTION} {other}: the config is {name} already; {advice}")
 
 
 def is_flag(hint: Any) -> bool:

@@ -11,8 +11,10 @@ import tyro
 from jaxddp.command_line.completion_script import SHELLS, CompletedCommand, completion_script
 from jaxddp.command_line.parse import parse
 from jaxddp.command_line.short_forms import options_of
+from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices
+from jaxddp.overrides import keys_of
 
 
 @dataclass(frozen=True)
@@ -53,5 +55,8 @@ def _commands(usage: str, command: Callable[[str], Callable[[list[str]], int]]) 
             if kind.__module__ == module.__name__ or kind.__name__.lower() == name:
                 options |= options_of(kind)
         places = [word.strip("[]").rstrip(".") for word in following if word.isupper() or word.strip("[]").isupper()]
+        if places[:1] == ["CONFIG"] and name != "launch":
+            # `sweep` takes every key, too, with several values.
+            options |= dict(keys_of(Config))
         subcommands = [word for word in following if word.isalpha() and word.islower()]
         yield CompletedCommand(name, options, subcommands, places[0] if places else "")

@@ -9,6 +9,7 @@ import tyro
 
 from jaxddp.choices import check_read
 from jaxddp.command_line.parse import ConfigOfRecipe, check_run, parse
+from jaxddp.command_line.short_forms import by_key, options_of
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import Config, ParallelConfig
 from jaxddp.core.errors import InputError
@@ -16,6 +17,8 @@ from jaxddp.core.phases import doing
 from jaxddp.core.ranges import CpuDevices, Devices
 from jaxddp.core.wording import counted
 from jaxddp.inference.features.feature_formats import format_of
+from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe_files.python_sources import RecipeSources
 from jaxddp.registry import check_names
 
 
@@ -40,13 +43,13 @@ class _Options:
 class FeaturesOfRun(_Options):
     """Write the features of images in the network of a run or of a file of weights, on all devices.
 
-    In place of RUN, a file of weights can be given, with the network and the preprocessing as options: jaxddp features
-    resnet50.safetensors photos --out photos.npz --model.name resnet50 --data.image-size 224. If the command is
-    interrupted, the same command continues.
+    In place of RUN, weights can be given as in model.weights. For a file, the network and the preprocessing are
+    options: jaxddp features resnet50.safetensors photos --out photos.npz --model.name resnet50 --data.image-size 224.
+    If the command is interrupted, the same command continues.
     """
 
     run: tyro.conf.Positional[Path] = tyro.MISSING
-    """The work directory of the run, or a file of weights."""
+    """The work directory of the run; or a file or a name of weights."""
     data: tyro.conf.Positional[tuple[str, ...]] = tyro.MISSING
     """A data set, as in data.path; or a folder, files, or a CSV file with a column `path`."""
     step: str = "best"
@@ -92,7 +95,7 @@ def run(arguments: list[str]) -> int:
         table = open_one_split(options.data, options.config.data, options.split)
         network = network_of_weights(options.config, table, topology)
         of = str(options.config.model.weights)
-    with ProgressBar("reading features", len(table)) as bar:
+    with ProgressBar("computing features", len(table)) as bar:
         more = {"layer": options.layer, "pool": options.pool, "progress": bar.advance}
         done = write_features(network, table, options.out, form, **more)
     if peers.is_first:
@@ -104,7 +107,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> FeaturesOfRun | FeaturesOfWeights:
-    """Parse the arguments. The first one is a run if it is a folder, and a file of weights otherwise.
+    """Parse the arguments. The first one is a run if it is a folder, and weights otherwise.
 
     Raises: InputError.
     """
@@ -113,8 +116,18 @@ def _parse(arguments: list[str]) -> FeaturesOfRun | FeaturesOfWeights:
         options = parse(FeaturesOfRun, FeaturesOfRun(), "jaxddp features", arguments)
         check_run(options.run)
         return options
-    default = FeaturesOfWeights(config=Config().replace(model={"weights": first}))
+    offline = "model.offline" in dict(by_key(rest, options_of(FeaturesOfWeights)))
+    default = FeaturesOfWeights(config=_config_of_weights(first, offline=offline))
     options = parse(FeaturesOfWeights, default, f"jaxddp features {first}", rest)
     check_names(options.config, {})
     check_read(options.config, {}, lambda keys: f"leave {', '.join(keys)} out")
     return options
+
+
+def _config_of_weights(weights: str, *, offline: bool) -> Config:
+    """Return the default config with the settings of weights, as far as they are known. Raises: InputError."""
+    from jaxddp.workdir.inherited_settings import with_settings_of_weights
+
+    file = RecipeFile(Config(), Path(weights), RecipeSources(Path(weights)))
+    config = with_settings_of_weights(file, weights, None, offline=offline).config
+    return config.replace(model={"weights": weights})

@@ -35,7 +35,7 @@ class Push:
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. Raises: InputError, Unreachable."""
     options = parse(Push, Push(), "jaxddp push", arguments)
-    from jaxddp.weights.hub import SCHEME, HubFile
+    from jaxddp.weights.hub_files import SCHEME, HubFile
     from jaxddp.weights.hub_upload import check_token
 
     if not options.place.startswith(SCHEME):

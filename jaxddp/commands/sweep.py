@@ -65,7 +65,7 @@ class Sweep:
     verbose: bool = False
     """Also print the output of the trials. It is always in `output.log` in their work directories."""
     list: bool = False
-    """Print the command of each trial, one a line, and train nothing."""
+    """Print the command of each trial, one per line, and train nothing."""
     index: Annotated[int, Range(0, MOST_TRIALS)] | None = None
     """Train only the trial with this number, from 0, as a task of a job array does."""
 

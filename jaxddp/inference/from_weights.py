@@ -1,7 +1,5 @@
 """Makes a network for inference from a file of weights, without a run."""
 
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +19,7 @@ from jaxddp.platforms import platform_named
 from jaxddp.recipe.make_recipe import model_of
 from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.setup.initial_weights import initial_weights
+from jaxddp.weights.places import local_weights
 from jaxddp.workdir.signature import Signature
 
 NUM_CLASSES = 1000
@@ -29,6 +28,8 @@ NUM_CLASSES = 1000
 
 def network_of_weights(config: Config, source: Source, topology: Topology) -> TrainedRun:
     """Return the network `model.name` with the weights `model.weights`, for the images of a source.
+
+    The weights are a file, or a name as in `jaxddp weights`.
 
     Its classes are numbered from 0. Features do not depend on the head, which may be missing in the weights.
 
@@ -42,10 +43,11 @@ def network_of_weights(config: Config, source: Source, topology: Topology) -> Tr
         config = config.replace(train={"precision": platform_named(topology.platform).precision})
     model = model_of(config, NUM_CLASSES, objects_of_hooks({}))
     data = config.data.of_evaluation
-    shape, path = source.image_shape(data), Path(weights).expanduser()
+    shape, new_layers = source.image_shape(data), config.model.fresh_layers
     shapes = shapes_of(model, shape)
     with doing(f"reading weights from {weights}"):
-        arrays = initial_weights(path, model, shapes, NUM_CLASSES, topology, config.model.fresh_layers)
+        path = local_weights(weights, offline=config.model.offline)
+        arrays = initial_weights(path, model, shapes, NUM_CLASSES, topology, new_layers, image_shape=shape)
     fresh, fresh_state = jax.jit(model.init)(jax.random.key(config.seed), jnp.zeros((1, *shape), jnp.float32))
     params, model_state = replace_by_weights(
         fresh, fresh_state, {name: jnp.asarray(array) for name, array in arrays.items()}

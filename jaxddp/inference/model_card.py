@@ -16,7 +16,7 @@ from jaxddp.config import Config
 from jaxddp.core.versions import installed_version
 from jaxddp.core.wording import counted, figure, is_share, some
 from jaxddp.overrides import flatten
-from jaxddp.weights.hub import HubFile
+from jaxddp.weights.hub_files import HubFile
 from jaxddp.weights.places import is_local
 
 _COUNT = "count"

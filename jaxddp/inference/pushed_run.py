@@ -17,7 +17,7 @@ from jaxddp.training.checkpoints.integrity import CHECKPOINTS, Integrity
 from jaxddp.training.checkpoints.run_identity import LOCATION_KEYS
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.listeners.curves import CURVES
-from jaxddp.weights.hub import HubFile
+from jaxddp.weights.hub_files import HubFile
 from jaxddp.weights.hub_upload import upload
 from jaxddp.weights.places import CONFIG_FILE, SIGNATURE_FILE, WEIGHTS_FILE, is_local
 from jaxddp.weights.torch_layout import has_published_names

@@ -5,7 +5,7 @@ from pathlib import Path
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import first_line
-from jaxddp.weights.hub import HubFile, endpoint, hub_library
+from jaxddp.weights.hub_files import HubFile, endpoint, hub_library
 
 _FORBIDDEN = (401, 403)
 _WRITES = "log in with `hf auth login`, or set HF_TOKEN to a token that may write to this repository"

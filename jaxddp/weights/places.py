@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jaxddp.core.errors import InputError
 from jaxddp.weights.download import download
-from jaxddp.weights.hub import SCHEME, HubFile, fetch
+from jaxddp.weights.hub_files import SCHEME, HubFile, fetch
 from jaxddp.weights.published_list import find_published, has_library
 
 WEIGHTS_FILE = "model.safetensors"

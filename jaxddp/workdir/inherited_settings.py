@@ -15,7 +15,7 @@ from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.data_section import IMAGE_KEYS
 from jaxddp.sections.model_section import NETWORK_KEYS
 from jaxddp.training.checkpoints.run_identity import RunIdentity
-from jaxddp.weights.hub import SCHEME, HubFile
+from jaxddp.weights.hub_files import SCHEME, HubFile
 from jaxddp.weights.places import WEIGHTS_FILE, fetch_settings, is_local
 from jaxddp.weights.published_list import PublishedWeights, find_published, has_library
 from jaxddp.workdir.paths import absolute

@@ -58,7 +58,7 @@ class TarFiles:
 
 
 def _read_op(path: Any, offset: Any) -> Any:
-    """Read one image with a Python function, which takes a fifth of the time of TensorFlow's op for fixed lengths."""
+    """Read one image with a Python function, because TensorFlow has no op that reads a range of bytes."""
     from jaxddp.data.stream.tensorflow_cpu import tf
 
     return tf.ensure_shape(tf.numpy_function(_read_image, [path, offset], tf.string), [])
