@@ -25,6 +25,7 @@ CASES = {
         f"{name}-128px": Case(name, "imagenet", 64, 128, 16, learning_rate=1e-6)
         for name in ("resnext50_32x4d", "regnet_y_400mf", "efficientnet_b0", "mobilenet_v3_large")
     },
+    "swin_t-112px": Case("swin_t", "imagenet", 96, 112, 8, learning_rate=0.001),
 }
 TARGETS = {("torch", 2): 0.85, ("flax", 2): 2.0, ("flax", 1): 1.1}
 """Targets for the speed as a multiple of the rival's, by rival and number of processes."""

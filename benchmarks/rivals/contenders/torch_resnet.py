@@ -61,14 +61,15 @@ def convolution(inputs: int, outputs: int, kernel: int, stride: int) -> nn.Conv2
 
 def load(network: nn.Module, weights: dict[str, np.ndarray]) -> None:
     """Copy weights in JAX's layout into a network. The names of both must match exactly."""
-    state = {name: torch.from_numpy(to_torch(array)) for name, array in weights.items()}
+    state = {name: torch.from_numpy(to_torch(name, array)) for name, array in weights.items()}
     missing, unexpected = network.load_state_dict(state, strict=False)
-    # Running statistics start equal in both; torch also counts batches.
-    assert not unexpected and all(".running_" in n or n.startswith("bn1.") or "num_batches" in n for n in missing), (
-        missing
-    )
+    # Running statistics start equal in both; torch also stores counts of batches and indices of relative positions.
+    equal = ("running_mean", "running_var", "num_batches_tracked", "relative_position_index")
+    assert not unexpected and all(name.endswith(equal) for name in missing), (unexpected, missing)
 
 
-def to_torch(array: np.ndarray) -> np.ndarray:
-    """Transpose HWIO to OIHW, and [in, out] to [out, in]."""
+def to_torch(name: str, array: np.ndarray) -> np.ndarray:
+    """Transpose the kernels of convolutions, HWIO, to OIHW, and those of dense layers, [in, out], to [out, in]."""
+    if not name.endswith(".weight"):
+        return array
     return np.ascontiguousarray(array.transpose((3, 2, 0, 1) if array.ndim == 4 else range(array.ndim)[::-1]))
