@@ -78,9 +78,12 @@ def describe_end(directory: Path, step: int | None, peers: Peers, *, is_same: bo
     """
 
     def lines() -> str:
-        result = None if step is None or not is_same else Result.read(directory)
+        result = Result.read(directory) if is_same else None
         return "" if result is None or result.step != step else _lines(directory, result)
 
+    # All processes have the same step, and most starts have none: they need no exchange.
+    if step is None:
+        return ""
     return peers.from_first("whether the run has ended", lines)
 
 
@@ -105,7 +108,7 @@ def nothing_to_train(file: RecipeFile, directory: Path) -> str:
     # A start raises the error.
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
-    if not is_from_file or Integrity(place).check(result.step, quick=True) is not None:
+    if not is_from_file or Integrity(place).check(result.step) is not None:
         return ""
     if config.train.precision is None:
         # The devices determine the precision, and they are not known without JAX.
