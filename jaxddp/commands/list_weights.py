@@ -30,9 +30,7 @@ def run(arguments: list[str]) -> int:
     chosen = [one for one in published_weights() if part in one.name.lower() or part in one.network]
     if not chosen:
         known = {name for one in published_weights() for name in (one.network, one.family, one.name)}
-        raise InputError(
-            f"no weights have {part!r} in their names{nearest(part, known)}; omit the name"
-        )
+        raise InputError(f"no weights have {part!r} in their names{nearest(part, known)}; omit the name")
     columns = ("weights", "network", "top-1", "pixels", "parameters", "size")
     rows = [
         (
