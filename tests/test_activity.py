@@ -102,8 +102,12 @@ def test_long_activities_are_shown_and_short_ones_are_not(short_delays):
 def clock(monkeypatch):
     """Return the time of `time.monotonic`, in a list."""
     times = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: times[0])
-    return times
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: times[0])
+        yield times
+    # The last progress has the time of this clock, and other tests wait for processes that make no progress.
+    with phases.doing("resetting the clock"):
+        pass
 
 
 def lines_at(status_line: StatusLine, activity: Activity, clock: list[float], seconds: Iterable[int]) -> None:
