@@ -15,7 +15,7 @@ from jaxddp.config import load
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE
 from jaxddp.recipe_file import read_recipe
-from jaxddp.training.checkpoints.integrity import _REQUIRED_FILES, CHECKPOINTS
+from jaxddp.training.checkpoints.integrity import _REQUIRED_FILES, CHECKPOINTS, Integrity
 from jaxddp.workdir.claim import Claim, claim
 from jaxddp.workdir.ended import describe_end, nothing_to_train
 from jaxddp.workdir.lock import locked
@@ -141,6 +141,15 @@ def test_a_run_whose_files_do_not_fit_together_starts(ended):
 @pytest.mark.parametrize("name", ["result.json", "config.json", f"{CHECKPOINTS}/12/progress/metadata"])
 def test_a_run_with_a_missing_file_starts(name, ended):
     (ended / name).unlink()
+    assert lines_of() == ""
+
+
+def test_a_run_with_a_damaged_checkpoint_starts(ended):
+    file = ended / CHECKPOINTS / "12/progress/metadata"
+    file.write_bytes(b"saved")
+    Integrity(ended / CHECKPOINTS).write(12)
+    assert "done at step 12" in lines_of()
+    file.write_bytes(b"other")
     assert lines_of() == ""
 
 
