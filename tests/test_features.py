@@ -220,6 +220,7 @@ def test_the_command_writes_the_features_of_a_split_and_of_unlabelled_images(wor
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_features_of_exported_weights_equal_those_of_the_run(pictures, tmp_path):
     network = ["--model.name", "resnet10", "--model.width", "2", "--model.stem", "small"]
     images = ["--data.image-size", "16", "--data.resize", "16"]
