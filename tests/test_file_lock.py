@@ -36,5 +36,7 @@ def test_the_wait_for_another_process_has_an_end(tmp_path):
 
 def test_without_a_writable_folder_nothing_is_locked(tmp_path):
     (tmp_path / "file").write_text("")
-    with one_at_a_time(tmp_path / "file" / "w.lock", 0):
-        pass
+    path = tmp_path / "file" / "w.lock"
+    # A second lock of the same file would fail.
+    with one_at_a_time(path, 0), one_at_a_time(path, 0):
+        assert not path.exists()

@@ -22,13 +22,13 @@ import jaxddp.data.storage.tar_index as tar_index
 from jaxddp.config import DataConfig
 from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
+from jaxddp.core.file_lock import in_turn
 from jaxddp.curate.check import check
 from jaxddp.data.formats.shard_names import expand
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder, Shard
 from jaxddp.data.storage.tar_files import _read_image
 from jaxddp.data.storage.tar_samples import find_samples
-from jaxddp.data.storage.turns import in_turn
 from jaxddp.data.table import ExampleTable
 
 TRUTH = pictures()

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.core.file_lock import in_turn
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import first_line, not_installed, show
 from jaxddp.data.storage.local import check_regular
-from jaxddp.data.storage.turns import in_turn
 
 T = TypeVar("T")
 _SECONDS = 6 * 3600.0

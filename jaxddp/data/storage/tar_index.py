@@ -9,13 +9,13 @@ import numpy as np
 
 from jaxddp.core.cache_folder import cache_folder
 from jaxddp.core.errors import InputError
+from jaxddp.core.file_lock import in_turn
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import counted
 from jaxddp.data.faults import Refuse
 from jaxddp.data.storage.record_index import Columns, load_or_build_columns
 from jaxddp.data.storage.shards import ShardFile, ShardFolder
 from jaxddp.data.storage.tar_samples import Samples, find_samples
-from jaxddp.data.storage.turns import in_turn
 
 _FORMAT = 1
 _THREADS = 16
