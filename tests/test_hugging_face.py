@@ -12,7 +12,7 @@ import datasets
 import numpy as np
 import pytest
 from support.data_hub import running_hub
-from support.forms import CLASSES, FORMS, Pictures, pictures, write_folders, write_hub
+from support.forms import CLASSES, FORMS, Pictures, example_tables, pictures, write_folders, write_hub
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
@@ -46,9 +46,7 @@ def config_of(path: object, **more: Any) -> DataConfig:
 
 
 def open_both(path: object, **more: Any) -> tuple[ExampleTable, ExampleTable]:
-    train, val = open_splits(config_of(path, **more)).values()
-    assert isinstance(train, ExampleTable) and isinstance(val, ExampleTable)
-    return train, val
+    return example_tables(config_of(path, **more))
 
 
 def message_of(path: object, **more: Any) -> str:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from support.forms import example_tables
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
@@ -63,9 +64,7 @@ def config_of(path: Path, **options: Any) -> DataConfig:
 
 
 def open_both(path: Path, **options: Any) -> tuple[ExampleTable, ExampleTable]:
-    train, val = open_splits(config_of(path, **options)).values()
-    assert isinstance(train, ExampleTable) and isinstance(val, ExampleTable)
-    return train, val
+    return example_tables(config_of(path, **options))
 
 
 def test_rows_follow_the_files_in_their_order(root: Path):

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.forms import CLASSES, FORMS, add_to_tar, pictures
+from support.forms import CLASSES, FORMS, add_to_tar, example_tables, pictures
 
 import jaxddp.data.storage.tar_index as tar_index
 from jaxddp.config import DataConfig
@@ -58,9 +58,7 @@ def config_of(path: object, **more: Any) -> DataConfig:
 
 
 def open_both(path: object, **more: Any) -> tuple[ExampleTable, ExampleTable]:
-    train, val = open_splits(config_of(path, **more)).values()
-    assert isinstance(train, ExampleTable) and isinstance(val, ExampleTable)
-    return train, val
+    return example_tables(config_of(path, **more))
 
 
 def message_of(path: object, **more: Any) -> str:

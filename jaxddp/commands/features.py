@@ -23,7 +23,7 @@ from jaxddp.registry import check_names
 
 
 @dataclass(frozen=True)
-class _Options:
+class _FeatureOptions:
     out: Path = tyro.MISSING
     """The file to write: .npz, which NumPy reads, or .parquet."""
     layer: str | None = None
@@ -40,7 +40,7 @@ class _Options:
 
 
 @dataclass(frozen=True)
-class FeaturesOfRun(_Options):
+class FeaturesOfRun(_FeatureOptions):
     """Write the features of images in the network of a run or of a file of weights, on all devices.
 
     In place of RUN, weights can be given as in model.weights. For a file, the network and the preprocessing are
@@ -57,7 +57,7 @@ class FeaturesOfRun(_Options):
 
 
 @dataclass(frozen=True)
-class FeaturesOfWeights(_Options):
+class FeaturesOfWeights(_FeatureOptions):
     """Write the features of images in the network of a file of weights, on all devices.
 
     The keys of a config that describe the network and its images are options.

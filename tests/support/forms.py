@@ -18,6 +18,7 @@ from PIL import Image
 from jaxddp.config import DataConfig
 from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.opening import open_splits
+from jaxddp.data.table import ExampleTable
 from support.ilsvrc import IMAGES, synset, write_csv, write_tree
 
 SIZE = 12
@@ -250,6 +251,13 @@ def write_tfds(folder: Path, splits: Splits, file_format: str) -> Path:
     made = builder(data_dir=str(folder), file_format=file_format)
     made.download_and_prepare(download_config=tfds.download.DownloadConfig(num_shards=2))
     return folder
+
+
+def example_tables(data: DataConfig) -> tuple[ExampleTable, ExampleTable]:
+    """Open both splits of a data set in files."""
+    train, val = open_splits(data).values()
+    assert isinstance(train, ExampleTable) and isinstance(val, ExampleTable)
+    return train, val
 
 
 @dataclass(frozen=True)

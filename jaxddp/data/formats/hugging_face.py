@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.formats.table_columns import (
     REFUSED,
     LabelCells,
+    TableColumns,
     choose_columns,
     class_indices,
     label_cells,
@@ -39,13 +40,6 @@ from jaxddp.registry import FORMATS
 _PREFIX = "hf:"
 _ADDRESS = re.compile(r"(?P<name>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>[^:@]+))?")
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "valid", "test")}
-
-
-class _Columns(NamedTuple):
-    image: str
-    label: str
-    names: tuple[str, ...] | None
-    """The names of the classes; None if the labels are strings, or integers without names."""
 
 
 class HubSets:
@@ -115,7 +109,7 @@ def _name_of_split(place: Place, splits: Mapping[str, Any], split: Split) -> str
     return named
 
 
-def _find_columns(where: str, dataset: Any) -> _Columns:
+def _find_columns(where: str, dataset: Any) -> TableColumns:
     kinds, features = import_datasets(where), dataset.features
     if not len(dataset):
         raise InputError(f"{where}: holds no row; choose another split")
@@ -123,10 +117,10 @@ def _find_columns(where: str, dataset: Any) -> _Columns:
     classes = [name for name, kind in features.items() if isinstance(kind, kinds.ClassLabel)]
     image, label = choose_columns(where, [*features], images, classes)
     if label not in classes:
-        return _Columns(image, label, None)
+        return TableColumns(image, label, None)
     names = tuple(map(str, features[label].names))
     check_distinct(names, lambda name: f"{where}: the names of {label}")
-    return _Columns(image, label, names)
+    return TableColumns(image, label, names)
 
 
 def _cells(where: str, dataset: Any, label: str, refuse: Refuse) -> LabelCells:

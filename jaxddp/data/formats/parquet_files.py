@@ -15,7 +15,7 @@ import logging
 import os
 import re
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from jaxddp.data.formats.shard_names import find_shards
 from jaxddp.data.formats.table_columns import (
     REFUSED,
     LabelCells,
+    TableColumns,
     choose_columns,
     class_indices,
     label_cells,
@@ -44,13 +45,6 @@ _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validatio
 _SUFFIX = ".parquet"
 _PART = re.compile(r"-([0-9]+)-of-([0-9]+)")
 _log = logging.getLogger("jaxddp.data")
-
-
-class _Columns(NamedTuple):
-    image: str
-    label: str
-    names: tuple[str, ...] | None
-    """The names of the classes; None if the schema has none."""
 
 
 class ParquetTables:
@@ -135,7 +129,7 @@ def _check_parts(files: list[ShardFile]) -> None:
             raise InputError(f"{_parent(files[0])}: part {missing[0]:05d} of {number} is missing; download it again")
 
 
-def _find_columns(files: list[ShardFile], refuse: Refuse) -> tuple[_Columns, list[ShardFile]]:
+def _find_columns(files: list[ShardFile], refuse: Refuse) -> tuple[TableColumns, list[ShardFile]]:
     """Return the columns of the first readable file, and the files without the unreadable ones before it.
 
     Raises: InputError if no file can be read.
@@ -146,7 +140,7 @@ def _find_columns(files: list[ShardFile], refuse: Refuse) -> tuple[_Columns, lis
     raise InputError(f"{_parent(files[0])}: none of {counted(len(files), 'file')} can be read; {WRITE_AGAIN}")
 
 
-def _columns_of_file(file: ShardFile) -> _Columns:
+def _columns_of_file(file: ShardFile) -> TableColumns:
     with open_parquet(file) as parquet:
         schema = parquet.schema_arrow
     images = [field.name for field in schema if _is_image(field.type)]
@@ -156,7 +150,7 @@ def _columns_of_file(file: ShardFile) -> _Columns:
     names = features.get(label, {}).get("names") if label in classes else None
     if names:
         check_distinct(map(str, names), lambda name: f"{file}: the names of {label}")
-    return _Columns(image, label, tuple(map(str, names)) if names else None)
+    return TableColumns(image, label, tuple(map(str, names)) if names else None)
 
 
 def _is_image(kind: Any) -> bool:

@@ -18,6 +18,15 @@ REFUSED = -2
 """The label of a rejected row."""
 
 
+class TableColumns(NamedTuple):
+    """The columns of a table that are read."""
+
+    image: str
+    label: str
+    names: tuple[str, ...] | None
+    """The names of the classes; None if the labels are strings, or integers without names."""
+
+
 class LabelCells(NamedTuple):
     labels: np.ndarray
     """The labels in the table: int64[N], or an object array of str."""
