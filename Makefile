@@ -74,6 +74,20 @@ format: setup
 wheel: setup
 	$(BIN)/python -m hatchling build --target wheel --directory dist
 
+# Writes the files of a release to dist/: the wheel, and the archive and the programs of each run of RUNS, which are
+# finished runs. By default, the digits are trained.
+RUNS ?= runs/resnet18_digits
+.PHONY: release
+release: $(filter runs/resnet18_digits,$(RUNS))
+	@rm -rf dist
+	@$(MAKE) --no-print-directory wheel
+	$(BIN)/python .ci/release.py dist $(RUNS)
+
+.PHONY: runs/resnet18_digits
+runs/resnet18_digits: setup
+	@$(BIN)/jaxddp data sample digits --out data/digits
+	$(BIN)/jaxddp train digits --data data/digits --workdir runs/resnet18_digits --parallel.cpu-devices 4
+
 clean:
 	rm -rf .venv .venv-newest build dist runs/demo data/digits
 

@@ -1,7 +1,10 @@
-"""`jaxddp push` uploads a run with a model card, and `model.weights` reads what it uploaded."""
+"""`jaxddp push` and `export --format hub` publish a run with a model card, and `model.weights` reads the files."""
 
 import json
+import runpy
 import shutil
+import subprocess
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +20,7 @@ from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.models.variables import by_path
 from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.weights.places import local_weights
 
 RECIPE = """
 from jaxddp.config import Config
@@ -40,6 +44,7 @@ def get_model(config, num_classes):
     return Network()
 """
 PLACE = "hf://me/net"
+RELEASE = Path(__file__).parent.parent / ".ci" / "release.py"
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +133,12 @@ def test_nothing_that_is_pushed_names_this_machine(folder, hub: Hub, monkeypatch
     )
 
 
-def test_the_card_states_what_the_run_measured(folder, monkeypatch, capfd):
+def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(folder)
-    assert main(["push", "run", PLACE, "--card", "card.md"]) == 0
-    card = (folder / "card.md").read_text()
+    out = tmp_path / "net"
+    assert main(["export", "run", "--out", str(out), "--format", "hub"]) == 0
+    assert capfd.readouterr().out.startswith(f"{out}: 62 arrays of step 3 of run, with a model card")
+    card = (out / "README.md").read_text()
     validated = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     front = front_matter(card)
     assert front["library_name"] == "jaxddp" and front["datasets"] == ["set.npz"]
@@ -139,9 +146,41 @@ def test_the_card_states_what_the_run_measured(folder, monkeypatch, capfd):
     measured = {metric["name"]: metric["value"] for metric in results["metrics"]}
     assert measured == {"top1": validated["top1"]}
     assert f"| top1 | {validated['top1']:.2%} |" in card and "after step 3 on 9 images" in card
-    assert f"--model.weights {PLACE}" in card and "into 5 classes: 0, 1, 2, 3, 4." in card
+    assert card.split("---\n")[2].startswith("\n# net\n")
+    assert "--model.weights net\n" in card and "into 5 classes: 0, 1, 2, 3, 4." in card
     assert "| train.duration | 1 epoch |" in card and "![curves of the training](curves.png)" in card
-    assert "jaxddp train config.json --data.path DATA --workdir runs/again" in card
+    assert "To train it again:\n\n```\njaxddp train config.json --data.path DATA --workdir runs/again\n" in card
+    # The folder is like the repository.
+    (folder / "third.py").write_text(RECIPE.replace('"width": 4, "stem": "small"', ""))
+    _, file = parse_recipe(Train, "jaxddp train", ["third.py", "--model.weights", str(out)])
+    assert (file.config.model.width, file.config.model.stem) == (4, "small")
+    assert local_weights(str(out)) == out / "model.safetensors"
+    # A run's weights are those of its checkpoint.
+    (folder / "run" / "model.safetensors").touch()
+    assert local_weights(str(folder / "run")) == folder / "run"
+    (folder / "run" / "model.safetensors").unlink()
+
+
+@pytest.mark.ci
+def test_a_release_has_checksums_and_a_run_that_continues(folder, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(folder)
+    runpy.run_path(str(RELEASE))["main"]([str(tmp_path / "dist"), "run"])
+    names = ["run.onnx", "run.onnx.json", "run.stablehlo", "run.stablehlo.json", "run.tar.gz"]
+    lines = (tmp_path / "dist" / "SHA256SUMS").read_text().splitlines()
+    assert [line.split("  ")[1] for line in lines] == names
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path / "dist", check=True)
+    with tarfile.open(tmp_path / "dist" / "run.tar.gz") as archive:
+        assert {(member.uname, member.uid) for member in archive} == {("", 0)}
+        archive.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / "run"
+    for path in unpacked.rglob("*"):
+        assert path.name == "commit_success.txt" or path.is_dir() or str(folder).encode() not in path.read_bytes(), path
+    capfd.readouterr()
+    words = ["--data.path", str(folder / "set.npz"), *LEAN[2:]]
+    assert main(["train", str(unpacked), *words]) == 0
+    assert "nothing to train" in capfd.readouterr().out
+    assert main(["train", str(unpacked), "--train.duration", "2 epochs", *words]) == 0
+    assert json.loads((unpacked / "result.json").read_text())["step"] == 6
 
 
 @pytest.mark.ci
@@ -168,10 +207,10 @@ def test_wrong_commands_are_one_line(folder, hub: Hub, monkeypatch, capfd):
         (["run", "hf://me/net/w"], "hf://me/net/w: push writes a whole repository; give hf://me/net"),
         (["gone", PLACE], "gone: no such work directory; give one that a run wrote into"),
         (["run", PLACE, "--step", "7"], "no checkpoint '7'; give latest, best or one of the steps 3"),
-        (["run", PLACE, "--card", "gone/card.md"], "gone/card.md: cannot be written (No such file or directory)"),
     ):
         assert message in fails(["push", *words], capfd)
     assert not hub.repos
+    assert "run: is not empty; give a new folder" in fails(["export", "run", "--out", "run", "--format", "hub"], capfd)
 
 
 def test_a_missing_or_refused_token_is_one_line(folder, hub: Hub, monkeypatch, capfd):

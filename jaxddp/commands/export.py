@@ -1,4 +1,4 @@
-"""`jaxddp export RUN --out FILE`: write a run's weights for other libraries, or its network as a program."""
+"""`jaxddp export RUN --out FILE`: write a run's weights or its network as a program, or a folder to publish."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,21 +12,22 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import choices
 
-Format = Literal["safetensors", "stablehlo", "onnx"]
+Format = Literal["safetensors", "stablehlo", "onnx", "hub"]
 
 
 @dataclass(frozen=True)
 class Export:
-    """Write the network of a checkpoint as a file of weights or as a program from pixels to logits."""
+    """Write the network of a checkpoint as a file of weights, as a program from pixels to logits, or as a folder."""
 
     run: tyro.conf.Positional[Path] = tyro.MISSING
     """The work directory of the run."""
     out: Path = tyro.MISSING
-    """The file to write, such as resnet18.safetensors."""
+    """The file to write, such as resnet18.safetensors; for the format hub, a new folder."""
     format: Format | None = None
     """safetensors: a state dict with the names and shapes of torchvision or timm, which PyTorch reads with
     safetensors.torch.load_file. stablehlo: a program for CPU, CUDA and TPU, which jax.export.deserialize reads. onnx: a
-    float32 program for onnxruntime. By default the extension of FILE names the format."""
+    float32 program for onnxruntime. hub: a folder with the files that `jaxddp push` uploads, which --model.weights
+    reads. By default the extension of FILE names the format."""
     step: str = "best"
     """The checkpoint: latest, best, or its step. Without validations, best is the latest."""
 
@@ -39,6 +40,12 @@ def run(arguments: list[str]) -> int:
     if form not in formats:
         raise InputError(f"{options.out}: its extension names no format; {choices(form, formats)}, or give --format")
     check_run(options.run)
+    if form == "hub":
+        with doing(IMPORTING):
+            from jaxddp.inference.published_run import write_folder
+
+        print(write_folder(options.run, options.step, options.out))
+        return 0
     if form == "safetensors":
         with doing(IMPORTING):
             from jaxddp.inference.exported_weights import export_run

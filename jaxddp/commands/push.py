@@ -17,7 +17,8 @@ class Push:
 
     The commit holds the weights with the names of torchvision or timm (model.safetensors), the settings and the classes
     (config.json, signature.json), a model card (README.md), and the curves (curves.png). It holds no paths of this
-    machine. --model.weights hf://OWNER/NAME reads such a repository.
+    machine. --model.weights hf://OWNER/NAME reads such a repository. `jaxddp export --format hub` writes the same files
+    to a folder.
     """
 
     run: tyro.conf.Positional[Path] = tyro.MISSING
@@ -28,8 +29,6 @@ class Push:
     """Make a new repository private."""
     step: str = "best"
     """The checkpoint: latest, best, or its step. Without validations, best is the latest."""
-    card: Path | None = None
-    """Write only the model card, to this file. Nothing is uploaded."""
 
 
 def run(arguments: list[str]) -> int:
@@ -44,13 +43,9 @@ def run(arguments: list[str]) -> int:
     if place.file is not None or place.revision is not None:
         raise InputError(f"{place}: push writes a whole repository; give {SCHEME}{place.repo}")
     check_run(options.run)
-    if options.card is None:
-        check_token(place)
+    check_token(place)
     with doing(IMPORTING):
-        from jaxddp.inference.pushed_run import push_run, write_card
+        from jaxddp.inference.published_run import push_run
 
-    if options.card is not None:
-        print(write_card(options.run, options.step, place, options.card))
-    else:
-        print(push_run(options.run, options.step, place, private=options.private))
+    print(push_run(options.run, options.step, place, private=options.private))
     return 0

@@ -1,4 +1,4 @@
-"""The model card of a pushed run: what it is, how it was trained, what it reaches, and how to load it.
+"""The model card of a published run: what it is, how it was trained, what it reaches, and how to load it.
 
 The front matter has the keys of the Hugging Face Hub (https://huggingface.co/docs/hub/model-cards).
 """
@@ -6,7 +6,7 @@ The front matter has the keys of the Hugging Face Hub (https://huggingface.co/do
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
@@ -33,7 +33,7 @@ class CardFacts:
     """The content of a model card.
 
     Attributes:
-        place: the repository.
+        place: the repository of the Hub, or the folder.
         config: the config of the run.
         own_network: whether Python code of the recipe defines the network.
         hooks: the names of the recipe's hooks.
@@ -42,10 +42,10 @@ class CardFacts:
         parameters: the number of trained parameters.
         class_names: the names of the classes, for display.
         has_published_names: whether the arrays have the names of torchvision or timm.
-        has_curves: whether the repository has curves.png.
+        has_curves: whether there is a file curves.png beside the card.
     """
 
-    place: HubFile
+    place: HubFile | Path
     config: Config
     own_network: bool
     hooks: tuple[str, ...]
@@ -55,6 +55,11 @@ class CardFacts:
     class_names: tuple[str, ...]
     has_published_names: bool
     has_curves: bool
+
+    @property
+    def title(self) -> str:
+        """The name of the repository or of the folder."""
+        return self.place.name if isinstance(self.place, Path) else self.place.repo.partition("/")[2]
 
     @property
     def network(self) -> str:
@@ -76,7 +81,6 @@ def model_card(facts: CardFacts) -> str:
 
 
 def _front_matter(facts: CardFacts) -> dict[str, Any]:
-    name = facts.place.repo.partition("/")[2]
     front: dict[str, Any] = {
         "library_name": "jaxddp",
         "pipeline_tag": "image-classification",
@@ -91,7 +95,7 @@ def _front_matter(facts: CardFacts) -> dict[str, Any]:
         front["metrics"] = ["accuracy"]
         front["model-index"] = [
             {
-                "name": name,
+                "name": facts.title,
                 "results": [
                     {
                         "task": {"type": "image-classification", "name": "Image classification"},
@@ -109,10 +113,9 @@ def _about(facts: CardFacts) -> str:
     if facts.class_names:
         classes = f" It classifies images into {counted(len(facts.class_names), 'class')}: "
         classes += f"{some(facts.class_names, _SHOWN_CLASSES)}."
-    title = f"# {facts.place.repo.partition('/')[2]}"
     release = f"jaxddp {installed_version('jaxddp') or ''}".rstrip()
     trained = f"{facts.network}, with {facts.parameters:,} parameters, was trained on {facts.data_set} with {release}."
-    return f"{title}\n\n{trained}{classes}"
+    return f"# {facts.title}\n\n{trained}{classes}"
 
 
 def _results(facts: CardFacts) -> str:
@@ -128,9 +131,10 @@ def _loading(facts: CardFacts) -> str:
     data = facts.config.data
     size = data.eval_size or data.image_size
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
+    weights = facts.title if isinstance(facts.place, Path) else str(facts.place)
     text = (
         "## How to load it\n\n```\njaxddp train finetune_folder --data.path PICTURES --model.weights "
-        f"{facts.place}\n```\n\nThe short side of an image is resized to {data.resize} pixels, and the central {size}x"
+        f"{weights}\n```\n\nThe short side of an image is resized to {data.resize} pixels, and the central {size}x"
         f"{size} pixels are normalized with mean {mean} and standard deviation {std}."
     )
     if facts.has_published_names:
@@ -150,14 +154,12 @@ def _training(facts: CardFacts) -> str:
         if value is not None and not is_path and not (facts.own_network and key == "model.name"):
             rows.append(f"| {key} | {value} |")
     table = "\n".join(["| key | value |", "|---|---|", *rows])
-    command = (
-        f"hf download {facts.place.repo} config.json --local-dir .\n"
-        "jaxddp train config.json --data.path DATA --workdir runs/again"
-    )
+    train = "jaxddp train config.json --data.path DATA --workdir runs/again"
+    fetch = "" if isinstance(facts.place, Path) else f"hf download {facts.place.repo} config.json --local-dir .\n"
     text = f"## How it was trained\n\n{table}\n\n`config.json` has all settings"
     text += (
         f", except those of the Python code in the recipe ({', '.join(facts.hooks)})."
         if facts.hooks
-        else f". These commands train it again:\n\n```\n{command}\n```"
+        else f". To train it again:\n\n```\n{fetch}{train}\n```"
     )
     return text + ("\n\n![curves of the training](curves.png)" if facts.has_curves else "")

@@ -33,8 +33,8 @@ class ModelConfig:
     """Initial weights: a name of published weights, such as timm/resnet50.a1_in1k or
     torchvision/ResNet50_Weights.IMAGENET1K_V2 (`jaxddp weights` lists them); hf://owner/name, a repository of the
     Hugging Face Hub, or hf://owner/name/file; a .safetensors or .pth file with parameter names of torchvision or timm;
-    or the work directory of a run, whose best checkpoint is used. A head for another number of classes is not
-    loaded."""
+    a folder that `jaxddp export --format hub` wrote; or the work directory of a run, whose best checkpoint is used. A
+    head for another number of classes is not loaded."""
     offline: bool = False
     """Do not fetch `weights`. They must be on this machine, because an earlier run fetched them."""
     width: Width | None = None

@@ -12,6 +12,7 @@ WEIGHTS_FILE = "model.safetensors"
 """The file of weights in a repository of the Hub."""
 CONFIG_FILE, SIGNATURE_FILE = "config.json", "signature.json"
 """The settings and the classes in a repository that `jaxddp push` wrote."""
+_CHECKPOINTS = "checkpoints"
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 
 
@@ -39,7 +40,7 @@ def local_weights(weights: str, *, offline: bool = False) -> Path:
         Unreachable: the server does not answer.
     """
     if is_local(weights):
-        return Path(weights).expanduser()
+        return _file_of_folder(Path(os.path.expanduser(weights)))
     offline = offline or is_offline()  # The library may be imported before the variable is set.
     if weights.startswith(SCHEME):
         place = HubFile.parse(weights)
@@ -52,6 +53,13 @@ def local_weights(weights: str, *, offline: bool = False) -> Path:
     if weights.startswith(SCHEME) and place.file is None:
         fetch_settings(HubFile(place.repo, revision=path.parent.name), offline=offline)
     return path
+
+
+def _file_of_folder(path: Path) -> Path:
+    """Return the file of weights in a folder that `jaxddp export --format hub` wrote, or else the path itself."""
+    file = path / WEIGHTS_FILE
+    # The weights of a run are in its checkpoints. A file beside them may be of an earlier one.
+    return file if os.path.isfile(file) and not os.path.isdir(path / _CHECKPOINTS) else path
 
 
 def fetch_settings(repository: HubFile, *, offline: bool = False) -> Path | None:

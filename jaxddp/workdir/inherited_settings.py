@@ -27,7 +27,8 @@ def with_settings_of_weights(
 ) -> RecipeFile:
     """Return a recipe file with the network and the image settings of `weights`, if they are known.
 
-    They are known for published weights, for a run, and for a repository of the Hub to which a run was pushed.
+    They are known for published weights, for a run, and for a folder or a repository of the Hub that has the files of a
+    published run.
 
     If `workdir` has a run that began with these weights, its settings are read, because the earlier run may be gone.
 

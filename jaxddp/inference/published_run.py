@@ -1,4 +1,4 @@
-"""Push a run to the Hugging Face Hub: its weights, settings and classes, a model card, and its curves."""
+"""Publish a run, on the Hugging Face Hub or as a folder: weights, settings, classes, a model card, and curves."""
 
 import dataclasses
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted
 from jaxddp.inference.exported_weights import RunWeights, weights_of_run, write_weights
 from jaxddp.inference.model_card import CardFacts, model_card
@@ -32,7 +33,7 @@ _PRIVATE_KEYS = frozenset(
 
 
 def push_run(directory: Path, which: str, place: HubFile, *, private: bool) -> str:
-    """Upload a checkpoint ("latest", "best" or a step), and return a line for the user.
+    """Upload a checkpoint ("latest", "best" or a step) with its model card, and return a line for the user.
 
     Raises:
         InputError: there is no such checkpoint, the run's config does not name its network, or the token may not write.
@@ -40,33 +41,40 @@ def push_run(directory: Path, which: str, place: HubFile, *, private: bool) -> s
     """
     weights = weights_of_run(directory, which)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        count = write_weights(folder / WEIGHTS_FILE, weights.model, weights.arrays)
-        files.replace(folder / CONFIG_FILE, _json(_public_config(directory)))
-        signature = Signature.read(directory)
-        if signature is not None:
-            files.replace(folder / SIGNATURE_FILE, _json({RUN_ID: _run_id(directory), **dataclasses.asdict(signature)}))
-        has_curves = (directory / CURVES).is_file()
-        if has_curves:
-            shutil.copyfile(directory / CURVES, folder / CURVES)
-        card = model_card(_facts(directory, weights, place, signature, has_curves=has_curves))
-        files.replace(folder / CARD_FILE, card.encode())
-        url = upload(folder, place, private=private, message=f"Step {weights.step}")
+        count = _write(directory, weights, place, Path(temporary))
+        url = upload(Path(temporary), place, private=private, message=f"Step {weights.step}")
     return f"{place}: {counted(count, 'array')} of step {weights.step} of {directory}; {url}"
 
 
-def write_card(directory: Path, which: str, place: HubFile, out: Path) -> str:
-    """Write only the model card to a file, and return a line for the user. Raises: InputError; see `push_run`."""
-    out = files.check_out(out)
+def write_folder(directory: Path, which: str, folder: Path) -> str:
+    """Write the files that `push_run` uploads into a new folder, and return a line for the user.
+
+    Raises: InputError, also if the folder exists and is not empty, or cannot be created.
+    """
     weights = weights_of_run(directory, which)
+    if any(files.create(folder).iterdir()):
+        raise InputError(f"{folder}: is not empty; give a new folder")
+    count = _write(directory, weights, folder, folder)
+    return f"{folder}: {counted(count, 'array')} of step {weights.step} of {directory}, with a model card"
+
+
+def _write(directory: Path, weights: RunWeights, place: HubFile | Path, folder: Path) -> int:
+    """Write the files of a published run, and return the number of its arrays."""
+    count = write_weights(folder / WEIGHTS_FILE, weights.model, weights.arrays)
+    files.replace(folder / CONFIG_FILE, _json(_public_config(directory)))
+    signature = Signature.read(directory)
+    if signature is not None:
+        files.replace(folder / SIGNATURE_FILE, _json({RUN_ID: _run_id(directory), **dataclasses.asdict(signature)}))
     has_curves = (directory / CURVES).is_file()
-    facts = _facts(directory, weights, place, Signature.read(directory), has_curves=has_curves)
-    files.replace(out, model_card(facts).encode())
-    return f"{out}: the model card of step {weights.step} of {directory}"
+    if has_curves:
+        shutil.copyfile(directory / CURVES, folder / CURVES)
+    card = model_card(_facts(directory, weights, place, signature, has_curves=has_curves))
+    files.replace(folder / CARD_FILE, card.encode())
+    return count
 
 
 def _facts(
-    directory: Path, weights: RunWeights, place: HubFile, signature: Signature | None, *, has_curves: bool
+    directory: Path, weights: RunWeights, place: HubFile | Path, signature: Signature | None, *, has_curves: bool
 ) -> CardFacts:
     """Return the content of the model card."""
     file = recipe_of_run(directory)
