@@ -2,18 +2,21 @@
 
 `benchmarks/gpu.py` starts it:
 
-    python torch_airbench.py SCRIPT --data FILE.npz --folder DIR --out FILE --keys 0 1 2
+    python torch_airbench.py SCRIPT --data FILE.npz --folder DIR --out FILE --keys 0 1 2 [--on-cpu]
 
 The script reads `cifar10/train.pt` and `test.pt` from its working directory, and prints a table. The line of a run's
 last evaluation has its accuracy and the seconds by the script's clock: preparation, training and test-time
 augmentation, without compilation and without the evaluation after each epoch. Its first run, "warmup", is ignored.
+
+With --on-cpu, a copy of the script runs on the CPU in float32, without compilation and without the first run. The keys
+are the seeds of the runs. Nothing else of the script changes. Muon's iterations stay in bfloat16.
 """
 
 import argparse
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,23 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from benchmarks.rivals.contenders.outcome import add_result, attempt
 
 FILES = {"train": "train.pt", "val": "test.pt"}
+CLOCK = """
+import time
+class CpuClock:
+    def record(self): self.seconds = time.perf_counter()
+    def elapsed_time(self, end): return 1000 * (end.seconds - self.seconds)
+"""
+CHANGES_FOR_CPU = {
+    'torch.device("cuda")': 'torch.device("cpu")',
+    ".cuda()": "",
+    ".half()": ".float()",
+    "@torch.compile\n": "",
+    '    model.compile(mode="max-autotune")\n': "",
+    '    main("warmup", model)\n': "",
+    "torch.cuda.synchronize()": "pass",
+    "torch.cuda.Event(enable_timing=True)": "CpuClock()",
+    "def main(run, model):\n": "def main(run, model):\n    torch.manual_seed(run)\n",
+}
 
 
 def parse() -> argparse.Namespace:
@@ -33,26 +53,40 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="an .npz file of arrays, as for data.path")
     parser.add_argument("--folder", type=Path, required=True, help="working directory of the script")
     parser.add_argument("--keys", nargs="+", required=True, help="keys of the runs, in order")
+    parser.add_argument("--on-cpu", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
 
 def main(options: argparse.Namespace) -> None:
     write_pixels(options.data, options.folder / "cifar10")
-    command = [sys.executable, "-u", str(options.script.absolute())]
+    script = options.script.absolute()
+    if options.on_cpu:
+        script = options.folder.absolute() / "on_cpu.py"
+        script.write_text(for_cpu(options.script.read_text(), options.keys))
+    command = [sys.executable, "-u", str(script)]
     missing, lines = list(options.keys), Lines()
     pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=options.folder, **pipes) as script:
-        assert script.stdout is not None
-        for figures in runs(lines.echo(script.stdout)):
+    with subprocess.Popen(command, cwd=options.folder, **pipes) as process:
+        assert process.stdout is not None
+        for figures in runs(lines.echo(process.stdout)):
             add_result(options.out, figures, missing.pop(0))
             if not missing:
                 # Otherwise it would continue to 200 runs.
-                script.kill()
+                process.kill()
                 return
     if lines.last.startswith(("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")):
         raise torch.OutOfMemoryError(lines.last)
     raise RuntimeError(f"{options.script.name} ended {len(missing)} runs early: {lines.last}")
+
+
+def for_cpu(text: str, seeds: Sequence[str]) -> str:
+    """Return the text of a script that trains on the CPU, once with each seed."""
+    for old, new in {**CHANGES_FOR_CPU, "range(200)": f"[{', '.join(seeds)}]"}.items():
+        if old not in text:
+            raise ValueError(f"the script has no {old.strip()!r}; use airbench94_muon.py of this version")
+        text = text.replace(old, new)
+    return CLOCK + text
 
 
 class Lines:
@@ -69,27 +103,44 @@ class Lines:
 
 
 def runs(lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Yield the result of each run in the script's table when it is printed. Headings identify the columns."""
+    """Yield the result of each run in the script's table when it is printed. Headings identify the columns.
+
+    The accuracies of an epoch are those of its last training batch, and of the test images with one view. Its seconds
+    are those of all epochs so far, without these tests.
+    """
     names: list[str] = []
     run = ""
+    epochs: list[dict[str, float]] = []
     for line in lines:
         cells = [cell.strip() for cell in line.split("|")[1:-1]]
         if not cells:
             continue
         names = names or cells
         row = dict(zip(names, cells, strict=False))
-        run = row.get("run") or run
-        if row.get("epoch") == "eval" and run != "warmup":
-            seconds = next(value for name, value in row.items() if name.endswith("time_seconds"))
-            yield {"seconds": float(seconds), "top1": float(row["tta_val_acc"])}
+        if cells == names:
+            continue
+        run = row["run"] or run
+        seconds = float(next(value for name, value in row.items() if name.endswith("time_seconds")))
+        if row["epoch"] != "eval":
+            epochs.append({"train": float(row["train_acc"]), "val": float(row["val_acc"]), "seconds": seconds})
+        elif run == "warmup":
+            epochs = []
+        else:
+            yield {"seconds": seconds, "top1": float(row["tta_val_acc"]), "epochs": epochs}
+            epochs = []
 
 
 def write_pixels(data: Path, folder: Path) -> None:
-    """Write the arrays to the files that airbench's loader reads."""
+    """Write the arrays to the files that airbench's loader reads, in a random order.
+
+    The first 5,000 images initialize the first convolution. In a file that is sorted by class, they are of one class.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
     with np.load(data) as arrays:
         for split, name in FILES.items():
-            values = {kind: torch.from_numpy(arrays[f"{split}_{kind}"]) for kind in ("images", "labels")}
+            order = rng.permutation(len(arrays[f"{split}_labels"]))
+            values = {kind: torch.from_numpy(arrays[f"{split}_{kind}"][order]) for kind in ("images", "labels")}
             values["labels"] = values["labels"].long()
             classes = [str(label) for label in range(int(values["labels"].max()) + 1)]
             torch.save(values | {"classes": classes}, folder / "unfinished.pt")
