@@ -50,6 +50,10 @@ import pytest
 from hypothesis import settings
 from support.longest import LONGEST
 
+import jaxddp.job.activity as activity
+
+# Tests compare whole outputs. On a busy machine they would contain an activity that takes more than a second.
+activity.PATIENCE_SECONDS = 3600.0
 jax.config.update("jax_num_cpu_devices", 8)
 # No test has a deadline.
 settings.register_profile("usual", deadline=None, max_examples=30)

@@ -110,7 +110,7 @@ def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
         (["{tmp}", "--out", "w.safetensors"], "{tmp}/config.json: no such file; give a run's work directory"),
         (
             ["{run}", "--out", "{tmp}/w.pth"],
-            "{tmp}/w.pth: its extension names no format; there are: onnx, safetensors, stablehlo, or",
+            "{tmp}/w.pth: its extension names no format; there are: hub, onnx, safetensors, stablehlo,",
         ),
         (["{run}", "--out", "{tmp}/none/w.safetensors"], "{tmp}/none/w.safetensors: cannot be written (No such file"),
         (

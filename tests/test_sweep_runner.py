@@ -51,6 +51,8 @@ if kind == "quits":
         pipe.write(b"+!-")
     end(3, "the user's exit")
 if kind == "bad":
+    while not any(workdir.parent.glob("*/ready")):
+        time.sleep(0.02)
     end(2, "jaxddp: --lr 9: expected another")
 try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
