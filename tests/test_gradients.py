@@ -226,4 +226,5 @@ def test_microbatches_are_unrolled_on_cpus_only():
     config = Config().replace(train={"accumulate": 2})
     for platform in ("cpu", "gpu"):
         topology = SimpleNamespace(platform=platform, num_devices=1)
-        assert Gradients.of(config, topology) == Gradients(accumulate=2, for_cpu=platform == "cpu")  # pyright: ignore
+        gradients = Gradients.of(config, topology)  # pyright: ignore
+        assert (gradients.accumulate, gradients.for_cpu) == (2, platform == "cpu")

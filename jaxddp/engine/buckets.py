@@ -10,6 +10,9 @@ gradients at once):
 - Each all-reduce waits for the previous one, so the buckets are sent in this order (`Averaging.average`).
 - The optimizer reads the parameters behind a barrier (`Averaging.parameters`). Otherwise XLA fuses the update of a
   kernel with the cast of the kernel for an activation's gradient, so the backward pass waits for an all-reduce.
+
+On one GPU nothing is sent, but gradients are ravelled too. A few kernels then check and update what otherwise takes a
+kernel for each array.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,6 +31,7 @@ from jaxddp.platforms import platform_named
 
 AVERAGING = "average_gradients"
 """The named scope of the gradients' all-reduces, which appears in profiles and compiled programs."""
+_SMALL = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -39,18 +43,22 @@ class Averaging:
             computation, as with gloo.
         dtype: the dtype in which gradients are sent; None keeps the gradients' own dtype.
         ravels: whether a bucket is sent as one array, or as a separate operand for each gradient.
+        ravels_alone: the largest number of elements of the gradients that a single device ravels.
     """
 
     buckets: int = 1
     dtype: str | None = None
     ravels: bool = True
+    ravels_alone: int = 0
 
     @classmethod
     def of(cls, config: Config, topology: Topology) -> "Averaging":
         """Create an `Averaging` from a config. Without `parallel.buckets` the default depends on the platform."""
         platform = platform_named(topology.platform)
         buckets = 1 if topology.num_devices == 1 else config.parallel.buckets or platform.buckets
-        return cls(buckets, config.train.gradient_precision, platform.ravels)
+        # In a loop of steps XLA keeps convolution kernels in the layout of their gradients. Ravelling would change it.
+        alone = min(platform.ravels_alone, _SMALL) if config.data.cache == "device" else platform.ravels_alone
+        return cls(buckets, config.train.gradient_precision, platform.ravels, alone)
 
     def gathered(self, params: Any) -> tuple[Any, "Averaging"]:
         """Return whole parameters, and the settings for their gradients. They are already whole."""
@@ -72,27 +80,50 @@ class Averaging:
         grads, aux = jax.tree.unflatten(jax.tree.structure(shapes), results)
         return grads, aux, order_of_readiness(traced, len(jax.tree.leaves(grads)))
 
-    def average(self, grads: Any, other_values: Any, order: Sequence[int]) -> tuple[Any, Any]:
+    def average(self, grads: Any, other_values: Any, order: Sequence[int]) -> tuple[Any, Any, list[jax.Array]]:
         """Average all floating-point leaves over the devices, and take the maximum of all other leaves (counters).
 
         Args:
             other_values: values that are computed before any gradient, such as batch statistics. They join the first
                 bucket.
             order: the order in which the leaves of `grads` are sent.
+
+        Returns:
+            The averages of `grads` and of `other_values`, and arrays with all averaged gradients: one for each bucket
+            if buckets are ravelled.
         """
         if lax.axis_size(AXIS) == 1:
-            # On one device mean and maximum are equal, and XLA compiles no collective.
-            return jax.tree.map(lambda leaf: lax.pmax(leaf, AXIS), (grads, other_values))
+            return self._alone(grads, other_values)
         leaves, structure = jax.tree.flatten((grads, other_values))
         early = [index for index in range(len(order), len(leaves)) if _is_float(leaves[index])]
         buckets = self._arrange(early, leaves, order)
         averaged = {index: lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not _is_float(leaf)}
-        previous = None
+        previous, gradients = None, []
         for bucket in buckets:
             dtype = None if bucket is early else self.dtype
-            means, previous = self._mean(bucket, [leaves[index] for index in bucket], dtype, previous)
+            means, arrays = self._mean(bucket, [leaves[index] for index in bucket], dtype, previous)
             averaged.update(zip(bucket, means, strict=True))
-        return jax.tree.unflatten(structure, [averaged[index] for index in range(len(leaves))])
+            if bucket is not early:
+                gradients += _after([leaves[index] for index in bucket if index in early], arrays)
+            previous = arrays[0]
+        return *jax.tree.unflatten(structure, [averaged[index] for index in range(len(leaves))]), gradients
+
+    def _alone(self, grads: Any, other_values: Any) -> tuple[Any, Any, list[jax.Array]]:
+        """Return the result of `average` on one device."""
+        # Mean and maximum are equal, and XLA compiles no collective.
+        leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: lax.pmax(leaf, AXIS), (other_values, grads)))
+        first = len(jax.tree.leaves(other_values))
+        ravelled = [index for index, leaf in enumerate(leaves) if _is_float(leaf) and leaf.size <= self.ravels_alone]
+        gradients = [leaf for index, leaf in enumerate(leaves[first:], first) if index not in ravelled]
+        if ravelled:
+            buffer, unravel = ravel_pytree([leaves[index] for index in ravelled])
+            # Without the barrier XLA would read the leaves in place of the array.
+            buffer = lax.optimization_barrier(buffer)
+            for index, leaf in zip(ravelled, unravel(buffer), strict=True):
+                leaves[index] = leaf
+            gradients.append(buffer[sum(leaves[index].size for index in ravelled if index < first) :])
+        other_values, grads = jax.tree.unflatten(structure, leaves)
+        return grads, other_values, gradients
 
     def _arrange(self, early: list[int], leaves: list[jax.Array], order: Sequence[int]) -> list[list[int]]:
         """Return the indices of the leaves of each bucket, in the order in which the buckets are sent."""
@@ -102,7 +133,7 @@ class Averaging:
 
     def _mean(
         self, bucket: list[int], leaves: list[jax.Array], dtype: str | None, previous: jax.Array | None
-    ) -> tuple[list[jax.Array], jax.Array]:
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Average the leaves of a bucket in one all-reduce, which XLA starts after `previous` is computed.
 
         Args:
@@ -110,14 +141,14 @@ class Averaging:
             dtype: the dtype in which the leaves are sent; None keeps their own dtype.
 
         Returns:
-            The means, and an array that is computed when they are.
+            The means of the leaves, and the arrays that were averaged, which contain these means in the same order.
         """
         arrays, restore = self._arrays_to_send(leaves)
         message = arrays if dtype is None else [x.astype(dtype) for x in arrays]
         if previous is not None:
             message = [compute_after(x, previous) for x in message]
         means = lax.pmean(message, AXIS)
-        return restore([mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]), means[0]
+        return restore([mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]), means
 
     def _arrays_to_send(self, leaves: list[jax.Array]) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
         """Return a bucket's operands for the all-reduce, and a function that returns the leaves of their means."""
@@ -193,6 +224,13 @@ def compute_after(buffer: jax.Array, previous: jax.Array) -> jax.Array:
     division of a mean with the operation that reads the mean.
     """
     return jnp.where(previous.ravel()[:1].sum() > jnp.inf, 0, buffer)
+
+
+def _after(first: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
+    """Return arrays with the values of a bucket that follow its first leaves."""
+    if len(arrays) > 1 or not first:
+        return arrays[len(first) :]
+    return [arrays[0].ravel()[sum(leaf.size for leaf in first) :]]
 
 
 def _is_float(leaf: jax.Array) -> bool:

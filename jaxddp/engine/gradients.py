@@ -41,9 +41,9 @@ class Contribution(NamedTuple):
     model_state: Any
     sums: MetricSums
     undivided: Any = None
-    """The gradients before `Gradients.of_batch` divides them by the weight. The check for finite values reads these
-    gradients, because the division does not change the result of the check. A check of the divided gradients would be
-    slower, because XLA writes an array to memory if two operations use it."""
+    """Arrays with all gradients before `Gradients.of_batch` divides them by the weight. The check for finite values
+    reads these arrays, because the division does not change the result of the check. A check of the divided gradients
+    would be slower, because XLA writes an array to memory if two operations use it."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Gradients:
             return self
         average = self.averaging
         trained = without_frozen(specs.params, self.frozen)
-        return replace(self, averaging=Scattering(average.buckets, average.dtype, average.ravels, trained))
+        return replace(self, averaging=Scattering(average.buckets, average.dtype, average.ravels, specs=trained))
 
     def shares(self, topology: Topology) -> int:
         """Return the number of shares, the equal slices of the global batch whose gradients are averaged."""
@@ -214,19 +214,20 @@ class Gradients:
 
     def _divided(self, state: TrainState, averaged: Contribution, scale: Any) -> Contribution:
         """Divide the averaged gradients by the averaged weight."""
-        grads, model_state, means, _ = averaged
+        grads, model_state, means, arrays = averaged
+        arrays = grads if arrays is None else arrays
         model_state = with_frozen_state(state.model_state, model_state, self.settled)
         # `grads` is the average over shares of a sum over examples. Its quotient by the average weight is the mean over
         # all unmasked examples, for any distribution of the examples over the devices. The divisor is at least the
         # smallest normal number, because XLA treats smaller numbers as 0.
         weight = jnp.maximum(means.values[0, 1] * scale, jnp.finfo(means.values.dtype).tiny)
-        return Contribution(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, grads)
+        return Contribution(jax.tree.map(lambda g: g / weight.astype(g.dtype), grads), model_state, means, arrays)
 
     def _average(self, contribution: Contribution, order: Sequence[int]) -> Contribution:
         grads, *other_results, _ = contribution
         with jax.named_scope(AVERAGING):
-            grads, other_results = self.averaging.average(grads, other_results, order)
-        return Contribution(grads, *other_results)
+            grads, (model_state, sums), arrays = self.averaging.average(grads, other_results, order)
+        return Contribution(grads, model_state, sums, arrays)
 
     def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Contribution:
         """Average the gradients and the other results over the shares of the global batch.

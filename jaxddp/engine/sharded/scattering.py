@@ -101,7 +101,7 @@ class Scattering(Averaging):
 
     def _mean(
         self, bucket: list[int], leaves: list[jax.Array], dtype: str | None, previous: jax.Array | None
-    ) -> tuple[list[jax.Array], jax.Array]:
+    ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Average the leaves of a bucket in one reduce-scatter, and return each device's slices of the means."""
         axes = [axis for index in bucket if index < len(self._axes) and (axis := self._axes[index]) is not None]
         if len(axes) < len(bucket):
@@ -113,14 +113,15 @@ class Scattering(Averaging):
         message = _all_after(arrays if dtype is None else [array.astype(dtype) for array in arrays], previous)
         if self.ravels:
             mean = lax.psum_scatter(message[0], AXIS) / count
-            means = _split(mean, [math.prod(shape) for shape in shapes])
+            arrays, means = [mean], _split(mean, [math.prod(shape) for shape in shapes])
         else:
             sends = zip(message, axes, strict=True)
             means = [lax.psum_scatter(array, AXIS, scatter_dimension=axis, tiled=True) / count for array, axis in sends]
+            arrays = means
         slices = [
             mean.astype(leaf.dtype).reshape(shape) for mean, leaf, shape in zip(means, leaves, shapes, strict=True)
         ]
-        return slices, means[0]
+        return slices, arrays
 
 
 def _all_after(arrays: list[jax.Array], previous: jax.Array | None) -> list[jax.Array]:

@@ -163,7 +163,10 @@ def _backward(
     centered = x.astype(mean.dtype) - mean
     bias_grad, moment = totals = sums(wide, wide * centered, paired=True)
     shift, slope = statistics_gradient(totals, deviation, x.size // x.shape[-1], options.axis_name)
-    x_grad = multiplier * (wide - shift - centered * slope)
+    # XLA computes these products of vectors in one kernel. With "multiplier * (…)" it would write some of the factors
+    # in a kernel each.
+    shift, slope = multiplier * shift, multiplier * slope
+    x_grad = multiplier * wide - shift - centered * slope
     parameter_grads = (moment * deviation).astype(scale.dtype), bias_grad.astype(bias.dtype)
     return x_grad.astype(x.dtype), *parameter_grads, grad if has_residual else None
 
