@@ -154,7 +154,7 @@ def test_network_equals_numpy():
             np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_groups_of_images_are_normalized_separately(platform):
     with jax.enable_x64(True):

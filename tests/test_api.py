@@ -317,7 +317,7 @@ class GhostNormNet(nn.Module):
         return nn.Dense(CLASSES)(x.mean((1, 2)))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_ghost_batch_norm_trains_and_rejects_device_batches_that_do_not_fill_whole_groups(tmp_path):
     """Train with a work directory too, because it stores a digest that is computed on a batch of images."""
     setup = prepare_training(GhostNormNet(2), TABLE, 2, SGD, 4, epochs=0.2)

@@ -86,7 +86,7 @@ def test_bad_images_are_found_when_a_data_set_is_loaded_onto_the_devices(root: P
         assert "--data.cache device: 2 images" in capfd.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_resumed_run_equals_an_uninterrupted_one(root: Path, tmp_path: Path):
     """A user may raise the limit on resume, after a run has ended at the limit."""
     config = config_of(root)

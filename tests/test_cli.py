@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.cases import rare_case
 from support.data import random_table, write_arrays
 from support.ilsvrc import IMAGES, write_tree
 from support.networks import largest_difference
@@ -191,8 +192,15 @@ def test_the_default_work_directory_is_the_runs_own_or_has_the_name_of_the_confi
     assert list(workdirs.values()) == ["runs/digits", "runs/a", "runs/big", "runs/c"]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "digits", "--help"]])
-@pytest.mark.parametrize("unbuffered", ["1", ""])
+@pytest.mark.parametrize(
+    ("words", "unbuffered"),
+    [
+        (["--help"], "1"),
+        (["train", "digits", "--help"], ""),
+        rare_case(["--help"], ""),
+        rare_case(["train", "digits", "--help"], "1"),
+    ],
+)
 def test_help_for_a_closed_pipe_ends_with_a_one_line_error(words, unbuffered):
     read, write = os.pipe()
     os.close(read)

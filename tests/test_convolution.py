@@ -230,7 +230,7 @@ def test_programs_for_gpu_and_tpu_have_xlas_convolutions_and_no_branches(platfor
         assert operation not in program
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_programs_for_gpu_and_tpu_have_xlas_depthwise_convolutions(platform):
     """An EfficientNet-B0 has 16 depthwise convolutions, each with two gradients, which XLA's operations express."""

@@ -192,7 +192,7 @@ def train_student(tmp_path, share=0.5, epochs=2, teacher=None, workdir="student"
     return np.asarray(state.params["weight"])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_student_resumes_only_with_its_own_teacher(tmp_path):
     setup = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.3), 4, epochs=1)
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path / "teacher", self_test="never")

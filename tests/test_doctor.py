@@ -97,7 +97,7 @@ def test_unreadable_data_does_not_stop_the_other_checks(tree, tmp_path):
     assert rows["work directory"].verdict == "ok"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_recipe_that_cannot_run_is_reported_in_its_own_row(tree, tmp_path):
     rows = by_check(doctor(small_recipe(tree, train={"batch_size": 9}), None))
     assert rows["recipe"].verdict == "fail" and "cannot be divided among 8 devices" in rows["recipe"].detail

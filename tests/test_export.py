@@ -51,6 +51,7 @@ def last_line(capfd) -> str:
     return capfd.readouterr().err.rstrip("\n").split("\n")[-1]
 
 
+@pytest.mark.ci
 def test_a_run_starts_from_the_exported_weights_of_another_run(data, run, tmp_path, capfd):
     file = tmp_path / "w.safetensors"
     assert main(["export", str(run), "--out", str(file), "--step", "latest"]) == 0

@@ -131,7 +131,7 @@ def test_training_with_frozen_layers_is_the_same_on_any_number_of_devices():
     assert largest_difference(*map(arrays, states)) < 1e-9
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_reproducible_training_with_frozen_layers_has_the_same_bits_on_any_number_of_devices():
     config = {"model": {"freeze": "norm"}, "parallel": {"reproducible": True, "self_test": "never"}}
     config = Config().replace(**config)

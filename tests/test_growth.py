@@ -391,7 +391,7 @@ FILES = {**GROWING, "grow_by": 6, "image_size": 18, "resize": 20, "grow_start": 
 FILE_SIDES = [6, 6, 12, 12, 18, 18]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tree):
     """Each example appears once in an epoch. Its pixels equal those of a run in which all images have its side."""
     setup = setup_of(table=train_solutions(tree), **FILES)

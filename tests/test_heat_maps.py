@@ -65,7 +65,7 @@ def test_before_a_global_mean_and_a_dense_head_grad_cam_equals_cam(devices):
         assert np.abs(cam).max() > 0.01 and np.abs(maps - cam).max() < 1e-9 * np.abs(cam).max()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_tokens_after_the_class_token_are_the_pixels_of_a_map():
     """Images of 2x3 patches. The gradient is compared with a difference of logits."""
     with jax.enable_x64(True):

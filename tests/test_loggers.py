@@ -109,7 +109,7 @@ def arguments(tmp_path) -> list[str]:
     return ["train", RECIPE, "--data.path", str(data), "--train.duration", "3 steps", "--parallel.devices", "1"]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_disk_that_rejects_the_loggers_files_logs_one_line_for_each_logger(
     arguments, tmp_path, capfd, caplog, monkeypatch
 ):

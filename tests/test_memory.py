@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import runs
-from support.cases import essential_and_rare
+from support.cases import essential_and_rare, rare_case
 from support.data import random_table, write_arrays
 from support.networks import SmallNet, linear_model
 from support.runs import LEAN, RECIPE, train
@@ -488,7 +488,7 @@ def process_memory(key: str) -> int:
 
 @pytest.mark.slow
 @needs_linux
-@pytest.mark.parametrize(("devices", "accumulate"), [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize(("devices", "accumulate"), [(1, 1), rare_case(2, 1), rare_case(1, 2)])
 def test_on_a_cpu_the_process_grows_by_the_reported_memory_of_a_step(devices, accumulate):
     """`benchmarks/step_costs/memory.py` makes this comparison for real networks."""
     config = Config().replace(train={"accumulate": accumulate}, parallel={"self_test": "never"})

@@ -35,7 +35,7 @@ def store(tmp_path_factory) -> Iterator[Path]:
         remove_mlflow_variables()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_resumed_run_has_status_running_again(tmp_path):
     logger = MLflow(tmp_path)
     logger.start(RunStart(0, 9, 8, 9, 1, 1))

@@ -157,7 +157,7 @@ def averaging():
     return make_setup(optimizer, 2, config=config)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_evaluation_measures_the_average_which_is_added_automatically(averaging):
     setup, state = averaging, copy_setup(averaging).state
     assert [type(part) for part in setup.recipe.parts] == [ScheduleFreeAverage]

@@ -143,7 +143,7 @@ def test_a_short_run_traces_its_few_steps(tmp_path, steps, traced):
         assert traced_steps(tmp_path / "profile") == traced
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_failed_run_writes_its_trace_and_frees_the_profiler(tmp_path):
     # Update number 4 makes the parameters NaN. Step 5 is the first with a NaN loss, and its metrics are fetched.
     with pytest.raises(NonFiniteError, match="^step 5"):

@@ -123,7 +123,7 @@ def test_a_run_draws_the_same_copies_on_any_devices_and_from_a_device_cache():
         np.testing.assert_allclose(weight, results[1, "none"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_resumed_run_draws_the_remaining_copies(tmp_path):
     def run(workdir, epochs, data=REPEATED):
         setup = shared(

@@ -96,7 +96,7 @@ def test_order_key_config_and_state_are_those_of_the_seed():
         first.with_seed(-1)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_step_in_a_custom_loop_has_the_random_draws_of_a_run():
     augment = AugmentConfig(pad=1, erase=0.5)
     setup = setup_with_seed(3, augment=augment).with_seed(4)

@@ -68,7 +68,7 @@ def uninterrupted(log: str, save: str) -> tuple[list[dict], list[int]]:
     return rows, steps
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @settings(max_examples=settings.default.max_examples // 10)
 @example("3 steps", "5 steps", [(False, 4), (True, 8), (False, 11)])
 @given(

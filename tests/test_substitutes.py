@@ -92,7 +92,7 @@ def one_host(read) -> list[Batch]:
     return read[0]
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize(("count", "steps"), [(2, range(3)), pytest.param(3, range(6), marks=pytest.mark.exhaustive)])
 def test_hosts_together_equal_one_host_also_with_bad_files(spoiled, one_host, count: int, steps: range):
     # Each host finds bad files itself, so each has its own table; in one epoch it finds all.

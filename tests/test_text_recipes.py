@@ -121,6 +121,7 @@ def test_a_base_is_loaded_from_the_folder_of_its_file_with_its_hooks(tmp_path, m
     assert file.origins["train.batch_size"] == "base.py" and "model.name" not in file.origins
 
 
+@pytest.mark.ci
 def test_a_written_recipe_keeps_the_hooks_of_its_recipe(tmp_path, monkeypatch, capsys):
     (tmp_path / "my.py").write_text(HOOKS)
     monkeypatch.chdir(tmp_path)

@@ -291,7 +291,7 @@ def run(shares: Any, workdir: Any, epochs: int, devices: int = 2, **more: Any) -
     return jax.device_get(jaxddp.train(jaxddp.softmax_cross_entropy, shared(setup), **words)[0])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_resumed_run_has_the_bits_of_an_uninterrupted_run(tmp_path):
     whole = run([3, 1], tmp_path / "whole", 3, self_test="always")
     run("3,1", tmp_path / "parts", 1)

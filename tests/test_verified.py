@@ -266,7 +266,7 @@ def test_other_rules_invalidate_the_cache(root: Path, monkeypatch: pytest.Monkey
     assert len(mark_verified(train_solutions(root))) == N
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_resumed_run_verifies_as_an_uninterrupted_one(
     root: Path, tmp_path: Path, monkeypatch, verifications: list[int]
 ):

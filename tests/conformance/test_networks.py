@@ -220,8 +220,7 @@ def variables_of(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 ESSENTIAL = [
     *(("resnet18", "97x131", precision) for precision in ("float64", "float32")),
-    *((name, "97x131", "float64") for name in ("resnet50", "convnext_tiny", "timm_convnext_tiny")),
-    ("efficientnet_b0", "97x131", "float64"),
+    *((name, "97x131", "float64") for name in ("resnet50", "convnext_tiny")),
     ("vit_ti16", "224x224", "float64"),
     # On images of 29x60 pixels one axis has a single window, which is not shifted.
     *(("small_swin", size, "float64") for size in ("97x131", "29x60")),
@@ -233,7 +232,7 @@ LARGE += [
     (name, "97x131", "float64")
     for name in (
         *("resnext50_32x4d", "resnet50d", "seresnet50"),
-        *("regnet_y_400mf", "efficientnet_v2_s", "mobilenet_v3_large"),
+        *("regnet_y_400mf", "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large", "timm_convnext_tiny"),
     )
 ]
 OTHERS = [(name, size, "float64") for name in golden() for size in golden()[name]["logits"]]

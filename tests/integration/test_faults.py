@@ -126,6 +126,7 @@ def test_an_exception_in_one_process_ends_the_job_with_its_cause(training, tmp_p
 
 
 # The cause is easier to find in process 0, whose message comes first.
+@pytest.mark.ci
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_a_save_that_fails_in_one_process_ends_the_job_with_its_cause(start, arrays, workdir, tmp_path, rank):
     words = [*TRAIN, "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS, "--log.to", ""]
@@ -199,6 +200,7 @@ def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir,
     assert close({step: losses(workdir)[step] for step in expected}, expected)
 
 
+@pytest.mark.ci
 def test_all_processes_learn_of_sigterm_as_a_validation_begins(workdir, start, tmp_path):
     (tmp_path / "script.py").write_text(STOPPED_AS_A_VALIDATION_BEGINS)
     words = ["python", str(tmp_path / "script.py"), str(workdir)]

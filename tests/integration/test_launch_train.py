@@ -29,8 +29,8 @@ def test_two_processes_of_two_devices_equal_one_of_four(by_two, reference):
     assert are_the_same(by_two, reference), (series(by_two), series(reference))
 
 
-# Four processes with one device each test another number of processes.
-@pytest.mark.parametrize(("processes", "devices"), [(1, 4), pytest.param(4, 1, marks=pytest.mark.ci)])
+@pytest.mark.ci
+@pytest.mark.parametrize(("processes", "devices"), [(1, 4), (4, 1)])
 def test_the_newest_whole_checkpoint_of_two_processes_restores_on_one_and_on_four(
     by_two, words, reference, start, tmp_path, processes, devices
 ):

@@ -49,6 +49,7 @@ def run_changed(arrays, start, tmp_path):
     return run
 
 
+@pytest.mark.ci
 def test_an_error_gives_both_values_of_a_key_that_differs(run_changed):
     last_lines = run_changed("words += ['--optimizer.weight-decay', '0.25']")
     for rank, line in enumerate(last_lines):
