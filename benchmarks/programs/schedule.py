@@ -7,7 +7,7 @@ without any cache. Of an operand that a fusion only slices or gathers, the eleme
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -193,9 +193,11 @@ class _Reader:
             return _convolution_flops(instruction, operands)
         # The multiplications of a custom kernel cannot be derived from its operands.
         if instruction.opcode == "custom-call" and _multiplies(instruction.custom_call_target):
-            return _product_flops(operands[0], operands[1], leaves(instruction.shape)[0])
+            return _product_flops(operands[0], operands[1], leaves(instruction.shape)[0], _batch_axes(instruction))
         dots = ([self._instructions[n] for n in i.operand_ids[:2]] + [i] for i in fused if i.opcode == "dot")
-        return sum(_product_flops(a, b, dot.shape) for a, b, dot in dots)
+        return sum(
+            _product_flops(a, b, dot.shape, dot.dot_dimension_numbers.lhs_batch_dimensions) for a, b, dot in dots
+        )
 
 
 class _Sources:
@@ -261,6 +263,17 @@ def _multiplies(target: str) -> bool:
     return "gemm" in target or "matmul" in target
 
 
-def _product_flops(a: Any, b: Any, result: Any) -> int:
-    """Return the FLOPs of [M, K] by [K, N], from the product of the three sizes, (M K N) squared."""
-    return 2 * math.isqrt(size(a.shape) * size(b.shape) * size(result))
+def _product_flops(a: Any, b: Any, result: Any, batch_axes: Sequence[int]) -> int:
+    """Return the FLOPs of B products of [M, K] by [K, N], from the product of the three sizes, B (B M K N) squared.
+
+    Args:
+        batch_axes: the axes of the first operand whose sizes have the product B.
+    """
+    batch = math.prod(a.shape.dimensions[axis] for axis in batch_axes)
+    return 2 * math.isqrt(size(a.shape) * size(b.shape) * size(result) // batch)
+
+
+def _batch_axes(instruction: Any) -> list[int]:
+    """Return the batch axes of the first operand of a custom call of cuBLAS."""
+    config = json.loads(instruction.backend_config or "{}").get("gemm_backend_config", {})
+    return [int(axis) for axis in config.get("dot_dimension_numbers", {}).get("lhs_batch_dimensions", [])]
