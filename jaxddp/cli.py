@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from jaxddp.command_line.config_words import config_first
 from jaxddp.command_line.status_line import StatusLine
 from jaxddp.core.errors import InputError, JaxddpError, with_notes
+from jaxddp.core.garbage import collect_rarely
 from jaxddp.core.user_code import describing_errors
 from jaxddp.core.versions import versions
 from jaxddp.core.wording import choices, on_screen
@@ -73,6 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
     Return the exit code: 0 done, 2 bad input, 75 preempted after saving, 130 interrupted, 1 another failure.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    collect_rarely()
     try:
         try:
             with describing_errors(all_errors=True), report_work(), _status_line():

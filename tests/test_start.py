@@ -414,8 +414,8 @@ def test_training_on_files_imports_tensorflow_without_keras(tmp_path):
     small = ["--data.path", str(root), "--data.image-size", "8", "--data.resize", "8"]
     # This test checks only imports, so it may use the compiled programs of the test suite.
     jax_variables = {name: value for name, value in os.environ.items() if name.lower() in DEFAULTS}
-    words = [*small, "--log.to", "jsonl", "--parallel.cpu-devices", "1", "--eval.every", "0 steps"]
+    words = [*small, "--log.to", "jsonl,tensorboard", "--parallel.cpu-devices", "1", "--eval.every", "0 steps"]
     observed = start(tmp_path, tmp_path / "run", *words, JAXDDP_TEST_KERAS="1", **jax_variables)
     # TensorFlow itself imports SciPy if it is installed.
-    assert UNUSED & set(observed["imported"]) - {"scipy"} == {"tensorflow"}
+    assert UNUSED & set(observed["imported"]) - {"scipy"} == {"tensorflow", "tensorboard"}
     assert observed["keras on demand"] == 3

@@ -19,10 +19,10 @@ from jaxddp.cluster.doctor import machine_checks
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.tpu_host import check_options
 from jaxddp.config import ParallelConfig
-from jaxddp.core import tpu_errors
 from jaxddp.core.errors import InputError, JaxddpError, Unreachable
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.core.tpu_chips import local_chips
+from jaxddp.core.tpu import tpu_errors
+from jaxddp.core.tpu.tpu_chips import local_chips
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.job.tpu import eviction_notice
 from jaxddp.mesh import Topology

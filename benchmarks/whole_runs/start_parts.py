@@ -22,6 +22,9 @@ compiled: Counter[str] = Counter()
 def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     seconds["interpreter"] = time.monotonic() - begin
     since = time.monotonic()
+    from jaxddp.core.garbage import collect_rarely
+
+    collect_rarely()  # As the command does.
     import jax.monitoring
 
     from jaxddp.command_line.parse import parse
@@ -60,8 +63,8 @@ def with_tensorflow(open_tables: Callable[..., Any]) -> Callable[..., Any]:
     A run would import it at the first batch, where its time is harder to separate.
     """
 
-    def opened(data: Any) -> Any:
-        tables = timed("data set", open_tables)(data)
+    def opened(*arguments: Any) -> Any:
+        tables = timed("data set", open_tables)(*arguments)
         if tables[0].pixel_shape is None:
             timed("TensorFlow", import_tensorflow)()
         return tables

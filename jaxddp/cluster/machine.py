@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from jaxddp.core.tpu_chips import permits
+from jaxddp.core.tpu.tpu_chips import permits
 
 Item = TypeVar("Item")
 

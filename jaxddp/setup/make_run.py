@@ -4,6 +4,8 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
 from jaxddp.engine.checks.replicas import Replicas
@@ -56,7 +58,8 @@ def make_run(
     parts, growing = setup.recipe.parts, setup.feed.growing(plan.total_steps)
     groups = setup.layout.groups
     follow = setup.programs.follow(parts, topology, groups)
-    rate = setup.recipe.learning_rate
+    # As one program: a schedule has a dozen operations, each of which would be compiled and run alone.
+    rate = setup.recipe.learning_rate and jax.jit(setup.recipe.learning_rate)
     result = functools.partial(setup.whole, opt_state=True)
     outer_step = None if groups is None else setup.outer_step(groups)
     averages = setup.whole, result, groups, outer_step

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from jaxddp.core.garbage import no_collections
 from jaxddp.training.listeners.metric_rows import Columns, Series
 from jaxddp.training.validation.predicted_images import PredictedImages, to_drawable
 
@@ -63,15 +64,12 @@ def draw_and_free(draw: Callable[[], T]) -> T:
     objects of JAX and TensorFlow, a full collection is rare, and takes half a second. A collection of the objects made
     since the start of the figure takes a hundredth of a second.
     """
-    collects = gc.isenabled()
     # A collection while drawing could move parts of the figure to an older generation, which gc.collect(0) ignores.
-    gc.disable()
-    try:
-        return draw()
-    finally:
-        gc.collect(0)
-        if collects:
-            gc.enable()
+    with no_collections():
+        try:
+            return draw()
+        finally:
+            gc.collect(0)
 
 
 def figure(series: Series) -> Picture:

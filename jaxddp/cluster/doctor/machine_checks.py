@@ -16,7 +16,7 @@ from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.peers import Peers
-from jaxddp.core.tpu_chips import local_chips
+from jaxddp.core.tpu.tpu_chips import local_chips
 from jaxddp.core.versions import installed_version
 from jaxddp.core.wording import counted, size
 from jaxddp.job.environment import Job, find_job

@@ -12,6 +12,7 @@ import os
 import sys
 
 import jaxddp.core.private_names as private_names
+from jaxddp.core.garbage import no_collections
 from jaxddp.core.log_level import errors_only
 from jaxddp.core.phases import doing
 
@@ -25,7 +26,7 @@ _HIDES_KERAS = "keras" not in sys.modules
 if _HIDES_KERAS:
     sys.modules["keras"] = None  # pyright: ignore[reportArgumentType]: Python raises ModuleNotFoundError for None
 try:
-    with doing("importing TensorFlow"), errors_only():
+    with doing("importing TensorFlow"), errors_only(), no_collections():
         import tensorflow as tf
 except ModuleNotFoundError as error:
     if error.name != "keras":

@@ -1,6 +1,10 @@
 """TensorBoard event files, through clu."""
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jaxddp.core.files as files
@@ -9,6 +13,8 @@ from jaxddp.training.events import RunEnd, RunStart
 from jaxddp.training.listeners.metric_rows import Row, RowListener, scalars
 from jaxddp.training.validation.predicted_images import PredictedImages
 
+_PLUGIN = "tensorboard.plugins.hparams"
+
 
 class TensorBoard(RowListener):
     """A logger of scalars under `directory` (`train/loss`, `train/learning_rate`, `train/epoch_top1`, `val/top1`, …).
@@ -16,8 +22,8 @@ class TensorBoard(RowListener):
     It also writes a picture with the predictions of `images` validation images, or of more images if another listener
     requests more.
 
-    The files are opened at the first record, so the first step does not wait for the import of TensorFlow and Keras,
-    which takes seconds. (A thread must not import them: other threads would find incomplete modules.)
+    The files are opened at the first record, so the first step does not wait for the import of TensorFlow, which takes
+    seconds. (A thread must not import them: other threads would find incomplete modules.)
 
     A resumed run adds a file beside the earlier ones; TensorBoard drops the points of repeated steps. A run from step 0
     removes the event files in the directory. Raises: InputError if the directory cannot be written.
@@ -54,11 +60,36 @@ class TensorBoard(RowListener):
 
 def _open(directory: Path) -> Any:
     # This import must precede clu, which would import TensorFlow without our settings.
-    from jaxddp.data.stream import tensorflow_cpu  # noqa: F401, I001
-    from clu import metric_writers
+    from jaxddp.data.stream import tensorflow_cpu  # noqa: F401
+
+    with _without_keras():
+        from clu import metric_writers
 
     with files.readable_errors(directory):
         return metric_writers.SummaryWriter(str(directory))
+
+
+@contextmanager
+def _without_keras() -> Iterator[None]:
+    """Import clu in the block without Keras, which would import scikit-learn and half of SciPy, in 1.1 s.
+
+    clu imports tensorboard's plugin for hyperparameters. The plugin derives a class from a class of Keras; nothing here
+    uses it.
+    """
+    package, keras, api = _PLUGIN, f"{_PLUGIN}._keras", f"{_PLUGIN}.api"
+    if {"keras", keras, api} & sys.modules.keys():
+        yield
+        return
+    stand_in = ModuleType(keras)
+    stand_in.Callback = object  # pyright: ignore[reportAttributeAccessIssue]
+    sys.modules[keras] = stand_in
+    try:
+        yield
+    finally:
+        # A later import of the plugin, by the user's code, finds the class of Keras.
+        for name in (keras, api):
+            sys.modules.pop(name, None)
+            vars(sys.modules.get(package, stand_in)).pop(name.rpartition(".")[2], None)
 
 
 LOGGERS.add("tensorboard")(lambda config, workdir: TensorBoard(workdir, config.log.images or 0))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.core.tpu_chips import local_chips
+from jaxddp.core.tpu.tpu_chips import local_chips
 from jaxddp.core.wording import counted, show
 
 LOCK_FILE = Path("/tmp/libtpu_lockfile")
