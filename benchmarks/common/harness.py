@@ -1,5 +1,6 @@
 """Times contenders in alternation, and compares their medians and the ratio within each round."""
 
+import argparse
 import json
 import os
 import platform
@@ -113,6 +114,15 @@ def result_of(children: Sequence[subprocess.Popen[str]]) -> Figures:
     if any(child.returncode for child in children):
         sys.exit(f"the processes ended with exit codes {[child.returncode for child in children]}")
     return json.loads(outputs[0].splitlines()[-1])
+
+
+def parse_with_overrides(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Parse the command line. The words after "--" become `overrides`."""
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:split])
+    options.overrides = words[split + 1 :]
+    return options
 
 
 def machine() -> Figures:

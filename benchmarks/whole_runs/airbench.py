@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.common.harness import Figures, machine
+from benchmarks.common.harness import Figures, machine, parse_with_overrides
 from jaxddp.training.listeners.metric_rows import parse, series
 
 CONTENDER = Path(__file__).parents[1] / "rivals" / "contenders" / "torch_airbench.py"
@@ -93,11 +93,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--recipe", default="cifar10_fast")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, required=True)
-    words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
-    options = parser.parse_args(words[:split])
-    options.overrides = words[split + 1 :]
-    return options
+    return parse_with_overrides(parser)
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.common.harness import CHILD_SECONDS, Figures, machine
+from benchmarks.common.harness import CHILD_SECONDS, Figures, machine, parse_with_overrides
 from jaxddp.training.listeners.metric_rows import parse, series
 
 
@@ -107,10 +107,7 @@ def main() -> None:
     parser.add_argument("--durations", nargs=2, required=True)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, required=True)
-    words = sys.argv[1:]
-    split = words.index("--") if "--" in words else len(words)
-    options = parser.parse_args(words[:split])
-    options.overrides = words[split + 1 :]
+    options = parse_with_overrides(parser)
     results: dict[int, dict[str, Figures]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for place, seed in enumerate(options.seeds):
