@@ -125,14 +125,25 @@ def filter_window(box: Any, image_size: int, size: Any) -> Any:
 
 def resample(image: Any, box: Any, image_size: int) -> Any:
     """Resize the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, rounded."""
-    scale = image_size / (box[1] - box[0])
-    pixels = tf.raw_ops.ScaleAndTranslate(
-        images=image[None],
-        size=[image_size, image_size],
-        scale=tf.cast(scale, tf.float32),
-        translation=tf.cast(-box[0] * scale, tf.float32),
-        kernel_type="triangle",
-        antialias=True,
-    )
+    scale = tf.cast(image_size / (box[1] - box[0]), tf.float32)
+    translation = tf.cast(-box[0] * (image_size / (box[1] - box[0])), tf.float32)
+    height, width, channels = tf.unstack(tf.shape(image))
+
+    def resample_rows(values: Any, axis: int) -> Any:
+        """Resize the first axis of [length, N] to image_size."""
+        # TensorFlow's op resizes columns of pixels with many channels in a quarter of the time of rows of pixels.
+        return tf.raw_ops.ScaleAndTranslate(
+            images=values[None, :, None],
+            size=[image_size, 1],
+            scale=tf.stack([scale[axis], 1.0]),
+            translation=tf.stack([translation[axis], 0.0]),
+            kernel_type="triangle",
+            antialias=True,
+        )[0, :, 0]
+
+    rows = resample_rows(tf.reshape(image, [height, width * channels]), 0)
+    turned = tf.transpose(tf.reshape(rows, [image_size, width, channels]), [1, 0, 2])
+    pixels = resample_rows(tf.reshape(turned, [width, image_size * channels]), 1)
     # Every value is a mean of pixels, so its rounded value is in the range of the dtype.
-    return tf.cast(tf.round(pixels[0]), image.dtype)
+    pixels = tf.cast(tf.round(tf.reshape(pixels, [image_size, image_size, channels])), image.dtype)
+    return tf.transpose(pixels, [1, 0, 2])
