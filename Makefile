@@ -89,7 +89,7 @@ runs/resnet18_digits: setup
 	$(BIN)/jaxddp train digits --data data/digits --workdir runs/resnet18_digits --parallel.cpu-devices 4
 
 clean:
-	rm -rf .venv .venv-newest build dist runs/demo data/digits
+	rm -rf .venv .venv-newest build dist runs/demo runs/resnet18_digits data/digits
 
 # Builds the documentation site in build/site, without a network.
 .PHONY: docs
