@@ -18,7 +18,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.engine.initial_state import make_init
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
-from jaxddp.models.airbench import Airbench, identity_like, parameter_groups
+from jaxddp.models.airbench import Airbench, global_max, identity_like, parameter_groups
 from jaxddp.models.ops.whitening import EPSILON, initialize_whitening, patch_moments, whitening_kernel
 from jaxddp.registry import MODELS
 
@@ -228,3 +228,11 @@ def test_whitening_another_network_or_too_small_images_raises_a_one_line_error()
         parameter_groups({"fc": {"bias": 0}})
     with pytest.raises(InputError, match="this network has no convolution 'conv1'; give the name"):
         initialize_whitening("conv1", lambda: random_images(2, 4), MEAN, STD)({"whiten": {"kernel": 0}}, {})
+
+
+def test_the_first_of_several_largest_pixels_has_the_whole_gradient():
+    images = jnp.array([[1.0, 5, 2], [5, -1, 5]]).reshape(1, 2, 3, 1)
+    images = jnp.concatenate([images, -images, jnp.full_like(images, -jnp.inf).at[0, 1, 0].set(jnp.nan)], axis=3)
+    np.testing.assert_array_equal(global_max(images), images.max((1, 2)))
+    gradient = jax.grad(lambda images: global_max(images)[..., :2].sum())(images)
+    assert np.argwhere(gradient).tolist() == [[0, 0, 1, 0], [0, 1, 1, 1]] and gradient.sum() == 2
