@@ -290,8 +290,8 @@ def test_equal_gradients_log_nothing(caplog):
 
 def test_a_gradient_of_zero_on_one_device_alone_is_found(monkeypatch):
     def average(self, grads, others, order):
-        grads, others = AVERAGE(self, grads, others, order)
-        return jax.tree.map(lambda grad: grad + (lax.axis_size(AXIS) > 1), grads), others
+        grads, others, arrays = AVERAGE(self, grads, others, order)
+        return jax.tree.map(lambda grad: grad + (lax.axis_size(AXIS) > 1), grads), others, arrays
 
     monkeypatch.setattr(Averaging, "average", average)
     assert "is not that of one device" in self_test_error(scaled(0.0))

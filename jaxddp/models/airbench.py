@@ -75,7 +75,7 @@ def global_max(images: jax.Array) -> jax.Array:
     computes the values again with other rounding, no value is equal, and the gradient is NaN: on 8 CPU devices with one
     image each, it was.
     """
-    pixels = images.reshape(len(images), -1, images.shape[-1])
+    pixels = images.reshape(images.shape[0], -1, images.shape[-1])
     first = lax.stop_gradient(pixels).argmax(1, keepdims=True)
     return jnp.where(jnp.arange(pixels.shape[1])[:, None] == first, pixels, 0).sum(1)
 
