@@ -7,7 +7,6 @@ all files.
 """
 
 import gzip
-import hashlib
 import json
 import os
 import shutil
@@ -17,10 +16,12 @@ import tempfile
 from pathlib import Path
 
 from jaxddp.cli import main as jaxddp
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
+from jaxddp.weights.download import sha256_of
 
 KEPT_FILES = ("checkpoints", "recipe", "metrics.jsonl", "result.json")
 PROGRAMS = ("stablehlo", "onnx")
-CONFIG, SUMS = "config.json", "SHA256SUMS"
+SUMS = "SHA256SUMS"
 
 
 def main(words: list[str]) -> None:
@@ -33,7 +34,7 @@ def main(words: list[str]) -> None:
             folder = Path(temporary) / run.name
             export(run, folder, "--format", "hub")
             complete(folder, run)
-            pack(folder, dist / f"{run.name}.tar.gz", int((run / CONFIG).stat().st_mtime))
+            pack(folder, dist / f"{run.name}.tar.gz", int((run / CONFIG_FILE).stat().st_mtime))
         for program in PROGRAMS:
             export(run, dist / f"{run.name}.{program}")
     write_sums(dist)
@@ -52,9 +53,9 @@ def complete(folder: Path, run: Path) -> None:
         elif (run / name).is_file():
             shutil.copyfile(run / name, folder / name)
     # The run's config.json also has the digests that a resumed run compares. The published settings have no paths.
-    config, published = (json.loads((place / CONFIG).read_text()) for place in (run, folder))
+    config, published = (json.loads((place / CONFIG_FILE).read_text()) for place in (run, folder))
     config |= {section: values for section, values in published.items() if isinstance(values, dict)}
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def pack(folder: Path, target: Path, modified: int) -> None:
@@ -76,7 +77,7 @@ def pack(folder: Path, target: Path, modified: int) -> None:
 def write_sums(dist: Path) -> None:
     """Write the SHA-256 of every file in the format of `sha256sum --check`."""
     files = sorted(path for path in dist.iterdir() if path.is_file() and path.name != SUMS)
-    lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in files]
+    lines = [f"{sha256_of(path)}  {path.name}\n" for path in files]
     (dist / SUMS).write_text("".join(lines))
     print("".join(lines), end="")
 

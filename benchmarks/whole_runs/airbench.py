@@ -24,6 +24,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.harness import Figures, machine, parse_with_overrides
+from jaxddp.config import load
 from jaxddp.training.listeners.metric_rows import parse, series
 
 CONTENDER = Path(__file__).parents[1] / "rivals" / "contenders" / "torch_airbench.py"
@@ -49,8 +50,7 @@ def run_ours(seed: int, options: argparse.Namespace) -> Figures:
     words += ["--eval.views", "one", "--eval.every", "1 epoch", "--checkpoint.every", "1 epoch"]
     jaxddp = (sys.executable, "-m", "jaxddp")
     call([*jaxddp, "train", options.recipe, *words])
-    views = json.loads(call([*jaxddp, "config", options.recipe, "--format", "json"]))["eval"]["views"]
-    final = call([*jaxddp, "eval", run, "--eval.views", views])
+    final = call([*jaxddp, "eval", run, "--eval.views", load(options.recipe).eval.views])
     results = series([row for _, row in parse(run / "metrics.jsonl")])
     rows = zip(results.epochs["top1"], results.val["top1"], results.epochs["seconds"].cumsum(), strict=True)
     return {

@@ -32,6 +32,7 @@ from jaxddp.platforms import platform_named
 AVERAGING = "average_gradients"
 """The named scope of the gradients' all-reduces, which appears in profiles and compiled programs."""
 _SMALL = 1 << 14
+"""The largest number of elements of the gradients that a single device ravels in a loop of steps."""
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from jaxddp.inference.exported_weights import RunWeights, weights_of_run, write_
 from jaxddp.inference.model_card import CardFacts, model_card
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RUN_ID
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, Integrity
 from jaxddp.training.checkpoints.run_identity import LOCATION_KEYS
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.listeners.curves import CURVES
 from jaxddp.weights.hub_files import HubFile
 from jaxddp.weights.hub_upload import upload
-from jaxddp.weights.places import CONFIG_FILE, SIGNATURE_FILE, WEIGHTS_FILE, is_local
+from jaxddp.weights.places import SIGNATURE_FILE, WEIGHTS_FILE, is_local
 from jaxddp.weights.torch_layout import has_published_names
 from jaxddp.workdir.saved_state import recipe_of_run
 from jaxddp.workdir.signature import Signature

@@ -12,10 +12,11 @@ from jaxddp.core.errors import about
 from jaxddp.core.wording import counted
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.layers import NO_LAYERS, Layers
 from jaxddp.weights.conversion import ImageArrays
 from jaxddp.weights.match import Shapes, listed, match
-from jaxddp.weights.places import CONFIG_FILE, WEIGHTS_FILE
+from jaxddp.weights.places import WEIGHTS_FILE
 from jaxddp.weights.state_dict import read
 from jaxddp.weights.torch_layout import dotted_path, namings_of
 from jaxddp.workdir.saved_state import read_run

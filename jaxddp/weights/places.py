@@ -4,14 +4,15 @@ import os
 from pathlib import Path
 
 from jaxddp.core.errors import InputError
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.weights.download import download
 from jaxddp.weights.hub_files import SCHEME, HubFile, fetch
 from jaxddp.weights.published_list import find_published, has_library
 
 WEIGHTS_FILE = "model.safetensors"
 """The file of weights in a repository of the Hub."""
-CONFIG_FILE, SIGNATURE_FILE = "config.json", "signature.json"
-"""The settings and the classes in a repository that `jaxddp push` wrote."""
+SIGNATURE_FILE = "signature.json"
+"""The classes in a repository that `jaxddp push` wrote."""
 _CHECKPOINTS = "checkpoints"
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 

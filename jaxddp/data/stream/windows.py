@@ -125,8 +125,8 @@ def filter_window(box: Any, image_size: int, size: Any) -> Any:
 
 def resample(image: Any, box: Any, image_size: int) -> Any:
     """Resize the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, rounded."""
-    scale = tf.cast(image_size / (box[1] - box[0]), tf.float32)
-    translation = tf.cast(-box[0] * (image_size / (box[1] - box[0])), tf.float32)
+    ratio = image_size / (box[1] - box[0])
+    scale, translation = tf.cast(ratio, tf.float32), tf.cast(-box[0] * ratio, tf.float32)
     height, width, channels = tf.unstack(tf.shape(image))
 
     def resample_rows(values: Any, axis: int) -> Any:
