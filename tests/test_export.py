@@ -15,7 +15,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.variables import shapes_of
 from jaxddp.recipe.make_recipe import model_of
 from jaxddp.recipe.user_objects import objects_of_hooks
-from jaxddp.setup.initial_weights import initial_weights
+from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
 from jaxddp.workdir.signature import Signature
 
@@ -96,7 +96,8 @@ def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
     model, topology = model_of(file.config, len(ids), objects_of_hooks(file.hooks)), Topology.create(1)
     shapes = shapes_of(model, (16, 16, 3))
     weights = [
-        initial_weights(run, model, shapes, len(ids), topology, class_ids=class_ids) for class_ids in (ids, ids[::-1])
+        initial_weights(run, WeightsTarget(model, shapes, len(ids), class_ids), topology)
+        for class_ids in (ids, ids[::-1])
     ]
     assert [shapes.keys() - arrays for arrays in weights] == [set(), {"params/fc/kernel", "params/fc/bias"}]
     assert caplog.messages == [

@@ -22,7 +22,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
 from jaxddp.models.variables import by_path, shapes_of
-from jaxddp.setup.initial_weights import initial_weights
+from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.weights.match import match
 from jaxddp.weights.state_dict import read, write
 from jaxddp.weights.torch_layout import dotted_path, namings_of, published
@@ -68,7 +68,9 @@ def test_a_new_seed_keeps_the_weights(tmp_path):
 def test_a_head_for_other_classes_is_newly_initialized(tmp_path, caplog):
     model = small_resnet(5)
     write(tmp_path / "w.safetensors", {**state_dict_of(small_resnet()), "extra.weight": np.zeros(3)})
-    arrays = initial_weights(tmp_path / "w.safetensors", model, shapes_of(model, (6, 6, 3)), 5, Topology.create(1))
+    arrays = initial_weights(
+        tmp_path / "w.safetensors", WeightsTarget(model, shapes_of(model, (6, 6, 3)), 5), Topology.create(1)
+    )
     assert set(shapes_of(model, (6, 6, 3))) - set(arrays) == {"params/fc/kernel", "params/fc/bias"}
     assert caplog.messages == [
         f"{tmp_path / 'w.safetensors'}: 30 of the network's 32 arrays; a new head for 5 classes: params/fc/bias, "

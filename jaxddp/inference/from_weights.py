@@ -18,7 +18,7 @@ from jaxddp.models.variables import shapes_of
 from jaxddp.platforms import platform_named
 from jaxddp.recipe.make_recipe import model_of
 from jaxddp.recipe.user_objects import objects_of_hooks
-from jaxddp.setup.initial_weights import initial_weights
+from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.weights.places import local_weights
 from jaxddp.workdir.signature import Signature
 
@@ -47,7 +47,8 @@ def network_of_weights(config: Config, source: Source, topology: Topology) -> Tr
     shapes = shapes_of(model, shape)
     with doing(f"reading weights from {weights}"):
         path = local_weights(weights, offline=config.model.offline)
-        arrays = initial_weights(path, model, shapes, NUM_CLASSES, topology, new_layers, image_shape=shape)
+        target = WeightsTarget(model, shapes, NUM_CLASSES, image_shape=shape, new_layers=new_layers)
+        arrays = initial_weights(path, target, topology)
     fresh, fresh_state = jax.jit(model.init)(jax.random.key(config.seed), jnp.zeros((1, *shape), jnp.float32))
     params, model_state = replace_by_weights(
         fresh, fresh_state, {name: jnp.asarray(array) for name, array in arrays.items()}

@@ -4,6 +4,7 @@ import logging
 import os
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,22 +26,34 @@ from jaxddp.workdir.signature import Signature
 _log = logging.getLogger("jaxddp.experiment")
 
 
-def initial_weights(
-    path: Path,
-    model: Model,
-    shapes: Shapes,
-    num_classes: int,
-    topology: Topology,
-    new_layers: Layers = NO_LAYERS,
-    class_ids: Sequence[str] = (),
-    image_shape: tuple[int, int, int] | None = None,
-) -> dict[str, np.ndarray]:
+@dataclass(frozen=True)
+class WeightsTarget:
+    """The network that receives weights.
+
+    Attributes:
+        model: the network.
+        shapes: the shapes of its arrays by path.
+        num_classes: the number of its classes.
+        class_ids: the ids of its classes; empty if they are not known.
+        image_shape: the shape of its images, [H, W, C]; None if arrays are not converted to it.
+        new_layers: layers that keep their initial values.
+    """
+
+    model: Model
+    shapes: Shapes
+    num_classes: int
+    class_ids: Sequence[str] = ()
+    image_shape: tuple[int, int, int] | None = None
+    new_layers: Layers = NO_LAYERS
+
+
+def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> dict[str, np.ndarray]:
     """Return the arrays of a weights file, or of a run in its work directory, that fit a network, by path.
 
-    The head of a run, or of a repository to which a run was pushed, is skipped if its classes differ from `class_ids`.
-    Arrays for images of another size or with other channels are converted to those for images of `image_shape`,
-    [H, W, C]. A line is logged if layers keep their initial values (`new_layers`, or a head for other classes), or
-    arrays of the file are converted or not used.
+    The head of a run, or of a repository to which a run was pushed, is skipped if its classes differ from the target's.
+    Arrays for images of another size or with other channels are converted to those for images of the target. A line is
+    logged if layers keep their initial values (`new_layers`, or a head for other classes), or arrays of the file are
+    converted or not used.
 
     Raises:
         InputError: the weights cannot be read, are of another network (the message lists missing arrays and wrong
@@ -51,15 +64,19 @@ def initial_weights(
         stored, namings = {dotted_path(name): array for name, array in arrays.items()}, (dotted_path,)
         signature = Signature.read(path)
     else:
-        stored, namings = read(path), namings_of(model)
+        stored, namings = read(path), namings_of(target.model)
         signature = _signature_beside(path)
-    has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != tuple(class_ids)
+    class_ids = tuple(target.class_ids)
+    has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != class_ids
     stored_shape = signature.image_shape if signature is not None else None
-    images = None if image_shape is None else ImageArrays.of(model, image_shape, stored_shape)
+    shape, num_classes = target.image_shape, target.num_classes
+    images = None if shape is None else ImageArrays.of(target.model, shape, stored_shape)
     with about(path):
-        matched = match(shapes, stored, namings, num_classes, new_layers, new_head=has_other_classes, images=images)
+        matched = match(
+            target.shapes, stored, namings, num_classes, target.new_layers, new_head=has_other_classes, images=images
+        )
     topology.peers.agree({"the weights to start from": _checksum(matched.arrays)})
-    counts = [f"{len(matched.arrays)} of the network's {counted(len(shapes), 'array')}"]
+    counts = [f"{len(matched.arrays)} of the network's {counted(len(target.shapes), 'array')}"]
     if matched.new:
         counts.append(f"new: {listed(matched.new)}")
     if matched.head:

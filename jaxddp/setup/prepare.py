@@ -23,7 +23,7 @@ from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.compiled_programs import CompiledPrograms, settings
 from jaxddp.setup.experiment import Experiment, early_stopping_of, lay_out
-from jaxddp.setup.initial_weights import initial_weights
+from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.setup.joining import join_and_resolve
 from jaxddp.setup.resources import Resources, open_resources
 from jaxddp.setup.run_setup import RunSetup
@@ -103,11 +103,10 @@ def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, 
     if start is None:
         return {}
     with doing(f"reading weights from {start}"):
-        class_ids, path = tuple(source.class_ids), local_weights(start, offline=model_config.offline)
-        image_shape, classes = experiment.layout.training_data.image_shape, source.num_classes
-        return initial_weights(
-            path, model, shapes, classes, experiment.topology, new_layers, class_ids, image_shape=image_shape
-        )
+        path = local_weights(start, offline=model_config.offline)
+        image_shape = experiment.layout.training_data.image_shape
+        target = WeightsTarget(model, shapes, source.num_classes, source.class_ids, image_shape, new_layers)
+        return initial_weights(path, target, experiment.topology)
 
 
 def complete_recipe(recipe: Recipe, layout: Layout, topology: Topology) -> tuple[Recipe, Layout, Shapes]:

@@ -32,7 +32,7 @@ from jaxddp.models.swin import Swin
 from jaxddp.models.variables import shapes_of
 from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.registry import MODELS
-from jaxddp.setup.initial_weights import initial_weights
+from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import initialize
 from jaxddp.training.loop import fit
@@ -208,7 +208,7 @@ def logits_by(module: Any) -> Any:
 def logits(name: str, file: Path, size: str, dtype: str) -> Any:
     height, width = map(int, size.split("x"))
     model = for_platform(adapt(network(name).clone(dtype=dtype, param_dtype=dtype)), "cpu")
-    arrays = initial_weights(file, model, shapes(name, height, width), CLASSES, Topology.create(1))
+    arrays = initial_weights(file, WeightsTarget(model, shapes(name, height, width), CLASSES), Topology.create(1))
     images = jnp.asarray(image(height, width), dtype)
     return np.asarray(logits_by(model.module)(variables_of(arrays, dtype), images))[0]
 
@@ -284,9 +284,8 @@ def test_a_network_of_gray_images_takes_weights_for_rgb_images(tmp_path, name, s
         images = np.random.default_rng(0).standard_normal((2, *SHAPE[:2], 1))
         results = []
         for shapes, channels in ((rgb, 3), (gray, 1)):
-            arrays = initial_weights(
-                file, adapt(module), shapes, len(NAMES), topology, image_shape=(*SHAPE[:2], channels)
-            )
+            target = WeightsTarget(adapt(module), shapes, len(NAMES), image_shape=(*SHAPE[:2], channels))
+            arrays = initial_weights(file, target, topology)
             inputs = jnp.asarray(np.broadcast_to(images, (*images.shape[:3], channels)))
             results.append(np.asarray(logits_by(module)(variables_of(arrays, "float64"), inputs)))
     assert np.std(results[0]) > 1e-3
