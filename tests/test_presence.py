@@ -26,6 +26,13 @@ def remove(workdir: Path) -> None:
         shutil.rmtree(workdir, ignore_errors=True)
 
 
+def save_after_removal(workdir: Path) -> None:
+    """Remove the directory, and make what Orbax makes again if it is saving two steps at that moment."""
+    remove(workdir)
+    for name in ("2", "4.orbax-checkpoint-tmp"):
+        (workdir / "checkpoints" / name / "state").mkdir(parents=True)
+
+
 def move(workdir: Path) -> None:
     workdir.rename(workdir.with_name("elsewhere"))
 
@@ -50,6 +57,7 @@ def remove_config(workdir: Path) -> None:
 
 CHANGES: dict[Callable[[Path], None], str] = {
     remove: "run",
+    save_after_removal: "run",
     move: "run",
     replace_by_a_file: "run",
     replace_by_another_directory: "run",
@@ -83,7 +91,8 @@ class Changes:
 MOMENTS = [("step", 1), ("step", 2), ("step", 3), ("evaluation", 2)]
 CASES = [
     *((remove, *moment) for moment in MOMENTS),
-    *((change, "step", 1) for change in CHANGES if change is not remove),
+    (save_after_removal, "evaluation", 2),
+    *((change, "step", 1) for change in CHANGES if change not in (remove, save_after_removal)),
 ]
 
 

@@ -16,9 +16,10 @@ from jaxddp.core.phases import COMMIT, progress
 from jaxddp.job.membership import abandon
 from jaxddp.job.process_exit import end_now
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
-from jaxddp.training.checkpoints.integrity import CHECKPOINTS
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS, INDEX
 from jaxddp.training.checkpoints.orbax_errors import UNFINISHED_SUFFIX
-from jaxddp.training.listeners.jsonl import RESULT
+from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE
+from jaxddp.training.listeners.jsonl import METRICS, RESULT
 
 _POLL_SECONDS = 1.0
 _EXIT_SECONDS = 10.0
@@ -26,13 +27,20 @@ _EXIT_SECONDS = 10.0
 _REMOVING_SECONDS = 1.0
 _REMOVALS, _REMOVAL_INTERVAL = 5, 0.05
 """The number of attempts to remove a directory, which other threads may make again, and the seconds between them."""
+_OF_A_RUN, _OF_CHECKPOINTS = frozenset((METRICS, RESULT)), frozenset((INDEX, VALIDATION_FILE))
+"""Files that a run may write again after a removal, and that are useless without its other files."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
 
 
 class Presence:
-    """The device and inode of a work directory, of its folder of checkpoints and of its config.json."""
+    """The device and inode of a work directory, of its folder of checkpoints and of its config.json.
+
+    Attributes:
+        last_saved: returns the step that the run saved last; None if it has saved none.
+    """
 
     def __init__(self, directory: Path):
+        self.last_saved: Callable[[], int | None] = lambda: None
         self._paths = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
         self._identities: dict[Path, tuple[int, int]] = {}
         self._checked_state: tuple[int, int, int] | None = None
@@ -100,21 +108,29 @@ class Presence:
     def remove_recreated(self) -> None:
         """Remove directories that a save made again. The next run would take them for a work directory.
 
-        Orbax and TensorStore make the parent folders of each file that they write.
+        Orbax and TensorStore make the parent folders of each file that they write. Until the next step checks the
+        directory, the run itself may write there, too.
         """
-        directory, checkpoints, _ = self._paths
+        directory, checkpoints, config = self._paths
         for _ in range(_REMOVALS):
             with contextlib.suppress(OSError):
-                is_new = _identity(checkpoints) != self._identities.get(checkpoints)
-                if is_new and all(UNFINISHED_SUFFIX in name for name in os.listdir(checkpoints)):
+                known: set[str] = {*_OF_CHECKPOINTS}
+                # With a config.json, it is a copy that the user made.
+                if self._is_new(directory) and not config.exists():
+                    known.add(str(self.last_saved()))
+                names = {name for name in os.listdir(checkpoints) if UNFINISHED_SUFFIX not in name}
+                if self._is_new(checkpoints) and names <= known:
                     shutil.rmtree(checkpoints, ignore_errors=True)
             with contextlib.suppress(OSError):
-                if _identity(directory) != self._identities[directory]:
-                    # result.json is useless without the other files of the run.
-                    if os.listdir(directory) == [RESULT]:
-                        (directory / RESULT).unlink()
+                names = {*os.listdir(directory)}
+                if self._is_new(directory) and names <= _OF_A_RUN:
+                    for name in names:
+                        (directory / name).unlink()
                     directory.rmdir()
             time.sleep(_REMOVAL_INTERVAL)
+
+    def _is_new(self, place: Path) -> bool:
+        return _identity(place) != self._identities.get(place)
 
 
 def _identity(place: Path) -> tuple[int, int]:
@@ -124,8 +140,8 @@ def _identity(place: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def watch_workdir(directory: Path, peers: Peers = ALONE) -> Iterator[Callable[[], None]]:
-    """Watch a work directory during the block. Yields `Presence.check`, which the training thread calls.
+def watch_workdir(directory: Path, peers: Peers = ALONE) -> Iterator[Presence]:
+    """Watch a work directory during the block. The training thread calls `check` of the `Presence` that is yielded.
 
     After a removal, any error in the block becomes an InputError about the removal. The process exits if the block does
     not end within 10 seconds, because the block may wait for another process.
@@ -136,7 +152,7 @@ def watch_workdir(directory: Path, peers: Peers = ALONE) -> Iterator[Callable[[]
     presence, finished = Presence(directory), threading.Event()
     threading.Thread(target=_watch, args=(presence, finished, peers), name="jaxddp-workdir", daemon=True).start()
     try:
-        yield presence.check
+        yield presence
     except Exception as error:
         if (fault := presence.fault_after(error)) is not None:
             presence.remove_recreated()

@@ -107,19 +107,20 @@ def session(
     with (
         lock_for_job(directory, peers),
         remove_failed_start(directory, before, peers),
-        watch_workdir(directory, peers) as check,
+        watch_workdir(directory, peers) as presence,
     ):
         if resume != "never":
             # Damaged checkpoints are renamed first, because Orbax would count them among the latest ones to keep.
             peers.from_first("whole checkpoints", lambda: rename_damaged(place))
         with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
+            presence.last_saved = lambda: checkpoints.last_saved
 
             def should_stop(step: int) -> bool:
                 # If the directory was removed, Orbax would make it again and save there.
-                check()
+                presence.check()
                 return stop(step)
 
-            yield Session(directory, checkpoints, resume_step(checkpoints, resume), should_stop, check)
+            yield Session(directory, checkpoints, resume_step(checkpoints, resume), should_stop, presence.check)
 
 
 def rename_damaged(place: Path) -> str:

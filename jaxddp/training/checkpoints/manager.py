@@ -51,6 +51,7 @@ class Checkpoints:
         peers: see Args.
         integrity: the manifests of the checkpoints.
         validations: the metrics of the checkpoints, by which the best one is chosen.
+        last_saved: the last step that was given to `save`; None if there was none.
 
     Raises:
         InputError: a file of the directory cannot be read or written.
@@ -68,6 +69,7 @@ class Checkpoints:
         self.directory, self.peers = Path(directory).resolve(), peers
         self.integrity = Integrity(self.directory, Path(directory).parent)
         self.validations = ValidationFile(self.directory, self.integrity if peers.is_first else None, goal)
+        self.last_saved: int | None = None
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "manifest")
         self._manifest: Future[None] | None = None
@@ -139,6 +141,7 @@ class Checkpoints:
         if self.peers.is_first:
             self.integrity.forget(step)
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
+        self.last_saved = step
         with writing(self.directory):
             self._manager.save(step, args=items, force=True)
         if self.peers.is_first:
