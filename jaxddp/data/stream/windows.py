@@ -142,8 +142,9 @@ def resample(image: Any, box: Any, image_size: int) -> Any:
         )[0, :, 0]
 
     rows = resample_rows(tf.reshape(image, [height, width * channels]), 0)
-    turned = tf.transpose(tf.reshape(rows, [image_size, width, channels]), [1, 0, 2])
-    pixels = resample_rows(tf.reshape(turned, [width, image_size * channels]), 1)
+    # A matrix is transposed in half the time of pixels. The axes are then columns, channels and rows.
+    turned = tf.reshape(tf.transpose(rows), [width, channels * image_size])
     # Every value is a mean of pixels, so its rounded value is in the range of the dtype.
-    pixels = tf.cast(tf.round(tf.reshape(pixels, [image_size, image_size, channels])), image.dtype)
-    return tf.transpose(pixels, [1, 0, 2])
+    pixels = tf.cast(tf.round(resample_rows(turned, 1)), image.dtype)
+    turned_back = tf.transpose(tf.reshape(pixels, [image_size * channels, image_size]))
+    return tf.reshape(turned_back, [image_size, image_size, channels])
