@@ -1,8 +1,8 @@
 """Breaks the package on purpose, one mutant at a time, and checks that the tests fail.
 
-    python benchmarks/mutants.py [ROOM] [--list] [--sample N --seed S] [--jobs 2]
+    python benchmarks/mutants.py [LIST] [--list] [--sample N --seed S] [--jobs 2]
 
-A mutant in `benchmarks/mutants/ROOM.toml` has a file, a line of the file, the broken line, and the tests that must
+A mutant in `benchmarks/mutants/LIST.toml` has a file, a line of the file, the broken line, and the tests that must
 fail. The script applies a mutant to a copy of the working tree and runs its tests there. A test that hangs counts as
 failed. Before, the tests must pass in an unchanged copy. The script prints a line for each mutant: killed or survived,
 seconds and file. The exit code is 1 if a mutant survived, and 2 if a list is wrong or a test fails without a mutant.
@@ -44,11 +44,13 @@ class Mutant:
     """A change of one or several lines of a file, and the tests that must fail because of it.
 
     Attributes:
-        room: The name of the list.
-        promise: Number of the promise in section 3 of the design that the mutant breaks, or 0.
+        of_list: the name of the list.
+        promise: the promise that the mutant breaks: 1, N devices equal one; 2, each example exactly once in an epoch;
+            3, exact evaluation; 4, exact resuming; 5, the recipe does not depend on the devices; 6, no endless wait;
+            7, one line for bad input; 0, none of these.
     """
 
-    room: str
+    of_list: str
     file: str
     line: str
     broken: str
@@ -57,7 +59,7 @@ class Mutant:
 
     def __str__(self) -> str:
         promise = f" [promise {self.promise}]" if self.promise else ""
-        return f"{self.room}{promise} {self.file}: {shorten(self.line)} -> {shorten(self.broken)}"
+        return f"{self.of_list}{promise} {self.file}: {shorten(self.line)} -> {shorten(self.broken)}"
 
     def apply_to(self, source: str) -> str:
         """Return the broken source. Raises ValueError if the line does not occur exactly once."""
@@ -74,16 +76,16 @@ def shorten(text: str) -> str:
     return repr(" ".join(text.split())[:90])
 
 
-def mutants(rooms: Sequence[str] = ()) -> list[Mutant]:
+def mutants(names: Sequence[str] = ()) -> list[Mutant]:
     """Read the mutants of some lists, or of all. Raises ValueError for an unknown list."""
     files = {file.stem: file for file in sorted(LISTS.glob("*.toml"))}
-    unknown = [room for room in rooms if room not in files]
+    unknown = [name for name in names if name not in files]
     if unknown:
         raise ValueError(f"no list of mutants for {unknown[0]!r}; there are {', '.join(files)}")
     return [
-        Mutant(room, **entry | {"tests": tuple(entry["tests"])})
-        for room, file in files.items()
-        if room in (rooms or files)
+        Mutant(name, **entry | {"tests": tuple(entry["tests"])})
+        for name, file in files.items()
+        if name in (names or files)
         for entry in tomllib.loads(file.read_text())["mutant"]
     ]
 
@@ -183,14 +185,14 @@ def check(tree: Path, tests: Sequence[str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("rooms", nargs="*", metavar="ROOM", help="lists to try (default: all)")
+    parser.add_argument("lists", nargs="*", metavar="LIST", help="lists to try (default: all)")
     parser.add_argument("--list", action="store_true", help="print the mutants, and run nothing")
     parser.add_argument("--sample", type=int, metavar="N", help="try N random mutants")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="mutants tried at a time")
     options = parser.parse_args()
     try:
-        chosen = mutants(options.rooms)
+        chosen = mutants(options.lists)
         for mutant in chosen:
             mutant.apply_to((ROOT / mutant.file).read_text())
         if options.sample is not None:

@@ -27,7 +27,7 @@ class TrainConfig:
     local batch norm, each microbatch is normalized separately."""
     precision: Precision | None = None
     """Precision of the computation. Parameters, batch statistics and the loss stay float32. If None, float32 on a CPU,
-    bfloat16 on a GPU. float16 uses dynamic loss scaling."""
+    bfloat16 on a GPU or TPU. float16 uses dynamic loss scaling."""
     gradient_precision: Literal["bfloat16"] | None = None
     """Precision in which devices exchange gradients: bfloat16 halves the traffic and rounds each gradient. If None, no
     rounding."""

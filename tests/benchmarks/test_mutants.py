@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import mutants
 
-ROOMS = sorted(file.stem for file in mutants.LISTS.glob("*.toml"))
+LISTS = sorted(file.stem for file in mutants.LISTS.glob("*.toml"))
 
 
 @functools.cache
@@ -28,9 +28,9 @@ def names_of_tests(path: Path) -> set[str]:
 # --- The lists ---
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_line_of_every_mutant_occurs_once_and_its_tests_exist(room):
-    chosen = mutants.mutants([room])
+@pytest.mark.parametrize("name", LISTS)
+def test_the_line_of_every_mutant_occurs_once_and_its_tests_exist(name):
+    chosen = mutants.mutants([name])
     assert chosen
     for mutant in chosen:
         mutant.apply_to((mutants.ROOT / mutant.file).read_text())
@@ -92,9 +92,9 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setattr(mutants, "ROOT", tree)
     monkeypatch.setattr(mutants, "LISTS", lists)
 
-    def start(*words, **rooms):
-        for room, entries in rooms.items():
-            (lists / f"{room}.toml").write_text("".join(ENTRY.format(**entry) for entry in entries))
+    def start(*words, **lists_by_name):
+        for name, entries in lists_by_name.items():
+            (lists / f"{name}.toml").write_text("".join(ENTRY.format(**entry) for entry in entries))
         monkeypatch.setattr(sys, "argv", ["mutants.py", *words])
         return mutants.main()
 
@@ -144,14 +144,14 @@ def test_a_line_that_does_not_occur_exactly_once_is_rejected(made, capfd, change
     assert capfd.readouterr().err == f"mutants: {why}\n"
 
 
-def test_a_room_without_a_list_is_rejected(made, capfd):
+def test_a_name_without_a_list_is_rejected(made, capfd):
     assert made("sum", sums=[KILLED]) == 2
     assert capfd.readouterr().err == "mutants: no list of mutants for 'sum'; there are sums\n"
 
 
 def test_all_mutants_or_a_random_sample_are_listed(made, capfd):
-    rooms = {"sums": [KILLED, SURVIVES], "waits": [KILLED | {"line": "seconds - 60", "broken": "seconds"}]}
-    assert made("--list", **rooms) == 0
+    entries = {"sums": [KILLED, SURVIVES], "waits": [KILLED | {"line": "seconds - 60", "broken": "seconds"}]}
+    assert made("--list", **entries) == 0
     whole = capfd.readouterr().out.splitlines()
     assert whole[0] == "sums [promise 1] made.py: 'a + b' -> 'a - b'" and len(whole) == 3
     drawn = []
