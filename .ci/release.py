@@ -18,6 +18,7 @@ from pathlib import Path
 from jaxddp.cli import main as jaxddp
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.weights.download import sha256_of
+from jaxddp.weights.places import is_local
 
 KEPT_FILES = ("checkpoints", "recipe", "metrics.jsonl", "result.json")
 PROGRAMS = ("stablehlo", "onnx")
@@ -27,7 +28,10 @@ SUMS = "SHA256SUMS"
 def main(words: list[str]) -> None:
     if len(words) < 2:
         sys.exit("release.py: give a folder, and the work directory of each run")
-    dist, *runs = map(Path, words)
+    dist, *runs = (Path(word).absolute() for word in words)
+    names = [run.name for run in runs]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        sys.exit(f"release.py: two runs are called {repeated}; rename the folder of one")
     dist.mkdir(parents=True, exist_ok=True)
     for run in runs:
         with tempfile.TemporaryDirectory() as temporary:
@@ -52,9 +56,12 @@ def complete(folder: Path, run: Path) -> None:
             shutil.copytree(run / name, folder / name)
         elif (run / name).is_file():
             shutil.copyfile(run / name, folder / name)
-    # The run's config.json also has the digests that a resumed run compares. The published settings have no paths.
+    # The run's config.json also has the digests that a resumed run compares. The published settings have no paths. They
+    # lack the settings of a network that Python code defines, of which only the weights may be a path.
     config, published = (json.loads((place / CONFIG_FILE).read_text()) for place in (run, folder))
     config |= {section: values for section, values in published.items() if isinstance(values, dict)}
+    if (weights := config.get("model", {}).get("weights")) and is_local(weights):
+        config["model"]["weights"] = None
     (folder / CONFIG_FILE).write_text(json.dumps(config, indent=2) + "\n")
 
 

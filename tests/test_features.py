@@ -234,6 +234,10 @@ def test_features_of_exported_weights_equal_those_of_the_run(pictures, tmp_path)
     assert main(["features", str(weights), str(pictures), "--out", str(outs[1]), *network, *images, *colours]) == 0
     of_run, of_weights = (np.load(out)["features"] for out in outs)
     assert of_run.shape == (9, 16) and np.array_equal(of_run, of_weights)
+    # A folder with its settings needs no options.
+    assert main(["export", str(run), "--out", str(tmp_path / "net"), "--format", "hub"]) == 0
+    assert main(["features", str(tmp_path / "net"), str(pictures), "--out", str(outs[1])]) == 0
+    assert np.array_equal(np.load(outs[1])["features"], of_run)
 
 
 # --- Errors ---

@@ -1,12 +1,14 @@
 """A lock lets one process at a time run a block, and no wait for it is endless."""
 
+import errno
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from jaxddp.core.errors import Unreachable
-from jaxddp.core.file_lock import one_at_a_time
+from jaxddp.core.file_lock import in_turn, one_at_a_time
 
 HOLDS = """
 import sys, time
@@ -32,6 +34,15 @@ def test_the_wait_for_another_process_has_an_end(tmp_path):
     # The lock ends with its process.
     with one_at_a_time(path, 0):
         pass
+
+
+def test_a_lock_on_a_file_server_that_is_away_counts_as_held(tmp_path, monkeypatch):
+    def stale(*_, **__):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(Path, "mkdir", stale)
+    with in_turn(tmp_path / "new" / "w.lock", 0) as is_held:
+        assert is_held
 
 
 def test_without_a_writable_folder_nothing_is_locked(tmp_path):

@@ -31,6 +31,7 @@ def save_after_removal(workdir: Path) -> None:
     remove(workdir)
     for name in ("2", "4.orbax-checkpoint-tmp"):
         (workdir / "checkpoints" / name / "state").mkdir(parents=True)
+    (workdir / "curves.png").touch()
 
 
 def move(workdir: Path) -> None:
@@ -132,6 +133,20 @@ def test_a_process_that_may_wait_forever_ends_after_its_work_directory_is_remove
         raise TimeoutError
     reason, code = exits[0]
     assert code == 2 and reason.startswith(f"{workdir}: was removed, moved or replaced while the run")
+
+
+@pytest.mark.parametrize("complete", [1, 2])
+def test_a_checkpoint_that_was_complete_before_the_removal_is_kept_in_a_copy(complete, tmp_path):
+    workdir = tmp_path / "run"
+    (workdir / "checkpoints" / "2").mkdir(parents=True)
+    entries = presence.Presence(workdir)
+    entries.saves = lambda: (2, complete)
+    entries.check()
+    move(workdir)
+    entries.saves = lambda: (2, 2)
+    (workdir / "checkpoints" / "2").mkdir(parents=True)
+    entries.remove_recreated()
+    assert workdir.exists() == (complete == 2)
 
 
 def test_a_check_reads_only_the_directory_while_its_entries_are_unchanged(tmp_path, monkeypatch):

@@ -134,10 +134,12 @@ def test_nothing_that_is_pushed_names_this_machine(folder, hub: Hub, monkeypatch
 
 
 def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(folder)
     out = tmp_path / "net"
-    assert main(["export", "run", "--out", str(out), "--format", "hub"]) == 0
-    assert capfd.readouterr().out.startswith(f"{out}: 62 arrays of step 3 of run, with a model card")
+    out.mkdir()
+    monkeypatch.chdir(out)
+    assert main(["export", str(folder / "run"), "--out", ".", "--format", "hub"]) == 0
+    assert capfd.readouterr().out.startswith(f".: 62 arrays of step 3 of {folder / 'run'}, with a model card")
+    monkeypatch.chdir(folder)
     card = (out / "README.md").read_text()
     validated = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     front = front_matter(card)
@@ -164,7 +166,10 @@ def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, ca
 @pytest.mark.ci
 def test_a_release_has_checksums_and_a_run_that_continues(folder, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(folder)
-    runpy.run_path(str(RELEASE))["main"]([str(tmp_path / "dist"), "run"])
+    release = runpy.run_path(str(RELEASE))["main"]
+    with pytest.raises(SystemExit, match="two runs are called run; rename the folder of one"):
+        release([str(tmp_path / "dist"), "run", "other/run"])
+    release([str(tmp_path / "dist"), "run"])
     names = ["run.onnx", "run.onnx.json", "run.stablehlo", "run.stablehlo.json", "run.tar.gz"]
     lines = (tmp_path / "dist" / "SHA256SUMS").read_text().splitlines()
     assert [line.split("  ")[1] for line in lines] == names
@@ -211,6 +216,10 @@ def test_wrong_commands_are_one_line(folder, hub: Hub, monkeypatch, capfd):
         assert message in fails(["push", *words], capfd)
     assert not hub.repos
     assert "run: is not empty; give a new folder" in fails(["export", "run", "--out", "run", "--format", "hub"], capfd)
+    shutil.copytree("run", "damaged")
+    Path("damaged/signature.json").write_text("{")
+    assert "damaged/signature.json" in fails(["export", "damaged", "--out", "new", "--format", "hub"], capfd)
+    assert not [*Path("new").iterdir()]
 
 
 def test_a_missing_or_refused_token_is_one_line(folder, hub: Hub, monkeypatch, capfd):

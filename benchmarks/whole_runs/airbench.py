@@ -101,7 +101,10 @@ def main() -> None:
     settings = {"recipe": options.recipe, "options": options.overrides, **machine()}
     results: dict[str, dict[str, Figures]] = {}
     if options.out.exists():
-        results = json.loads(options.out.read_text())["found"]
+        before = json.loads(options.out.read_text())
+        if other := [name for name in ("recipe", "options") if before[name] != settings[name]]:
+            sys.exit(f"{options.out}: was written with {other[0]} {before[other[0]]}; give another --out")
+        results = before["found"]
     contenders = {SOURCE: run_source, OURS: run_ours} if options.torch else {OURS: run_ours}
     for place, seed in enumerate(options.seeds):
         found = results.setdefault(str(seed), {})

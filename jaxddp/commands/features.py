@@ -107,12 +107,14 @@ def run(arguments: list[str]) -> int:
 
 
 def _parse(arguments: list[str]) -> FeaturesOfRun | FeaturesOfWeights:
-    """Parse the arguments. The first one is a run if it is a folder, and weights otherwise.
+    """Parse the arguments. The first one is a run if it is a folder without a file of weights, and weights otherwise.
 
     Raises: InputError.
     """
+    from jaxddp.weights.places import file_of_folder
+
     first, *rest = arguments or [""]
-    if first.startswith("-") or not first or os.path.isdir(first):
+    if first.startswith("-") or not first or os.path.isdir(file_of_folder(Path(first))):
         options = parse(FeaturesOfRun, FeaturesOfRun(), "jaxddp features", arguments)
         check_run(options.run)
         return options

@@ -41,7 +41,7 @@ def in_turn(path: Path, patience: float, waiting_for: str = "") -> Iterator[bool
     try:
         files.create(path.parent)
         lock = files.open_regular(path, "ab")
-    except (OSError, InputError):
+    except (OSError, InputError, Unreachable):
         yield True
         return
     with lock:

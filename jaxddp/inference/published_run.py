@@ -55,13 +55,20 @@ def write_folder(directory: Path, which: str, folder: Path) -> str:
     weights = weights_of_run(directory, which)
     if any(files.create(folder).iterdir()):
         raise InputError(f"{folder}: is not empty; give a new folder")
-    count = _write(directory, weights, folder, folder)
+    try:
+        count = _write(directory, weights, folder.resolve(), folder)
+    except BaseException:
+        for file in folder.iterdir():
+            file.unlink()
+        raise
     return f"{folder}: {counted(count, 'array')} of step {weights.step} of {directory}, with a model card"
 
 
 def _write(directory: Path, weights: RunWeights, place: HubFile | Path, folder: Path) -> int:
-    """Write the files of a published run, and return the number of its arrays."""
-    count = write_weights(folder / WEIGHTS_FILE, weights.model, weights.arrays)
+    """Write the files of a published run, and return the number of its arrays.
+
+    The weights are the last file, because `model.weights` accepts a folder that has them.
+    """
     files.replace(folder / CONFIG_FILE, _json(_public_config(directory)))
     signature = Signature.read(directory)
     if signature is not None:
@@ -71,7 +78,7 @@ def _write(directory: Path, weights: RunWeights, place: HubFile | Path, folder: 
         shutil.copyfile(directory / CURVES, folder / CURVES)
     card = model_card(_facts(directory, weights, place, signature, has_curves=has_curves))
     files.replace(folder / CARD_FILE, card.encode())
-    return count
+    return write_weights(folder / WEIGHTS_FILE, weights.model, weights.arrays)
 
 
 def _facts(

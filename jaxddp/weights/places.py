@@ -41,7 +41,7 @@ def local_weights(weights: str, *, offline: bool = False) -> Path:
         Unreachable: the server does not answer.
     """
     if is_local(weights):
-        return _file_of_folder(Path(os.path.expanduser(weights)))
+        return file_of_folder(Path(os.path.expanduser(weights)))
     offline = offline or is_offline()  # The library may be imported before the variable is set.
     if weights.startswith(SCHEME):
         place = HubFile.parse(weights)
@@ -56,7 +56,7 @@ def local_weights(weights: str, *, offline: bool = False) -> Path:
     return path
 
 
-def _file_of_folder(path: Path) -> Path:
+def file_of_folder(path: Path) -> Path:
     """Return the file of weights in a folder that `jaxddp export --format hub` wrote, or else the path itself."""
     file = path / WEIGHTS_FILE
     # The weights of a run are in its checkpoints. A file beside them may be of an earlier one.

@@ -19,7 +19,10 @@ from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, INDEX
 from jaxddp.training.checkpoints.orbax_errors import UNFINISHED_SUFFIX
 from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE
+from jaxddp.training.listeners.confusion_table import CONFUSION
+from jaxddp.training.listeners.curves import CURVES
 from jaxddp.training.listeners.jsonl import METRICS, RESULT
+from jaxddp.training.listeners.step_seconds import FILE as STEP_SECONDS
 
 _POLL_SECONDS = 1.0
 _EXIT_SECONDS = 10.0
@@ -27,7 +30,8 @@ _EXIT_SECONDS = 10.0
 _REMOVING_SECONDS = 1.0
 _REMOVALS, _REMOVAL_INTERVAL = 5, 0.05
 """The number of attempts to remove a directory, which other threads may make again, and the seconds between them."""
-_OF_A_RUN, _OF_CHECKPOINTS = frozenset((METRICS, RESULT)), frozenset((INDEX, VALIDATION_FILE))
+_OF_A_RUN = frozenset((METRICS, RESULT, CURVES, CONFUSION, STEP_SECONDS))
+_OF_CHECKPOINTS = frozenset((INDEX, VALIDATION_FILE))
 """Files that a run may write again after a removal, and that are useless without its other files."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
 
@@ -36,11 +40,13 @@ class Presence:
     """The device and inode of a work directory, of its folder of checkpoints and of its config.json.
 
     Attributes:
-        last_saved: returns the step that the run saved last; None if it has saved none.
+        saves: returns the last step that this process saved, and the last one whose checkpoint is complete; None if
+            there is none.
     """
 
     def __init__(self, directory: Path):
-        self.last_saved: Callable[[], int | None] = lambda: None
+        self.saves: Callable[[], tuple[int | None, int | None]] = lambda: (None, None)
+        self._complete: int | None = None
         self._paths = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
         self._identities: dict[Path, tuple[int, int]] = {}
         self._checked_state: tuple[int, int, int] | None = None
@@ -59,10 +65,11 @@ class Presence:
             status = os.stat(self._paths[0])
             state = status.st_dev, status.st_ino, status.st_mtime_ns
             if state == self._checked_state:
+                _, self._complete = self.saves()
                 return
         if (fault := self.fault()) is not None:
             raise InputError(fault)
-        self._checked_state = state
+        self._checked_state, (_, self._complete) = state, self.saves()
 
     def fault(self) -> str | None:
         """Return an error message about a removed or replaced path; None if all paths are unchanged or unreachable."""
@@ -115,9 +122,10 @@ class Presence:
         for _ in range(_REMOVALS):
             with contextlib.suppress(OSError):
                 known: set[str] = {*_OF_CHECKPOINTS}
-                # With a config.json, it is a copy that the user made.
-                if self._is_new(directory) and not config.exists():
-                    known.add(str(self.last_saved()))
+                saved, _ = self.saves()
+                # A checkpoint that was complete before the removal, or one beside a config.json, is a copy of the user.
+                if saved != self._complete and self._is_new(directory) and not config.exists():
+                    known.add(str(saved))
                 names = {name for name in os.listdir(checkpoints) if UNFINISHED_SUFFIX not in name}
                 if self._is_new(checkpoints) and names <= known:
                     shutil.rmtree(checkpoints, ignore_errors=True)

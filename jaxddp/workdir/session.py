@@ -113,7 +113,7 @@ def session(
             # Damaged checkpoints are renamed first, because Orbax would count them among the latest ones to keep.
             peers.from_first("whole checkpoints", lambda: rename_damaged(place))
         with Checkpoints(place, peers, keep=keep, goal=goal) as checkpoints, stop_on_sigterm() as stop:
-            presence.last_saved = lambda: checkpoints.last_saved
+            presence.saves = lambda: (checkpoints.last_saved, checkpoints.last_complete)
 
             def should_stop(step: int) -> bool:
                 # If the directory was removed, Orbax would make it again and save there.

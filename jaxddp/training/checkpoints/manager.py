@@ -51,7 +51,8 @@ class Checkpoints:
         peers: see Args.
         integrity: the manifests of the checkpoints.
         validations: the metrics of the checkpoints, by which the best one is chosen.
-        last_saved: the last step that was given to `save`; None if there was none.
+        last_saved: the last step that process 0 saved; None if there is none, or on another process.
+        last_complete: the last of these steps that has a manifest.
 
     Raises:
         InputError: a file of the directory cannot be read or written.
@@ -70,6 +71,7 @@ class Checkpoints:
         self.integrity = Integrity(self.directory, Path(directory).parent)
         self.validations = ValidationFile(self.directory, self.integrity if peers.is_first else None, goal)
         self.last_saved: int | None = None
+        self.last_complete: int | None = None
         self._read_only = read_only
         self._writer = ThreadPoolExecutor(1, "manifest")
         self._manifest: Future[None] | None = None
@@ -140,8 +142,8 @@ class Checkpoints:
         self.validations.forget(step)
         if self.peers.is_first:
             self.integrity.forget(step)
+            self.last_saved = step
         items = ocp.args.Composite(state=ocp.args.StandardSave(state), progress=ocp.args.JsonSave(dict(progress)))
-        self.last_saved = step
         with writing(self.directory):
             self._manager.save(step, args=items, force=True)
         if self.peers.is_first:
@@ -237,6 +239,7 @@ class Checkpoints:
         except Exception:
             return  # `wait` and `close` raise the error again, in the thread that trains.
         self.integrity.write(step)
+        self.last_complete = step
 
     def _finish_manifest(self) -> None:
         """Wait for the manifest of the last checkpoint. Raises: InputError if the manifest cannot be written."""
