@@ -1,5 +1,6 @@
 """Features: the input of the head or the output of a layer, for every image once, in files and in Python."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,13 @@ def test_an_interrupted_file_continues_and_has_the_same_bytes_on_any_number_of_d
         write(random_run(NET, 8), out, layer="Conv_0", progress=stop)
     assert write(random_run(NET, 8), out, progress=lambda done, errors: steps.append(done)) == whole
     assert steps == [150, 64, 128, 150]
+    # Nor are those of images that were prepared in another way.
+    with pytest.raises(KeyboardInterrupt):
+        write(random_run(NET, 8), out, progress=stop)
+    run = random_run(NET, 8)
+    run = dataclasses.replace(run, config=run.config.replace(data={"resize": run.config.data.resize + 1}))
+    write(run, out, progress=lambda done, errors: steps.append(done))
+    assert steps == [150, 64, 128, 150, 64, 128, 150]
 
 
 @pytest.mark.parametrize("form", ["npz", "parquet"])

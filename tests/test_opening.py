@@ -169,6 +169,9 @@ def test_an_unknown_address_and_a_mistyped_path_are_rejected(tmp_path: Path):
     (tmp_path / "digits").mkdir()
     with pytest.raises(InputError, match=rf"^{tmp_path}/digit: no such directory or file.*'digits'"):
         open_splits(DataConfig(path=str(tmp_path / "digit")))
+    # Like the shell, leave `~user` of an unknown user unchanged.
+    with pytest.raises(InputError, match=r"^\S*~no-such-user/digits: no such directory or file"):
+        open_splits(DataConfig(path="~no-such-user/digits"))
 
 
 def test_a_path_without_permission_raises_a_one_line_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -135,6 +135,17 @@ def test_cells_that_a_spreadsheet_would_compute_are_escaped_on_request(run, pict
 
 
 @pytest.mark.slow
+def test_an_unusable_file_may_have_a_name_that_is_not_utf8(run, pictures, tmp_path):
+    shutil.copy(next((pictures / "val").rglob("*.jpg")), tmp_path / "b.jpg")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jpg")).touch()
+    for form in ("csv", "jsonl", "parquet"):
+        content = predict_to_file(run, [tmp_path], tmp_path / f"out.{form}", form=form)
+        (tmp_path / f"out.{form}").unlink()
+        if form == "csv":
+            assert [row["error"].rpartition(": ")[2] for row in rows_of(content)] == ["", "the image is empty"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", essential_and_rare((3,), 2, 8))
 def test_any_number_of_devices_writes_the_same_bytes(workdir, pictures, val_predictions, devices, tmp_path):
     run = restore_run(workdir, "best", Topology.create(devices))

@@ -241,6 +241,10 @@ def test_offline_nothing_is_fetched(hub, monkeypatch, by_variable):
     fetched = local_weights(NAME)
     hub.requests.clear()
     assert local_weights(NAME, offline=True) == fetched and not hub.requests
+    fetched.resolve().write_bytes(content(seed=1))
+    with pytest.raises(InputError, match=r"model.safetensors: is damaged, its SHA-256 is not the one of the hub; rem"):
+        local_weights(NAME, offline=True)
+    assert not hub.requests
 
 
 def test_the_option_offline_holds_before_the_settings_are_fetched(hub, capfd):
@@ -251,6 +255,10 @@ def test_the_option_offline_holds_before_the_settings_are_fetched(hub, capfd):
     # The config of another library has no settings of jaxddp.
     _, file = parse_recipe(Train, "jaxddp train", ["finetune_folder", "--model.weights", "hf://me/net"])
     assert hub.requests and not file.taken.keys
+    for options in (["--model.offline", "false"], ["--model.no-offline"], ["--offline=False"]):
+        hub.requests.clear()
+        parse_recipe(Train, "jaxddp train", ["finetune_folder", "--model.weights", "hf://me/net", *options])
+        assert hub.requests
 
 
 def test_without_a_network_fetched_files_are_used_and_others_are_one_line(hub, monkeypatch):

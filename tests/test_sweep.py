@@ -172,6 +172,7 @@ SEARCH = ["--search", "optuna", "--trials", "2"]
         ),
         (["--seed", "0:9999", "--lr", "1,2"], "the grid has 19,998 trials; a sweep has at most 10,000"),
         (["--seed", "0:2", "--resume", "never"], "--resume: a sweep always resumes its trials; leave it out"),
+        (["--seed", "0:2", "--resume=never"], "--resume: a sweep always resumes its trials; leave it out"),
         (
             ["--checkpoint.best", "val loss", "--checkpoint.best", "val top1"],
             "--checkpoint.best: the trials of a sweep are compared by it; give one value",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.sweeps.grid_queue import GridQueue
 from jaxddp.sweeps.runner import Runner, RunOptions
 from jaxddp.sweeps.slots import Slot, describe, slots
@@ -137,6 +137,28 @@ def test_bad_input_ends_the_sweep_and_the_other_trials_save(sweeps, capfd):
     assert "jaxddp sweep: bad input: the other trials were asked to save and stop" in capfd.readouterr().err
 
 
+def test_an_error_of_the_source_ends_the_sweep_and_the_running_trials_save(sweeps):
+    queue, ready = sweeps.queue(trials("waits")), sweeps.folder / "0-waits" / "ready"
+    first = queue.next
+
+    def next_trial() -> Trial | None:
+        if ready.exists():
+            raise Unreachable("sweep.json: cannot be written")
+        return first()
+
+    queue.next = next_trial  # type: ignore[method-assign]
+    options = RunOptions([Slot()] * 2, program=(sys.executable, "-S", str(sweeps._script)))
+    with pytest.raises(Unreachable, match=r"^sweep\.json: cannot be written$"):
+        Runner(sweeps.folder, queue, options).run()
+    assert json.loads((sweeps.folder / "0-waits" / "result.json").read_text())["status"] == "preempted"
+
+
+def test_a_trial_that_failed_before_does_not_change_the_exit_code_of_a_stop(sweeps):
+    sender = send_when((sweeps.folder / "1-waits" / "ready").exists, signal.SIGTERM)
+    assert sweeps.run(trials("fails", "waits", "good"), restarts=0) == 75
+    sender.join()
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_stopped_sweep_saves_and_the_same_command_continues(number, sweeps):
     some = trials("waits", "good")
@@ -190,13 +212,13 @@ def test_two_sweeps_of_one_folder_claim_different_trials(sweeps):
 def test_a_trial_with_other_arguments_is_not_finished(tmp_path):
     (tmp_path / "result.json").write_text('{"status": "done"}')
     words = ["digits", "--epochs", "2"]
-    assert is_finished(tmp_path, TrialRecord("a", {}, words)) and is_finished(
-        tmp_path, TrialRecord("a", {}, words, None, words)
-    )
-    assert not is_finished(tmp_path, TrialRecord("a", {}, words, None, ["digits", "--epochs", "1"]))
+    assert is_finished(tmp_path, TrialRecord("a", {}, words, None, words))
+    # Without the sweep, the trial may have had other arguments.
+    for others in (None, ["digits", "--epochs", "1"]):
+        assert not is_finished(tmp_path, TrialRecord("a", {}, words, None, others))
     for content in ('{"status": "preempted"}', "[]", "{"):
         (tmp_path / "result.json").write_text(content)
-        assert not is_finished(tmp_path, TrialRecord("a", {}, words))
+        assert not is_finished(tmp_path, TrialRecord("a", {}, words, None, words))
 
 
 def test_each_trial_has_its_share_of_the_cores(sweeps, monkeypatch):

@@ -121,6 +121,19 @@ def test_a_search_of_few_values_ends_when_all_were_tried(tmp_path, capfd):
     assert "jaxddp sweep: after 4 trials, the search suggests no new values" in capfd.readouterr().err
 
 
+def test_a_suggestion_that_the_config_rejects_is_left_out(tmp_path, capfd):
+    def refuse_lars(values: Mapping[str, str]) -> Trial:
+        if values[NAME] == "lars":
+            raise InputError("lars: has no effect")
+        return make_trial(values)
+
+    search = SearchQueue(SweepFolder(tmp_path, "a config"), SPACES, refuse_lars, SearchOptions(6), lowest=False)
+    for _ in range(6):
+        train(search, next_of(search))
+    assert search.next() is None
+    assert "jaxddp sweep: a suggestion is left out: lars: has no effect\n" in capfd.readouterr().err
+
+
 def test_trials_outside_the_present_intervals_are_not_used(tmp_path):
     first = queue(tmp_path, 3)
     for _ in range(3):
@@ -218,6 +231,17 @@ def test_the_table_has_the_best_trial_first_and_the_means_over_seeds(tmp_path):
     assert seeds[1] == [["0.2", "2", "top1 25.00%", "7.07%"], ["0.1", "2", "top1 20.00%", "0.00%"]]
     assert len(rows_of(tmp_path, content, [rows[-1].record.name])) == 4
     assert seed_table(rows[-1:]) is None
+
+
+def test_the_means_are_of_trials_that_differ_in_their_seed_alone(tmp_path):
+    sweep = SweepFolder(tmp_path, "digits")
+    for groups in ("2", "4"):
+        trial = make_trial({"parallel.groups": groups})
+        with sweep.changed() as content:
+            content.add(trial)
+        write_run(tmp_path / trial.name, status="done", parallel={"groups": int(groups)})
+        write_trial(tmp_path / trial.name, [0.5])
+    assert seed_table(rows_of(tmp_path, sweep.read())) is None
 
 
 def test_results_and_a_report_are_written(tmp_path, monkeypatch):

@@ -367,6 +367,14 @@ def test_a_cut_or_damaged_shard_is_one_line(root: Path):
     shard.unlink()
     write_shard(shard, [])
     assert message_of(root).startswith(f"{shard}: holds no sample; ")
+    # As in `jaxddp data check`, which lists all faults.
+    faults: list[str] = []
+    with pytest.raises(InputError, match=r"no sample of 2 shards can be used; repair a shard$"):
+        open_splits(config_of(root, train="gone-{0..1}.tar", val_share=0.5), faults.append)
+    assert [fault.rpartition("/")[2][:24] for fault in faults] == [
+        "gone-0.tar: no such shar",
+        "gone-1.tar: no such shar",
+    ]
 
 
 def test_a_header_with_a_flipped_bit_is_found(root: Path):

@@ -23,6 +23,7 @@ from jaxddp.command_line.short_forms import (
     format_option,
     is_flag,
     options_of,
+    value_of_flag,
 )
 from jaxddp.command_line.value_types import rules
 from jaxddp.config import Config
@@ -139,7 +140,7 @@ def parse_recipe(
     if weights and not measures:
         from jaxddp.workdir.inherited_settings import with_settings_of_weights
 
-        offline = file.config.model.offline or "model.offline" in dict(entries)
+        offline = value_of_flag(entries, "model.offline", options_of(command), file.config.model.offline)
         file = with_settings_of_weights(file, weights, run_workdir, offline=offline)
     defaults = {"config": file.config, "workdir": workdir}
     default = make(**{key: defaults[key] for key in keys & defaults.keys()})

@@ -49,6 +49,19 @@ def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, 
     return entries
 
 
+def value_of_flag(
+    entries: Iterable[tuple[str, list[str]]], key: str, options: Mapping[str, Any], default: bool
+) -> bool:
+    """Return the value of a flag in the result of `by_key`; `default` if it is absent."""
+    for found, (word, *values) in entries:
+        if found == key:
+            name, is_on = _flag(word, options)
+            on = name is None or is_on  # A short form is not among the options, and has no inverse.
+            _, equals, value = word.partition("=")
+            default = _truth(on, value if equals else "".join(values[:1]))
+    return default
+
+
 def words_without(words: Sequence[str], options: Sequence[str]) -> list[str]:
     """Return a command's words without some options, such as "--out", and without their values."""
     remaining, is_value = list[str](), False
@@ -89,16 +102,23 @@ def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
             continue
         key, on = _flag(word, options)
         _, equals, value = word.partition("=")
-        truth = _TRUTHS.get((value if equals else following).lower())
-        if key is None or (equals and truth is None):
+        text = value if equals else following
+        has_truth = text.lower() in _TRUTHS
+        if key is None or (equals and not has_truth):
             yield word
             continue
-        is_value, on = truth is not None and not equals, on if truth is None else on == truth
+        is_value, on = has_truth and not equals, _truth(on, text)
         if options[key] is bool:
             section, dot, last = key.rpartition(".")
             yield format_option(key if on else f"{section}{dot}no_{last}")
         else:
             yield from (format_option(key), str(on))
+
+
+def _truth(on: bool, text: str) -> bool:
+    """Return the value of a flag that is followed by a text. `on` is its value if the text is no truth value."""
+    truth = _TRUTHS.get(text.lower())
+    return on if truth is None else on == truth
 
 
 def _flag(word: str, options: Mapping[str, Any]) -> tuple[str | None, bool]:

@@ -9,7 +9,7 @@ import tyro
 
 from jaxddp.choices import check_read
 from jaxddp.command_line.parse import ConfigOfRecipe, check_run, parse
-from jaxddp.command_line.short_forms import by_key, options_of
+from jaxddp.command_line.short_forms import by_key, options_of, value_of_flag
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import Config, ParallelConfig
 from jaxddp.core.errors import InputError
@@ -118,12 +118,13 @@ def _parse(arguments: list[str]) -> FeaturesOfRun | FeaturesOfWeights:
         options = parse(FeaturesOfRun, FeaturesOfRun(), "jaxddp features", arguments)
         check_run(options.run)
         return options
-    offline = "model.offline" in dict(by_key(rest, options_of(FeaturesOfWeights)))
+    options = options_of(FeaturesOfWeights)
+    offline = value_of_flag(by_key(rest, options), "model.offline", options, default=False)
     default = FeaturesOfWeights(config=_config_of_weights(first, offline=offline))
-    options = parse(FeaturesOfWeights, default, f"jaxddp features {first}", rest)
-    check_names(options.config, {})
-    check_read(options.config, {}, lambda keys: f"leave {', '.join(keys)} out")
-    return options
+    parsed = parse(FeaturesOfWeights, default, f"jaxddp features {first}", rest)
+    check_names(parsed.config, {})
+    check_read(parsed.config, {}, lambda keys: f"leave {', '.join(keys)} out")
+    return parsed
 
 
 def _config_of_weights(weights: str, *, offline: bool) -> Config:

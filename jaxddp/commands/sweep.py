@@ -14,7 +14,7 @@ from jaxddp.commands.train import Train
 from jaxddp.commands.train import run as train
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.message import Key, key_of_option
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Range, Seed
 from jaxddp.core.wording import counted, some
@@ -85,7 +85,7 @@ def run(arguments: list[str]) -> int:
     folder = SweepFolder(options.workdir, _config_name(name))
     folder.read()  # Another config is reported before the trials are checked.
     if options.list or options.index is not None:
-        return _one_by_one(options, template)
+        return _one_by_one(options, template, folder)
     with doing("checking the trials"):
         queue = (_grid if options.search is None else _search)(options, template, folder)
     return _run(options, queue)
@@ -120,7 +120,7 @@ def _check(options: Sweep, template: Template) -> None:
     if not template.spaces:
         parse_recipe(Train, "jaxddp train", [*template.words({}), "--workdir", str(options.workdir)])
         raise InputError("sweep: no option has several values; give some, such as --lr 1e-3,3e-3 or --seed 0:3")
-    if "resume" in {key.replace("-", "_").lstrip("_") for entry in template.entries for key in entry[:1]}:
+    if "resume" in {key_of_option(word) for entry in template.entries for word in entry[:1]}:
         raise InputError("--resume: a sweep always resumes its trials; leave it out")
     if _GOAL in template.spaces:
         raise InputError(Key(_GOAL), ": the trials of a sweep are compared by it; give one value")
@@ -163,7 +163,7 @@ def _trials(template: Template, folder: Path) -> list[Trial]:
     return [*trials.values()]
 
 
-def _one_by_one(options: Sweep, template: Template) -> int:
+def _one_by_one(options: Sweep, template: Template, folder: SweepFolder) -> int:
     """Print the commands of all trials, or train one in this process."""
     if options.list:
         for trial in _trials(template, options.workdir):
@@ -173,7 +173,12 @@ def _one_by_one(options: Sweep, template: Template) -> int:
     if options.index is None or options.index >= len(grid):
         raise InputError(f"--index {options.index}: the sweep has {counted(len(grid), 'trial')}, from 0")
     trial, _ = _trial(template, grid[options.index], options.workdir)
-    return train(trial.command(options.workdir)[1:])
+    if code := train(trial.command(options.workdir)[1:]):
+        return code
+    with folder.changed() as content:
+        content.add(trial)
+        content.records[trial.name].finished_words = list(trial.words)
+    return 0
 
 
 def _grid(options: Sweep, template: Template, folder: SweepFolder) -> GridQueue:

@@ -85,6 +85,11 @@ def check_path(path: Any, name: str) -> str | os.PathLike[str]:
     return path
 
 
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """Return a path with the home directory in place of a leading `~` or `~user`; unchanged if there is none."""
+    return Path(os.path.expanduser(path))
+
+
 def open_regular(path: str | os.PathLike[str], mode: Literal["rb", "ab", "wb"] = "rb", buffering: int = -1) -> Any:
     """Open a regular file, like `open`. Other files are errors: reading a FIFO blocks, and some devices have no end.
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
+import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.source import SourceTable, Split
@@ -31,7 +32,7 @@ class Place:
     @property
     def local(self) -> Path | None:
         """The absolute path without resolving links; None if the address is not a path."""
-        return None if is_address(self.address) else Path(self.address).expanduser().absolute()
+        return None if is_address(self.address) else files.expanded(self.address).absolute()
 
     @cached_property
     def shards(self) -> tuple[ShardFolder, str] | None:

@@ -46,7 +46,7 @@ def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
 
 def _listing(place: str) -> ExampleTable | None:
     """Return the table of a CSV file or a test listing; None for folders and image files."""
-    path = Path(place).expanduser()
+    path = files.expanded(place)
     if is_url(place) or (path / TEST_CSV).is_file():
         return test_listing(place)
     return read_paths(path.absolute()) if path.suffix == ".csv" and path.is_file() else None
@@ -54,7 +54,7 @@ def _listing(place: str) -> ExampleTable | None:
 
 def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
     """Yield (id, real path) for each image of a folder, or for a single image file."""
-    path = Path(place).expanduser()
+    path = files.expanded(place)
     if path.is_file():
         yield place, os.path.realpath(path)
     elif not path.is_dir():

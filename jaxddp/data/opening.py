@@ -146,7 +146,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
         return open_inputs(paths)
     (path, *others), is_own = paths, False
     if data.path is not None and not others:
-        is_own = os.path.realpath(os.path.expanduser(path)) == os.path.realpath(os.path.expanduser(data.path))
+        is_own = os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(data.path))
     place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None))
     if others or not _has_classes(place) or (path.endswith(".csv") and not _has_labels(path)):
         if split is not None:
@@ -178,7 +178,7 @@ def _has_classes(place: Place) -> bool:
 
 def _has_labels(path: str) -> bool:
     """Return whether the header of a CSV file has the column `label`."""
-    with files.reading(path, "check the path"), files.open_regular(os.path.expanduser(path)) as file:
+    with files.reading(path, "check the path"), files.open_regular(files.expanded(path)) as file:
         return b"label" in [cell.strip() for cell in file.readline().split(b",")]
 
 

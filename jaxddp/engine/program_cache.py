@@ -21,6 +21,8 @@ import jax
 
 import jaxddp.core.private_names as private_names
 from jaxddp.core.cache_folder import CACHE_VARIABLE, cache_folder
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import text_of
 from jaxddp.core.peers import ALONE, Peers
 
 PROGRAMS = "programs"
@@ -58,10 +60,11 @@ def keep_compiled_programs(peers: Peers = ALONE) -> None:
         return
     try:
         folder = _prepare_folder(peers)
-    except (OSError, RuntimeError) as error:
+    except (OSError, InputError) as error:
         # Only one process of a job logs the warning.
         if peers.is_first:
-            _warn_once(f"compiled programs are not kept ({error}); set {CACHE_VARIABLE} to a folder for them")
+            reason = text_of(error.problem) if isinstance(error, InputError) else error
+            _warn_once(f"compiled programs are not kept ({reason}); set {CACHE_VARIABLE} to a folder for them")
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
 

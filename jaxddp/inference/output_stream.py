@@ -80,7 +80,7 @@ class OutputStream:
         batches: Iterator[Batch] = iter(())
         try:
             for row, fault in verified.check_files():
-                omissions.refuse(row, f"{self.source.name(row)}: {fault}")
+                omissions.refuse(row, str(InputError(f"{self.source.name(row)}: {fault}")))
             batches = self._batches(omissions)
             batches = itertools.chain([next(batches)], batches)
         except InputError:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+import jaxddp.core.files as files
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
 from jaxddp.core.errors import InputError
@@ -245,7 +246,7 @@ def restore_run(
     Raises:
         InputError: there is no such run or checkpoint, or the network does not fit the checkpoint.
     """
-    place = Path(directory).expanduser()
+    place = files.expanded(directory)
     file = recipe_of_run(place)
     config = file.config if precision is None else file.config.replace(train={"precision": precision})
     signature = Signature.read(place) or signature_of_data(place, config)

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jaxddp.core.files as files
 from jaxddp.config import Config
-from jaxddp.core.files import check_path
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import Device, Topology
@@ -35,7 +35,7 @@ def load_run(
     Raises:
         InputError: there is no such run or checkpoint, or the checkpoint is of another model.
     """
-    directory = Path(check_path(workdir, "workdir"))
+    directory = Path(files.check_path(workdir, "workdir"))
     peers = join_job(find_job(), Config().parallel)
     return restore_run(directory, _which(step), Topology.create(devices, peers), model)
 
@@ -58,12 +58,12 @@ def evaluate_run(
     Raises:
         InputError: there is no such run or checkpoint, or no such data.
     """
-    directory = Path(check_path(workdir, "workdir")).expanduser()
+    directory = files.expanded(files.check_path(workdir, "workdir"))
     file = recipe_of_run(directory)
     # The devices of the run are not part of its recipe.
     changes: dict[str, dict[str, Any]] = {"parallel": plain(Config().parallel)}
     if data is not None:
-        changes["data"] = {"path": str(check_path(data, "data")), "name": None}
+        changes["data"] = {"path": str(files.check_path(data, "data")), "name": None}
     if batch_size is not None:
         changes["eval"] = {"batch_size": batch_size}
     return evaluate(dataclasses.replace(file, config=file.config.replace(**changes)), directory, _which(step))

@@ -6,7 +6,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -14,7 +14,7 @@ from typing import Protocol
 from jaxddp.cluster.event_queue import EventQueue, catch_signals
 from jaxddp.cluster.process_output import say
 from jaxddp.cluster.restarts import PREEMPTED
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.sweeps.slots import Slot
 from jaxddp.sweeps.trial_process import LOG_FILE, End, TrialProcess
 from jaxddp.sweeps.trials import Trial
@@ -72,7 +72,8 @@ class Runner:
         self._free, self._running = list(options.slots), list[TrialProcess]()
         self._ends, self._number = list[End](), 0
         self._received: signal.Signals | None = None
-        self._bad_input: InputError | None = None
+        self._error: JaxddpError | None = None
+        self._has_lost_trial = False
         self._kill_at, self._prune_at = math.inf, 0.0
 
     def run(self) -> int:
@@ -82,29 +83,42 @@ class Runner:
 
         Returns:
             The exit code: 0 if all trials are done or pruned; 1 if one failed; 75 if trials were asked to stop and
-            saved; 128 plus the signal that this process received if one had to be killed.
+            saved; 128 plus the signal that this process received if one of these failed or had to be killed.
 
         Raises:
             InputError: a trial reported bad input. The other trials were asked to save and stop.
+            JaxddpError: the source raised it. The running trials were asked to save and stop.
         """
         with catch_signals() as events, selectors.DefaultSelector() as self._selector:
             self._selector.register(events, selectors.EVENT_READ)
             try:
-                self._fill()
+                self._stop_on_error(self._fill)
                 while self._running and time.monotonic() < self._kill_at:
                     self._wait(events)
-                    self._finish_ended()
-                    self._prune()
-                    self._fill()
+                    for advance in (self._finish_ended, self._prune, self._fill):
+                        self._stop_on_error(advance)
             finally:
                 self._kill()
-        if self._bad_input is not None:
-            raise self._bad_input
+        if self._error is not None:
+            raise self._error
         return self._code()
 
     @property
     def _is_stopping(self) -> bool:
-        return self._received is not None or self._bad_input is not None
+        return self._received is not None or self._error is not None
+
+    def _stop_on_error(self, call: Callable[[], None]) -> None:
+        """Call a function that uses the source. After its first error, ask the running trials to save and stop."""
+        try:
+            call()
+        except JaxddpError as error:
+            if self._error is None:
+                self._error = error
+                self._stop_others("an error: the running trials were asked to save and stop")
+
+    def _stop_others(self, line: str) -> None:
+        if self._running and self._received is None:
+            self._stop(line)
 
     def _fill(self) -> None:
         """Start trials in the free slots."""
@@ -161,10 +175,10 @@ class Runner:
             if is_again:
                 self._start(trial, process.slot, process.starts + 1)
                 return
-        if end == "bad input" and self._bad_input is None:
-            self._bad_input = InputError(f"{trial.name}: {process.last_line}")
-            if self._running and self._received is None:
-                self._stop("bad input: the other trials were asked to save and stop")
+        if end == "bad input" and self._error is None:
+            self._error = InputError(f"{trial.name}: {process.last_line}")
+            self._stop_others("bad input: the other trials were asked to save and stop")
+        self._has_lost_trial |= end == "failed" and self._received is not None
         self._ends.append(end)
         self._source.record_end(trial, end)
         self._free.append(process.slot)
@@ -185,11 +199,12 @@ class Runner:
         for process in self._running:
             process.close(deadline)
             self._ends.append("failed")
-            self._source.record_end(process.trial, "interrupted")
+            self._has_lost_trial = True
+            self._stop_on_error(lambda trial=process.trial: self._source.record_end(trial, "interrupted"))
 
     def _code(self) -> int:
         if self._received is not None:
-            return 128 + self._received if "failed" in self._ends else PREEMPTED
+            return 128 + self._received if self._has_lost_trial else PREEMPTED
         if "failed" in self._ends:
             return 1
         return PREEMPTED if "interrupted" in self._ends else 0

@@ -121,7 +121,12 @@ class SearchQueue:
         tried = [self._tried(record) for record in records]
         for attempt in range(_ATTEMPTS):
             values = suggestion(self._spaces, tried, lowest=self._lowest, seed=self._options.seed, attempt=attempt)
-            trial = self._make_trial(values)
+            try:
+                trial = self._make_trial(values)
+            except InputError as error:
+                # Each value was checked beside the first values of the other keys, not beside these.
+                say(f"jaxddp sweep: a suggestion is left out: {error}")
+                continue
             if trial.name not in content.records:
                 self.folder.claim(trial.name)
                 content.add(trial)

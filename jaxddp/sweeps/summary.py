@@ -68,9 +68,20 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def seed_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]] | None:
-    """Return a table of the mean best validation over the seeds of each recipe, the best first; None without seeds."""
-    measured = [row for row in rows if row.run is not None and row.result.best is not None]
-    groups = [[measured[index] for index in group] for group in seed_groups([row.run for row in measured if row.run])]
+    """Return a table of the mean best validation over the seeds of each recipe, the best first; None without seeds.
+
+    Trials with different values of another key are never in one group.
+    """
+    by_values = dict[tuple[str, ...], list[Row]]()
+    for row in rows:
+        if row.run is not None and row.result.best is not None:
+            values = tuple(str(value) for key, value in sorted(row.record.values.items()) if key != _SEED)
+            by_values.setdefault(values, []).append(row)
+    groups = [
+        [measured[index] for index in group]
+        for measured in by_values.values()
+        for group in seed_groups([row.run for row in measured if row.run])
+    ]
     if not any(len(group) > 1 for group in groups):
         return None
     keys = [key for key in _keys(rows) if key != _SEED]

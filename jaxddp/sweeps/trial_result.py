@@ -39,11 +39,11 @@ class TrialResult:
 
 
 def is_finished(directory: Path, record: TrialRecord) -> bool:
-    """Return whether a trial has ended with its present arguments.
+    """Return whether the sweep has seen a trial end with its present arguments.
 
-    A trial that was trained without the sweep, by its own command, counts as finished if its run has ended.
+    If a trial was trained by its own command, its arguments are not known. `jaxddp train` then decides what is left.
     """
-    if record.finished_words not in (None, record.words):
+    if record.finished_words != record.words:
         return False
     return content_of_result(directory).get("status") in _END_STATUSES
 

@@ -96,6 +96,8 @@ def fetch(place: HubFile, *, offline: bool = False) -> Path:
     def attempt(until: float) -> Path:
         path = _download(library, place, until, offline=offline)
         if _is_damaged(path):
+            if offline:
+                raise InputError(f"{path}: is damaged, its SHA-256 is not the one of the hub; remove it, or go online")
             path = _download(library, place, until, offline=offline, force_download=True)
             if _is_damaged(path):
                 raise IncompleteResponse("its SHA-256 is not the one that the hub states")

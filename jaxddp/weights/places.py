@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.weights.download import download
@@ -41,7 +42,7 @@ def local_weights(weights: str, *, offline: bool = False) -> Path:
         Unreachable: the server does not answer.
     """
     if is_local(weights):
-        return file_of_folder(Path(os.path.expanduser(weights)))
+        return file_of_folder(files.expanded(weights))
     offline = offline or is_offline()  # The library may be imported before the variable is set.
     if weights.startswith(SCHEME):
         place = HubFile.parse(weights)

@@ -58,7 +58,7 @@ def with_settings_of_weights(
 def _folder_of(weights: str, *, offline: bool) -> Path | None:
     """Return the folder with the config.json of the run that trained the weights, if there is one."""
     if not weights.startswith(SCHEME):
-        return Path(os.path.expanduser(weights))
+        return files.expanded(weights)
     place = HubFile.parse(weights)
     if place.file not in (None, WEIGHTS_FILE):
         return None

@@ -4,9 +4,9 @@ import dataclasses
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+import jaxddp.core.files as files
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
@@ -27,7 +27,7 @@ def absolute(place: str) -> str:
     """Return the absolute path of a file without resolving links; a URL or tfds:NAME is unchanged."""
     if is_address(place):
         return place
-    path = str(Path(os.path.expanduser(place)).absolute())
+    path = str(files.expanded(place).absolute())
     # After a link, ".." leads to the parent of its target.
     plain = os.path.normpath(path)
     return plain if os.path.realpath(plain) == os.path.realpath(path) else path

@@ -69,7 +69,8 @@ class Presence:
                 return
         if (fault := self.fault()) is not None:
             raise InputError(fault)
-        self._checked_state, (_, self._complete) = state, self.saves()
+        self._checked_state = state
+        _, self._complete = self.saves()
 
     def fault(self) -> str | None:
         """Return an error message about a removed or replaced path; None if all paths are unchanged or unreachable."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.message import Key
 from jaxddp.core.wording import nearest
@@ -84,7 +85,7 @@ class HubSets:
 
 def _open_splits(place: Place) -> Mapping[str, Any]:
     name = place.address.removeprefix(_PREFIX)
-    folder = Path(name).expanduser().absolute()
+    folder = files.expanded(name).absolute()
     if is_saved(folder):
         return open_saved(folder)
     if folder.is_dir():

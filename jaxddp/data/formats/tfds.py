@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+import jaxddp.core.files as files
 import jaxddp.core.private_names as private_names
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import reached
@@ -96,7 +97,7 @@ def _import_tfds() -> Any:
 def _open_builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
     tfds = _import_tfds()
     # This is also the default folder of tensorflow-datasets.
-    home = Path(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser().absolute()
+    home = files.expanded(data_dir or os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).absolute()
     check_regular(home / re.split("[/:]", name)[0], "prepare the data set again")
     try:
         return _opener(tfds)(name, data_dir=str(home))

@@ -116,6 +116,11 @@ def _names_in_file(folder: ShardFolder) -> tuple[str, ...]:
                 content = file.read()
         except (FileNotFoundError, IsADirectoryError):
             continue
+        except InputError:
+            # Some stores answer 403 for a missing object, if its reader may not list the objects.
+            if folder.can_list:
+                raise
+            continue
         with as_input_errors(where):
             text = content.decode("utf-8-sig")
             names = _names_in_json(text) if name.endswith(".json") else text.rstrip().splitlines()

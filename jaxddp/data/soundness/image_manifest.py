@@ -89,8 +89,8 @@ def find_manifest(address: str, wanted: str | None) -> Path:
     Raises: InputError if there is none.
     """
     if wanted is not None:
-        return Path(wanted).expanduser().absolute()
-    folders = [Path.cwd(), *([] if is_address(address) else [Path(address).expanduser().resolve().parent])]
+        return files.expanded(wanted).absolute()
+    folders = [Path.cwd(), *([] if is_address(address) else [files.expanded(address).resolve().parent])]
     name = manifest_name(address)
     manifest = next((folder / name for folder in folders if (folder / name).is_file()), None)
     if manifest is None:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxddp.core.cache_folder import cache_folder
+from jaxddp.core.errors import InputError
 from jaxddp.data.images.header import RULES_VERSION
 from jaxddp.data.storage.cache import name_of_folder, read_sealed, write_sealed
 from jaxddp.data.storage.store import Fault, Store
@@ -58,7 +59,7 @@ class Verified:
         if self._store.root is not None:
             parts = [np.zeros(0, np.uint64)]
             # The cache folder may be missing.
-            with suppress(OSError, RuntimeError):
+            with suppress(OSError, InputError):
                 parts += [_read(file) for file in _parts(self._store.root)]
             self._cached = np.isin(identity, np.concatenate(parts)) & (identity != 0)
             self.sound |= self._cached
@@ -89,7 +90,7 @@ class Verified:
                 for file in _parts(self._store.root) if lost.any() else ():
                     _put(file, np.setdiff1d(_read(file), self._identity[lost]))
         # The cache folder, permission or disk space may be missing.
-        except (OSError, RuntimeError) as error:
+        except (OSError, InputError) as error:
             _log.debug("the cache of verified images of %s cannot be written (%s)", self._store.root, error)
         self._cached = self.sound & identified
 
@@ -101,7 +102,7 @@ class Verified:
 
 
 def _part(root: Path, part: int) -> Path:
-    """Return the file of a part. Raises: RuntimeError; see `cache_folder`."""
+    """Return the file of a part. Raises: InputError; see `cache_folder`."""
     return cache_folder() / _FOLDER / f"{name_of_folder(root)}-{RULES_VERSION}.{part % _PARTS}"
 
 

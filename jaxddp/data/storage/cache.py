@@ -36,7 +36,7 @@ class CachedStore:
 
     def __init__(self, store: Store, folder: str | PathLike[str]):
         self.store = store
-        self.folder = files.create(Path(folder).expanduser().absolute())
+        self.folder = files.create(files.expanded(folder).absolute())
         self._can_write = True
 
     def name(self, path: bytes, offset: int = 0) -> str:

@@ -52,7 +52,7 @@ def resolve(name: str) -> DatasetEntry:
     _check_keys(table, f"{catalog}: {name}")
     path = table["path"]
     if not is_address(path):
-        path = str(catalog.parent / Path(path).expanduser())
+        path = str(catalog.parent / files.expanded(path))
     return DatasetEntry(**table | {"path": path})
 
 
@@ -71,7 +71,7 @@ def find_dataset(place: str | os.PathLike[str]) -> DatasetEntry:
 
 
 def _catalog_path() -> Path:
-    return Path(os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).expanduser().absolute()
+    return files.expanded(os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).absolute()
 
 
 def _read(catalog: Path) -> str:

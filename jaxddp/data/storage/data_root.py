@@ -104,7 +104,7 @@ def open_root(root: str | PathLike[str], file_name: str, cache: str | PathLike[s
         objects = Objects.open(os.fspath(root))
         images = objects if cache is None else CachedStore(objects, cache)
         return DataRoot(images, None, objects)
-    path = Path(root).expanduser().absolute()
+    path = files.expanded(root).absolute()
     if not path.is_dir():
         state = "is not a directory" if path.exists() else "no such directory"
         raise InputError(f"{path}: {state}; give the directory that holds {file_name}{nearest_beside(path)}")

@@ -208,7 +208,7 @@ def shard_folder(address: str) -> ShardFolder:
     """Return the folder of a path or URL, without a request. Raises: InputError; see `Objects.open`."""
     if is_url(address):
         return RemoteShards(Objects.open(address))
-    return LocalShards(Path(address).expanduser().absolute())
+    return LocalShards(files.expanded(address).absolute())
 
 
 def with_cache(store: Store, folder: ShardFolder, cache: str | None) -> Store:

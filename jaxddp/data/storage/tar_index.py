@@ -50,6 +50,9 @@ def load_or_build_samples(folder: ShardFolder, paths: Sequence[str], refuse: Ref
             states[path] = folder.state(path)
         except FileNotFoundError:
             refuse(f"{folder.name(path)}: no such shard; download it again, or correct the pattern")
+    none_usable = f"{folder.name()}: no sample of {counted(len(paths), 'shard')} can be used; repair a shard"
+    if not states:
+        raise InputError(none_usable)
     digest = hashlib.sha256("\n".join([folder.name(), *paths]).encode(errors="surrogateescape")).hexdigest()[:16]
     file = f"shards-{digest}.jaxddp-index"
     places = [cache_folder() / file]
@@ -67,7 +70,7 @@ def load_or_build_samples(folder: ShardFolder, paths: Sequence[str], refuse: Ref
             for fault in faulty.faults:
                 refuse(fault)
     if not samples:
-        raise InputError(f"{folder.name()}: no sample of {counted(len(paths), 'shard')} can be used; repair a shard")
+        raise InputError(none_usable)
     return samples
 
 

@@ -1,12 +1,15 @@
 """Writes a file with the features of each image of a table, on all devices of all processes."""
 
 import base64
+import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config import Config
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.source import SourceTable
 from jaxddp.engine.activation_programs import Pool
@@ -17,6 +20,8 @@ from jaxddp.inference.output_stream import BatchOutputs
 from jaxddp.inference.partial_file import Partial
 from jaxddp.inference.predictions import Row
 from jaxddp.inference.trained import TrainedRun
+from jaxddp.overrides import flatten
+from jaxddp.training.checkpoints.run_identity import MAY_CHANGE
 from jaxddp.workdir.digests import checksums
 
 _STORED = np.dtype("<f4")
@@ -50,7 +55,7 @@ def write_features(
     # The first process writes the file.
     place = Path(peers.from_first("the file", lambda: str(files.check_out(out))))
     header: dict[str, str | int] = {"run": str(run.directory.resolve()), "step": run.step, "images": table.fingerprint}
-    header |= {"layer": str(layer), "pool": pool, **checksums(run.state), "version": 1}
+    header |= {"layer": str(layer), "pool": pool, "settings": _digest(run.config), **checksums(run.state), "version": 1}
     partial = Partial(place, header, ["features", "error"])
 
     def rows_of(first: int, batch: BatchOutputs) -> Iterator[Row]:
@@ -75,6 +80,16 @@ def write_features(
             files.replace(place, feature_formats.content(form, columns, _decoded(checked_rows(partial, counts.images))))
             partial.remove()
     return counts
+
+
+def _digest(config: Config) -> str:
+    """Return a digest of the settings that features depend on: of the images, the network and the precision."""
+    settings = {
+        key: str(value)
+        for key, value in flatten(config.to_dict()).items()
+        if key.startswith(("data.", "model.", "train.precision")) and key not in MAY_CHANGE
+    }
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _decoded(rows: Iterator[Row]) -> Iterator[tuple[np.ndarray, str | None]]:
