@@ -45,7 +45,6 @@ from jaxddp.notebook.arguments import (
     config_of_options,
     errors_name_arguments,
     log_settings,
-    loggers_of,
     options_of,
 )
 from jaxddp.notebook.figures import show_inputs, show_predictions
@@ -261,7 +260,7 @@ def train(
     cadences = {"log_every": log_every, "eval_every": eval_every, "save_every": save_every, "check_every": check_every}
     changes = changes_of_cadences(**cadences, self_test=self_test, profile=profile)
     changes["eval"]["batch_size"] = setup.order.batch_size
-    changes["log"] |= {"to": loggers_of(log_to)} | log_settings(log_project, log_name, log_config)
+    changes["log"] |= log_settings(log_to, log_project, log_name, log_config)
     if epochs is not None:
         changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
         check_length(setup.recipe.config, setup.recipe.config.replace(**changes))

@@ -151,7 +151,7 @@ def test_a_work_directory_accepts_only_its_own_recipe_and_one_run(tmp_path):
     setup = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1)
     finished, _ = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path)
     repeated, history = train(jaxddp.softmax_cross_entropy, setup, workdir=tmp_path, log_every="1 step")
-    assert largest_difference(finished, repeated) == 0 and not history.train
+    assert largest_difference(finished, repeated) == 0 and history.train["step"].tolist() == [7]
     other_seed = prepared(LinenDense(), TABLE, 4, SGD, 2, epochs=1, seed=3)
     with pytest.raises(InputError, match="config.json: seed was 0 and is now 3; a resumed run keeps its recipe"):
         train(jaxddp.softmax_cross_entropy, other_seed, workdir=tmp_path)
@@ -267,6 +267,19 @@ def test_topk_accuracy_equals_numpy():
     assert measured[5] == 1
     with pytest.raises(InputError, match="k=10: expected 1 to 5"):
         jaxddp.topk_accuracy(setup.state, setup, VAL, k=(10,))
+
+
+def test_pictures_of_normalized_images_have_the_predictions_of_these_images():
+    images = (VAL.images / 255 - 0.5).astype(np.float32)
+    table = jaxddp.ArrayTable(images, VAL.labels, VAL.class_names, "normalized")
+    init, apply = linear_model()
+    setup = prepared((init, apply), table, 1, SGD, 2)
+    figure = jaxddp.show_predictions(setup.state, setup, table, count=7)
+    predicted = np.argmax(apply(setup.state.params, jnp.asarray(images[:7])), -1)
+    titles = [axes.get_title().split()[0] for axes in figure.axes if axes.get_title()]
+    assert titles == [VAL.class_names[label] for label in predicted]
+    # Without mean and deviation, the numbers are drawn between black and white.
+    assert jaxddp.show_inputs(setup, count=3)._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -109,6 +109,8 @@ PREPARED = [
     ("epochs", "3", "epochs='3': expected a number, above 0, at most 1,000,000,000"),
     ("epochs", None, "epochs=None: expected a number, above 0, at most 1,000,000,000"),
     ("data", {"pad": 1}, "data={'pad': 1}: give a jaxddp.DataConfig, such as DataConfig(image_size=64)"),
+    ("data", jaxddp.DataConfig(limit=3), "data.limit=3: from Python, the table is used as it is; open_data has "
+     "arguments for classes and val_share, and table.take(N) returns fewer examples"),
     ("seed", "0", "seed='0': expected a whole number, 0 to 9,223,372,036,854,775,807"),
     ("metrics", ["top3"], "metrics: an object of type list was given; give a dict of name to function"),
     ("metrics", {"top3": 3}, "metrics: top3: an object of type int was given; give a function"),
@@ -240,6 +242,7 @@ TRAINED = [
     ("save_every", None, "save_every=None: expected a duration, such as '90 epochs'"),
     ("check_every", 3, "check_every=3: expected a duration, such as '90 epochs'"),
     ("self_test", "sometimes", "self_test='sometimes': expected 'auto' or 'always' or 'never'"),
+    ("log_project", "p", "log_project='p': only wandb and mlflow read it; name one in log_to, or leave it out"),
     ("profile", "9 steps", "profile='9 steps': a trace is written into the work directory; give workdir too"),
 ]  # fmt: skip
 

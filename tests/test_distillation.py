@@ -151,6 +151,10 @@ def test_the_self_test_of_the_gradient_passes_with_a_teacher():
             {"signature": dataclasses.replace(SIGNATURE, image_shape=(8, 8, 3))},
             r"was trained on images of \(8, 8, 3\), and this run has \(6, 6, 3\); use the same size for both",
         ),
+        (
+            {"signature": dataclasses.replace(SIGNATURE, dtype="float32")},
+            "was trained on float32 images, and this run has uint8 images; normalize the images of both, or of none",
+        ),
         ({}, "it is loaded on 1 device, and this run uses 2; load it with the same devices="),
     ],
 )

@@ -148,6 +148,13 @@ def test_a_loss_that_is_not_finite_ends_the_range_test_with_the_results_so_far(f
     steps = int(out.splitlines()[0].split()[0])
     assert code == 0 and steps < 20 and (folder / "n.png").exists()
     assert "diverges at" in out
+    # The loss is NaN for the batches of training only.
+    loss = "lambda logits, labels: logits.sum(-1) * (float('nan') if len(logits) > 15 else 1)"
+    (folder / "bad.py").write_text(f"{DENSE}\n\ndef get_loss(config):\n    return {loss}\n")
+    words = "--out", "bad.png", "--train.batch-size", "160"
+    code, _, err = run_find_lr(folder, monkeypatch, capfd, "bad.py", *words)
+    assert code == 1, err
+    assert err.splitlines()[-1].startswith("jaxddp: the loss of the first step is not finite; check the ")
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,16 @@ def test_scalars_of_a_skipped_step_are_not_in_the_epochs_mean():
     assert sums.end_epoch() == {"loss": 2.0, "gradient_norm": 5.0, "loss_scale": 4.0}
 
 
+def test_the_sums_of_a_resumed_epoch_are_those_of_the_same_names():
+    before = EpochSums()
+    before.add(range(1, 2), sums_of(0, loss=3.0, value=2.0, top1=0.5))
+    before.fetch()
+    resumed = EpochSums(before.saved)
+    resumed.add(range(2, 3), sums_of(0, loss=1.0, top1=1.0, other=7.0))
+    resumed.fetch()
+    assert resumed.end_epoch() == {"loss": 2.0, "top1": 0.75, "other": 7.0}
+
+
 def test_substituted_images_of_a_skipped_step_are_counted():
     sums = EpochSums(max_substituted=3)
     sums.add(range(1, 2), sums_of(1, loss=np.nan, top1=0.5, substituted=0.25))

@@ -74,6 +74,20 @@ def test_a_history_is_read_from_the_folder_of_a_run(history, workdir):
     assert read._repr_png_().startswith(b"\x89PNG")
 
 
+def test_the_history_of_a_run_that_has_ended_or_continues_has_its_earlier_rows(history, workdir, tmp_path):
+    def again(epochs: int, folder) -> History:
+        setup = jaxddp.prepare_training(linear_model(), random_table(50), 4, sgd(0.05), 2, epochs=epochs)
+        options = {"val": random_table(23, seed=1), "listeners": (), "log_every": "1 step", "workdir": folder}
+        return jaxddp.train(jaxddp.softmax_cross_entropy, setup, **options)[1]
+
+    again(1, tmp_path)
+    continued, ended = again(2, tmp_path), again(2, tmp_path)
+    for one in (continued, ended):
+        for name in ("loss", "top1"):
+            assert np.array_equal(one.val[name], history.val[name])
+            assert np.array_equal(one.train[name], history.train[name])
+
+
 def test_an_empty_history_is_an_empty_table():
     frame = History().to_frame()
     assert len(frame) == 0 and list(frame) == ["step", "epoch", "split"] and frame["step"].dtype == np.int64

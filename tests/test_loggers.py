@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import pytest
 from support import runs
 from support.data import CLASSES, random_table, write_arrays
 from support.networks import largest_difference, linear_model
+from support.peers import as_processes
 from support.runs import RECIPE, setup_of
 from support.shared import sgd, shared
 
@@ -35,8 +37,10 @@ from jaxddp.training.events import RunStart
 from jaxddp.training.listeners import tracking
 from jaxddp.training.listeners.notifier import OptionalLogger, make_loggers
 from jaxddp.training.validation.predicted_images import PredictedImages
+from jaxddp.training.validation.reported import ReportedEvaluation
 
 VAL = random_table(23, seed=1)
+IMAGES_FAIL = "the predictions to show failed (bad.jpg: damaged) and are left out from here on"
 PLAN = {"train": {"duration": "9 steps"}, "log": {"every": "3 steps"}}
 
 
@@ -322,3 +326,27 @@ def test_an_id_is_kept_for_a_run_that_resumes(tmp_path):
     path.write_text("[]")
     with pytest.raises(InputError, match="wandb.json: holds no id of a run; remove it to log to a new run"):
         tracking.saved_id(path, resumed)
+
+
+def test_if_one_process_cannot_read_the_images_to_show_no_process_computes_their_predictions(caplog):
+    computed: list[int] = []
+
+    class Predictor:
+        def __init__(self, process: int):
+            self._process = process
+
+        def read(self) -> None:
+            if self._process == 1:
+                raise InputError("bad.jpg: damaged")
+
+        def __call__(self, state: None) -> None:
+            computed.append(self._process)
+
+    def predictions(peers) -> list:
+        validation = SimpleNamespace(predictor=Predictor(peers.process_index))
+        run: Any = SimpleNamespace(topology=SimpleNamespace(peers=peers), validation=validation)
+        measure: Any = ReportedEvaluation(run, lambda kind, record: None)
+        return [measure.predictions(None) for _ in range(2)]
+
+    assert as_processes(2, predictions) == [[None, None]] * 2 and not computed
+    assert [record.getMessage() for record in caplog.records] == [IMAGES_FAIL] * 2

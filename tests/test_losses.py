@@ -116,17 +116,20 @@ def test_balanced_weights_equal_scikit_learns():
     from sklearn.utils.class_weight import compute_class_weight
 
     labels = np.repeat(np.arange(3), COUNTS)
-    weights = class_weights(config_of(class_weights="balanced"), COUNTS)
+    weights = class_weights(config_of(class_weights="balanced"), COUNTS, COUNTS.sum())
     np.testing.assert_allclose(weights, compute_class_weight("balanced", classes=np.arange(3), y=labels), rtol=1e-15)
-    assert class_weights(config_of(class_weights="1,4,0.5"), COUNTS).tolist() == [1, 4, 0.5]
-    assert class_weights(config_of(), COUNTS) is None
+    assert class_weights(config_of(class_weights="1,4,0.5"), COUNTS, COUNTS.sum()).tolist() == [1, 4, 0.5]
+    assert class_weights(config_of(), COUNTS, COUNTS.sum()) is None
+    # With several labels for each of 8 examples
+    several = class_weights(config_of(class_weights="balanced"), COUNTS, 8)
+    np.testing.assert_allclose(several, 8 / (3 * COUNTS))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ("cross_entropy", "nll", "bce"))
 def test_evaluation_is_weighted_and_not_smoothed(name):
     train_loss, eval_loss = configured_losses(
-        config_of(name=name, class_weights="balanced"), LabelKind(len(COUNTS)), COUNTS
+        config_of(name=name, class_weights="balanced"), LabelKind(len(COUNTS)), COUNTS, 16
     )
     weights = tuple(16 / (3 * COUNTS))
     function = {"cross_entropy": cross_entropy, "nll": negative_log_likelihood, "bce": binary_cross_entropy}[name]
@@ -160,12 +163,12 @@ def test_invalid_class_weights_raise_a_one_line_error(loss, message, monkeypatch
     LOSSES.names()
     monkeypatch.setitem(LOSSES._entries, "bare", lambda config: cross_entropy())
     with pytest.raises(InputError, match=message):
-        configured_losses(config_of(**loss), LabelKind(len(COUNTS)), COUNTS)
+        configured_losses(config_of(**loss), LabelKind(len(COUNTS)), COUNTS, 16)
 
 
 def test_a_class_without_images_cannot_be_balanced():
     with pytest.raises(InputError, match="loss.class_weights=balanced: class 1 of 3 has no training images; give the"):
-        configured_losses(config_of(class_weights="balanced"), LabelKind(3), np.array([3, 0, 1]))
+        configured_losses(config_of(class_weights="balanced"), LabelKind(3), np.array([3, 0, 1]), 4)
 
 
 def step_in_float64(loss, devices: int, batch):

@@ -18,6 +18,7 @@ from support.networks import largest_difference, linear_model
 from support.shared import sgd
 
 import jaxddp
+import jaxddp.core.files as files
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
@@ -253,6 +254,23 @@ def test_a_malformed_index_is_rewritten(content, folder, caplog):
     assert manifests.fault is None and [manifests.check(step) for step in (4, 6)] == [None, None]
 
 
+def test_the_validations_are_sound_after_two_failed_writes(folder, monkeypatch):
+    ValidationFile(folder, Integrity(folder)).put(4, {"top1": 0.5})
+    replace = files.replace
+
+    def fail_for_validations(path, data):
+        if path.name == "validation.json":
+            raise InputError(f"{path}: cannot be written (No space left on device)")
+        replace(path, data)
+
+    monkeypatch.setattr(files, "replace", fail_for_validations)
+    for _ in range(2):
+        with pytest.raises(InputError, match="No space left"):
+            ValidationFile(folder, Integrity(folder)).put(6, {"top1": 0.6})
+    monkeypatch.undo()
+    assert ValidationFile(folder, Integrity(folder)).of(4) == {"top1": 0.5}
+
+
 MALFORMED_VALIDATIONS = {
     "a list": "[]",
     "no metrics": '{"2": []}',
@@ -271,7 +289,7 @@ MALFORMED_VALIDATIONS = {
 @pytest.mark.parametrize("text", MALFORMED_VALIDATIONS.values(), ids=MALFORMED_VALIDATIONS)
 def test_a_malformed_validation_file_is_damage_even_if_the_index_lists_it(text, folder):
     manifests = Integrity(folder)
-    manifests.expect_validations(text.encode())
+    manifests.expect_validations(text.encode(), None)
     (folder / "validation.json").write_text(text)
     with pytest.raises(InputError, match=r"validation.json: is damaged \("):
         ValidationFile(folder, Integrity(folder))

@@ -172,8 +172,8 @@ def test_python_objects_for_one_label_raise_a_one_line_error():
 def test_config_names_for_one_label_raise_a_one_line_error():
     config = Config().replace(loss={"name": "cross_entropy"})
     with pytest.raises(InputError, match="loss.name=cross_entropy does not take several labels of an image, which the"):
-        configured_losses(config, SEVERAL, np.ones(5))
-    assert configured_losses(config.replace(loss={"name": "bce"}), SEVERAL, np.ones(5))[0].labels.several
+        configured_losses(config, SEVERAL, np.ones(5), 5)
+    assert configured_losses(config.replace(loss={"name": "bce"}), SEVERAL, np.ones(5), 5)[0].labels.several
     with pytest.raises(
         InputError, match="eval.metrics: top1 takes one label per image, but the data have several; name "
     ):

@@ -1,5 +1,6 @@
 """The output of an invented run in a pipe, in a terminal and in a notebook."""
 
+import dataclasses
 import io
 import os
 import re
@@ -64,6 +65,8 @@ def test_the_printed_number_of_epochs_is_the_requested_number() -> None:
     config = {"train": {"duration": "6 epochs"}}
     run = run_start(total_steps=281, batch_size=32, num_examples=1497, config=config)
     assert lines.opening(run)[1] == "281 steps (6 epochs)"
+    long = dataclasses.replace(run, total_steps=47_905, config={})
+    assert lines.opening(long)[1] == "47,905 steps (1,024 epochs)" and lines.position(long, 12) == "epoch 12.00/1,024"
     assert lines.position(run, 281 * 32 / 1497) == "epoch 6.00/6"
     small_run = run_start(total_steps=1, batch_size=1, num_examples=1, params={"bias": np.zeros(1)})
     assert lines.opening(small_run) == [

@@ -8,6 +8,7 @@ from typing import Annotated
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, workdir_of
 from jaxddp.command_line.short_forms import format_option, words_without
 from jaxddp.command_line.terminal import IMPORTING
+from jaxddp.core.errors import NonFiniteError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Positive, Range
 from jaxddp.core.wording import counted
@@ -49,6 +50,8 @@ def run(arguments: list[str]) -> int:
     test = find_rate(initialize(experiment), rates)
     if not experiment.topology.peers.is_first:
         return 0
+    if not test.losses:
+        raise NonFiniteError("the loss of the first step is not finite; check the data, the loss and the weights")
     rate, steepest, diverged = test.suggestion()
     files.replace(out, png(rate_figure(test.step_rates, test.losses, test.smoothed, rate)))
     ended = "does not diverge" if diverged is None else f"diverges at {diverged:.2g}"

@@ -30,6 +30,11 @@ def check_data(data: Any) -> DataConfig | None:
         raise InputError(Key("data.labels_per_class", data.labels_per_class), advice)
     if data is not None and data.unlabelled is not None:
         raise InputError(Key("data.unlabelled", data.unlabelled), ": from Python, give a table as unlabelled")
+    if data is not None:
+        for key in ("limit", "classes", "val_share"):
+            if (value := getattr(data, key)) is not None:
+                advice = "open_data has arguments for classes and val_share, and table.take(N) returns fewer examples"
+                raise InputError(Key(f"data.{key}", value), ": from Python, the table is used as it is", advice=advice)
     if data is not None and data.verify == "manifest":
         raise InputError(
             Key.plain("data.verify", "manifest"),

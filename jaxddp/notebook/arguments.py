@@ -129,14 +129,11 @@ def changes_of_cadences(**given: Any) -> dict[str, dict[str, Any]]:
     return changes
 
 
-def loggers_of(log_to: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the value of `log.to` for the argument `log_to`. Raises: InputError."""
-    given = (log_to,) if isinstance(log_to, str) else log_to
-    return ("jsonl", *checked(given, tuple[str, ...], "log_to"))
-
-
-def log_settings(project: str | None, name: str | None, config: Mapping[str, Any] | None) -> dict[str, Any]:
+def log_settings(
+    log_to: str | Sequence[str], project: str | None, name: str | None, config: Mapping[str, Any] | None
+) -> dict[str, Any]:
     """Return the values of the config section `log` for the arguments of loggers. Raises: InputError."""
+    names = checked((log_to,) if isinstance(log_to, str) else log_to, tuple[str, ...], "log_to")
     words = []
     for key, value in checked({} if config is None else config, dict, "log_config").items():
         word = f"{key}={value}"
@@ -145,7 +142,9 @@ def log_settings(project: str | None, name: str | None, config: Mapping[str, Any
                 Key("log_config"), f": {show(word)}: give a dict of names to texts or numbers, without commas"
             )
         words.append(word)
-    return {"project": project, "name": name, "config": tuple(words)}
+    settings = {"to": ("jsonl", *names), "project": project, "name": name, "config": tuple(words)}
+    Config().replace(log=settings).log.check()
+    return settings
 
 
 def check_workdir_for(workdir: Any, profile: Any, log_to: Any) -> None:

@@ -89,7 +89,8 @@ def show_predictions(
     rows = np.arange(min(count, len(table)))
     names = table.class_names or setup.table.class_names
     images = chosen_images(table, setup.data.of_evaluation, rows)
-    few = ArrayTable(images, table.labels[rows], names)
+    pixels = "normalized" if np.issubdtype(images.dtype, np.floating) else None
+    few = ArrayTable(images, table.labels[rows], names, pixels)
     if explain:
         programs = LayerPrograms(setup.classifier, images.shape[1:])
         program, _ = programs.explain(setup.table.num_classes, images.dtype)

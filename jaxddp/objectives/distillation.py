@@ -26,7 +26,7 @@ from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.objective_section import Temperature
 from jaxddp.setup.resources import Resources
 from jaxddp.workdir.digests import checksum
-from jaxddp.workdir.signature import Signature
+from jaxddp.workdir.signature import NORMALIZED, Signature
 
 _KEY = Key("objective.teacher")
 _TEACHER = (_KEY, ": ")
@@ -97,6 +97,12 @@ class Distillation:
                 *(_TEACHER, f"{teacher.directory} was trained on images of {expected.image_shape}, and this run has "),
                 f"{signature.image_shape}",
                 advice="use the same size for both",
+            )
+        if NORMALIZED in (expected.dtype, signature.dtype) and expected.dtype != signature.dtype:
+            raise InputError(
+                *(_TEACHER, f"{teacher.directory} was trained on {expected.dtype} images, and this run has "),
+                f"{signature.dtype} images",
+                advice="normalize the images of both, or of none",
             )
         trees = teacher.state.params, teacher.state.model_state
         for shape in layout.shapes:

@@ -18,23 +18,28 @@ from jaxddp.sections.loss_section import BALANCED
 _KEY = "loss.class_weights"
 
 
-def configured_losses(config: Config, labels: LabelKind, class_counts: np.ndarray) -> tuple[ExampleLoss, ExampleLoss]:
+def configured_losses(
+    config: Config, labels: LabelKind, class_counts: np.ndarray, num_examples: int
+) -> tuple[ExampleLoss, ExampleLoss]:
     """Return the loss of training and the loss of evaluation, which has no label smoothing.
 
     Args:
         class_counts: int64[K], the number of training examples of each class.
+        num_examples: the number of training examples.
 
     Raises:
         InputError: the name is unknown, or the class weights do not fit the loss or the classes.
     """
-    weights = class_weights(config, class_counts)
+    weights = class_weights(config, class_counts, num_examples)
     training = _make_loss(config, weights, labels)
     plain = config.replace(train={"label_smoothing": 0.0})
     return training, training if config == plain else _make_loss(plain, weights, labels)
 
 
-def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None:
+def class_weights(config: Config, class_counts: np.ndarray, num_examples: int) -> np.ndarray | None:
     """Return the class weights, float64[K], or None. Balanced weights are N / (K n_k) for n_k of N examples in class k.
+
+    With several labels for each example, the sum of the n_k is above N.
 
     Raises: InputError if there are not K weights, or weights are balanced and a class has no examples.
     """
@@ -49,7 +54,7 @@ def class_weights(config: Config, class_counts: np.ndarray) -> np.ndarray | None
                 f": class {missing[0]} of {len(class_counts)} has no training images",
                 advice=("give the weights, or leave it out with ", Key("data.classes")),
             )
-        return class_counts.sum() / (len(class_counts) * class_counts)
+        return num_examples / (len(class_counts) * class_counts)
     if len(weights) != len(class_counts):
         raise InputError(
             Key(_KEY),

@@ -80,7 +80,7 @@ def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> 
     """Make the loss of training and the loss of evaluation. Raises: InputError."""
     custom = user_object("loss", config)
     if custom is None:
-        return configured_losses(config, data.labels, data.class_counts)
+        return configured_losses(config, data.labels, data.class_counts, data.num_examples)
     if config.loss.class_weights is not None:
         raise InputError(
             Key.plain("loss.class_weights", config.loss.class_weights),

@@ -90,13 +90,19 @@ def with_shares(setup: RunSetup, shares: str) -> RunSetup:
 
 
 def random_batch(shapes: Batch, topology: Topology) -> Batch:
-    """Return a placed batch of random pixels with these shapes, without padding, with label 0 for all examples."""
+    """Return a placed batch of random pixels with these shapes, without padding, with label 0 for all examples.
+
+    Normalized images, float32, are normal numbers.
+    """
     process, processes = topology.process_index, topology.process_count
 
     def fill(name: str, shape: jax.ShapeDtypeStruct) -> np.ndarray:
         local = shape.shape[0] // processes, *shape.shape[1:]
         if name == "image":
-            return np.random.default_rng(process).integers(0, np.iinfo(shape.dtype).max, local, shape.dtype)
+            random = np.random.default_rng(process)
+            if np.issubdtype(shape.dtype, np.floating):
+                return random.standard_normal(local, shape.dtype)
+            return random.integers(0, np.iinfo(shape.dtype).max, local, shape.dtype)
         return np.full(local, name == "mask", shape.dtype)
 
     columns = {

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from jaxddp.training.skipped_steps import SkippedSteps
 # The host runs ahead of the devices by at most this many steps, or by one chunk if a chunk has more steps. This limits
 # the number of batches on the devices, and a chunk is still dispatched while the devices compute the previous chunk.
 _STEPS_IN_FLIGHT = 3
+_VALUES, _NAMES = "epoch_values", "epoch_names"
 
 
 class EpochSums:
@@ -27,7 +29,8 @@ class EpochSums:
     counted.
 
     Args:
-        values: the sums of the current epoch in the checkpoint of a resumed run; 0 for a new epoch.
+        saved: the result of `saved` in the checkpoint of a resumed run; empty for a new epoch. A sum that the run no
+            longer computes is dropped.
         max_substituted: the largest number of substituted images in an epoch; None sets no limit.
         skipped: count the skipped steps, one for each group of devices.
         fetch: copies sums to the host. With several groups of devices, the sums are [groups, …].
@@ -35,20 +38,21 @@ class EpochSums:
 
     def __init__(
         self,
-        values: Any = 0.0,
+        saved: Mapping[str, Any] = MappingProxyType({}),
         max_substituted: int | None = None,
         skipped: Sequence[SkippedSteps] | None = None,
         fetch: Callable[[Sequence[jax.Array]], Sequence[np.ndarray]] = jax.device_get,
     ):
         self._max_substituted, self._skipped, self._fetch = max_substituted, skipped or [SkippedSteps()], fetch
-        self._names: tuple[str, ...] = ()
+        # The last row of the values counts the examples, and has no name.
+        self._names: tuple[str, ...] = tuple(saved.get(_NAMES, ()))
         self._pending: list[tuple[range, MetricSums]] = []
-        self._values = np.array(values)
+        self._values = np.array(saved.get(_VALUES, 0.0))
 
     @property
-    def values(self) -> list[Any] | float:
-        """The sums of the current epoch up to the last call of `fetch`, as plain values."""
-        return self._values.tolist()
+    def saved(self) -> dict[str, Any]:
+        """The sums of the current epoch up to the last call of `fetch`, with their names, as plain values."""
+        return {_VALUES: self._values.tolist(), _NAMES: [*self._names]}
 
     def add(self, steps: range, sums: MetricSums) -> None:
         """Add the sums of steps that were just dispatched together; wait if too many steps are unfinished.
@@ -83,7 +87,7 @@ class EpochSums:
         ]
         names, latest = self._pending[-1][1].names, {}
         self._pending.clear()
-        self._names = tuple(name for name in names if name != SKIPPED)
+        self._rename(tuple(name for name in names if name != SKIPPED))
         columns = [column for column, name in enumerate((*names, "examples")) if name != SKIPPED]
         for step, of_groups in zip(steps, values, strict=True):
             for counter, all_sums in zip(self._skipped, of_groups, strict=True):
@@ -94,6 +98,13 @@ class EpochSums:
                 count = round(self._values[self._names.index(SUBSTITUTED), 0])
                 check_substituted(count, self._max_substituted, f"step {step}")
         return latest
+
+    def _rename(self, names: tuple[str, ...]) -> None:
+        """Arrange the sums of the epoch so far by the names of the metrics that the run computes now."""
+        if self._names not in ((), names) and self._values.ndim:
+            rows = dict(zip((*self._names, "examples"), self._values, strict=True))
+            self._values = np.array([rows.get(name, np.zeros(2)) for name in (*names, "examples")])
+        self._names = names
 
     def _add(self, step: int, skipped: SkippedSteps, value: np.ndarray, means: Mapping[str, float]) -> None:
         """Add the sums of a step, or of one group's step, to the epoch's sums. Raises: see `fetch`."""

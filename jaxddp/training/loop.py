@@ -111,7 +111,7 @@ class _Loop:
         groups, skipped = run.steps.groups, saved.get("skipped_in_a_row", 0)
         self.skipped = counters(run.plan.max_bad_steps, skipped, self.peers, 1 if groups is None else groups.count)
         fetch = jax.device_get if groups is None else groups.fetch
-        self.sums = EpochSums(saved.get("epoch_values", 0.0), run.plan.max_substituted, self.skipped, fetch)
+        self.sums = EpochSums(saved, run.plan.max_substituted, self.skipped, fetch)
         self.memory = Memory(run)
         self.work, self._recent = MeanCost(), MeanCost()
         # Only the first process has listeners: otherwise every process would print and write the same lines.
@@ -216,7 +216,7 @@ class _Loop:
 
     def _save(self, step: int, state: TrainState) -> None:
         if self.checkpoints:
-            progress = {"epoch_values": self.sums.values, "epoch_seconds": self.clock.epoch_seconds}
+            progress = {**self.sums.saved, "epoch_seconds": self.clock.epoch_seconds}
             progress["skipped_in_a_row"] = in_a_row(self.skipped)
             progress |= {"judgement": self.early_stopping.saved(), "total_steps": self.plan.total_steps}
             progress["logged"] = self.logged

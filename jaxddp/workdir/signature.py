@@ -28,6 +28,10 @@ _FILE_CHANNELS = (1, 3, 4)
 _Side = Annotated[int, Range(1, 1_000_000)]
 
 
+NORMALIZED = "float32"
+"""The dtype of images that were normalized before the run."""
+
+
 @dataclass(frozen=True)
 class Signature:
     """The classes of a run, in the order of its logits, and the format of its images."""
@@ -100,7 +104,7 @@ class Signature:
         Raises:
             InputError: the arrays have another shape or dtype; see also `as_pixels`.
         """
-        dtype, images = images.dtype, as_pixels(images, "normalized" if self.dtype == "float32" else None)
+        dtype, images = images.dtype, as_pixels(images, "normalized" if self.dtype == NORMALIZED else None)
         if dtype != images.dtype and images.dtype == np.uint8 and self.dtype == "uint16":
             images = widened(images)
         if dtype != images.dtype and images.dtype == np.uint16 and self.dtype == "uint8":
@@ -122,7 +126,7 @@ class Signature:
             InputError: image files cannot have this shape.
         """
         height, width, channels = self.image_shape
-        if channels not in _FILE_CHANNELS or height != width or self.dtype == "float32":
+        if channels not in _FILE_CHANNELS or height != width or self.dtype == NORMALIZED:
             raise InputError(
                 f"the run was trained on arrays of {height}x{width} pixels with {channels} channels, which files "
                 f"cannot have; give an array, {self.dtype}[N, {height}, {width}, {channels}]"

@@ -201,10 +201,10 @@ class Integrity:
                 reached(hashed)
         return None
 
-    def expect_validations(self, content: bytes) -> None:
+    def expect_validations(self, content: bytes, present: bytes | None) -> None:
         """Accept new content of `validation.json`, which is about to be written, in addition to its present content."""
         with self._lock:
-            self._index.validations = [sha256(content), *self._index.validations[:1]]
+            self._index.validations = [sha256(one) for one in (content, present) if one is not None]
             self._write_index()
 
     def expects_validations(self) -> bool:

@@ -35,6 +35,7 @@ class ValidationFile:
     def __init__(self, directory: Path, integrity: Integrity | None, goal: Goal | None = None):
         self._path = directory / VALIDATION_FILE
         self._integrity = integrity
+        self._content: bytes | None = None
         self._known, self._written_goal = self._read()
         self.goal = goal or self._written_goal
 
@@ -82,9 +83,9 @@ class ValidationFile:
         if self._integrity is not None:
             goal = {} if self.goal == Goal() else {_GOAL: self.goal.plain()}
             content = json.dumps({**goal, **self._known}, indent=2).encode()
-            self._integrity.expect_validations(content)
+            self._integrity.expect_validations(content, self._content)
             files.replace(self._path, content)
-            self._written_goal = self.goal
+            self._content, self._written_goal = content, self.goal
 
     def _read(self) -> tuple[dict[int, Metrics], Goal]:
         try:
@@ -103,6 +104,7 @@ class ValidationFile:
             raise InputError(f"{self._path}: is damaged ({error}); {_ADVICE}") from None
         if self._integrity is not None and (fault := self._integrity.fault_of_validations(content)) is not None:
             raise InputError(f"{self._path}: is damaged ({fault}); {_ADVICE}")
+        self._content = content
         return metrics_by_step, goal
 
 

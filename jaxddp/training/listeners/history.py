@@ -25,7 +25,8 @@ class History(RowListener):
 
     `history.val_ema` holds the metrics of averaged parameters. Each of these is a dict of arrays, which is empty if
     there are no rows; see `jaxddp.training.listeners.metric_rows.Series`. A notebook shows a history as its curves. A
-    resumed run continues the history after the restored step; a run from step 0 starts with an empty history.
+    resumed run continues the history after the restored step, with the earlier rows from the metrics.jsonl of its work
+    directory; a run from step 0 starts with an empty history.
     """
 
     def __init__(self) -> None:
@@ -96,6 +97,8 @@ class History(RowListener):
             self._rows = json.loads(topology.peers.from_first("history", lambda: json.dumps(self._rows)))
 
     def start(self, run: RunStart) -> None:
+        if not self._rows and run.workdir is not None and (path := run.workdir / METRICS).exists():
+            self._rows = [row for _, row in parse(path)]
         self._rows = [row for row in self._rows if row["step"] <= run.start_step] if run.start_step else []
 
     def log(self, row: Row, predictions: PredictedImages | None = None) -> None:

@@ -18,7 +18,7 @@ def opening(run: RunStart) -> list[str]:
     devices = f"{run.devices} x {run.device_kind}" + (f" in {run.processes} processes" if run.processes > 1 else "")
     scale += [counted(run.num_examples, "example"), f"global batch {run.batch_size:,} on {devices}"]
     epochs = total_epochs(run)
-    length = [f"{counted(run.total_steps, 'step')} ({epochs:.3g} {plural(epochs, 'epoch')})"]
+    length = [f"{counted(run.total_steps, 'step')} ({_epochs(epochs)} {plural(epochs, 'epoch')})"]
     length += [f"resuming at step {run.start_step:,}"] if run.start_step else []
     length += [f"writing to {run.workdir}"] if run.workdir else []
     if run.traced is not None:
@@ -36,7 +36,11 @@ def step(run: RunStart, record: StepRecord, remaining: float | None) -> str:
 def position(run: RunStart, epoch: float) -> str:
     """Return the position of the run in epochs: `epoch 1.28/3.2`."""
     total = total_epochs(run)
-    return f"epoch {min(epoch, total):.2f}/{total:.3g}"
+    return f"epoch {min(epoch, total):.2f}/{_epochs(total)}"
+
+
+def _epochs(total: float) -> str:
+    return f"{total:.3g}" if total < 1000 else f"{total:,.0f}"
 
 
 def pace(record: StepRecord) -> str:

@@ -40,8 +40,12 @@ class ImagePredictor:
     max_batch_size: int
     explains: bool = False
 
+    def read(self) -> None:
+        """Read the images, if they are not in memory yet. Raises: InputError if an image cannot be used."""
+        _ = self._batches
+
     def __call__(self, state: TrainState) -> PredictedImages:
-        """Return the predictions of a state. Raises: InputError if an image cannot be used."""
+        """Return the predictions of a state. Raises: see `read`."""
         count, shard = len(self.rows), Shard(self.topology.process_index, self.topology.process_count)
         placed = (self.topology.place(jax.tree.map(shard.of, batch)) for batch in self._batches)
         outputs = [self.program(state, batch)[0] for batch in placed]

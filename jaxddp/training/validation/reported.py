@@ -62,12 +62,25 @@ class ReportedEvaluation:
     def predictions(self, state: TrainState) -> PredictedImages | None:
         """Return the predictions of the images that listeners request; None if there are no such images.
 
-        After a failure, which is logged in one line, this always returns None.
+        After a failure, which is logged in one line, this always returns None. If one process cannot read the images,
+        no process computes predictions, because all must compute them together.
         """
-        predictor = self._predictor
+        if self._predictor is None:
+            return None
+        peers = self._run.topology.peers
         try:
-            return None if predictor is None else predictor(state)
+            self._predictor.read()
+            fault = ""
+        except InputError as error:
+            fault = first_line(error)
+        try:
+            if faults := [*filter(None, peers.exchange("images to show", fault))]:
+                raise InputError(faults[0])
+            return self._predictor(state)
         except (InputError, jax.errors.JaxRuntimeError) as error:
+            # After an error of one device, the other processes wait for it.
+            if not (peers.is_alone or isinstance(error, InputError)):
+                raise
             self._predictor = None
             _log.warning(f"the predictions to show failed ({first_line(error)}) and are left out from here on")
             return None
