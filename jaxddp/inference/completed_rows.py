@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
+from jaxddp.core.phases import moved
 from jaxddp.core.wording import counted
 from jaxddp.data.source import SourceTable
 from jaxddp.inference.output_stream import BatchOutputs, images_at_once
@@ -64,6 +65,8 @@ def completed_rows(
                 partial.append(rows_of(first, batch))
                 progress(first + batch.size, errors)
         yield RowCounts(count, errors)
+        # Process 0 may write longer than `parallel.shutdown_timeout`, for which ended processes wait for it.
+        peers.from_first("written rows", str)
 
 
 def checked_rows(partial: Partial, count: int) -> Iterator[Row]:
@@ -71,6 +74,7 @@ def checked_rows(partial: Partial, count: int) -> Iterator[Row]:
     number = 0
     for row in partial.rows():
         number += 1
+        moved()
         yield row
     if number != count:
         raise InputError(

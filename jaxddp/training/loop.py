@@ -87,7 +87,7 @@ def fit(run: Run) -> TrainState:
     status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.stop_reason())
     used = run.usage(loop.clock.rate(), loop.work.mean())
     with doing("finishing logs"):
-        loop.notifier.notify("end", loop.run_end(status, time.perf_counter() - begin, reason, used))
+        loop.notifier.end(loop.run_end(status, time.perf_counter() - begin, reason, used))
     return run.steps.result(state)
 
 
@@ -114,8 +114,7 @@ class _Loop:
         self.sums = EpochSums(saved, run.plan.max_substituted, self.skipped, fetch)
         self.memory = Memory(run)
         self.work, self._recent = MeanCost(), MeanCost()
-        # Only the first process has listeners: otherwise every process would print and write the same lines.
-        self.notifier = Notifier(run.listeners if self.peers.is_first else ())
+        self.notifier = Notifier(run.listeners, self.peers)
         self.early_stopping = run.validation.early_stopping.restored(saved.get("judgement"))
         self.measure = ReportedEvaluation(run, self.notifier.notify)
         self.step, self.used, self.logged = int(run.state.step), UNKNOWN, saved.get("logged")

@@ -13,13 +13,20 @@ pytestmark = pytest.mark.ci
 
 LOG = ["--log.to", "jsonl,wandb,mlflow", "--log.images", "4"]
 WANTS_MORE = """
+import time
 from jaxddp.config import load
 
 class Watching:
     wants_predictions = 6
 
+    def start(self, run):
+        self.seconds = 2 if run.processes == 2 else 0
+
     def evaluation(self, record):
         pass
+
+    def end(self, run):
+        time.sleep(self.seconds)
 
 def get_config():
     return load("small_recipe.py")
@@ -54,7 +61,10 @@ def wandb_ids(workdir: Path) -> list[str]:
 
 
 def test_a_run_that_is_stopped_and_resumed_by_two_processes_is_one(arrays, start, tmp_path):
-    """This includes a listener in the first process only, which requests more predictions than the config."""
+    """This includes a listener in the first process only, which requests more predictions than the config.
+
+    It ends later than the timeout with which ended processes wait for the others.
+    """
     workdir, recipe = tmp_path / "run", tmp_path / "recipe.py"
     shutil.copy(TRAIN[1], tmp_path)
     recipe.write_text(WANTS_MORE)
@@ -68,7 +78,7 @@ def test_a_run_that_is_stopped_and_resumed_by_two_processes_is_one(arrays, start
     assert mlflow_runs(tmp_path) == [("run", "KILLED")]
 
     until = ["--train.duration", f"{result(workdir)['step'] + 3} steps", "--parallel.cpu-devices", "2"]
-    start(Launched, tmp_path, 2, [*words, *until]).ends_well()
+    start(Launched, tmp_path, 2, [*words, *until, "--parallel.shutdown-timeout", "1"]).ends_well()
     assert result(workdir)["processes"] == 2
     assert mlflow_runs(tmp_path) == [("run", "FINISHED")]
     assert len(wandb_ids(workdir)) == 2 and len(set(wandb_ids(workdir))) == 1

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.config import Config
-from jaxddp.core.errors import THEN, JaxddpError
+from jaxddp.core.errors import THEN, JaxddpError, Preempted
+from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
 from jaxddp.core.user_code import is_ctrl_c
 from jaxddp.registry import LOGGERS
@@ -31,10 +32,14 @@ def make_loggers(config: Config, workdir: Path) -> list[Listener]:
 
 
 class Notifier:
-    """The listeners of a run, and the calls of their methods. Listeners whose `start` did not return are skipped."""
+    """The listeners of a run, and the calls of their methods. Listeners whose `start` did not return are skipped.
 
-    def __init__(self, listeners: Sequence[Any]):
-        self._listeners, self._started = listeners, list[Any]()
+    Only the first process calls its listeners: otherwise every process would print and write the same lines.
+    """
+
+    def __init__(self, listeners: Sequence[Any], peers: Peers):
+        self._listeners, self._started = listeners if peers.is_first else (), list[Any]()
+        self._peers = peers
 
     def start(self, record: RunStart) -> None:
         with phase("listeners", "opening logs"):
@@ -48,8 +53,16 @@ class Notifier:
             for listener in self._started:
                 _call(listener, method, record)
 
+    def end(self, record: RunEnd) -> None:
+        """Call `end` of each listener. All processes must call this method, and wait for the first."""
+        self.notify("end", record)
+        self._wait_for_first()
+
     def fail(self, record: RunEnd, error: BaseException) -> None:
-        """Call `end` of each listener. Add a note about each failure to the error that ended the run."""
+        """Call `end` of each listener. Add a note about each failure to the error that ended the run.
+
+        After `Preempted`, which all processes raise, all wait for the first.
+        """
         with phase("listeners"):
             for listener in self._started:
                 try:
@@ -58,6 +71,12 @@ class Notifier:
                     if is_ctrl_c(another):
                         raise
                     error.add_note(f"{THEN} {type(listener).__name__}.end failed: {another}")
+        if isinstance(error, Preempted):
+            self._wait_for_first()
+
+    def _wait_for_first(self) -> None:
+        # A tracker may need longer than `parallel.shutdown_timeout`, for which an ended process waits for the others.
+        self._peers.from_first("finished logs", str)
 
 
 class OptionalLogger(Listener):
