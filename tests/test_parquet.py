@@ -5,7 +5,10 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +150,26 @@ def test_threads_that_need_one_row_group_read_it_once(root: Path, monkeypatch: p
     for thread in threads:
         thread.join(30)
     assert images == {row: encoded(8 + row) for row in range(5)} and sorted(groups_read) == [0, 1]
+
+
+def test_row_groups_above_the_limit_are_read_one_after_another(root: Path, monkeypatch: pytest.MonkeyPatch):
+    reading, most, cells = [0], [0], ParquetFiles._cells
+
+    def slow(*arguments: Any) -> Any:
+        reading[0] += 1
+        most[0] = max(most[0], reading[0])
+        time.sleep(0.05)
+        reading[0] -= 1
+        return cells(*arguments)
+
+    # The public API does not show which row groups are read from the file.
+    monkeypatch.setattr(ParquetFiles, "_cells", slow)
+    for limit, expected in ((1, 1), (2**30, 3)):
+        store, most[0] = ParquetFiles(LocalShards(root), "image", max_cached=limit), 0
+        with ThreadPoolExecutor(3) as pool:
+            # Each of these rows is in another row group.
+            images = [*pool.map(partial(store.read, b"data/train-00000-of-00002.parquet"), (0, 4, 7))]
+        assert images == [encoded(row) for row in (0, 4, 7)] and most[0] == expected
 
 
 def message_of(path: Path, **options: Any) -> str:

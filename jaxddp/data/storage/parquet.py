@@ -33,13 +33,14 @@ class ParquetFiles:
 
     Args:
         column: the column of structs with a field `bytes`.
-        max_cached: the largest size of the row groups that stay in memory, in bytes; a thread that reads may hold more.
+        max_cached: the largest size of the row groups that stay in memory, in bytes, and of those that threads read at
+            the same time. One group may be larger.
     """
 
     def __init__(self, folder: ShardFolder, column: str, max_cached: int = MAX_CACHED):
         self.folder, self.column = folder, column
         self._groups = _RowGroups(max_cached)
-        self._starts: dict[bytes, list[int]] = {}
+        self._layouts: dict[bytes, tuple[list[int], list[int]]] = {}
 
     @property
     def root(self) -> Path | None:
@@ -50,12 +51,13 @@ class ParquetFiles:
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         file = ShardFile(self.folder, os.fsdecode(path))
-        if path not in self._starts:
-            # Two threads may compute the same list at the same time, which does no harm.
-            self._starts[path] = _starts(file)
-        number = bisect_right(self._starts[path], offset) - 1
-        cells = self._groups.get((path, number), lambda: self._cells(file, number))
-        cell = cells[offset - self._starts[path][number]].as_py()
+        if path not in self._layouts:
+            # Two threads may compute the same lists at the same time, which does no harm.
+            self._layouts[path] = _layout(file)
+        starts, sizes = self._layouts[path]
+        number = bisect_right(starts, offset) - 1
+        cells = self._groups.get((path, number), sizes[number], lambda: self._cells(file, number))
+        cell = cells[offset - starts[number]].as_py()
         if not cell or not cell["bytes"]:
             raise InputError(
                 f"{self.name(path, offset)}: {self.column!r} holds no bytes; write the file again with its images in it"
@@ -84,20 +86,34 @@ class _RowGroups:
     """The most recently used row groups: at most `max_cached` bytes, or one group that is larger."""
 
     def __init__(self, max_cached: int):
-        self._max_cached, self._cached = max_cached, 0
+        self._max_cached, self._cached, self._being_read = max_cached, 0, 0
         self._groups: OrderedDict[tuple[bytes, int], _Group] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._room = threading.Lock(), threading.Condition()
 
-    def get(self, key: tuple[bytes, int], read: Callable[[], Any]) -> Any:
+    def get(self, key: tuple[bytes, int], size: int, read: Callable[[], Any]) -> Any:
         with self._lock:
             group = self._groups.setdefault(key, _Group())
             self._groups.move_to_end(key)
         # The first thread reads the group; other threads that need it wait.
         with group.lock:
             if group.cells is None:
-                group.cells = read()
+                with self._reserved(size):
+                    group.cells = read()
                 self._count(group)
             return group.cells
+
+    @contextmanager
+    def _reserved(self, size: int) -> Iterator[None]:
+        """Wait until the groups that are being read have at most `max_cached` bytes together with another group."""
+        with self._room:
+            self._room.wait_for(lambda: not self._being_read or self._being_read + size <= self._max_cached)
+            self._being_read += size
+        try:
+            yield
+        finally:
+            with self._room:
+                self._being_read -= size
+                self._room.notify_all()
 
     def _count(self, new: _Group) -> None:
         with self._lock:
@@ -111,11 +127,13 @@ class _RowGroups:
                     del self._groups[key]
 
 
-def _starts(file: ShardFile) -> list[int]:
-    """Return the first row of each row group."""
+def _layout(file: ShardFile) -> tuple[list[int], list[int]]:
+    """Return the first row of each row group, and its size in bytes without compression."""
     with open_parquet(file) as parquet:
-        lengths = [parquet.metadata.row_group(number).num_rows for number in range(parquet.num_row_groups)]
-    return list(accumulate(lengths[:-1], initial=0))
+        groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+    return list(accumulate([group.num_rows for group in groups[:-1]], initial=0)), [
+        group.total_byte_size for group in groups
+    ]
 
 
 @contextmanager
