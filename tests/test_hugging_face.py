@@ -107,6 +107,14 @@ def test_labels_are_strings_or_numbers_without_names(tmp_path: Path):
         test=make(TRUTH["val"], [4, 0, 0, 0, 0], numbers),
     )
     assert {table.class_names for table in open_both(folder)} == {tuple("01234")}
+    cards = np.array(["10", "3", "jack"])
+    folder = save(
+        tmp_path / "cards",
+        train=make(TRUTH["train"], cards[TRUTH["train"].labels].tolist(), words),
+        test=make(TRUTH["val"], [3, 10, 3, 3, 3], numbers),
+    )
+    train, val = open_both(folder)
+    assert train.class_names == val.class_names == tuple(cards) and val.labels.tolist() == [1, 0, 1, 1, 1]
 
 
 def test_faults_of_columns_and_labels_are_one_line(tmp_path: Path):

@@ -105,6 +105,14 @@ def test_labels_without_names_are_numbered_and_strings_are_sorted(tmp_path: Path
         open_splits(config_of(tmp_path / "b"))
 
 
+def test_integers_are_names_if_a_training_label_is_a_string(tmp_path: Path):
+    for split, labels in (("train-0", [2, 3, 4]), ("train-1", ["jack", "10"]), ("val", [4, 10, -1])):
+        write_file(tmp_path / f"{split}.parquet", range(len(labels)), named=False, labels=pa.array(labels))
+    train, val = open_both(tmp_path)
+    assert train.class_names == val.class_names == ("10", "2", "3", "4", "jack")
+    assert train.labels.tolist() == [1, 2, 3, 4, 0] and val.labels.tolist() == [3, 0, -1]
+
+
 def test_a_class_selection_keeps_the_rows_of_its_classes(root: Path):
     train, _ = open_both(root, classes="cat,ant")
     assert train.class_names == ("cat", "ant")

@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, about
+from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.wording import nearest
 from jaxddp.data.faults import Refuse, check_distinct
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.formats.table_columns import (
     REFUSED,
+    Classes,
     LabelCells,
     TableColumns,
     choose_columns,
     class_indices,
+    classes_of_labels,
     label_cells,
-    sorted_names,
 )
 from jaxddp.data.source import Split
 from jaxddp.data.storage.arrow_rows import ArrowRows, image_lengths
@@ -74,12 +74,12 @@ class HubSets:
         where = f"{place.address}, {name}"
         columns = _find_columns(where, dataset)
         cells = _cells(where, dataset, columns.label, place.refuse)
-        names = columns.names or _class_names(place, splits, split, {where: cells}, place.refuse)
-        labels = class_indices(where, cells, names, place.refuse)
+        classes = _classes(place, splits, columns, {where: cells}, split)
+        labels = class_indices(where, cells, classes, place.refuse)
         store, digest = _store(where, dataset, columns.image)
         ids = np.strings.add(f"{name}__".encode(), np.arange(len(labels)).astype("S"))
         path = np.full(len(labels), f"{name}@{digest}".encode())
-        table = ExampleTable(store, ids, path, labels, names, offset=np.arange(len(labels)))
+        table = ExampleTable(store, ids, path, labels, classes.names, offset=np.arange(len(labels)))
         return table.without(np.flatnonzero(labels == REFUSED).tolist()).select(place.data.classes)
 
 
@@ -129,21 +129,21 @@ def _cells(where: str, dataset: Any, label: str, refuse: Refuse) -> LabelCells:
     return label_cells(values.combine_chunks(), where, label, refuse)
 
 
-def _class_names(
-    place: Place, splits: Mapping[str, Any], split: Split, cells: dict[str, LabelCells], refuse: Refuse
-) -> tuple[str, ...]:
-    """Return the class names if the features have none: numbers, or the strings of the training split."""
-    other: Split = "val" if split == "train" else "train"
-    name = _name_of_split(place, splits, other)
-    others: dict[str, LabelCells] = {}
-    if name is not None:
+def _classes(
+    place: Place, splits: Mapping[str, Any], columns: TableColumns, cells: dict[str, LabelCells], split: Split
+) -> Classes:
+    """Return the classes of the features or, if they have none, those of the labels."""
+    if columns.names:
+        return Classes(columns.names, numbered=True)
+
+    def cells_of(one: Split) -> dict[str, LabelCells]:
+        name = _name_of_split(place, splits, one)
+        if one == split or name is None:
+            return cells if one == split else {}
         where = f"{place.address}, {name}"
-        others = {where: _cells(where, splits[name], _find_columns(where, splits[name]).label, refuse)}
-    train = cells if split == "train" else others
-    if any(one.labels.dtype == object for one in train.values()):
-        return sorted_names(train, refuse)
-    with about(place.address):
-        return numbered_names(*(one.labels[one.sound] for one in (*cells.values(), *others.values())))
+        return {where: _cells(where, splits[name], _find_columns(where, splits[name]).label, place.refuse)}
+
+    return classes_of_labels(cells_of("train"), lambda: cells_of("val").values(), place.address, place.refuse)
 
 
 def _store(where: str, dataset: Any, image: str) -> tuple[ArrowRows, str]:

@@ -19,20 +19,20 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, about
+from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, size
 from jaxddp.data.faults import Refuse, check_distinct, pass_faults_to
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.formats.shard_names import find_shards
 from jaxddp.data.formats.table_columns import (
     REFUSED,
+    Classes,
     LabelCells,
     TableColumns,
     choose_columns,
     class_indices,
+    classes_of_labels,
     label_cells,
-    sorted_names,
 )
 from jaxddp.data.source import Split
 from jaxddp.data.storage.parquet import MAX_CACHED, WRITE_AGAIN, ParquetFiles, as_input_errors, open_parquet
@@ -90,14 +90,14 @@ class ParquetTables:
         cells = _cells_by_file(files, columns.label, refuse)
         if not any(len(file_cells.labels) for file_cells in cells.values()):
             raise InputError(f"{place.address}: no rows in its {split} split; give each image a row")
-        names = columns.names or _class_names(place, cells, split, columns.label, refuse)
-        labels = [class_indices(file, file_cells, names, refuse) for file, file_cells in cells.items()]
+        classes = _classes(place, columns, cells, split)
+        labels = [class_indices(file, file_cells, classes, refuse) for file, file_cells in cells.items()]
         in_folder = np.array([os.fsencode(file.path) for file in cells])
         example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
         _warn_if_large(folder, [*cells], columns.image)
         store, label = ParquetFiles(folder, columns.image), np.concatenate(labels)
         store = with_cache(store, folder, place.data.local_cache)
-        table = ExampleTable(store, example_id, path_of_row, label, names, offset=offset)
+        table = ExampleTable(store, example_id, path_of_row, label, classes.names, offset=offset)
         return table.without(np.flatnonzero(label == REFUSED).tolist()).select(place.data.classes)
 
 
@@ -194,22 +194,15 @@ def _read_cells(file: ShardFile, column: str, refuse: Refuse) -> LabelCells:
     return label_cells(values, str(file), column, refuse)
 
 
-def _class_names(
-    place: Place, cells: dict[ShardFile, LabelCells], split: Split, column: str, refuse: Refuse
-) -> tuple[str, ...]:
-    """Return the class names if the schema has none: numbers, or the label strings of the training split."""
-    train_cells = cells if split == "train" else _cells_by_file(_files(place, "train"), column, refuse)
-    if any(file_cells.labels.dtype == object for file_cells in train_cells.values()):
-        return sorted_names(train_cells, refuse)
-    val_cells = {} if split == "val" else _cells_by_file(_files(place, "val"), column, refuse)
-    with about(place.address):
-        return numbered_names(
-            *(
-                file_cells.labels[file_cells.sound]
-                for files in (cells, train_cells, val_cells)
-                for file_cells in files.values()
-            )
-        )
+def _classes(place: Place, columns: TableColumns, cells: dict[ShardFile, LabelCells], split: Split) -> Classes:
+    """Return the classes of the schema or, if it has none, those of the labels."""
+    if columns.names:
+        return Classes(columns.names, numbered=True)
+
+    def cells_of(one: Split) -> dict[ShardFile, LabelCells]:
+        return cells if one == split else _cells_by_file(_files(place, one), columns.label, place.refuse)
+
+    return classes_of_labels(cells_of("train"), lambda: cells_of("val").values(), place.address, place.refuse)
 
 
 def _parent(file: ShardFile) -> str:
