@@ -119,6 +119,18 @@ def test_a_class_selection_keeps_the_rows_of_its_classes(root: Path):
     assert [train.read(row) for row in range(3)] == [encoded(number) for number in (0, 2, 3)]
 
 
+def test_the_column_label_precedes_a_column_of_class_names(tmp_path: Path):
+    labels = pa.array(["x", "y", "x"])
+    for split, columns in (("train", ("label", "source")), ("val", ("source", "label"))):
+        table = pq.read_table(write_file(tmp_path / f"{split}.parquet", range(3), columns=("image", "source")))
+        pq.write_table(table.append_column("label", labels).select(["image", *columns]), tmp_path / f"{split}.parquet")
+    for table in open_both(tmp_path):
+        assert table.class_names == ("x", "y") and table.labels.tolist() == [0, 1, 0]
+    for split in ("train", "val"):
+        write_file(tmp_path / f"{split}.parquet", range(3), columns=("image", "source"))
+    assert open_both(tmp_path)[0].class_names == NAMES
+
+
 def test_the_number_of_cached_row_groups_is_limited(root: Path, monkeypatch: pytest.MonkeyPatch):
     path, groups_read = b"data/train-00000-of-00002.parquet", []
     # The public API does not show which row groups are read from the file.

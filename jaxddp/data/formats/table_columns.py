@@ -1,7 +1,7 @@
 """The columns of a table with images and labels, for Parquet files and for data sets of the library `datasets`.
 
 The column of the images is called image or img, or is the only one with images. The column of the labels is called
-label or labels, or is the only one with class names. Labels are integers or strings.
+label or labels or, if no column is, is the only one with class names. Labels are integers or strings.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,13 +50,12 @@ def choose_columns(where: str, names: Sequence[str], images: Sequence[str], clas
         where: a readable name of the table, for messages.
         names: all columns.
         images: the columns that hold images.
-        classes: the columns of integers with class names; if there are none, any column may hold the labels.
+        classes: the columns of integers with class names.
 
     Raises: InputError if there is no such column, or another column has the same name.
     """
-    candidates = classes or names
     image = next((name for name in _IMAGES if name in images), images[0] if len(images) == 1 else None)
-    label = next((name for name in _LABELS if name in candidates), classes[0] if len(classes) == 1 else None)
+    label = next((name for name in _LABELS if name in names), classes[0] if len(classes) == 1 else None)
     if image is None or label is None:
         kind = "images (structs with a field bytes)" if image is None else "labels"
         expected = _IMAGES if image is None else _LABELS
