@@ -1,5 +1,6 @@
 """A packed copy of a data set has the same rows and images of the requested size, and the stream reads the copy."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -128,6 +129,10 @@ def test_a_copy_of_several_files_is_read_completely(tables, tmp_path: Path, monk
 def test_wrong_arguments_of_pack_raise_one_line_errors(tables, packed: Path, tmp_path: Path, capfd):
     with pytest.raises(InputError, match="exists already; remove it"):
         pack(tables, packed, PackOptions())
+    reversed_names = tables["val"].class_ids[::-1]
+    other = dataclasses.replace(tables["val"], class_ids=reversed_names, class_names=reversed_names)
+    with pytest.raises(InputError, match="val: class 0 is 'n01000274', and 'n01000000' in train; give all splits"):
+        pack({**tables, "val": other}, tmp_path / "copy", PackOptions())
     for option, expected in (
         ("quality", "--quality 0: expected 1 to 100"),
         ("short-side", "--short-side 0: expected 1"),

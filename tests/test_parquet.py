@@ -42,7 +42,8 @@ def write_file(file: Path, numbers: Iterable[int], **options: Any) -> Path:
     cells = options.get("cells", [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers])
     labels = options.get("labels", pa.array([number % 3 for number in numbers], pa.int64()))
     image, label = options.get("columns", ("image", "label"))
-    features = {image: {"_type": "Image"}, label: {"names": list(NAMES), "_type": "ClassLabel"}}
+    names = list(options.get("names", NAMES))
+    features = {image: {"_type": "Image"}, label: {"names": names, "_type": "ClassLabel"}}
     table = pa.table({"note": ["x"] * len(numbers), image: pa.array(cells, CELL), label: labels})
     if options.get("named", True):
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
@@ -194,6 +195,13 @@ def test_wrong_columns_raise_a_one_line_error(tmp_path: Path):
     assert message_of(tmp_path / "b").startswith(
         f"{tmp_path}/b/train-1.parquet: no column 'label', which the first file has; "
     )
+    write_file(tmp_path / "b/train-1.parquet", range(3), names=("dog", "cat", "ant"))
+    assert message_of(tmp_path / "b") == (
+        f"{tmp_path}/b/train-1.parquet: class 0 of label is 'dog', and 'cat' in the first file; write all files with "
+        "the same names in the same order"
+    )
+    write_file(tmp_path / "b/train-1.parquet", range(3), names=NAMES[:2])
+    assert ": class 2 of label is None, and 'ant' in the first file; " in message_of(tmp_path / "b")
     write_file(file, range(3), labels=pa.array([0, None, 1]))
     assert message_of(file, **options) == f"{file}, row 1: no label; give each row one, or leave the row out"
     write_file(file, range(3), labels=pa.array([0, 3, 1]))

@@ -16,6 +16,7 @@ from PIL import Image
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.ranges import Range
+from jaxddp.core.wording import show
 from jaxddp.curate.check import map_in_threads
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
@@ -49,14 +50,15 @@ def pack(
     The directory appears only when it is complete.
 
     Raises:
-        InputError: the directory exists or cannot be written, the images are in memory, or an image cannot be used
-            (the message names it).
+        InputError: the directory exists or cannot be written, the images are in memory, the splits have different
+            classes, or an image cannot be used (the message names it).
     """
     if any(source.pixel_shape is not None for source in sources.values()):
         raise InputError("the images of this data set are already arrays in few files; train on it directly")
     for source in sources.values():
         if isinstance(source, ExampleTable) and source.label_sets is not None:
             source.label_sets.check_single(source.class_names)
+    _check_classes(sources)
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
     counter = itertools.count(1)
@@ -78,6 +80,18 @@ def pack(
         }
         files.replace(unfinished / MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
     return manifest
+
+
+def _check_classes(sources: Mapping[str, Table]) -> None:
+    """Check that all splits have the classes of the first one, in the same order. Raises: InputError."""
+    (first, whole), *others = sources.items()
+    for split, source in others:
+        for place, (one, other) in enumerate(itertools.zip_longest(source.class_ids, whole.class_ids)):
+            if one != other:
+                raise InputError(
+                    f"{split}: class {place} is {show(one)}, and {show(other)} in {first}; give all splits the same "
+                    "classes in the same order"
+                )
 
 
 def packed_image(data: bytes, packing: PackOptions) -> bytes:

@@ -15,12 +15,13 @@ import logging
 import os
 import re
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
 from jaxddp.core.errors import InputError
-from jaxddp.core.wording import counted, size
+from jaxddp.core.wording import counted, show, size
 from jaxddp.data.faults import Refuse, check_distinct, pass_faults_to
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.shard_names import find_shards
@@ -87,7 +88,7 @@ class ParquetTables:
         with pass_faults_to(refuse):
             _check_parts(files)
         columns, files = _find_columns(files, refuse)
-        cells = _cells_by_file(files, columns.label, refuse)
+        cells = _cells_by_file(files, columns, refuse)
         if not any(len(file_cells.labels) for file_cells in cells.values()):
             raise InputError(f"{place.address}: no rows in its {split} split; give each image a row")
         classes = _classes(place, columns, cells, split)
@@ -144,13 +145,10 @@ def _columns_of_file(file: ShardFile) -> TableColumns:
     with open_parquet(file) as parquet:
         schema = parquet.schema_arrow
     images = [field.name for field in schema if _is_image(field.type)]
-    features = _features(schema.metadata)
-    classes = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
-    image, label = choose_columns(str(file), schema.names, images, classes)
-    names = features.get(label, {}).get("names") if label in classes else None
-    if names:
-        check_distinct(map(str, names), lambda name: f"{file}: the names of {label}")
-    return TableColumns(image, label, tuple(map(str, names)) if names else None)
+    names = _class_names(schema)
+    image, label = choose_columns(str(file), schema.names, images, [*names])
+    check_distinct(names.get(label, ()), lambda name: f"{file}: the names of {label}")
+    return TableColumns(image, label, names.get(label) or None)
 
 
 def _is_image(kind: Any) -> bool:
@@ -164,30 +162,43 @@ def _is_image(kind: Any) -> bool:
     )
 
 
-def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """Return the features of the columns that `datasets` wrote; empty if it wrote none."""
+def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
+    """Return the class names of each column for which `datasets` wrote some."""
     try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
-    return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    named = {name: features[name] for name in schema.names if isinstance(features.get(name), dict)}
+    return {
+        name: tuple(map(str, feature.get("names") or ()))
+        for name, feature in named.items()
+        if feature.get("_type") == "ClassLabel"
+    }
 
 
-def _cells_by_file(files: list[ShardFile], column: str, refuse: Refuse) -> dict[ShardFile, LabelCells]:
+def _cells_by_file(files: list[ShardFile], columns: TableColumns, refuse: Refuse) -> dict[ShardFile, LabelCells]:
     """Return the labels of each file that can be read."""
     cells: dict[ShardFile, LabelCells] = {}
     for file in files:
         with pass_faults_to(refuse):
-            cells[file] = _read_cells(file, column, refuse)
+            cells[file] = _read_cells(file, columns, refuse)
     return cells
 
 
-def _read_cells(file: ShardFile, column: str, refuse: Refuse) -> LabelCells:
+def _read_cells(file: ShardFile, columns: TableColumns, refuse: Refuse) -> LabelCells:
     import pyarrow
 
+    column = columns.label
     with open_parquet(file) as parquet, as_input_errors(file):
         if column not in parquet.schema_arrow.names:
             raise InputError(f"{file}: no column {column!r}, which the first file has; {WRITE_AGAIN}")
+        if (names := _class_names(parquet.schema_arrow).get(column)) and names != columns.names:
+            pairs = enumerate(zip_longest(names, columns.names or ()))
+            place, (name, first) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+            raise InputError(
+                f"{file}: class {place} of {column} is {show(name)}, and {show(first)} in the first file; write all "
+                "files with the same names in the same order"
+            )
         values = parquet.read(columns=[column]).column(0).combine_chunks()
         if pyarrow.types.is_dictionary(values.type):
             values = values.dictionary_decode()
@@ -200,7 +211,7 @@ def _classes(place: Place, columns: TableColumns, cells: dict[ShardFile, LabelCe
         return Classes(columns.names, numbered=True)
 
     def cells_of(one: Split) -> dict[ShardFile, LabelCells]:
-        return cells if one == split else _cells_by_file(_files(place, one), columns.label, place.refuse)
+        return cells if one == split else _cells_by_file(_files(place, one), columns, place.refuse)
 
     return classes_of_labels(cells_of("train"), lambda: cells_of("val").values(), place.address, place.refuse)
 
