@@ -248,6 +248,17 @@ def test_damaged_and_missing_parquet_files_raise_a_one_line_error(root: Path):
     assert message_of(root) == f"{root}/data: part 00001 of 2 is missing; download it again"
 
 
+def test_a_part_that_is_there_twice_raises_a_one_line_error(tmp_path: Path):
+    for name in ("train-00000-of-00001-aaaa", "train-00000-of-00001-bbbb", "test"):
+        write_file(tmp_path / f"{name}.parquet", range(3))
+    assert message_of(tmp_path) == (
+        f"{tmp_path}: part 00000 of 1 is there twice, in train-00000-of-00001-aaaa.parquet and "
+        "train-00000-of-00001-bbbb.parquet; keep the files of one data set"
+    )
+    (tmp_path / "train-00000-of-00001-bbbb.parquet").rename(tmp_path / "more-00000-of-00001.parquet")
+    assert len(open_both(tmp_path, train="*-of-*.parquet", val="test.parquet")[0]) == 6
+
+
 def test_without_pyarrow_the_error_names_the_extra_to_install(root: Path):
     code = f"""
 import sys

@@ -117,7 +117,10 @@ def _files(place: Place, split: Split) -> list[ShardFile]:
 
 
 def _check_parts(files: list[ShardFile]) -> None:
-    """Check names like `train-00000-of-00002`. Raises: InputError if a part is missing, or the totals differ."""
+    """Check names like `train-00000-of-00002`.
+
+    Raises: InputError if a part is missing or occurs twice, or the totals differ.
+    """
     parts = [match for file in files if (match := _PART.search(file.name))]
     if parts and (len(parts) < len(files) or len({int(part[2]) for part in parts}) > 1):
         names = ", ".join(file.name for file in files[:4])
@@ -128,6 +131,15 @@ def _check_parts(files: list[ShardFile]) -> None:
         number, existing = int(parts[0][2]), {int(part[1]) for part in parts}
         if missing := sorted({*range(number)} - existing):
             raise InputError(f"{_parent(files[0])}: part {missing[0]:05d} of {number} is missing; download it again")
+    first: dict[str, ShardFile] = {}
+    for file in files:
+        # A pattern may name several data sets, whose names differ before the number of the part.
+        part = _PART.search(file.name)
+        if part and (other := first.setdefault(file.path.removesuffix(file.name[part.end() :]), file)) is not file:
+            raise InputError(
+                f"{_parent(file)}: part {part[1]} of {int(part[2])} is there twice, in {other.name} and {file.name}; "
+                "keep the files of one data set"
+            )
 
 
 def _find_columns(files: list[ShardFile], refuse: Refuse) -> tuple[TableColumns, list[ShardFile]]:
