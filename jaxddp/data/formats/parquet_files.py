@@ -24,7 +24,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, show, size
 from jaxddp.data.faults import Refuse, check_distinct, pass_faults_to
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.shard_names import find_shards
+from jaxddp.data.formats.shard_names import find_shards, has_shards
 from jaxddp.data.formats.table_columns import (
     REFUSED,
     Classes,
@@ -61,12 +61,12 @@ class ParquetTables:
             return Match.NAMED
         if folder.root is not None:
             is_file = pattern.endswith(_SUFFIX) and ({*"{*?"} & {*pattern} or (folder.root / pattern).is_file())
-            return Match.WHOLE if is_file or (not pattern and _files(place, "train")) else Match.NONE
+            return Match.WHOLE if is_file or (not pattern and _has_files(place)) else Match.NONE
         if pattern or not folder.can_list:
             return Match.NAMED if pattern.endswith(_SUFFIX) else Match.NONE
         # Permission to read an object does not include permission to list.
         with suppress(InputError):
-            return Match.NAMED if _files(place, "train") else Match.NONE
+            return Match.NAMED if _has_files(place) else Match.NONE
         return Match.NONE
 
     def divided(self, place: Place) -> bool:
@@ -114,6 +114,11 @@ def _files(place: Place, split: Split) -> list[ShardFile]:
             if paths := [path for path in folder.files(where) if wanted.fullmatch(path)]:
                 return [ShardFile(folder, path) for path in paths]
     return []
+
+
+def _has_files(place: Place) -> bool:
+    named = place.data.train or place.data.val
+    return has_shards(place, _SUFFIX) if named else bool(_files(place, "train"))
 
 
 def _check_parts(files: list[ShardFile]) -> None:

@@ -20,7 +20,7 @@ from jaxddp.core.wording import counted, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.array_files import as_input_errors, check_names, numbered_names
-from jaxddp.data.formats.shard_names import find_shards
+from jaxddp.data.formats.shard_names import find_shards, has_shards
 from jaxddp.data.source import Split
 from jaxddp.data.storage.shards import ShardFile, ShardFolder, with_cache
 from jaxddp.data.storage.tar_files import TarFiles
@@ -50,10 +50,10 @@ class TarShards:
         if pattern or not folder.can_list:
             return Match.NONE
         if folder.root is not None:
-            return Match.WHOLE if find_shards(place, _SUFFIX) else Match.NONE
+            return Match.WHOLE if has_shards(place, _SUFFIX) else Match.NONE
         # Permission to read an object does not include permission to list.
         with suppress(InputError):
-            return Match.NAMED if find_shards(place, _SUFFIX) else Match.NONE
+            return Match.NAMED if has_shards(place, _SUFFIX) else Match.NONE
         return Match.NONE
 
     def divided(self, place: Place) -> bool:
