@@ -83,6 +83,11 @@ def test_other_splits_are_named_and_one_split_is_divided(tmp_path: Path):
     assert message_of(folder, val="second") == (
         f"{folder}: no split train; its splits are first, second; name one by data.train"
     )
+    assert message_of(folder, train="first", val="first") == (
+        "data.val='first': is also the training split; the splits are first, second"
+    )
+    train, val = open_both(save(tmp_path / "test", test=whole), train="test", val_share=0.3)
+    assert len(train) + len(val) == 10
     whole.save_to_disk(str(tmp_path / "alone"))
     assert "has no validation split" in message_of(tmp_path / "alone")
     train, val = open_both(tmp_path / "alone", val_share=0.3)

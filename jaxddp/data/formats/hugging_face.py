@@ -19,9 +19,9 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.core.wording import nearest
 from jaxddp.data.faults import Refuse, check_distinct
 from jaxddp.data.format import Match, Place
+from jaxddp.data.formats.split_names import split_name
 from jaxddp.data.formats.table_columns import (
     REFUSED,
     Classes,
@@ -54,7 +54,7 @@ class HubSets:
         return Match.NAMED if place.local is not None and is_saved(place.local) else Match.NONE
 
     def divided(self, place: Place) -> bool:
-        return _name_of_split(place, _open_splits(place), "val") is not None
+        return split_name(place.address, _open_splits(place), "val", place.data, _SPLITS) is not None
 
     def open(self, place: Place, split: Split) -> ExampleTable:
         """Open a split; see `Format.open`.
@@ -63,7 +63,7 @@ class HubSets:
         a digest of the lengths of its images, so the fingerprint is that of the content on every machine.
         """
         splits = _open_splits(place)
-        name = _name_of_split(place, splits, split)
+        name = split_name(place.address, splits, split, place.data, _SPLITS)
         if name is None:
             listed = ", ".join(splits) or "none"
             raise InputError(
@@ -96,20 +96,6 @@ def _open_splits(place: Place) -> Mapping[str, Any]:
     return open_prepared(parts["name"], parts["config"], parts["revision"])
 
 
-def _name_of_split(place: Place, splits: Mapping[str, Any], split: Split) -> str | None:
-    """Return the name of a split in a data set; None if it has none. Raises: InputError if the config's is unknown."""
-    named = getattr(place.data, split)
-    if named is None:
-        return next((name for name in _SPLITS[split] if name in splits), None)
-    if named not in splits:
-        raise InputError(
-            Key(f"data.{split}", named),
-            f": {place.address} has no such split{nearest(named, splits)}",
-            advice=f"its splits are {', '.join(splits)}",
-        )
-    return named
-
-
 def _find_columns(where: str, dataset: Any) -> TableColumns:
     kinds, features = import_datasets(where), dataset.features
     if not len(dataset):
@@ -137,7 +123,7 @@ def _classes(
         return Classes(columns.names, numbered=True)
 
     def cells_of(one: Split) -> dict[str, LabelCells]:
-        name = _name_of_split(place, splits, one)
+        name = split_name(place.address, splits, one, place.data, _SPLITS)
         if one == split or name is None:
             return cells if one == split else {}
         where = f"{place.address}, {name}"
