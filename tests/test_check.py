@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +20,14 @@ import pytest
 from PIL import Image
 from support.forms import pictures, put, write_packed, write_parquet
 from support.ilsvrc import IMAGES, synset, write_tree
-from support.images import EOI, before_scan, encode, picture, segment
+from support.images import EOI, before_scan, chunks, encode, picture, png, segment
 
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check
 from jaxddp.curate.image_findings import examine_file
 from jaxddp.curate.manifest_writer import manifest_path
+from jaxddp.curate.pack import PackOptions, packed_image
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 
@@ -85,6 +87,30 @@ def test_metadata_that_pillow_rejects_is_not_a_fault(kind: str):
                 examine_file(data, "n.jpg"), sha256=hashlib.sha256(broken).digest(), size=len(broken)
             )
             assert examine_file(broken, "n.jpg").notes == notes
+
+
+PNG_METADATA = {
+    "a large profile": (b"iCCP", b"p\0\0" + zlib.compress(bytes(1 << 21))),
+    "a large comment": (b"zTXt", b"Comment\0\0" + zlib.compress(bytes(1 << 21))),
+    "a wrong profile": (b"iCCP", b"p"),
+    "a short gamma": (b"gAMA", b"\0"),
+    "short primaries": (b"cHRM", bytes(5)),
+    "a short transparent color": (b"tRNS", b"\0"),
+}
+
+
+@pytest.mark.parametrize("kind", PNG_METADATA)
+@pytest.mark.parametrize("place", [1, -1])
+def test_chunks_that_pillow_rejects_are_not_a_fault(kind: str, place: int):
+    """They may be before or after the pixels."""
+    data = encode(picture(40, 48, "L"), "PNG")
+    parts = chunks(data)
+    broken = png([*parts[:place], PNG_METADATA[kind], *parts[place:]])
+    with pytest.raises((OSError, ValueError, SyntaxError)):
+        Image.open(io.BytesIO(broken)).load()
+    findings = examine_file(broken, "n.png")
+    assert findings.fault is None and findings.notes == examine_file(data, "n.png").notes == ("gray: repeated as RGB",)
+    assert packed_image(broken, PackOptions(short_side=24)) == packed_image(data, PackOptions(short_side=24))
 
 
 @pytest.mark.parametrize("kind", FAULTS | NOTES)

@@ -292,7 +292,11 @@ def test_splits_are_those_of_the_data_set(tmp_path):
     assert unlabelled.labels.tolist() == [-1, -1]
     with pytest.raises(InputError, match="--split train: .*1.png is no data set with splits; leave it out"):
         open_one_split([str(photos / "a" / "1.png")], data, "train")
-    for listing, labels in (("path,label\na/1.png,x\n", [0]), ("path\na/1.png\n", [-1])):
+    listings = (
+        *(("path,label\na/1.png,x\n", [0]), ("path\na/1.png\n", [-1])),
+        *(('"path","label"\na/1.png,x\n', [0]), ("\ufefflabel, path \nx,a/1.png\n", [0])),
+    )
+    for listing, labels in listings:
         (photos / "list.csv").write_text(listing)
         assert open_one_split([str(photos / "list.csv")], data).labels.tolist() == labels
 

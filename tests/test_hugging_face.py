@@ -83,6 +83,11 @@ def test_other_splits_are_named_and_one_split_is_divided(tmp_path: Path):
     assert message_of(folder, val="second") == (
         f"{folder}: no split train; its splits are first, second; name one by data.train"
     )
+    assert message_of(folder, train="first", val="first") == (
+        "data.val='first': is also the training split; the splits are first, second"
+    )
+    train, val = open_both(save(tmp_path / "test", test=whole), train="test", val_share=0.3)
+    assert len(train) + len(val) == 10
     whole.save_to_disk(str(tmp_path / "alone"))
     assert "has no validation split" in message_of(tmp_path / "alone")
     train, val = open_both(tmp_path / "alone", val_share=0.3)
@@ -107,6 +112,22 @@ def test_labels_are_strings_or_numbers_without_names(tmp_path: Path):
         test=make(TRUTH["val"], [4, 0, 0, 0, 0], numbers),
     )
     assert {table.class_names for table in open_both(folder)} == {tuple("01234")}
+    cards = np.array(["10", "3", "jack"])
+    folder = save(
+        tmp_path / "cards",
+        train=make(TRUTH["train"], cards[TRUTH["train"].labels].tolist(), words),
+        test=make(TRUTH["val"], [3, 10, 3, 3, 3], numbers),
+    )
+    train, val = open_both(folder)
+    assert train.class_names == val.class_names == tuple(cards) and val.labels.tolist() == [1, 0, 1, 1, 1]
+
+
+def test_the_column_label_precedes_a_column_of_class_names(tmp_path: Path):
+    cells = TRUTH["val"].labels.tolist()
+    whole = make(TRUTH["val"], None, {"image": datasets.Image(), "source": FEATURES["label"]})
+    folder = save(tmp_path / "set", **{split: whole.add_column("label", cells[::-1]) for split in ("train", "test")})
+    for table in open_both(folder):
+        assert table.class_names == tuple("012") and table.labels.tolist() == cells[::-1]
 
 
 def test_faults_of_columns_and_labels_are_one_line(tmp_path: Path):

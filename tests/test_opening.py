@@ -44,6 +44,18 @@ def test_solution_files_take_precedence_over_folders_of_classes(tmp_path: Path):
     assert len(open_splits(DataConfig(path=str(root)))["train"]) == 9
 
 
+@pytest.mark.parametrize("keys", [{"val": "test"}, {"train": "train", "val": "train"}])
+def test_the_splits_of_folders_cannot_be_named(tmp_path: Path, keys: dict[str, str]):
+    """A plain word is not the name of a tar or Parquet file."""
+    folder = write_folders(tmp_path / "data")
+    key = "train" if "train" in keys else "val"
+    with pytest.raises(InputError) as caught:
+        open_splits(DataConfig(path=str(folder), **keys))
+    assert str(caught.value) == (
+        f"data.{key}={keys[key]!r}: the splits of {folder} have fixed names in this format; leave data.{key} out"
+    )
+
+
 def test_a_selection_of_classes_lists_only_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The folders of the other classes may be on a slow disk, or missing."""
     root, listed, scandir = write_tree(tmp_path, classes=5, val=10), set[Path](), os.scandir

@@ -1,5 +1,6 @@
 """A packed copy of a data set has the same rows and images of the requested size, and the stream reads the copy."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -7,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.forms import put
 from support.ilsvrc import write_tree
 
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.curate.pack import PackOptions, pack, packed_image
+from jaxddp.data.formats.folders import read_folders
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.formats.packed_records import holds_packed, read_packed
 from jaxddp.data.order import EvalOrder, SampleOrder
@@ -128,6 +131,10 @@ def test_a_copy_of_several_files_is_read_completely(tables, tmp_path: Path, monk
 def test_wrong_arguments_of_pack_raise_one_line_errors(tables, packed: Path, tmp_path: Path, capfd):
     with pytest.raises(InputError, match="exists already; remove it"):
         pack(tables, packed, PackOptions())
+    reversed_names = tables["val"].class_ids[::-1]
+    other = dataclasses.replace(tables["val"], class_ids=reversed_names, class_names=reversed_names)
+    with pytest.raises(InputError, match="val: class 0 is 'n01000274', and 'n01000000' in train; give all splits"):
+        pack({**tables, "val": other}, tmp_path / "copy", PackOptions())
     for option, expected in (
         ("quality", "--quality 0: expected 1 to 100"),
         ("short-side", "--short-side 0: expected 1"),
@@ -145,6 +152,16 @@ def test_a_bad_image_leaves_no_packed_files(tmp_path: Path):
     with pytest.raises(InputError, match=f"{table.name(2)}: damaged: Corrupt JPEG data"):
         pack({"train": table}, tmp_path / "copy", PackOptions())
     assert [path.name for path in tmp_path.iterdir()] == ["tree"]
+
+
+def test_an_image_that_jpeg_cannot_hold_is_named(tmp_path: Path):
+    for name, width in (("a/1.png", 9), ("b/2.png", 66_000)):
+        put(tmp_path / "tree/train" / name, encoded(Image.new("RGB", (width, 1)), "PNG"))
+    table = read_folders(tmp_path / "tree", "train")
+    with pytest.raises(
+        InputError, match=r"/tree/train/b/2.png: cannot be converted to JPEG \(.*\); convert or shrink it, or"
+    ):
+        pack({"train": table}, tmp_path / "copy", PackOptions())
 
 
 def test_a_damaged_packed_copy_raises_a_one_line_error(tables, tmp_path: Path):

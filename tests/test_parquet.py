@@ -45,7 +45,8 @@ def write_file(file: Path, numbers: Iterable[int], **options: Any) -> Path:
     cells = options.get("cells", [{"bytes": encoded(number), "path": f"{number}.png"} for number in numbers])
     labels = options.get("labels", pa.array([number % 3 for number in numbers], pa.int64()))
     image, label = options.get("columns", ("image", "label"))
-    features = {image: {"_type": "Image"}, label: {"names": list(NAMES), "_type": "ClassLabel"}}
+    names = list(options.get("names", NAMES))
+    features = {image: {"_type": "Image"}, label: {"names": names, "_type": "ClassLabel"}}
     table = pa.table({"note": ["x"] * len(numbers), image: pa.array(cells, CELL), label: labels})
     if options.get("named", True):
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
@@ -108,10 +109,30 @@ def test_labels_without_names_are_numbered_and_strings_are_sorted(tmp_path: Path
         open_splits(config_of(tmp_path / "b"))
 
 
+def test_integers_are_names_if_a_training_label_is_a_string(tmp_path: Path):
+    for split, labels in (("train-0", [2, 3, 4]), ("train-1", ["jack", "10"]), ("val", [4, 10, -1])):
+        write_file(tmp_path / f"{split}.parquet", range(len(labels)), named=False, labels=pa.array(labels))
+    train, val = open_both(tmp_path)
+    assert train.class_names == val.class_names == ("10", "2", "3", "4", "jack")
+    assert train.labels.tolist() == [1, 2, 3, 4, 0] and val.labels.tolist() == [3, 0, -1]
+
+
 def test_a_class_selection_keeps_the_rows_of_its_classes(root: Path):
     train, _ = open_both(root, classes="cat,ant")
     assert train.class_names == ("cat", "ant")
     assert [train.read(row) for row in range(3)] == [encoded(number) for number in (0, 2, 3)]
+
+
+def test_the_column_label_precedes_a_column_of_class_names(tmp_path: Path):
+    labels = pa.array(["x", "y", "x"])
+    for split, columns in (("train", ("label", "source")), ("val", ("source", "label"))):
+        table = pq.read_table(write_file(tmp_path / f"{split}.parquet", range(3), columns=("image", "source")))
+        pq.write_table(table.append_column("label", labels).select(["image", *columns]), tmp_path / f"{split}.parquet")
+    for table in open_both(tmp_path):
+        assert table.class_names == ("x", "y") and table.labels.tolist() == [0, 1, 0]
+    for split in ("train", "val"):
+        write_file(tmp_path / f"{split}.parquet", range(3), columns=("image", "source"))
+    assert open_both(tmp_path)[0].class_names == NAMES
 
 
 def test_the_number_of_cached_row_groups_is_limited(root: Path, monkeypatch: pytest.MonkeyPatch):
@@ -197,6 +218,13 @@ def test_wrong_columns_raise_a_one_line_error(tmp_path: Path):
     assert message_of(tmp_path / "b").startswith(
         f"{tmp_path}/b/train-1.parquet: no column 'label', which the first file has; "
     )
+    write_file(tmp_path / "b/train-1.parquet", range(3), names=("dog", "cat", "ant"))
+    assert message_of(tmp_path / "b") == (
+        f"{tmp_path}/b/train-1.parquet: class 0 of label is 'dog', and 'cat' in the first file; write all files with "
+        "the same names in the same order"
+    )
+    write_file(tmp_path / "b/train-1.parquet", range(3), names=NAMES[:2])
+    assert ": class 2 of label is None, and 'ant' in the first file; " in message_of(tmp_path / "b")
     write_file(file, range(3), labels=pa.array([0, None, 1]))
     assert message_of(file, **options) == f"{file}, row 1: no label; give each row one, or leave the row out"
     write_file(file, range(3), labels=pa.array([0, 3, 1]))
@@ -241,6 +269,17 @@ def test_damaged_and_missing_parquet_files_raise_a_one_line_error(root: Path):
     first.write_bytes(content)
     second.unlink()
     assert message_of(root) == f"{root}/data: part 00001 of 2 is missing; download it again"
+
+
+def test_a_part_that_is_there_twice_raises_a_one_line_error(tmp_path: Path):
+    for name in ("train-00000-of-00001-aaaa", "train-00000-of-00001-bbbb", "test"):
+        write_file(tmp_path / f"{name}.parquet", range(3))
+    assert message_of(tmp_path) == (
+        f"{tmp_path}: part 00000 of 1 is there twice, in train-00000-of-00001-aaaa.parquet and "
+        "train-00000-of-00001-bbbb.parquet; keep the files of one data set"
+    )
+    (tmp_path / "train-00000-of-00001-bbbb.parquet").rename(tmp_path / "more-00000-of-00001.parquet")
+    assert len(open_both(tmp_path, train="*-of-*.parquet", val="test.parquet")[0]) == 6
 
 
 def test_without_pyarrow_the_error_names_the_extra_to_install(root: Path):

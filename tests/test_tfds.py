@@ -23,6 +23,7 @@ from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.tfds import read_tfds
+from jaxddp.data.opening import open_splits
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
 from jaxddp.data.storage.records import ArrayRecords, RecordFiles
 from jaxddp.data.stream.decode import train_image
@@ -208,6 +209,21 @@ def test_val_is_the_split_validation_or_else_test(prepared: Path, file_format: s
     test = read_tfds("tiny_gray", "val", prepared / file_format)
     expected = {np.broadcast_to(gray(n), (28, 28, 3)).tobytes(): label_of(n) for n in range(23, 30)}
     assert examples(test, 28) == expected
+
+
+def test_the_config_names_other_splits(prepared: Path):
+    def opened(**keys: str) -> list[str]:
+        data = DataConfig(path="tfds:tiny_color", data_dir=str(prepared / "tfrecord"), **keys)
+        return [table.record(0).id.partition("-")[2].partition(".")[0] for table in open_splits(data).values()]
+
+    assert opened() == ["train", "validation"] and opened(val="test") == ["train", "test"]
+    assert opened(train="validation") == ["validation", "test"]
+    for keys, message in (
+        ({"val": "tset"}, "^data.val='tset': .* has no such split, did you mean 'test'\\?; its splits are "),
+        ({"train": "test", "val": "test"}, "^data.val='test': is also the training split; the splits are "),
+    ):
+        with pytest.raises(InputError, match=message):
+            opened(**keys)
 
 
 def test_ids_are_those_of_the_library(prepared: Path):

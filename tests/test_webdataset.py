@@ -161,6 +161,23 @@ def test_names_of_classes_come_from_a_file_or_the_labels(root: Path, tmp_path: P
     )
 
 
+def test_digits_are_names_if_another_label_is_a_name(tmp_path: Path):
+    names, whole = ("10", "2", "3", "4", "jack", "queen"), tmp_path / "cards"
+    for shard, words in (("train-0", "2 3 4"), ("train-1", "jack queen 10"), ("val-0", "4 10 -1")):
+        write_shard(whole / f"{shard}.tar", [sample(row, word) for row, word in enumerate(words.split())])
+    train, val = open_both(whole)
+    assert train.class_names == val.class_names == names
+    assert [names[label] for label in train.labels] == ["2", "3", "4", "jack", "queen", "10"]
+    assert val.labels.tolist() == [3, 0, -1]
+    # A mistyped label does not turn the other labels into names.
+    (whole / "classes.txt").write_text("\n".join((*"234", "jack", "queen", "10")))
+    assert open_both(whole)[0].labels.tolist() == [0, 1, 2, 3, 4, 5]
+    write_shard(whole / "train-1.tar", [sample(0, "0"), sample(1, "jak")])
+    assert message_of(whole) == (
+        f"{whole}/train-1.tar, sample 0001: label 'jak' is none of the 6 classes, did you mean 'jack'?; correct it"
+    )
+
+
 # Order
 
 

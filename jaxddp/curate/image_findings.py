@@ -76,9 +76,9 @@ def examine_file(data: bytes, name: str) -> ImageFindings:
     try:
         with _large_images if header.height * header.width > LARGE else nullcontext():
             left_over = verify(data).left_over
+            mode, notes = _describe(data)
     except InputError as error:
         return ImageFindings(digest, size, **fields, fault=str(error))
-    mode, notes = _describe(data)
     suffix = name[name.rfind(".") :]
     if _SUFFIXES.get(suffix.lower(), header.kind) != header.kind:
         notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded by its content, not its name")
@@ -91,7 +91,7 @@ def examine_file(data: bytes, name: str) -> ImageFindings:
 
 
 def _describe(data: bytes) -> tuple[str, list[str]]:
-    """Return the color space of a sound image, and notes on its unusual properties."""
+    """Return the color space of a sound image, and notes on its unusual properties. Raises: see `open_sound`."""
     with open_sound(data) as image:
         mode, info, is_turned = image.mode, image.info, image.format == "TIFF"
         try:

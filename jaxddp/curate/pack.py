@@ -16,6 +16,7 @@ from PIL import Image
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.ranges import Range
+from jaxddp.core.wording import first_line, show
 from jaxddp.curate.check import map_in_threads
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
@@ -49,14 +50,15 @@ def pack(
     The directory appears only when it is complete.
 
     Raises:
-        InputError: the directory exists or cannot be written, the images are in memory, or an image cannot be used
-            (the message names it).
+        InputError: the directory exists or cannot be written, the images are in memory, the splits have different
+            classes, or an image cannot be used (the message names it).
     """
     if any(source.pixel_shape is not None for source in sources.values()):
         raise InputError("the images of this data set are already arrays in few files; train on it directly")
     for source in sources.values():
         if isinstance(source, ExampleTable) and source.label_sets is not None:
             source.label_sets.check_single(source.class_names)
+    _check_classes(sources)
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
     counter = itertools.count(1)
@@ -80,6 +82,18 @@ def pack(
     return manifest
 
 
+def _check_classes(sources: Mapping[str, Table]) -> None:
+    """Check that all splits have the classes of the first one, in the same order. Raises: InputError."""
+    (first, whole), *others = sources.items()
+    for split, source in others:
+        for place, (one, other) in enumerate(itertools.zip_longest(source.class_ids, whole.class_ids)):
+            if one != other:
+                raise InputError(
+                    f"{split}: class {place} is {show(one)}, and {show(other)} in {first}; give all splits the same "
+                    "classes in the same order"
+                )
+
+
 def packed_image(data: bytes, packing: PackOptions) -> bytes:
     """Return an image as JPEG, with its shorter side reduced to `packing.short_side` by an antialiasing filter.
 
@@ -90,16 +104,26 @@ def packed_image(data: bytes, packing: PackOptions) -> bytes:
         scale = min(packing.short_side / min(image.size), 1)
         if scale == 1 and header.kind == "jpeg" and image.mode == "RGB":
             return data
-        if image.mode.startswith("I"):
-            # Keep the upper 8 of 16 bits, as training does. Pillow would clip the values at 255.
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        width, height = (round(side * scale) for side in image.size)
-        # Decoding at a half or a quarter of the size is faster. The filter needs no more than twice the final size.
-        image.draft(None, (2 * width, 2 * height))
-        jpeg = io.BytesIO()
-        resized = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
-        resized.save(jpeg, "JPEG", quality=packing.quality)
-        return jpeg.getvalue()
+        try:
+            return _resized(image, scale, packing.quality)
+        # Pillow also raises these errors if it cannot decode the image, or cannot encode it as JPEG.
+        except (OSError, ValueError, SyntaxError) as error:
+            reason = first_line(error)
+    raise InputError(f"cannot be converted to JPEG ({reason}); convert or shrink it, or leave it out")
+
+
+def _resized(image: Image.Image, scale: float, quality: int) -> bytes:
+    """Return a scaled image as JPEG. Raises: an error of Pillow."""
+    if image.mode.startswith("I"):
+        # Keep the upper 8 of 16 bits, as training does. Pillow would clip the values at 255.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    width, height = (round(side * scale) for side in image.size)
+    # Decoding at a half or a quarter of the size is faster. The filter needs no more than twice the final size.
+    image.draft(None, (2 * width, 2 * height))
+    jpeg = io.BytesIO()
+    resized = image.convert("RGB").resize((width, height), Image.Resampling.LANCZOS)
+    resized.save(jpeg, "JPEG", quality=quality)
+    return jpeg.getvalue()
 
 
 def _pack_split(

@@ -12,6 +12,8 @@ from typing import Protocol
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.source import SourceTable, Split
 from jaxddp.data.storage.data_root import is_address, is_url
@@ -70,7 +72,10 @@ class Format(Protocol):
         ...
 
     def divided(self, place: Place) -> bool:
-        """Return whether the data set has a validation split. If not, "train" is an `ExampleTable` of all examples."""
+        """Return whether the data set has a validation split. If not, "train" is an `ExampleTable` of all examples.
+
+        Raises: InputError if the config names splits that the data set cannot have.
+        """
         ...
 
     def open(self, place: Place, split: Split) -> SourceTable:
@@ -103,6 +108,13 @@ class LocalFormat:
         return match if isinstance(match, Match) else Match.WHOLE if match else Match.NONE
 
     def divided(self, place: Place) -> bool:
+        for key, name in (("train", place.data.train), ("val", place.data.val)):
+            if name is not None:
+                raise InputError(
+                    Key(f"data.{key}", name),
+                    f": the splits of {place.local or place.address} have fixed names in this format",
+                    advice=("leave ", Key(f"data.{key}"), " out"),
+                )
         return place.local is None or self.is_divided(place.local)
 
     def open(self, place: Place, split: Split) -> SourceTable:

@@ -15,6 +15,7 @@ from jaxddp.core.message import Key, Option
 from jaxddp.core.phases import doing
 from jaxddp.data.faults import Refuse, pass_faults_to, raise_fault
 from jaxddp.data.format import Format, Match, Place
+from jaxddp.data.formats.csv_listing import has_columns
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.selection.held_out import held_out
 from jaxddp.data.soundness.image_manifest import ImageManifest, compare_with_manifest, find_manifest
@@ -148,7 +149,8 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     if data.path is not None and not others:
         is_own = os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(data.path))
     place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None))
-    if others or not _has_classes(place) or (path.endswith(".csv") and not _has_labels(path)):
+    has_labels = not path.endswith(".csv") or has_columns(files.expanded(path).absolute(), ["label"])
+    if others or not has_labels or not _has_classes(place):
         if split is not None:
             raise InputError(f"--split {split}: {path} is no data set with splits; leave it out")
         return open_inputs(paths)
@@ -174,12 +176,6 @@ def _has_classes(place: Place) -> bool:
     """Return whether a place is a data set, or a folder of class folders, which matches no other format."""
     matches = [name for name in FORMATS.names() if FORMATS.get(name).match(place) > Match.NONE]
     return _is_data_set(place) or matches == ["folders"]
-
-
-def _has_labels(path: str) -> bool:
-    """Return whether the header of a CSV file has the column `label`."""
-    with files.reading(path, "check the path"), files.open_regular(files.expanded(path)) as file:
-        return b"label" in [cell.strip() for cell in file.readline().split(b",")]
 
 
 def _place(data: DataConfig) -> Place:

@@ -119,11 +119,13 @@ class DataConfig:
     """Repeated augmentation: each batch has this many copies of each of its examples, with other random numbers. An
     epoch keeps its length, so it visits only one example of every `repeats`."""
     train: str | None = None
-    """Solution file of the training split, its Parquet or .tar files as a pattern, or the name of the split for hf:. If
-    None, the file that datasets.toml names, else LOC_train_solution.csv, or the files with names of the split."""
+    """Solution file of the training split, its Parquet or .tar files as a pattern, or the name of the split for hf: and
+    tfds:. If None, the file that datasets.toml names, else LOC_train_solution.csv, or the files with names of the
+    split."""
     val: str | None = None
-    """Solution file of the validation split, its Parquet or .tar files as a pattern, or the name of the split for hf:.
-    If None, the file that datasets.toml names, else LOC_val_solution.csv, or the files with names of the split."""
+    """Solution file of the validation split, its Parquet or .tar files as a pattern, or the name of the split for hf:
+    and tfds:. If None, the file that datasets.toml names, else LOC_val_solution.csv, or the files with names of the
+    split."""
     data_dir: str | None = None
     """Folder of the data sets that tensorflow-datasets has prepared. If None, the default folder of
     tensorflow-datasets."""

@@ -11,6 +11,7 @@ validation split, but `data.val_share` makes one.
 
 import csv
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,7 +144,7 @@ def holds_csv(path: Path) -> bool | Match:
     if path.is_file():
         return Match.NAMED if path.suffix == ".csv" else Match.NONE
     file = path / _FILES["train"]
-    if not file.is_file() or not _has_columns(file):
+    if not file.is_file() or not has_columns(file):
         return Match.NONE
     # If both splits have folders, the format `folders` reads them, even if a CSV file lists their images.
     in_folders = (path / "train").is_dir() and has_validation_folder(path)
@@ -160,14 +161,15 @@ def _training_file(path: Path) -> Path:
     return path if path.is_file() else path / _FILES["train"]
 
 
-def _has_columns(file: Path) -> bool:
+def has_columns(file: Path, columns: Sequence[str] = _COLUMNS) -> bool:
+    """Return whether the header of a CSV file has some columns; not if it cannot be read."""
     # A fault is not reported here; `read_csv` reports it.
     try:
         with open_root(file.parent, file.name).file(file.name).text(newline="") as text:
             header = next(csv.reader(text), [])
     except (InputError, csv.Error):
         return False
-    return {*_COLUMNS} <= {name.strip() for name in header}
+    return {*columns} <= {name.strip() for name in header}
 
 
 FORMATS.add("csv listing")(

@@ -17,20 +17,20 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, about
+from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.core.wording import nearest
 from jaxddp.data.faults import Refuse, check_distinct
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.array_files import numbered_names
+from jaxddp.data.formats.split_names import split_name
 from jaxddp.data.formats.table_columns import (
     REFUSED,
+    Classes,
     LabelCells,
     TableColumns,
     choose_columns,
     class_indices,
+    classes_of_labels,
     label_cells,
-    sorted_names,
 )
 from jaxddp.data.source import Split
 from jaxddp.data.storage.arrow_rows import ArrowRows, image_lengths
@@ -54,7 +54,7 @@ class HubSets:
         return Match.NAMED if place.local is not None and is_saved(place.local) else Match.NONE
 
     def divided(self, place: Place) -> bool:
-        return _name_of_split(place, _open_splits(place), "val") is not None
+        return split_name(place.address, _open_splits(place), "val", place.data, _SPLITS) is not None
 
     def open(self, place: Place, split: Split) -> ExampleTable:
         """Open a split; see `Format.open`.
@@ -63,7 +63,7 @@ class HubSets:
         a digest of the lengths of its images, so the fingerprint is that of the content on every machine.
         """
         splits = _open_splits(place)
-        name = _name_of_split(place, splits, split)
+        name = split_name(place.address, splits, split, place.data, _SPLITS)
         if name is None:
             listed = ", ".join(splits) or "none"
             raise InputError(
@@ -74,12 +74,12 @@ class HubSets:
         where = f"{place.address}, {name}"
         columns = _find_columns(where, dataset)
         cells = _cells(where, dataset, columns.label, place.refuse)
-        names = columns.names or _class_names(place, splits, split, {where: cells}, place.refuse)
-        labels = class_indices(where, cells, names, place.refuse)
+        classes = _classes(place, splits, columns, {where: cells}, split)
+        labels = class_indices(where, cells, classes, place.refuse)
         store, digest = _store(where, dataset, columns.image)
         ids = np.strings.add(f"{name}__".encode(), np.arange(len(labels)).astype("S"))
         path = np.full(len(labels), f"{name}@{digest}".encode())
-        table = ExampleTable(store, ids, path, labels, names, offset=np.arange(len(labels)))
+        table = ExampleTable(store, ids, path, labels, classes.names, offset=np.arange(len(labels)))
         return table.without(np.flatnonzero(labels == REFUSED).tolist()).select(place.data.classes)
 
 
@@ -94,20 +94,6 @@ def _open_splits(place: Place) -> Mapping[str, Any]:
     if parts is None:
         raise InputError(f"{place.address}: not an address; write hf:OWNER/NAME[:CONFIG][@REVISION], or hf:FOLDER")
     return open_prepared(parts["name"], parts["config"], parts["revision"])
-
-
-def _name_of_split(place: Place, splits: Mapping[str, Any], split: Split) -> str | None:
-    """Return the name of a split in a data set; None if it has none. Raises: InputError if the config's is unknown."""
-    named = getattr(place.data, split)
-    if named is None:
-        return next((name for name in _SPLITS[split] if name in splits), None)
-    if named not in splits:
-        raise InputError(
-            Key(f"data.{split}", named),
-            f": {place.address} has no such split{nearest(named, splits)}",
-            advice=f"its splits are {', '.join(splits)}",
-        )
-    return named
 
 
 def _find_columns(where: str, dataset: Any) -> TableColumns:
@@ -129,21 +115,21 @@ def _cells(where: str, dataset: Any, label: str, refuse: Refuse) -> LabelCells:
     return label_cells(values.combine_chunks(), where, label, refuse)
 
 
-def _class_names(
-    place: Place, splits: Mapping[str, Any], split: Split, cells: dict[str, LabelCells], refuse: Refuse
-) -> tuple[str, ...]:
-    """Return the class names if the features have none: numbers, or the strings of the training split."""
-    other: Split = "val" if split == "train" else "train"
-    name = _name_of_split(place, splits, other)
-    others: dict[str, LabelCells] = {}
-    if name is not None:
+def _classes(
+    place: Place, splits: Mapping[str, Any], columns: TableColumns, cells: dict[str, LabelCells], split: Split
+) -> Classes:
+    """Return the classes of the features or, if they have none, those of the labels."""
+    if columns.names:
+        return Classes(columns.names, numbered=True)
+
+    def cells_of(one: Split) -> dict[str, LabelCells]:
+        name = split_name(place.address, splits, one, place.data, _SPLITS)
+        if one == split or name is None:
+            return cells if one == split else {}
         where = f"{place.address}, {name}"
-        others = {where: _cells(where, splits[name], _find_columns(where, splits[name]).label, refuse)}
-    train = cells if split == "train" else others
-    if any(one.labels.dtype == object for one in train.values()):
-        return sorted_names(train, refuse)
-    with about(place.address):
-        return numbered_names(*(one.labels[one.sound] for one in (*cells.values(), *others.values())))
+        return {where: _cells(where, splits[name], _find_columns(where, splits[name]).label, place.refuse)}
+
+    return classes_of_labels(cells_of("train"), lambda: cells_of("val").values(), place.address, place.refuse)
 
 
 def _store(where: str, dataset: Any, image: str) -> tuple[ArrowRows, str]:

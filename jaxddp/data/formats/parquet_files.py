@@ -15,24 +15,25 @@ import logging
 import os
 import re
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, about
-from jaxddp.core.wording import counted, size
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import counted, show, size
 from jaxddp.data.faults import Refuse, check_distinct, pass_faults_to
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.array_files import numbered_names
-from jaxddp.data.formats.shard_names import find_shards
+from jaxddp.data.formats.shard_names import find_shards, has_shards
 from jaxddp.data.formats.table_columns import (
     REFUSED,
+    Classes,
     LabelCells,
     TableColumns,
     choose_columns,
     class_indices,
+    classes_of_labels,
     label_cells,
-    sorted_names,
 )
 from jaxddp.data.source import Split
 from jaxddp.data.storage.parquet import MAX_CACHED, WRITE_AGAIN, ParquetFiles, as_input_errors, open_parquet
@@ -60,12 +61,12 @@ class ParquetTables:
             return Match.NAMED
         if folder.root is not None:
             is_file = pattern.endswith(_SUFFIX) and ({*"{*?"} & {*pattern} or (folder.root / pattern).is_file())
-            return Match.WHOLE if is_file or (not pattern and _files(place, "train")) else Match.NONE
+            return Match.WHOLE if is_file or (not pattern and _has_files(place)) else Match.NONE
         if pattern or not folder.can_list:
             return Match.NAMED if pattern.endswith(_SUFFIX) else Match.NONE
         # Permission to read an object does not include permission to list.
         with suppress(InputError):
-            return Match.NAMED if _files(place, "train") else Match.NONE
+            return Match.NAMED if _has_files(place) else Match.NONE
         return Match.NONE
 
     def divided(self, place: Place) -> bool:
@@ -87,17 +88,17 @@ class ParquetTables:
         with pass_faults_to(refuse):
             _check_parts(files)
         columns, files = _find_columns(files, refuse)
-        cells = _cells_by_file(files, columns.label, refuse)
+        cells = _cells_by_file(files, columns, refuse)
         if not any(len(file_cells.labels) for file_cells in cells.values()):
             raise InputError(f"{place.address}: no rows in its {split} split; give each image a row")
-        names = columns.names or _class_names(place, cells, split, columns.label, refuse)
-        labels = [class_indices(file, file_cells, names, refuse) for file, file_cells in cells.items()]
+        classes = _classes(place, columns, cells, split)
+        labels = [class_indices(file, file_cells, classes, refuse) for file, file_cells in cells.items()]
         in_folder = np.array([os.fsencode(file.path) for file in cells])
         example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
         _warn_if_large(folder, [*cells], columns.image)
         store, label = ParquetFiles(folder, columns.image), np.concatenate(labels)
         store = with_cache(store, folder, place.data.local_cache)
-        table = ExampleTable(store, example_id, path_of_row, label, names, offset=offset)
+        table = ExampleTable(store, example_id, path_of_row, label, classes.names, offset=offset)
         return table.without(np.flatnonzero(label == REFUSED).tolist()).select(place.data.classes)
 
 
@@ -115,8 +116,16 @@ def _files(place: Place, split: Split) -> list[ShardFile]:
     return []
 
 
+def _has_files(place: Place) -> bool:
+    named = place.data.train or place.data.val
+    return has_shards(place, _SUFFIX) if named else bool(_files(place, "train"))
+
+
 def _check_parts(files: list[ShardFile]) -> None:
-    """Check names like `train-00000-of-00002`. Raises: InputError if a part is missing, or the totals differ."""
+    """Check names like `train-00000-of-00002`.
+
+    Raises: InputError if a part is missing or occurs twice, or the totals differ.
+    """
     parts = [match for file in files if (match := _PART.search(file.name))]
     if parts and (len(parts) < len(files) or len({int(part[2]) for part in parts}) > 1):
         names = ", ".join(file.name for file in files[:4])
@@ -127,6 +136,15 @@ def _check_parts(files: list[ShardFile]) -> None:
         number, existing = int(parts[0][2]), {int(part[1]) for part in parts}
         if missing := sorted({*range(number)} - existing):
             raise InputError(f"{_parent(files[0])}: part {missing[0]:05d} of {number} is missing; download it again")
+    first: dict[str, ShardFile] = {}
+    for file in files:
+        # A pattern may name several data sets, whose names differ before the number of the part.
+        part = _PART.search(file.name)
+        if part and (other := first.setdefault(file.path.removesuffix(file.name[part.end() :]), file)) is not file:
+            raise InputError(
+                f"{_parent(file)}: part {part[1]} of {int(part[2])} is there twice, in {other.name} and {file.name}; "
+                "keep the files of one data set"
+            )
 
 
 def _find_columns(files: list[ShardFile], refuse: Refuse) -> tuple[TableColumns, list[ShardFile]]:
@@ -144,13 +162,10 @@ def _columns_of_file(file: ShardFile) -> TableColumns:
     with open_parquet(file) as parquet:
         schema = parquet.schema_arrow
     images = [field.name for field in schema if _is_image(field.type)]
-    features = _features(schema.metadata)
-    classes = [name for name in schema.names if features.get(name, {}).get("_type") == "ClassLabel"]
-    image, label = choose_columns(str(file), schema.names, images, classes)
-    names = features.get(label, {}).get("names") if label in classes else None
-    if names:
-        check_distinct(map(str, names), lambda name: f"{file}: the names of {label}")
-    return TableColumns(image, label, tuple(map(str, names)) if names else None)
+    names = _class_names(schema)
+    image, label = choose_columns(str(file), schema.names, images, [*names])
+    check_distinct(names.get(label, ()), lambda name: f"{file}: the names of {label}")
+    return TableColumns(image, label, names.get(label) or None)
 
 
 def _is_image(kind: Any) -> bool:
@@ -164,52 +179,58 @@ def _is_image(kind: Any) -> bool:
     )
 
 
-def _features(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
-    """Return the features of the columns that `datasets` wrote; empty if it wrote none."""
+def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
+    """Return the class names of each column for which `datasets` wrote some."""
     try:
-        features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
         return {}
-    return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    named = {name: features[name] for name in schema.names if isinstance(features.get(name), dict)}
+    return {
+        name: tuple(map(str, feature.get("names") or ()))
+        for name, feature in named.items()
+        if feature.get("_type") == "ClassLabel"
+    }
 
 
-def _cells_by_file(files: list[ShardFile], column: str, refuse: Refuse) -> dict[ShardFile, LabelCells]:
+def _cells_by_file(files: list[ShardFile], columns: TableColumns, refuse: Refuse) -> dict[ShardFile, LabelCells]:
     """Return the labels of each file that can be read."""
     cells: dict[ShardFile, LabelCells] = {}
     for file in files:
         with pass_faults_to(refuse):
-            cells[file] = _read_cells(file, column, refuse)
+            cells[file] = _read_cells(file, columns, refuse)
     return cells
 
 
-def _read_cells(file: ShardFile, column: str, refuse: Refuse) -> LabelCells:
+def _read_cells(file: ShardFile, columns: TableColumns, refuse: Refuse) -> LabelCells:
     import pyarrow
 
+    column = columns.label
     with open_parquet(file) as parquet, as_input_errors(file):
         if column not in parquet.schema_arrow.names:
             raise InputError(f"{file}: no column {column!r}, which the first file has; {WRITE_AGAIN}")
+        if (names := _class_names(parquet.schema_arrow).get(column)) and names != columns.names:
+            pairs = enumerate(zip_longest(names, columns.names or ()))
+            place, (name, first) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+            raise InputError(
+                f"{file}: class {place} of {column} is {show(name)}, and {show(first)} in the first file; write all "
+                "files with the same names in the same order"
+            )
         values = parquet.read(columns=[column]).column(0).combine_chunks()
         if pyarrow.types.is_dictionary(values.type):
             values = values.dictionary_decode()
     return label_cells(values, str(file), column, refuse)
 
 
-def _class_names(
-    place: Place, cells: dict[ShardFile, LabelCells], split: Split, column: str, refuse: Refuse
-) -> tuple[str, ...]:
-    """Return the class names if the schema has none: numbers, or the label strings of the training split."""
-    train_cells = cells if split == "train" else _cells_by_file(_files(place, "train"), column, refuse)
-    if any(file_cells.labels.dtype == object for file_cells in train_cells.values()):
-        return sorted_names(train_cells, refuse)
-    val_cells = {} if split == "val" else _cells_by_file(_files(place, "val"), column, refuse)
-    with about(place.address):
-        return numbered_names(
-            *(
-                file_cells.labels[file_cells.sound]
-                for files in (cells, train_cells, val_cells)
-                for file_cells in files.values()
-            )
-        )
+def _classes(place: Place, columns: TableColumns, cells: dict[ShardFile, LabelCells], split: Split) -> Classes:
+    """Return the classes of the schema or, if it has none, those of the labels."""
+    if columns.names:
+        return Classes(columns.names, numbered=True)
+
+    def cells_of(one: Split) -> dict[ShardFile, LabelCells]:
+        return cells if one == split else _cells_by_file(_files(place, one), columns, place.refuse)
+
+    return classes_of_labels(cells_of("train"), lambda: cells_of("val").values(), place.address, place.refuse)
 
 
 def _parent(file: ShardFile) -> str:

@@ -34,6 +34,23 @@ def find_shards(place: Place, suffix: str) -> dict[Split, list[str]]:
         InputError: a pattern is wrong or matches no file, or a shard is in both splits.
     """
     assert place.shards is not None
+    shards = _find(place, suffix)
+    if both := sorted({*shards.get("train", ())} & {*shards.get("val", ())}):
+        name = place.shards[0].name(both[0])
+        raise InputError(Key("data.val", place.data.val), f": {name} is also in the training split")
+    return shards
+
+
+def has_shards(place: Place, suffix: str) -> bool:
+    """Return whether a place has a file with a suffix. A name in the config may be that of a split of another format.
+
+    Raises: InputError if a pattern is wrong or matches no file.
+    """
+    return any(_with_suffix(paths, suffix) for paths in _find(place, suffix).values())
+
+
+def _find(place: Place, suffix: str) -> dict[Split, list[str]]:
+    assert place.shards is not None
     folder, pattern = place.shards
     patterns = {"train": place.data.train or pattern, "val": place.data.val}
     shards: dict[Split, list[str]] = {}
@@ -44,8 +61,6 @@ def find_shards(place: Place, suffix: str) -> dict[Split, list[str]]:
         by_name = _by_name(folder, suffix)
         others = [path for path in by_name.pop("train", []) if path not in shards.get("val", ())]
         shards = {**by_name, **shards, **({"train": others} if others else {})}
-    if both := sorted({*shards.get("train", ())} & {*shards.get("val", ())}):
-        raise InputError(Key("data.val", place.data.val), f": {folder.name(both[0])} is also in the training split")
     return shards
 
 

@@ -1,17 +1,18 @@
 """The columns of a table with images and labels, for Parquet files and for data sets of the library `datasets`.
 
 The column of the images is called image or img, or is the only one with images. The column of the labels is called
-label or labels, or is the only one with class names. Labels are integers or strings.
+label or labels or, if no column is, is the only one with class names. Labels are integers or strings.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import counted, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, index_of_column
+from jaxddp.data.formats.array_files import numbered_names
 
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 REFUSED = -2
@@ -25,6 +26,14 @@ class TableColumns(NamedTuple):
     label: str
     names: tuple[str, ...] | None
     """The names of the classes; None if the labels are strings, or integers without names."""
+
+
+class Classes(NamedTuple):
+    """The classes of all splits."""
+
+    names: tuple[str, ...]
+    numbered: bool
+    """Whether an integer label is the index of a name, and not a name itself."""
 
 
 class LabelCells(NamedTuple):
@@ -41,13 +50,12 @@ def choose_columns(where: str, names: Sequence[str], images: Sequence[str], clas
         where: a readable name of the table, for messages.
         names: all columns.
         images: the columns that hold images.
-        classes: the columns of integers with class names; if there are none, any column may hold the labels.
+        classes: the columns of integers with class names.
 
     Raises: InputError if there is no such column, or another column has the same name.
     """
-    candidates = classes or names
     image = next((name for name in _IMAGES if name in images), images[0] if len(images) == 1 else None)
-    label = next((name for name in _LABELS if name in candidates), classes[0] if len(classes) == 1 else None)
+    label = next((name for name in _LABELS if name in names), classes[0] if len(classes) == 1 else None)
     if image is None or label is None:
         kind = "images (structs with a field bytes)" if image is None else "labels"
         expected = _IMAGES if image is None else _LABELS
@@ -80,27 +88,44 @@ def label_cells(values: Any, where: str, column: str, refuse: Refuse) -> LabelCe
     raise InputError(f"{where}: {column} is of {values.type}; give one integer or one string per row")
 
 
-def sorted_names(tables: Mapping[Any, LabelCells], refuse: Refuse) -> tuple[str, ...]:
-    """Return the sorted strings of the labels of several tables. Names that look alike are passed to `refuse`."""
+def classes_of_labels(
+    train: Mapping[Any, LabelCells], val: Callable[[], Iterable[LabelCells]], where: str, refuse: Refuse
+) -> Classes:
+    """Return the classes of a data set without names of classes.
+
+    If a training label is a string, all labels are names, and the classes are the sorted training labels. Otherwise the
+    classes are numbered, up to the largest label of all splits. Names that look alike are passed to `refuse`.
+
+    Args:
+        train: the labels of the training split, by the name of their table.
+        val: returns the labels of the validation split.
+        where: the name of the data set, for messages.
+    """
+    if all(cells.labels.dtype != object for cells in train.values()):
+        with about(where):
+            return Classes(numbered_names(*(one.labels[one.sound] for one in (*train.values(), *val()))), True)
     first: dict[str, str] = {}
-    for where, cells in tables.items():
-        for row in np.flatnonzero(cells.sound).tolist():
-            first.setdefault(str(cells.labels[row]), f"{where}, row {row}")
+    for table, cells in train.items():
+        for row in np.flatnonzero(cells.sound & (cells.labels != -1)).tolist():
+            first.setdefault(str(cells.labels[row]), f"{table}, row {row}")
     check_distinct(first, first.__getitem__, refuse)
-    return tuple(sorted(first))
+    return Classes(tuple(sorted(first)), False)
 
 
-def class_indices(where: object, cells: LabelCells, names: tuple[str, ...], refuse: Refuse) -> np.ndarray:
+def class_indices(where: object, cells: LabelCells, classes: Classes, refuse: Refuse) -> np.ndarray:
     """Return class indices, int32[N]; -1 if the class is unknown. `datasets` writes -1 in splits without labels."""
-    if cells.labels.dtype == object:
+    names = classes.names
+    if cells.labels.dtype == object or not classes.numbered:
         index = {name: label for label, name in enumerate(names)}
-        labels = np.array([index.get(str(label), len(names)) for label in cells.labels.tolist()], np.int64)
+        found = [-1 if label == -1 else index.get(str(label), len(names)) for label in cells.labels.tolist()]
+        labels = np.array(found, np.int64)
     else:
         labels = cells.labels
     wrong = cells.sound & ((labels < -1) | (labels >= len(names)))
     for row in np.flatnonzero(wrong).tolist():
         label = cells.labels.item(row)
         hint = nearest(label, names) if isinstance(label, str) else ""
-        classes = counted(len(names), "class")
-        refuse(f"{where}, row {row}: label {show(label)} is none of the {classes}{hint}; correct it")
+        refuse(
+            f"{where}, row {row}: label {show(label)} is none of the {counted(len(names), 'class')}{hint}; correct it"
+        )
     return np.where(cells.sound & ~wrong, labels, REFUSED).astype(np.int32)

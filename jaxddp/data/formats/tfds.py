@@ -3,7 +3,8 @@
     DATA_DIR/<name>[/<config>]/<version>/{dataset_info.json,features.json,<name>-train.tfrecord-00000-of-00004,...}
 
 Nothing is downloaded, and no image is decoded here: the input stream reads encoded images. TFRecord files are read
-at the offset of a record; ArrayRecord files are read through the data source of tensorflow-datasets.
+at the offset of a record; ArrayRecord files are read through the data source of tensorflow-datasets. `data.train` and
+`data.val` name other splits.
 """
 
 import os
@@ -19,11 +20,14 @@ import numpy as np
 
 import jaxddp.core.files as files
 import jaxddp.core.private_names as private_names
+from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.core.phases import reached
 from jaxddp.core.wording import counted, first_line, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import Match, Place
+from jaxddp.data.formats.split_names import split_name
 from jaxddp.data.source import Split
 from jaxddp.data.storage.local import check_regular
 from jaxddp.data.storage.record_index import RecordIndex, load_or_build_index
@@ -32,7 +36,7 @@ from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
 _PREFIX = "tfds:"
-_SPLITS = {"train": ("train",), "val": ("validation", "test")}
+_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "test")}
 _REFUSED = -1
 """The label of a rejected record."""
 # Reading labels mostly waits for the disk or a server.
@@ -40,7 +44,11 @@ _READING_THREADS = 16
 
 
 def read_tfds(
-    name: str, split: Split, data_dir: str | PathLike[str] | None = None, refuse: Refuse = raise_fault
+    name: str,
+    split: Split,
+    data_dir: str | PathLike[str] | None = None,
+    refuse: Refuse = raise_fault,
+    data: DataConfig | None = None,
 ) -> ExampleTable:
     """Read the examples of one split of a prepared data set.
 
@@ -53,12 +61,13 @@ def read_tfds(
         split: "val" is the validation split or, without one, the test split.
         data_dir: the folder of prepared data sets; by default TFDS_DATA_DIR, or ~/tensorflow_datasets.
         refuse: called with a message for each fault; by default it raises an error.
+        data: a config whose keys `train` and `val` name other splits.
 
     Raises:
         InputError: the data set is missing (the message holds the command that prepares it), is not for image
             classification or lacks the split; or no record can be used.
     """
-    shards = _find_shards(_open_builder(name, data_dir), split)
+    shards = _find_shards(_open_builder(name, data_dir), split, data or DataConfig())
     store = _open_store(shards)
     index = _load_or_build_index(shards, store, refuse)
     files = np.array([os.fsencode(file) for file in shards.files])
@@ -140,14 +149,16 @@ def _not_prepared(name: str, home: Path) -> InputError:
     )
 
 
-def _find_shards(builder: Any, split: Split) -> _Shards:
+def _find_shards(builder: Any, split: Split, data: DataConfig) -> _Shards:
     root = Path(builder.data_dir)
     image, label = _feature_names(root, builder.info.features)
     splits = builder.info.splits
-    name = next((name for name in _SPLITS[split] if name in splits), None)
+    name = split_name(root, splits, split, data, _SPLITS)
     if name is None:
         wanted, existing = " or ".join(_SPLITS[split]), ", ".join(splits) or "none"
-        raise InputError(f"{root}: no split {wanted}; the data set has: {existing}; choose a data set with one of them")
+        raise InputError(
+            f"{root}: no split {wanted}; the data set has: {existing}", advice=("name one by ", Key(f"data.{split}"))
+        )
     info = splits[name]
     # The file of a shard without records need not exist.
     lengths = {str(file): int(n) for file, n in zip(info.filenames, info.shard_lengths, strict=True) if n}
@@ -244,7 +255,7 @@ class PreparedSets:
         return True
 
     def open(self, place: Place, split: Split) -> ExampleTable:
-        table = read_tfds(place.address.removeprefix(_PREFIX), split, place.data.data_dir, place.refuse)
+        table = read_tfds(place.address.removeprefix(_PREFIX), split, place.data.data_dir, place.refuse, place.data)
         return table.select(place.data.classes)
 
 

@@ -3,13 +3,15 @@
 `jaxddp.data.formats.shard_names` finds the files, and `jaxddp.data.storage.tar_samples` their samples. The first run
 indexes the position of every image, so images are read in any order, and a resumed run continues exactly. An id is the
 path of the shard and the key. Labels are numbers, whose names are in `classes.txt` or `classes.json` beside the
-shards; or names, and then the classes are the sorted labels of the training split.
+shards; or names, and then the classes are the sorted labels of the training split. One label that is a name makes all
+labels names, also those that consist of digits.
 """
 
 import json
 import os
 import re
 from contextlib import suppress
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +20,7 @@ from jaxddp.core.wording import counted, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.array_files import as_input_errors, check_names, numbered_names
-from jaxddp.data.formats.shard_names import find_shards
+from jaxddp.data.formats.shard_names import find_shards, has_shards
 from jaxddp.data.source import Split
 from jaxddp.data.storage.shards import ShardFile, ShardFolder, with_cache
 from jaxddp.data.storage.tar_files import TarFiles
@@ -48,10 +50,10 @@ class TarShards:
         if pattern or not folder.can_list:
             return Match.NONE
         if folder.root is not None:
-            return Match.WHOLE if find_shards(place, _SUFFIX) else Match.NONE
+            return Match.WHOLE if has_shards(place, _SUFFIX) else Match.NONE
         # Permission to read an object does not include permission to list.
         with suppress(InputError):
-            return Match.NAMED if find_shards(place, _SUFFIX) else Match.NONE
+            return Match.NAMED if has_shards(place, _SUFFIX) else Match.NONE
         return Match.NONE
 
     def divided(self, place: Place) -> bool:
@@ -68,8 +70,13 @@ class TarShards:
         if split not in shards:
             raise InputError(f"{folder.name()}: no shards of its {split} split; call them {split}-*.tar")
         samples = load_or_build_samples(folder, shards[split], place.refuse)
-        names = _class_names(folder, shards, split, samples, place.refuse)
-        labels = [_class_indices(ShardFile(folder, path), part, names, place.refuse) for path, part in samples.items()]
+        every: dict[Split, dict[str, Samples]] = {split: samples}
+        for other in shards.keys() - {split}:
+            # The faults of a split are reported when it is opened. Without the training split, there may be no classes.
+            with suppress(*[InputError] * (other == "val")):
+                every[other] = load_or_build_samples(folder, shards[other], lambda fault: None)
+        classes, refuse = _classes(folder, every, place.refuse), place.refuse
+        labels = [_class_indices(ShardFile(folder, path), part, classes, refuse) for path, part in samples.items()]
         paths = {path: os.fsencode(path) for path in samples}
         table = ExampleTable(
             with_cache(
@@ -78,33 +85,36 @@ class TarShards:
             np.concatenate([np.strings.add(paths[path] + b"/", part.key) for path, part in samples.items()]),
             np.repeat(np.array([*paths.values()]), [len(part.key) for part in samples.values()]),
             np.concatenate(labels),
-            names,
+            classes.names,
             offset=np.concatenate([part.offset for part in samples.values()]),
             made_of="record",
         )
         return table.without(np.flatnonzero(table.labels == _REFUSED).tolist()).select(place.data.classes)
 
 
-def _class_names(
-    folder: ShardFolder, shards: dict[Split, list[str]], split: Split, samples: dict[str, Samples], refuse: Refuse
-) -> tuple[str, ...]:
-    """Return the names in a file beside the shards, or those of the labels of all splits."""
+class _Classes(NamedTuple):
+    """The classes of all splits."""
+
+    names: tuple[str, ...]
+    numbered: bool
+    """Whether the labels are indices of the names, and not names."""
+
+
+def _classes(folder: ShardFolder, every: dict[Split, dict[str, Samples]], refuse: Refuse) -> _Classes:
+    """Return the classes of a file beside the shards, or those of the labels of all splits."""
+    labels = [np.unique(part.label) for parts in every.values() for part in parts.values()]
+    words = {label.decode() for part in labels for label in part.tolist() if not _NUMBER.fullmatch(label)}
     if names := _names_in_file(folder):
-        return names
-    every = {
-        name: samples if name == split else load_or_build_samples(folder, paths, refuse)
-        for name, paths in shards.items()
-    }
-    labels = [part.label for parts in every.values() for part in parts.values()]
-    with about(folder.name()):
-        if all(map(_are_numbers, labels)):
-            return numbered_names(*(label.astype(np.int64) for label in labels))
+        return _Classes(names, numbered=words.isdisjoint(names))
+    if not words:
+        with about(folder.name()):
+            return _Classes(numbered_names(*(label.astype(np.int64) for label in labels)), numbered=True)
     first: dict[str, str] = {}
     for path, part in every.get("train", {}).items():
         for key, label in zip(part.key.tolist(), part.label.tolist(), strict=True):
             first.setdefault(label.decode(), f"{folder.name(path)}, sample {key.decode()}")
     check_distinct(first, first.__getitem__, refuse)
-    return tuple(sorted(first))
+    return _Classes(tuple(sorted(first)), numbered=False)
 
 
 def _names_in_file(folder: ShardFolder) -> tuple[str, ...]:
@@ -142,23 +152,21 @@ def _names_in_json(text: str) -> list[str]:
     return content
 
 
-def _are_numbers(labels: np.ndarray) -> bool:
-    return all(map(_NUMBER.fullmatch, np.unique(labels).tolist()))
-
-
-def _class_indices(file: ShardFile, samples: Samples, names: tuple[str, ...], refuse: Refuse) -> np.ndarray:
-    """Return class indices, int32[N]; -1 if the class is unknown."""
-    if _are_numbers(samples.label):
-        labels = samples.label.astype(np.int64)
+def _class_indices(file: ShardFile, samples: Samples, classes: _Classes, refuse: Refuse) -> np.ndarray:
+    """Return class indices, int32[N]; -1 if the class is unknown, which the label -1 says."""
+    names = classes.names
+    distinct, inverse = np.unique(samples.label, return_inverse=True)
+    if classes.numbered:
+        index = {label: int(label) for label in distinct.tolist() if _NUMBER.fullmatch(label)}
     else:
-        index = {name.encode(): label for label, name in enumerate(names)}
-        labels = np.array([index.get(label, len(names)) for label in samples.label.tolist()], np.int64)
+        index = {b"-1": -1} | {name.encode(): label for label, name in enumerate(names)}
+    labels = np.array([index.get(label, len(names)) for label in distinct.tolist()], np.int64)[inverse]
     wrong = (labels < -1) | (labels >= len(names))
     for row in np.flatnonzero(wrong).tolist():
-        label, classes = samples.label[row].decode(), counted(len(names), "class")
+        label = samples.label[row].decode()
         refuse(
-            f"{file}, sample {samples.key[row].decode()}: label {show(label)} is none of the {classes}"
-            f"{nearest(label, names)}; correct it"
+            f"{file}, sample {samples.key[row].decode()}: label {show(label)} is none of the "
+            f"{counted(len(names), 'class')}{nearest(label, names)}; correct it"
         )
     return np.where(wrong, _REFUSED, labels).astype(np.int32)
 

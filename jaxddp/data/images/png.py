@@ -50,6 +50,15 @@ def png_bytes_left_over(data: bytes) -> int:
     return _check_rows(b"".join(compressed), rows)
 
 
+def without_ancillary_chunks(data: bytes) -> bytes:
+    """Return a sound PNG with its critical chunks only, on which its colors depend (5.4)."""
+    critical = (part for part in _chunks(data) if part[0] in _CRITICAL)
+    return PNG_START + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        for kind, body in critical
+    )
+
+
 def _rows(height: int, width: int, bits: int, passes: tuple[tuple[int, int, int, int], ...]) -> list[tuple[int, int]]:
     """Return, for each pass, the number of rows and the bytes of a row, including the byte of the filter (7.2)."""
     sizes = []

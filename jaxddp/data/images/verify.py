@@ -4,16 +4,25 @@ import dataclasses
 import io
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from PIL import Image
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.images.header import JPEG_START, Segment, has_every_scan, jpeg_segments, parse_header, strip_metadata
+from jaxddp.core.wording import first_line
+from jaxddp.data.images.header import (
+    JPEG_START,
+    PNG_START,
+    Segment,
+    has_every_scan,
+    jpeg_segments,
+    parse_header,
+    strip_metadata,
+)
 from jaxddp.data.images.image_types import DOWNLOAD_AGAIN, ImageHeader, Kind
 from jaxddp.data.images.jpeg import MAX_LEFT_OVER, bytes_left_over, check_holes
 from jaxddp.data.images.pillow import check_pillow
-from jaxddp.data.images.png import png_bytes_left_over
+from jaxddp.data.images.png import png_bytes_left_over, without_ancillary_chunks
 
 
 def verify(data: bytes) -> ImageHeader:
@@ -75,15 +84,33 @@ def _read_jpeg(data: bytes, segments: Sequence[Segment]) -> int:
 def open_sound(data: bytes) -> Image.Image:
     """Open an image file with Pillow, to describe or pack it. `verify` must accept the file.
 
-    Pillow rejects a JPEG with broken metadata on which no pixel depends, such as an empty color profile. This function
+    Pillow rejects some metadata on which no pixel depends, such as an empty or very large color profile. This function
     then removes the metadata, because the decoders of training ignore metadata. Adobe's marker, which holds the color
-    space, is removed only if it is broken itself.
+    space of a JPEG, is removed only if it is broken itself.
+
+    Raises: InputError if Pillow rejects the file without metadata too.
     """
-    try:
-        return Image.open(io.BytesIO(data))
-    except OSError:
+    reason = ""
+    for content in _with_less_metadata(data):
+        try:
+            image = Image.open(io.BytesIO(content))
+            # Chunks of metadata may follow the pixels.
+            if image.format == "PNG":
+                image.load()
+        # Metadata can cause any error.
+        except Exception as error:
+            reason = first_line(error)
+        else:
+            return image
+    raise InputError(f"Pillow cannot open it ({reason}); convert it or leave it out")
+
+
+def _with_less_metadata(data: bytes) -> Iterator[bytes]:
+    """Yield a file, and then the file with less and less metadata."""
+    yield data
+    if data.startswith(JPEG_START):
         segments = [*jpeg_segments(data)]
-    try:
-        return Image.open(io.BytesIO(strip_metadata(data, segments, adobe=True)[0]))
-    except OSError:
-        return Image.open(io.BytesIO(strip_metadata(data, segments)[0]))
+        yield strip_metadata(data, segments, adobe=True)[0]
+        yield strip_metadata(data, segments)[0]
+    elif data.startswith(PNG_START):
+        yield without_ancillary_chunks(data)
