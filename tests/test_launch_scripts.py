@@ -116,6 +116,23 @@ def test_a_task_of_the_sweep_script_trains_its_trial_or_joins_the_search(search,
     assert (requeued.read_text().split() if requeued.exists() else []) == ["requeue", "12"] * is_requeued
 
 
+@pytest.mark.parametrize(
+    ("array", "requeued_id"),
+    [({"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2"}, "12_2"), ({"SLURM_ARRAY_TASK_ID": "2"}, "12")],
+)
+def test_the_sweep_script_requeues_its_task_and_not_the_whole_array(array, requeued_id, fake_program):
+    requeued, _ = fake_program("scontrol"), fake_program("srun", "exit 1")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    # This is the last task of the array, whose SLURM_JOB_ID is the id of the array.
+    result = subprocess.run(
+        ["bash", str(ROOT / "launch/sweep.sbatch"), "digits"],
+        env=environ | {"SLURM_JOB_ID": "12"} | array,
+        timeout=HANGING,
+    )
+    assert result.returncode == 1
+    assert requeued.read_text().split() == ["requeue", requeued_id]
+
+
 GCLOUD = """
 case "$*" in
   *" describe "*) state=$(head -1 {states}); sed -i 1d {states}; [[ $state ]] && echo "$state" ;;
