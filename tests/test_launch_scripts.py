@@ -65,6 +65,10 @@ def test_the_ssh_script_starts_every_host_and_returns_the_first_failure(fake_pro
         True,
         False,
     ]
+    arguments_file.unlink()
+    assert script("ssh.sh", "digits", HOSTS="ubuntu@10.0.0.1 ubuntu@10.0.0.2") == 5
+    text = arguments_file.read_text()
+    assert "ubuntu@10.0.0.1\n" in text and text.count(" --coordinator 10.0.0.1:12321 ") == 2
     assert script("ssh.sh", "digits", HOSTS="") == 2
 
 
