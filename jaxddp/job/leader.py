@@ -4,12 +4,13 @@ import asyncio
 import os
 import resource
 import socket
+import time
 from collections.abc import Callable, Mapping
 
 from jaxddp.core.errors import InputError, Unreachable, error_of
 from jaxddp.job.env_variables import lookup
 from jaxddp.job.environment import Job
-from jaxddp.job.ports import free_address, inherited_socket, listen
+from jaxddp.job.ports import free_address, inherited_socket, listen_once_resolved
 from jaxddp.job.process_messages import CODEC, Done, Message, Value
 from jaxddp.job.roster import Roster
 from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
@@ -56,11 +57,15 @@ class Leader:
         _raise_file_limit(self._job.num_processes)
         descriptor = lookup(os.environ, INHERITED_SOCKET)
         os.environ.pop(INHERITED_SOCKET, None)
-        listener = listen(self._job.host, self._job.port) if descriptor is None else inherited_socket(descriptor)
+        deadline = time.monotonic() + timeout
+        if descriptor is None:
+            listener = await listen_once_resolved(self._job.host, self._job.port, deadline)
+        else:
+            listener = inherited_socket(descriptor)
         server = await start_server(listener, CODEC, self._serve)
         timeout_error = None
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                 await self._is_decided.wait()
         except TimeoutError:
             timeout_error = self._roster.absence_error(
