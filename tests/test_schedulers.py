@@ -149,6 +149,30 @@ def test_submitit_on_one_machine_gives_each_task_its_accelerator(rank):
     assert job_of(STEP | {"SLURM_PROCID": "3"} | SUBMITIT | task).process_id == rank
 
 
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, (1,)),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, None),
+        # srun --gpus-per-task=2, with the variables of several versions of SLURM.
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "2"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "a100:2"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_TRES_PER_TASK": "cpu=12,gres/gpu=2"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_TRES_BIND": "gres/gpu:per_task:2"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPU_BIND": "mask_gpu:0x3,0xc"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, None),
+        # srun --gpus-per-task=1 --gpu-bind=none shows all GPUs to each task.
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}, (1,)),
+        # These are the variables of the step in which torchrun was started.
+        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "SLURM_GPUS_PER_TASK": "8"}, (1,)),
+        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "0,1"}, None),
+    ],
+)
+def test_a_process_uses_all_gpus_if_it_sees_only_its_own(environ, expected):
+    assert job_of(STEP | {"SLURM_PROCID": "3"} | environ).local_device_ids == expected
+
+
 def test_the_port_of_torchruns_agent_is_not_used():
     agent = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     job, other = job_of(agent), job_of(agent | {"RANK": "0"})
