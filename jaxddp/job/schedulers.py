@@ -6,7 +6,6 @@ and SkyPilot (distributed jobs); the source of Kubeflow's Trainer and Training O
 """
 
 import hashlib
-import os
 import re
 import socket
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from jaxddp.core.errors import InputError
 from jaxddp.job.env_variables import INDEX, Environ, EnvValue, lookup, number
 from jaxddp.job.ports import LOOPBACK, is_loopback
+from jaxddp.job.process_tree import launcher_of
 from jaxddp.job.tpu import slices
 
 Lookup = Callable[[Environ], EnvValue | None]
@@ -137,8 +137,8 @@ def _pmi_address(environ: Environ) -> EnvValue | None:
     size = environ.get("PMI_SIZE")
     if not size or environ.get("MPI_LOCALNRANKS") != size:
         return None
-    # The ranks on one machine have the same parent process.
-    return EnvValue(f"{LOOPBACK}:{port_of(str(os.getppid()))}", "MPI_LOCALNRANKS")
+    # The ranks on one machine have the same launcher, but each may have its own wrapper.
+    return EnvValue(f"{LOOPBACK}:{port_of(str(launcher_of('PMI_RANK')))}", "MPI_LOCALNRANKS")
 
 
 def _submitit_address(environ: Environ) -> EnvValue | None:
