@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import resource
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from jaxddp.job.roster import Roster
 from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
 from jaxddp.wire.admission import Admission, start_server
 from jaxddp.wire.connection import Connection
+from jaxddp.wire.file_limit import raise_file_limit
 from jaxddp.wire.handshake import Hello, Refusal, make_welcome
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
@@ -54,7 +54,8 @@ class Leader:
         Raises:
             InputError, Unreachable: see `jaxddp.job.control_plane.ControlPlane.join`.
         """
-        _raise_file_limit(self._job.num_processes)
+        # Each process has a connection to this server and one to JAX's coordinator.
+        raise_file_limit(2 * self._job.num_processes)
         descriptor = lookup(os.environ, INHERITED_SOCKET)
         os.environ.pop(INHERITED_SOCKET, None)
         deadline = time.monotonic() + timeout
@@ -169,12 +170,3 @@ class Leader:
             del self._followers[process], self._roster.hosts[process]
         elif self.watchdog is not None:
             self.watchdog.record_disconnection(process)
-
-
-def _raise_file_limit(processes: int) -> None:
-    """Raise the limit of open files: each process has a connection to this server and one to JAX's coordinator."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    required = 2 * processes + 1024
-    if soft != resource.RLIM_INFINITY and soft < required:
-        limit = required if hard == resource.RLIM_INFINITY else min(required, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
