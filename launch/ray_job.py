@@ -127,9 +127,8 @@ class Job:
             RUN_ID: secrets.token_hex(8),
         }
         environs = [shared | {"JAX_PROCESS_ID": str(rank)} for rank in range(len(self._members))]
-        ray.get(
-            [member.start.remote(words, variables) for member, variables in zip(self._members, environs, strict=True)]
-        )
+        started = zip(self._members, environs, strict=True)
+        ray.get([member.start.remote(words, variables) for member, variables in started])
 
     def watch(self, received: list[signal.Signals]) -> End:
         """Print the output of all processes until all have ended. A signal handler appends to `received`."""
@@ -192,11 +191,11 @@ def deadlines(kill: float, terminate: float = 0) -> list[tuple[float, signal.Sig
 
 
 def reserve(options: argparse.Namespace, received: list[signal.Signals]) -> PlacementGroup:
-    """Reserve resources for all processes, on few machines. Raises InputError if this takes too long."""
+    """Reserve resources for all processes, on few machines, or end after a signal. Raises InputError after --wait."""
     bundle = {"CPU": float(options.cpus), "GPU": float(options.gpus)}
     group, deadline = placement_group([bundle] * options.processes, strategy="PACK"), time.monotonic() + options.wait
-    while not group.wait(0.5):
-        if received or time.monotonic() > deadline:
+    while not (received or group.wait(0.5)):
+        if not received and time.monotonic() > deadline:
             remove_placement_group(group)
             has = {name: ray.cluster_resources().get(name, 0.0) for name in bundle}
             raise InputError(
@@ -220,6 +219,8 @@ def attempt(options: argparse.Namespace, environ: Mapping[str, str], received: l
     """Run the job once. All its processes have ended afterwards."""
     group = reserve(options, received)
     try:
+        if received:
+            return End(128 + received[0], f"{received[0].name} before the start", is_stopped=True)
         job = Job(create_actors(group, options))
         job.start(options.command, environ)
         return job.watch(received)
@@ -236,13 +237,17 @@ def run(options: argparse.Namespace, received: list[signal.Signals]) -> int:
     environ |= {KEY: os.environ.get(KEY) or secrets.token_hex(32)}
     if not options.gpus:
         environ |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    restarts = 0
+    restarts, end = 0, End(0, "")
     while True:
-        end = attempt(options, environ, received)
+        try:
+            end = attempt(options, environ, received)
+        except InputError as error:
+            # After a failure, it is no mistake of the user that the resources do not return in time.
+            error.exit_code = end.code or error.exit_code
+            raise
         if end.code in (0, InputError.exit_code) or end.is_stopped or restarts == options.restarts:
             break
-        pause = min(PAUSE * 2**restarts, LONGEST_PAUSE)
-        restarts += 1
+        restarts, pause = restarts + 1, min(PAUSE * 2**restarts, LONGEST_PAUSE)
         report(f"{end.cause}; restart {restarts} of {options.restarts} in {pause:g} s")
         if interrupted(pause, received):
             break

@@ -6,7 +6,7 @@
 #     HOSTS="host0 host1" LAUNCH="--restarts 3" launch/ssh.sh …   # restarts a failed job up to 3 times
 #     HOSTS="host0 host1" NODES=1:2 launch/ssh.sh …               # continues on one machine if the other fails
 #
-# HOSTS are the names of the machines. ssh must connect to them without a password. PORT must be free on the first
+# HOSTS are the names of the machines, or USER@NAME. ssh must connect to them without a password. PORT must be free on the first
 # machine, and reachable from the other machines. The machines must share the work directory. If JAXDDP_JOB_KEY is
 # set to the same value on all machines, only processes with this key can join the job. docs/scaling.md
 # explains the options, such as NODES.
@@ -25,7 +25,7 @@ pids=()
 # saves and stops.
 trap '((${#pids[@]})) && kill "${pids[@]}" 2>/dev/null' INT TERM
 for nr in "${!hosts[@]}"; do
-  job="--nodes ${NODES:-${#hosts[@]}} --nr $nr --coordinator ${hosts[0]}:${PORT:-12321}"
+  job="--nodes ${NODES:-${#hosts[@]}} --nr $nr --coordinator ${hosts[0]#*@}:${PORT:-12321}"
   # -tt: the hang-up requires a remote terminal.
   ssh -tt -o BatchMode=yes "${hosts[nr]}" \
     "cd $place && exec jaxddp launch $job ${LAUNCH:-} -- $command" </dev/null &

@@ -1,6 +1,7 @@
 """The rows of `jaxddp doctor`: those of a good machine, and a row for each fault while other checks continue."""
 
 import dataclasses
+import json
 import os
 import re
 import subprocess
@@ -20,6 +21,7 @@ from jaxddp.cluster.doctor import allreduce, machine_checks
 from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
+from jaxddp.core.peers import Peers
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile, read_recipe
 
@@ -48,6 +50,15 @@ def small_config(tree: Path, **changes) -> Config:
 def small_recipe(tree: Path, **changes) -> RecipeFile:
     """Return a recipe whose network compiles in a second."""
     return dataclasses.replace(read_recipe(RECIPE), config=small_config(tree, **changes))
+
+
+def raises(reason: str):
+    """Return a check that fails."""
+
+    def broken(*arguments):
+        raise InputError(reason)
+
+    return broken
 
 
 def by_check(rows: list[CheckRow]) -> dict[str, CheckRow]:
@@ -221,6 +232,41 @@ def test_no_failure_is_lost_in_merging(reports):
         assert {row.check for row in merged if row.verdict == verdict} == checks_with_verdict
 
 
+class TwoProcesses(Peers):
+    """This process 0, and a process 1 without devices."""
+
+    process_count = 2
+
+    def __init__(self):
+        self.exchanges = list[tuple[str, str]]()
+
+    def exchange(self, name, value):
+        self.exchanges.append((name, value))
+        answers = {"doctor: ready": "False", "doctor: rows": json.dumps([("devices", "fail", "no GPU answers")])}
+        return [value, answers[name]]
+
+    def agree(self, values):
+        pass
+
+
+@pytest.mark.parametrize("has_devices", [True, False])
+def test_no_collective_check_starts_if_a_process_has_no_devices(has_devices, monkeypatch):
+    job_peers = TwoProcesses()
+    monkeypatch.setattr(machine_checks, "join_job", lambda job, parallel: job_peers)
+    if not has_devices:
+        monkeypatch.setattr(machine_checks, "devices", raises("no TPU answers"))
+    rows = doctor(None, None)
+    names = ["environment", "coordinator", "devices", "devices", "versions", "settings"]
+    assert [row.check for row in rows] == names
+    assert [row.detail for row in rows if row.verdict == "fail"] == [
+        *["no TPU answers"] * (not has_devices),
+        "process 1: no GPU answers",
+    ]
+    # Each process makes the same exchanges.
+    assert job_peers.exchanges[0] == ("doctor: ready", str(has_devices))
+    assert [name for name, _ in job_peers.exchanges] == ["doctor: ready", "doctor: rows"]
+
+
 # --- From the terminal ---
 
 
@@ -261,16 +307,20 @@ def raises(reason):
     return broken
 
 machine_checks._SIZES = {"4 kB": 4_000}
-if os.environ["JAX_PROCESS_ID"] == "1":
+if os.environ["JAX_PROCESS_ID"] == "1" and "BAD_DEVICES" in os.environ:
+    find = machine_checks.devices
+    # Without the devices of each process, JAX starts in none.
+    machine_checks.devices = lambda *arguments: (find(*arguments), raises("too few GPUs")())
+elif os.environ["JAX_PROCESS_ID"] == "1":
     machine_checks.check_sum = raises("17 is not 18")
     machine_checks.work_directory = raises("this disk is full")
 sys.exit(main(["doctor", *sys.argv[1:]]))
 """
 
 
-def launch(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def launch(tmp_path: Path, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
     launcher = [sys.executable, "-m", "jaxddp", "launch", "--processes", "2", "--logs", str(tmp_path / "logs")]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("CUDA")}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("CUDA")} | more
     return subprocess.run(
         [*launcher, "--", *command], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=200, check=False
     )
@@ -300,3 +350,12 @@ def test_failures_of_process_1_are_shown_by_process_0_without_a_wait(tmp_path):
     assert all(line.startswith("[0] ") for line in failed)
     assert [line.split("process 1: ")[1].strip() for line in failed] == ["17 is not 18", "this disk is full"]
     assert " shared " not in completed.stdout and "gave no" not in completed.stdout
+
+
+@pytest.mark.ci
+def test_a_process_whose_devices_fail_is_shown_by_process_0_without_a_wait(tmp_path):
+    completed = launch(tmp_path, "python", "-c", BROKEN_IN_ONE, BAD_DEVICES="1")
+    assert completed.returncode == 1, completed.stdout + completed.stderr
+    failed = [line for line in completed.stdout.splitlines() if " fail " in line]
+    assert [line.split("process 1: ")[1].strip() for line in failed] == ["too few GPUs"]
+    assert " all-reduce " not in completed.stdout and "gave no" not in completed.stdout

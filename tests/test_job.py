@@ -467,10 +467,45 @@ def test_an_address_without_a_listener_is_an_error():
         ControlPlane.join(Job("no-such-host.invalid:1", 2, 1), {}, timeout=0.5)
 
 
+@pytest.mark.parametrize("process", [0, 1])
 @pytest.mark.parametrize("name", ["host..a", ".cluster", f"{'x' * 64}.cluster"])
-def test_an_impossible_host_name_is_an_error(name):
+def test_an_impossible_host_name_is_an_error(name, process):
     with pytest.raises(InputError, match=f"coordinator {name}:1: there is no host '{name}'; give its name or address"):
-        ControlPlane.join(Job(f"{name}:1", 2, 1), {}, timeout=20)
+        ControlPlane.join(Job(f"{name}:1", 2, process), {}, timeout=20)
+
+
+def test_process_0_waits_until_its_name_has_its_address(monkeypatch):
+    look_up, answers = socket.getaddrinfo, iter([socket.EAI_NONAME, socket.EAI_AGAIN, "192.0.2.1", "127.0.0.1"])
+
+    def fake_look_up(host, *arguments, **options):
+        answer = next(answers, "127.0.0.1") if host == "job-0.job" else host
+        if isinstance(answer, int):
+            raise socket.gaierror(answer, "not yet")
+        return look_up(answer, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", fake_look_up)
+    job = Job(f"job-0.job:{free_port()}", 2, 0)
+    with pytest.raises(Unreachable, match="process 1 of 2 did not join in 1 s; .* .process 0 listens on 127.0.0.1"):
+        ControlPlane.join(job, {}, timeout=1)
+    assert next(answers, None) is None
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (None, "there is no host 'job-0.job'; give its name or address"),
+        ("192.0.2.1", "not an address of this machine; start process 0 .* on the coordinator's machine"),
+    ],
+)
+def test_a_name_without_an_address_of_process_0_may_pass(address, expected, monkeypatch):
+    def fake_look_up(host, port, **options):
+        if address is None:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", fake_look_up)
+    with pytest.raises(Unreachable, match=f"coordinator job-0.job:4321: {expected}"):
+        ControlPlane.join(Job("job-0.job:4321", 2, 0), {}, timeout=0.3)
 
 
 @pytest.mark.slow

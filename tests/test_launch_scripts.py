@@ -65,6 +65,10 @@ def test_the_ssh_script_starts_every_host_and_returns_the_first_failure(fake_pro
         True,
         False,
     ]
+    arguments_file.unlink()
+    assert script("ssh.sh", "digits", HOSTS="ubuntu@10.0.0.1 ubuntu@10.0.0.2") == 5
+    text = arguments_file.read_text()
+    assert "ubuntu@10.0.0.1\n" in text and text.count(" --coordinator 10.0.0.1:12321 ") == 2
     assert script("ssh.sh", "digits", HOSTS="") == 2
 
 
@@ -114,6 +118,23 @@ def test_a_task_of_the_sweep_script_trains_its_trial_or_joins_the_search(search,
     command = arguments_file.read_text().split()
     assert command[command.index("jaxddp") :] == ["jaxddp", "sweep", *words, *([] if search else ["--index", "2"])]
     assert (requeued.read_text().split() if requeued.exists() else []) == ["requeue", "12"] * is_requeued
+
+
+@pytest.mark.parametrize(
+    ("array", "requeued_id"),
+    [({"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2"}, "12_2"), ({"SLURM_ARRAY_TASK_ID": "2"}, "12")],
+)
+def test_the_sweep_script_requeues_its_task_and_not_the_whole_array(array, requeued_id, fake_program):
+    requeued, _ = fake_program("scontrol"), fake_program("srun", "exit 1")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    # This is the last task of the array, whose SLURM_JOB_ID is the id of the array.
+    result = subprocess.run(
+        ["bash", str(ROOT / "launch/sweep.sbatch"), "digits"],
+        env=environ | {"SLURM_JOB_ID": "12"} | array,
+        timeout=HANGING,
+    )
+    assert result.returncode == 1
+    assert requeued.read_text().split() == ["requeue", requeued_id]
 
 
 GCLOUD = """

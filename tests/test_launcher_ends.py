@@ -5,6 +5,7 @@ test that hangs.
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -195,3 +196,25 @@ sys.exit(code)
         [sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=HANGING
     )
     assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("limit", "code", "problem"),
+    [
+        ("-Sn", 0, None),
+        ("-n", 2, r"jaxddp: process [1-7]: cannot be started \(Too many open files\); start fewer processes.*"),
+    ],
+)
+def test_the_launcher_raises_its_limit_of_open_files(limit, code, problem, tmp_path):
+    limited = ["bash", "-c", f'ulimit {limit} 24 && exec "$@"', "bash"]
+    options = ["--processes", "8", "--logs", str(tmp_path)]
+    result = subprocess.run(
+        [*limited, sys.executable, "-m", "jaxddp", "launch", *options, "--", "true"],
+        capture_output=True,
+        text=True,
+        timeout=HANGING,
+    )
+    assert result.returncode == code, result.stderr
+    assert problem is None or re.fullmatch(problem, result.stderr.splitlines()[-1])
+    assert "Traceback" not in result.stderr

@@ -1,13 +1,18 @@
 """The environment variables of each scheduler give the number of processes, the process id and the coordinator."""
 
+import os
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 import jaxddp.job.schedulers as schedulers
 from jaxddp.core.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.schedulers import reachable_address
+from jaxddp.job.process_tree import launcher_of
+from jaxddp.job.schedulers import port_of, reachable_address
 
 SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9\n10.0.0.5", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NUM_GPUS_PER_NODE": "8",
@@ -149,6 +154,30 @@ def test_submitit_on_one_machine_gives_each_task_its_accelerator(rank):
     assert job_of(STEP | {"SLURM_PROCID": "3"} | SUBMITIT | task).process_id == rank
 
 
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, (1,)),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, (1,)),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, None),
+        # srun --gpus-per-task=2, with the variables of several versions of SLURM.
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "2"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "a100:2"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_TRES_PER_TASK": "cpu=12,gres/gpu=2"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_TRES_BIND": "gres/gpu:per_task:2"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPU_BIND": "mask_gpu:0x3,0xc"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, None),
+        # srun --gpus-per-task=1 --gpu-bind=none shows all GPUs to each task.
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_PER_TASK": "1", "SLURM_TRES_PER_TASK": "cpu=2,gres/gpu=1"}, (1,)),
+        # These are the variables of the step in which torchrun was started.
+        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7", "SLURM_GPUS_PER_TASK": "8"}, (1,)),
+        (TORCHRUN | {"CUDA_VISIBLE_DEVICES": "0,1"}, None),
+    ],
+)
+def test_a_process_uses_all_gpus_if_it_sees_only_its_own(environ, expected):
+    assert job_of(STEP | {"SLURM_PROCID": "3"} | environ).local_device_ids == expected
+
+
 def test_the_port_of_torchruns_agent_is_not_used():
     agent = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}
     job, other = job_of(agent), job_of(agent | {"RANK": "0"})
@@ -166,6 +195,48 @@ def test_open_mpi_5_has_another_variable_for_the_job():
     assert (job.host, job.process_id, job.run_id) == ("127.0.0.1", 1, "prterun-host-17@1") and job.port != other.port
     with pytest.raises(InputError, match="OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_RANK set but not the coordinator's"):
         find_job(environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+
+
+PMI = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
+PRINT_ADDRESS = "from jaxddp.job.environment import find_job; print(find_job().coordinator)"
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux's /proc")
+def test_ranks_behind_wrappers_have_the_address_of_their_launcher():
+    """This process starts the ranks, as mpiexec does."""
+    # The shell is the parent of the rank, because it has a second command to run.
+    wrapper = ["sh", "-c", '"$@"; exit $?', "sh"]
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("JAX")} | PMI
+    environ |= {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ranks = [
+        subprocess.Popen(
+            [*wrapper * depth, sys.executable, "-c", PRINT_ADDRESS],
+            env=environ | {"PMI_RANK": str(min(depth, 1))},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for depth in range(3)
+    ]
+    addresses = {rank.communicate(timeout=60)[0].strip() for rank in ranks}
+    assert addresses == {f"127.0.0.1:{port_of(str(os.getpid()))}"}
+
+
+@pytest.mark.parametrize("stat", [None, "", "77 (a) b) S"])
+def test_without_readable_ancestors_the_parent_is_the_launcher(stat, tmp_path):
+    if stat is not None:
+        folder = tmp_path / str(os.getppid())
+        folder.mkdir()
+        (folder / "environ").write_bytes(b"A=1\0PMI_RANK=0\0")
+        (folder / "stat").write_text(stat)
+    assert launcher_of("PMI_RANK", tmp_path) == os.getppid()
+
+
+def test_an_ancestor_of_another_user_is_the_launcher(tmp_path):
+    folder = tmp_path / str(os.getppid())
+    folder.mkdir()
+    (folder / "environ").write_bytes(b"A=1\0PMI_RANK=0\0")
+    (folder / "stat").write_text("77 (a) b) S 1234 77")
+    assert launcher_of("PMI_RANK", tmp_path) == 1234
 
 
 NODE = SKYPILOT | {"SKYPILOT_NODE_RANK": "1"}

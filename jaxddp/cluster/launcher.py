@@ -29,6 +29,7 @@ from jaxddp.core.wording import counted, nearest
 from jaxddp.job.environment import KEY, RUN_ID
 from jaxddp.job.leader import INHERITED_SOCKET
 from jaxddp.wire.codec import MOST_PROCESSES
+from jaxddp.wire.file_limit import raise_file_limit
 
 GENERATION = "JAXDDP_GENERATION"
 """The environment variable with the number, from 0, of the generation, which is one start of the whole job."""
@@ -84,6 +85,8 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     if (total := options.machines.most * len(gpus)) > MOST_PROCESSES:
         each = f"--nodes {options.nodes} with {counted(len(gpus), 'process')} each"
         raise InputError(f"{each}: {total:,} processes; a job has at most {MOST_PROCESSES:,}")
+    # Each machine has a connection. Each process has two pipes and a log file.
+    raise_file_limit(options.machines.most + 3 * len(gpus))
     settings, group = _Settings(options, program, logs, gpus, cores, _job_environment(options)), None
     with catch_signals() as events:
         meeting, error = driver(options, len(gpus), sizes, events), None

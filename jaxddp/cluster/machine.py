@@ -1,22 +1,25 @@
 """Finds the GPUs and cores of this machine, without starting a JAX backend."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TypeVar
 
 from jaxddp.core.tpu.tpu_chips import permits
 
 Item = TypeVar("Item")
+_GPU = re.compile(r"[0-9]+|(GPU|MIG)-.+")
 
 
 def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[str]:
     """Return the visible NVIDIA GPUs of this machine, in the notation of CUDA_VISIBLE_DEVICES.
 
     The list is empty if JAX_PLATFORMS excludes GPUs. If CUDA_VISIBLE_DEVICES is set, return its entries up to the
-    first negative number. Otherwise count the device files, or the driver's entries in `/proc` if there are no device
-    files yet. In a container, both show only the container's GPUs, which CUDA numbers from 0.
+    first that names no GPU, such as -1, where CUDA ends the list, too. Otherwise count the device files, or the
+    driver's entries in `/proc` if there are no device files yet. In a container, both show only the container's GPUs,
+    which CUDA numbers from 0.
 
     Args:
         root: the folder that holds `dev` and `proc`.
@@ -25,9 +28,7 @@ def local_gpus(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) 
         return []
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        words = [word.strip() for word in visible.split(",")]
-        end = next((i for i, word in enumerate(words) if not word or word.startswith("-")), len(words))
-        return words[:end]
+        return list(takewhile(_GPU.fullmatch, (word.strip() for word in visible.split(","))))
     count = len(list(root.glob("dev/nvidia[0-9]*"))) or len(list(root.glob("proc/driver/nvidia/gpus/*")))
     return [str(index) for index in range(count)]
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxddp.cluster.process_output import Output
+from jaxddp.core.errors import InputError
 from jaxddp.job.leader import INHERITED_SOCKET
 from jaxddp.job.work_status import STATUS_PIPE, WorkStatus
 
@@ -64,21 +65,25 @@ class Worker:
             shown: whether the output is also printed on the screen.
 
         Raises:
-            InputError: the log cannot be written.
+            InputError: the log cannot be written, or the system does not permit another process or file.
         """
         # With -I and -S, the user's PYTHON* variables and site packages affect only the command, not the starter.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
-        with WorkStatus.open() as (status, pipe):
-            process = subprocess.Popen(
-                [*starter, *command],
-                env={**environ, STATUS_PIPE: str(pipe)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=[*pass_fds, pipe],
-                start_new_session=True,
-                bufsize=0,
-            )
+        try:
+            with WorkStatus.open() as (status, pipe):
+                process = subprocess.Popen(
+                    [*starter, *command],
+                    env={**environ, STATUS_PIPE: str(pipe)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=[*pass_fds, pipe],
+                    start_new_session=True,
+                    bufsize=0,
+                )
+        except OSError as error:
+            advice = "start fewer processes, or raise the limits that `ulimit -a` shows"
+            raise InputError(f"process {rank}: cannot be started ({error.strerror})", advice=advice) from error
         assert process.stdout is not None
         try:
             return cls(rank, process, Output(rank, process.stdout, log, shown=shown), status)

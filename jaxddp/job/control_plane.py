@@ -66,7 +66,8 @@ class ControlPlane:
         Raises:
             InputError: the address is taken or wrong; a process joins twice, belongs to another job, or has a different
                 number of processes, key or facts.
-            Unreachable: process 0 cannot be reached, or another process does not join in time.
+            Unreachable: process 0 cannot be reached, or another process does not join in time; or the coordinator's
+                name does not resolve to the host of process 0 in time.
         """
         network = NetworkThread("jaxddp-job")
 

@@ -128,10 +128,13 @@ def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValu
         local_rank = lookup(environ, scheduler.local_rank)
         if local_rank is None:
             continue
-        # If one device is visible, the scheduler has already assigned it to this process.
-        single = len(environ.get("CUDA_VISIBLE_DEVICES", "").split(",")) == 1 and environ.get("CUDA_VISIBLE_DEVICES")
         host_count = lookup(environ, scheduler.local_size)
-        return None if single or host_count is None or _first_count(host_count) == 1 else local_rank
+        num_local = _first_count(host_count) if host_count else 1
+        visible = environ.get("CUDA_VISIBLE_DEVICES")
+        num_visible = len(visible.split(",")) if visible else 0
+        # If the visible devices are fewer than the processes, the scheduler has already assigned them to this process.
+        assigned = num_visible and (num_visible < num_local or scheduler.binds_gpus(environ, num_visible))
+        return None if assigned or num_local == 1 else local_rank
     return None
 
 

@@ -2,19 +2,20 @@
 
 import asyncio
 import os
-import resource
 import socket
+import time
 from collections.abc import Callable, Mapping
 
 from jaxddp.core.errors import InputError, Unreachable, error_of
 from jaxddp.job.env_variables import lookup
 from jaxddp.job.environment import Job
-from jaxddp.job.ports import free_address, inherited_socket, listen
+from jaxddp.job.ports import free_address, inherited_socket, listen_once_resolved
 from jaxddp.job.process_messages import CODEC, Done, Message, Value
 from jaxddp.job.roster import Roster
 from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
 from jaxddp.wire.admission import Admission, start_server
 from jaxddp.wire.connection import Connection
+from jaxddp.wire.file_limit import raise_file_limit
 from jaxddp.wire.handshake import Hello, Refusal, make_welcome
 
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
@@ -53,14 +54,19 @@ class Leader:
         Raises:
             InputError, Unreachable: see `jaxddp.job.control_plane.ControlPlane.join`.
         """
-        _raise_file_limit(self._job.num_processes)
+        # Each process has a connection to this server and one to JAX's coordinator.
+        raise_file_limit(2 * self._job.num_processes)
         descriptor = lookup(os.environ, INHERITED_SOCKET)
         os.environ.pop(INHERITED_SOCKET, None)
-        listener = listen(self._job.host, self._job.port) if descriptor is None else inherited_socket(descriptor)
+        deadline = time.monotonic() + timeout
+        if descriptor is None:
+            listener = await listen_once_resolved(self._job.host, self._job.port, deadline)
+        else:
+            listener = inherited_socket(descriptor)
         server = await start_server(listener, CODEC, self._serve)
         timeout_error = None
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                 await self._is_decided.wait()
         except TimeoutError:
             timeout_error = self._roster.absence_error(
@@ -164,12 +170,3 @@ class Leader:
             del self._followers[process], self._roster.hosts[process]
         elif self.watchdog is not None:
             self.watchdog.record_disconnection(process)
-
-
-def _raise_file_limit(processes: int) -> None:
-    """Raise the limit of open files: each process has a connection to this server and one to JAX's coordinator."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    required = 2 * processes + 1024
-    if soft != resource.RLIM_INFINITY and soft < required:
-        limit = required if hard == resource.RLIM_INFINITY else min(required, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))

@@ -4,11 +4,14 @@ A port is bound before its number is sent to other processes. Otherwise another 
 meantime. JAX's coordinator is an exception, because it takes an address instead of a socket (`free_address`).
 """
 
+import asyncio
 import errno
 import os
+import re
 import socket
+import time
 
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.wording import show
 from jaxddp.job.env_variables import FILE_DESCRIPTORS, EnvValue, number
@@ -16,6 +19,11 @@ from jaxddp.wire.admission import BACKLOG
 
 LOOPBACK = "127.0.0.1"
 _PORTS = Range(1, 65535)
+_RETRY_SECONDS = 0.2
+
+
+class NotResolved(InputError):
+    """The name of a host has no address, or no address of this machine. A name server may give it one later."""
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -31,15 +39,42 @@ def listen(host: str, port: int) -> socket.socket:
     """Return a socket that listens at a host's port (0 for a free port), only on the interface of the host's address.
 
     Raises:
-        InputError: the port is taken or not permitted, or the host is unknown or is another machine.
+        NotResolved: there is no host of this name, or it is another machine.
+        InputError: the port is taken or not permitted, or the host is invalid or is the address of another machine.
     """
+    may_change = _is_name(host)
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (socket.gaierror, UnicodeError) as error:
-        raise InputError(f"there is no host {host!r}; give its name or address") from error
+        kind = NotResolved if may_change and isinstance(error, socket.gaierror) else InputError
+        raise kind(f"there is no host {host!r}; give its name or address") from error
     except OSError as error:
-        raise InputError(_advice(error, port)) from error
+        kind = NotResolved if may_change and error.errno == errno.EADDRNOTAVAIL else InputError
+        raise kind(_advice(error, port)) from error
+
+
+async def listen_once_resolved(host: str, port: int, deadline: float) -> socket.socket:
+    """Return a socket that listens at a host's port, as soon as the host's name has an address of this machine.
+
+    Kubernetes publishes the name of a pod only after the pod has started. Until then the name has no address, or the
+    address of an earlier pod.
+
+    Args:
+        deadline: when to stop trying, a time of the monotonic clock.
+
+    Raises:
+        Unreachable: the name has no address of this machine before `deadline`.
+        InputError: see `listen`.
+    """
+    while True:
+        try:
+            # The look-up blocks the event loop, which has no connections yet. The resolver limits its time.
+            return listen(host, port)
+        except NotResolved as error:
+            if time.monotonic() + _RETRY_SECONDS > deadline:
+                raise Unreachable(str(error)) from error
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
 def inherited_socket(setting: EnvValue) -> socket.socket:
@@ -74,6 +109,12 @@ def free_address(listener: socket.socket) -> str:
 def is_loopback(host: str) -> bool:
     """Return whether a host name or address is a loopback address."""
     return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
+def _is_name(host: str) -> bool:
+    """Return whether this is a host name, whose address may change. The last part of an IP address is a number."""
+    last = host.removesuffix(".").rpartition(".")[2]
+    return re.fullmatch(r"[\w.-]+", host) is not None and not last.isdecimal()
 
 
 def _advice(error: OSError, port: int) -> str:

@@ -6,7 +6,6 @@ and SkyPilot (distributed jobs); the source of Kubeflow's Trainer and Training O
 """
 
 import hashlib
-import os
 import re
 import socket
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from jaxddp.core.errors import InputError
 from jaxddp.job.env_variables import INDEX, Environ, EnvValue, lookup, number
 from jaxddp.job.ports import LOOPBACK, is_loopback
+from jaxddp.job.process_tree import launcher_of
 from jaxddp.job.tpu import slices
 
 Lookup = Callable[[Environ], EnvValue | None]
@@ -47,6 +47,8 @@ class Scheduler:
     """The variable with the local rank of this process, if each process has its own accelerator."""
     local_size: str | None = None
     """The variable with the number of processes on the host. In SLURM's `2(x3),1`, the first number is used."""
+    binds_gpus: Callable[[Environ, int], bool] = lambda environ, visible: False
+    """Returns whether each process sees only its own GPUs, given the number of GPUs that this process sees."""
     marker: str | None = None
     """If this variable is not set, the scheduler is ignored, because other programs may set its other variables."""
 
@@ -118,13 +120,25 @@ def _slurm_address(environ: Environ) -> EnvValue | None:
     return EnvValue(f"{host}:{port_of(_slurm_step(environ))}", "SLURM_STEP_NODELIST")
 
 
+def _slurm_binds_gpus(environ: Environ, visible: int) -> bool:
+    """Return whether SLURM shows each task its own GPUs. With `--gpu-bind=none`, a task sees more than its own."""
+    binding = ",".join(environ.get(name, "") for name in ("SLURM_GPU_BIND", "SLURM_TRES_BIND"))
+    own = [
+        *environ.get("SLURM_GPUS_PER_TASK", "").split(","),
+        *re.findall(r"gpu[^,]*", environ.get("SLURM_TRES_PER_TASK", "")),
+        *re.findall(r"per_task:[0-9]+", binding),
+    ]
+    # The number may follow the type of the GPUs, as in `a100:2`.
+    return "mask_gpu" in binding or any(re.fullmatch(rf"(.*[:=])?{visible}", value) for value in own)
+
+
 def _pmi_address(environ: Environ) -> EnvValue | None:
     """Return the loopback address if all ranks are on one machine, else None, because PMI sets no host."""
     size = environ.get("PMI_SIZE")
     if not size or environ.get("MPI_LOCALNRANKS") != size:
         return None
-    # The ranks on one machine have the same parent process.
-    return EnvValue(f"{LOOPBACK}:{port_of(str(os.getppid()))}", "MPI_LOCALNRANKS")
+    # The ranks on one machine have the same launcher, but each may have its own wrapper.
+    return EnvValue(f"{LOOPBACK}:{port_of(str(launcher_of('PMI_RANK')))}", "MPI_LOCALNRANKS")
 
 
 def _submitit_address(environ: Environ) -> EnvValue | None:
@@ -235,6 +249,7 @@ SCHEDULERS = (
         _slurm_step,
         local_rank="SLURM_LOCALID",
         local_size="SLURM_STEP_TASKS_PER_NODE",
+        binds_gpus=_slurm_binds_gpus,
     ),
     Scheduler(
         variable("PMI_RANK"),

@@ -16,10 +16,10 @@ from jaxddp.cluster.doctor import machine_checks, rehearsal
 from jaxddp.cluster.doctor.machine_checks import Finding, Verdict
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import JaxddpError
+from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import plural
 from jaxddp.job.membership import peers
-from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.listeners.step_seconds import FILE
 
@@ -71,28 +71,25 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     job_peers = report.add("coordinator", machine_checks.coordinator, job, parallel, jobs is not None) or peers()
     topology = report.add("devices", machine_checks.devices, parallel, job_peers)
     report.add("versions", machine_checks.versions)
-    if topology is not None:
+    if _all_are_ready(job_peers, topology is not None):
         report.add("all-reduce", machine_checks.all_reduce, topology)
-    is_alone = topology is None or topology.process_count == 1
     # In the checks below, processes with different arguments would wait for each other.
-    if is_alone or report.add("settings", machine_checks.settings, file, workdir, job_peers):
+    if job_peers.is_alone or report.add("settings", machine_checks.settings, file, workdir, job_peers):
         process = job.process_id if job else 0
-        setup = _rehearse(report, file, topology, process) if file else None
+        setup = _rehearse(report, file, job_peers, process, topology is not None) if file else None
         if workdir is not None:
-            _check_directory(report, file, workdir, setup, topology)
-    if topology is None:
-        return report.rows
+            _check_directory(report, file, workdir, setup, job_peers)
     rows = json.dumps([(row.check, row.verdict, row.detail) for row in report.rows])
     reports = job_peers.exchange("doctor: rows", rows)
     return merge([[CheckRow(*row) for row in json.loads(text)] for text in reports])
 
 
-def _rehearse(report: Checklist, file: RecipeFile, topology: Topology | None, process: int) -> Any | None:
+def _rehearse(report: Checklist, file: RecipeFile, job_peers: Peers, process: int, has_devices: bool) -> Any | None:
     """Check the recipe, and return the setup of its run; None if a check failed."""
     tables = report.add("data", rehearsal.data, file.config, process)
     if tables is not None:
         report.add("images", rehearsal.images, file.config, tables, process)
-    if not _all_are_ready(topology, tables is not None):
+    if not _all_are_ready(job_peers, has_devices and tables is not None):
         return None
     setup = report.add("recipe", rehearsal.recipe, file)
     if setup is not None:
@@ -102,7 +99,7 @@ def _rehearse(report: Checklist, file: RecipeFile, topology: Topology | None, pr
 
 
 def _check_directory(
-    report: Checklist, file: RecipeFile | None, workdir: Path, setup: Any | None, topology: Topology | None
+    report: Checklist, file: RecipeFile | None, workdir: Path, setup: Any | None, job_peers: Peers
 ) -> None:
     needed = None
     if file is not None and setup is not None:
@@ -110,15 +107,13 @@ def _check_directory(
     written = report.add("work directory", machine_checks.work_directory, workdir, needed)
     if written is not None and (written / FILE).exists():
         report.add("processes", machine_checks.slow_processes, workdir)
-    if topology is not None and topology.process_count > 1 and _all_are_ready(topology, written is not None):
-        report.add("shared", machine_checks.shared, workdir, topology.peers)
+    if not job_peers.is_alone and _all_are_ready(job_peers, written is not None):
+        report.add("shared", machine_checks.shared, workdir, job_peers)
 
 
-def _all_are_ready(topology: Topology | None, ready: bool) -> bool:
-    """Return whether every process is ready for a collective check."""
-    if topology is None:
-        return False
-    return all(answer == str(True) for answer in topology.peers.exchange("doctor: ready", str(ready)))
+def _all_are_ready(job_peers: Peers, ready: bool) -> bool:
+    """Return whether every process is ready for a collective check. The processes exchange this without devices."""
+    return all(answer == str(True) for answer in job_peers.exchange("doctor: ready", str(ready)))
 
 
 def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
