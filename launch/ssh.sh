@@ -6,10 +6,10 @@
 #     HOSTS="host0 host1" LAUNCH="--restarts 3" launch/ssh.sh …   # restarts a failed job up to 3 times
 #     HOSTS="host0 host1" NODES=1:2 launch/ssh.sh …               # continues on one machine if the other fails
 #
-# HOSTS are the names of the machines, or USER@NAME. ssh must connect to them without a password. PORT must be free on the first
-# machine, and reachable from the other machines. The machines must share the work directory. If JAXDDP_JOB_KEY is
-# set to the same value on all machines, only processes with this key can join the job. docs/scaling.md
-# explains the options, such as NODES.
+# HOSTS are the names of the machines, or USER@NAME. ssh must connect to them without a password. PORT must be free on
+# the first machine, and reachable from the other machines. The machines must share the work directory. If
+# JAXDDP_JOB_KEY is set to the same value on all machines, only processes with this key can join the job.
+# docs/scaling.md explains the options, such as NODES.
 set -euo pipefail
 
 read -ra hosts <<<"${HOSTS:-}"
