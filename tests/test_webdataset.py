@@ -265,6 +265,11 @@ def test_shards_are_found_by_folder_name_and_pattern(tmp_path: Path):
         f"{plain}/s-3.tar: no such shard; download it again, or correct the pattern"
     )
     assert counts(plain, val="s-0.tar") == [["s-1.tar", "s-2.tar"], ["s-0.tar"]]
+    partly_named = shards("s-0.tar", "s-1.tar", "val-0.tar")
+    assert counts(partly_named, val="val-0.tar") == [["s-0.tar", "s-1.tar"], ["val-0.tar"]]
+    deeper = shards("data/train-0.tar", "data/test-0.tar", "data/validation-0.tar")
+    assert counts(deeper, val="data/test-*.tar") == [["data/train-0.tar"], ["data/test-0.tar"]]
+    assert counts(in_folders, val="valid/*.tar") == [["train/0.tar", "train/1.tar"], ["valid/0.tar"]]
     both = message_of(plain / "s-{0..1}.tar", val="s-1.tar")
     assert both == f"data.val='s-1.tar': {plain}/s-1.tar is also in the training split"
     assert message_of(shards("val-0.tar"), val="val-0.tar").endswith(

@@ -59,9 +59,18 @@ def _find(place: Place, suffix: str) -> dict[Split, list[str]]:
             shards[split] = _matching(folder, name, Key("data.path") if name == pattern else Key(f"data.{split}"))
     if not pattern and "train" not in shards:
         by_name = _by_name(folder, suffix)
-        others = [path for path in by_name.pop("train", []) if path not in shards.get("val", ())]
-        shards = {**by_name, **shards, **({"train": others} if others else {})}
+        if "val" in shards:
+            by_name["train"] = _others(folder, suffix, shards["val"])
+        shards = {split: paths for split, paths in {**by_name, **shards}.items() if paths}
     return shards
+
+
+def _others(folder: ShardFolder, suffix: str, val: list[str]) -> list[str]:
+    """Return the training shards beside those of the validation: shards with the word train, else all others."""
+    beside = val[0].rpartition("/")[0]
+    named = (_by_name(folder, suffix, within).get("train", []) for within in dict.fromkeys(("", beside)))
+    found = next(filter(None, named), None) or (_with_suffix(folder.files(beside), suffix) if folder.can_list else [])
+    return [path for path in found if path not in val]
 
 
 def expand(pattern: str) -> list[str]:
@@ -113,15 +122,16 @@ def _matching(folder: ShardFolder, pattern: str, key: Key) -> list[str]:
     return found
 
 
-def _by_name(folder: ShardFolder, suffix: str) -> dict[Split, list[str]]:
+def _by_name(folder: ShardFolder, suffix: str, within: str = "") -> dict[Split, list[str]]:
     if not folder.can_list:
         return {}
     shards: dict[Split, list[str]] = {}
-    beside = _with_suffix(folder.files(), suffix)
+    beside = _with_suffix(folder.files(within), suffix)
     for split, names in SPLITS.items():
         for name in names:
             word = re.compile(rf"(?:^|[^a-z0-9]){name}(?:[^a-z]|$)")
-            found = _with_suffix(folder.files(name), suffix) or [path for path in beside if word.search(path)]
+            in_folder = _with_suffix(folder.files(f"{within}/{name}" if within else name), suffix)
+            found = in_folder or [path for path in beside if word.search(path.rpartition("/")[2])]
             if found:
                 shards[split] = found
                 break
