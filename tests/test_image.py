@@ -13,7 +13,8 @@ import yaml
 from support.pages import ROOT
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
-MANIFESTS = [path for path in sorted((ROOT / "launch").iterdir()) if "jaxddp:latest" in path.read_text()]
+SCRIPTS = [path for path in sorted((ROOT / "launch").iterdir()) if path.is_file()]
+MANIFESTS = [path for path in SCRIPTS if "jaxddp:latest" in path.read_text()]
 TIMEOUT_S = 120
 
 
