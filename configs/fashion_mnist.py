@@ -8,9 +8,9 @@ and a constant learning rate of 0.1 for a batch of 256. The source's other convo
 effect before batch norm. The source normalizes the 256 images of a GPU together, as `local` does on one device.
 
 The chapter reports a test accuracy of 0.91 on one GPU (batch 256, rate 0.1) and 0.87 on two (batch 512, rate 0.2). On
-4,699 images of the set, this config reached 81.4% top-1, and 65.0% with batch 512 and rate 0.2 (means of two seeds). The
-accuracy varies strongly between epochs (benchmarks/RESULTS.md): the learning rate does not decay. DIR can contain the
-names of the classes in classes.txt.
+4,699 images of the set, this config reached 81.4% top-1, and 65.0% with batch 512 and rate 0.2 (means of two seeds).
+The accuracy varies strongly between epochs (benchmarks/RESULTS.md): the learning rate does not decay. DIR can contain
+the names of the classes in classes.txt.
 """
 
 from jaxddp.config import Config, load
