@@ -61,8 +61,8 @@ def _find(place: Place, suffix: str) -> dict[Split, list[str]]:
         by_name = _by_name(folder, suffix)
         if "val" in shards:
             by_name["train"] = _others(folder, suffix, shards["val"])
-        shards = {split: paths for split, paths in {**by_name, **shards}.items() if paths}
-    return shards
+        shards = {**by_name, **shards}
+    return {split: paths for split, paths in shards.items() if paths}
 
 
 def _others(folder: ShardFolder, suffix: str, val: list[str]) -> list[str]:
