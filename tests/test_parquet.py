@@ -174,12 +174,13 @@ def test_threads_that_need_one_row_group_read_it_once(root: Path, monkeypatch: p
 
 
 def test_row_groups_above_the_limit_are_read_one_after_another(root: Path, monkeypatch: pytest.MonkeyPatch):
-    reading, most, cells = [0], [0], ParquetFiles._cells
+    reading, most, cells, together = [0], [0], ParquetFiles._cells, threading.Barrier(3, timeout=30)
 
     def slow(*arguments: Any) -> Any:
         reading[0] += 1
         most[0] = max(most[0], reading[0])
-        time.sleep(0.05)
+        # Without a limit, all three threads read at the same time.
+        time.sleep(0.05) if limit == 1 else together.wait()
         reading[0] -= 1
         return cells(*arguments)
 

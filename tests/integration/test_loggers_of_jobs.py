@@ -20,7 +20,7 @@ class Watching:
     wants_predictions = 6
 
     def start(self, run):
-        self.seconds = 2 if run.processes == 2 else 0
+        self.seconds = 7 if run.processes == 2 else 0
 
     def evaluation(self, record):
         pass
@@ -78,7 +78,7 @@ def test_a_run_that_is_stopped_and_resumed_by_two_processes_is_one(arrays, start
     assert mlflow_runs(tmp_path) == [("run", "KILLED")]
 
     until = ["--train.duration", f"{result(workdir)['step'] + 3} steps", "--parallel.cpu-devices", "2"]
-    start(Launched, tmp_path, 2, [*words, *until, "--parallel.shutdown-timeout", "1"]).ends_well()
+    start(Launched, tmp_path, 2, [*words, *until, "--parallel.shutdown-timeout", "5"]).ends_well()
     assert result(workdir)["processes"] == 2
     assert mlflow_runs(tmp_path) == [("run", "FINISHED")]
     assert len(wandb_ids(workdir)) == 2 and len(set(wandb_ids(workdir))) == 1
