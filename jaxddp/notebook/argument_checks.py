@@ -23,25 +23,25 @@ from jaxddp.training.validation.evaluator import Measure
 
 def check_data(data: Any) -> DataConfig | None:
     """Check the argument `data` and return it. Raises: InputError."""
-    if data is not None and not isinstance(data, DataConfig):
+    if data is None:
+        return None
+    if not isinstance(data, DataConfig):
         raise refused("data", data, "give a jaxddp.DataConfig, such as DataConfig(image_size=64)")
-    if data is not None and data.labels_per_class is not None:
+    if data.labels_per_class is not None:
         advice = ": from Python, give the table that jaxddp.data.unlabelled.few_labels makes"
         raise InputError(Key("data.labels_per_class", data.labels_per_class), advice)
-    if data is not None and data.unlabelled is not None:
+    if data.unlabelled is not None:
         raise InputError(Key("data.unlabelled", data.unlabelled), ": from Python, give a table as unlabelled")
-    if data is not None:
-        for key in ("limit", "classes", "val_share"):
-            if (value := getattr(data, key)) is not None:
-                advice = "open_data has arguments for classes and val_share, and table.take(N) returns fewer examples"
-                raise InputError(Key(f"data.{key}", value), ": from Python, the table is used as it is", advice=advice)
-    if data is not None and data.verify == "manifest":
+    for key in ("limit", "classes", "val_share"):
+        if (value := getattr(data, key)) is not None:
+            advice = "open_data has arguments for classes and val_share, and table.take(N) returns fewer examples"
+            raise InputError(Key(f"data.{key}", value), ": from Python, the table is used as it is", advice=advice)
+    if data.verify == "manifest":
         raise InputError(
             Key.plain("data.verify", "manifest"),
             ": from Python, give the table that open_data(PATH, manifest=FILE) opens",
         )
-    if data is not None:
-        check_read(Config(data=data))
+    check_read(Config(data=data))
     return data
 
 

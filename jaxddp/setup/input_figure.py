@@ -23,16 +23,14 @@ def input_figure(feed: Feed, preprocess: Preprocess, step: int, count: int) -> "
     key = jax.random.key(feed.order.seed)
     inputs = jax.jit(lambda batch: preprocess(batch, train=True, key=key))(batch)
     places = np.flatnonzero(np.asarray(batch.mask))[:count]
-    normalizes = not np.issubdtype(batch.image.dtype, np.floating)
-    pixels = denormalized(preprocess, inputs, normalizes=normalizes)[places]
-    return input_grid(pixels, _titles(batch, inputs, feed.source.class_names, places))
+    is_normalized = np.issubdtype(batch.image.dtype, np.floating)
+    pixels = np.asarray(inputs.images) if is_normalized else denormalized(preprocess, inputs)
+    return input_grid(pixels[places], _titles(batch, inputs, feed.source.class_names, places))
 
 
-def denormalized(preprocess: Preprocess, inputs: Inputs, *, normalizes: bool = True) -> np.ndarray:
-    """Convert the network's input back to pixels, uint8[B, H, W, C]. Images without a normalization stay float32."""
+def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
+    """Convert the network's input back to pixels, uint8[B, H, W, C]."""
     images = np.asarray(inputs.images).astype(np.float32)
-    if not normalizes:
-        return images
     channels = images.shape[-1]
     pixels = (images * np.array(preprocess.std[:channels]) + np.array(preprocess.mean[:channels])) * 255
     return np.clip(np.round(pixels), 0, 255).astype(np.uint8)

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from contextlib import suppress
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from jaxddp.data.faults import Refuse, check_distinct
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.array_files import as_input_errors, check_names, numbered_names
 from jaxddp.data.formats.shard_names import find_shards, has_shards
+from jaxddp.data.formats.table_columns import Classes
 from jaxddp.data.source import Split
 from jaxddp.data.storage.shards import ShardFile, ShardFolder, with_cache
 from jaxddp.data.storage.tar_files import TarFiles
@@ -92,29 +92,21 @@ class TarShards:
         return table.without(np.flatnonzero(table.labels == _REFUSED).tolist()).select(place.data.classes)
 
 
-class _Classes(NamedTuple):
-    """The classes of all splits."""
-
-    names: tuple[str, ...]
-    numbered: bool
-    """Whether the labels are indices of the names, and not names."""
-
-
-def _classes(folder: ShardFolder, every: dict[Split, dict[str, Samples]], refuse: Refuse) -> _Classes:
+def _classes(folder: ShardFolder, every: dict[Split, dict[str, Samples]], refuse: Refuse) -> Classes:
     """Return the classes of a file beside the shards, or those of the labels of all splits."""
     labels = [np.unique(part.label) for parts in every.values() for part in parts.values()]
     words = {label.decode() for part in labels for label in part.tolist() if not _NUMBER.fullmatch(label)}
     if names := _names_in_file(folder):
-        return _Classes(names, numbered=words.isdisjoint(names))
+        return Classes(names, numbered=words.isdisjoint(names))
     if not words:
         with about(folder.name()):
-            return _Classes(numbered_names(*(label.astype(np.int64) for label in labels)), numbered=True)
+            return Classes(numbered_names(*(label.astype(np.int64) for label in labels)), numbered=True)
     first: dict[str, str] = {}
     for path, part in every.get("train", {}).items():
         for key, label in zip(part.key.tolist(), part.label.tolist(), strict=True):
             first.setdefault(label.decode(), f"{folder.name(path)}, sample {key.decode()}")
     check_distinct(first, first.__getitem__, refuse)
-    return _Classes(tuple(sorted(first)), numbered=False)
+    return Classes(tuple(sorted(first)), numbered=False)
 
 
 def _names_in_file(folder: ShardFolder) -> tuple[str, ...]:
@@ -152,7 +144,7 @@ def _names_in_json(text: str) -> list[str]:
     return content
 
 
-def _class_indices(file: ShardFile, samples: Samples, classes: _Classes, refuse: Refuse) -> np.ndarray:
+def _class_indices(file: ShardFile, samples: Samples, classes: Classes, refuse: Refuse) -> np.ndarray:
     """Return class indices, int32[N]; -1 if the class is unknown, which the label -1 says."""
     names = classes.names
     distinct, inverse = np.unique(samples.label, return_inverse=True)

@@ -67,20 +67,20 @@ class ReportedEvaluation:
         """
         if self._predictor is None:
             return None
-        peers = self._run.topology.peers
+        peers, fault = self._run.topology.peers, ""
         try:
             self._predictor.read()
-            fault = ""
         except InputError as error:
             fault = first_line(error)
+        fault = next(filter(None, peers.exchange("images to show", fault)), "")
         try:
-            if faults := [*filter(None, peers.exchange("images to show", fault))]:
-                raise InputError(faults[0])
-            return self._predictor(state)
-        except (InputError, jax.errors.JaxRuntimeError) as error:
+            if not fault:
+                return self._predictor(state)
+        except jax.errors.JaxRuntimeError as error:
             # After an error of one device, the other processes wait for it.
-            if not (peers.is_alone or isinstance(error, InputError)):
+            if not peers.is_alone:
                 raise
-            self._predictor = None
-            _log.warning(f"the predictions to show failed ({first_line(error)}) and are left out from here on")
-            return None
+            fault = first_line(error)
+        self._predictor = None
+        _log.warning(f"the predictions to show failed ({fault}) and are left out from here on")
+        return None
