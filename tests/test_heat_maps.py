@@ -22,7 +22,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.inputs import open_inputs
 from jaxddp.engine.activation_programs import grad_cam
 from jaxddp.inference.heat_map_files import HeatMapFiles
-from jaxddp.inference.prediction_file import write_predictions
+from jaxddp.inference.prediction_file import PredictionOutput, write_predictions
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.activations import LayerCall, activation, heat_map_layer
 from jaxddp.models.adapt import adapt
@@ -194,17 +194,18 @@ def test_predictions_write_a_picture_of_each_usable_image_and_continue(photos, t
     def stop(done: int, errors: int) -> None:
         raise KeyboardInterrupt
 
+    output = PredictionOutput(out, "csv", explain=folder)
     with pytest.raises(KeyboardInterrupt):
-        write_predictions(run, table, out, "csv", progress=stop, explain=folder)
+        write_predictions(run, table, output, stop)
     assert len([*folder.iterdir()]) == 63
     done = list[int]()
-    write_predictions(run, table, out, "csv", progress=lambda count, errors: done.append(count), explain=folder)
+    write_predictions(run, table, output, lambda count, errors: done.append(count))
     assert done == [70]
     names = sorted(path.name for path in folder.iterdir())
     assert names == [f"{row:02d}-{row:02d}_png.png" for row in range(70) if row != 33]
     # The predictions are those without heat maps.
     plain = tmp_path / "plain.csv"
-    write_predictions(run, table, plain, "csv")
+    write_predictions(run, table, PredictionOutput(plain, "csv"))
     rows, expected = (list(csv.DictReader(path.read_text().splitlines())) for path in (out, plain))
     assert [row["class"] for row in rows] == [row["class"] for row in expected] and rows[33]["error"]
     _, maps, images = next(iter(run.explained_stream(table, 64))).values

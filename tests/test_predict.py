@@ -29,7 +29,7 @@ from jaxddp.data.order import EvalOrder
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.output_stream import BatchOutputs, images_at_once
 from jaxddp.inference.partial_file import Partial
-from jaxddp.inference.prediction_file import write_predictions
+from jaxddp.inference.prediction_file import PredictionOutput, write_predictions
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.workdir.signature import SIGNATURE_FILE
@@ -63,9 +63,12 @@ def run(workdir) -> TrainedRun:
     return restore_run(workdir, "best", Topology.create(1))
 
 
+def write_to(out: Path, run: Any, table: Any, form: Any = "csv", progress=lambda done, errors: None, **options) -> None:
+    write_predictions(run, table, PredictionOutput(out, form, **options), progress)
+
+
 def predict_to_file(run: TrainedRun, images: list, out: Path, **options) -> bytes:
-    form = options.pop("form", "csv")
-    write_predictions(run, open_inputs(images), out, form, **options)
+    write_to(out, run, open_inputs(images), **options)
     assert not out.with_name(f"{out.name}.partial").exists()
     return out.read_bytes()
 
@@ -161,7 +164,7 @@ def test_an_interrupted_prediction_continues(run, pictures, val_predictions, sto
 
     out, progress = tmp_path / "out.csv", []
     with pytest.raises(KeyboardInterrupt):
-        write_predictions(run, open_inputs([pictures / "val"]), out, "csv", progress=stop)
+        write_to(out, run, open_inputs([pictures / "val"]), progress=stop)
     assert not out.exists()
     partial = out.with_name("out.csv.partial")
     # A process that is killed while it writes a batch leaves such a file.
@@ -196,9 +199,7 @@ def test_if_images_are_lost_prediction_ends_and_a_new_prediction_continues(run, 
         shutil.copytree(folder / "a", folder / f"z{copy}")
     count = len(open_inputs([folder]))
     with pytest.raises(InputError, match="and no image is left that can be used"):
-        write_predictions(
-            run, open_inputs([folder]), out, "csv", progress=lambda *_: moved.exists() or folder.rename(moved)
-        )
+        write_to(out, run, open_inputs([folder]), progress=lambda *_: moved.exists() or folder.rename(moved))
     assert not out.exists()
     moved.rename(folder)
     rows = rows_of(predict_to_file(run, [folder], out))
@@ -244,7 +245,7 @@ def fake_run(step: int = 6, bad_rows: tuple[int, ...] = ()) -> Any:
 
 def predict_rows(run: Any, out: Path, count: int = 70, seed: int = 0, **options) -> list[dict[str, str]]:
     table: Any = random_table(count, seed=seed, image=1)
-    write_predictions(run, table, out, "csv", **options)
+    write_to(out, run, table, **options)
     return rows_of(out.read_bytes())
 
 

@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         from jaxddp.curate.progress_bar import ProgressBar
         from jaxddp.data.inputs import open_inputs
-        from jaxddp.inference.prediction_file import write_predictions
+        from jaxddp.inference.prediction_file import PredictionOutput, write_predictions
         from jaxddp.inference.trained import restore_run
         from jaxddp.job.environment import find_job
         from jaxddp.mesh import Topology
@@ -71,9 +71,9 @@ def run(arguments: list[str]) -> int:
     with doing("looking for the images"):
         table = open_inputs(options.images)
     trained = restore_run(options.run, options.step, Topology.create(options.devices, peers))
-    more = {"guard_formulas": options.guard_formulas, "explain": options.explain}
+    output = PredictionOutput(options.out, form, options.top, options.guard_formulas, options.explain)
     with ProgressBar("classifying images", len(table)) as bar:
-        done = write_predictions(trained, table, options.out, form, options.top, bar.advance, **more)
+        done = write_predictions(trained, table, output, bar.advance)
     if peers.is_first:
         unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
         print(f"{options.out}: {counted(done.images, 'image')}{unusable}, step {trained.step} of {options.run}")
