@@ -28,7 +28,7 @@ def value_and_gradient(pool, settings, images, weights):
 @costly
 @given(
     st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    st.sampled_from([(3, 2, 1), (2, 2, 0), (3, 1, 1), (3, 3, 0), (1, 1, 0)]),
+    st.sampled_from([(3, 2, 1), (2, 2, 0), (3, 1, 1), (3, 3, 0), (1, 1, 0), (2, 3, 0), (5, 2, 2)]),
     st.integers(0, 1000),
     st.sampled_from(["float32", "bfloat16"]),
 )

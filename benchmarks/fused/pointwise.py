@@ -4,9 +4,9 @@
 
 Each convolution is compiled with its norms, ReLU and residual: as the network has them, and by `convolution.py`. The
 bytes of the backward pass are the difference between a program of both passes and one of the forward pass. No GPU is
-needed, and nothing is timed. A kernel's bytes are those of its operands and its result, each moved once; repeated reads
-by the programs of a fused kernel are not counted, because they may hit the cache. The three shortcuts with a stride are
-excluded, because both ways leave them to the library.
+needed; `timing.py` times the operations on one. A kernel's bytes are those of its operands and its result, each moved
+once; repeated reads by the programs of a fused kernel are not counted, because they may hit the cache. The three
+shortcuts with a stride are excluded, because both ways leave them to the library.
 """
 
 import argparse
@@ -85,36 +85,42 @@ def fused(
 
 def count_moved_bytes(operation: Operation, convolution: Pointwise, batch: int) -> tuple[float, float]:
     """Return the bytes per image of the forward and the backward pass."""
-    place, side, depth, features = convolution
     (device,) = described_devices("1x1x1")
+    sharding = SingleDeviceSharding(device)
+    shapes = jax.tree.map(lambda leaf: leaf.update(sharding=sharding), argument_shapes(convolution, batch))
+    forward, both = passes(operation, convolution)
+    forward_bytes, total_bytes_moved = program_bytes(forward, *shapes[1:]), program_bytes(both, *shapes)
+    return forward_bytes / batch, (total_bytes_moved - forward_bytes) / batch
 
-    def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(device))
 
-    images = (batch, side, side)
-    result = array(*images, features, dtype=jnp.bfloat16)
-    arguments = (
-        array(*images, depth, dtype=jnp.bfloat16),
-        array(1, 1, depth, features),
-        (array(features),) * 2,
-        (array(depth),) * 2 if place == "last" else None,
+def argument_shapes(convolution: Pointwise, batch: int) -> tuple[Any, ...]:
+    """Return the shapes of the result's gradient and of an operation's arguments."""
+    place, side, depth, features = convolution
+    images, array = (batch, side, side), jax.ShapeDtypeStruct
+    result = array((*images, features), jnp.bfloat16)
+    return (
+        result,
+        array((*images, depth), jnp.bfloat16),
+        array((1, 1, depth, features), jnp.float32),
+        (array((features,), jnp.float32),) * 2,
+        (array((depth,), jnp.float32),) * 2 if place == "last" else None,
         result if place == "last" else None,
     )
 
-    def forward(*arguments: Any) -> jax.Array:
-        return operation(*arguments, place != "shortcut")
 
-    def forward_and_backward(gradient: jax.Array, *arguments: Any) -> Any:
+def passes(operation: Operation, convolution: Pointwise) -> tuple[Operation, Operation]:
+    """Return the forward pass, and both passes as a function of the result's gradient and the arguments."""
+
+    def forward(*arguments: Any) -> jax.Array:
+        return operation(*arguments, convolution.place != "shortcut")
+
+    def both(gradient: jax.Array, *arguments: Any) -> Any:
         result, pull_back = jax.vjp(forward, *arguments)
         # In a network both passes are far apart, so they must not be fused here.
         gradient, result = lax.optimization_barrier((gradient, result))
         return result, pull_back(gradient)
 
-    forward_bytes, total_bytes_moved = (
-        program_bytes(forward, *arguments),
-        program_bytes(forward_and_backward, result, *arguments),
-    )
-    return forward_bytes / batch, (total_bytes_moved - forward_bytes) / batch
+    return forward, both
 
 
 def program_bytes(function: Callable[..., Any], *shapes: Any) -> int:

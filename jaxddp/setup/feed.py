@@ -16,6 +16,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.phases import doing, reached
+from jaxddp.core.read_ahead import read_ahead
 from jaxddp.core.wording import counted, size
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan.growth import Growth
@@ -183,9 +184,12 @@ class Feed:
         return {use: self._bytes(use, source) for use, source in self._resident_sources(val).items()}
 
     def resident_chunks(self, chunks: Iterable[range], key: jax.Array | None = None) -> Iterator[Chunk]:
-        """Iterate over the arguments of `make_resident_steps`: images, columns and the run's key, for each chunk."""
-        for steps in chunks:
-            yield Chunk(len(steps), (self.images, self.topology.place(self._stacked(steps)), key))
+        """Iterate over the arguments of `make_resident_steps`: images, columns and the run's key, for each chunk.
+
+        The columns of a chunk are computed in a thread while the devices compute the chunk before it.
+        """
+        for count, stacked in read_ahead((len(steps), self._stacked(steps)) for steps in chunks):
+            yield Chunk(count, (self.images, self.topology.place(stacked), key))
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:
         """Iterate over the arguments of `make_resident_eval` for another source, at most `longest` batches at once.

@@ -2,6 +2,8 @@
 
 `benchmarks/gpu.py` starts it for each of `VARIANTS`:
 
+- the step without what `benchmarks/RESULTS.md` lists under "Programs for GPUs": without the guard, with gradients that
+  are not ravelled, with JAX's gradient of batch norm, with Flax's max-pool;
 - 1x1 convolutions as matrix products, which `jaxddp.models.ops.cpu_convolution` uses on CPUs;
 - the XLA options in `XLA_OPTIONS`;
 - a state that is not donated;
@@ -28,16 +30,16 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from benchmarks.rivals.contenders.case import Task
 from benchmarks.rivals.contenders.jaxddp_parts import make_parts
 from benchmarks.rivals.contenders.outcome import add_result, attempt
-from jaxddp.data.batch import Batch
+from jaxddp.engine.buckets import Averaging
 from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.resident_steps import make_resident_steps
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import TrainStep, make_local_step
+from jaxddp.engine.step import TrainStep, make_local_step, make_train_step
 from jaxddp.engine.step_objective import MetricSums
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import adapt
-from jaxddp.models.ops.operations import Operations
+from jaxddp.models.ops.operations import Operations, flax_max_pool
 from jaxddp.setup.feed import LONGEST_CHUNK
 from jaxddp.setup.run_setup import RunSetup
 
@@ -55,10 +57,15 @@ XLA_OPTIONS = (
     # Fuses neighboring operations into convolutions.
     "xla_gpu_experimental_enable_conv_fusion=true",
 )
-PRODUCTS, UNDONATED = "1x1 as products", "state not donated"
+UNGUARDED, SEPARATE, UNDONATED = "without the guard", "gradients not ravelled", "state not donated"
+OPERATIONS = {
+    "JAX's gradient of batch norm": {"custom_norm_gradient": False},
+    "Flax's max-pool": {"max_pool": flax_max_pool},
+    "1x1 as products": {"convolution": lambda *arguments: as_matrix_product(*arguments)},
+}
 # Steps in a call; None means as many as a run takes in a call.
 RESIDENT = {"on the device, one a dispatch": 1, "on the device, several a dispatch": None}
-VARIANTS = (PRODUCTS, *XLA_OPTIONS, UNDONATED, *RESIDENT)
+VARIANTS = (UNGUARDED, SEPARATE, *OPERATIONS, *XLA_OPTIONS, UNDONATED, *RESIDENT)
 # In bfloat16 a different order of additions shows in the third digit.
 LOSS_TOLERANCE = 0.02
 
@@ -67,20 +74,19 @@ Turn = Callable[[], float]
 
 @dataclass(frozen=True)
 class Variant:
-    """A jitted program, its arguments after the state, and its number of steps."""
+    """A jitted program, its first state, its arguments after the state, and its number of steps."""
 
     make: Callable[[], Any]
+    state: TrainState
     feed: tuple[Any, ...]
     steps: int = 1
 
 
 def main(task: Task) -> None:
-    setup, batch = make_parts(task)
     turns: dict[str, Turn] = {}
     figures: dict[str, dict[str, Any]] = {}
     for name in (BASE, task.variant or BASE):
-        variant = make_variant(name, setup, batch, task.steps)
-        turns[name], figures[name] = compile_variant(variant, setup.state, task)
+        turns[name], figures[name] = compile_variant(make_variant(name, task), task)
     check_losses(figures)
     seconds: dict[str, list[float]] = {name: [] for name in turns}
     for number in range(task.turns):
@@ -90,23 +96,26 @@ def main(task: Task) -> None:
     add_result(task.out, figures[name] | compare_with_base(seconds[name], seconds[BASE]) | {"base": seconds[BASE]})
 
 
-def make_variant(name: str, setup: RunSetup, batch: Batch, steps: int) -> Variant:
+def make_variant(name: str, task: Task) -> Variant:
     """Return one of `VARIANTS`, or the unchanged step."""
+    setup, batch = make_parts(task, **{"max_bad_steps": 0} if name == UNGUARDED else {})
     if name in RESIDENT:
-        length = RESIDENT[name] or min(LONGEST_CHUNK, steps)
+        length = RESIDENT[name] or min(LONGEST_CHUNK, task.steps)
         (chunk,) = setup.feed.resident_chunks([range(length)], setup.key)
-        make = functools.partial(make_resident_steps, local_step(setup), setup.topology)
-        return Variant(make, chunk.feed, length)
-    if name in XLA_OPTIONS:
-        return Variant(functools.partial(with_option, setup, name), (batch,))
-    makes = {BASE: setup.step, PRODUCTS: functools.partial(with_products, setup)}
-    makes |= {UNDONATED: functools.partial(undonated, setup)}
-    return Variant(makes[name], (batch,))
+        # As in a run whose images are on the devices.
+        averaging = Averaging.of(setup.recipe.config.replace(data={"cache": "device"}), setup.topology)
+        make = functools.partial(make_resident_steps, local_step(setup, averaging), setup.topology)
+        return Variant(make, setup.state, chunk.feed, length)
+    makes = {BASE: setup.step, UNGUARDED: setup.step, UNDONATED: functools.partial(undonated, setup)}
+    makes[SEPARATE] = functools.partial(separate, setup)
+    makes |= {option: functools.partial(with_option, setup, option) for option in XLA_OPTIONS}
+    makes |= {each: functools.partial(with_operations, setup, changes) for each, changes in OPERATIONS.items()}
+    return Variant(makes[name], setup.state, (batch,))
 
 
-def compile_variant(variant: Variant, state: TrainState, task: Task) -> tuple[Turn, dict[str, Any]]:
+def compile_variant(variant: Variant, task: Task) -> tuple[Turn, dict[str, Any]]:
     """Compile a variant. Returns a function that times a turn, in seconds per step, and the figures before it."""
-    state, begin = jax.tree.map(jnp.copy, state), time.perf_counter()
+    state, begin = jax.tree.map(jnp.copy, variant.state), time.perf_counter()
     compiled, cost = compile_with_cost(variant.make(), state, *variant.feed)
     figures: dict[str, Any] = {"compile": time.perf_counter() - begin}
     if cost.needed_bytes is not None:
@@ -137,9 +146,9 @@ def first_loss(sums: MetricSums) -> float:
     return float(np.ravel(sums.values[..., 0, 0])[0] / np.ravel(sums.values[..., 0, 1])[0])
 
 
-def with_products(setup: RunSetup) -> Any:
+def with_operations(setup: RunSetup, changes: dict[str, Any]) -> Any:
     model: Any = setup.model
-    operations = Operations(as_matrix_product, custom_norm_gradient=False)
+    operations = replace(Operations(), **changes)
     return replace(setup, model=adapt(model.module.clone(operations=operations))).step()
 
 
@@ -157,11 +166,19 @@ def with_option(setup: RunSetup, word: str) -> Any:
 
 
 def undonated(setup: RunSetup) -> Any:
-    return jax.jit(jax.shard_map(local_step(setup), mesh=setup.topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
+    one_step = local_step(setup, setup.layout.gradients.averaging)
+    return jax.jit(jax.shard_map(one_step, mesh=setup.topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
 
 
-def local_step(setup: RunSetup) -> TrainStep:
-    return make_local_step(setup.objective, setup.optimizer, setup.topology)
+def separate(setup: RunSetup) -> Any:
+    averaging = replace(setup.layout.gradients.averaging, ravels_alone=0)
+    return make_train_step(local_step(setup, averaging), setup.topology)
+
+
+def local_step(setup: RunSetup, averaging: Averaging) -> TrainStep:
+    recipe, gradients = setup.recipe, replace(setup.layout.gradients, averaging=averaging)
+    settings = {"schedule": recipe.schedule, "parts": recipe.parts, "gradients": gradients}
+    return make_local_step(setup.objective, recipe.optimizer, setup.topology, **settings)
 
 
 def compare_with_base(results: list[float], base: list[float]) -> dict[str, Any]:

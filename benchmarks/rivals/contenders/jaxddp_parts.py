@@ -1,6 +1,7 @@
 """Builds a case with jaxddp's `prepare_training`."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import optax
@@ -13,14 +14,18 @@ from jaxddp.data.batch import Batch
 from jaxddp.setup.run_setup import RunSetup
 
 
-def make_parts(task: Task) -> tuple[RunSetup, Batch]:
-    """Return the setup of a task, with the common initial weights, and its placed batch."""
+def make_parts(task: Task, **settings: Any) -> tuple[RunSetup, Batch]:
+    """Return the setup of a task, with the common initial weights, and its placed batch.
+
+    Args:
+        settings: Further arguments of `prepare_training`.
+    """
     join_or_simulate(task)
     case, names = task.case, tuple(map(str, range(task.case.classes)))
     data = DataConfig(mean=MEAN, std=STD, augment=AugmentConfig(flip=False))
     optimizer = optax.sgd(case.learning_rate, MOMENTUM)
     setup = prepare_training(
-        network(case), ArrayTable(*all_images(task), names), None, optimizer, case.batch, data=data
+        network(case), ArrayTable(*all_images(task), names), None, optimizer, case.batch, data=data, **settings
     )
     state = setup.state.replace(params=setup.topology.replicate(read_weights(task, setup.state.params)))
     # The other contenders compute no metrics.
