@@ -3,7 +3,7 @@ It also compares training on CIFAR-10 to 94% with airbench.
 
     python benchmarks/gpu.py --small
 
-rehearses everything on a CPU with tiny networks; its numbers mean nothing. The benchmark has not run on a GPU yet.
+rehearses everything on a CPU with tiny networks; its numbers mean nothing.
 
 The benchmark takes about an hour on a GPU, in commands of at most ten minutes. First pack the data on the
 machine that has them. CIFAR-10 as JPEG becomes 18 MB, which the GPU's machine decodes once to 185 MB:

@@ -8,8 +8,8 @@ the paper. The source runs on one GPU and normalizes the whole batch together, a
 on any number. Here the first convolution's bias starts at 0, and Muon is Optax's, with bias-corrected momentum and
 iterations in float32.
 
-On a JPEG archive of CIFAR-10 (quality 75, halved chroma), this recipe reached 90.88% top-1 and the source's own script
-90.83%, as means of two seeds. On the original pixels the source reports 94.01% (benchmarks/RESULTS.md).
+On a JPEG archive of CIFAR-10 (quality 75, halved chroma), this recipe reached 90.90% top-1 and the source's own script
+90.85%, as means of three seeds. On the original pixels the source reports 94.01% (benchmarks/RESULTS.md).
 """
 
 from collections.abc import Callable

@@ -18,7 +18,7 @@ def test_a_value_is_computed_while_the_one_before_it_is_used():
     for number, value in enumerate(read_ahead(values())):
         assert value == number
         # Without a thread the next value would be computed only when it is requested.
-        assert number == 2 or started[number + 1].wait(60)
+        assert number == 2 or started[number + 1].wait(20)
 
 
 def test_an_error_is_raised_after_the_values_before_it():
