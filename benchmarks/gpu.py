@@ -30,7 +30,7 @@ Parts, in this order:
   modes of `torch.compile`, with and without CUDA graphs. Before the timing, each contender takes 3 steps,
   whose losses are compared, and 10 more.
 - rounds: both contenders alternate, each at its best batch, PyTorch in its best mode.
-- variants: changes that could make the step faster, one by one, for that network and a ResNet-18 at 32 pixels
+- variants: changes of the step, for that network and a ResNet-18 at 32 pixels, in one process for each network
   (`rivals/contenders/jax_variants.py`).
 - trace: the kernels that take most of a step, and of a run on CIFAR-10.
 - cifar: `--recipe` to its end, `--seeds` times in one process, and as many runs of `--airbench`, a script of

@@ -57,7 +57,7 @@ class Children:
         *,
         cut: bool = False,
     ) -> Figures | None:
-        """Run a command, and call `take` with every line of its results at once.
+        """Run a command, and call `take` with every line of its results at once, also with the failures of keys.
 
         Args:
             cut: Whether `limit` is the remaining time of the call.
@@ -81,7 +81,7 @@ class Children:
             self._pass_on(lines, results, take)
         if code is None and cut:
             raise CutOff
-        reason = next((figures["failed"] for figures in results if "failed" in figures), None)
+        reason = next((figures["failed"] for figures in results if "failed" in figures and "key" not in figures), None)
         if code == 0 and reason is None:
             return None if results else {"failed": "it succeeded, but without a result"}
         text = log.read_text(errors="replace")
@@ -109,7 +109,7 @@ class Children:
     def _pass_on(lines: "_Lines", results: list[Figures], take: Callable[[Figures], None]) -> None:
         for figures in lines.new():
             results.append(figures)
-            if "failed" not in figures:
+            if "failed" not in figures or "key" in figures:
                 take(figures)
 
     def _library_environment(self) -> dict[str, str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.rivals.contenders.case import Case, Task
-from benchmarks.rivals.contenders.jax_variants import VARIANTS
+from benchmarks.rivals.contenders.step_variants import VARIANTS
 from benchmarks.rivals.gpu_results import Table
 from benchmarks.rivals.gpu_scale import EAGER, Scale
 
@@ -151,9 +151,7 @@ class Plan:
         yield self._weights(self.scale.other)
         for case in (replace(self.scale.case, batch=batch), self.scale.other):
             task = replace(self._task(case), turns=self.scale.rounds)
-            for variant in VARIANTS:
-                key = f"variants/{case.network} {case.batch}/{variant}"
-                yield Measurement(key, "jax_variants", 300, replace(task, variant=variant))
+            yield Measurement(f"variants/{case.network} {case.batch}", "jax_variants", 480, task, keys=VARIANTS)
 
     def _trace(self) -> Iterator[Measurement]:
         if self.cifar.data is not None:

@@ -17,7 +17,7 @@ from support.networks import largest_difference
 
 from benchmarks import gpu
 from benchmarks.rivals import gpu_data, gpu_gate
-from benchmarks.rivals.contenders import jax_variants, outcome, trace_summary
+from benchmarks.rivals.contenders import outcome, step_variants, trace_summary
 from benchmarks.rivals.gpu_call import Call
 from benchmarks.rivals.gpu_children import Children, CutOff
 from benchmarks.rivals.gpu_parts import Cifar, Measurement, NotRun, Plan
@@ -361,11 +361,11 @@ def test_a_trace_is_reduced_to_its_longest_kernels():
     assert (actual["span"], actual["busy"], actual["in_all"]) == (10.0, 9.0, 10.0)
 
 
-def difference_from_convolution(stride, size, features, kernel_size, padding):
-    """Return the difference between `as_matrix_product` and the network's convolution, in values and gradients."""
+def difference_from_convolution(variant, stride, size, features, kernel_size, padding):
+    """Return the difference between a variant and the network's convolution, in values and gradients."""
     rng = np.random.default_rng(size)
-    images = rng.normal(size=(2, size, size, 4)).astype(np.float32)
-    kernel = rng.normal(size=(kernel_size, kernel_size, 4, features)).astype(np.float32)
+    images = rng.normal(size=(2, size, size, 4))
+    kernel = rng.normal(size=(kernel_size, kernel_size, 4, features))
 
     def values_and_gradients(operation):
         def forward_and_backward(images, kernel):
@@ -374,12 +374,18 @@ def difference_from_convolution(stride, size, features, kernel_size, padding):
 
         return jax.jit(forward_and_backward)(images, kernel)
 
-    return largest_difference(values_and_gradients(jax_variants.as_matrix_product), values_and_gradients(convolve))
+    with jax.enable_x64(True):
+        return largest_difference(values_and_gradients(variant), values_and_gradients(convolve))
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 3, 1, 0), (2, 7, 2, 1, 0), (2, 6, 3, 3, 1)])
 def test_1x1_convolution_as_matrix_product_equals_the_networks_convolution(shape):
-    assert difference_from_convolution(*shape) < 1e-5
+    assert difference_from_convolution(step_variants.as_matrix_product, *shape) < 1e-11
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 3, 7, 3), (2, 7, 3, 3, 1), (3, 8, 2, 5, 2), (1, 5, 3, 3, 1)])
+def test_a_convolution_on_blocks_equals_the_networks_convolution(shape):
+    assert difference_from_convolution(step_variants.on_blocks, *shape) < 1e-11
 
 
 @pytest.mark.exhaustive
@@ -387,14 +393,14 @@ def test_1x1_convolution_as_matrix_product_equals_the_networks_convolution(shape
 def test_1x1_convolution_as_matrix_product_equals_the_networks_convolution_for_any_shape(
     stride, size, features, kernel
 ):
-    assert difference_from_convolution(stride, size, features, *kernel) < 1e-5
+    assert difference_from_convolution(step_variants.as_matrix_product, stride, size, features, *kernel) < 1e-11
 
 
 def test_the_tested_jaxlib_accepts_every_xla_option():
-    assert len(set(jax_variants.XLA_OPTIONS)) == len(jax_variants.XLA_OPTIONS)
+    assert len(set(step_variants.XLA_OPTIONS)) == len(step_variants.XLA_OPTIONS)
     with pytest.raises(InputError, match="xla_gpu_gone_since"):
         compiler_options(("xla_gpu_gone_since=true",))
     # Another jaxlib may lack a name; then the benchmark reports it.
     if jax.__version_info__[:2] == (0, 10):
-        for option in jax_variants.XLA_OPTIONS:
+        for option in step_variants.XLA_OPTIONS:
             assert compiler_options((option,))

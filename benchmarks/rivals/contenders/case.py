@@ -68,7 +68,7 @@ class Task:
     warmup: int = 0
     """Untimed steps after the reported ones: CUDA graphs are captured in the second and third of them."""
     variant: str | None = None
-    """The variant of the contender: torch's mode, or one of `jax_variants.VARIANTS`."""
+    """The variant of the contender: torch's mode."""
 
     @classmethod
     def parse(cls) -> "Task":

@@ -1,130 +1,103 @@
-"""Compares a variant of jaxddp's step with the unchanged step; both alternate in one process.
+"""Compares variants of jaxddp's step (`step_variants.py`) with the unchanged step. All alternate in one process.
 
-`benchmarks/gpu.py` starts it for each of `VARIANTS`:
-
-- the step without what `benchmarks/RESULTS.md` lists under "Programs for GPUs": without the guard, with gradients that
-  are not ravelled, with JAX's gradient of batch norm, with Flax's max-pool;
-- 1x1 convolutions as matrix products, which `jaxddp.models.ops.cpu_convolution` uses on CPUs;
-- the XLA options in `XLA_OPTIONS`;
-- a state that is not donated;
-- images resident on the device, with one or several steps in a call.
+`benchmarks/gpu.py` starts it with some of the variants, by default all.
 """
 
-import functools
+import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import PartitionSpec as P
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
+from benchmarks.common.harness import alternate
 from benchmarks.rivals.contenders.case import Task
-from benchmarks.rivals.contenders.jaxddp_parts import make_parts
-from benchmarks.rivals.contenders.outcome import add_result, attempt
-from jaxddp.engine.buckets import Averaging
-from jaxddp.engine.compiler_options import compiler_options
-from jaxddp.engine.resident_steps import make_resident_steps
-from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import TrainStep, make_local_step, make_train_step
+from benchmarks.rivals.contenders.outcome import add_result, attempt, reason
+from benchmarks.rivals.contenders.step_variants import BASE, VARIANTS, Variant, make_variants
 from jaxddp.engine.step_objective import MetricSums
 from jaxddp.measure.cost import compile_with_cost
-from jaxddp.mesh import AXIS
-from jaxddp.models.adapt import adapt
-from jaxddp.models.ops.operations import Operations, flax_max_pool
-from jaxddp.setup.feed import LONGEST_CHUNK
-from jaxddp.setup.run_setup import RunSetup
 
-BASE = "the step as it is"
-# There is no threshold for combining all-reduces, because gradients are in one buffer.
-XLA_OPTIONS = (
-    # Computes during the all-reduce.
-    "xla_gpu_enable_latency_hiding_scheduler=true",
-    # NCCL sends the large buffer without copying it.
-    "xla_gpu_enable_nccl_user_buffers=true",
-    # Launches hundreds of kernels, including convolutions and the all-reduce, as a few CUDA graphs.
-    "xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,CONVOLUTION,COLLECTIVES",
-    # Launches every kernel separately, in case graphs cost more than they save.
-    "xla_gpu_enable_command_buffer=",
-    # Fuses neighboring operations into convolutions.
-    "xla_gpu_experimental_enable_conv_fusion=true",
-)
-UNGUARDED, SEPARATE, UNDONATED = "without the guard", "gradients not ravelled", "state not donated"
-OPERATIONS = {
-    "JAX's gradient of batch norm": {"custom_norm_gradient": False},
-    "Flax's max-pool": {"max_pool": flax_max_pool},
-    "1x1 as products": {"convolution": lambda *arguments: as_matrix_product(*arguments)},
-}
-# Steps in a call; None means as many as a run takes in a call.
-RESIDENT = {"on the device, one a dispatch": 1, "on the device, several a dispatch": None}
-VARIANTS = (UNGUARDED, SEPARATE, *OPERATIONS, *XLA_OPTIONS, UNDONATED, *RESIDENT)
 # In bfloat16 a different order of additions shows in the third digit.
 LOSS_TOLERANCE = 0.02
+THREADS = 6
 
 Turn = Callable[[], float]
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A jitted program, its first state, its arguments after the state, and its number of steps."""
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("task", type=Path)
+    parser.add_argument("--keys", nargs="+", choices=VARIANTS, default=VARIANTS, help="the variants")
+    options = parser.parse_args()
+    task = Task.read(options.task)
+    return argparse.Namespace(task=task, keys=options.keys, out=task.out)
 
-    make: Callable[[], Any]
-    state: TrainState
-    feed: tuple[Any, ...]
-    steps: int = 1
 
-
-def main(task: Task) -> None:
+def main(options: argparse.Namespace) -> None:
+    task: Task = options.task
+    variants = make_variants(task, options.keys)
     turns: dict[str, Turn] = {}
     figures: dict[str, dict[str, Any]] = {}
-    for name in (BASE, task.variant or BASE):
-        turns[name], figures[name] = compile_variant(make_variant(name, task), task)
-    check_losses(figures)
-    seconds: dict[str, list[float]] = {name: [] for name in turns}
-    for number in range(task.turns):
-        for name in list(turns)[:: 1 if number % 2 else -1]:
-            seconds[name].append(turns[name]())
-    name = task.variant or BASE
-    add_result(task.out, figures[name] | compare_with_base(seconds[name], seconds[BASE]) | {"base": seconds[BASE]})
+    for name, compiled in compile_all(variants, task.out).items():
+        with failing(name, task.out):
+            turn, of_variant = start(compiled, variants[name], task)
+            check_losses(name, of_variant["losses"], figures.get(BASE, of_variant)["losses"])
+            turns[name], figures[name] = turn, of_variant
+    seconds = alternate(turns, task.turns)
+    for name in [each for each in figures if each != BASE]:
+        compared = compare_with_base(seconds[name], seconds[BASE]) | {"base": seconds[BASE]}
+        add_result(task.out, figures[name] | compared, name)
 
 
-def make_variant(name: str, task: Task) -> Variant:
-    """Return one of `VARIANTS`, or the unchanged step."""
-    setup, batch = make_parts(task, **{"max_bad_steps": 0} if name == UNGUARDED else {})
-    if name in RESIDENT:
-        length = RESIDENT[name] or min(LONGEST_CHUNK, task.steps)
-        (chunk,) = setup.feed.resident_chunks([range(length)], setup.key)
-        # As in a run whose images are on the devices.
-        averaging = Averaging.of(setup.recipe.config.replace(data={"cache": "device"}), setup.topology)
-        make = functools.partial(make_resident_steps, local_step(setup, averaging), setup.topology)
-        return Variant(make, setup.state, chunk.feed, length)
-    makes = {BASE: setup.step, UNGUARDED: setup.step, UNDONATED: functools.partial(undonated, setup)}
-    makes[SEPARATE] = functools.partial(separate, setup)
-    makes |= {option: functools.partial(with_option, setup, option) for option in XLA_OPTIONS}
-    makes |= {each: functools.partial(with_operations, setup, changes) for each, changes in OPERATIONS.items()}
-    return Variant(makes[name], setup.state, (batch,))
+def compile_all(variants: Mapping[str, Variant], out: Path) -> dict[str, Any]:
+    """Compile the variants in threads. Returns (program, cost, seconds) of each variant that could be compiled.
+
+    XLA tries its candidates on the GPU in one thread at a time, and nothing else runs there meanwhile.
+    """
+
+    def compiled(name: str, variant: Variant) -> Any:
+        with failing(name, out):
+            begin = time.perf_counter()
+            program, cost = compile_with_cost(variant.make(), variant.state, *variant.feed)
+            return program, cost, time.perf_counter() - begin
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = dict(zip(variants, pool.map(compiled, variants, variants.values()), strict=True))
+    return {name: each for name, each in found.items() if each is not None}
 
 
-def compile_variant(variant: Variant, task: Task) -> tuple[Turn, dict[str, Any]]:
-    """Compile a variant. Returns a function that times a turn, in seconds per step, and the figures before it."""
-    state, begin = jax.tree.map(jnp.copy, variant.state), time.perf_counter()
-    compiled, cost = compile_with_cost(variant.make(), state, *variant.feed)
-    figures: dict[str, Any] = {"compile": time.perf_counter() - begin}
+@contextmanager
+def failing(name: str, out: Path) -> Iterator[None]:
+    """Report an exception as the result of a variant, and continue. An exception of the unchanged step is raised."""
+    try:
+        yield
+    except Exception as error:
+        if name == BASE:
+            raise
+        add_result(out, {"failed": reason(error)}, name)
+
+
+def start(compiled: Any, variant: Variant, task: Task) -> tuple[Turn, dict[str, Any]]:
+    """Take the first steps. Returns a function that times a turn, in seconds per step, and the figures before it."""
+    program, cost, seconds = compiled
+    state = jax.tree.map(jnp.copy, variant.state)
+    figures: dict[str, Any] = {"compile": seconds}
     if cost.needed_bytes is not None:
         figures["needed_bytes"] = cost.needed_bytes
-    state, sums = compiled(state, *variant.feed)
+    state, sums = program(state, *variant.feed)
     figures["losses"] = [first_loss(sums)]
     if variant.steps == 1:
         # With the same images, the second loss is that of the updated parameters.
-        state, sums = compiled(state, *variant.feed)
+        state, sums = program(state, *variant.feed)
         figures["losses"].append(first_loss(sums))
 
     def turn() -> float:
@@ -132,53 +105,18 @@ def compile_variant(variant: Variant, task: Task) -> tuple[Turn, dict[str, Any]]
         dispatches = -(-task.steps // variant.steps)
         begin = time.perf_counter()
         for _ in range(dispatches):
-            state, _ = compiled(state, *variant.feed)
+            state, _ = program(state, *variant.feed)
         jax.block_until_ready(state)
         return (time.perf_counter() - begin) / (dispatches * variant.steps)
 
     for _ in range(-(-task.warmup // variant.steps)):
-        state, _ = compiled(state, *variant.feed)
+        state, _ = program(state, *variant.feed)
     return turn, figures
 
 
 def first_loss(sums: MetricSums) -> float:
     """Return the mean loss of a call's first step."""
     return float(np.ravel(sums.values[..., 0, 0])[0] / np.ravel(sums.values[..., 0, 1])[0])
-
-
-def with_operations(setup: RunSetup, changes: dict[str, Any]) -> Any:
-    model: Any = setup.model
-    operations = replace(Operations(), **changes)
-    return replace(setup, model=adapt(model.module.clone(operations=operations))).step()
-
-
-def as_matrix_product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """Compute a convolution, with 1x1 kernels as matrix products on every platform."""
-    if kernel.shape[0] == 1:
-        return lax.dot_general(images[:, ::stride, ::stride], kernel[0, 0], (((3,), (0,)), ((), ())))
-    margins, numbers = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(images, kernel, (stride, stride), margins, dimension_numbers=numbers)
-
-
-def with_option(setup: RunSetup, word: str) -> Any:
-    resources = replace(setup.resources, compiler_options=compiler_options([word]))
-    return setup.changed(resources=resources).step()
-
-
-def undonated(setup: RunSetup) -> Any:
-    one_step = local_step(setup, setup.layout.gradients.averaging)
-    return jax.jit(jax.shard_map(one_step, mesh=setup.topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
-
-
-def separate(setup: RunSetup) -> Any:
-    averaging = replace(setup.layout.gradients.averaging, ravels_alone=0)
-    return make_train_step(local_step(setup, averaging), setup.topology)
-
-
-def local_step(setup: RunSetup, averaging: Averaging) -> TrainStep:
-    recipe, gradients = setup.recipe, replace(setup.layout.gradients, averaging=averaging)
-    settings = {"schedule": recipe.schedule, "parts": recipe.parts, "gradients": gradients}
-    return make_local_step(setup.objective, recipe.optimizer, setup.topology, **settings)
 
 
 def compare_with_base(results: list[float], base: list[float]) -> dict[str, Any]:
@@ -190,12 +128,10 @@ def compare_with_base(results: list[float], base: list[float]) -> dict[str, Any]
     }
 
 
-def check_losses(figures: dict[str, dict[str, Any]]) -> None:
+def check_losses(name: str, losses: Sequence[float], expected: Sequence[float]) -> None:
     """Raise AssertionError if a variant computes other losses than the unchanged step."""
-    for name, results in figures.items():
-        losses = results.get("losses", [])
-        np.testing.assert_allclose(losses, figures[BASE]["losses"][: len(losses)], rtol=LOSS_TOLERANCE, err_msg=name)
+    np.testing.assert_allclose(losses, expected[: len(losses)], rtol=LOSS_TOLERANCE, err_msg=name)
 
 
 if __name__ == "__main__":
-    attempt(main, Task.parse())
+    attempt(main, parse())
