@@ -17,14 +17,14 @@ from jaxddp.core.peers import ALONE, Peers
 
 EPSILON = 5e-4
 """A constant that is added to variances, because many patches are nearly constant."""
-_IMAGES_AT_ONCE = 256
+_IMAGES_AT_ONCE = 32
 
 
 def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Sequence[float]) -> np.ndarray:
     """Return the mean product of each pair of values of a normalized patch: float64[D, D], D = size * size * C.
 
     A patch has the layout of a kernel, [size, size, C]. Pixels are summed as integers, so the result has the same bits
-    on every machine. (With 16-bit pixels this holds for images of up to 90x90 pixels.)
+    on every machine. (With 16-bit pixels this holds for images of up to 256x256 pixels.)
 
     Args:
         images: uint8 or uint16 [N, H, W, C].
@@ -40,12 +40,12 @@ def patch_moments(images: np.ndarray, size: int, mean: Sequence[float], std: Seq
     length = size * size * channels
     products, sums = np.zeros((length, length), np.int64), np.zeros(length, np.int64)
     for start in range(0, count, _IMAGES_AT_ONCE):
-        chunk = images[start : start + _IMAGES_AT_ONCE]
-        shifted = [chunk[:, y : y + rows, x : x + columns] for y in range(size) for x in range(size)]
         # The products are computed in float64 for speed. The sums of these few products are exact in float64.
-        patches = np.concatenate(shifted, axis=-1).reshape(-1, length).astype(np.float64)
+        chunk = images[start : start + _IMAGES_AT_ONCE].astype(np.float64)
+        windows = np.lib.stride_tricks.sliding_window_view(chunk, (size, size), axis=(1, 2))
+        patches = windows.transpose(0, 1, 2, 4, 5, 3).reshape(-1, length)
         products += (patches.T @ patches).astype(np.int64)
-        sums += patches.sum(0).astype(np.int64)
+        sums += (np.ones(len(patches)) @ patches).astype(np.int64)
     total = count * rows * columns
     # A single value applies to all channels.
     shifts, scales = (np.broadcast_to(np.asarray(values)[:channels], channels) for values in (mean, std))
