@@ -99,7 +99,7 @@ class World:
 
     def awaited(self) -> set[int]:
         """Return the machines whose end the coordinator has not received."""
-        return set(self.coordinator.members) - self.coordinator.ends.keys()
+        return self.coordinator.generation.pending
 
     def perform(self, machine: int, effect: Effect) -> None:
         match effect:

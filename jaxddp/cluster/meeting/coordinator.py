@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from jaxddp.cluster.meeting.generation import Generation
 from jaxddp.cluster.meeting.launcher_messages import (
     Assignment,
     JobEnded,
@@ -57,11 +58,7 @@ class Coordinator:
         budget: the restarts of the job.
         stage_start: the time at which the stage began.
         last_change: the time at which a machine last connected or disconnected.
-        generation: the number of the last generation, from 0; -1 before the first generation.
-        members: the machines of the last generation.
-        ends: how the processes of each member ended, for the members whose processes have ended.
-        failure: the first failure of any member.
-        growing: whether all processes were asked to save and stop, so that the next generation has more machines.
+        generation: the last generation.
         grow_at: when to check whether newly connected machines can take part; None if no check is planned.
         delay: seconds between a failure and the next start.
     """
@@ -76,11 +73,7 @@ class Coordinator:
     stage_start: float
     last_change: float
     stage: Stage = "gathering"
-    generation: int = -1
-    members: tuple[int, ...] = ()
-    ends: Mapping[int, End] = field(default_factory=dict)
-    failure: End | None = None
-    growing: bool = False
+    generation: Generation = field(default_factory=Generation)
     grow_at: float | None = None
     delay: float = 0.0
     code: int = 1
@@ -110,7 +103,7 @@ class Coordinator:
         if self.stage == "over":
             return self, effects
         state = self._handle(event, now, effects)
-        if state.stage == "running" and not state._pending:
+        if state.stage == "running" and not state.generation.pending:
             state = state._conclude(now, effects)
         if state.stage == "gathering" and state._size == state.sizes[-1]:
             state = state._start(now, effects)
@@ -122,11 +115,6 @@ class Coordinator:
         return [JobEnded(self.code)]
 
     @property
-    def _pending(self) -> set[int]:
-        """The machines whose processes have not ended."""
-        return set(self.members) - self.ends.keys() if self.stage == "running" else set()
-
-    @property
     def _size(self) -> int | None:
         """The number of machines of the next generation; None if too few machines are present."""
         return max((size for size in self.sizes if size <= len(self.present)), default=None)
@@ -135,14 +123,14 @@ class Coordinator:
         match event:
             case Arrived(machine, host):
                 effects.append(Say(f"machine {machine} ({host}) is connected"))
-                grow_at = max(now, self.stage_start + self.options.join_after) if self._pending else None
+                grow_at = max(now, self.stage_start + self.options.join_after) if self.generation.pending else None
                 return replace(self, present={**self.present, machine: host}, last_change=now, grow_at=grow_at)
             case Disconnected(machine, reason):
                 last_change = now if machine in self.present else self.last_change
                 state = replace(self, present=_without(self.present, machine), last_change=last_change)
                 return state._record_end(machine, End(1, f"machine {machine} {reason}"), effects)
-            case Received(machine, MachineFailed(generation, code, cause)):
-                is_current = generation == self.generation and machine in self._pending
+            case Received(machine, MachineFailed(number, code, cause)):
+                is_current = number == self.generation.number and machine in self.generation.pending
                 return self._record_failure(End(code, cause), effects) if is_current else self
             case Received(machine, MachineEnded() as message):
                 return self._handle_end(machine, message, effects)
@@ -170,8 +158,8 @@ class Coordinator:
     def _start(self, now: float, effects: list[Effect]) -> "Coordinator":
         """Start the next generation on the first machines, as many of them as can share the batch."""
         members = tuple(sorted(self.present)[: self._size])
-        state = replace(self, stage="running", stage_start=now, generation=self.generation + 1, members=members)
-        state = replace(state, ends={}, failure=None, growing=False, grow_at=None)
+        generation = self.generation.following(members)
+        state = replace(self, stage="running", stage_start=now, generation=generation, grow_at=None)
         if spare := sorted(self.present.keys() - set(members)):
             names = " and ".join(f"machine {machine}" for machine in spare)
             wait = "waits" if len(spare) == 1 else "wait"
@@ -180,75 +168,76 @@ class Coordinator:
         return state
 
     def _assignments(self) -> dict[int, Assignment]:
-        number, each = self.generation, self.processes
+        number, members, each = self.generation.number, self.generation.members, self.processes
         meets = self.options.launchers_meet
         # Launchers of several machines that do not meet share only the name of the job, and start the job only once.
         run_id = f"{self.name}.{number}" if number or meets else self.name
         if not meets:
             total = self.options.machines.most * each
             return {self.own_machine: Assignment(number, self.own_machine * each, total, "", run_id)}
-        total = len(self.members) * each
-        return {
-            machine: Assignment(number, index * each, total, "", run_id) for index, machine in enumerate(self.members)
-        }
+        total = len(members) * each
+        return {machine: Assignment(number, index * each, total, "", run_id) for index, machine in enumerate(members)}
 
     def _record_end(self, machine: int, end: End, effects: list[Effect]) -> "Coordinator":
         """Record that the processes of a machine have ended. If they failed, stop the other machines' processes."""
-        if machine not in self._pending:
+        if machine not in self.generation.pending:
             return self
-        state = replace(self, ends={**self.ends, machine: end})
+        state = replace(self, generation=self.generation.with_end(machine, end))
         if end.code == PREEMPTED:
             state._stop(effects, saved=True)
             return state
         return state._record_failure(end, effects) if end.code else state
 
     def _record_failure(self, failure: End, effects: list[Effect]) -> "Coordinator":
-        if self.failure is not None:
+        if self.generation.failure is not None:
             return self
         self._stop(effects, saved=False)
-        return replace(self, failure=failure)
+        return replace(self, generation=replace(self.generation, failure=failure))
 
     def _stop(self, effects: list[Effect], *, saved: bool) -> None:
-        for machine in sorted(self._pending):
-            stop = Stop(self.generation, saved)
+        for machine in sorted(self.generation.pending):
+            stop = Stop(self.generation.number, saved)
             effects.append(StopProcesses(saved) if machine == self.own_machine else Send(machine, stop))
 
     def _handle_end(self, machine: int, message: MachineEnded, effects: list[Effect]) -> "Coordinator":
-        elastic, state = self.options.machines.elastic, self
+        elastic, state, generation = self.options.machines.elastic, self, self.generation
         if message.stop_requested and elastic:
             # The machine leaves the job, so the later end of its connection does not change the state.
             state = replace(self, present=_without(self.present, machine))
-        if machine in state._pending and (message.stop_requested or message.generation == self.generation):
+        if machine in generation.pending and (message.stop_requested or message.generation == generation.number):
             end = End(message.code, message.cause, message.stop_requested, message.user_exit)
             return state._record_end(machine, end, effects)
-        if message.stop_requested and not elastic and not state._pending:
+        if message.stop_requested and not elastic and not generation.pending:
             effects.append(Say(f"machine {machine}: {message.cause}"))
             return replace(state, stage="over", code=message.code)
-        if message.stop_requested and machine in self.ends:
+        if message.stop_requested and machine in generation.ends:
             # The processes of this machine have already ended. The signal takes effect when the processes of all other
             # machines have ended.
-            return replace(state, ends={**self.ends, machine: replace(self.ends[machine], stop_requested=True)})
+            end = replace(generation.ends[machine], stop_requested=True)
+            return replace(state, generation=generation.with_end(machine, end))
         return state
 
     def _grow(self, effects: list[Effect]) -> "Coordinator":
         """Ask all processes to save and stop, if the next generation can have more machines than this generation."""
-        size = self._size
-        all_run = self._pending == set(self.members)
-        if self.growing or self.failure or not all_run or size is None or size <= len(self.members):
+        size, generation = self._size, self.generation
+        if generation.growing or generation.failure or generation.ends:
+            return self
+        if size is None or size <= len(generation.members):
             return self
         self._notify_all(f"{size} machines are connected; all processes save, and restart on these machines", effects)
         effects.append(SaveProcesses())
-        return replace(self, growing=True)
+        return replace(self, generation=replace(generation, growing=True))
 
     def _conclude(self, now: float, effects: list[Effect]) -> "Coordinator":
         """Decide, after all processes of a generation have ended, whether the job ends or restarts after a delay."""
-        elastic, ran = self.options.machines.elastic, now - self.stage_start
-        verdict = decide(self.ends, self.failure, self.budget, ran, elastic=elastic, growing=self.growing)
+        ended, ran = self.generation, now - self.stage_start
+        elastic = self.options.machines.elastic
+        verdict = decide(ended.ends, ended.failure, self.budget, ran, elastic=elastic, growing=ended.growing)
         if isinstance(verdict, int):
             return replace(self, stage="over", code=verdict)
         self._notify_all(verdict.line, effects)
         # If too few machines connect again, the launcher ends with this exit code.
-        code = PREEMPTED if self.failure is None else self.failure.code
+        code = PREEMPTED if ended.failure is None else ended.failure.code
         return replace(self, stage="delay", stage_start=now, delay=verdict.delay, budget=verdict.budget, code=code)
 
     def _give_up(self, effects: list[Effect]) -> "Coordinator":
@@ -257,7 +246,7 @@ class Coordinator:
             f"{len(self.present)} of at least {counted(self.sizes[0], 'machine')} came in {self.options.wait:g} "
             f"s: {names}; start the others, or raise --wait"
         )
-        never_started = self.generation < 0
+        never_started = self.generation.number < 0
         effects.append(RaiseError(Unreachable(f"--nodes {self.options.nodes}: {line}")) if never_started else Say(line))
         return replace(self, stage="over")
 
