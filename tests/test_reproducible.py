@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
-from support.cases import rare_case
+from support.cases import ci_case, rare_case
 from support.data import NO_AUGMENTATION, random_table
 from support.exact import REPRODUCIBLE, bytes_of, trained
 from support.networks import SmallNet, largest_difference
@@ -35,7 +35,7 @@ TABLE = random_table(64)
     ("devices", "accumulate", "batch_size", "cache"),
     [
         ((1, 8), 1, 16, "none"),
-        ((4, 8), 1, 8, "device"),
+        ci_case((4, 8), 1, 8, "device"),
         ((4, 8), 2, 16, "none"),
         rare_case(DEVICES, 1, 16, "none"),
         rare_case((1, 8), 1, 8, "device"),

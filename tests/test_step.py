@@ -11,7 +11,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cases import essential_and_rare, rare_case
+from support.cases import ci_case, essential_and_rare, rare_case
 from support.data import CLASSES, random_batch
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of, randomized
 from support.shared import adapted, plain_loss, sgd, taken_apart, topology_of
@@ -187,7 +187,7 @@ def assert_same(one: Trajectory, many: Trajectory, tolerance: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", essential_and_rare((4,), 2, 8))
-@pytest.mark.parametrize(("net", "image"), [(ghost(2), 6), (ghost(3, "cpu"), 6), (ghost_airbench(), 10)])
+@pytest.mark.parametrize(("net", "image"), [(ghost(2), 6), ci_case(ghost(3, "cpu"), 6), (ghost_airbench(), 10)])
 def test_with_ghost_batch_norm_any_number_of_devices_equals_one(net, image, devices):
     one, many = (take_steps(net, count, size=8 * net.group, image=image) for count in (1, devices))
     without_gradient = [

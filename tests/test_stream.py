@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.cases import essential_and_rare, rare_case
+from support.cases import ci_case, essential_and_rare, rare_case
 from support.images import encode
 from support.processes import environment
 from support.streams import (
@@ -502,7 +502,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
-@pytest.mark.parametrize("end", ["close", "drop", "never started"])
+@pytest.mark.parametrize("end", ["close", "drop", ci_case("never started")])
 def test_threads_follow_the_cores_and_end_with_the_iterator(table: ExampleTable, end: str, monkeypatch):
     def endless(cores: int) -> Generator[Batch]:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)

@@ -14,7 +14,7 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cases import rare_case
+from support.cases import ci_case, rare_case
 from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table
 from support.faults import poisoned, spoil
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of
@@ -104,10 +104,10 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("shares", "devices", "case"),
     [
-        ("3,1", 2, "plain"),
+        ci_case("3,1", 2, "plain"),
         ("1,2,4,1", 4, "images on the devices"),
         ("5,2,1", 3, "all parts"),
-        pytest.param("3,1", 2, "microbatches, mixup, weighted loss", marks=pytest.mark.ci),
+        ci_case("3,1", 2, "microbatches, mixup, weighted loss"),
         ("3,1", 2, "microbatches"),
         *(rare_case("3,1", 2, case) for case in CASES if case not in ("plain", "microbatches")),
         *(rare_case("1,2,4,1", 4, case) for case in CASES),

@@ -1,9 +1,14 @@
-"""Cases of parametrized tests: essential cases always run, other cases only in `make test-all`."""
+"""Cases of parametrized tests: essential cases always run, other cases in `make test-ci` or only in `make test-all`."""
 
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+
+def ci_case(*values: Any) -> Any:
+    """Return a case that `make test-ci` runs, and not `make test`."""
+    return pytest.param(*values, marks=pytest.mark.ci)
 
 
 def rare_case(*values: Any) -> Any:
