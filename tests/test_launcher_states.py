@@ -99,7 +99,7 @@ class World:
 
     def awaited(self) -> set[int]:
         """Return the machines whose end the coordinator has not received."""
-        return self.coordinator.generation.pending
+        return set(self.coordinator.generation.members) - self.coordinator.generation.ends.keys()
 
     def perform(self, machine: int, effect: Effect) -> None:
         match effect:

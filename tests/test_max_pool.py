@@ -28,7 +28,7 @@ def value_and_gradient(pool, settings, images, weights):
 @costly
 @given(
     st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    st.sampled_from([(3, 2, 1), (2, 2, 0), (3, 1, 1), (3, 3, 0), (1, 1, 0), (2, 3, 0), (5, 2, 2)]),
+    st.sampled_from([(3, 2, 1), (2, 2, 0), (3, 1, 1), (3, 3, 0), (1, 1, 0), (2, 3, 0), (5, 2, 2), (4, 3, 1)]),
     st.integers(0, 1000),
     st.sampled_from(["float32", "bfloat16"]),
 )
@@ -57,3 +57,8 @@ def test_max_pooling_propagates_nan(position):
     images = jnp.ones((1, 4, 4, 1)).at[0, *position, 0].set(jnp.nan)
     np.testing.assert_array_equal(max_pool(images), flax_pool(images, 3, 2, 1))
     assert np.isnan(max_pool(images)).any()
+
+
+def test_a_window_of_more_positions_than_a_uint8_raises_an_error():
+    with pytest.raises(ValueError, match="^a window of 16x16 pixels: give at most 15x15"):
+        jax.grad(lambda x: max_pool(x, 16, 1, 0).sum())(jnp.zeros((1, 32, 32, 1)))

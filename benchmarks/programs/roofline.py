@@ -5,8 +5,8 @@ the time of a launch. A collective runs beside the kernels between its start and
 its remaining time. `jaxddp.measure.communication` models its time.
 
 The constants:
-- 4.8 TB/s and 989.5 TFLOP/s in bfloat16, from NVIDIA's data sheet of the H200. An assumption until a
-  GPU is measured: 90% and 60% of these are reached.
+- 4.8 TB/s and 989.5 TFLOP/s in bfloat16, from NVIDIA's data sheet of the H200. Assumptions: 90% and 60% of these are
+  reached. On one H200, copies reached 89%, elementwise kernels of XLA 67%, and large matrix products 79%.
 - 1.5 us for the launch of a kernel in a CUDA graph or behind a full queue: an assumption.
 - The links of a DGX H200, as in `jaxddp.measure.communication`.
 """

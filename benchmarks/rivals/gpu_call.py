@@ -94,8 +94,9 @@ class Call:
         return command
 
     def _take(self, measurement: Measurement, figures: Figures, begin: float) -> None:
-        key = f"{measurement.key}/{figures.pop('key')}" if measurement.keys else measurement.key
-        self._put(key, figures | {"took": time.monotonic() - begin})
+        key = f"{measurement.key}/{figures['key']}" if measurement.keys else measurement.key
+        others = {name: value for name, value in figures.items() if name != "key"}
+        self._put(key, others | {"took": time.monotonic() - begin})
 
     def _put(self, key: str, figures: Figures) -> None:
         self.plan.table.put(key, figures)

@@ -16,7 +16,7 @@ from pathlib import Path
 from jaxddp.cluster.elastic_sizes import valid_machine_counts
 from jaxddp.cluster.event_queue import catch_signals
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
-from jaxddp.cluster.meeting.driver import LocalGeneration, driver
+from jaxddp.cluster.meeting.driver import LocalStart, driver
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.process_output import say
 from jaxddp.cluster.tpu_host import check_options
@@ -131,7 +131,7 @@ def _default_logs(command: Sequence[str]) -> Path:
     return Path("runs/launch")
 
 
-def _start(group: WorkerGroup, generation: LocalGeneration, settings: _Settings) -> None:
+def _start(group: WorkerGroup, generation: LocalStart, settings: _Settings) -> None:
     """Start the processes of this machine."""
     assignment, each = generation.assignment, len(settings.gpus)
     # Process 0 inherits the socket. This process closes its copy, so that connections fail after process 0 ended.

@@ -13,8 +13,12 @@ def read_ahead(values: Iterable[T]) -> Iterator[T]:
     An error of `values` is raised when its value is requested.
     """
     iterator, end = iter(values), object()
-    with ThreadPoolExecutor(1, "read ahead") as thread:
+    thread = ThreadPoolExecutor(1, "read ahead")
+    try:
         following = thread.submit(next, iterator, end)
         while (value := following.result()) is not end:
             following = thread.submit(next, iterator, end)
             yield value  # type: ignore[misc]
+    finally:
+        # An unfinished generator may be closed by a garbage collection, which may run in the thread itself.
+        thread.shutdown(wait=False, cancel_futures=True)

@@ -195,6 +195,16 @@ def test_a_child_is_not_started_when_too_little_time_is_left(tmp_path):
     assert plan.table.failures[first.key].startswith("exit code 2: ")
 
 
+def test_the_failure_of_a_key_is_a_row_beside_the_other_keys(tmp_path):
+    results = ['{"key": "a", "failed": "broken"}', '{"key": "b", "step": 1}', '{"key": "b", "step": 2}']
+    (tmp_path / "child.py").write_text(f"import sys; open(sys.argv[1], 'a').write({chr(10).join([*results, ''])!r})")
+    plan = plan_of(tmp_path, {})
+    measurement = Measurement("some", str(tmp_path / "child"), 60, words=(str(plan.out),), keys=("a", "b"))
+    Call(plan, Children(tmp_path, tmp_path, {}), "", float("inf"))._measure(measurement)
+    assert plan.table.failures == {"some/a": "broken"} and not measurement.missing(plan.table)
+    assert list(plan.table.measured) == ["some/a", "some/b"] and plan.table.measured["some/b"]["step"] == 2
+
+
 def test_limits_of_keys_replace_the_usual_limits(tmp_path):
     plan = replace(plan_of(tmp_path, {}), limits=(gpu.parse_limit("100"), gpu.parse_limit("batches/torch=7")))
     assert {each.limit for each in plan.pending("gate")} == {100}
@@ -384,8 +394,8 @@ def test_1x1_convolution_as_matrix_product_equals_the_networks_convolution(shape
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 3, 7, 3), (2, 7, 3, 3, 1), (3, 8, 2, 5, 2), (1, 5, 3, 3, 1)])
-def test_a_convolution_on_blocks_equals_the_networks_convolution(shape):
-    assert difference_from_convolution(step_variants.on_blocks, *shape) < 1e-11
+def test_a_convolution_by_space_to_depth_equals_the_networks_convolution(shape):
+    assert difference_from_convolution(step_variants.space_to_depth_convolution, *shape) < 1e-11
 
 
 @pytest.mark.exhaustive

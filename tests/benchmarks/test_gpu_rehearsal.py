@@ -107,7 +107,7 @@ FAILED = {
 }
 
 
-ALL = ("gate", "batches", "rounds", "trace", "cifar")
+ALL = ("gate", "batches", "rounds", "variants", "trace", "cifar")
 
 
 @pytest.mark.parametrize(

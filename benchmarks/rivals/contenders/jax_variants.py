@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 
-from benchmarks.common.harness import alternate
+from benchmarks.common.harness import Figures
 from benchmarks.rivals.contenders.case import Task
 from benchmarks.rivals.contenders.outcome import add_result, attempt, reason
-from benchmarks.rivals.contenders.step_variants import BASE, VARIANTS, Variant, make_variants
+from benchmarks.rivals.contenders.step_variants import BASE, VARIANTS, Variant, variant_makers
 from jaxddp.engine.step_objective import MetricSums
 from jaxddp.measure.cost import compile_with_cost
 
@@ -33,50 +33,58 @@ THREADS = 6
 Turn = Callable[[], float]
 
 
+class Compiled(NamedTuple):
+    variant: Variant
+    program: Any
+    needed_bytes: int | None
+
+
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("task", type=Path)
     parser.add_argument("--keys", nargs="+", choices=VARIANTS, default=VARIANTS, help="the variants")
     options = parser.parse_args()
-    task = Task.read(options.task)
-    return argparse.Namespace(task=task, keys=options.keys, out=task.out)
+    options.task = Task.read(options.task)
+    options.out = options.task.out
+    return options
 
 
 def main(options: argparse.Namespace) -> None:
     task: Task = options.task
-    variants = make_variants(task, options.keys)
-    turns: dict[str, Turn] = {}
-    figures: dict[str, dict[str, Any]] = {}
-    for name, compiled in compile_all(variants, task.out).items():
-        with failing(name, task.out):
-            turn, of_variant = start(compiled, variants[name], task)
+    makers, turns = variant_makers(task), {}
+    figures: dict[str, Figures] = {}
+    for name, compiled in compile_all({name: makers[name] for name in (BASE, *options.keys)}, task.out).items():
+        with reporting_failure(name, task.out):
+            turn, of_variant = start(compiled, task)
             check_losses(name, of_variant["losses"], figures.get(BASE, of_variant)["losses"])
             turns[name], figures[name] = turn, of_variant
-    seconds = alternate(turns, task.turns)
-    for name in [each for each in figures if each != BASE]:
-        compared = compare_with_base(seconds[name], seconds[BASE]) | {"base": seconds[BASE]}
-        add_result(task.out, figures[name] | compared, name)
+    for seconds in rounds(turns, task):
+        for name in [each for each in seconds if each != BASE]:
+            compared = compare_with_base(seconds[name], seconds[BASE]) | {"base": seconds[BASE]}
+            add_result(task.out, figures[name] | compared, name)
 
 
-def compile_all(variants: Mapping[str, Variant], out: Path) -> dict[str, Any]:
-    """Compile the variants in threads. Returns (program, cost, seconds) of each variant that could be compiled.
+def compile_all(makers: Mapping[str, Callable[[], Variant]], out: Path) -> dict[str, Compiled]:
+    """Compile variants in threads, and return those that could be compiled.
 
-    XLA tries its candidates on the GPU in one thread at a time, and nothing else runs there meanwhile.
+    The compilation of ResNet-50 with XLA's search for algorithms takes half a minute. The search uses the GPU in one
+    thread at a time.
     """
+    found: dict[str, Compiled] = {}
 
-    def compiled(name: str, variant: Variant) -> Any:
-        with failing(name, out):
-            begin = time.perf_counter()
-            program, cost = compile_with_cost(variant.make(), variant.state, *variant.feed)
-            return program, cost, time.perf_counter() - begin
+    def compile_variant(name: str) -> None:
+        with reporting_failure(name, out):
+            variant = makers[name]()
+            program, cost = compile_with_cost(variant.program, variant.state, *variant.feed)
+            found[name] = Compiled(variant, program, cost.needed_bytes)
 
     with ThreadPoolExecutor(THREADS) as pool:
-        found = dict(zip(variants, pool.map(compiled, variants, variants.values()), strict=True))
-    return {name: each for name, each in found.items() if each is not None}
+        list(pool.map(compile_variant, makers))
+    return {name: found[name] for name in makers if name in found}
 
 
 @contextmanager
-def failing(name: str, out: Path) -> Iterator[None]:
+def reporting_failure(name: str, out: Path) -> Iterator[None]:
     """Report an exception as the result of a variant, and continue. An exception of the unchanged step is raised."""
     try:
         yield
@@ -86,13 +94,11 @@ def failing(name: str, out: Path) -> Iterator[None]:
         add_result(out, {"failed": reason(error)}, name)
 
 
-def start(compiled: Any, variant: Variant, task: Task) -> tuple[Turn, dict[str, Any]]:
+def start(compiled: Compiled, task: Task) -> tuple[Turn, Figures]:
     """Take the first steps. Returns a function that times a turn, in seconds per step, and the figures before it."""
-    program, cost, seconds = compiled
+    variant, program, needed_bytes = compiled
     state = jax.tree.map(jnp.copy, variant.state)
-    figures: dict[str, Any] = {"compile": seconds}
-    if cost.needed_bytes is not None:
-        figures["needed_bytes"] = cost.needed_bytes
+    figures: Figures = {} if needed_bytes is None else {"needed_bytes": needed_bytes}
     state, sums = program(state, *variant.feed)
     figures["losses"] = [first_loss(sums)]
     if variant.steps == 1:
@@ -114,12 +120,23 @@ def start(compiled: Any, variant: Variant, task: Task) -> tuple[Turn, dict[str, 
     return turn, figures
 
 
+def rounds(turns: Mapping[str, Turn], task: Task) -> Iterator[dict[str, list[float]]]:
+    """Yield the seconds of all turns so far, after each round. The order alternates between rounds."""
+    seconds: dict[str, list[float]] = {name: [] for name in turns}
+    for number in range(task.turns):
+        for name in list(seconds)[:: 1 if number % 2 else -1]:
+            with reporting_failure(name, task.out):
+                seconds[name].append(turns[name]())
+        seconds = {name: each for name, each in seconds.items() if len(each) == number + 1}
+        yield seconds
+
+
 def first_loss(sums: MetricSums) -> float:
     """Return the mean loss of a call's first step."""
     return float(np.ravel(sums.values[..., 0, 0])[0] / np.ravel(sums.values[..., 0, 1])[0])
 
 
-def compare_with_base(results: list[float], base: list[float]) -> dict[str, Any]:
+def compare_with_base(results: list[float], base: list[float]) -> Figures:
     """Return the speed as a multiple of the unchanged step's."""
     return {
         "step": statistics.median(results),

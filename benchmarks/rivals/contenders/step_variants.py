@@ -1,27 +1,22 @@
 """Variants of jaxddp's step:
 
-- the step without what `benchmarks/RESULTS.md` lists under "Programs for GPUs": without the guard, with gradients that
-  are not ravelled, with JAX's gradient of batch norm, with Flax's max-pool;
+- without the guard, with gradients that are not ravelled, with JAX's gradient of batch norm, with Flax's max-pool;
 - 1x1 convolutions as matrix products, which `jaxddp.models.ops.cpu_convolution` uses on CPUs;
-- convolutions of few channels with a stride, such as the first one, on blocks of pixels as channels;
+- the first convolution by space-to-depth;
 - the XLA options in `XLA_OPTIONS`;
 - a state that is not donated;
 - images resident on the device, with one or several steps in a call.
 """
 
 import functools
-import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-
-sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.rivals.contenders.case import Task
 from benchmarks.rivals.contenders.jaxddp_parts import make_parts
@@ -35,6 +30,37 @@ from jaxddp.models.adapt import adapt
 from jaxddp.models.ops.operations import Operations, flax_max_pool
 from jaxddp.setup.feed import LONGEST_CHUNK
 from jaxddp.setup.run_setup import RunSetup
+
+FEW_CHANNELS = 4
+
+
+def as_matrix_product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """Compute a convolution, with 1x1 kernels as matrix products on every platform."""
+    if kernel.shape[0] == 1:
+        return lax.dot_general(images[:, ::stride, ::stride], kernel[0, 0], (((3,), (0,)), ((), ())))
+    return convolve(images, kernel, stride, padding)
+
+
+def space_to_depth_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """Compute a convolution. With a stride and few channels, a block of pixels becomes a pixel of more channels."""
+    batch, *sides, channels = images.shape
+    if stride == 1 or channels > FEW_CHANNELS:
+        return convolve(images, kernel, stride, padding)
+    length = -(-kernel.shape[0] // stride)
+    counts = [(side + 2 * padding - kernel.shape[0]) // stride + length for side in sides]
+    margins = [(padding, count * stride - side - padding, 0) for count, side in zip(counts, sides, strict=True)]
+    images = lax.pad(images, jnp.zeros((), images.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
+    kernel = jnp.pad(kernel, [(0, length * stride - kernel.shape[0])] * 2 + [(0, 0)] * 2)
+    blocks = images.reshape(batch, counts[0], stride, counts[1], stride, channels).transpose(0, 1, 3, 2, 4, 5)
+    kernels = kernel.reshape(length, stride, length, stride, channels, -1).transpose(0, 2, 1, 3, 4, 5)
+    depth = stride * stride * channels
+    return convolve(blocks.reshape(batch, *counts, depth), kernels.reshape(length, length, depth, -1), 1, 0)
+
+
+def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    margins, numbers = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
+    return lax.conv_general_dilated(images, kernel, (stride, stride), margins, dimension_numbers=numbers)
+
 
 BASE = "the step as it is"
 # There is no threshold for combining all-reduces, because gradients are in one buffer.
@@ -54,80 +80,56 @@ UNGUARDED, SEPARATE, UNDONATED = "without the guard", "gradients not ravelled", 
 OPERATIONS = {
     "JAX's gradient of batch norm": {"custom_norm_gradient": False},
     "Flax's max-pool": {"max_pool": flax_max_pool},
-    "1x1 as products": {"convolution": lambda *arguments: as_matrix_product(*arguments)},
-    "blocks of pixels as channels": {"convolution": lambda *arguments: on_blocks(*arguments)},
+    "1x1 as products": {"convolution": as_matrix_product},
+    "first convolution by space-to-depth": {"convolution": space_to_depth_convolution},
 }
 # Steps in a call; None means as many as a run takes in a call.
 RESIDENT = {"on the device, one a dispatch": 1, "on the device, several a dispatch": None}
 VARIANTS = (UNGUARDED, SEPARATE, *OPERATIONS, *XLA_OPTIONS, UNDONATED, *RESIDENT)
-FEW_CHANNELS = 4
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A function that returns a jitted program, its first state, its arguments after the state, its number of steps."""
+    """A jitted program, its first state, its arguments after the state, and its number of steps."""
 
-    make: Callable[[], Any]
+    program: Any
     state: TrainState
     feed: tuple[Any, ...]
     steps: int = 1
 
 
-def make_variants(task: Task, names: Iterable[str]) -> dict[str, Variant]:
-    """Return some of `VARIANTS`, after the unchanged step."""
+def variant_makers(task: Task) -> dict[str, Callable[[], Variant]]:
+    """Return a function for each of `VARIANTS`, and for the unchanged step, that prepares it."""
     setup, batch = make_parts(task)
-    unguarded, _ = make_parts(task, max_bad_steps=0)
-    makes = {BASE: setup.step, UNGUARDED: unguarded.step, UNDONATED: functools.partial(undonated, setup)}
-    makes[SEPARATE] = functools.partial(separate, setup)
-    makes |= {option: functools.partial(with_option, setup, option) for option in XLA_OPTIONS}
-    makes |= {name: functools.partial(with_operations, setup, changes) for name, changes in OPERATIONS.items()}
-    states = {UNGUARDED: unguarded.state}
-    variants = {name: Variant(make, states.get(name, setup.state), (batch,)) for name, make in makes.items()}
-    for name, steps in RESIDENT.items():
-        variants[name] = resident(setup, steps or min(LONGEST_CHUNK, task.steps))
-    return {name: variants[name] for name in (BASE, *names)}
+    steps: dict[str, Callable[[], Any]] = {BASE: setup.step}
+    steps |= {UNDONATED: functools.partial(undonated, setup), SEPARATE: functools.partial(separate, setup)}
+    steps |= {option: functools.partial(with_option, setup, option) for option in XLA_OPTIONS}
+    steps |= {name: functools.partial(with_operations, setup, changes) for name, changes in OPERATIONS.items()}
+
+    def plain(step: Callable[[], Any]) -> Variant:
+        return Variant(step(), setup.state, (batch,))
+
+    def unguarded() -> Variant:
+        other, _ = make_parts(task, max_bad_steps=0)
+        return Variant(other.step(), other.state, (batch,))
+
+    makers = {name: functools.partial(plain, step) for name, step in steps.items()}
+    lengths = {name: length or min(LONGEST_CHUNK, task.steps) for name, length in RESIDENT.items()}
+    return makers | {UNGUARDED: unguarded} | {n: functools.partial(resident, setup, lengths[n]) for n in RESIDENT}
 
 
 def resident(setup: RunSetup, length: int) -> Variant:
     (chunk,) = setup.feed.resident_chunks([range(length)], setup.key)
     # As in a run whose images are on the devices.
     averaging = Averaging.of(setup.recipe.config.replace(data={"cache": "device"}), setup.topology)
-    make = functools.partial(make_resident_steps, local_step(setup, averaging), setup.topology)
-    return Variant(make, setup.state, chunk.feed, length)
+    program = make_resident_steps(local_step(setup, averaging), setup.topology)
+    return Variant(program, setup.state, chunk.feed, length)
 
 
 def with_operations(setup: RunSetup, changes: dict[str, Any]) -> Any:
     model: Any = setup.model
     operations = replace(Operations(), **changes)
     return replace(setup, model=adapt(model.module.clone(operations=operations))).step()
-
-
-def as_matrix_product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """Compute a convolution, with 1x1 kernels as matrix products on every platform."""
-    if kernel.shape[0] == 1:
-        return lax.dot_general(images[:, ::stride, ::stride], kernel[0, 0], (((3,), (0,)), ((), ())))
-    return convolve(images, kernel, stride, padding)
-
-
-def on_blocks(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    """Compute a convolution. If it has a stride and few channels, blocks of `stride` x `stride` pixels are channels."""
-    batch, *sides, channels = images.shape
-    if stride == 1 or channels > FEW_CHANNELS:
-        return convolve(images, kernel, stride, padding)
-    length = -(-kernel.shape[0] // stride)
-    counts = [(side + 2 * padding - kernel.shape[0]) // stride + length for side in sides]
-    margins = [(padding, count * stride - side - padding, 0) for count, side in zip(counts, sides, strict=True)]
-    images = lax.pad(images, jnp.zeros((), images.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
-    kernel = jnp.pad(kernel, [(0, length * stride - kernel.shape[0])] * 2 + [(0, 0)] * 2)
-    blocks = images.reshape(batch, counts[0], stride, counts[1], stride, channels).transpose(0, 1, 3, 2, 4, 5)
-    kernels = kernel.reshape(length, stride, length, stride, channels, -1).transpose(0, 2, 1, 3, 4, 5)
-    depth = stride * stride * channels
-    return convolve(blocks.reshape(batch, *counts, depth), kernels.reshape(length, length, depth, -1), 1, 0)
-
-
-def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    margins, numbers = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
-    return lax.conv_general_dilated(images, kernel, (stride, stride), margins, dimension_numbers=numbers)
 
 
 def with_option(setup: RunSetup, word: str) -> Any:

@@ -200,10 +200,10 @@ class Coordinator:
             effects.append(StopProcesses(saved) if machine == self.own_machine else Send(machine, stop))
 
     def _handle_end(self, machine: int, message: MachineEnded, effects: list[Effect]) -> "Coordinator":
-        elastic, state, generation = self.options.machines.elastic, self, self.generation
-        if message.stop_requested and elastic:
-            # The machine leaves the job, so the later end of its connection does not change the state.
-            state = replace(self, present=_without(self.present, machine))
+        elastic, generation = self.options.machines.elastic, self.generation
+        # If the machine leaves the job, the later end of its connection does not change the state.
+        leaves = message.stop_requested and elastic
+        state = replace(self, present=_without(self.present, machine)) if leaves else self
         if machine in generation.pending and (message.stop_requested or message.generation == generation.number):
             end = End(message.code, message.cause, message.stop_requested, message.user_exit)
             return state._record_end(machine, end, effects)

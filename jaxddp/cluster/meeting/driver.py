@@ -45,7 +45,7 @@ another machine."""
 
 
 @dataclass(frozen=True)
-class LocalGeneration:
+class LocalStart:
     """The assignment of this machine in one start of the whole job."""
 
     assignment: Assignment
@@ -62,14 +62,14 @@ class Driver:
 
     def __init__(self, state: State, events: EventQueue, network: Network | None, listen: Listen):
         self._state, self._events, self._network, self._listen = state, events, network, listen
-        self._generation: LocalGeneration | None = None
+        self._generation: LocalStart | None = None
 
     @property
     def code(self) -> int:
         """The exit code of the job, once it is over."""
         return self._state.code
 
-    def next_generation(self) -> LocalGeneration | None:
+    def next_generation(self) -> LocalStart | None:
         """Wait for the next generation, and return it; None if the job is over.
 
         Raises:
@@ -125,7 +125,7 @@ class Driver:
             case StartGeneration():
                 self._start(effect)
             case JoinGeneration(assignment):
-                self._generation = LocalGeneration(assignment)
+                self._generation = LocalStart(assignment)
             case StopProcesses(saved):
                 if group is not None:
                     group.stop_with_others(saved=saved)
@@ -142,7 +142,7 @@ class Driver:
         )
         for machine, assignment in others:
             self._perform(Send(machine, assignment), None)
-        self._generation = LocalGeneration(own[1], listener)
+        self._generation = LocalStart(own[1], listener)
 
 
 def driver(options: Launch, processes: int, sizes: Sequence[int], events: EventQueue) -> Driver:

@@ -26,7 +26,7 @@ class Generation:
 
     @property
     def pending(self) -> set[int]:
-        """The members whose processes have not ended."""
+        """The members whose processes have not ended. It is empty unless the stage is "running"."""
         return set(self.members) - self.ends.keys()
 
     def with_end(self, machine: int, end: End) -> "Generation":

@@ -23,7 +23,10 @@ def max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int =
     Images may have any float dtype with infinities. Values and gradients equal those of `flax.linen.max_pool`: of
     several equal maxima, the first in row-major order gets the whole gradient. Flax's gradient (select and scatter) is
     a serial loop on CPUs, and reads the images again on GPUs. Here a uint8 for each output stores the index of the
-    maximum, so `window` is at most 15. Only reverse-mode differentiation is supported, not `jax.jvp`.
+    maximum. Only reverse-mode differentiation is supported, not `jax.jvp`.
+
+    Raises:
+        ValueError: the window is larger than 15x15, whose positions and `_NOWHERE` fit into a uint8.
     """
     return _forward(images, window, stride, padding)[0]
 
@@ -31,6 +34,8 @@ def max_pool(images: jax.Array, window: int = 3, stride: int = 2, padding: int =
 def _forward(
     images: jax.Array, window: int, stride: int, padding: int
 ) -> tuple[jax.Array, tuple[jax.Array, tuple[int, ...]]]:
+    if window**2 > _NOWHERE:
+        raise ValueError(f"a window of {window}x{window} pixels: give at most 15x15")
     pixels = _pixels(images, window, stride, padding)
     largest = next(pixels)
     which = lax.full_like(largest, 0, jnp.uint8)
