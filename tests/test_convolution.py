@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from support.cases import costly, rare_case
+from support.cases import costly, essential_and_ci, rare_case
 from support.networks import largest_difference
 
 from jaxddp.config import Config, load
@@ -188,11 +188,10 @@ REPRESENTATIVE = {
     *("cifar10", "cifar10_fast", "digits", "fashion_mnist", "imagenet_resnet18_ffcv_16"),
     *("imagenet_resnet50", "imagenet_vit_s16"),
 }
-OTHERS = [pytest.param(name, marks=pytest.mark.ci) for name in config_names() if name not in REPRESENTATIVE]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*sorted(REPRESENTATIVE), *OTHERS])
+@pytest.mark.parametrize("name", essential_and_ci(sorted(REPRESENTATIVE), config_names()))
 def test_no_network_of_configs_has_a_slow_operation(name):
     with jax.enable_x64(False):
         assert slow_operations(lower_gradient_of_config(load(name))) == []

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import runs
-from support.cases import ci_case, essential_and_rare
+from support.cases import essential_and_ci, essential_and_rare
 from support.data import random_table, write_arrays
 from support.networks import largest_difference, linear_model
 from support.shared import sgd
@@ -416,12 +416,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no manifest": (lambda step: (step / "manifest.json").unlink(), "manifest.json is missing"),
     "an emptied step": (lambda step: [shutil.rmtree(step), step.mkdir()], "manifest.json is missing"),
 }
-LIKE_OTHERS = ("zeros", "no OCDBT manifest", "no metadata", "a directory", "an emptied step")
-"""Damages that other cases resemble."""
+DIFFERENT_DAMAGES = ("a file is missing", "a file is cut", "a flipped bit", "no progress", "a pipe", "no manifest")
+"""One damage for each message and each check."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [ci_case(case) if case in LIKE_OTHERS else case for case in DAMAGES])
+@pytest.mark.parametrize("case", essential_and_ci(DIFFERENT_DAMAGES, DAMAGES))
 def test_a_damaged_checkpoint_raises_a_one_line_error(case, data, workdir, python_run, tmp_path, capfd):
     damage, expected = DAMAGES[case]
     folder = workdir / "checkpoints"

@@ -30,7 +30,8 @@ USED = {
     "jaxddp/data/formats/tfds.py": "read_only_builder",
     "jaxddp/data/stream/tensorflow_cpu.py": "sys.modules['keras']",
     "jaxddp/engine/buckets.py": "eqns",
-    "jaxddp/engine/program_cache.py": "jax._src.compilation_cache jax._src.compiler _cache_write",
+    "jaxddp/engine/program_cache.py": "jax._src.compilation_cache jax._src.compiler jax._src.lru_cache _CACHE_SUFFIX "
+    "_cache_write",
     "jaxddp/engine/extra_arguments.py": "eqns",
     "jaxddp/workdir/digests.py": "eqns",
     "jaxddp/job/job_peers.py": "jax.experimental.multihost_utils",

@@ -14,7 +14,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cases import ci_case, essential_and_rare, rare_case
+from support.cases import ci_case, essential_and_ci, essential_and_rare, rare_case
 from support.collectives import collectives
 from support.data import CLASSES, NO_AUGMENTATION, random_table
 from support.faults import poisoned, spoil
@@ -89,7 +89,7 @@ ESSENTIAL = ("adamw", "muon")
 
 
 @pytest.mark.parametrize("devices", essential_and_rare((4,), 1, 2, 8))
-@pytest.mark.parametrize("optimizer", [*ESSENTIAL, *(ci_case(n) for n in OPTIMIZERS.names() if n not in ESSENTIAL)])
+@pytest.mark.parametrize("optimizer", essential_and_ci(ESSENTIAL, OPTIMIZERS.names()))
 def test_a_run_with_a_sharded_optimizer_equals_one_without(optimizer, devices):
     difference = largest_difference(trained(True, devices, optimizer), trained(False, 4, optimizer))
     assert difference < 1e-9

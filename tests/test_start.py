@@ -146,6 +146,24 @@ def test_without_a_writable_cache_a_run_continues_and_logs_one_line(programs_fol
     assert float(jax.jit(lambda x: x + 1)(1.0)) == 2
 
 
+def test_a_program_is_written_whole_or_not_at_all(programs_folder, monkeypatch):
+    """JAX alone would leave a part of a program if the process is killed while it writes."""
+    keep_compiled_programs()
+    jax_cache.reset_cache()
+
+    def be_killed(path: Path, *_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", be_killed)
+        with pytest.raises(KeyboardInterrupt):
+            jax.jit(lambda x: x * 5 + 43)(1.0)
+    assert list(programs_folder.iterdir()) == []
+    jax.jit(lambda x: x * 5 + 43)(1.0)
+    assert programs_folder.is_dir() and all(path.name.endswith("-cache") for path in programs_folder.iterdir())
+    assert [path for path in programs_folder.iterdir() if path.name.startswith("jit__lambda")]
+
+
 @pytest.fixture
 def second_process(programs_folder, monkeypatch):
     """Prepare a process that is not the first of a job: it keeps its programs through JAX's private functions."""

@@ -13,6 +13,7 @@ import logging
 import os
 import stat
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ def keep_compiled_programs(peers: Peers = ALONE) -> None:
     for name, (default, value) in _KEEP_ALL.items():
         if name.upper() not in os.environ and _setting(name) == default:
             jax.config.update(name, value)
+    _write_atomically()
     _write_in_every_cpu_process(peers)
     if _setting("jax_compilation_cache_dir") is not None:
         return
@@ -67,6 +69,42 @@ def keep_compiled_programs(peers: Peers = ALONE) -> None:
             _warn_once(f"compiled programs are not kept ({reason}); set {CACHE_VARIABLE} to a folder for them")
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
+
+
+@functools.cache
+def _write_atomically() -> None:
+    """Make JAX write each program to a temporary file and rename it.
+
+    JAX writes a program in place. If the process is killed, a part of it remains, which JAX reports at each start and
+    never replaces. Another process may read while this one writes.
+    """
+    try:
+        from jax._src import lru_cache
+    except ImportError:
+        lru_cache = None
+    cache, suffix = getattr(lru_cache, "LRUCache", None), getattr(lru_cache, "_CACHE_SUFFIX", None)
+    put = private_names.function(cache, "put", ("self", "key", "value"))
+    if cache is None or suffix is None or put is None:
+        lost = "a killed process may leave a damaged program in the cache, which is then compiled again at each start"
+        private_names.warn_missing("jax", "jax._src.lru_cache.LRUCache.put", lost)
+        return
+
+    @functools.wraps(put)
+    def put_atomically(self: Any, key: str, value: bytes) -> None:
+        folder = os.fspath(self.path)
+        # With a limit of the size, JAX locks the folder and writes further files. A store has no partial objects.
+        if self.eviction_enabled or "://" in folder:
+            put(self, key, value)
+            return
+        place = Path(folder, f"{key}{suffix}")
+        temporary = place.with_name(f"{place.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        try:
+            temporary.write_bytes(value)
+            temporary.replace(place)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    cache.put = put_atomically
 
 
 def _write_in_every_cpu_process(peers: Peers) -> None:

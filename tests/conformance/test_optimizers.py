@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from optax import contrib
-from support.cases import ci_case, essential_and_rare
+from support.cases import essential_and_ci, essential_and_rare
 from support.data import CLASSES, random_table
 from support.networks import largest_difference
 from support.optimizers import (
@@ -255,8 +255,8 @@ def uninterrupted(name: str, devices: int) -> tuple[Any, Any]:
 OF_WHOLE_ARRAYS = ("lamb", "lars", "muon")
 """Optimizers that use norms and products of arrays. The others treat each number separately."""
 OTHERS = [name for name in OPTIMIZERS.names() if name not in OF_WHOLE_ARRAYS]
-LIKE_OTHERS = ("sgd", "rmsprop", "lamb", "lars")
-"""Optimizers whose states resemble those of other optimizers."""
+DIFFERENT_STATES = ("momentum", "adamw", "muon", "schedule_free")
+"""Optimizers whose states have different forms; LARS has that of momentum, and LAMB that of AdamW."""
 
 
 @pytest.mark.slow
@@ -267,7 +267,7 @@ def test_any_number_of_devices_equals_one(name, devices):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [ci_case(n) if n in LIKE_OTHERS else n for n in OPTIMIZERS.names()])
+@pytest.mark.parametrize("name", essential_and_ci(DIFFERENT_STATES, OPTIMIZERS.names()))
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path: Path, name):
     with Checkpoints(tmp_path / "c") as checkpoints:
         with pytest.raises(Preempted):
