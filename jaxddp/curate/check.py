@@ -2,26 +2,20 @@
 
 import os
 import warnings
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
 from jaxddp.core.errors import InputError
+from jaxddp.core.threads import map_in_threads
 from jaxddp.curate.check_report import CheckedSplit, CheckReport
 from jaxddp.curate.image_findings import examine
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.source import SourceTable
 
-_PENDING_PER_THREAD = 32
-"""The number of queued rows for each thread, so that one slow image does not stop the other threads."""
 _MIN_THREADS = 8
-
-T = TypeVar("T")
 
 
 def check(
@@ -55,7 +49,7 @@ def check(
         warnings.filterwarnings("ignore", "Image size .* exceeds limit")
         for name, source in sources.items():
             splits.append(split := CheckedSplit(name, source))
-            findings_of_rows = map_in_threads(partial(examine, source), len(source), threads)
+            findings_of_rows = map_in_threads(partial(examine, source), range(len(source)), threads)
             with _sound_rows(source) as sound, closing(findings_of_rows):
                 for row, findings in enumerate(findings_of_rows):
                     split.add(row, findings)
@@ -81,17 +75,3 @@ def _sound_rows(source: SourceTable) -> Iterator[np.ndarray]:
         yield source.verified.sound
     finally:
         source.verified.write_cache()
-
-
-def map_in_threads(work: Callable[[int], T], count: int, threads: int) -> Generator[T]:
-    """Yield `work(row)` for the rows 0, 1, ... in order. `close()` ends the threads after their current row."""
-    pool, pending = ThreadPoolExecutor(threads), deque[Future[T]]()
-    try:
-        for row in range(count):
-            pending.append(pool.submit(work, row))
-            if len(pending) > _PENDING_PER_THREAD * threads:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)

@@ -16,8 +16,8 @@ from PIL import Image
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.ranges import Range
+from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import first_line, show
-from jaxddp.curate.check import map_in_threads
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
@@ -164,7 +164,7 @@ def _packed_images(source: Table, packing: PackOptions) -> Iterator[bytes]:
         with about(source.name(row)):
             return packed_image(data, packing)
 
-    return map_in_threads(packed_row, len(source), os.cpu_count() or 1)
+    return map_in_threads(packed_row, range(len(source)), os.cpu_count() or 1)
 
 
 def _example(tf: Any, image: bytes, label: int, image_id: bytes) -> Any:

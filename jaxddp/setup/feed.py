@@ -16,7 +16,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.phases import doing, reached
-from jaxddp.core.read_ahead import read_ahead
+from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import counted, size
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan.growth import Growth
@@ -188,7 +188,7 @@ class Feed:
 
         The columns of a chunk are computed in a thread while the devices compute the chunk before it.
         """
-        for count, stacked in read_ahead((len(steps), self._stacked(steps)) for steps in chunks):
+        for count, stacked in map_in_threads(lambda steps: (len(steps), self._stacked(steps)), chunks, ahead=1):
             yield Chunk(count, (self.images, self.topology.place(stacked), key))
 
     def resident_eval(self, source: Source, batch_size: int, longest: int) -> Iterator[tuple[jax.Array, Batch]]:

@@ -1,0 +1,31 @@
+"""Compute values in threads, ahead of their use."""
+
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+A = TypeVar("A")
+T = TypeVar("T")
+
+
+def map_in_threads(work: Callable[[A], T], items: Iterable[A], threads: int = 1, *, ahead: int = 32) -> Generator[T]:
+    """Yield `work(item)` for each item, in order.
+
+    An error of `work` is raised when its value is requested. `close()` ends the threads after their current item.
+
+    Args:
+        ahead: the number of items for each thread, after the yielded one, whose work is queued or done. With a large
+            number, one slow item does not stop the other threads.
+    """
+    pool, pending = ThreadPoolExecutor(threads, "map"), deque[Future[T]]()
+    try:
+        for item in items:
+            pending.append(pool.submit(work, item))
+            if len(pending) > ahead * threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        # A garbage collection may close the generator, also in one of the threads, so this does not wait for them.
+        pool.shutdown(wait=False, cancel_futures=True)
