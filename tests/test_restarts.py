@@ -78,7 +78,7 @@ def test_the_ends_of_a_job_give_its_exit_code_or_a_restart(case):
     else:
         assert isinstance(decision, Restart) and decision.line.startswith(expected)
         # Only failures are counted.
-        assert (decision.budget.used, decision.delay) == ((1, 1.0) if failure is KILLED else (0, 0.0))
+        assert (decision.budget.used, decision.budget.delay) == ((1, 1.0) if failure is KILLED else (0, 0.0))
     if failure is KILLED:
         assert decide(ends, failure, Budget(0), 5.0, **options) == 137
 

@@ -91,9 +91,9 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     with catch_signals() as events:
         meeting, error = driver(options, len(gpus), sizes, events), None
         try:
-            while (generation := meeting.next_generation()) is not None:
+            while (local_start := meeting.next_start()) is not None:
                 with closing(WorkerGroup(options.grace, options.save_grace)) as group:
-                    _start(group, generation, settings)
+                    _start(group, local_start, settings)
                     meeting.record_end(group.watch(events, meeting))
         except JaxddpError as raised:
             error = raised
@@ -131,11 +131,11 @@ def _default_logs(command: Sequence[str]) -> Path:
     return Path("runs/launch")
 
 
-def _start(group: WorkerGroup, generation: LocalStart, settings: _Settings) -> None:
+def _start(group: WorkerGroup, local_start: LocalStart, settings: _Settings) -> None:
     """Start the processes of this machine."""
-    assignment, each = generation.assignment, len(settings.gpus)
+    assignment, each = local_start.assignment, len(settings.gpus)
     # Process 0 inherits the socket. This process closes its copy, so that connections fail after process 0 ended.
-    with generation.listener or nullcontext() as listener:
+    with local_start.listener or nullcontext() as listener:
         total, machines = counted(assignment.processes, "process"), assignment.processes // each
         over = f" on {machines} machines" if machines > 1 else ""
         say(f"jaxddp launch: {total}{over}, coordinator {assignment.coordinator}, output in {settings.logs}")

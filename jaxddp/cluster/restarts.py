@@ -61,10 +61,9 @@ class Budget:
 
 @dataclass(frozen=True)
 class Restart:
-    """A restart of the job after `delay` seconds, with the remaining budget. `line` is the reason, which is printed."""
+    """A restart of the job after `budget.delay` seconds. `line` is the reason, which is printed."""
 
     budget: Budget
-    delay: float
     line: str
 
 
@@ -94,11 +93,11 @@ def decide(
         return code
     if leaving:
         names = " and ".join(f"machine {machine}" for machine in sorted(leaving))
-        return Restart(replace(budget, in_a_row=0), 0.0, f"{names} left; the other machines continue")
+        return Restart(replace(budget, in_a_row=0), f"{names} left; the other machines continue")
     if growing and (failure is None or failure.code == STOPPED_BEFORE_TRAINING):
         saved = "" if failure else "saved; "
-        return Restart(replace(budget, in_a_row=0), 0.0, f"{saved}all processes restart with the new machines")
+        return Restart(replace(budget, in_a_row=0), f"{saved}all processes restart with the new machines")
     after = budget.after_failure(seconds)
     if failure is None or after is None:
         return code
-    return Restart(after, after.delay, f"{failure.cause}; restart {after.used} of {after.most} in {after.delay:g} s")
+    return Restart(after, f"{failure.cause}; restart {after.used} of {after.most} in {after.delay:g} s")

@@ -53,21 +53,18 @@ class Coordinator:
         processes: the number of processes on each machine.
         sizes: the numbers of machines that the job may have, in ascending order.
         name: the run id of the job.
-        own_machine: the number of this machine.
         present: the host name of this machine and of each connected machine, by the machine's number.
         budget: the restarts of the job.
         stage_start: the time at which the stage began.
         last_change: the time at which a machine last connected or disconnected.
         generation: the last generation.
         grow_at: when to check whether newly connected machines can take part; None if no check is planned.
-        delay: seconds between a failure and the next start.
     """
 
     options: Launch
     processes: int
     sizes: tuple[int, ...]
     name: str
-    own_machine: int
     present: Mapping[int, str]
     budget: Budget
     stage_start: float
@@ -75,17 +72,19 @@ class Coordinator:
     stage: Stage = "gathering"
     generation: Generation = field(default_factory=Generation)
     grow_at: float | None = None
-    delay: float = 0.0
     code: int = 1
 
     @classmethod
     def initial(cls, options: Launch, processes: int, sizes: Sequence[int], name: str, now: float) -> "Coordinator":
         """Return the initial state, in which only this machine is present."""
-        own_machine, budget = options.nr or 0, Budget(options.restarts)
+        present, budget = {options.nr or 0: socket.gethostname()}, Budget(options.restarts)
         allowed = tuple(sorted(sizes)) if options.launchers_meet else (1,)
-        return cls(
-            options, processes, allowed, name, own_machine, {own_machine: socket.gethostname()}, budget, now, now
-        )
+        return cls(options, processes, allowed, name, present, budget, now, now)
+
+    @property
+    def own_machine(self) -> int:
+        """The number of this machine."""
+        return self.options.nr or 0
 
     @property
     def is_over(self) -> bool:
@@ -96,7 +95,7 @@ class Coordinator:
         if self.stage == "gathering":
             deadline = self.stage_start + self.options.wait
             return deadline if self._size is None else min(self.last_change + self.options.settle, deadline)
-        return self.stage_start + self.delay if self.stage == "delay" else self.grow_at
+        return self.stage_start + self.budget.delay if self.stage == "delay" else self.grow_at
 
     def after(self, event: Event, now: float) -> tuple["Coordinator", list[Effect]]:
         effects: list[Effect] = []
@@ -238,7 +237,7 @@ class Coordinator:
         self._notify_all(verdict.line, effects)
         # If too few machines connect again, the launcher ends with this exit code.
         code = PREEMPTED if ended.failure is None else ended.failure.code
-        return replace(self, stage="delay", stage_start=now, delay=verdict.delay, budget=verdict.budget, code=code)
+        return replace(self, stage="delay", stage_start=now, budget=verdict.budget, code=code)
 
     def _give_up(self, effects: list[Effect]) -> "Coordinator":
         names = ", ".join(f"{machine} ({host})" for machine, host in sorted(self.present.items()))

@@ -62,28 +62,28 @@ class Driver:
 
     def __init__(self, state: State, events: EventQueue, network: Network | None, listen: Listen):
         self._state, self._events, self._network, self._listen = state, events, network, listen
-        self._generation: LocalStart | None = None
+        self._local_start: LocalStart | None = None
 
     @property
     def code(self) -> int:
         """The exit code of the job, once it is over."""
         return self._state.code
 
-    def next_generation(self) -> LocalStart | None:
-        """Wait for the next generation, and return it; None if the job is over.
+    def next_start(self) -> LocalStart | None:
+        """Wait for the next start of the job, and return this machine's part; None if the job is over.
 
         Raises:
             Unreachable: the other machines do not connect in time.
             InputError: the options of the machines do not match, or an address is invalid.
         """
         self._handle(TimePassed())
-        while self._generation is None and not self._state.is_over:
+        while self._local_start is None and not self._state.is_over:
             event = self._events.next(self._state.wake)
             if event is None:
                 event = TimePassed()
             self._handle(Signalled(event) if isinstance(event, signal.Signals) else event)
-        generation, self._generation = self._generation, None
-        return generation
+        local_start, self._local_start = self._local_start, None
+        return local_start
 
     def handle_event(self, event: Event, group: WorkerGroup) -> None:
         """Handle an event while the processes of this machine run."""
@@ -125,7 +125,7 @@ class Driver:
             case StartGeneration():
                 self._start(effect)
             case JoinGeneration(assignment):
-                self._generation = LocalStart(assignment)
+                self._local_start = LocalStart(assignment)
             case StopProcesses(saved):
                 if group is not None:
                     group.stop_with_others(saved=saved)
@@ -142,7 +142,7 @@ class Driver:
         )
         for machine, assignment in others:
             self._perform(Send(machine, assignment), None)
-        self._generation = LocalStart(own[1], listener)
+        self._local_start = LocalStart(own[1], listener)
 
 
 def driver(options: Launch, processes: int, sizes: Sequence[int], events: EventQueue) -> Driver:
