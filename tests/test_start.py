@@ -164,6 +164,17 @@ def test_a_program_is_written_whole_or_not_at_all(programs_folder, monkeypatch):
     assert [path for path in programs_folder.iterdir() if path.name.startswith("jit__lambda")]
 
 
+def test_a_damaged_program_is_replaced(programs_folder):
+    keep_compiled_programs()
+    jax_cache.reset_cache()
+    jax.jit(lambda x: x * 6 + 44)(1.0)
+    (place,) = [path for path in programs_folder.iterdir() if path.name.startswith("jit__lambda")]
+    place.write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match="^Error reading persistent compilation cache entry"):
+        jax.jit(lambda x: x * 6 + 44)(1.0)
+    assert place.read_bytes() != b"damaged"
+
+
 @pytest.fixture
 def second_process(programs_folder, monkeypatch):
     """Prepare a process that is not the first of a job: it keeps its programs through JAX's private functions."""

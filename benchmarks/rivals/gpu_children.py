@@ -81,7 +81,7 @@ class Children:
             self._pass_on(lines, results, take)
         if code is None and cut:
             raise CutOff
-        reason = next((figures["failed"] for figures in results if "failed" in figures and "key" not in figures), None)
+        reason = next((figures["failed"] for figures in results if _is_failure_of_child(figures)), None)
         if code == 0 and reason is None:
             return None if results else {"failed": "it succeeded, but without a result"}
         text = log.read_text(errors="replace")
@@ -109,7 +109,7 @@ class Children:
     def _pass_on(lines: "_Lines", results: list[Figures], take: Callable[[Figures], None]) -> None:
         for figures in lines.new():
             results.append(figures)
-            if "failed" not in figures or "key" in figures:
+            if not _is_failure_of_child(figures):
                 take(figures)
 
     def _library_environment(self) -> dict[str, str]:
@@ -148,6 +148,11 @@ class _Lines:
             whole, newline, _ = file.read().rpartition(b"\n")
         self._read += len(whole) + len(newline)
         yield from (json.loads(line) for line in whole.splitlines())
+
+
+def _is_failure_of_child(figures: Figures) -> bool:
+    """Return whether a line reports the failure of the whole child, and not that of a key."""
+    return "failed" in figures and "key" not in figures
 
 
 def _describe_end(code: int, text: str) -> str:

@@ -96,7 +96,9 @@ def _write_atomically() -> None:
         if self.eviction_enabled or "://" in folder:
             put(self, key, value)
             return
+        # JAX writes programs that it did not find, or could not read. A damaged file is replaced.
         place = Path(folder, f"{key}{suffix}")
+        # Several processes may write the same program.
         temporary = place.with_name(f"{place.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         try:
             temporary.write_bytes(value)
