@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-MODULE_LINES, FUNCTION_LINES = 300, 70
+MODULE_LINES = 600
 
 
 @dataclass(frozen=True)
@@ -240,17 +240,9 @@ def empty_package_inits(path: str, source: str) -> list[str]:
 
 
 def lengths(path: str, source: str) -> list[str]:
-    """Check the number of lines of modules and functions."""
+    """Check the number of lines of a module."""
     lines = len(source.splitlines())
-    violations = [f"{path}: {lines} lines; the limit is {MODULE_LINES - 1}"] if lines >= MODULE_LINES else []
-    for node in nodes(source):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            length = (node.end_lineno or node.lineno) - node.lineno + 1
-            if length >= FUNCTION_LINES:
-                violations.append(
-                    f"{path}:{node.lineno}: {node.name} has {length} lines; the limit is {FUNCTION_LINES - 1}"
-                )
-    return violations
+    return [f"{path}: {lines} lines; the limit is {MODULE_LINES - 1}"] if lines >= MODULE_LINES else []
 
 
 def shared_test_code(path: str, source: str) -> list[str]:
@@ -310,7 +302,6 @@ RULES: dict[Rule, tuple[str, ...]] = {
     shared_test_code: ("tests",),
 }
 
-LONG_FUNCTION = "def f():\n" + "    x = 1\n" * (FUNCTION_LINES - 1)
 BAD = [
     (layer_order, "jaxddp/engine/step.py", "from jaxddp.training.loop import fit"),
     (layer_order, "jaxddp/engine/step.py", "def f():\n    import jaxddp.api"),
@@ -362,8 +353,6 @@ BAD = [
     (empty_package_inits, "jaxddp/data/__init__.py", "from jaxddp.data.batch import Batch"),
     (empty_package_inits, "jaxddp/tasks/__init__.py", '"""Run."""\nimport os'),
     (lengths, "jaxddp/engine/step.py", "x = 1\n" * MODULE_LINES),
-    (lengths, "jaxddp/engine/step.py", LONG_FUNCTION),
-    (lengths, "jaxddp/engine/step.py", "class A:\n" + textwrap.indent(LONG_FUNCTION, "    ")),
     (shared_test_code, "tests/test_step.py", "from test_loop import small"),
     (shared_test_code, "tests/test_step.py", "def f():\n    import test_loop as loop"),
     (shared_test_code, "tests/test_step.py", "from tests.test_loop import small"),
@@ -403,7 +392,6 @@ GOOD = [
     ),
     (empty_package_inits, "jaxddp/tasks/__init__.py", '"""Run."""'),
     (empty_package_inits, "jaxddp/__init__.py", "from jaxddp.api import train"),
-    (lengths, "jaxddp/engine/step.py", LONG_FUNCTION.removesuffix("    x = 1\n")),
     (lengths, "jaxddp/engine/step.py", "x = 1\n" * (MODULE_LINES - 1)),
     (
         shared_test_code,
