@@ -61,9 +61,9 @@ def get_config() -> Config:
 
 def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
     """Return SGD with weight decay that follows the schedule but does not depend on the peak of the learning rate."""
-    settings = config.optimizer
+    settings, momentum = config.optimizer, settings_of(config.optimizer, MomentumSettings)
     return optax.chain(
-        optax.trace(settings_of(settings, MomentumSettings).momentum),
+        optax.trace(momentum.momentum, momentum.nesterov),
         optax.add_decayed_weights(settings.weight_decay / settings.learning_rate),
         optax.scale_by_learning_rate(learning_rate),
     )

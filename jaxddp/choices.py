@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key, Words, joined
-from jaxddp.overrides import flatten, plain
+from jaxddp.overrides import flatten, observed_like, plain, unobserved
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.sections.dependent_keys import NEEDS
-from jaxddp.sections.fallback_values import FALLBACK_VALUES
 
 Settings = TypeVar("Settings")
 
@@ -29,6 +28,17 @@ DECIDING_KEYS = frozenset((*NAMES, *(need.key for need in NEEDS.values())))
 """The keys on whose values the effect of other keys depends."""
 
 
+def replaced_hooks(hooks: Collection[str], keys: Collection[str]) -> set[str]:
+    """Return the names of the hooks that lose their effect because a later layer sets `keys`, such as `model.name`."""
+    # A schedule replaces no hook: `get_optimizer` receives it.
+    return {kind.hook for kind in CHOICES if kind.key in keys and kind is not SCHEDULES} & {*hooks}
+
+
+def settings_of_choices(keys: Collection[str]) -> set[str]:
+    """Return the settings of the choices that `keys` name, such as `optimizer.power` for `optimizer.schedule`."""
+    return {setting for kind in CHOICES if kind.key in keys for setting in kind.readers()}
+
+
 def keys_of_choices() -> set[str]:
     """Return the keys that only some choices read, such as "optimizer.beta2"."""
     return {key for registry in CHOICES for key in registry.readers()}
@@ -36,8 +46,9 @@ def keys_of_choices() -> set[str]:
 
 def settings_of(section: Any, settings_class: Callable[..., Settings]) -> Settings:
     """Return the settings of a choice: the values of its section, with its defaults for keys that are None."""
-    values = {field.name: getattr(section, field.name) for field in dataclasses.fields(settings_class)}  # pyright: ignore
-    return settings_class(**{key: value for key, value in values.items() if value is not None})
+    unnoted = unobserved(section)
+    values = {field.name: getattr(unnoted, field.name) for field in dataclasses.fields(settings_class)}  # pyright: ignore
+    return observed_like(section, settings_class(**{key: value for key, value in values.items() if value is not None}))
 
 
 def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] = ()) -> Any:
@@ -122,17 +133,15 @@ def resolved(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[s
 
     Args:
         settings: the settings of a config by dotted keys, as `flatten` returns them.
-        hooks: names of the recipe's hooks, each of which replaces a choice.
+        hooks: names of the recipe's hooks, each of which replaces a choice and may read all of its keys.
     """
     values = dict(settings)
     for registry in CHOICES:
         if registry.key not in values:
             continue
         name, readers = values[registry.key], registry.readers()
-        if registry.hook in hooks or name not in registry.keys_read():
-            defaults = FALLBACK_VALUES
-        else:
-            defaults = _defaults(registry, name)
+        defaults = _defaults(registry, name) if name in registry.keys_read() else {}
+        if registry.hook not in hooks and name in registry.keys_read():
             values |= dict.fromkeys(readers.keys() - defaults.keys())
         values |= {key: plain(defaults.get(key)) for key in readers if values.get(key) is None}
     return values
@@ -153,9 +162,13 @@ def _defaults(registry: Registry, name: str) -> dict[str, Any]:
     )
 
 
-def with_fallback_values(config: Any) -> Any:
-    """Return the config that hooks receive. A hook has no settings with defaults, so fallback values replace None."""
-    return _with(config, {key: value for key, value in FALLBACK_VALUES.items() if attrgetter(key)(config) is None})
+def with_defaults(config: Any) -> Any:
+    """Return a config with the defaults of the choices that it names in place of None, as hooks receive it."""
+    defaults: dict[str, Any] = {}
+    for registry in CHOICES:
+        name = attrgetter(registry.key)(config)
+        defaults |= _defaults(registry, name) if name in registry.keys_read() else {}
+    return _with(config, {key: value for key, value in defaults.items() if attrgetter(key)(config) is None})
 
 
 def _with(config: Any, values: Mapping[str, Any]) -> Any:

@@ -1,19 +1,21 @@
 """Hooks: the functions of a recipe file that return the user's objects, such as a model or a loss."""
 
 import contextlib
+import functools
 import inspect
 import os
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxddp.choices import with_fallback_values
+from jaxddp.choices import with_defaults
 from jaxddp.core.errors import InputError
 from jaxddp.core.user_code import is_ctrl_c, place_of
 from jaxddp.core.wording import choices
+from jaxddp.overrides import observed
 
 HOOKS = {
     "get_model": "config, num_classes",
@@ -27,20 +29,40 @@ HOOKS = {
     "get_listeners": "config, workdir",
 }
 """The hooks that a recipe file can define in addition to `get_config()`, and their arguments."""
+CALLED = "called"
+"""The entry of `Hook.read` for a call of the function among a hook's arguments."""
 
 
 @dataclass(frozen=True)
 class Hook:
     """A hook of a recipe file. An error in it becomes an `InputError` that names the file and the line.
 
-    In the config that the hook receives, the values of `jaxddp.sections.fallback_values` replace None.
+    In the config that the hook receives, a key that is None has the default of the choice that the config names.
+
+    Attributes:
+        read: the keys of the config that the hook and the functions that it returned have read so far, and `CALLED` if
+            they called the function among the hook's arguments, such as the schedule of `get_optimizer`.
     """
 
     path: Path
     function: Callable[..., Any]
+    read: set[str] = field(default_factory=set, compare=False, repr=False)
 
     def __call__(self, config: Any, *arguments: Any) -> Any:
-        return self.guarded(self.function)(with_fallback_values(config), *arguments)
+        observed_config = observed(with_defaults(config), self.read)
+        return self.guarded(self.function)(observed_config, *(self._noted(argument) for argument in arguments))
+
+    def _noted(self, argument: Any) -> Any:
+        """Return an argument of the hook; a function is wrapped, so that its calls are recorded."""
+        if not callable(argument):
+            return argument
+
+        @functools.wraps(argument)
+        def noted(*arguments: Any) -> Any:
+            self.read.add(CALLED)
+            return argument(*arguments)
+
+        return noted
 
     def guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a function that the hook returned, so that its errors name the file and the line, too."""

@@ -1,4 +1,4 @@
-"""Nested dataclasses such as a config: changing keys, checking values, and converting to plain values."""
+"""Nested dataclasses such as a config: change keys, check values, record which keys are read, convert to JSON."""
 
 import contextlib
 import dataclasses
@@ -7,7 +7,7 @@ import numbers
 import types
 import typing
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, about
@@ -170,6 +170,75 @@ def _description(hint: Any, *, several: bool = False) -> str:
     if hint is Duration:
         return f"a duration, such as {'90 epochs'!r}"
     return _WORDS[hint][several] if hint in _WORDS else hint.__name__
+
+
+Tree = TypeVar("Tree")
+
+
+class _Observed:
+    """A base of dataclasses that adds the name of a key to `_read[0]` when it is read. `_read[1]` is its prefix."""
+
+    def __getattribute__(self, name: str) -> Any:
+        value, attributes = object.__getattribute__(self, name), object.__getattribute__(self, "__dict__")
+        if "_read" in attributes and name in _hints(type(self).__bases__[1]) and not isinstance(value, _Observed):
+            read, prefix = attributes["_read"]
+            read.add(prefix + name)
+        return value
+
+    def replace(self, **changes: Any) -> Any:
+        """Return a changed copy, which is observed, too."""
+        read, prefix = vars(self)["_read"]
+        return observed(unobserved(self).replace(**changes), read, prefix)
+
+    def __eq__(self, other: object) -> bool:
+        return unobserved(self) == unobserved(other)
+
+    def __hash__(self) -> int:
+        return hash(unobserved(self))
+
+    def __repr__(self) -> str:
+        return repr(unobserved(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unobserved, (unobserved(self),)
+
+
+@functools.cache
+def _observed_type(kind: type) -> type:
+    return type(kind.__name__, (_Observed, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def observed(node: Tree, read: set[str], prefix: str = "") -> Tree:
+    """Return a copy of nested dataclasses that adds the name of each key that is read to `read`.
+
+    A comparison, a text of the copy, and `Config.replace` read no keys; `dataclasses.replace` and `plain` read all.
+
+    Args:
+        read: the set that receives the names, such as "train.batch_size".
+        prefix: the beginning of the names of the node's keys, such as "train.".
+    """
+    kind: Any = type(node)
+    copy = object.__new__(_observed_type(kind))
+    for name, hint in _hints(kind).items():
+        value = getattr(node, name)
+        vars(copy)[name] = observed(value, read, f"{prefix}{name}.") if is_tree(hint) else value
+    vars(copy)["_read"] = read, prefix
+    return copy
+
+
+def observed_like(section: Any, node: Tree) -> Tree:
+    """Return a dataclass of some keys of a section. It is observed if the section is, under the same prefix."""
+    return observed(node, *vars(section)["_read"]) if isinstance(section, _Observed) else node
+
+
+def unobserved(node: Any) -> Any:
+    """Return a copy of an observed node that records nothing. Other objects are returned unchanged."""
+    if not isinstance(node, _Observed):
+        return node
+    kind = type(node).__bases__[1]
+    copy = object.__new__(kind)
+    vars(copy).update({name: unobserved(vars(node)[name]) for name in _hints(kind)})
+    return copy
 
 
 def names_of(words: tuple[str, ...]) -> tuple[str, ...]:

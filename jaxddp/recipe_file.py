@@ -16,7 +16,7 @@ A recipe file can also be YAML or JSON (`jaxddp.recipe_files.text_file`). Its `b
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import without_unread
+from jaxddp.choices import replaced_hooks, settings_of_choices, without_unread
 from jaxddp.core.errors import InputError, about, with_keys_of_file
 from jaxddp.core.wording import show
 from jaxddp.hooks import Hook, errors_name_line, hooks_of
@@ -78,6 +78,9 @@ class RecipeFile:
         stored: the recipe as config.json describes it; None for a recipe file.
         taken: the settings that a command takes from a run.
         origins: for a recipe file in YAML or JSON, the file and line, or the base, that sets a key.
+        set_keys: the keys that must have an effect: the keys that the last layer with hooks sets, and the keys that
+            later layers set. A layer is a recipe file, or the command line; it is later than the recipe that it loads.
+        replaced: names of the hooks of the recipe that a command replaced by naming another choice.
     """
 
     config: Config
@@ -87,6 +90,19 @@ class RecipeFile:
     stored: StoredRecipe | None = None
     taken: TakenSettings = TakenSettings()
     origins: Mapping[str, str] = field(default_factory=dict)
+    set_keys: frozenset[str] = frozenset()
+    replaced: tuple[str, ...] = ()
+
+    def set_by_command(self, keys: Collection[str]) -> "RecipeFile":
+        """Return the recipe for a command that sets keys. A key such as `optimizer.name` replaces the recipe's hook."""
+        replaced = replaced_hooks(self.hooks, keys)
+        set_keys = frozenset() if replaced else self.set_keys - settings_of_choices(keys)
+        return replace(self.without(replaced), set_keys=set_keys | frozenset(keys))
+
+    def without(self, names: Collection[str]) -> "RecipeFile":
+        """Return the recipe without the hooks of these names."""
+        hooks = {name: hook for name, hook in self.hooks.items() if name not in names}
+        return replace(self, hooks=hooks, replaced=tuple(sorted({*self.replaced, *names})))
 
     @property
     def has_network(self) -> bool:
@@ -100,6 +116,14 @@ class RecipeFile:
         whole recipe.
         """
         return self.sources.read() if self.hooks else {}
+
+    def entry(self) -> dict[str, Any] | None:
+        """Return the entry of config.json that describes the hooks; None without hooks."""
+        digest = self.digest()
+        if digest is None:
+            return None
+        replaced = {"replaced": list(self.replaced)} if self.replaced else {}
+        return {"file": self.sources.main, "digest": digest} | replaced
 
     def check_copy(self) -> None:
         """Raise `InputError` if a run's copy of its recipe differs from the digest in its config.json."""
@@ -119,16 +143,32 @@ class RecipeFile:
 
 @dataclass
 class _Reading:
-    """A recipe file that is running, and the files that it has loaded so far."""
+    """A recipe file that is running, and what it has loaded so far."""
 
     path: Path
+    config: Config = field(default_factory=Config)
     hooks: dict[str, Hook] = field(default_factory=dict)
+    set_keys: frozenset[str] = frozenset()
     recipes: list[Path] = field(default_factory=list)
     modules: set[Path] = field(default_factory=set)
 
     def record_modules(self) -> None:
         """Record the modules from the file's folder that are imported so far."""
         self.modules |= {file for _, file in modules_in(self.path.parent)}
+
+    def finished(
+        self, path: Path, config: Config, keys: Collection[str], own_hooks: Mapping[str, Hook], **fields: Any
+    ) -> RecipeFile:
+        """Return the recipe of the file, which sets keys of what it has loaded.
+
+        Its own hooks replace inherited hooks, and so does a name, such as `optimizer.name`, that it sets.
+        """
+        named = replaced_hooks(self.hooks, keys)
+        hooks = {name: hook for name, hook in self.hooks.items() if name not in named} | dict(own_hooks)
+        set_keys = frozenset(keys) | (frozenset() if named or own_hooks else self.set_keys - settings_of_choices(keys))
+        # A recipe that loads this one begins with none of its keys set.
+        config = replace(config)
+        return RecipeFile(config, path, self.sources(), hooks, set_keys=set_keys, **fields)
 
     def sources(self) -> RecipeSources:
         """Return the files of the recipe."""
@@ -159,6 +199,7 @@ def read_recipe(name_or_path: str | Path) -> RecipeFile:
         outer.record_modules()
     recipe = _read_run(path) if _is_of_run(path) else _read_file(path)
     if outer is not None:
+        outer.config, outer.set_keys = recipe.config, outer.set_keys | recipe.set_keys
         outer.hooks |= recipe.hooks
         if not by_name:
             outer.recipes += recipe.sources.recipes
@@ -197,17 +238,19 @@ def _read_run(path: Path) -> RecipeFile:
     """Return the recipe of a run: the config in its config.json, and the hooks in its copy of the recipe."""
     config, content = read_config(path)
     entry, has_network = content.get("recipe") or {}, "model" in content
-    file, digest = (entry.get("file"), entry.get("digest")) if isinstance(entry, dict) else (entry, None)
-    if file is None:
+    if not entry:
         stored = StoredRecipe(has_network=has_network)
         return RecipeFile(without_unread(config), path, RecipeSources(path.parent), stored=stored)
-    if not isinstance(file, str) or not isinstance(digest, str):
-        raise InputError(f"{path}: its recipe is {show(entry)}; restore the file, or give the recipe file itself")
+    match entry:
+        case {"file": str(file), "digest": str(digest), **others} if isinstance(others.get("replaced", []), list):
+            replaced = [str(name) for name in others.get("replaced", [])]
+        case _:
+            raise InputError(f"{path}: its recipe is {show(entry)}; restore the file, or give the recipe file itself")
     root = path.parent / COPY_FOLDER
     copy = root / file
     if not copy.is_file():
         raise InputError(f"{copy}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
-    recipe = _read_file(copy)
+    recipe = _read_file(copy).without(replaced)
     config, sources = without_unread(config, recipe.hooks), replace(recipe.sources, root=root.absolute())
     return replace(recipe, config=config, path=path, sources=sources, stored=StoredRecipe(digest, has_network))
 
@@ -224,7 +267,9 @@ def _read_file(path: Path) -> RecipeFile:
             reading.record_modules()
     if not isinstance(config, Config):
         raise InputError(f"{path}: get_config() returned a {type(config).__name__}; return a jaxddp.config.Config")
-    return RecipeFile(config, path, reading.sources(), reading.hooks | hooks_of(path, module))
+    before, after = flatten(reading.config.to_dict()), flatten(config.to_dict())
+    set_keys = config.replaced_keys | {key for key in after if after[key] != before[key]}
+    return reading.finished(path, config, set_keys, hooks_of(path, module))
 
 
 def _read_text(path: Path, reading: _Reading) -> RecipeFile:
@@ -243,7 +288,7 @@ def _read_text(path: Path, reading: _Reading) -> RecipeFile:
     # The path of a base is absolute here, because the base was loaded from the folder of another file.
     shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path
     origins |= {key: f"{shown}:{entry.line}" for key, entry in text.entries.items()}
-    return RecipeFile(config, path, reading.sources(), reading.hooks, origins=origins)
+    return reading.finished(path, config, text.entries.keys(), {}, origins=origins)
 
 
 @contextmanager

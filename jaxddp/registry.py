@@ -82,7 +82,7 @@ class Registry:
 
     def keys_read(self) -> dict[str, frozenset[str]]:
         """Return the keys that each entry has settings for, by its name, without importing the entries."""
-        declared = {name: keys for folder in self._folders() for name, keys in _names_in(folder) if name is not None}
+        declared = {name: keys for folder in self._folders() for name, keys in _names_in(folder)}
         of_entries = {name: kind and [field.name for field in fields(kind)] for name, kind in self._settings.items()}
         return declared | {name: frozenset(keys or ()) for name, keys in of_entries.items()}
 
@@ -100,13 +100,10 @@ class Registry:
         return {key: names for key, names in self.readers().items() if is_known and name not in names}
 
     def check(self, name: str) -> None:
-        """Check a name without importing the modules. Raises: InputError if no module's source contains the name."""
-        sources = [source for folder in self._folders() for source in _sources(folder).values()]
-        if name in self._entries or any(f'"{name}"' in source for source in sources):
-            return
-        declared = [name for folder in self._folders() for name, _ in _names_in(folder)]
-        if None not in declared:
-            raise self._unknown(name, {other for other in declared if other is not None})
+        """Check a name without importing the modules. Raises: InputError if no module registers the name."""
+        declared = {other for folder in self._folders() for other, _ in _names_in(folder)}
+        if name not in declared | self._entries.keys():
+            raise self._unknown(name, declared)
 
     def _unknown(self, name: str, known: Iterable[str]) -> InputError:
         return InputError(Key(self.key, name), " is unknown", advice=choices(str(name), known))
@@ -137,16 +134,18 @@ def _sources(folder: str) -> dict[str, str]:
 
 
 @functools.cache
-def _names_in(folder: str) -> list[tuple[str | None, frozenset[str]]]:
+def _names_in(folder: str) -> list[tuple[str, frozenset[str]]]:
     """Return the names that the modules of a folder register, and the fields of their settings."""
     return [item for source in _sources(folder).values() if ".add(" in source for item in _names_of(ast.parse(source))]
 
 
-def _names_of(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]:
+def _names_of(module: ast.Module) -> Iterator[tuple[str, frozenset[str]]]:
     """Find the names that a module registers, with the fields of their settings, in its source.
 
-    A name is a literal, or a key of a dict that a loop iterates over; it is None for other expressions. The settings
-    are a class of the same module, and so are its bases with fields.
+    A name is a literal, or a literal key of a dict that a loop iterates over. The settings are a class of the same
+    module, and so are its bases with fields.
+
+    Raises: ValueError for another expression in place of a name.
     """
     imports = [node for node in module.body if isinstance(node, ast.ImportFrom) and node.module == __name__]
     registries = {alias.name for node in imports for alias in node.names}
@@ -154,7 +153,7 @@ def _names_of(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]
     for node in module.body:
         match node:
             case ast.Assign(targets=[ast.Name(name)], value=ast.Dict(keys)):
-                dicts[name] = [key.value if isinstance(key, ast.Constant) else None for key in keys]
+                dicts[name] = [getattr(key, "value", None) for key in keys]
             case ast.For(target=ast.Name(name), iter=ast.Name(over)):
                 loops[name] = over
             case ast.ClassDef(name, bases, body=body):
@@ -164,11 +163,10 @@ def _names_of(module: ast.Module) -> Iterator[tuple[str | None, frozenset[str]]]
     for node in ast.walk(module):
         match node:
             case ast.Call(ast.Attribute(ast.Name(registry), "add"), args=[name_node, *more]) if registry in registries:
-                names: list[Any] = [None]
-                if isinstance(name_node, ast.Constant):
-                    names = [name_node.value]
-                elif isinstance(name_node, ast.Name):
-                    names = dicts.get(loops.get(name_node.id), names)
+                of_loop = dicts.get(loops.get(name_node.id), [None]) if isinstance(name_node, ast.Name) else [None]
+                names: list[Any] = [name_node.value] if isinstance(name_node, ast.Constant) else of_loop
+                if not all(isinstance(name, str) for name in names):
+                    raise ValueError(f"line {name_node.lineno}: an entry's name is no literal, and no key of a dict")
                 keys = [classes.get(each.id, frozenset()) for each in more if isinstance(each, ast.Name)]
                 yield from ((name, frozenset().union(*keys)) for name in names)
 

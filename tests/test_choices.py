@@ -1,12 +1,10 @@
 """A choice by name, such as an optimizer, reads only the keys of its settings.
 
-A key that is set without effect is rejected, and an inherited key without effect is reset to its default. A run of an
-older release, which stored all keys, can be resumed.
+A key that is set without effect is rejected, and an inherited key without effect is reset to its default.
 """
 
 import dataclasses
 import functools
-import json
 import re
 import shlex
 import typing
@@ -31,16 +29,15 @@ from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.hooks import Hook
 from jaxddp.models.resnet import ARCHITECTURES, D_ARCHITECTURES
-from jaxddp.overrides import flatten, keys_of, plain
+from jaxddp.overrides import flatten, keys_of
 from jaxddp.recipe_file import read_recipe
 from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.sections.dependent_keys import NEEDS
-from jaxddp.sections.fallback_values import FALLBACK_VALUES
 from jaxddp.sections.layers import Groups
 from jaxddp.training.checkpoints.run_identity import RunIdentity
-from jaxddp.workdir.claim import Claim, check_evaluation, claim
+from jaxddp.workdir.claim import Claim, claim
 
 HINTS = dict(keys_of(Config))
 OTHER_VALUES = {
@@ -155,14 +152,6 @@ def test_settings_are_keys_of_the_section_with_its_types_and_known_without_an_im
     folder = kind.get(kind.names()[0]).__module__ if kind is not MODELS else "jaxddp.models."
     not_imported = Registry(kind.key, folder.rpartition(".")[0])
     assert not_imported.keys_read() == kind.keys_read()
-
-
-def test_default_settings_of_the_standard_config_equal_the_fallback_values():
-    defaults = resolved(flatten(Config().to_dict()))
-    assert {
-        key: defaults[key] for key in FALLBACK_VALUES if defaults[key] is not None
-    }.items() <= FALLBACK_VALUES.items()
-    assert FALLBACK_VALUES.keys() <= keys_of_choices()
 
 
 @pytest.mark.parametrize("name", config_names())
@@ -361,27 +350,6 @@ def test_help_for_a_config_uses_the_choices_on_the_command_line(capfd):
 
 
 # --- Runs ---
-
-
-@pytest.mark.parametrize("name", ["digits", "imagenet_vit_s16", "cifar10_fast"])
-def test_a_run_of_a_release_that_stored_every_key_resumes_as_the_same_run(name, tmp_path):
-    """An older release also stored keys without effect, with their values in an inherited config."""
-    file = read_recipe(name)
-    claimed = Claim(file.config.to_dict(), {}, file)
-    content, _ = claim(tmp_path, claimed, resuming=False)
-    for key, value in ({"model.stem": "small"} | FALLBACK_VALUES).items():
-        section, _, last = key.partition(".")
-        content[section][last] = plain(value) if content[section][last] is None else content[section][last]
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    stored = read_recipe(tmp_path)
-    check_read(stored.config, stored.hooks)
-    check_evaluation(tmp_path, file.config)
-    assert stored.config.model.stem == file.config.model.stem
-    of_stored, of_file = (resolved(flatten(config.to_dict()), file.hooks) for config in (stored.config, file.config))
-    assert of_stored == of_file
-    for resumed_claim in (claimed, Claim(stored.config.to_dict(), {}, stored)):
-        resumed, _ = claim(tmp_path, resumed_claim, resuming=True)
-        assert RunIdentity.of(resumed) == RunIdentity.of(content)
 
 
 def test_a_choices_default_value_is_no_change_on_resume_but_any_other_value_is(tmp_path):

@@ -130,6 +130,7 @@ def get_config():
     )
 
 def get_model(config, num_classes):
+    config.to_dict()  # Reads all keys, so that a key of another network is no error.
     return Network(num_classes)
 """
 

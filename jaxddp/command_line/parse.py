@@ -31,7 +31,7 @@ from jaxddp.core.errors import HelpPrinted, InputError
 from jaxddp.core.phases import phase
 from jaxddp.job.watchdog import watch_alone
 from jaxddp.keys import HELP, similar_keys
-from jaxddp.overrides import check_values, checked, flatten
+from jaxddp.overrides import check_values, checked, flatten, keys_of
 from jaxddp.recipe_file import RecipeFile, TakenSettings, read_recipe
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE, recipe_path
 from jaxddp.registry import check_names
@@ -136,6 +136,8 @@ def parse_recipe(
     with phase("start", f"reading {name}"):
         file = _measured(name, run_workdir) if measures and run_workdir else read_recipe(name)
     entries = by_key(rest, options_of(command))
+    keys_set = {key for key, _ in entries}
+    file = file.set_by_command(keys_set & dict(keys_of(Config)).keys())
     weights = option(rest, "--model.weights") or ("" if file.stored else file.config.model.weights)
     if weights and not measures:
         from jaxddp.workdir.inherited_settings import with_settings_of_weights
@@ -150,7 +152,7 @@ def parse_recipe(
         parse(page, shown, f"{prog} {name}", rest)
     options: Any = parse(command, default, f"{prog} {name}", rest)
     check_names(options.config, file.hooks)
-    file = overridden(file, reset_unread(options.config, {key for key, _ in entries}, file.hooks))
+    file = overridden(file, reset_unread(options.config, keys_set, file.hooks))
     check_read(file.config, file.hooks, lambda keys: _advice(keys, entries, f"{prog} {name}", file.path))
     if file.taken.keys:
         from jaxddp.workdir.inherited_settings import with_notice

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxddp.choices import effective_settings, unread_keys
+from jaxddp.choices import CHOICES, effective_settings, unread_keys
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.command_line.short_forms import by_key, options_of
 from jaxddp.command_line.terminal import print_table
@@ -13,6 +13,7 @@ from jaxddp.recipe_file import RecipeFile, read_recipe
 from jaxddp.recipe_files.find_recipe import is_built_in
 from jaxddp.recipe_files.key_lines import line_of
 from jaxddp.recipe_files.text_file import written
+from jaxddp.registry import SCHEDULES
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,21 @@ def run(arguments: list[str]) -> int:
     options, file = parse_recipe(ShowConfig, "jaxddp config", arguments)
     if options.format != "table":
         # The hooks of a recipe are Python, so the file has the recipe as its base.
-        base = str(file.path.absolute()) if file.hooks else None
+        base = None
+        if file.hooks:
+            named = {kind.key for kind in CHOICES if kind.hook in file.replaced}
+            settings = flatten(read_recipe(arguments[0]).config.to_dict())
+            base = str(file.path.absolute()), {key: value for key, value in settings.items() if key not in named}
         print(written(file.config, base, options.format), end="")
         return 0
     from jaxddp.workdir.paths import absolute_settings
 
     hidden, origins = unread_keys(file.config, file.hooks), _origins(file, *arguments)
     values = absolute_settings(effective_settings(flatten(file.config.to_dict()), file.hooks))
-    rows = [(key, _typed(value), origins[key]) for key, value in values.items() if key not in hidden]
-    print_table(("key", "value", "from"), rows)
+    hooks = {kind.key: file.hooks[kind.hook] for kind in CHOICES if kind.hook in file.hooks and kind is not SCHEDULES}
+    shown = {key: (_typed(value), origins[key]) for key, value in values.items() if key not in hidden}
+    shown |= {key: (f"{hook.function.__name__}()", str(hook.path)) for key, hook in hooks.items()}
+    print_table(("key", "value", "from"), [(key, *row) for key, row in shown.items()])
     return 0
 
 

@@ -13,7 +13,7 @@ and timm.
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -252,7 +252,7 @@ def check_groups(architecture: Architecture, width: int) -> None:
 
 
 def _create(name: str, config: Config, num_classes: int) -> ResNet:
-    return build(replace(config.model, name=name), num_classes, config.train.precision or jnp.float32)
+    return build(config.replace(model={"name": name}).model, num_classes, config.train.precision or jnp.float32)
 
 
 for name in ARCHITECTURES:

@@ -27,7 +27,7 @@ from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.data_section import RandAugment, RandMagnitude
-from jaxddp.sections.objective_section import Ratio
+from jaxddp.sections.objective_section import UNLABELLED_RATIO, Ratio
 
 ADDED_METRICS = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
 """The names of the added metrics: the two terms of the loss, and the share of unlabelled images with a pseudo-label."""
@@ -45,7 +45,7 @@ class FixMatchSettings:
     `unlabelled_ratio` is the number of unlabelled images for each labelled one in a batch.
     """
 
-    unlabelled_ratio: Ratio = 7
+    unlabelled_ratio: Ratio = UNLABELLED_RATIO
     unlabelled_weight: Factor = 1.0
     threshold: Share = 0.95
     strong_rand_augment: RandAugment = 2

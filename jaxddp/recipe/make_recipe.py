@@ -81,7 +81,8 @@ def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> 
     custom = user_object("loss", config)
     if custom is None:
         return configured_losses(config, data.labels, data.class_counts, data.num_examples)
-    if config.loss.class_weights is not None:
+    reads_weights = custom.hook is not None and "loss.class_weights" in custom.hook.read
+    if config.loss.class_weights is not None and not reads_weights:
         raise InputError(
             Key.plain("loss.class_weights", config.loss.class_weights),
             f": {custom.where} gives a loss, which has its own weights",

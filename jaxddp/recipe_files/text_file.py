@@ -96,19 +96,22 @@ class TextRecipe:
         return self.entries[key].line if key in self.entries else None
 
 
-def written(config: Config, base: str | None, form: str) -> str:
-    """Return the text of a recipe file with all settings of a config that are not None, in the form "yaml" or "json".
+def written(config: Config, base: tuple[str, Mapping[str, Any]] | None, form: str) -> str:
+    """Return the text of a recipe file with the settings of a config, in the form "yaml" or "json".
 
     Args:
-        base: the recipe whose hooks are inherited; None for none. With a base, the settings that are None are written,
-            too, because the base may have other values.
+        base: the recipe whose hooks are inherited, and its settings by dotted key; None for none. With a base, the
+            settings that differ are written, because a key that is set must have an effect beside the hooks. Without a
+            base, all settings that are not None are written.
     """
     import yaml
 
     values, unset = flatten(config.to_dict()), flatten(Config().to_dict())
     if base is None:
         values = {key: value for key, value in values.items() if value is not None or unset[key] is not None}
-    content = ({} if base is None else {BASE: base}) | _nested(values)
+    else:
+        values = {key: value for key, value in values.items() if key not in base[1] or value != base[1][key]}
+    content = ({} if base is None else {BASE: base[0]}) | _nested(values)
     if form == "json":
         return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     # PyYAML writes the line break U+0085 as a space, unless it escapes all characters outside ASCII.

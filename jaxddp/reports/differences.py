@@ -7,7 +7,6 @@ from jaxddp.config import Config
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.reports.run_files import RunFiles
-from jaxddp.sections.fallback_values import FALLBACK_VALUES
 
 UNKNOWN = "unknown"
 _FREE = (
@@ -83,7 +82,6 @@ def _text(key: str, flat: dict[str, Any], defaults: dict[str, Any]) -> str:
         if not any(other.startswith(section) for other in flat) and key != "seed":
             return UNKNOWN
         value = defaults.get(key)
-    value = FALLBACK_VALUES.get(key) if value is None else value
     if key.startswith(_NO_SETTINGS) and isinstance(value, str):
         return value[:12]
     if isinstance(value, list):

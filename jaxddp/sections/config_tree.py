@@ -69,7 +69,15 @@ class Config:
             InputError: a key is unknown (the message suggests the nearest one), or a value has the wrong type or is out
                 of range.
         """
-        return reset_unread(replaced(self, changes), flatten(changes))
+        keys = flatten(changes).keys()
+        config = reset_unread(replaced(self, changes), keys)
+        vars(config)["replaced_keys"] = self.replaced_keys | keys
+        return config
+
+    @cached_property
+    def replaced_keys(self) -> frozenset[str]:
+        """The keys that calls of `replace` have set since the config was created or loaded, also to the same value."""
+        return frozenset()
 
     def to_dict(self) -> dict[str, Any]:
         """Return nested dicts of JSON types, as in config.json. `Config().replace(**d)` is the inverse."""

@@ -8,6 +8,8 @@ from jaxddp.sections.data_section import RandAugment, RandMagnitude
 
 Temperature = Annotated[float, Range(0, 1000, above=True)]
 Ratio = Annotated[int, Range(1, 1024)]
+UNLABELLED_RATIO = 7
+"""The default of `unlabelled_ratio`, for all objectives that read unlabelled images."""
 
 
 @dataclass(frozen=True)

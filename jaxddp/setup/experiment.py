@@ -10,7 +10,6 @@ import jax
 
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
-from jaxddp.choices import with_fallback_values
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.message import Key, Words
@@ -31,6 +30,7 @@ from jaxddp.recipe.network_checks import check_sizes
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.sections.goal import VAL_EMA
+from jaxddp.sections.objective_section import UNLABELLED_RATIO
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.resources import Resources, check_pixels
 from jaxddp.training.validation.early_stopping import EarlyStopping
@@ -104,7 +104,7 @@ def make_feed(
     config, source, topology = recipe.config, resources.train, resources.topology
     check_labelled(own_part(source), "training data")
     feed = _feed_of(source, make_order(source, config, topology, division), config, topology, growth)
-    unlabelled, ratio = resources.unlabelled, with_fallback_values(config).objective.unlabelled_ratio
+    unlabelled, ratio = resources.unlabelled, config.objective.unlabelled_ratio or UNLABELLED_RATIO
     reads_unlabelled = recipe.objective is not supervised and getattr(recipe.objective, "reads_unlabelled", True)
     if unlabelled is None or not reads_unlabelled:
         return feed

@@ -39,7 +39,7 @@ def join_and_resolve(file: RecipeFile) -> tuple[Topology, Config]:
     config = file.config
     peers = join_job(find_job(), config.parallel)
     values = {key: str(value) for key, value in flatten(config.to_dict()).items()}
-    peers.agree(values | {"the recipe file's digest": str(file.digest())})
+    peers.agree(values | {"the recipe file's digest": str(file.digest()), "replaced hooks": str(file.replaced)})
     topology = Topology.create(config.parallel.devices, peers)
     if file.taken.notice and peers.is_first:
         _log.info(file.taken.notice)

@@ -16,6 +16,7 @@ from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
 from jaxddp.recipe.bucket_count import decide
 from jaxddp.recipe.fine_tuning import fine_tuned
+from jaxddp.recipe.keys_of_hooks import check_keys_of_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make_recipe import make_recipe
 from jaxddp.recipe.recipe import Recipe
@@ -47,6 +48,7 @@ def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Exp
         recipe = make_recipe(config, layout, topology, objects_of_hooks(file.hooks), rate)
         experiment = lay_out(recipe, resources, layout, file)
         early_stopping_of(experiment)
+        check_keys_of_hooks(file, recipe, layout)
     return experiment
 
 

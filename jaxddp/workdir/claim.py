@@ -57,8 +57,8 @@ class Claim:
     def record(self) -> dict[str, Any]:
         """Return the content of config.json as it is read again, with plain numbers in place of NumPy's."""
         record: dict[str, Any] = {**self.settings, "fingerprint": dict(self.fingerprints)}
-        if self.recipe is not None and (digest := self.recipe.digest()):
-            record["recipe"] = {"file": self.recipe.sources.main, "digest": digest}
+        if self.recipe is not None and (entry := self.recipe.entry()):
+            record["recipe"] = entry
         if self.objects:
             record["objects"] = {**self.objects, "jax": version("jax")}
         return json.loads(json.dumps(record, default=lambda value: value.tolist()))

@@ -1,0 +1,100 @@
+"""Check that the hooks of a recipe read the keys that are set for the choices that they replace."""
+
+import contextlib
+
+import jax
+
+from jaxddp.choices import with_defaults
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key, Words, joined
+from jaxddp.engine.parts.configured import configured_parts
+from jaxddp.hooks import CALLED
+from jaxddp.models.variables import trees_of
+from jaxddp.overrides import flatten, observed
+from jaxddp.recipe.configured_losses import configured_losses
+from jaxddp.recipe.layout import Layout
+from jaxddp.recipe.recipe import Recipe
+from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe_files.find_recipe import is_built_in
+from jaxddp.registry import LOSSES, MODELS, OPTIMIZERS, SCHEDULES, Registry
+from jaxddp.schedules.peak import at_batch_size
+from jaxddp.schedules.warmup import make_schedule
+
+
+def check_keys_of_hooks(file: RecipeFile, recipe: Recipe, layout: Layout) -> None:
+    """Check that each key that is set for a replaced choice has an effect.
+
+    These keys are the settings of all choices of the kind, and the keys that the choice that the config names would
+    read. A key has an effect if a hook, or a function that a hook returned, reads it, or another part of the run.
+
+    Raises:
+        InputError: a key of `file.set_keys` has no effect. The message names all such keys, and the hooks.
+    """
+    values = flatten(recipe.config.to_dict())
+    set_keys = {key for key in file.set_keys if values[key] is not None}
+    kinds = [kind for kind in (MODELS, LOSSES, OPTIMIZERS, SCHEDULES) if kind.hook in file.hooks]
+    if not set_keys or not kinds or not _traced_optimizer(file, recipe, layout):
+        return
+    read = set[str]().union(*(hook.read for hook in file.hooks.values())) | _read_by_others(recipe, file, layout)
+    problems: dict[str, Words] = {}
+    names = set[str]()
+    for kind in kinds:
+        hook = file.hooks[kind.hook]
+        name = f"{kind.hook} of {hook.path.stem if is_built_in(hook.path) else hook.path}"
+        unread = _keys_of(kind, recipe, layout) & set_keys - read
+        problems |= {
+            key: (Key(key, values[key]), f" has no effect, because {name} does not read it") for key in sorted(unread)
+        }
+        if unread and kind is not SCHEDULES:
+            names.add(kind.key)
+    if problems:
+        advice: tuple[Words, ...] = ("leave it out" if len(problems) == 1 else "leave them out",)
+        if len(names - problems.keys()) == 1:
+            advice += (", or replace the hook by setting ", *map(Key, names))
+        raise InputError(*joined("; ", problems.values()), advice=advice)
+
+
+def _traced_optimizer(file: RecipeFile, recipe: Recipe, layout: Layout) -> bool:
+    """Trace the optimizer of a hook, which may read keys in its update. Returns False if it cannot be traced."""
+    if OPTIMIZERS.hook not in file.hooks:
+        return True
+    # The step calls the optimizer in the same way, and reports its errors.
+    with contextlib.suppress(Exception):
+        params, _ = trees_of(recipe.model, layout.training_data.image_shape)
+        jax.eval_shape(recipe.optimizer.update, params, jax.eval_shape(recipe.optimizer.init, params), params)
+        return True
+    return False
+
+
+def _keys_of(kind: Registry, recipe: Recipe, layout: Layout) -> set[str]:
+    """Return the keys that choices of a kind read: all settings, and what the choice that the config names reads."""
+    read, data = {kind.key, *kind.readers()}, layout.training_data
+    config = observed(with_defaults(recipe.config), read)
+    # The name and the values of these keys need not be valid, since a hook replaces the choice.
+    with contextlib.suppress(InputError):
+        if kind is MODELS:
+            MODELS.get(recipe.config.model.name)(config, data.num_classes)
+        elif kind is LOSSES:
+            configured_losses(config, data.labels, data.class_counts, data.num_examples)
+        elif kind is OPTIMIZERS:
+            params, _ = trees_of(recipe.model, data.image_shape)
+            optimizer = OPTIMIZERS.get(recipe.config.optimizer.name)(at_batch_size(config), lambda step: 0.0)
+            jax.eval_shape(optimizer.update, params, jax.eval_shape(optimizer.init, params), params)
+        else:
+            make_schedule(config, layout.steps)
+    section = kind.key.partition(".")[0]
+    return {key for key in read if key.partition(".")[0] in (section, "train")}
+
+
+def _read_by_others(recipe: Recipe, file: RecipeFile, layout: Layout) -> set[str]:
+    """Return the keys of choices that have an effect beside the hooks: those of the step and of the schedule."""
+    read = {"train.batch_size"}
+    config = observed(recipe.config, read)
+    # Rates and frozen layers are settings of any optimizer; a decay beside a hook is an error of its own.
+    _ = config.optimizer.layer_settings
+    parts = configured_parts(config, layout.steps.total)
+    if not any(part.name == recipe.config.optimizer.schedule for part in parts):
+        read.discard(SCHEDULES.key)
+    if OPTIMIZERS.hook in file.hooks and CALLED in file.hooks[OPTIMIZERS.hook].read:
+        make_schedule(config, layout.steps)
+    return read
