@@ -212,6 +212,10 @@ def test_evaluation_data_must_have_the_image_shape_and_classes_of_the_training_d
     of_files = prepare_training(linear_model(), files, 2, SGD, 2, data=small)
     with pytest.raises(InputError, match="data.resize=15: .* set data.resize to 16 or more"):
         train(jaxddp.softmax_cross_entropy, of_files, val=jaxddp.val_solutions(tmp_path))
+    # Not at the first validation, which may be hours later.
+    (tmp_path / "ILSVRC/Data/CLS-LOC/val/ILSVRC2012_val_00000002.JPEG").unlink()
+    with pytest.raises(InputError, match=r"val_00000002\.JPEG: the image is missing"):
+        train(jaxddp.softmax_cross_entropy, of_files, val=jaxddp.val_solutions(tmp_path))
 
 
 def test_images_with_more_channels_than_means_are_rejected():

@@ -18,6 +18,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.data.opening import open_splits
 from jaxddp.data.selection.subset import balanced_rows, chosen_classes
 from jaxddp.data.source import check_labelled
 from jaxddp.data.table import ExampleTable
@@ -93,6 +94,20 @@ def test_val_and_test_images_are_in_one_folder(tree):
         check_labelled(listing, "validation data")
     expected = f"validation data: {listing.name(0)} has no label (2 of 2 images have none); give data with labels"
     assert str(caught.value).startswith(expected)
+
+
+def test_ids_tell_the_split_of_a_solution_file(tree, files):
+    """The predecessors read the validation images by `train_solutions`."""
+    train, val = train_solutions(tree), val_solutions(tree)
+    assert train_solutions(tree, "LOC_val_solution.csv").fingerprint == val.fingerprint
+    assert val_solutions(tree, "LOC_train_solution.csv").fingerprint == train.fingerprint
+    mixed = read(files, HEADER + "ILSVRC2012_val_1,n01 1 2 3 4\nn01_1,n02 1 2 3 4\nn02_1,n02 1 2 3 4\n")
+    expected = [b"val/ILSVRC2012_val_1.JPEG", b"train/n02/n01_1.JPEG", b"train/n02/n02_1.JPEG"]
+    assert mixed.path.tolist() == [f"{IMAGES}/".encode() + path for path in expected]
+    in_val = val_solutions(files, "LOC_train_solution.csv").path.tolist()
+    assert [path.split(b"/")[3] for path in in_val] == [b"val", b"val", b"train"]
+    twice = DataConfig(path=str(tree), val="LOC_train_solution.csv")
+    assert message(open_splits, twice).startswith("data.val='LOC_train_solution.csv': is also the training split")
 
 
 def test_several_boxes_and_any_numbers_and_white_space_are_accepted(files):

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.opening import open_tables, open_unchecked
-from jaxddp.data.source import Source, check_labelled, image_dtype
+from jaxddp.data.source import Source, SourceTable, check_labelled, image_dtype
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
 from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled
 from jaxddp.engine.compiler_options import step_options
@@ -45,9 +45,11 @@ class Resources:
     def with_val(self, val: Source | None, data: DataConfig) -> "Resources":
         """Return the resources with other validation data. All processes must call this method together.
 
-        Raises: see `unite`.
+        Raises: InputError if an image is missing (a run would find out at its first validation); see also `unite`.
         """
         if val is not None:
+            if getattr(val, "verified", None) is not None:
+                cast(SourceTable, val).check(data)
             val = unite(val, data, self.topology.peers, VALIDATION)
         return replace(self, val=val)
 

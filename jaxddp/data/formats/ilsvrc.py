@@ -11,6 +11,8 @@ from os import PathLike
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.core.wording import show
 from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.format import Match, Place
@@ -28,6 +30,8 @@ VAL_CSV = "LOC_val_solution.csv"
 TEST_CSV = "LOC_sample_submission.csv"
 
 _IMAGES = "ILSVRC/Data/CLS-LOC"
+_VAL_IDS = b"ILSVRC2012_val_"
+"""The beginning of the ids of validation images. The id of a training image begins with its synset and "_"."""
 
 AnyPath = str | PathLike[str]
 
@@ -41,6 +45,9 @@ def train_solutions(
     refuse: Refuse = raise_fault,
 ) -> ExampleTable:
     """Read the training examples, whose images are in one folder for each synset.
+
+    The ids of a solution file tell the folder of an image: `ILSVRC2012_val_00000001` is in val/. So this function and
+    `val_solutions` each read a solution file of either split; other ids are those of the function's own split.
 
     Args:
         root: the directory of Kaggle's archive; its URL, `s3://bucket/imagenet`, `gs://…` or `https://…` (docs/data.md
@@ -56,7 +63,7 @@ def train_solutions(
     """
     entry = _resolve(root)
     csv = entry.train or csv if csv == TRAIN_CSV else csv
-    return _read_labelled(entry, csv, classes, cache, f"{_IMAGES}/train/{{synset}}/", refuse)
+    return _read_labelled(entry, csv, classes, cache, "train", refuse)
 
 
 def val_solutions(
@@ -70,7 +77,7 @@ def val_solutions(
     """Read the validation examples, whose images are in one folder; otherwise see `train_solutions`."""
     entry = _resolve(root)
     csv = entry.val or csv if csv == VAL_CSV else csv
-    return _read_labelled(entry, csv, classes, cache, f"{_IMAGES}/val/", refuse)
+    return _read_labelled(entry, csv, classes, cache, "val", refuse)
 
 
 def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None = None) -> ExampleTable:
@@ -80,8 +87,8 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
     """
     data_root = _open_root(_resolve(root).path, csv, cache)
     solutions = read_solutions(data_root.file(csv), None)
-    folder = np.array([f"{_IMAGES}/test/".encode()])
-    return _without_links_out(_make_table(data_root, solutions, folder, {}), solutions, raise_fault)
+    folders = np.array(f"{_IMAGES}/test/".encode())
+    return _without_links_out(_make_table(data_root, solutions, folders, {}), solutions, raise_fault)
 
 
 def _resolve(root: AnyPath) -> DatasetEntry:
@@ -89,14 +96,24 @@ def _resolve(root: AnyPath) -> DatasetEntry:
 
 
 def _read_labelled(
-    entry: DatasetEntry, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, folder: str, refuse: Refuse
+    entry: DatasetEntry, csv: AnyPath, classes: ClassSelection, cache: AnyPath | None, split: Split, refuse: Refuse
 ) -> ExampleTable:
     data_root = _open_root(entry.path, csv, cache)
     mapping = read_mapping(data_root.file(SYNSET_MAPPING), refuse)
     solutions = read_solutions(data_root.file(csv), tuple(mapping), refuse)
-    folders = np.array([folder.format(synset=synset).encode() for synset in mapping])
+    folders = _folders(solutions, tuple(mapping), split)
     classes = entry.classes if classes is None else classes
     return _without_links_out(_make_table(data_root, solutions, folders, mapping).select(classes), solutions, refuse)
+
+
+def _folders(solutions: Solutions, synsets: tuple[str, ...], split: Split) -> np.ndarray:
+    """Return the folder of each image, bytes 'S'[N], by its id; the folder of `split` for other ids."""
+    synset = np.array([synset.encode() for synset in synsets])[solutions.label]
+    in_train = np.strings.startswith(solutions.image_id, np.strings.add(synset, b"_"))
+    in_val = np.strings.startswith(solutions.image_id, _VAL_IDS)
+    in_train |= ~in_val & (split == "train")
+    of_class = np.strings.add(np.strings.add(f"{_IMAGES}/train/".encode(), synset), b"/")
+    return np.where(in_train, of_class, f"{_IMAGES}/val/".encode())
 
 
 def _open_root(root: str, csv: AnyPath, cache: AnyPath | None) -> DataRoot:
@@ -108,7 +125,7 @@ def _open_root(root: str, csv: AnyPath, cache: AnyPath | None) -> DataRoot:
 def _make_table(
     data_root: DataRoot, solutions: Solutions, folders: np.ndarray, mapping: dict[str, str]
 ) -> ExampleTable:
-    path = np.strings.add(folders[solutions.label], np.strings.add(solutions.image_id, b".JPEG"))
+    path = np.strings.add(folders, np.strings.add(solutions.image_id, b".JPEG"))
     ids, names = tuple(mapping), tuple(mapping.values())
     return ExampleTable(data_root.store, solutions.image_id, path, solutions.label, ids, names)
 
@@ -148,7 +165,9 @@ class SolutionFiles:
     def open(self, place: Place, split: Split) -> ExampleTable:
         data, read, csv = place.data, train_solutions, place.data.train or TRAIN_CSV
         if split == "val":
-            read, csv = val_solutions, data.val or VAL_CSV
+            read, train, csv = val_solutions, csv, data.val or VAL_CSV
+            if csv == train:
+                raise InputError(Key("data.val", csv), ": is also the training split", advice="name another file")
         return read(place.address, csv, data.classes, data.local_cache, refuse=place.refuse)
 
 
