@@ -399,6 +399,69 @@ def test_a_cut_or_damaged_shard_is_one_line(root: Path):
     ]
 
 
+def forged(size: bytes = b"%011o\0" % 5, name: bytes = b"0001.png", kind: bytes = b"0") -> bytes:
+    """Return a header of a file, with the 12 bytes of its size, and the right checksum."""
+    header = bytearray(512)
+    header[: len(name)], header[124:136], header[156:157], header[257:265] = name, size, kind, b"ustar  \0"
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
+def base_256(size: int) -> bytes:
+    return (size & ((1 << 95) - 1) | 1 << 95).to_bytes(12) if size >= 0 else (size + (1 << 96)).to_bytes(12)
+
+
+def pax(*records: bytes) -> bytes:
+    content = b"".join(b"%d %b\n" % (len(record) + 4, record) for record in records)
+    return forged(b"%011o\0" % len(content), kind=b"x") + content.ljust(512, b"\0")
+
+
+FORGED = {
+    "negative size": forged(base_256(-512)),
+    "very negative size": forged(base_256(-(1 << 40))),
+    "negative size of a long name": forged(base_256(-512), kind=b"L"),
+    "negative size of a pax header": forged(base_256(-512), kind=b"x"),
+    "size beyond the end": forged(base_256(1 << 50)),
+    "size beyond the end of a hidden file": forged(base_256(1 << 50), b".hidden"),
+    "large size of a long name": forged(base_256(1 << 94), kind=b"L"),
+    "large size of a pax header": forged(b"77777777777\0", kind=b"x"),
+    "pax record of a negative size": pax(b"size=-512") + forged(),
+    "pax record of a very negative size": pax(b"size=-99999") + forged(b"0" * 11 + b"\0"),
+    "sparse map of GNU": forged(b"%011o\0" % 5, kind=b"S")[:-30] + b"\xff" * 30,
+    "sparse map of pax": pax(b"GNU.sparse.map=x") + forged(),
+    "sparse map of pax 1.0": pax(b"GNU.sparse.major=1", b"GNU.sparse.minor=0") + forged() + b"x" * 512,
+    "long names without end": (forged(kind=b"L") + b"name\0".ljust(512, b"\0")) * 1500,
+    "zeros in place of a header": bytes(512) + image(0) * 40,
+}
+
+
+@pytest.mark.parametrize("damage", FORGED)
+def test_a_forged_header_is_one_line_and_ends(damage: str):
+    """A negative size sends `tarfile` back, so it reads the same headers for ever (CVE-2025-8194)."""
+    good = io.BytesIO()
+    with tarfile.open(fileobj=good, mode="w") as tar:
+        add_to_tar(tar, "0000", {"cls": b"0", "png": image(0)})
+        end = tar.offset
+    content = good.getvalue()[:end] + FORGED[damage] + bytes(1024)
+    samples, faults = find_samples(io.BytesIO(content), len(content), "shard")
+    assert len(faults) == 1 and faults[0].startswith("shard") and "; download the shard again" in faults[0]
+    assert len(faults[0]) < 300 and samples.key.tolist() in ([b"0000"], [])
+
+
+def test_a_size_in_base_256_is_read(tmp_path: Path):
+    content = b"".join(
+        forged(base_256(len(data)), name) + data.ljust(512, b"\0")
+        for name, data in ((b"1.cls", b"2"), (b"1.png", b"pixels"))
+    )
+    (tmp_path / "set").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / f"set/{split}-0.tar").write_bytes(content + bytes(1024))
+    train, _ = open_both(tmp_path / "set")
+    assert train.labels.tolist() == [2] and train.read(0) == b"pixels"
+    assert _read_image(os.fsencode(tmp_path / "set/train-0.tar"), np.int64(1024)) == b"pixels"
+
+
 def test_a_header_with_a_flipped_bit_is_found(root: Path):
     train, _ = open_tables(config_of(root))
     shard, offset = root / "train-000001.tar", int(train.record(9).offset or 0)

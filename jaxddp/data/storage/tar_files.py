@@ -1,11 +1,12 @@
 """`TarFiles`: reads images from tar files at known positions.
 
-The offset of an image is the position of the header block before it. A header has 512 bytes: bytes 124 to 135 are the
-size of the file in octal digits, and bytes 148 to 155 the checksum of the header (POSIX.1-1988).
+The offset of an image is the position of the header block before it.
 """
 
 import os
+import tarfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,9 @@ def _read_image(path: bytes, offset: np.int64) -> bytes:
     except OSError:
         return b""
     try:
-        length = _length(os.pread(file, BLOCK, int(offset)))
-        return b"" if length is None else os.pread(file, length, int(offset) + BLOCK)
+        length = _length(os.pread(file, BLOCK, int(offset))) or 0
+        # The size of a damaged header may be larger than the memory.
+        return os.pread(file, min(length, os.fstat(file).st_size), int(offset) + BLOCK) if length > 0 else b""
     except OSError:
         return b""
     finally:
@@ -84,9 +86,5 @@ def _read_image(path: bytes, offset: np.int64) -> bytes:
 
 def _length(data: bytes) -> int | None:
     """Return the size in the header at the beginning of `data`; None if there is no header with a right checksum."""
-    try:
-        length, checksum = int(data[124:136].rstrip(b"\0 "), 8), int(data[148:156].rstrip(b"\0 "), 8)
-    except ValueError:
-        return None
-    # The checksum is the sum of all bytes, with spaces in place of its own eight.
-    return length if sum(data[:148]) + 8 * ord(" ") + sum(data[156:BLOCK]) == checksum else None
+    with suppress(tarfile.HeaderError):
+        return tarfile.TarInfo.frombuf(data[:BLOCK], "utf-8", "surrogateescape").size

@@ -8,7 +8,7 @@ import json
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -18,8 +18,8 @@ from jaxddp.core.wording import show
 IMAGES = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp", "tif", "tiff", "bmp", "ppm", "pgm"})
 _OTHER_IMAGES = frozenset({"gif", "heic", "avif", "jxl"})
 _LABEL_FIELDS = ("label", "cls")
-_LONGEST_LABEL = 1 << 20
-"""The largest size of a file with a label, in bytes."""
+_LONGEST = 1 << 20
+"""The largest size of a file with a label, and of an extended header, in bytes."""
 BLOCK = tarfile.BLOCKSIZE
 _ADVICE = "write the sample again, or leave it out"
 WRITE_AGAIN = "download the shard again, or write it again"
@@ -75,7 +75,8 @@ def find_samples(file: BinaryIO, size: int, name: str) -> tuple[Samples, list[st
             seen.add(sample.key)
     except InputError as error:
         faults.append(f"{name}: {error}")
-    except tarfile.TarError as error:
+    # For damaged extended headers, `tarfile` also raises these errors.
+    except (tarfile.TarError, ValueError, IndexError, KeyError, RecursionError, OverflowError) as error:
         faults.append(f"{name}: damaged, or not a tar file without compression ({error}); {WRITE_AGAIN}")
     if not seen and not faults:
         faults.append(f"{name}: holds no sample; {WRITE_AGAIN}")
@@ -85,26 +86,51 @@ def find_samples(file: BinaryIO, size: int, name: str) -> tuple[Samples, list[st
 
 
 def _samples(file: BinaryIO, size: int) -> Iterator[_Sample]:
-    """Yield the samples of a tar file. Raises: tarfile.TarError or InputError if the file is damaged."""
+    """Yield the samples of a tar file. Raises: InputError, or an error of `tarfile`, if the file is damaged."""
     sample: _Sample | None = None
-    with tarfile.open(fileobj=file, mode="r:", errors="surrogateescape") as tar:
+    end = 0
+    bounded: Any = _Bounded(file)
+    with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
         while (member := tar.next()) is not None:
             # The archive would keep all its members in memory.
             tar.members.clear()  # pyright: ignore[reportAttributeAccessIssue]: typeshed lacks it
+            # A header may have a negative size, also in an extended header. `tarfile` then reads the same headers for
+            # ever (CVE-2025-8194).
+            if member.size < 0 or tar.offset <= end:
+                raise InputError(f"damaged: {show(member.name)} has {member.size:,} bytes; {WRITE_AGAIN}")
+            end = tar.offset
             key, suffix = _split(member.name)
-            if member.isdir() or not key:
-                continue
-            if sample is None or key != sample.key:
+            is_file = bool(key) and not member.isdir()
+            if is_file and (sample is None or key != sample.key):
                 if sample is not None:
                     yield sample
                 sample = _Sample(key)
-            if member.offset_data + member.size > size:
-                raise InputError(f"cut short in {member.name}, at byte {size:,}; {WRITE_AGAIN}")
-            _add(sample, suffix, member, tar)
+            if end > size:
+                raise InputError(f"cut short in {show(member.name)}, at byte {size:,}; {WRITE_AGAIN}")
+            if is_file and sample is not None:
+                _add(sample, suffix, member, tar)
         # The last sample before damage may lack its image or its label.
         _check_end(file, tar.offset, size)
         if sample is not None:
             yield sample
+
+
+@dataclass(frozen=True)
+class _Bounded:
+    """A file for `tarfile`, which reads extended headers at once, with the size that a header states."""
+
+    file: BinaryIO
+
+    def read(self, size: int) -> bytes:
+        if not 0 <= size <= _LONGEST:
+            raise InputError(f"damaged: an extended header of {size:,} bytes; {WRITE_AGAIN}")
+        return self.file.read(size)
+
+    def seek(self, offset: int) -> int:
+        return self.file.seek(offset)
+
+    def tell(self) -> int:
+        return self.file.tell()
 
 
 def _split(name: str) -> tuple[str, str]:
@@ -120,7 +146,7 @@ def _add(sample: _Sample, suffix: str, member: tarfile.TarInfo, tar: tarfile.Tar
     sample.fields.append(suffix)
     if suffix in IMAGES:
         sample.images.append(member)
-    elif is_label and member.isreg() and member.size <= _LONGEST_LABEL:
+    elif is_label and member.isreg() and member.size <= _LONGEST:
         content = tar.extractfile(member)
         text = _label(content.read() if content else b"", suffix)
         sample.label = sample.label if text is None else text
@@ -154,6 +180,8 @@ def _row(sample: _Sample) -> tuple[bytes, bytes, int, int, bytes]:
     (image,) = sample.images
     if not image.isreg() or image.issparse():
         raise InputError(f"its image {show(image.name)} is a link or a sparse file; {_ADVICE}")
+    if "size" in image.pax_headers:
+        raise InputError(f"its image {show(image.name)} has its size in an extended header; {_ADVICE}")
     if not image.size:
         raise InputError(f"its image {show(image.name)} is empty; {_ADVICE}")
     if sample.label is None:
@@ -167,12 +195,12 @@ def _row(sample: _Sample) -> tuple[bytes, bytes, int, int, bytes]:
 
 
 def _check_end(file: BinaryIO, offset: int, size: int) -> None:
-    """Check that an archive ends with a block of zeros. `tarfile` stops at a damaged header without an error.
+    """Check that only zeros follow the last file. `tarfile` stops at a damaged or zeroed header without an error.
 
     Raises: InputError.
     """
     file.seek(offset)
-    block = file.read(BLOCK)
+    block = file.read(tarfile.RECORDSIZE)
     if not block:
         raise InputError(f"cut short: no end of the archive at byte {size:,}; {WRITE_AGAIN}")
     if block.strip(b"\0") or len(block) < BLOCK:
