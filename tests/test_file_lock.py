@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxddp.core.errors import Unreachable
-from jaxddp.core.file_lock import in_turn, one_at_a_time
+from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.core.file_lock import in_turn, one_at_a_time, whole_folder
 
 HOLDS = """
 import sys, time
@@ -18,6 +18,31 @@ with one_at_a_time(Path(sys.argv[1]), 9):
     print("locked", flush=True)
     time.sleep(60)
 """
+
+WRITES = """
+import sys, time
+from pathlib import Path
+from jaxddp.core.file_lock import whole_folder
+with whole_folder(Path(sys.argv[1])) as folder:
+    (folder / "large").write_text("x")
+    (folder / "deep").mkdir()
+    print("written", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_remains_of_a_killed_process_are_removed(tmp_path, caplog):
+    path = tmp_path / "set"
+    writer = subprocess.Popen([sys.executable, "-c", WRITES, str(path)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None and writer.stdout.readline() == "written\n"
+    with pytest.raises(InputError, match="set: another command is writing there; wait for it"), whole_folder(path):
+        pass
+    writer.kill()
+    writer.wait()
+    with whole_folder(path) as folder:
+        (folder / "small").write_text("y")
+    assert [file.name for file in path.iterdir()] == ["small"] and [*tmp_path.iterdir()] == [path]
+    assert f"{tmp_path}/.set.tmp: the remains of an earlier command" in caplog.text
 
 
 def test_the_wait_for_another_process_has_an_end(tmp_path):

@@ -1,6 +1,9 @@
-"""Locks of files, which exclude other processes."""
+"""Locks of files and folders, which exclude other processes."""
 
 import fcntl
+import logging
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -12,10 +15,11 @@ from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.core.phases import doing, moved
 
 _RETRY_SECONDS = 0.1
+_log = logging.getLogger("jaxddp.files")
 
 
-def try_lock(file: BinaryIO) -> bool:
-    """Lock an open file until it is closed, and return True; False if another process holds it.
+def try_lock(file: BinaryIO | int) -> bool:
+    """Lock an open file or folder until it is closed, and return True; False if another process holds the lock.
 
     Returns True on a file system without locks.
     """
@@ -68,3 +72,40 @@ def one_at_a_time(path: Path, patience: float) -> Iterator[None]:
         if not is_held:
             raise Unreachable(f"{path}: locked by another process for {patience:.0f} s; end it, and start again")
         yield
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`, which is renamed to `path` if the block succeeds.
+
+    The remains of a process that was killed in the block are removed.
+
+    Raises: InputError if the folder cannot be written, or another process writes it now.
+    """
+    temporary = files.create(path.parent) / f".{path.name}.tmp"
+    with files.readable_errors(path):
+        handle = _locked_folder(temporary, path)
+        try:
+            if remains := [*temporary.iterdir()]:
+                _log.warning(f"{temporary}: the remains of an earlier command, which was ended; they are removed")
+            for entry in remains:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            yield temporary
+            temporary.rename(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(handle)
+
+
+def _locked_folder(folder: Path, path: Path) -> int:
+    """Create and lock a folder; return its descriptor. Raises: InputError if another process has the lock."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        if not try_lock(handle):
+            os.close(handle)
+            raise InputError(f"{path}: another command is writing there; wait for it, or choose another place")
+        # The other process may have renamed the folder before this process locked it.
+        if folder.exists() and os.path.samestat(os.fstat(handle), os.stat(folder)):
+            return handle
+        os.close(handle)

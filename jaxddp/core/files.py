@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -161,19 +160,6 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
-
-
-@contextlib.contextmanager
-def whole_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `path` if the block succeeds. Raises: InputError."""
-    temporary = create(path.parent) / f".{path.name}.{os.getpid()}.tmp"
-    try:
-        with readable_errors(path):
-            temporary.mkdir()
-            yield temporary
-            temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def remove(path: Path) -> None:

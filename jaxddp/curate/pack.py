@@ -15,6 +15,7 @@ from PIL import Image
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, about
+from jaxddp.core.file_lock import whole_folder
 from jaxddp.core.ranges import Range
 from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import first_line, show
@@ -67,7 +68,7 @@ def pack(
         if progress is not None:
             progress.advance(next(counter), 0)
 
-    with files.whole_folder(out) as unfinished:
+    with whole_folder(out) as unfinished:
         first = next(iter(sources.values()))
         manifest = {
             "classes": {"ids": first.class_ids, "names": first.class_names, "indices": first.class_indices},
@@ -144,7 +145,7 @@ def _pack_split(
                     open_writers.close()
                     shards.append(f"{split}-{len(shards):05d}.tfrecord")
                     writer, shard_size = open_writers.enter_context(tf.io.TFRecordWriter(str(folder / shards[-1]))), 0
-                record = _example(tf, image, int(source.labels[row]), ids[row]).SerializeToString()
+                record = _example(tf, image, int(source.labels[row]), ids[row]).SerializeToString(deterministic=True)
                 writer.write(record)
                 shard[row], offset[row] = len(shards) - 1, shard_size
                 shard_size += len(record) + _RECORD_OVERHEAD

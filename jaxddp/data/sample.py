@@ -9,6 +9,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
+from jaxddp.core.file_lock import whole_folder
 from jaxddp.core.wording import choices, not_installed
 
 _SIZE = 32
@@ -36,7 +37,7 @@ def write_sample(name: str, out: str | Path) -> Path:
         if all((place / file).is_file() for file in sample):
             return place
         raise InputError(f"{place}: does not hold the sample {name!r}; give a new folder")
-    with files.whole_folder(place) as temporary:
+    with whole_folder(place) as temporary:
         for file, content in sample.items():
             (temporary / file).parent.mkdir(parents=True, exist_ok=True)
             (temporary / file).write_bytes(content)

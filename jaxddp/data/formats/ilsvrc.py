@@ -30,8 +30,8 @@ VAL_CSV = "LOC_val_solution.csv"
 TEST_CSV = "LOC_sample_submission.csv"
 
 _IMAGES = "ILSVRC/Data/CLS-LOC"
-_VAL_IDS = b"ILSVRC2012_val_"
-"""The beginning of the ids of validation images. The id of a training image begins with its synset and "_"."""
+_VAL_IDS = b"_val_"
+"""A part of the ids of validation images. The id of a training image begins with its synset and "_"."""
 
 AnyPath = str | PathLike[str]
 
@@ -110,7 +110,7 @@ def _folders(solutions: Solutions, synsets: tuple[str, ...], split: Split) -> np
     """Return the folder of each image, bytes 'S'[N], by its id; the folder of `split` for other ids."""
     synset = np.array([synset.encode() for synset in synsets])[solutions.label]
     in_train = np.strings.startswith(solutions.image_id, np.strings.add(synset, b"_"))
-    in_val = np.strings.startswith(solutions.image_id, _VAL_IDS)
+    in_val = np.strings.find(solutions.image_id, _VAL_IDS) >= 0
     in_train |= ~in_val & (split == "train")
     of_class = np.strings.add(np.strings.add(f"{_IMAGES}/train/".encode(), synset), b"/")
     return np.where(in_train, of_class, f"{_IMAGES}/val/".encode())
