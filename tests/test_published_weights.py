@@ -162,7 +162,7 @@ def test_timms_weights_are_fetched_once_and_verified_each_time(hub):
     assert local_weights(NAME).read_bytes() == content() and hub.requests[blob] == 2
 
 
-def test_a_damaged_answer_of_the_hub_is_fetched_again(hub):
+def test_a_damaged_answer_of_the_hub_is_fetched_again(hub, monkeypatch):
     hub.repos["me/net"] = {"w.safetensors": content()}
     blob = f"/blob/{hashlib.sha256(content()).hexdigest()}"
     hub.damaged.append(blob)
@@ -170,9 +170,15 @@ def test_a_damaged_answer_of_the_hub_is_fetched_again(hub):
     hub.repos["me/net"] = {"v.safetensors": content(seed=1)}
     hub.damaged += [f"/blob/{hashlib.sha256(content(seed=1)).hexdigest()}"] * 9
     with pytest.raises(
-        Unreachable, match="hf://me/net/v.safetensors: .*its SHA-256 is not the one that the hub states"
+        Unreachable,
+        match=r"hf://me/net/v.safetensors: damaged: its SHA-256 is not the one that the hub states \(after .*; start",
     ):
         local_weights("hf://me/net/v.safetensors")
+    hub.repos["me/net"] = {"u.safetensors": content(seed=2)}
+    hub.cut += [f"/blob/{hashlib.sha256(content(seed=2)).hexdigest()}"] * 99
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    with pytest.raises(Unreachable, match=r"hf://me/net/u.safetensors: cut short: .*; start again, or "):
+        local_weights("hf://me/net/u.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -211,7 +217,13 @@ def test_a_failed_download_is_repeated_and_leaves_no_file(hub, tmp_path, fault):
     assert download(name, digest).read_bytes() == content() and hub.requests[f"GET {path}"] == 2
     (tmp_path / "cache" / "weights" / name).unlink()
     (place.update if fault == "status" else place.extend)({path: [503] * 9} if fault == "status" else [path] * 9)
-    with pytest.raises(Unreachable, match=rf"{path}: no answer in \d+ s and 2 tries, the last: "):
+    size = len(content())
+    reason = {
+        "cut": rf"cut short: [\d,]+ of {size:,} bytes arrived.* \(after \d+ s and 2 tries\); start again, or check the ",
+        "damaged": rf"is not the published file: its SHA-256 begins with \w+, not {digest} \(after \d+ s and 2 tries\); ",
+        "status": r"no answer in \d+ s and 2 tries, the last: 503 .*; check that the store and the network are up",
+    }[fault]
+    with pytest.raises(Unreachable, match=rf"{path}: {reason}"):
         download(name, digest)
     assert [file.name for file in (tmp_path / "cache" / "weights").iterdir()] == [f"{name}.lock"]
 

@@ -147,7 +147,11 @@ def test_weights_of_another_network_raise_a_one_line_error(tmp_path):
         prepare_training(SmallNet(), random_table(20), 1, sgd(0.1), 8, weights=tmp_path / "w.safetensors")
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+# The two types of float8 that PyTorch's weights have.
+FLOAT8 = [pytest.param(kind, marks=pytest.mark.ci) for kind in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2)]
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64, *FLOAT8])
 def test_arrays_of_any_precision_are_read_and_converted(tmp_path, dtype):
     model = small_resnet(5)
     arrays = {name: array.astype(dtype) for name, array in state_dict_of(model, (6, 6, 3)).items()}
@@ -176,10 +180,18 @@ def test_weights_are_read_from_the_checkpoint_of_a_work_directory(tmp_path, capl
     assert not caplog.messages
 
 
+OF_FLOAT4 = b'{"conv": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}'
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("w.safetensors", b"no", "w.safetensors: not a complete .safetensors file (.*); download it again"),
+        (
+            "w.safetensors",
+            len(OF_FLOAT4).to_bytes(8, "little") + OF_FLOAT4 + b"12",
+            "w.safetensors: conv has dtype F4, which cannot be read; save it as F32 or BF16",
+        ),
         ("w.npz", b"no", "w.npz: weights cannot be read from this kind of file; give a .safetensors file, a .pth"),
         ("absent.safetensors", None, "absent.safetensors: no such file; give a .safetensors file"),
         ("absent.pth", None, "absent.pth: no such file; give a .safetensors file"),

@@ -15,7 +15,7 @@ from jaxddp.core.cache_folder import cache_folder
 from jaxddp.core.errors import InputError
 from jaxddp.core.file_lock import one_at_a_time
 from jaxddp.core.phases import doing, moved
-from jaxddp.data.storage.retry_policy import IncompleteResponse, RetryPolicy
+from jaxddp.data.storage.retry_policy import IncompleteResponse, RetryPolicy, TemporaryFailure
 
 URL_VARIABLE = "JAXDDP_TORCHVISION_URL"
 """Environment variable for the address of a mirror of torchvision's files."""
@@ -81,9 +81,10 @@ def _chunks(url: str, digest: str, until: float) -> Iterator[bytes]:
 
     Raises:
         InputError: there is no such file, or it may not be read.
-        IncompleteResponse: a temporary failure: the download ended early, or the file is not the published one.
+        IncompleteResponse: the download ended early, or the file is not the published one.
+        TemporaryFailure: the server did not answer.
     """
-    actual, count = hashlib.sha256(), 0
+    actual, count, length = hashlib.sha256(), 0, -1
     try:
         with urllib.request.urlopen(url, timeout=RETRY_POLICY.read_timeout) as response:
             length = int(response.headers.get("Content-Length") or -1)
@@ -92,15 +93,20 @@ def _chunks(url: str, digest: str, until: float) -> Iterator[bytes]:
                 count += len(chunk)
                 moved()
                 if time.monotonic() > until:
-                    raise IncompleteResponse(f"{count} of {length} bytes had arrived")
+                    raise IncompleteResponse(f"only {count:,} of {length:,} bytes arrived in time")
                 yield chunk
     except urllib.error.HTTPError as error:
         if error.code < 500 and error.code not in (408, 429):
             raise InputError(f"{url}: {error.code} {error.reason}; {_ADVICE}") from None
-        raise IncompleteResponse(f"{error.code} {error.reason}") from None
+        raise TemporaryFailure(f"{error.code} {error.reason}") from None
     except (OSError, HTTPException) as error:
-        raise IncompleteResponse(str(getattr(error, "reason", None) or error)) from None
+        reason = str(getattr(error, "reason", None) or error)
+        if count:
+            raise IncompleteResponse(f"cut short: {count:,} of {length:,} bytes arrived ({reason})") from None
+        raise TemporaryFailure(reason) from None
     if count < length:
-        raise IncompleteResponse(f"{count} of {length} bytes arrived")
+        raise IncompleteResponse(f"cut short: {count:,} of {length:,} bytes arrived")
     if not actual.hexdigest().startswith(digest):
-        raise IncompleteResponse(f"its SHA-256 begins with {actual.hexdigest()[: len(digest)]}, and not {digest}")
+        raise IncompleteResponse(
+            f"is not the published file: its SHA-256 begins with {actual.hexdigest()[: len(digest)]}, not {digest}"
+        )

@@ -15,7 +15,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key, Words
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import first_line, not_installed, show
-from jaxddp.data.storage.retry_policy import IncompleteResponse
+from jaxddp.data.storage.retry_policy import IncompleteResponse, TemporaryFailure
 from jaxddp.weights.download import RETRY_POLICY, host_lock, sha256_of
 
 SCHEME = "hf://"
@@ -100,7 +100,7 @@ def fetch(place: HubFile, *, offline: bool = False) -> Path:
                 raise InputError(f"{path}: is damaged, its SHA-256 is not the one of the hub; remove it, or go online")
             path = _download(library, place, until, offline=offline, force_download=True)
             if _is_damaged(path):
-                raise IncompleteResponse("its SHA-256 is not the one that the hub states")
+                raise IncompleteResponse("damaged: its SHA-256 is not the one that the hub states")
         return path
 
     with host_lock(place.repo.replace("/", "--")), doing(f"fetching {place}"):
@@ -135,16 +135,20 @@ def _download(library: Any, place: HubFile, until: float, *, offline: bool, **op
                 f"{place}: not in {cache}, and nothing is fetched offline; run `hf download {place.repo} {place.file}` "
                 f"on a machine with a network and copy this folder, or fetch {url} and give the path of the file"
             ) from None
-        raise IncompleteResponse(_reason(error.__cause__ or error)) from None
+        raise TemporaryFailure(_reason(error.__cause__ or error)) from None
     except errors.HfHubHTTPError as error:
         raise _http_error(error) from None
-    except (InputError, IncompleteResponse):
+    except (InputError, TemporaryFailure):
         raise
     except OSError as error:
+        if error.errno is None:  # The file has another size than the hub states.
+            raise IncompleteResponse(f"cut short: {_reason(error)}") from None
         raise InputError(f"{place}: cannot be kept in {library.constants.HF_HUB_CACHE} ({_reason(error)})") from None
     # The library's HTTP client has errors of its own for a lost connection.
     except Exception as error:
-        raise IncompleteResponse(_reason(error)) from None
+        if "message body" in str(error):
+            raise IncompleteResponse(f"cut short: {_reason(error)}") from None
+        raise TemporaryFailure(_reason(error)) from None
 
 
 def _http_error(error: Any) -> Exception:
@@ -152,7 +156,7 @@ def _http_error(error: Any) -> Exception:
     status = error.response.status_code
     reason = f"{status} {error.response.reason_phrase}"
     is_temporary = status >= 500 or status in (408, 429)
-    return IncompleteResponse(reason) if is_temporary else RuntimeError(f"status code: {reason}")
+    return TemporaryFailure(reason) if is_temporary else RuntimeError(f"status code: {reason}")
 
 
 def _reason(error: BaseException) -> str:

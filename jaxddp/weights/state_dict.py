@@ -16,6 +16,7 @@ PICKLED = (".pth", ".pt", ".bin")
 FORMS = "a .safetensors file, a .pth file of PyTorch's, or the work directory of a run"
 
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "BOOL": "?"}
+_DTYPES |= {f"F8_{kind}": f"float8_{name}" for kind, name in (("E4M3", "e4m3fn"), ("E5M2", "e5m2"))}
 _DTYPES |= {f"{kind}{bits}": f"{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
 # Arrays that PyTorch stores and no network reads: the number of batches, and indices that follow from the window side.
 _UNREAD = ("num_batches_tracked", "relative_position_index")
@@ -58,8 +59,10 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
         entries = dict(safetensors.deserialize(content))
     except safetensors.SafetensorError as error:
         raise InputError(f"{path}: not a complete .safetensors file ({error}); download it again") from None
+    for name, entry in entries.items():
+        if entry["dtype"] not in _DTYPES:
+            raise InputError(f"{path}: {name} has dtype {entry['dtype']}, which cannot be read; save it as F32 or BF16")
     return {
         name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
         for name, entry in entries.items()
-        if entry["dtype"] in _DTYPES
     }

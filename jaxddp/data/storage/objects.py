@@ -162,10 +162,12 @@ class Objects:
                 chunks.append(chunk)
                 # A server that sends a few bytes at a time never causes a read timeout, so check the deadline.
                 if time.monotonic() > until:
-                    raise IncompleteResponse(f"{sum(map(len, chunks))} of {answer.meta['size']} bytes had arrived")
+                    raise IncompleteResponse(
+                        f"only {sum(map(len, chunks))} of {answer.meta['size']} bytes arrived in time"
+                    )
             data = b"".join(chunks)
             if len(data) != answer.meta["size"]:
-                raise IncompleteResponse(f"{len(data)} of {answer.meta['size']} bytes arrived")
+                raise IncompleteResponse(f"{len(data)} bytes arrived in place of {answer.meta['size']}")
             return data
 
         return attempt

@@ -17,8 +17,12 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 8.0
 _KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata/")
 
 
-class IncompleteResponse(Exception):
-    """Raised if the body of a response is shorter than its header states, or is not complete at the deadline."""
+class TemporaryFailure(Exception):
+    """A failure after which a request is repeated, such as a lost connection."""
+
+
+class IncompleteResponse(TemporaryFailure):
+    """The server answered, but the body is cut short, is not complete at the deadline, or is not the expected one."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,7 @@ class RetryPolicy:
             name: the object to fetch, for messages.
             attempt: a function that takes the time, as of time.monotonic(), by which it should return or raise.
             deadline: the seconds for all tries; it replaces the attribute, because text files need more time.
-            advice: the advice in the message of a permanent failure.
+            advice: the advice in the message of a permanent failure, and of an incomplete answer.
 
         Raises:
             FileNotFoundError: the attempt raised it.
@@ -61,21 +65,25 @@ class RetryPolicy:
                 raise
             except Exception as error:
                 is_temporary, reason = classify_error(error)
+                has_body = isinstance(error, IncompleteResponse) or "IncompleteBody" in str(error)
             if not is_temporary:
                 raise InputError(f"{name}: {reason}; {advice}")
             pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (tries - 1)) * random.uniform(0.5, 1)
             elapsed = time.monotonic() - start
             if tries >= self.tries or elapsed + pause > deadline:
+                spent = f"{elapsed:.0f} s and {counted(tries, 'try')}"
+                if has_body:
+                    raise Unreachable(f"{name}: {reason} (after {spent}); start again, or {advice}")
                 raise Unreachable(
-                    f"{name}: no answer in {elapsed:.0f} s and {counted(tries, 'try')}, the last: "
-                    f"{reason}; check that the store and the network are up, and start again"
+                    f"{name}: no answer in {spent}, the last: {reason}; check that the store and the network are up, "
+                    "and start again"
                 )
             time.sleep(pause)
 
 
 def classify_error(error: Exception) -> tuple[bool, str]:
     """Return whether a failure is temporary, and its cause in a few words, from the text of obstore's error."""
-    if isinstance(error, IncompleteResponse):
+    if isinstance(error, TemporaryFailure):
         return True, str(error)
     text, _, detail = str(error).partition("Debug source:")
     keys = "no credentials are set, and the machine has none: " if _KEY_SERVICE.search(text) else ""
@@ -90,6 +98,6 @@ def classify_error(error: Exception) -> tuple[bool, str]:
     if "kind: Timeout" in detail:
         return True, f"{keys}no data arrived"
     if "IncompleteBody" in detail:
-        return True, "the body was cut short"
+        return True, "the answer was cut short"
     message = re.search(r'(?:message|error): "([^"]+)"', detail)
     return True, keys + (message[1] if message else text.strip().rpartition(" - ")[2])
