@@ -190,6 +190,7 @@ def test_a_broken_link_to_class_names_is_ignored_and_a_missing_folder_is_an_erro
 
 
 FORGED = struct.pack(">HBBIII", 0, 8, 3, 2**20, 2**10, 2**10)
+SHORT_BOMB = gzip.compress(struct.pack(">HBBIII", 0, 8, 3, 2**10, 2**10, 2**10) + bytes(2**26))
 BOMB = gzip.compress(idx(pixels(5, 4, 6)) + bytes(2**27))
 
 
@@ -200,8 +201,9 @@ BOMB = gzip.compress(idx(pixels(5, 4, 6)) + bytes(2**27))
         (gzip.compress(FORGED + b"abc"), "the header promises 1099511627776 bytes, but 3 follow it"),
         (struct.pack(">HBBIII", 0, 8, 3, 0, 2**32 - 1, 2**32 - 1), "damaged|at least one example"),
         (BOMB, "the header promises 120 bytes, but more follow it"),
+        (SHORT_BOMB, "the header promises 1073741824 bytes, but 67108864 follow it"),
     ],
-    ids=["uncompressed", "compressed", "no images", "decompression bomb"],
+    ids=["uncompressed", "compressed", "no images", "decompression bomb", "decompression bomb that is too short"],
 )
 def test_forged_headers_and_decompression_bombs_allocate_little_memory(tmp_path, content, message):
     write(tmp_path, train_images=content)

@@ -217,6 +217,7 @@ VALID = npy_bytes(IMAGES)
         (header("(0, 4611686018427387904, 4611686018427387904, 3)"), "damaged|at least one example"),
         (header("(5, 4, 6)", "(3,)u1") + bytes(360), "neither numbers nor strings"),
         (header("(5, 4, 6, 3)") + bytes(2**26), "the header promises 360 bytes, but more follow it"),
+        (header(f"({2**26 + 1},)") + bytes(2**26), "the header promises 67108865 bytes, but 67108864 follow it"),
     ],
 )
 def test_damaged_and_forged_files_raise_a_one_line_error_and_allocate_little_memory(tmp_path, kind, content, message):

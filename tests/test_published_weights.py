@@ -219,8 +219,8 @@ def test_a_failed_download_is_repeated_and_leaves_no_file(hub, tmp_path, fault):
     (place.update if fault == "status" else place.extend)({path: [503] * 9} if fault == "status" else [path] * 9)
     size = len(content())
     reason = {
-        "cut": rf"cut short: [\d,]+ of {size:,} bytes arrived.* \(after \d+ s and 2 tries\); start again, or check the ",
-        "damaged": rf"is not the published file: its SHA-256 begins with \w+, not {digest} \(after \d+ s and 2 tries\); ",
+        "cut": rf"cut short: [\d,]+ of {size:,} bytes arrived.* \(after \d+ s and 2 tries\); start again, or check",
+        "damaged": rf"is not the published file: its SHA-256 begins with \w+, not {digest} \(after \d+ s and 2 tries\)",
         "status": r"no answer in \d+ s and 2 tries, the last: 503 .*; check that the store and the network are up",
     }[fault]
     with pytest.raises(Unreachable, match=rf"{path}: {reason}"):

@@ -85,17 +85,31 @@ def test_a_pickle_runs_no_code(tmp_path, form):
     assert (tmp_path / "attacked").is_dir()
 
 
+# An object with number 2**28 - 1, for which Python's unpickler allocates 4 GB.
+MEMO_BOMB = b"\x80\x02r\xff\xff\xff\x0f."
+with zipfile.ZipFile(io.BytesIO(torch_file("zip"))) as archive:
+    NAMES = {name.partition("/")[2]: name for name in archive.namelist()}
+    PICKLE = archive.read(NAMES["data.pkl"])
+STRIDE_0 = PICKLE.replace(b"K\x03K\x04\x86q\x08K\x04K\x01", b"K\xc8K\x04\x86q\x08K\x00K\x01")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (changed_zip(torch_file("zip"), {"data/0": bytes(24)}), "a tensor needs 12 elements of a storage with 6"),
+        (
+            changed_zip(torch_file("zip"), {"data/0": bytes(24)}),
+            r"a tensor of shape \(3, 4\) in a storage of 6 elements",
+        ),
         (changed_zip(torch_file("zip"), {}, zipfile.ZIP_DEFLATED), "data.pkl is compressed|byteorder is compressed"),
         (changed_zip(torch_file("zip"), {"byteorder": b"big"}), "its numbers are big-endian"),
-        (b"", "Ran out of input"),
+        (b"", "pickle exhausted|Ran out of input"),
+        (changed_zip(torch_file("zip"), {"data.pkl": MEMO_BOMB}), "a number 268,435,455 of an object, after 1 op"),
+        (MEMO_BOMB, "a number 268,435,455 of an object, after 1 op"),
+        (changed_zip(torch_file("zip"), {"data.pkl": STRIDE_0}), r"a tensor of shape \(200, 4\) in a storage of 12 e"),
         (pickle.dumps(3), "its first bytes are of another format"),
         (torch_file("zip")[:900], "not a zip file"),
     ],
-    ids=["short storage", "compressed", "byte order", "empty", "another pickle", "cut"],
+    ids=["storage", "compressed", "byte order", "empty", "memo", "memo, old", "stride 0", "another pickle", "cut"],
 )
 def test_damaged_files_raise_one_line(tmp_path, content, message):
     with pytest.raises(InputError, match=rf"w.pth: not a complete .pth file \(.*({message}).*\); download it again"):

@@ -7,8 +7,12 @@ a file runs no code of it.
 Source of the formats: `torch.save` of PyTorch 2.15, with and without `_use_new_zipfile_serialization`.
 """
 
+import functools
 import io
+import math
+import os
 import pickle
+import pickletools
 import struct
 import zipfile
 from collections import OrderedDict
@@ -108,7 +112,8 @@ def _open_zip(file: BinaryIO) -> tuple[Any, ReadStorage]:
 
     if folder + "byteorder" in entries and read("byteorder") != b"little":
         raise ValueError("its numbers are big-endian")
-    return _Unpickler(io.BytesIO(read("data.pkl"))).load(), lambda key: read(f"data/{key}")
+    # Several tensors may share a storage, which is read once.
+    return _Unpickler(io.BytesIO(read("data.pkl"))).load(), functools.cache(lambda key: read(f"data/{key}"))
 
 
 def _open_old(file: BinaryIO) -> tuple[Any, ReadStorage]:
@@ -123,9 +128,10 @@ def _open_old(file: BinaryIO) -> tuple[Any, ReadStorage]:
     for key in _Unpickler(file).load():
         storage = unpickler.storages[key]
         (elements,) = struct.unpack("<q", file.read(8))
-        if elements != storage.elements:
+        size = elements * _dtype(storage).itemsize
+        if elements != storage.elements or not 0 <= size <= os.fstat(file.fileno()).st_size:
             raise ValueError(f"storage {key} has another size")
-        contents[key] = file.read(elements * _dtype(storage).itemsize)
+        contents[key] = file.read(size)
     return content, contents.__getitem__
 
 
@@ -135,6 +141,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: BinaryIO):
         super().__init__(file)
         self.storages: dict[str, _Storage] = {}
+        _check_memo(file)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in _DTYPES:
@@ -158,6 +165,18 @@ class _Unpickler(pickle.Unpickler):
         return self.storages.setdefault(key, _Storage(kind, key, elements))
 
 
+def _check_memo(file: BinaryIO) -> None:
+    """Check the next pickle of a file. Raises: ValueError if it stores objects in its memo under too large numbers.
+
+    Python allocates 16 bytes for each number up to the largest, so 5 bytes of a pickle could ask for 64 GiB.
+    """
+    begin = file.tell()
+    for count, (operation, argument, _) in enumerate(pickletools.genops(file)):
+        if operation.name.endswith("PUT") and argument is not None and argument > count:
+            raise ValueError(f"a number {argument:,} of an object, after {count} operations")
+    file.seek(begin)
+
+
 def _tensors_of(content: Any) -> dict[str, _Tensor]:
     """Return the tensors of a state dict, or of a state dict in it, by name."""
     for key in _NESTING_KEYS:
@@ -176,8 +195,9 @@ def _array(tensor: _Tensor, read_storage: ReadStorage) -> np.ndarray:
     if 0 in tensor.shape:
         return np.empty(tensor.shape, elements.dtype)
     last = offset + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
-    if last >= len(elements):
-        raise ValueError(f"a tensor needs {last + 1} elements of a storage with {len(elements)}")
+    # With strides of zero, a small storage could become a tensor larger than the memory.
+    if max(last + 1, math.prod(tensor.shape)) > len(elements):
+        raise ValueError(f"a tensor of shape {tensor.shape} in a storage of {len(elements)} elements")
     strides = [stride * elements.itemsize for stride in tensor.strides]
     return np.lib.stride_tricks.as_strided(elements[offset:], tensor.shape, strides, writeable=False)
 

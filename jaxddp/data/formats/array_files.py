@@ -1,6 +1,7 @@
 """Functions that the readers of array files share: errors that name the file, checks of lengths, class names."""
 
 import gzip
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.core.wording import show
+from jaxddp.core.wording import show, size
 from jaxddp.data.arrays import ArrayTable, as_pixels, check_labels
 from jaxddp.data.faults import check_distinct
 
@@ -45,12 +46,26 @@ def as_input_errors(
         raise InputError(f"{where}: cannot be read ({error.strerror}); give a readable file") from None
 
 
-def read_rest(stream: BufferedIOBase, promised: int) -> bytearray:
-    """Read the bytes after a header; their number must be `promised`. Raises: see `check_length`.
+def read_rest(stream: BufferedIOBase, promised: int, stored: int | None) -> bytearray:
+    """Read the bytes after a header; their number must be `promised`.
 
     Memory is allocated as bytes are read, and reading stops at the promised number. So a forged header allocates no
     more than the stream holds, and a small file that unpacks to gigabytes cannot fill the memory.
+
+    Args:
+        stored: the number of bytes after the header, as a zip archive or a gzip file states it; None if it states none.
+            It is compared first, because a small file may unpack to gigabytes before it ends.
+
+    Raises: InputError if the memory of the machine is too small; see also `check_length`.
     """
+    if stored is not None:
+        check_length(stored, promised)
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if stored is not None and promised > memory:
+        raise InputError(
+            f"an array of {size(promised)}, and this machine has {size(memory)} of memory; save it as a .npy file, "
+            "of which a batch reads only its rows"
+        )
     data = bytearray()
     try:
         while piece := stream.read1(min(_CHUNK, promised + 1 - len(data))):

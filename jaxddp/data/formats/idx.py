@@ -12,8 +12,10 @@ dimensions, their sizes as big-endian uint32, and the elements in row-major orde
 
 import gzip
 import math
+import os
 import struct
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -36,6 +38,8 @@ _NAMES = tuple(name for names in (*_IMAGES.values(), *_LABELS.values()) for name
 
 _UNSIGNED_BYTE = 0x08
 _GZIP = b"\x1f\x8b"
+_LARGE = 1 << 30
+"""The size of an array in bytes from which the size in a gzip file is believed."""
 
 
 def holds_idx(folder: Path) -> bool:
@@ -104,7 +108,20 @@ def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
                 f"cut short: a header of {4 + len(sizes)} bytes instead of {4 + 4 * rank}; download it again"
             )
         shape = struct.unpack(f">{rank}I", sizes)
-        return np.frombuffer(read_rest(stream, math.prod(shape)), np.uint8).reshape(shape)
+        promised = math.prod(shape)
+        stored = _stored(raw, 4 + 4 * rank, promised, is_compressed=stream is not raw)
+        return np.frombuffer(read_rest(stream, promised, stored), np.uint8).reshape(shape)
+
+
+def _stored(raw: BinaryIO, header: int, promised: int, *, is_compressed: bool) -> int | None:
+    """Return the number of bytes after the header; None if only unpacking shows it."""
+    size = os.fstat(raw.fileno()).st_size
+    if not is_compressed:
+        return size - header
+    # A gzip file ends with the size of its last member, modulo 2**32. Small files may have several members.
+    last = int.from_bytes(os.pread(raw.fileno(), 4, size - 4), "little")
+    is_equal = (header + promised - last) % (1 << 32) == 0
+    return promised if is_equal else last - header if promised >= _LARGE else None
 
 
 FORMATS.add("idx")(LocalFormat("a directory with train-images-idx3-ubyte (IDX files)", holds_idx, read_idx))

@@ -53,11 +53,11 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
         InputError: an array is missing (the message names the existing ones), a file is cut short, was not saved by
             NumPy or holds pickled objects, or `ArrayTable` rejects the arrays.
     """
-    array_names = _array_names(path)
-    images, labels = (_read_array(path, f"{split}_{kind}", array_names) for kind in ("images", "labels"))
+    existing = array_names(path)
+    images, labels = (_read_array(path, f"{split}_{kind}", existing) for kind in ("images", "labels"))
     images_from, labels_from = _array_place(path, f"{split}_images"), _array_place(path, f"{split}_labels")
-    if _NAMES in array_names:
-        names = _read_array(path, _NAMES, array_names)
+    if _NAMES in existing:
+        names = _read_array(path, _NAMES, existing)
         if names.ndim != 1 or names.dtype.kind != "U":
             raise InputError(
                 f"{_array_place(path, _NAMES)}: {names.dtype} of shape {names.shape}: give strings, one per class"
@@ -66,16 +66,14 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
         check_names(names, lambda place: f"{_array_place(path, _NAMES)}[{place}]")
     else:
         labels_of_splits = [
-            _read_array(path, name, array_names)
-            for each_split in _SPLITS
-            if (name := f"{each_split}_labels") in array_names
+            _read_array(path, name, existing) for each_split in _SPLITS if (name := f"{each_split}_labels") in existing
         ]
         with as_input_errors(path):
             names = numbered_names(*labels_of_splits)
     return make_table(images, labels, names, images_from=images_from, labels_from=labels_from)
 
 
-def _array_names(path: Path) -> list[str]:
+def array_names(path: Path) -> list[str]:
     """Return the names of all arrays in the file or folder."""
     if not path.is_file():
         return sorted(file.stem for file in path.glob("*.npy"))
@@ -95,7 +93,7 @@ def _read_array(path: Path, name: str, names_in_file: list[str]) -> np.ndarray:
         advice = choices(name, names_in_file) if names_in_file else "give an .npz file, or a folder of .npy files"
         raise InputError(f"{path}: no array {name!r}; {advice}")
     with as_input_errors(_array_place(path, name)):
-        return _unpack_array(path, name) if path.is_file() else _map_array(path / f"{name}.npy")
+        return unpack_array(path, name) if path.is_file() else _map_array(path / f"{name}.npy")
 
 
 def _map_array(file: Path) -> np.ndarray:
@@ -105,7 +103,8 @@ def _map_array(file: Path) -> np.ndarray:
     return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
-def _unpack_array(path: Path, name: str) -> np.ndarray:
+def unpack_array(path: Path, name: str) -> np.ndarray:
+    """Read an array of an .npz file. Raises: InputError, or an error of zipfile, if the file is damaged."""
     # np.load would allocate the memory that the array's header promises before it reads the first byte.
     with zipfile.ZipFile(path) as archive:
         try:
@@ -115,7 +114,8 @@ def _unpack_array(path: Path, name: str) -> np.ndarray:
             raise InputError(f"{error}; save it again with np.savez") from None
         with stream:
             shape, column_major, dtype = _read_header(stream)
-            data = read_rest(stream, math.prod(shape) * dtype.itemsize)
+            stored = archive.getinfo(f"{name}.npy").file_size - stream.tell()
+            data = read_rest(stream, math.prod(shape) * dtype.itemsize, stored)
     return np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")
 
 

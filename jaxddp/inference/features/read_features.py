@@ -10,6 +10,8 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
+from jaxddp.data.formats.array_files import as_input_errors
+from jaxddp.data.formats.numpy_files import array_names, unpack_array
 from jaxddp.inference.features.feature_formats import format_of, parquet_library
 
 _ADVICE = "give a file that `jaxddp features` wrote"
@@ -77,13 +79,10 @@ def check_comparable(train: LabelledFeatures, val: LabelledFeatures) -> None:
 def _read_npz(path: Path, file: Any) -> dict[str, Any]:
     if not zipfile.is_zipfile(file):
         raise InputError(f"{path}: is no feature file; {_ADVICE}")
-    file.seek(0)
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files if name not in ("ids", "errors")}
-        _check_names(path, arrays)
-    except (ValueError, zipfile.BadZipFile, EOFError, TypeError) as error:
-        raise InputError(f"{path}: is no feature file ({error}); {_ADVICE}") from None
+    with as_input_errors(path, _ADVICE):
+        names = [name for name in array_names(path) if name not in ("ids", "errors")]
+        arrays = {name: unpack_array(path, name) for name in names}
+    _check_names(path, arrays)
     return arrays
 
 
