@@ -66,8 +66,7 @@ def test_metrics_of_one_label_equal_scikit_learns(example_set):
     assert actual["mean_class_accuracy"] == pytest.approx(accuracies.mean(), abs=1e-12)
     if set(predictions) <= set(labels):
         assert actual["mean_class_accuracy"] == pytest.approx(balanced_accuracy_score(labels, predictions), abs=1e-12)
-    macro = f1_score(labels, predictions, labels=classes, average="macro", zero_division=0)
-    assert actual["f1"] == pytest.approx(macro, abs=1e-12)
+    assert actual["f1"] == pytest.approx(f1_score(labels, predictions, average="macro", zero_division=0), abs=1e-12)
     assert actual["f1_micro"] == pytest.approx((labels == predictions).mean(), abs=1e-12)
     assert actual["confusion"].tolist() == expected.tolist()
     scores = np.asarray(jax.nn.log_softmax(example_set[0]))[mask > 0]
@@ -85,8 +84,24 @@ def test_metrics_of_several_labels_equal_scikit_learns(example_set):
     of_classes = [average_precision_score(labels[:, k], logits[:, k]) for k in np.flatnonzero(is_present)]
     assert actual["map"] == pytest.approx(np.mean(of_classes) if of_classes else np.nan, abs=1e-12, nan_ok=True)
     for name, average in {"f1": "macro", "f1_micro": "micro"}.items():
-        assert actual[name] == pytest.approx(f1_score(labels, predictions, average=average, zero_division=0), abs=1e-12)
+        # By default, scikit-learn warns and counts 0 for a class without labels and predictions; we leave it out.
+        expected = f1_score(labels, predictions, average=average, zero_division=np.nan)
+        assert actual[name] == pytest.approx(expected, abs=1e-12, nan_ok=True)
     assert exact.tolist() == (predictions == labels).all(1).tolist()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_averages_over_classes_leave_out_classes_that_do_not_occur(several):
+    labels = np.arange(24) % 8
+    logits = np.eye(10, dtype=np.float32)[labels] - 0.5
+    given_labels = np.eye(10, dtype=np.float32)[labels] if several else labels.astype(np.int32)
+    names = ("f1", "map") if several else ("f1", "map", "mean_class_accuracy")
+    actual = metrics_of(logits, given_labels, names=names)
+    assert {name: actual[name] for name in names} == dict.fromkeys(names, 1)
+    # Class 8 has no labels. With a prediction, its F1 score is 0, as in scikit-learn.
+    logits[0, 8] = 2
+    of_class_0 = 1 if several else 4 / 5
+    assert metrics_of(logits, given_labels, names=names)["f1"] == pytest.approx((of_class_0 + 7) / 9)
 
 
 @given(draw_set(), st.integers(1, 20))

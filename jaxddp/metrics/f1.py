@@ -14,7 +14,10 @@ class F1:
     """`f1`, the mean of the classes' F1 scores, and `f1_micro`, the F1 score of the counts summed over the classes.
 
     If an example may have several labels, each positive logit (a probability above one half) predicts its class.
-    Otherwise the largest logit predicts the class. A class without examples and predictions has an F1 score of 0.
+    Otherwise the largest logit predicts the class. A class without labels and predictions has no F1 score, and `f1` is
+    the mean over the other classes: scikit-learn's `f1_score` with `zero_division=np.nan`, which for one label equals
+    its default. A class that occurs only in the labels, or only in the predictions, has an F1 score of 0. Both numbers
+    are NaN for a set without labels and predictions.
     """
 
     takes_several = True
@@ -31,9 +34,11 @@ class F1:
     def finish(self, found: Any) -> Mapping[str, float]:
         right = np.asarray(found["right"], np.int64)
         total = np.asarray(found["predicted"] + found["actual"], np.int64)
-        by_class = np.divide(2 * right, total, out=np.zeros(len(right)), where=total > 0)
-        micro = 2 * right.sum() / total.sum() if total.any() else 0.0
-        return {"f1": float(by_class.mean()), "f1_micro": float(micro)}
+        occurs = total > 0
+        if not occurs.any():
+            return {"f1": float("nan"), "f1_micro": float("nan")}
+        by_class = 2 * right[occurs] / total[occurs]
+        return {"f1": float(by_class.mean()), "f1_micro": float(2 * right.sum() / total.sum())}
 
 
 METRICS.add("f1")(F1())
