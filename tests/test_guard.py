@@ -197,7 +197,7 @@ def test_only_bad_steps_in_a_row_count(skipped, limit):
             assert counter.count_step(step, {"loss": np.nan if is_bad else 1.0, "skipped": float(is_bad)}) != is_bad
             assert counter.in_a_row == in_a_row
     except TooManySkipped as error:
-        assert (error.step, in_a_row) == (step, limit)
+        assert f"{error}".startswith(f"step {step}: ") and in_a_row == limit
     else:
         assert longest < limit
 

@@ -221,8 +221,25 @@ def test_a_run_that_turns_non_finite_leaves_only_finite_checkpoints(tmp_path, ba
 
 def test_the_error_names_the_first_step_that_is_not_finite_not_the_logged_one():
     # Update number 11 spoils the parameters, so step 12 is the first to use them. The metrics are fetched at step 13.
+    ends = []
+    listener = SimpleNamespace(end=ends.append)
     with pytest.raises(NonFiniteError, match="^step 12: the loss is nan"):
-        run(setup_of(net=linear_model(), optimizer=exploding(11)), plan_of(30, log="20 steps", checkpoint="0 steps"))
+        plan = plan_of(30, log="20 steps", eval="0 steps", checkpoint="0 steps")
+        train(setup_of(net=linear_model(), optimizer=exploding(11)), plan, listeners=[listener])
+    assert [(end.status, end.step) for end in ends] == [("failed", 12)]
+
+
+def test_a_run_that_a_listener_ends_names_the_listeners_step():
+    ends, steps = [], []
+
+    def fail(record):
+        steps.append(record.step)
+        raise ValueError
+
+    with pytest.raises(ValueError):
+        plan = plan_of(30, log="3 steps", eval="0 steps", checkpoint="0 steps")
+        train(setup_of(net=linear_model()), plan, listeners=[SimpleNamespace(step=fail, end=ends.append)])
+    assert [end.step for end in ends] == steps == [3]
 
 
 @pytest.mark.slow

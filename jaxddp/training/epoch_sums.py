@@ -34,6 +34,9 @@ class EpochSums:
         max_substituted: the largest number of substituted images in an epoch; None sets no limit.
         skipped: count the skipped steps, one for each group of devices.
         fetch: copies sums to the host. With several groups of devices, the sums are [groups, …].
+
+    Attributes:
+        step: the last step whose sums were added; after an error of `fetch`, the step of the error.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class EpochSums:
         self._names: tuple[str, ...] = tuple(saved.get(_NAMES, ()))
         self._pending: list[tuple[range, MetricSums]] = []
         self._values = np.array(saved.get(_VALUES, 0.0))
+        self.step = 0
 
     @property
     def saved(self) -> dict[str, Any]:
@@ -89,14 +93,14 @@ class EpochSums:
         self._pending.clear()
         self._rename(tuple(name for name in names if name != SKIPPED))
         columns = [column for column, name in enumerate((*names, "examples")) if name != SKIPPED]
-        for step, of_groups in zip(steps, values, strict=True):
+        for self.step, of_groups in zip(steps, values, strict=True):
             for counter, all_sums in zip(self._skipped, of_groups, strict=True):
-                self._add(step, counter, all_sums[columns], means_of(names, all_sums))
+                self._add(counter, all_sums[columns], means_of(names, all_sums))
             latest = means_of(self._names, of_groups[:, columns].sum(0))
             # The sums cover all processes, so all processes stop at the same step.
             if self._max_substituted is not None and SUBSTITUTED in self._names:
                 count = round(self._values[self._names.index(SUBSTITUTED), 0])
-                check_substituted(count, self._max_substituted, f"step {step}")
+                check_substituted(count, self._max_substituted, f"step {self.step}")
         return latest
 
     def _rename(self, names: tuple[str, ...]) -> None:
@@ -106,12 +110,12 @@ class EpochSums:
             self._values = np.array([rows.get(name, np.zeros(2)) for name in (*names, "examples")])
         self._names = names
 
-    def _add(self, step: int, skipped: SkippedSteps, value: np.ndarray, means: Mapping[str, float]) -> None:
+    def _add(self, skipped: SkippedSteps, value: np.ndarray, means: Mapping[str, float]) -> None:
         """Add the sums of a step, or of one group's step, to the epoch's sums. Raises: see `fetch`."""
-        included = skipped.count_step(step, means)
+        included = skipped.count_step(self.step, means)
         if included and not math.isfinite(value[0, 0]):
             raise NonFiniteError(
-                f"step {step}: the loss is {value[0, 0] / value[0, 1]}; the run stops and its state is not saved. "
+                f"step {self.step}: the loss is {value[0, 0] / value[0, 1]}; the run stops and its state is not saved. "
                 "Lower the learning rate, or lengthen its warm-up"
             )
         self._values = self._values + (self._skipped_sums(value, included) if means.get(SKIPPED) else value)

@@ -142,6 +142,8 @@ class RunEnd:
 
     Attributes:
         status: "stopped" if validation no longer improved.
+        step: the last step; after a failure, the step that failed if it is known, for instance by a loss that is not
+            finite.
         seconds: the time since `fit` was called.
         validation: the metrics of the last evaluation, with `count`; empty if there was none.
         reason: why the run stopped or failed.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxddp.core.errors import NonFiniteError, Preempted
+from jaxddp.core.errors import JaxddpError, NonFiniteError, Preempted
 from jaxddp.core.phases import at_step, doing, phase
 from jaxddp.engine.parts.part import rate_factor
 from jaxddp.engine.state import TrainState
@@ -72,7 +72,7 @@ def fit(run: Run) -> TrainState:
                 done += chunk.steps
                 at_step(done)
                 traced.done(done, state)
-                due = loop.due(done)
+                due, loop.step = loop.due(done), done
                 loop.report(done, state, due)  # 3
                 loop.save_if_due(done, state, due)  # 4
                 measured = loop.validate(done, state, saved=due.save)  # 5
@@ -97,6 +97,7 @@ class _Due(NamedTuple):
     stop: bool
     """Whether the run was asked to stop."""
     record: bool
+    compare: bool
     save: bool
     validate: bool
 
@@ -187,7 +188,8 @@ class _Loop:
     def due(self, step: int) -> _Due:
         stop, saves = self.run.persistence.should_stop(step), self.plan.saves(step)
         validates = self.run.validation.evaluator is not None and self.plan.evaluates(step)
-        return _Due(stop, self.plan.logs(step) or saves or validates, saves or stop, validates)
+        compares = self.plan.compares(self.step, step) or ((saves or stop) and self.checkpoints is not None)
+        return _Due(stop, self.plan.logs(step) or saves or validates, compares, saves or stop, validates)
 
     def report(self, step: int, state: TrainState, due: _Due) -> None:
         """Fetch the sums, and call the listeners with a record, if due (point 3 of `fit`)."""
@@ -198,9 +200,8 @@ class _Loop:
 
     def save_if_due(self, step: int, state: TrainState, due: _Due) -> None:
         """Compare the replicas, save and stop, if due (point 4 of `fit`)."""
-        if self.plan.compares(self.step, step) or (due.save and self.checkpoints):
+        if due.compare:
             self._compare(step, state)
-        self.step = step
         if due.save:
             self._save(step, state)
         if due.stop and (due.validate or not self.plan.is_last(step)):
@@ -232,10 +233,13 @@ class _Loop:
         """Return the last step's metrics and the clock's rates; add the steps so far to the epoch's sums and time."""
         try:
             metrics = self.sums.fetch()
-        except TooManySkipped as error:
-            raise NonFiniteError(
-                error.problem, f". {self.run.checks.suspects(self.run.steps.whole(state), error.step)}"
-            ) from error
+        except JaxddpError as error:
+            # The sums of several steps are fetched together. The run ends with the step of the error.
+            self.step = self.sums.step
+            if not isinstance(error, TooManySkipped):
+                raise
+            suspects = self.run.checks.suspects(self.run.steps.whole(state), self.step)
+            raise NonFiniteError(error.problem, f". {suspects}") from error
         rates = self.clock.rates()
         self.used = self.run.usage(self.clock.rate(), self.work.mean())
         return metrics, *rates

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from jaxddp.core.errors import NonFiniteError
-from jaxddp.core.message import Key, Words
+from jaxddp.core.message import Key
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import counted
 from jaxddp.engine.parts.guard import SKIPPED
@@ -15,11 +15,7 @@ _log = logging.getLogger("jaxddp.training")
 
 
 class TooManySkipped(NonFiniteError):
-    """The error that too many steps in a row were skipped. They did not change the parameters; `step` is the last."""
-
-    def __init__(self, *problem: Words, step: int):
-        super().__init__(*problem)
-        self.step = step
+    """The error that too many steps in a row were skipped. They did not change the parameters."""
 
 
 class SkippedSteps:
@@ -63,7 +59,6 @@ class SkippedSteps:
                     Key("train.max_bad_steps", self._limit),
                 ),
                 ". Lower the learning rate, or lengthen its warm-up",
-                step=step,
             )
         return finite
 
