@@ -1,7 +1,9 @@
 """The training loop: metrics of every step, exact evaluation, and stops after which a run resumes exactly."""
 
+import dataclasses
 import functools
 import json
+import re
 import shutil
 import time
 from types import SimpleNamespace
@@ -17,9 +19,11 @@ from support.peers import Second
 from support.runs import Recorder, exploding, train
 from support.shared import sgd
 
+import jaxddp.core.phases as phases
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted
 from jaxddp.engine.state import TrainState
+from jaxddp.job.work_status import report_work
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.clock import Clock
@@ -109,6 +113,43 @@ def test_speed_and_waiting_are_those_of_the_steps_since_the_last_record(monkeypa
         now[0] += 1000
     step(1, 1)
     assert clock.rates() == (8 / 2, 1 / 2) and clock.rate() == 3 * 8 / 10
+
+
+def test_the_time_before_the_first_step_counts_for_the_run_but_not_for_its_speed(monkeypatch):
+    recorder, slow = Recorder(), SimpleNamespace(start=lambda run: time.sleep(0.5))
+    with report_work():
+        # As if the process had read its data for 1,000 s.
+        monkeypatch.setattr(phases._tracker, "work_began", time.monotonic() - 1000)
+        plan = plan_of(1, log="1 step", eval="0 steps", checkpoint="0 steps")
+        train(setup_of(net=linear_model()), plan, listeners=[recorder, slow])
+    assert recorder.ends[0].seconds >= 1000
+    assert recorder.steps[0].images_per_second > 8 / 0.5
+
+
+def test_a_record_counts_the_validations_that_are_left():
+    _, recorder = uninterrupted()
+    validated = [record.step for record in recorder.evaluations]
+    left = {record.step: sum(step >= record.step for step in validated) for record in recorder.steps}
+    assert {record.step: record.validations_left for record in recorder.steps} == left
+
+
+def test_a_validation_shows_its_progress_and_its_time_leaves_out_compiling(monkeypatch):
+    monkeypatch.setattr("jaxddp.training.validation.evaluator._REPORT_SECONDS", -1.0)
+    setup, details = setup_of(net=linear_model()), []
+    evaluator = setup.evaluator(VAL, 8)
+
+    def compiling(*arguments):
+        time.sleep(0.3 * (not details))
+        return evaluator.step(*arguments)
+
+    def between():
+        details.append(phases.activity().details())
+
+    begin, running = time.monotonic(), phases.running_time()
+    dataclasses.replace(evaluator, step=compiling).measure(setup.state, between=between)
+    assert time.monotonic() - begin - (phases.running_time() - running) >= 0.3
+    expected = [rf"{seen} of 23 images, \d s, \d s left, [\d,.e+]+ images/s" for seen in (8, 16)]
+    assert all(map(re.fullmatch, expected, details)) and len(details) == 2
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import numpy as np
 import pexpect
 import pytest
 from nbclient import NotebookClient
-from support.listeners import BATCH, TOTAL, drive, evaluation_record, run_start, step_record
+from support.listeners import TOTAL, drive, evaluation_record, run_start, step_record
 
 from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError
@@ -65,6 +65,9 @@ def test_the_printed_number_of_epochs_is_the_requested_number() -> None:
     config = {"train": {"duration": "6 epochs"}}
     run = run_start(total_steps=281, batch_size=32, num_examples=1497, config=config)
     assert lines.opening(run)[1] == "281 steps (6 epochs)"
+    validated = dataclasses.replace(run, num_validation=1234, first_validated="pets/test/cat/1.jpg")
+    assert lines.opening(validated)[2:] == ["validating on 1,234 examples; the first is pets/test/cat/1.jpg"]
+    assert lines.opening(dataclasses.replace(validated, first_validated=""))[2:] == ["validating on 1,234 examples"]
     long = dataclasses.replace(run, total_steps=47_905, config={})
     assert lines.opening(long)[1] == "47,905 steps (1,024 epochs)" and lines.position(long, 12) == "epoch 12.00/1,024"
     assert lines.position(run, 281 * 32 / 1497) == "epoch 6.00/6"
@@ -75,16 +78,28 @@ def test_the_printed_number_of_epochs_is_the_requested_number() -> None:
     ]
 
 
-def test_the_remaining_time_includes_all_wall_clock_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [50.0]
-    monkeypatch.setattr(lines.time, "monotonic", lambda: now[0])
-    run_lines = lines.RunLines(lambda line: None)
-    run_lines.start(run_start())
-    assert run_lines.remaining(step_record(2)) == 8 * BATCH / 1234.5
-    now[0] += 30
-    assert run_lines.remaining(step_record(4)) == 6 * 15.0
-    run_lines.start(run_start())
-    assert run_lines.remaining(step_record(1, images_per_second=0.0)) is None
+def test_the_remaining_time_is_exact_in_a_run_with_constant_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = [7.0]
+    monkeypatch.setattr(lines, "spent", lambda: {"save": saved[0]})
+    shown = lines.RunLines(lambda line: None)
+    # A step takes 2 s. A validation takes a third of the time per image, 240 / 32 * 2 s / 3 = 5 s, of both splits.
+    shown.start(run_start(start_step=1, num_validation=240))
+    validated, left = (4, 7, 10), {step: 2.0 * (TOTAL - step) for step in range(TOTAL + 1)}
+    for step in range(2, TOTAL + 1):
+        later = [each for each in validated if each >= step]
+        record = step_record(step, images_per_second=16.0, validations_left=len(later))
+        shown.step(record)
+        assert shown.remaining(record) == pytest.approx(left[step] + 5 * len(later))
+        for split in ("val", "val_ema") if step in validated else ():
+            shown.evaluation(evaluation_record(step, split=split))
+    # Saving is a part of the time of a step: 1 s for each of the four steps so far.
+    shown.start(run_start())
+    shown.step(step_record(4, images_per_second=16.0))
+    saved[0] += 4
+    assert shown.remaining(step_record(4)) == 6 * 3.0
+    shown.start(run_start())
+    shown.step(step_record(1, images_per_second=0.0))
+    assert shown.remaining(step_record(1)) is None
 
 
 def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:

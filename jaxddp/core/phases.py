@@ -71,6 +71,7 @@ class _Tracker:
         self.began = self.changed = time.monotonic()
         self.spent = dict[str, float]()
         self.thread: int | None = None
+        self.work_began: float | None = None
         self.committing = set[int]()
         self.report: Callable[[str], None] = _ignore
 
@@ -195,6 +196,22 @@ def at_step(step: int) -> None:
 
 
 @contextmanager
+def working() -> Iterator[None]:
+    """Measure the time of the block for `worked`. A block within another block changes nothing."""
+    before = _tracker.work_began
+    _tracker.work_began = before or time.monotonic()
+    try:
+        yield
+    finally:
+        _tracker.work_began = before
+
+
+def worked() -> float:
+    """Return the seconds since the outermost block of `working` began; 0 outside of it."""
+    return 0.0 if _tracker.work_began is None else time.monotonic() - _tracker.work_began
+
+
+@contextmanager
 def committing() -> Iterator[None]:
     """Report that this thread, which saves a checkpoint, waits for the other processes during the block."""
     thread = threading.get_ident()
@@ -219,6 +236,11 @@ def progress() -> Progress:
 def spent() -> dict[str, float]:
     """Return the seconds of each phase until its last end, without the seconds of phases within it."""
     return _tracker.spent
+
+
+def running_time() -> float:
+    """Return a time in seconds, for differences, that stands still while a program is compiled."""
+    return time.monotonic() - _tracker.spent.get("compile", 0.0)
 
 
 def stuck(processes: Mapping[int, Progress], timeout: float) -> int | None:

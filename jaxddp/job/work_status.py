@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import Iterator
 
+from jaxddp.core.phases import working
 from jaxddp.job.env_variables import FILE_DESCRIPTORS, lookup, number
 
 STATUS_PIPE = "JAXDDP_STATUS_FD"
@@ -20,10 +21,11 @@ _BEGIN, _END, _QUIT = b"+", b"-", b"!"
 
 @contextlib.contextmanager
 def report_work() -> Iterator[None]:
-    """Report to the launcher that this process works during the block. Blocks can be nested."""
+    """Report to the launcher that this process works during the block, and measure its time. Blocks can be nested."""
     _write(_BEGIN)
     try:
-        yield
+        with working():
+            yield
     except (SystemExit, GeneratorExit):
         _write(_QUIT)
         raise

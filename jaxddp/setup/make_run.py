@@ -65,7 +65,11 @@ def make_run(
     averages = setup.whole, result, groups, outer_step
     steps = StepSetup(program, chunks, setup.division, parts, follow, rate, growing, *averages)
     checks = _checks(setup, resident=resident)
-    validation = Validation(evaluator, setup.predictor(int(max_predictions)), early_stopping)
+    # The examples of arrays have numbers in place of paths.
+    first_name = "" if setup.validated is None else setup.validated.name(0)
+    validation = Validation(
+        evaluator, setup.predictor(int(max_predictions)), early_stopping, first_name if "/" in first_name else ""
+    )
     return Run(
         plan,
         topology,

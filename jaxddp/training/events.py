@@ -54,6 +54,8 @@ class RunStart:
         traced: the steps, from 1, that are profiled; None if no profile was requested.
         config: the content of config.json.
         class_names: the class names of the data.
+        num_validation: the number of validation examples; 0 if the run is not validated.
+        first_validated: the path of the first validation example; "" if it has none.
         logged: the `step` and `loss` of the last step logged before the checkpoint of `start_step` was saved; None if
             the checkpoint does not hold them.
     """
@@ -70,6 +72,8 @@ class RunStart:
     traced: range | None = None
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     class_names: tuple[str, ...] = field(default=(), repr=False)
+    num_validation: int = 0
+    first_validated: str = ""
     logged: Mapping[str, float] | None = None
 
 
@@ -94,6 +98,7 @@ class StepRecord:
         epoch_end: the epoch that ended with this step; None if no epoch ended.
         used: the utilization at the speed `images_per_second`.
         image_size: the side of the step's images in pixels; None if all images have one size.
+        validations_left: the number of validations after this step and all later steps.
     """
 
     step: int
@@ -105,6 +110,7 @@ class StepRecord:
     epoch_end: EpochMetrics | None = None
     used: Usage = UNKNOWN
     image_size: int | None = None
+    validations_left: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,7 @@ class EvaluationRecord:
     Attributes:
         metrics: means over the first `seen` examples.
         seen, total: examples evaluated so far, and in the set; padding is not counted.
+        seconds: the time so far, without compiling.
         split: "val", or "val_ema" for averaged parameters, which are evaluated after the trained ones.
         predictions: the predictions of a few images; the images are the same at each evaluation. Only the record of the
             last split has predictions, and only if a listener requests them.
@@ -144,7 +151,7 @@ class RunEnd:
         status: "stopped" if validation no longer improved.
         step: the last step; after a failure, the step that failed if it is known, for instance by a loss that is not
             finite.
-        seconds: the time since `fit` was called.
+        seconds: the time since the command or the call of `train` began.
         validation: the metrics of the last evaluation, with `count`; empty if there was none.
         reason: why the run stopped or failed.
         used: the utilization at the mean speed of this process's steps, without the first dispatch and compiling.

@@ -1,7 +1,6 @@
 """The only training loop."""
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxddp.core.errors import JaxddpError, NonFiniteError, Preempted
-from jaxddp.core.phases import at_step, doing, phase
+from jaxddp.core.phases import at_step, doing, phase, worked, working
 from jaxddp.engine.parts.part import rate_factor
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import MeanCost
@@ -26,6 +25,7 @@ from jaxddp.training.skipped_steps import TooManySkipped, counters, in_a_row
 from jaxddp.training.validation.reported import ReportedEvaluation
 
 
+@working()
 @phase("training", "")
 def fit(run: Run) -> TrainState:
     """Train from the run's state to its plan's last step, and return the last state.
@@ -56,7 +56,7 @@ def fit(run: Run) -> TrainState:
         Preempted: `run.persistence.should_stop` returned True; the state was saved.
     """
     loop, state = _Loop(run), run.state
-    plan, done, begin = run.plan, loop.step, time.perf_counter()
+    plan, done = run.plan, loop.step
     try:
         loop.notifier.start(run.start())
         state = loop.begin(done, state)
@@ -80,14 +80,12 @@ def fit(run: Run) -> TrainState:
         if run.persistence.checkpoints:
             run.persistence.checkpoints.wait()
     except BaseException as error:
-        status = status_of(error)
-        seconds = time.perf_counter() - begin
-        loop.notifier.fail(loop.run_end(status, seconds, reason_of(error), loop.used), error)
+        loop.notifier.fail(loop.run_end(status_of(error), reason_of(error), loop.used), error)
         raise
     status, reason = ("done", "") if done >= plan.total_steps else ("stopped", loop.stop_reason())
     used = run.usage(loop.clock.rate(), loop.work.mean())
     with doing("finishing logs"):
-        loop.notifier.end(loop.run_end(status, time.perf_counter() - begin, reason, used))
+        loop.notifier.end(loop.run_end(status, reason, used))
     return run.steps.result(state)
 
 
@@ -121,10 +119,10 @@ class _Loop:
         self.step, self.used, self.logged = int(run.state.step), UNKNOWN, saved.get("logged")
         self._untested, self._logged_once = run.checks.self_test, False
 
-    def run_end(self, status: Status, seconds: float, reason: str, used: Usage) -> RunEnd:
+    def run_end(self, status: Status, reason: str, used: Usage) -> RunEnd:
         """Return the record of the run's end for the listeners."""
         last = self.measure.last
-        return RunEnd(status, self.step, seconds, last.get(VAL, {}), reason, used, last.get(VAL_EMA, {}))
+        return RunEnd(status, self.step, worked(), last.get(VAL, {}), reason, used, last.get(VAL_EMA, {}))
 
     def stop_reason(self) -> str:
         """Return the reason for the end of the run before its last step, with advice to continue it."""
@@ -184,6 +182,9 @@ class _Loop:
                         self.run.steps.outer_step.prepare(state)
             if first:
                 self.memory.check(state, feed, needed)
+        if first:
+            # The time before the first step is not training time.
+            self.clock.resume()
 
     def due(self, step: int) -> _Due:
         stop, saves = self.run.persistence.should_stop(step), self.plan.saves(step)
@@ -255,7 +256,8 @@ class _Loop:
         epoch = self.plan.epoch(step)
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), MeanCost()
         side = None if self.run.steps.growth is None else self.run.steps.growth.side(step - 1)
-        record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, epoch_end, used, side)
+        left = 0 if self.run.validation.evaluator is None else self.plan.validations_from(step)
+        record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, epoch_end, used, side, left)
         # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
         with nullcontext() if self._logged_once else self.clock.paused():
             self.notifier.notify("step", record)

@@ -144,6 +144,11 @@ class Plan:
         """
         return self.evaluate.due(step) or self.is_last(step)
 
+    def validations_from(self, step: int) -> int:
+        """Return the number of validations that are due after a step and after all later steps."""
+        last = self.total_steps
+        return self.evaluate.count(last) - self.evaluate.count(step - 1) + (not self.evaluate.due(last))
+
     def saves(self, step: int) -> bool:
         return self.checkpoint.due(step) or self.is_last(step)
 

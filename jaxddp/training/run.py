@@ -100,11 +100,13 @@ class Validation:
         evaluator: evaluates the validation set; None for a run without validation.
         predictor: predicts the validation images that listeners request; None if no listener requests any.
         early_stopping: the state of early stopping before the first validation.
+        first_name: the path of the first example; "" if it has none.
     """
 
     evaluator: Evaluator | None = None
     predictor: ImagePredictor | None = None
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
+    first_name: str = ""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,7 @@ class Run:
     def start(self) -> RunStart:
         """Return the record of the run's start for the listeners."""
         done, checkpoints = int(self.state.step), self.persistence.checkpoints
+        evaluator = self.validation.evaluator
         return RunStart(
             start_step=done,
             total_steps=self.plan.total_steps,
@@ -177,5 +180,7 @@ class Run:
             workdir=checkpoints.directory.parent if checkpoints else None,
             config=self.record,
             class_names=self.class_names,
+            num_validation=0 if evaluator is None else evaluator.num_examples,
+            first_validated=self.validation.first_name,
             logged=self.persistence.progress.get("logged"),
         )

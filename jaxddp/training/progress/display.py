@@ -35,10 +35,9 @@ class PlainLines(lines.RunLines):
         self._stream = stream
 
     def step(self, record: StepRecord) -> None:
-        # The line of an epoch without an evaluation at its end comes before this step's line.
-        self.flush()
-        self._print(lines.step(self._run, record, self.remaining(record)))
+        # It prints the line of an epoch without an evaluation at its end, which comes before this step's line.
         super().step(record)
+        self._print(lines.step(self._run, record, self.remaining(record)))
 
     def _print(self, line: str) -> None:
         try:

@@ -2,18 +2,18 @@
 
 import math
 import re
-import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxddp.core.duration import Duration
+from jaxddp.core.phases import spent
 from jaxddp.core.wording import counted, duration, figure, plural, size, speed
 from jaxddp.sections.goal import VAL, VAL_EMA
 from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage
 
 
 def opening(run: RunStart) -> list[str]:
-    """Return the first lines: the size of the network and the batch, the length of the run, and its work directory."""
+    """Return the first lines: the sizes of network and batch, the length, the work directory, the validation data."""
     scale = [counted(count_parameters(run.params), "parameter")] if run.params is not None else []
     devices = f"{run.devices} x {run.device_kind}" + (f" in {run.processes} processes" if run.processes > 1 else "")
     scale += [counted(run.num_examples, "example"), f"global batch {run.batch_size:,} on {devices}"]
@@ -24,7 +24,11 @@ def opening(run: RunStart) -> list[str]:
     if run.traced is not None:
         nothing = "no step left to trace (the first step compiles and is not traced)"
         length += [f"tracing steps {run.traced[0]:,} to {run.traced[-1]:,}" if run.traced else nothing]
-    return [" | ".join(scale), " | ".join(length)]
+    lines = [" | ".join(scale), " | ".join(length)]
+    if run.num_validation:
+        first = f"; the first is {run.first_validated}" if run.first_validated else ""
+        lines.append(f"validating on {counted(run.num_validation, 'example')}{first}")
+    return lines
 
 
 def step(run: RunStart, record: StepRecord, remaining: float | None) -> str:
@@ -114,9 +118,10 @@ class RunLines(Listener):
         self._pending_epoch: StepRecord | None = None
 
     def start(self, run: RunStart) -> None:
-        self._run = run
-        self._first: tuple[int, float] | None = None
-        self._last, self._work_seconds = run.start_step, 0.0
+        self._run, self._last = run, run.start_step
+        self._step_seconds = self._validation_seconds = 0.0
+        self._last_validation: float | None = None
+        self._saved_before = spent().get("save", 0.0)
         for line in opening(run):
             self._keep(line)
 
@@ -124,7 +129,7 @@ class RunLines(Listener):
         self.flush()
         # `jaxddp runs` adds up the same seconds from the log.
         if record.images_per_second > 0:
-            self._work_seconds += (record.step - self._last) * self._run.batch_size / record.images_per_second
+            self._step_seconds += (record.step - self._last) * self._run.batch_size / record.images_per_second
         self._last = record.step
         if record.epoch_end is not None:
             self._pending_epoch = record
@@ -132,7 +137,10 @@ class RunLines(Listener):
     def evaluation(self, record: EvaluationRecord) -> None:
         if not record.final:
             return
-        self._work_seconds += record.seconds
+        self._validation_seconds += record.seconds
+        # The averaged parameters are evaluated in the same validation, after the trained ones.
+        earlier = 0.0 if record.split == VAL else self._last_validation or 0.0
+        self._last_validation = earlier + record.seconds
         if self._pending_epoch is not None and self._pending_epoch.step == record.step:
             self.flush(record)
         else:
@@ -141,7 +149,7 @@ class RunLines(Listener):
 
     def end(self, run: RunEnd) -> None:
         self.flush()
-        self._keep(closing(run, self._work_seconds))
+        self._keep(closing(run, self._step_seconds + self._validation_seconds))
 
     def flush(self, record: EvaluationRecord | None = None) -> None:
         """Show the line of the last finished epoch, if it is not shown yet."""
@@ -150,16 +158,20 @@ class RunLines(Listener):
         self._pending_epoch = None
 
     def remaining(self, record: StepRecord) -> float | None:
-        """Estimate the seconds left, with evaluation and saving, from the time since the first logged step.
+        """Estimate the seconds left after a logged step that `step` has received; None if they are unknown.
 
-        At the first logged step, the estimate uses the speed of the steps so far, without compiling.
+        They are the mean time of a step so far, with saving, for each step that is left, and the time of the last
+        validation for each validation. Compiling is left out. Before the first validation, an image is assumed to take
+        a third of its time in training, because there is no backward pass.
         """
-        now = time.monotonic()
-        first_step, first_time = self._first = self._first or (record.step, now)
-        left = self._run.total_steps - record.step
-        if record.step > first_step:
-            return left * (now - first_time) / (record.step - first_step)
-        return left * self._run.batch_size / record.images_per_second if record.images_per_second > 0 else None
+        run, done = self._run, record.step - self._run.start_step
+        if not self._step_seconds:
+            return None
+        saving = spent().get("save", 0.0) - self._saved_before
+        step_seconds, validation = (self._step_seconds + saving) / done, self._last_validation
+        if validation is None:
+            validation = run.num_validation / run.batch_size * step_seconds / 3
+        return (run.total_steps - record.step) * step_seconds + record.validations_left * validation
 
 
 def _utilization(used: Usage) -> list[str]:

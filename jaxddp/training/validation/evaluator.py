@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxddp.core.phases import doing, moved, phase
+from jaxddp.core.phases import doing, moved, phase, reached
+from jaxddp.core.wording import speed
 from jaxddp.engine.set_metrics import finish_metrics
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step_objective import MetricSums
@@ -62,7 +63,6 @@ class Evaluator:
         """Return the metrics of `measure`."""
         return self.measure(state, report, between).metrics
 
-    @phase("validation", "validating")
     def measure(
         self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
     ) -> Measured:
@@ -75,25 +75,35 @@ class Evaluator:
         Raises:
             RuntimeError: the batches did not hold `num_examples` examples.
         """
+        with phase("validation"), doing("validating", self.num_examples, "image"):
+            return self._measure(state, report, between)
+
+    def _measure(self, state: TrainState, report: Report | None, between: Callable[[], None]) -> Measured:
         totals: MetricSums | None = None
         set_sums = SetSums()
         in_flight: deque[Any] = deque()
-        last_report = time.perf_counter()
+        begin = last_report = time.perf_counter()
         for number, feed in enumerate(self.batches()):
             moved()
             if number:
                 between()
-            # The first call of `step` compiles.
-            with doing("validating" if number else "compiling validation"):
+            if number:
                 sums = self.step(state, *feed)
+            else:
+                with phase("compile", "compiling validation"):
+                    sums = self.step(state, *feed)
+                begin = time.perf_counter()
             totals = sums.replace(values=_added(None if totals is None else totals.values, sums.values), sets={})
             set_sums.add(sums.sets, stacked=sums.values.ndim == 3)
             in_flight.append(totals.values)
             if len(in_flight) > (_BATCHES_IN_FLIGHT if sums.values.ndim == 2 else 1):
                 with phase("device"):
                     jax.block_until_ready(in_flight.popleft())
-            if report and time.perf_counter() - last_report > _REPORT_SECONDS:
-                report(totals.means(), totals.count())
+            if time.perf_counter() - last_report > _REPORT_SECONDS:
+                seen = totals.count()
+                reached(seen, f"{speed(seen / (time.perf_counter() - begin))} images/s")
+                if report:
+                    report(totals.means(), seen)
                 last_report = time.perf_counter()
         with phase("device"):
             seen = totals.count() if totals is not None else 0

@@ -1,7 +1,6 @@
 """One validation of a run: evaluates the trained and the averaged parameters, and reports to the listeners."""
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jax
 
 from jaxddp.core.errors import InputError
+from jaxddp.core.phases import running_time
 from jaxddp.core.wording import first_line
 from jaxddp.engine.parts.part import measured_states
 from jaxddp.engine.state import TrainState
@@ -46,10 +46,10 @@ class ReportedEvaluation:
     def _measure_split(
         self, evaluator: Evaluator, step: int, split: str, state: TrainState, between: Callable[[], None]
     ) -> tuple[dict[str, float], EvaluationRecord]:
-        begin, epoch, total = time.perf_counter(), self._run.plan.epoch(step), evaluator.num_examples
+        begin, epoch, total = running_time(), self._run.plan.epoch(step), evaluator.num_examples
 
         def record(metrics: Mapping[str, float], seen: int) -> EvaluationRecord:
-            return EvaluationRecord(step, epoch, metrics, seen, total, time.perf_counter() - begin, split)
+            return EvaluationRecord(step, epoch, metrics, seen, total, running_time() - begin, split)
 
         def report(means: Mapping[str, float], seen: int) -> None:
             # `seen == total` would mark the record as final, but after the last batch metrics are still computed.
