@@ -115,11 +115,11 @@ def test_speed_and_waiting_are_those_of_the_steps_since_the_last_record(monkeypa
     assert clock.rates() == (8 / 2, 1 / 2) and clock.rate() == 3 * 8 / 10
 
 
-def test_the_time_before_the_first_step_counts_for_the_run_but_not_for_its_speed(monkeypatch):
+def test_the_time_before_the_first_step_counts_for_the_run_but_not_for_its_speed():
     recorder, slow = Recorder(), SimpleNamespace(start=lambda run: time.sleep(0.5))
     with report_work():
-        # As if the process had read its data for 1,000 s.
-        monkeypatch.setattr(phases._tracker, "work_began", time.monotonic() - 1000)
+        # As if the process had read its data for 1,000 s. The end of the block restores the value.
+        phases._tracker.work_began = time.monotonic() - 1000
         plan = plan_of(1, log="1 step", eval="0 steps", checkpoint="0 steps")
         train(setup_of(net=linear_model()), plan, listeners=[recorder, slow])
     assert recorder.ends[0].seconds >= 1000

@@ -16,6 +16,7 @@ from support.runs import SMALL
 
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
+from jaxddp.core.duration import Duration
 from jaxddp.core.wording import duration, speed
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.outcome import Outcome
@@ -177,6 +178,36 @@ def test_runs_that_differ_only_in_seed_and_machine_are_one_group(tmp_path):
     assert legend[0].colour == legend[1].colour != legend[2].colour == legend[3].colour
     single_runs = page_of([runs[0], runs[2]])
     assert single_runs.legend[0].colour != single_runs.legend[1].colour and not single_runs.seeds.table.rows
+
+
+def test_runs_are_not_seeds_of_one_recipe_if_another_key_changes_their_results(tmp_path):
+    slow = {"train": {"sync_every": Duration.parse("5 steps")}}
+    workdirs = [
+        write_run(tmp_path / "a", 0),
+        write_run(tmp_path / "b", 1, parallel={"groups": 2}, **slow),
+        write_run(tmp_path / "c", 2, parallel={"groups": 4}, **slow),
+        write_run(tmp_path / "d", 3, checkpoint={"best": "val loss"}),
+        write_run(tmp_path / "e", 4, checkpoint={"best_smoothing": 0.5}),
+        write_run(tmp_path / "f", 5, **slow),
+        write_run(tmp_path / "g", 6, **slow),
+        write_run(tmp_path / "h", 0),
+        write_run(tmp_path / "i", 7),
+    ]
+    # Without `parallel.groups`, each process is a group.
+    result = json.loads((workdirs[6] / "result.json").read_text())
+    (workdirs[6] / "result.json").write_text(json.dumps(result | {"processes": 8}))
+    # The second run with seed 0 is no further seed.
+    assert seed_groups(read_runs(workdirs)) == [(0, 8), *((run,) for run in range(1, 8))]
+
+
+@pytest.mark.parametrize("status", ["failed", "preempted", "interrupted", None])
+def test_only_runs_that_are_done_are_in_the_means_of_a_report(tmp_path, status):
+    workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 1, status="stopped")]
+    expected = texts(page_of(read_runs(workdirs)).seeds.table)
+    page = page_of(read_runs([*workdirs, write_run(tmp_path / "c", 2, status=status)]))
+    assert texts(page.seeds.table) == expected and len(page.legend) == 3
+    (mean,) = {trace["name"] for trace in page.seeds.charts[0].data if "mean" in trace.get("name", "")}
+    assert mean == "all runs, mean of 2"
 
 
 def test_only_settings_that_differ_are_listed(tmp_path):

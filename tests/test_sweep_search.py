@@ -235,13 +235,28 @@ def test_the_table_has_the_best_trial_first_and_the_means_over_seeds(tmp_path):
 
 def test_the_means_are_of_trials_that_differ_in_their_seed_alone(tmp_path):
     sweep = SweepFolder(tmp_path, "digits")
-    for groups in ("2", "4"):
-        trial = make_trial({"parallel.groups": groups})
+    for seed, devices in enumerate(("2", "4")):
+        trial = make_trial({"parallel.devices": devices, "seed": str(seed)})
         with sweep.changed() as content:
             content.add(trial)
-        write_run(tmp_path / trial.name, status="done", parallel={"groups": int(groups)})
+        write_run(tmp_path / trial.name, seed, status="done", parallel={"devices": int(devices)})
         write_trial(tmp_path / trial.name, [0.5])
     assert seed_table(rows_of(tmp_path, sweep.read())) is None
+
+
+@pytest.mark.parametrize("ended", ["failed", "pruned"])
+def test_a_mean_over_seeds_leaves_out_trials_that_are_not_done(ended, tmp_path):
+    sweep = sweep_of_seeds(tmp_path)
+    last = make_trial({RATE: "0.2", "seed": "1"}).name
+    sweep.update(last, ended=ended)
+    result = json.loads((tmp_path / last / "result.json").read_text())
+    status = "preempted" if ended == "pruned" else "failed"
+    (tmp_path / last / "result.json").write_text(json.dumps(result | {"status": status}))
+    rows = rows_of(tmp_path, sweep.read())
+    seeds = seed_table(rows)
+    assert [row.status for row in rows if row.record.name == last] == [ended]
+    assert seeds is not None
+    assert seeds[1] == [["0.1", "2", "top1 20.00%", "0.00%"], ["0.2", "1", "top1 20.00%", "-"]]
 
 
 def test_results_and_a_report_are_written(tmp_path, monkeypatch):

@@ -66,7 +66,8 @@ def write_report(
 def page_of(runs: Sequence[RunFiles]) -> Page:
     """Return the page of some runs without the predictions of their checkpoints."""
     groups, colours = _groups(runs)
-    several = [group for group in groups if len(group.members) > 1]
+    done = [group._replace(members=tuple(n for n in group.members if runs[n].is_done)) for group in groups]
+    several = [group for group in done if len(group.members) > 1]
     return Page(
         title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
         runs=run_table(runs, colours),

@@ -1,5 +1,6 @@
 """The settings in which runs differ, and the groups of runs that differ in their seed alone."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,8 +15,11 @@ _FREE = (
     *("data.verify", "data.manifest", "eval.batch_size", "recipe.file", "objects.jax", RUN_ID),
 )
 """Prefixes of the keys in which runs of one recipe may differ: devices, location of the data, logging."""
-_RECIPE = "parallel.reproducible"
-"""The only key with one of these prefixes in which runs of one recipe must not differ."""
+_RECIPE = (
+    *("parallel.reproducible", "parallel.groups"),
+    *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
+)
+"""The keys with one of these prefixes that change a result, or the validation that counts as the best."""
 _NO_SETTINGS = ("fingerprint.", "objects.", "recipe.", RUN_ID)
 """Prefixes of the keys in config.json that are not settings."""
 _LONGEST_NAME = 3
@@ -47,14 +51,19 @@ def changes(run: RunFiles) -> list[Difference]:
 def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
     """Return groups of the numbers of runs, in the order of the runs. The runs of a group differ in their seed alone.
 
-    A run whose config cannot be read is a group of its own.
+    A run whose config cannot be read is a group of its own. A second run with the same seed is in another group.
     """
-    defaults, groups = flatten(Config().to_dict()), dict[Any, list[int]]()
+    defaults, groups, seeds = flatten(Config().to_dict()), dict[Any, list[int]](), Counter[Any]()
     for number, run in enumerate(runs):
         flat = flatten(dict(run.config))
-        keys = [key for key in sorted({*defaults, *flat}) if key == _RECIPE or not key.startswith(_FREE)]
-        recipe = tuple((key, _text(key, flat, defaults)) for key in keys) if flat else number
-        groups.setdefault(recipe, []).append(number)
+        keys = [key for key in sorted({*defaults, *flat}) if key in _RECIPE or not key.startswith(_FREE)]
+        recipe: Any = tuple((key, _text(key, flat, defaults)) for key in keys) if flat else number
+        if flat.get("train.sync_every") is not None and flat.get("parallel.groups") is None:
+            # Each process is a group of devices.
+            recipe = recipe, run.result.get("processes")
+        seed = recipe, flat.get("seed")
+        groups.setdefault((recipe, seeds[seed]), []).append(number)
+        seeds[seed] += 1
     return [tuple(members) for members in groups.values()]
 
 
@@ -63,7 +72,7 @@ def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> 
     if len(groups) == 1:
         return ["all runs"]
     between_groups = differences([runs[members[0]] for members in groups])
-    naming = [row for row in between_groups if row.key == _RECIPE or not row.key.startswith((*_FREE, *_NO_SETTINGS))]
+    naming = [row for row in between_groups if row.key in _RECIPE or not row.key.startswith((*_FREE, *_NO_SETTINGS))]
     more = ", …" if len(naming) > _LONGEST_NAME else ""
     names = [
         ", ".join(f"{row.key.rpartition('.')[2]} {row.values[number]}" for row in naming[:_LONGEST_NAME]) + more

@@ -62,6 +62,11 @@ class RunFiles:
         return size if isinstance(size, int) and size > 0 else None
 
     @property
+    def is_done(self) -> bool:
+        """Whether the run is done, or early stopping has ended it. A mean over runs counts no others."""
+        return self.status in ("done", "stopped")
+
+    @property
     def step(self) -> int:
         """The last known step."""
         final = self.result.get("step")

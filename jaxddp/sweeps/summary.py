@@ -70,11 +70,11 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 def seed_table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]] | None:
     """Return a table of the mean best validation over the seeds of each recipe, the best first; None without seeds.
 
-    Trials with different values of another key are never in one group.
+    Only trials that are done count. Trials with different values of another key are never in one group.
     """
     by_values = dict[tuple[str, ...], list[Row]]()
     for row in rows:
-        if row.run is not None and row.result.best is not None:
+        if row.run is not None and row.run.is_done and row.result.best is not None:
             values = tuple(str(value) for key, value in sorted(row.record.values.items()) if key != _SEED)
             by_values.setdefault(values, []).append(row)
     groups = [
