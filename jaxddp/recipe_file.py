@@ -122,8 +122,7 @@ class RecipeFile:
         digest = self.digest()
         if digest is None:
             return None
-        replaced = {"replaced": list(self.replaced)} if self.replaced else {}
-        return {"file": self.sources.main, "digest": digest} | replaced
+        return {"file": self.sources.main, "digest": digest, "hooks": sorted(self.hooks)}
 
     def check_copy(self) -> None:
         """Raise `InputError` if a run's copy of its recipe differs from the digest in its config.json."""
@@ -242,15 +241,17 @@ def _read_run(path: Path) -> RecipeFile:
         stored = StoredRecipe(has_network=has_network)
         return RecipeFile(without_unread(config), path, RecipeSources(path.parent), stored=stored)
     match entry:
-        case {"file": str(file), "digest": str(digest), **others} if isinstance(others.get("replaced", []), list):
-            replaced = [str(name) for name in others.get("replaced", [])]
+        case {"file": str(file), "digest": str(digest), "hooks": [*names]}:
+            pass
         case _:
             raise InputError(f"{path}: its recipe is {show(entry)}; restore the file, or give the recipe file itself")
     root = path.parent / COPY_FOLDER
     copy = root / file
     if not copy.is_file():
         raise InputError(f"{copy}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
-    recipe = _read_file(copy).without(replaced)
+    recipe = _read_file(copy)
+    # A command may have replaced other hooks by naming a choice.
+    recipe = recipe.without(recipe.hooks.keys() - {*names})
     config, sources = without_unread(config, recipe.hooks), replace(recipe.sources, root=root.absolute())
     return replace(recipe, config=config, path=path, sources=sources, stored=StoredRecipe(digest, has_network))
 

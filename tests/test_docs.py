@@ -296,6 +296,13 @@ def test_a_page_matches_the_code(page):
     assert not errors, "\n".join(errors)
 
 
+def test_docstrings_name_objects_that_exist():
+    sources = [file for folder in ("jaxddp", "configs") for file in sorted((ROOT / folder).rglob("*.py"))]
+    names = {name: file for file in sources for name in re.findall(r"`(jaxddp(?:\.\w+)+)", file.read_text())}
+    missing = [f"{file.relative_to(ROOT)}: there is no {name}" for name, file in names.items() if not resolves(name)]
+    assert len(names) > 100 and not missing, "\n".join(missing)
+
+
 def test_the_patterns_of_the_rules_match_text_in_the_pages():
     """A pattern that matches nothing would report no error."""
     text = "\n".join((ROOT / page).read_text() for page in PAGES)

@@ -162,7 +162,7 @@ def test_a_run_keeps_the_choice_that_replaced_a_hook(folder):
     assert stored.hooks.keys() == {"get_model", "get_loss"} and stored.replaced == ("get_optimizer",)
     claim(folder / "run", Claim(stored.config.to_dict(), {}, stored), resuming=True)
     # Without the option, the run would continue with the hook.
-    with pytest.raises(InputError, match="recipe.replaced was \\['get_optimizer'\\] and is now None"):
+    with pytest.raises(InputError, match="recipe.hooks was \\['get_loss', 'get_model'\\] and is now .*get_optimizer"):
         claim(folder / "run", Claim(of_hook.config.to_dict(), {}, of_hook), resuming=True)
 
 

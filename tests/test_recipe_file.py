@@ -270,6 +270,8 @@ def test_a_built_in_recipe_with_hooks_is_kept_by_its_run_and_inherited(folder):
 def test_a_missing_copy_of_the_recipe_is_reported(folder, data, capfd):
     write(folder)
     assert main(["train", "mine.py", "--data.path", data, "--train.duration", "1 step", *ONE_DEVICE]) == 0
+    saved = json.loads((folder / "runs" / "mine" / "config.json").read_text())
+    assert saved["recipe"]["hooks"] == sorted(read_recipe("mine.py").hooks) and "get_model" in saved["recipe"]["hooks"]
     (folder / "runs" / "mine" / "recipe" / "mine.py").unlink()
     assert main(["eval", "runs/mine/config.json"]) == 2
     assert "recipe/mine.py: the run's copy of its recipe is missing; restore it" in capfd.readouterr().err
@@ -279,8 +281,7 @@ def test_a_missing_copy_of_the_recipe_is_reported(folder, data, capfd):
 def test_a_changed_copy_of_the_recipe_is_reported(folder):
     (folder / "recipe").mkdir()
     recipe = read_recipe(write(folder / "recipe"))
-    recipe_entry = {"file": "mine.py", "digest": recipe.digest()}
-    (folder / "config.json").write_text(json.dumps(recipe.config.to_dict() | {"recipe": recipe_entry}))
+    (folder / "config.json").write_text(json.dumps(recipe.config.to_dict() | {"recipe": recipe.entry()}))
     read_recipe("config.json").check_copy()
     (folder / "recipe" / "network.py").write_text(NETWORK + "\n# Another line.\n")
     with pytest.raises(InputError, match="recipe: the run's copy of its recipe has changed; restore it"):

@@ -53,7 +53,7 @@ def test_irregular_files_that_the_user_names_raise_a_one_line_error(kind, tmp_pa
     for words in commands:
         assert main(words) == 2, words
         last = capfd.readouterr().err.rstrip("\n").split("\n")[-1]
-        assert (last.startswith("jaxddp: ") and "odd" in last) or "config.json" in last, (words, last)
+        assert last.startswith("jaxddp: ") and ("odd" in last or "config.json" in last), (words, last)
 
 
 @pytest.fixture(scope="module")

@@ -66,6 +66,7 @@ def test_the_time_of_a_step_is_the_sum_of_the_earlier_steps_times(tmp_path):
 def test_every_metric_of_every_run_is_drawn_as_it_was_logged(tmp_path):
     runs = runs_of(tmp_path)
     charts = curves(runs, ["#0072B2"] * 3)
+    assert chart(charts, "top-1 accuracy").layout["yaxis"]["tickformat"] == ".4~%"
     assert [chart.title for chart in charts] == [
         *("loss", "top-1 accuracy", "learning rate", "images/s", "time spent waiting for data"),
         "peak memory of a device",
@@ -227,6 +228,17 @@ def test_only_settings_that_differ_are_listed(tmp_path):
         *(("seed", ("0", "1")), ("model.name", ("resnet50", "resnet18"))),
         *(("train.batch_size", ("256", "32")), ("train.duration", ("90 epochs", "4 epochs"))),
     ]
+
+
+def test_the_settings_name_the_hooks_of_a_recipe(tmp_path):
+    workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 0)]
+    config = json.loads((workdirs[1] / "config.json").read_text())
+    config["recipe"] = {"file": "mine.py", "digest": "d" * 64, "hooks": ["get_loss", "get_model"]}
+    (workdirs[1] / "config.json").write_text(json.dumps(config))
+    runs = read_runs(workdirs)
+    assert ("recipe.hooks", ("none", "get_loss, get_model")) in differences(runs)
+    assert ["recipe.hooks", "none", "get_loss, get_model"] in texts(page_of(runs[1:]).settings)
+    assert "recipe.hooks" not in [row.key for row in changes(runs[0])]
 
 
 def test_the_tables_have_steps_metrics_and_speed(tmp_path):
@@ -516,6 +528,7 @@ def test_class_accuracies_equal_the_runs_validation(trained, step):
 def test_the_page_of_a_run_shows_its_classes(trained, tmp_path, capfd):
     out = tmp_path / "pages" / "report.html"
     assert main(["report", str(trained), "--out", str(out)]) == 0
+    assert capfd.readouterr().out.startswith(f"{out}: 1 run, ")
     html = out.read_text()
     assert "of 20 images right" in html and "data:image/png;base64," in html and "confusion matrix" in html
     first = out.read_bytes()

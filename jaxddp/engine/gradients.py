@@ -63,7 +63,7 @@ class Gradients:
         groups: the number of groups of devices; the gradients of different groups are not averaged. See
             `jaxddp.engine.groups.group_mesh`.
         for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
-            `jaxddp.engine.reproducible.walled`.
+            `jaxddp.engine.reproducible.add_barrier`.
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.
         settled: layers whose model state does not change.
         sizes: the number of examples of each device's slice, in mesh order; empty if all slices are equal. See

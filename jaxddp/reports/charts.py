@@ -208,7 +208,8 @@ def _drawn_rows(values: np.ndarray) -> np.ndarray:
 def _layout(metric: str) -> dict[str, Any]:
     axis: dict[str, Any] = {}
     if is_share(metric):
-        axis["tickformat"] = ".0%"
+        # Without trailing zeros: 20%, 0.5%.
+        axis["tickformat"] = ".4~%"
     elif metric == "peak_memory":
         axis |= {"tickformat": ".3~s", "ticksuffix": "B"}
     if metric in (*_SPEED, "learning_rate", "loss_scale"):

@@ -22,6 +22,8 @@ _RECIPE = (
 """The keys with one of these prefixes that change a result, or the validation that counts as the best."""
 _NO_SETTINGS = ("fingerprint.", "objects.", "recipe.", RUN_ID)
 """Prefixes of the keys in config.json that are not settings."""
+_HOOKS = "recipe.hooks"
+"""The names of the recipe's hooks, which replace settings: with `get_model`, no setting says which network is trained."""
 _LONGEST_NAME = 3
 
 
@@ -43,7 +45,7 @@ def differences(runs: Sequence[RunFiles]) -> list[Difference]:
 def changes(run: RunFiles) -> list[Difference]:
     """Return the settings of a run that differ from the default, each with the default value and the run's value."""
     config, defaults = flatten(dict(run.config)), flatten(Config().to_dict())
-    settings = {key: value for key, value in config.items() if not key.startswith(_NO_SETTINGS)}
+    settings = {key: value for key, value in config.items() if key == _HOOKS or not key.startswith(_NO_SETTINGS)}
     rows = [Difference(key, (_text(key, defaults, {}), _text(key, settings, defaults))) for key in settings]
     return [row for row in rows if len(set(row.values)) > 1]
 
@@ -84,6 +86,8 @@ def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> 
 def _text(key: str, flat: dict[str, Any], defaults: dict[str, Any]) -> str:
     if key in flat:
         value = flat[key]
+    elif key == _HOOKS:
+        value = None
     else:
         # A key that is newer than the run has its default. The config of a run from Python lacks
         # whole sections, whose values are unknown.

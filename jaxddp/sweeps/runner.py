@@ -34,7 +34,7 @@ class TrialSource(Protocol):
         ...
 
     def record_end(self, trial: Trial, end: End) -> None:
-        """TrialRecord the end of a trial that `next` returned."""
+        """Record the end of a trial that `next` returned."""
         ...
 
     def should_prune(self, trial: Trial) -> bool:
@@ -166,7 +166,7 @@ class Runner:
                 self._finish(process)
 
     def _finish(self, process: TrialProcess) -> None:
-        """TrialRecord the end of a trial and free its slot, or start the trial again."""
+        """Record the end of a trial and free its slot, or start the trial again."""
         trial, end = process.trial, process.end
         if end == "failed":
             is_again = process.starts <= self._options.restarts and not (self._is_stopping or process.worker.has_quit)

@@ -10,7 +10,7 @@ from jaxddp.choices import without_unread
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.overrides import flatten, plain
-from jaxddp.recipe_file import COPY_FOLDER, RecipeFile, TakenSettings, read_config
+from jaxddp.recipe_file import RecipeFile, TakenSettings, read_config
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.data_section import IMAGE_KEYS
 from jaxddp.sections.model_section import NETWORK_KEYS
@@ -105,7 +105,7 @@ def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
     config, content = read_config(place / CONFIG_FILE)
     images = _images(place, config.data)
     changes = {"data": {key: getattr(images, key) for key in (*IMAGE_KEYS, "eval_size", "resize")}}
-    if "model" in content and _defines_network(place) == own_network:
+    if "model" in content and ("get_model" in (content.get("recipe") or {}).get("hooks", ())) == own_network:
         model = config.model if own_network else without_unread(config).model
         changes["model"] = {key: getattr(model, key) for key in NETWORK_KEYS}
     return plain(changes)
@@ -120,11 +120,3 @@ def _images(place: Path, data: DataConfig) -> DataConfig:
         return signature.data(data)
     except InputError:
         return data  # Image files cannot have the shape of the arrays.
-
-
-def _defines_network(place: Path) -> bool:
-    """Return whether a run's copy of its recipe defines `get_model`.
-
-    It does not import the recipe, whose modules may have the names of other modules.
-    """
-    return any(b"get_model" in files.read(copy) for copy in sorted((place / COPY_FOLDER).rglob("*.py")))

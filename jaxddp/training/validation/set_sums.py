@@ -14,7 +14,7 @@ _ON_DEVICES = 4
 
 
 class SetSums:
-    """The contributions of the batches so far; `jaxddp.engine.set_metrics.over_devices` returns them for a batch."""
+    """The contributions of the batches so far; `jaxddp.engine.set_metrics.combine_devices` returns them for a batch."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}
