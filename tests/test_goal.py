@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.sections.goal import Goal, by_split, flat
+from jaxddp.sections.goal import Goal, by_split, flat, of_exported
 from jaxddp.training.checkpoints.integrity import Integrity
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.validation.early_stopping import EarlyStopping
@@ -102,7 +102,7 @@ def test_another_goal_resets_the_comparison_and_another_patience_continues_it():
     ],
 )
 def test_a_config_determines_its_goal(settings, expected):
-    goal = Config().replace(checkpoint=settings).checkpoint.goal
+    goal = Config().replace(checkpoint=settings).checkpoint.goal(averages=False)
     assert goal == expected == Goal.from_plain(json.loads(json.dumps(goal.plain())))
 
 
@@ -120,6 +120,9 @@ def test_an_unknown_metric_raises_an_error_with_the_known_metrics():
     )
     # The default goal needs no top-1, unless the run may stop early.
     EarlyStopping().check(["loss"])
+    EarlyStopping(Goal("val_ema top1")).check(["loss", "val_ema loss"])
+    with pytest.raises(InputError, match="checkpoint.best='val_ema top1' is not measured"):
+        EarlyStopping(Goal("val_ema top1")).check(["loss"])
     with pytest.raises(InputError, match="checkpoint.best='val top1' is not measured; .* there are: val loss"):
         EarlyStopping(stop_after=1).check(["loss"])
 
@@ -129,6 +132,9 @@ def test_metrics_of_splits_are_flattened_and_divided_again():
     flat_metrics = {"loss": 1.0, "count": 3, "val_ema loss": 0.5}
     assert flat(measured) == flat_metrics
     assert by_split(flat_metrics) == {"val": {"loss": 1.0, "count": 3}, "val_ema": {"loss": 0.5}}
+    # Exported arrays are the averaged ones, if there are any.
+    assert of_exported(flat_metrics) == {"loss": 0.5, "count": 3}
+    assert of_exported({"loss": 1.0, "count": 3}) == {"loss": 1.0, "count": 3} and of_exported({}) == {}
 
 
 def test_the_file_records_the_goal_of_the_run(tmp_path):

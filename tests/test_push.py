@@ -15,11 +15,14 @@ from support.data import random_table, write_arrays
 from support.hub import Hub, serving, use
 from support.runs import LEAN, fails
 
+from jaxddp import load_run, open_data
 from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.models.variables import by_path
+from jaxddp.sections.goal import Goal
 from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.weights.places import local_weights
 
 RECIPE = """
@@ -161,6 +164,25 @@ def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, ca
     (folder / "run" / "model.safetensors").touch()
     assert local_weights(str(folder / "run")) == folder / "run"
     (folder / "run" / "model.safetensors").unlink()
+
+
+@pytest.mark.slow
+def test_the_card_of_averaged_weights_states_their_accuracy(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(folder)
+    words = ["--train.ema", "0.5", "--train.duration", "3 epochs", "--optimizer.learning-rate", "0.3", *LEAN]
+    assert main(["train", "mine.py", "--workdir", str(tmp_path / "run"), *words]) == 0
+    assert main(["export", str(tmp_path / "run"), "--out", str(tmp_path / "net"), "--format", "hub"]) == 0
+    run, val = load_run(tmp_path / "run"), open_data("set.npz")[1]
+    validations = ValidationFile(tmp_path / "run" / "checkpoints", None)
+    measured = validations.of(run.step)
+    # By default, the best checkpoint is the best of the averaged weights, which are exported.
+    assert validations.goal == Goal("val_ema top1") and measured["val_ema loss"] != measured["loss"]
+    probabilities = run.predict(val).probabilities
+    loss = -np.log(probabilities[np.arange(len(val)), val.labels]).mean()
+    card = (tmp_path / "net" / "README.md").read_text()
+    (metric,) = front_matter(card)["model-index"][0]["results"][0]["metrics"]
+    assert metric == {"type": "accuracy", "name": "top1", "value": run.outcome(val).accuracy}
+    assert f"| loss | {loss:.4f} |" in card and "val_ema" not in card and "of the averaged parameters" in card
 
 
 @pytest.mark.ci

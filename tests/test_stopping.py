@@ -18,13 +18,13 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.cli import main
-from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import figure
 from jaxddp.engine.parts.plateau import Plateau
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.reports.overview import run_table
 from jaxddp.reports.read_runs import read_runs
+from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
@@ -387,4 +387,4 @@ def test_a_resumed_run_may_change_its_stopping_settings(stopped, capfd):
     assert ValidationFile(workdir / "checkpoints", None).goal == goal
     # With another metric another checkpoint is the best.
     assert main(["train", *words, "--checkpoint.best", "val top1", "--train.stop-min-gain", "1"]) == 0
-    assert ValidationFile(workdir / "checkpoints", None).goal == Config().checkpoint.goal
+    assert ValidationFile(workdir / "checkpoints", None).goal == Goal()

@@ -201,7 +201,7 @@ def _search(options: Sweep, template: Template, folder: SweepFolder) -> SearchQu
         template.spaces,
         lambda values: _trial(template, values, options.workdir)[0],
         found,
-        lowest=config.checkpoint.goal.lowest,
+        lowest=config.checkpoint.goal(averages=config.train.ema is not None).lowest,
     )
 
 

@@ -38,7 +38,8 @@ class CardFacts:
         own_network: whether Python code of the recipe defines the network.
         hooks: the names of the recipe's hooks.
         step: the step of the checkpoint.
-        metrics: the metrics of its validation by name; empty without a validation.
+        metrics: the metrics of the published parameters by name, with `count`; empty without a validation.
+        averaged: whether the published parameters are averages of the trained ones.
         parameters: the number of trained parameters.
         class_names: the names of the classes, for display.
         has_published_names: whether the arrays have the names of torchvision or timm.
@@ -51,6 +52,7 @@ class CardFacts:
     hooks: tuple[str, ...]
     step: int
     metrics: Mapping[str, float]
+    averaged: bool
     parameters: int
     class_names: tuple[str, ...]
     has_published_names: bool
@@ -124,7 +126,8 @@ def _results(facts: CardFacts) -> str:
     rows = [f"| {name} | {figure(name, value)} |" for name, value in facts.metrics.items() if name != _COUNT]
     images = f" on {counted(int(facts.metrics[_COUNT]), 'image')}" if _COUNT in facts.metrics else ""
     table = "\n".join(["| metric | value |", "|---|---|", *rows])
-    return f"## Results\n\nThe validation after step {facts.step:,}{images}:\n\n{table}"
+    of_which = " of the averaged parameters, which this repository holds," if facts.averaged else ""
+    return f"## Results\n\nThe validation{of_which} after step {facts.step:,}{images}:\n\n{table}"
 
 
 def _loading(facts: CardFacts) -> str:

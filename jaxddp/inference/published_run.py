@@ -15,6 +15,7 @@ from jaxddp.inference.model_card import CardFacts, model_card
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
+from jaxddp.sections.goal import VAL_EMA, by_split, of_exported
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, Integrity
 from jaxddp.training.checkpoints.run_identity import LOCATION_KEYS
 from jaxddp.training.checkpoints.validation_file import ValidationFile
@@ -94,7 +95,8 @@ def _facts(
         own_network="get_model" in file.hooks,
         hooks=tuple(sorted(file.hooks)),
         step=weights.step,
-        metrics={name: value for name, value in measured.items() if value is not None},
+        metrics={name: value for name, value in of_exported(measured).items() if value is not None},
+        averaged=VAL_EMA in by_split(measured),
         parameters=sum(array.size for path, array in weights.arrays.items() if path.startswith("params/")),
         class_names=() if signature is None else signature.class_names,
         has_published_names=has_published_names(weights.model),

@@ -15,6 +15,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import SetMetric
 from jaxddp.engine.step_objective import Metric, Objective, TrainObjective, supervised
 from jaxddp.models.interface import Model
+from jaxddp.sections.goal import Goal
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Recipe:
     initialize: Transform | None = None
     learning_rate: optax.Schedule | None = None
     schedule: optax.Schedule | None = None
+
+    @property
+    def goal(self) -> Goal:
+        """The metric, the direction and the smoothing by which validations are compared."""
+        return self.config.checkpoint.goal(averages=any(part.beside for part in self.parts))
 
     def minimized(self, supervised: Objective) -> TrainObjective:
         """Return the function that a step minimizes. Raises: InputError if the objective returned no function."""

@@ -47,7 +47,7 @@ class Config:
         # Parse the values that have a special syntax, to report invalid values before the run starts.
         _ = self.model.batch_statistics, self.model.fresh_layers, self.model.frozen, self.model.unfreeze_times
         _ = self.optimizer.layer_rate_factors
-        _ = self.loss.weights, self.checkpoint.goal, self.data.area, self.parallel.division
+        _ = self.loss.weights, self.checkpoint.goal(averages=False), self.data.area, self.parallel.division
 
     @cached_property
     def frozen(self) -> Layers:

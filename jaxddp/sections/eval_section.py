@@ -1,7 +1,6 @@
 """The `eval` and `checkpoint` sections of a config: the validations of a run, and the checkpoints that it keeps."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
 from jaxddp.core.duration import Duration
@@ -44,9 +43,10 @@ class CheckpointConfig:
     """How often to save a checkpoint. The run also saves one at its end."""
     keep: Period = 2
     """Number of recent checkpoints to keep."""
-    best: str = "val top1"
+    best: str | None = None
     """Metric that selects the best checkpoint, and that `train.stop_after` watches. Write "val" and a metric, such as
-    "val loss"; or "val_ema" and a metric, for the averaged parameters (`train.ema`)."""
+    "val loss"; or "val_ema" and a metric, for the averaged parameters (`train.ema`). If None, the top-1 accuracy of the
+    parameters that predict and export use: "val_ema top1" with averaged parameters, otherwise "val top1"."""
     best_is: Literal["min", "max"] | None = None
     """Whether a lower ("min") or a higher ("max") value of that metric is better. If None, lower for the loss and the
     calibration error, higher for all other metrics."""
@@ -54,7 +54,10 @@ class CheckpointConfig:
     """Decay of an exponential moving average of the metric over all validations, with the bias correction of Adam. This
     average, instead of the last value, selects the best checkpoint."""
 
-    @cached_property
-    def goal(self) -> Goal:
-        """The parsed `best`, `best_is` and `best_smoothing`. Raises: InputError if `best` is invalid."""
-        return Goal.parse(self.best, self.best_is, self.best_smoothing)
+    def goal(self, *, averages: bool) -> Goal:
+        """Return the parsed `best`, `best_is` and `best_smoothing`. Raises: InputError if `best` is invalid.
+
+        Args:
+            averages: whether the run averages its parameters.
+        """
+        return Goal.parse(self.best or Goal.default(averages=averages).name, self.best_is, self.best_smoothing)

@@ -50,6 +50,15 @@ class Goal:
     smoothing: float = 0.0
 
     @classmethod
+    def default(cls, *, averages: bool) -> "Goal":
+        """Return the goal of a run that names none: the top-1 accuracy of the parameters that predict and export use.
+
+        Args:
+            averages: whether the run averages its parameters.
+        """
+        return cls(f"{VAL_EMA} top1" if averages else "top1")
+
+    @classmethod
     def parse(cls, name: str, best_is: str | None, smoothing: float) -> "Goal":
         """Parse the values of `checkpoint.best`, `checkpoint.best_is` and `checkpoint.best_smoothing`.
 
@@ -114,6 +123,16 @@ def flat(measured: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         if split != VAL:
             metrics_by_name |= {f"{split} {name}": value for name, value in metrics.items() if name != "count"}
     return metrics_by_name
+
+
+def of_exported(metrics: Mapping[str, T]) -> dict[str, T]:
+    """Return the metrics of the parameters that predict and export use, from the result of `flat`, and `count`.
+
+    These are the averaged parameters, if there are any.
+    """
+    measured = by_split(metrics)
+    counts = {name: value for name, value in metrics.items() if name == "count"}
+    return measured.get(VAL_EMA, measured[VAL]) | counts
 
 
 def by_split(metrics: Mapping[str, T]) -> dict[str, dict[str, T]]:

@@ -192,7 +192,7 @@ def early_stopping_of(experiment: Experiment, *, has_further_metrics: bool = Fal
             or a part of the training step needs it.
     """
     recipe, config = experiment.recipe, experiment.config
-    early_stopping = EarlyStopping(config.checkpoint.goal, config.train.stop_after, config.train.stop_min_gain)
+    early_stopping = EarlyStopping(recipe.goal, config.train.stop_after, config.train.stop_min_gain)
     if advice := _validation_advice(experiment):
         if config.train.stop_after is not None:
             raise InputError(Key("train.stop_after", config.train.stop_after), ": nothing is validated", advice=advice)

@@ -121,7 +121,8 @@ def train(
     directory, peers = directory.absolute(), experiment.topology.peers
     loggers = make_loggers(config, directory)
     check_requested_metrics(loggers, experiment.layout.training_data.labels)
-    with session(directory, peers, keep=config.checkpoint.keep, goal=config.checkpoint.goal, resume=resume) as opened:
+    goal = experiment.recipe.goal
+    with session(directory, peers, keep=config.checkpoint.keep, goal=goal, resume=resume) as opened:
         # Older releases wrote no config.json for runs from Python.
         has_config = experiment.file is not None or (directory / CONFIG_FILE).exists()
         resuming = has_config and opened.resume_step is not None

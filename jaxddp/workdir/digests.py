@@ -78,7 +78,7 @@ def shared_settings(recipe: Recipe, val: Source | None, **others: Any) -> dict[s
     config = recipe.config
     settings = flatten({"data": plain(config.data), "train": plain(config.train)})
     settings |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
-    settings |= flatten({"checkpoint": config.checkpoint.goal.plain()})
+    settings |= flatten({"checkpoint": recipe.goal.plain()})
     settings |= {"check_every": config.parallel.check_replicas, "self_test": config.parallel.self_test}
     settings |= {"val": None if val is None else val.fingerprint, "metrics": list(recipe.metrics)}
     return {name: str(value) for name, value in (settings | others).items()}

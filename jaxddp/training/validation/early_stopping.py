@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxddp.core.wording import counted, figure
-from jaxddp.sections.goal import Goal, Mean
+from jaxddp.sections.goal import VAL_EMA, Goal, Mean
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class EarlyStopping:
         The default goal is checked only if `stop_after` is set. Raises: InputError if the metric is missing. The error
         lists the metrics.
         """
-        if self.goal != Goal() or self.stop_after is not None:
+        names = list(names)
+        default = Goal.default(averages=any(name.startswith(VAL_EMA) for name in names))
+        if self.goal != default or self.stop_after is not None:
             self.goal.check(names)
 
     @property
