@@ -23,7 +23,7 @@ _RECIPE = (
 _NO_SETTINGS = ("fingerprint.", "objects.", "recipe.", RUN_ID)
 """Prefixes of the keys in config.json that are not settings."""
 _HOOKS = "recipe.hooks"
-"""The key of the recipe's hooks, which replace settings: with `get_model`, no setting names the network."""
+"""The names of the recipe's hooks, which replace settings: with `get_model`, no setting names the network."""
 _LONGEST_NAME = 3
 
 
