@@ -8,6 +8,7 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from jaxddp.core.errors import InputError
 from jaxddp.models.frozen import freeze_norms
@@ -23,9 +24,11 @@ from jaxddp.models.interface import (
 )
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.models.ops.operations import Operations
+from jaxddp.models.variables import path_of
 from jaxddp.platforms import platform_named
 from jaxddp.sections.layers import NO_LAYERS, Layers
 
+Shape = tuple[int, ...]
 ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or an object with a Model's two methods"
 
 
@@ -96,6 +99,28 @@ class LinenModel:
                 mutable=list(model_state),
             )
         return logits, {**model_state, **updated} if train else model_state
+
+    def layer_arrays(self, image_shape: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Any]]:
+        """Return, for each parameter by name, its shape, its shape in a single layer, and the module that owns it.
+
+        The two shapes differ by the axes that `nn.scan` and `nn.vmap` add. The module is None if no call shows it.
+        """
+        found: dict[str, tuple[Shape, Any]] = {}
+
+        def record(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+            result, module = function(*args, **kwargs), context.module
+            for name, leaf in module.variables.get("params", {}).items() if module.scope else ():
+                if hasattr(leaf, "shape"):
+                    # The module within a transformation returns before the transformed one.
+                    found.setdefault("/".join((*module.path, name)), (leaf.shape, module))
+            return result
+
+        example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+        with nn.intercept_methods(record):
+            # A new function, because JAX would reuse the trace of `self.init`, without a call of a module.
+            params, _ = jax.eval_shape(lambda image: self.init(jax.random.key(0), image), example)
+        shapes = {path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+        return {name: (shape, *found.get(name, (shape, None))) for name, shape in shapes.items()}
 
 
 def _linen_streams(key: jax.Array | None) -> dict[str, jax.Array]:

@@ -14,6 +14,7 @@ from jaxddp.sections.layers import NO_LAYERS, Layers
 if TYPE_CHECKING:
     from flax import nnx
 
+Shape = tuple[int, ...]
 Path = tuple[Any, ...]
 """The path of a variable in an NNX module, which consists of attribute names and list indices."""
 
@@ -70,6 +71,28 @@ class NNXModel:
         updated = _arrays(nnx.state(module))
         return logits, _nested({path: updated[path] for path in self.state})
 
+    def layer_arrays(self, image_shape: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Any]]:
+        """Return, for each parameter by name, its shape, its shape in a single layer, and the module that owns it.
+
+        The attributes of NNX's layers give the shape in a single layer, without the axes that `nnx.vmap` adds. Any
+        other array has the additional axes of the layers in the same module.
+        """
+        from flax import nnx
+
+        leaves = self.params | self.state | self._seed_streams(None)
+        modules = dict(nnx.iter_modules(nnx.merge(self.graph, traverse_util.unflatten_dict(leaves))))
+        shapes = {path: leaf.shape for path, leaf in self.params.items()}
+        single = {path: shape for path in shapes if (shape := _single_shape(modules.get(path[:-1]), path[-1]))}
+
+        def added(path: Path, owner: Path) -> int:
+            sizes = [len(shapes[p]) - len(single[p]) for p in single if p[: len(owner)] == owner]
+            return min(sizes) if sizes or not owner else added(path, owner[:-1])
+
+        return {
+            "/".join(map(str, path)): (shape, single.get(path, shape[added(path, path[:-1]) :]), modules.get(path[:-1]))
+            for path, shape in shapes.items()
+        }
+
     def _seed_streams(self, key: jax.Array | None) -> dict[Path, jax.Array]:
         """Return every random stream in its initial state, each with its own key folded from `key`."""
         key = jax.random.key(0) if key is None else key
@@ -101,3 +124,21 @@ def _pick(tree: Tree, paths: Iterable[Path]) -> dict[Path, jax.Array]:
     leaves = traverse_util.flatten_dict(tree)
     # Convert to immutable JAX arrays, because NNX writes in place to a variable that holds a NumPy array.
     return {path: jnp.asarray(leaves[tuple(map(str, path))]) for path in paths}
+
+
+def _single_shape(layer: Any, name: str) -> Shape | None:
+    """Return the shape of a parameter of one of NNX's layers from the attributes of the layer; None if unknown."""
+    from flax import nnx
+
+    match layer, name:
+        case nnx.LinearGeneral(), "kernel":
+            return (*layer.batch_axis.values(), *layer.in_features, *layer.out_features)
+        case nnx.Linear(), "kernel":
+            return (layer.in_features, layer.out_features)
+        case nnx.Conv() | nnx.ConvTranspose() | nnx.Einsum(), "kernel":
+            return tuple(layer.kernel_shape)
+        case nnx.Embed(), "embedding":
+            return (layer.num_embeddings, layer.features)
+        case ((nnx.BatchNorm() | nnx.LayerNorm()), "scale" | "bias"):
+            return (layer.num_features,)
+    return None

@@ -8,6 +8,7 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay, Share
 from jaxddp.optimizers.decay import add_decay
+from jaxddp.optimizers.kernels import BY_NAME, Kernels
 from jaxddp.registry import OPTIMIZERS
 
 
@@ -21,11 +22,11 @@ class AdamWSettings:
 
 
 @OPTIMIZERS.add("adamw", AdamWSettings)
-def adamw(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+def adamw(config: Config, learning_rate: optax.Schedule, kernels: Kernels = BY_NAME) -> optax.GradientTransformation:
     """Create AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101)."""
     settings = settings_of(config.optimizer, AdamWSettings)
     return optax.chain(
         optax.scale_by_adam(b1=settings.momentum, b2=settings.beta2, eps=settings.epsilon),
-        add_decay(config),
+        add_decay(config, kernels),
         optax.scale_by_learning_rate(learning_rate),
     )

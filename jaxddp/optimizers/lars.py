@@ -7,7 +7,8 @@ import optax
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay, Share, SomeShare
-from jaxddp.optimizers.decay import add_decay, decay_mask
+from jaxddp.optimizers.decay import add_decay, scale_kernels
+from jaxddp.optimizers.kernels import BY_NAME, Kernels
 from jaxddp.registry import OPTIMIZERS
 
 
@@ -25,7 +26,7 @@ class LarsSettings:
 
 
 @OPTIMIZERS.add("lars", LarsSettings)
-def lars(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+def lars(config: Config, learning_rate: optax.Schedule, kernels: Kernels = BY_NAME) -> optax.GradientTransformation:
     """Create LARS (You et al. 2017, arXiv:1708.03888): SGD with momentum and a learning rate for each kernel.
 
     A kernel's gradient g, with weight decay, is multiplied by `trust_coefficient` * |kernel| / |g|. Optax takes the
@@ -34,13 +35,8 @@ def lars(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransfo
     """
     settings = settings_of(config.optimizer, LarsSettings)
     return optax.chain(
-        add_decay(config),
-        optax.lars(
-            learning_rate,
-            trust_coefficient=settings.trust_coefficient,
-            eps=settings.epsilon,
-            trust_ratio_mask=decay_mask,
-            momentum=settings.momentum,
-            nesterov=settings.nesterov,
-        ),
+        add_decay(config, kernels),
+        scale_kernels(kernels, settings.trust_coefficient, settings.epsilon),
+        optax.scale_by_learning_rate(learning_rate),
+        optax.trace(settings.momentum, settings.nesterov),
     )

@@ -8,6 +8,7 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay
 from jaxddp.optimizers.decay import add_decay
+from jaxddp.optimizers.kernels import BY_NAME, Kernels
 from jaxddp.registry import OPTIMIZERS
 
 
@@ -20,9 +21,9 @@ class MomentumSettings:
 
 
 @OPTIMIZERS.add("momentum", MomentumSettings)
-def momentum(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+def momentum(config: Config, learning_rate: optax.Schedule, kernels: Kernels = BY_NAME) -> optax.GradientTransformation:
     """Create SGD with momentum. Weight decay is added to the gradient, as for the original ResNets."""
     settings = settings_of(config.optimizer, MomentumSettings)
     return optax.chain(
-        add_decay(config), optax.sgd(learning_rate, momentum=settings.momentum, nesterov=settings.nesterov)
+        add_decay(config, kernels), optax.sgd(learning_rate, momentum=settings.momentum, nesterov=settings.nesterov)
     )

@@ -1,7 +1,7 @@
 """Muon: orthogonalized momentum for kernels, and Adam for the other parameters."""
 
+import functools
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import optax
@@ -10,7 +10,8 @@ from optax import contrib
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay, Share
-from jaxddp.optimizers.decay import add_decay, decay_mask
+from jaxddp.optimizers.decay import add_decay
+from jaxddp.optimizers.kernels import BY_NAME, Kernel, Kernels
 from jaxddp.registry import OPTIMIZERS
 
 _ADAMW_RMS = 0.2
@@ -33,13 +34,15 @@ class MuonSettings:
 
 
 @OPTIMIZERS.add("muon", MuonSettings)
-def muon(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+def muon(config: Config, learning_rate: optax.Schedule, kernels: Kernels = BY_NAME) -> optax.GradientTransformation:
     """Create Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon), scaled to the size of AdamW's updates.
 
-    Five Newton-Schulz iterations approximate the orthogonal matrix nearest to a kernel's momentum. A convolution's
-    kernel is a matrix of (height * width * input channels, output channels). Kernels are scaled as in Liu et al. 2025
-    (arXiv:2502.16982, section 2.2), so AdamW's learning rate and weight decay suit them. Adam trains batch norm and
-    biases at the same learning rate.
+    Five Newton-Schulz iterations approximate the orthogonal matrix nearest to a kernel's momentum. The kernel of a
+    convolution is a matrix of (height * width * input channels, output channels), and the kernels of attention are
+    matrices of (inputs, heads * size) and (heads * size, outputs). Each layer of a stack (`nn.scan`, `nn.vmap`) has its
+    own matrices. Kernels are scaled as in Liu et al. 2025 (arXiv:2502.16982, section 2.2), so AdamW's learning rate and
+    weight decay suit them. Adam trains the other parameters at the same learning rate: batch norm, biases, and the
+    tables of `nn.Embed`.
     """
     settings = settings_of(config.optimizer, MuonSettings)
     # With a learning rate of -1 Muon returns the unscaled direction, to which decay and learning rate are applied.
@@ -50,16 +53,11 @@ def muon(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransfo
         nesterov=settings.nesterov,
         adam_b1=_ADAM_BETA1,
         adam_b2=settings.beta2,
-        muon_weight_dimension_numbers=_matrices,
+        muon_weight_dimension_numbers=functools.partial(kernels.map, _matrices),
         consistent_rms=_ADAMW_RMS,
     )
-    return optax.chain(direction, add_decay(config), optax.scale_by_learning_rate(learning_rate))
+    return optax.chain(direction, add_decay(config, kernels), optax.scale_by_learning_rate(learning_rate))
 
 
-def _matrices(params: Any) -> Any:
-    """Return the matrix axes of each kernel, whose last axis is the output; None for other parameters."""
-
-    def matrix(array: jax.Array, kernel: bool) -> Any:
-        return contrib.MuonDimensionNumbers(tuple(range(array.ndim - 1)), array.ndim - 1) if kernel else None
-
-    return jax.tree.map(matrix, params, decay_mask(params))
+def _matrices(kernel: Kernel | None, param: jax.Array) -> contrib.MuonDimensionNumbers | None:
+    return contrib.MuonDimensionNumbers(kernel.inputs, kernel.outputs) if kernel and kernel.inputs else None

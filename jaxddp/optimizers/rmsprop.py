@@ -8,6 +8,7 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay, Share
 from jaxddp.optimizers.decay import add_decay
+from jaxddp.optimizers.kernels import BY_NAME, Kernels
 from jaxddp.registry import OPTIMIZERS
 
 
@@ -25,7 +26,7 @@ class RmsPropSettings:
 
 
 @OPTIMIZERS.add("rmsprop", RmsPropSettings)
-def rmsprop(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+def rmsprop(config: Config, learning_rate: optax.Schedule, kernels: Kernels = BY_NAME) -> optax.GradientTransformation:
     """Create RMSProp (Tieleman & Hinton 2012, "Neural networks for machine learning", lecture 6.5), as in PyTorch.
 
     Unlike in `optax.rmsprop`, epsilon is added to the root, momentum accumulates updates before the multiplication by
@@ -34,7 +35,7 @@ def rmsprop(config: Config, learning_rate: optax.Schedule) -> optax.GradientTran
     settings = settings_of(config.optimizer, RmsPropSettings)
     momentum = optax.trace(settings.momentum, settings.nesterov) if settings.momentum else optax.identity()
     return optax.chain(
-        add_decay(config),
+        add_decay(config, kernels),
         optax.scale_by_rms(settings.beta2, settings.epsilon, eps_in_sqrt=False),
         momentum,
         optax.scale_by_learning_rate(learning_rate),

@@ -11,6 +11,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.ranges import Decay, Share
 from jaxddp.optimizers.decay import add_decay
+from jaxddp.optimizers.kernels import BY_NAME, Kernels
 from jaxddp.registry import OPTIMIZERS
 
 
@@ -28,7 +29,9 @@ class ScheduleFreeSettings:
 
 
 @OPTIMIZERS.add("schedule_free", ScheduleFreeSettings)
-def schedule_free(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+def schedule_free(
+    config: Config, learning_rate: optax.Schedule, kernels: Kernels = BY_NAME
+) -> optax.GradientTransformation:
     """Create schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), like `optax.contrib.schedule_free_adamw`.
 
     The optimizer updates the iterates z, and x is their average. Gradients are computed at y, a point between z and x.
@@ -52,7 +55,7 @@ def schedule_free(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
         )
     step = optax.chain(
         optax.scale_by_rms(decay=settings.beta2, eps=settings.epsilon, eps_in_sqrt=False, bias_correction=True),
-        add_decay(config),
+        add_decay(config, kernels),
         optax.scale_by_learning_rate(learning_rate),
     )
     return contrib.schedule_free(step, learning_rate, b1=settings.momentum)

@@ -8,6 +8,7 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay
 from jaxddp.optimizers.decay import add_decay
+from jaxddp.optimizers.kernels import BY_NAME, Kernels
 from jaxddp.registry import OPTIMIZERS
 
 
@@ -20,9 +21,10 @@ class SgdSettings:
 
 
 @OPTIMIZERS.add("sgd", SgdSettings)
-def sgd(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
+def sgd(config: Config, learning_rate: optax.Schedule, kernels: Kernels = BY_NAME) -> optax.GradientTransformation:
     """Create SGD with the defaults of `optax.sgd` and PyTorch's `SGD`. Weight decay is added to the gradient."""
     settings = settings_of(config.optimizer, SgdSettings)
     return optax.chain(
-        add_decay(config), optax.sgd(learning_rate, momentum=settings.momentum or None, nesterov=settings.nesterov)
+        add_decay(config, kernels),
+        optax.sgd(learning_rate, momentum=settings.momentum or None, nesterov=settings.nesterov),
     )

@@ -13,7 +13,7 @@ from jaxddp.engine.layerwise import only_trained, thawing, with_factors
 from jaxddp.models.adapt import with_frozen_norms
 from jaxddp.models.interface import Model, name_of
 from jaxddp.models.variables import PARAMS, parameter_names
-from jaxddp.optimizers.decay import is_kernel
+from jaxddp.optimizers.kernels import Kernels
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.sections.layers import Layers, has_prefix, longest_match
 from jaxddp.training.plan import Plan
@@ -34,7 +34,11 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Reci
         InputError: a layer does not exist, no layer is left to train, or two keys contradict each other.
     """
     config, optimizer = recipe.config, recipe.optimizer
-    trained, frozen, unfreeze_times = _trained(config, shapes), config.frozen, config.model.unfreeze_times
+    trained, frozen, unfreeze_times = (
+        _trained(config, shapes, recipe.kernels),
+        config.frozen,
+        config.model.unfreeze_times,
+    )
     starts = {layer: duration.steps(**plan.sizes) for layer, duration in unfreeze_times.items()}
     for layer, start in starts.items():
         if start >= plan.total_steps and peers.is_first:
@@ -54,7 +58,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Reci
     return dataclasses.replace(recipe, optimizer=optimizer, model=model)
 
 
-def _trained(config: Config, shapes: Shapes) -> list[str]:
+def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
     """Return the names of the trained parameters. Raises: see `fine_tuned`."""
     names, groups = parameter_names(shapes), config.optimizer.layer_settings
     if not names:
@@ -83,7 +87,7 @@ def _trained(config: Config, shapes: Shapes) -> list[str]:
                 raise InputError(Key(key), problem, freezing_key if frozen_names else Key("optimizer.groups"))
     for layer, decay in groups.decays.items():
         layer_names = [name for name in trained if has_prefix(layer, name)]
-        if not any(is_kernel(name, len(shapes[PARAMS + name])) for name in layer_names):
+        if not any(kernels.get(name, shapes[PARAMS + name]) for name in layer_names):
             raise InputError(
                 Key("optimizer.groups"),
                 f": {layer}:decay={decay:g}: batch norm and biases are never decayed",

@@ -16,6 +16,7 @@ from jaxddp.engine.step_objective import Metric, Objective, TrainObjective
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.interface import Model
+from jaxddp.optimizers.kernels import BY_NAME, Kernels
 from jaxddp.recipe.configured_losses import configured_losses
 from jaxddp.recipe.configured_metrics import configured_metrics, with_user_metrics
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
@@ -44,11 +45,13 @@ def make_recipe(
     """
     data, schedule = layout.training_data, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, user_object)
-    optimizer, uses_schedule = _optimizer(config, schedule, user_object)
+    model = model_of(config, data.num_classes, user_object, data.image_shape)
+    optimizer, kernels, uses_schedule = _optimizer(config, schedule, model, data.image_shape, user_object)
     initialize = user_object("initialize", config, data.images)
     return Recipe(
         config=config,
-        model=model_of(config, data.num_classes, user_object, data.image_shape),
+        model=model,
+        kernels=kernels,
         optimizer=optimizer,
         loss=loss,
         eval_loss=eval_loss,
@@ -108,15 +111,23 @@ def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[P
     return configured if custom is None else check_parts(custom.value, custom.where, configured)
 
 
+def _kernels(model: Model, image_shape: ImageShape) -> Kernels:
+    """Return the kernels of a network. Those of built-in networks are known without a trace, by their names."""
+    is_built_in = type(getattr(model, "module", None)).__module__.startswith("jaxddp.models.")
+    arrays = None if is_built_in else getattr(model, "layer_arrays", None)
+    return BY_NAME if arrays is None else Kernels.of_layers(arrays(image_shape))
+
+
 def _optimizer(
-    config: Config, rate: optax.Schedule, user_object: ObjectSource
-) -> tuple[optax.GradientTransformation, bool]:
-    """Return the optimizer, and whether it uses the learning rate schedule `rate`."""
+    config: Config, rate: optax.Schedule, model: Model, image_shape: ImageShape, user_object: ObjectSource
+) -> tuple[optax.GradientTransformation, Kernels, bool]:
+    """Return the optimizer, the kernels for it, and whether it uses the learning rate schedule `rate`."""
     arguments = at_batch_size(config), rate
     custom = user_object("optimizer", *arguments)
-    if custom is None:
-        return OPTIMIZERS.get(config.optimizer.name)(*arguments), True
-    return check_optimizer(custom.value, custom.where, config), custom.hook is not None
+    if custom is not None:
+        return check_optimizer(custom.value, custom.where, config), BY_NAME, custom.hook is not None
+    kernels = _kernels(model, image_shape)
+    return OPTIMIZERS.get(config.optimizer.name)(*arguments, kernels), kernels, True
 
 
 def _objective(config: Config, topology: Topology, user_object: ObjectSource) -> Callable[[Objective], TrainObjective]:

@@ -15,6 +15,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import SetMetric
 from jaxddp.engine.step_objective import Metric, Objective, TrainObjective, supervised
 from jaxddp.models.interface import Model
+from jaxddp.optimizers.kernels import BY_NAME, Kernels
 from jaxddp.sections.goal import Goal
 
 
@@ -27,6 +28,7 @@ class Recipe:
         eval_loss: the loss of evaluation, with class weights and without label smoothing.
         objective: a function that takes the supervised objective, which includes the loss, and returns the function
             that a step minimizes.
+        kernels: the kernels of the network.
         metrics: metrics in addition to the loss, by name.
         augmentation: a function that augments one image after the config's augmentation.
         parts: optional parts of the step.
@@ -41,6 +43,7 @@ class Recipe:
     loss: ExampleLoss
     eval_loss: ExampleLoss
     objective: Callable[[Objective], TrainObjective] = supervised
+    kernels: Kernels = BY_NAME
     metrics: Mapping[str, Metric | SetMetric] = field(default_factory=dict)
     augmentation: Augmentation | None = None
     parts: tuple[Part, ...] = ()

@@ -17,7 +17,7 @@ Power = Annotated[float, Range(0, 100, above=True)]
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizer and its learning rate schedule. Batch norm parameters and biases have no weight decay."""
+    """The optimizer and its learning rate schedule."""
 
     # A key that only some optimizers or schedules read is None by default; each of these has its own default.
 
@@ -30,7 +30,7 @@ class OptimizerConfig:
     warmup: Duration = field(default_factory=lambda: Duration.parse("5%"))
     """Length of the linear warmup to the peak."""
     weight_decay: WeightDecay = 1e-4
-    """Weight decay of kernels. Batch norm parameters and biases have none."""
+    """Weight decay of kernels. Biases and the parameters of norms have none."""
     momentum: Decay | None = None
     """Momentum of SGD and similar optimizers; beta 1 of Adam and similar optimizers."""
     nesterov: bool | None = None
