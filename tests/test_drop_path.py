@@ -1,6 +1,7 @@
 """Stochastic depth: an example's random numbers depend only on seed, epoch and row, on any number of devices."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from jaxddp.models.convnext import ConvNeXt
 from jaxddp.models.ops.drop_path import add_branch, branch_factors
 from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize
+from jaxddp.registry import MODELS
 
 FLOAT64 = {"dtype": jnp.float64, "param_dtype": jnp.float64}
 
@@ -179,6 +181,30 @@ def test_branches_are_skipped_at_a_rate_that_grows_with_depth():
         np.testing.assert_allclose(block_factors[block_factors > 0], 1 / (1 - expected), rtol=1e-6)
     assert (factors[:, -1, 0] != factors[:, -1, 1]).mean() > 0.4
     assert (factors[:, -1, 0] != factors[:, -2, 0]).mean() > 0.4
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        ("efficientnet_b0", (0.1875, 16)),
+        pytest.param("efficientnet_v2_s", (0.195, 40), marks=pytest.mark.ci),
+        pytest.param("convnext_tiny", (0.2, 18), marks=pytest.mark.ci),
+        pytest.param("swin_t", (0.2, 12), marks=pytest.mark.ci),
+        pytest.param("vit_s16", (0.2, 12), marks=pytest.mark.ci),
+    ],
+)
+def test_the_last_block_has_the_rate_of_the_networks_source(network, expected, monkeypatch):
+    """The rates are the `p` of `StochasticDepth` in torchvision 0.29 and of `DropPath` in timm 1.0, for 0.2."""
+    model, drawn = MODELS.get(network)(Config().replace(model={"name": network, "drop_path": 0.2}), CLASSES), []
+
+    def record(rate, blocks, *others):
+        drawn.append((pytest.approx(rate), blocks))
+        return branch_factors(rate, blocks, *others)
+
+    monkeypatch.setattr(sys.modules[type(model).__module__], "branch_factors", record)
+    images, keys = jnp.zeros((1, 224, 224, 3)), jax.random.split(jax.random.key(0), 1)
+    jax.eval_shape(lambda key: model.init(key, images, train=True, example_keys=keys), jax.random.key(0))
+    assert drawn == [expected]
 
 
 def test_a_skipped_branch_adds_nothing():

@@ -133,7 +133,7 @@ class InvertedResidualNetwork(nn.Module):
     """A stem, inverted residual blocks, a 1x1 convolution, the mean over pixels, and a head.
 
     Attributes:
-        drop_path: the probability that an example skips the last block in training.
+        drop_path: in training, an example skips block i of n, from block 0, with the probability `drop_path` * i / n.
         dropout: the probability that training sets an input of the head to zero.
         axis_name, group, dtype, param_dtype, operations: as in `jaxddp.models.resnet.ResNet`.
     """
@@ -180,7 +180,8 @@ class InvertedResidualNetwork(nn.Module):
         """
         architecture, factors = self.architecture, None
         if train and self.drop_path:
-            factors = branch_factors(self.drop_path, len(architecture.blocks), 1, example_keys)[..., 0]
+            count = len(architecture.blocks)
+            factors = branch_factors(self.drop_path * (count - 1) / count, count, 1, example_keys)[..., 0]
         conv, norm, squeeze = self.layers(train)
         layer = functools.partial(ConvNorm, conv, norm, activation=architecture.activation)
         x = layer(architecture.stem, 3, 2, name="stem")(images.astype(self.dtype))

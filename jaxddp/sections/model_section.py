@@ -47,7 +47,8 @@ class ModelConfig:
     global batch; "ghost:K", every K consecutive images, with the same result on any number of devices."""
     drop_path: Decay | None = None
     """ViTs, Swin Transformers, ConvNeXts and EfficientNets: stochastic depth. The probability that an example skips a
-    block grows linearly, from 0 at the first block to this value at the last."""
+    block grows linearly, from 0 at the first block to this value at the last. In EfficientNets it is this value * i / n
+    at block i of n, counted from 0."""
     dropout: Decay | None = None
     """EfficientNets and MobileNets: the probability that training sets an input of the last layer to zero."""
     freeze: str | None = None
