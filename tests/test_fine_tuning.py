@@ -20,6 +20,7 @@ from jaxddp.api import train as fit
 from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
 from jaxddp.core.errors import InputError, Preempted
 from jaxddp.engine.layerwise import thawing, with_factors
+from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
 from jaxddp.models.variables import by_path
@@ -229,6 +230,44 @@ def test_layers_are_trained_from_their_unfreezing_step_on(tmp_path):
     # Layers that train later keep their running statistics, because their scales fit these statistics.
     statistics = {path for path in changed_between(initial, arrays(uninterrupted)) if path.startswith("batch_stats")}
     assert {path.split("/")[1] for path in statistics} == {"bn1", "layer1_0"}
+
+
+@pytest.mark.slow
+def test_clipping_counts_only_layers_that_a_step_trains():
+    """The first step that trains the convolution is step 2, and no step trains the norm."""
+    config = {"model": {"unfreeze": ["conv=2 steps"]}, "optimizer": {"rate_factors": ["norm=0"]}}
+    (norm,) = make_setup(config, model=LinenNet(), parts=(GradientNorm(1.0),)).recipe.parts
+    grads = {
+        "conv": {"kernel": jnp.full(4, 100.0)},
+        "norm": {"scale": jnp.full(4, 50.0)},
+        "fc": {"bias": jnp.full(4, 2.0)},
+    }
+    own = norm.init(grads, {})
+    for expected in (4, 4, 4 * 2501**0.5):
+        clipped = norm.gradients(own, grads)
+        own, _ = norm.update(own, None, None, clipped)
+        assert norm.report(own, grads)["gradient_norm"] == pytest.approx(expected)
+        assert largest_difference(clipped, jax.tree.map(lambda grad, n=expected: grad / n, grads)) < 1e-5
+
+
+@pytest.mark.parametrize("key", [{"freeze": "norm"}, pytest.param({"unfreeze": ["norm=1 step"]}, marks=pytest.mark.ci)])
+def test_a_frozen_norm_of_two_functions_must_keep_its_statistics(key):
+    def init(key, example):
+        return {"norm": {"scale": jnp.ones(3)}, "fc": {"w": jnp.ones((3, CLASSES))}}, {"norm": {"mean": jnp.zeros(3)}}
+
+    def apply(params, state, images, train, frozen=False):
+        x = images.mean((1, 2))
+        mean = x.mean(0) if train and not frozen else state["norm"]["mean"]
+        logits = (x - mean) * params["norm"]["scale"] @ params["fc"]["w"]
+        return logits, state if frozen else {"norm": {"mean": mean}}
+
+    def frozen(params, state, images, train):
+        return apply(params, state, images, train, frozen=True)
+
+    with pytest.raises(InputError, match="^model: the network changes the state norm/mean of a layer that is frozen"):
+        make_setup({"model": key}, model=(init, apply))
+    make_setup({"model": key}, model=(init, frozen))
+    make_setup({"model": {"freeze": "fc"}}, model=(init, apply))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.cases import essential_and_rare, rare_case
 from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table
-from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of
+from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of, randomized
 from support.runs import changed, setup_of, train
 from support.shared import sgd, shared, topology_of
 
@@ -132,6 +132,21 @@ def noisy_net():
         return logits + params["noise"] * jax.random.normal(key, logits.shape) if train else logits
 
     return init, apply
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [4, rare_case(2)])
+def test_sync_batch_norm_of_microbatches_does_not_depend_on_the_number_of_devices(devices):
+    with jax.enable_x64(True):
+        runs = []
+        for count in (1, devices):
+            net = SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
+            setup = setup_of(net, sgd(0.1), random_table(50), devices=count, batch_size=16)
+            state = setup.state.replace(params=randomized(setup.state.params))
+            setup = dataclasses.replace(setup, state=setup.topology.replicate(state))
+            state = train(setup, {"train": {"accumulate": 2, "duration": "4 steps"}})
+            runs.append(jax.device_get((state.params, state.model_state)))
+    assert largest_difference(*runs) < 1e-9
 
 
 @pytest.mark.exhaustive

@@ -48,6 +48,14 @@ def test_shards_of_any_count_make_the_same_batch(size: int, extra: int, seed: in
             np.testing.assert_array_equal(np.concatenate(shards), order.rows(step))
 
 
+@pytest.mark.parametrize(("shares", "hosts"), [(1, 1), (2, 1), (4, 2), (4, 4)])
+def test_a_microbatch_of_all_slices_together_is_a_part_of_the_batch(shares: int, hosts: int):
+    rows = SampleOrder(50, 24, seed=1).rows(0)
+    parts = [Shard(host, hosts, shares=shares, microbatches=3).of(rows) for host in range(hosts)]
+    slices = np.concatenate(parts).reshape(shares, 3, -1)
+    np.testing.assert_array_equal(slices.swapaxes(0, 1).reshape(-1), rows)
+
+
 def test_orders_differ_between_epochs_and_seeds_and_not_between_batch_sizes():
     epochs = rows_of_steps(SampleOrder(100, 100, seed=5), 3).reshape(3, 100)
     assert len({tuple(rows) for rows in epochs}) == 3

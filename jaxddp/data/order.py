@@ -26,11 +26,16 @@ class Shard(NamedTuple):
     Attributes:
         sizes: the number of examples of each device's slice, in mesh order; empty if the slices are equal. The sizes
             are scaled for batches whose size is a multiple of their sum.
+        shares, microbatches: the number of equal slices, and of their equal parts. Part i of all slices together is
+            part i of the batch. So a batch norm that is computed for the microbatches of all devices together has the
+            same images for any number of slices.
     """
 
     index: int = 0  # pyright: ignore[reportIncompatibleMethodOverride]: a tuple's own methods
     count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
     sizes: tuple[int, ...] = ()
+    shares: int = 1
+    microbatches: int = 1
 
     def of(self, values: np.ndarray, padding: int = -1) -> np.ndarray:
         """Return this part of the values of a global batch.
@@ -53,6 +58,9 @@ class Shard(NamedTuple):
         if rest:
             sizes = f"{size * self.count} or {(size + 1) * self.count}" if size else f"{self.count}"
             raise InputError(f"batch size {len(values)} does not divide into {self.count} equal parts; use {sizes}")
+        if self.microbatches > 1:
+            parts = values.reshape(self.microbatches, self.shares, -1)
+            values = parts.swapaxes(0, 1).reshape(-1)
         return values[self.index * size : (self.index + 1) * size]
 
     def slots(self, batch_size: int) -> int:

@@ -1,8 +1,8 @@
 """Fine-tuning: applies the keys that set single layers, such as `model.freeze` and `optimizer.rate_factors`."""
 
-import dataclasses
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from jaxddp.config import Config
@@ -10,6 +10,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.peers import Peers
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
+from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.models.adapt import with_frozen_norms
 from jaxddp.models.interface import Model, name_of
 from jaxddp.models.variables import PARAMS, parameter_names
@@ -24,6 +25,8 @@ _log = logging.getLogger("jaxddp.experiment")
 
 def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Recipe:
     """Return the recipe with an optimizer and a model that freeze, unfreeze and scale layers as its config specifies.
+
+    The norm by which gradients are clipped counts the layers that a step trains.
 
     Weight decay per layer is part of the optimizer; see `jaxddp.optimizers.decay`.
 
@@ -52,10 +55,14 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Reci
         optimizer = only_trained(optimizer, frozen)
     if any(value != 1 for value in factors.values()):
         optimizer = with_factors(optimizer, factors)
+    first_steps = {name: int(longest_match(starts, name, 0)) for name in trained}
     if any(starts.values()):
-        optimizer = thawing(optimizer, {name: int(longest_match(starts, name, 0)) for name in trained})
+        optimizer = thawing(optimizer, first_steps)
+    untrained = tuple((name, step if factors[name] else None) for name, step in first_steps.items())
+    untrained = tuple((name, step) for name, step in untrained if step != 0)
+    parts = [replace(part, first_steps=untrained) if isinstance(part, GradientNorm) else part for part in recipe.parts]
     model = with_frozen_norms(recipe.model, config.frozen_norms)
-    return dataclasses.replace(recipe, optimizer=optimizer, model=model)
+    return replace(recipe, optimizer=optimizer, model=model, parts=tuple(parts))
 
 
 def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:

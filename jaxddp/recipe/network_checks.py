@@ -14,9 +14,12 @@ from jaxddp.core.peers import Peers
 from jaxddp.core.wording import first_line, kind_of
 from jaxddp.engine.step_objective import wide_logits
 from jaxddp.mesh import AXIS
+from jaxddp.models.adapt import LinenModel
 from jaxddp.models.interface import Model, takes_example_keys
-from jaxddp.models.variables import trees_of
+from jaxddp.models.nnx_modules import NNXModel
+from jaxddp.models.variables import path_of, trees_of
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
+from jaxddp.sections.layers import Layers
 
 _log = logging.getLogger("jaxddp.experiment")
 _NUM_IMAGES = 2
@@ -72,6 +75,37 @@ def _logits(model: Model, trees: Any, shape: ImageShape) -> Any:
     """Return the shape and dtype of a network's logits for an image [H, W, C]."""
     image = jax.ShapeDtypeStruct((1, *shape), jnp.float32)
     return jax.eval_shape(lambda *arguments: model.apply(*arguments, train=False, key=None)[0], *trees, image)
+
+
+def check_frozen_state(model: Model, frozen: Layers, trees: Any, image_shape: ImageShape) -> None:
+    """Check that a network without a module keeps the state of frozen layers in training.
+
+    The batch norms of frozen layers in Linen and NNX modules use their running statistics. Functions get no such
+    switch: statistics that they change are those of a batch norm that normalizes by the batch.
+
+    Raises: InputError if the network changes the state of a frozen layer.
+    """
+    if not frozen or isinstance(model, LinenModel | NNXModel):
+        return
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    keys = {"example_keys": jax.eval_shape(lambda: jax.random.split(jax.random.key(0), _NUM_IMAGES))}
+    keywords = {"key": key} | (keys if takes_example_keys(model) else {})
+    images = jax.ShapeDtypeStruct((_NUM_IMAGES, *image_shape), jnp.float32)
+
+    def next_state(state: Any, params: Any, images: jax.Array, keywords: Any) -> Any:
+        return model.apply(params, state, images, train=True, **keywords)[1]
+
+    params, state = trees
+    jaxpr = jax.make_jaxpr(next_state, axis_env=[(AXIS, 1)])(state, params, images, keywords).jaxpr
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    for (path, _), before, after in zip(leaves, jaxpr.invars, jaxpr.outvars, strict=False):
+        name = path_of(path)
+        if frozen.selects(name, name.partition("/")[2]) and before is not after:
+            raise InputError(
+                f"model: the network changes the state {name} of a layer that is frozen or unfrozen later, so its norm "
+                "uses the batch's statistics",
+                advice="normalize by the state and return it unchanged, or give a Linen or NNX module",
+            )
 
 
 def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: int) -> None:

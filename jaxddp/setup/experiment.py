@@ -75,7 +75,7 @@ class Experiment:
             if same_buckets and resources.topology == self.topology:
                 # The network, on which the number may depend, stays the same.
                 layout = layout.with_buckets(self.layout.gradients.averaging.buckets)
-        feed = self.feed.with_sizes(layout.gradients.sizes)
+        feed = self.feed.divided(layout.gradients.sizes, layout.division)
         return dataclasses.replace(self, recipe=recipe, resources=resources, layout=layout, feed=feed)
 
 
@@ -85,7 +85,8 @@ def lay_out(recipe: Recipe, resources: Resources, layout: Layout, file: RecipeFi
     Raises: InputError if the network does not accept images of all sizes; see also `make_feed` and `make_preprocess`.
     """
     check_sizes(recipe.config.data, recipe.model, layout, resources.topology.peers)
-    feed = make_feed(recipe, resources, layout.growth, layout.division).with_sizes(layout.gradients.sizes)
+    feed = make_feed(recipe, resources, layout.growth, layout.division)
+    feed = feed.divided(layout.gradients.sizes, layout.division)
     preprocess = make_preprocess(recipe, resources, layout)
     _check_objective(recipe, resources, layout, preprocess)
     return Experiment(recipe, resources, layout, feed, preprocess, file)

@@ -19,7 +19,9 @@ from jaxddp.core.phases import doing, reached
 from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import counted, size
 from jaxddp.data.batch import Batch
+from jaxddp.data.batch_plan.division import Division
 from jaxddp.data.batch_plan.growth import Growth
+from jaxddp.data.batch_plan.host_order import UnitedOrder
 from jaxddp.data.columns import columns, stacked_columns
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard, unlabelled_seed
 from jaxddp.data.soundness.bad_images import Substitutes
@@ -60,7 +62,7 @@ class Feed:
     Attributes:
         substitutes: the images that replace images that cannot be used.
         growth: the growth of the image size; None if it is constant.
-        sizes: the number of examples of each device's slice; empty if all slices are equal.
+        sizes, shares, microbatches: the division of a batch; see `Shard`.
         unlabelled: the feed of a second source, with its own order and substitutes. A step takes a batch of each feed.
     """
 
@@ -74,6 +76,8 @@ class Feed:
     """The images that are on the devices, by use."""
     unlabelled: "Feed | None" = None
     sizes: tuple[int, ...] = ()
+    shares: int = 1
+    microbatches: int = 1
 
     def __repr__(self) -> str:
         resident = "".join(f", {use} images on the devices" for use in self.resident)
@@ -84,7 +88,11 @@ class Feed:
     @property
     def shard(self) -> Shard:
         """The part of every training batch that this process loads."""
-        return self._equal_shard._replace(sizes=self.sizes)
+        return self._whole._replace(index=self.topology.process_index, count=self.topology.process_count)
+
+    @property
+    def _whole(self) -> Shard:
+        return WHOLE._replace(sizes=self.sizes, shares=self.shares, microbatches=self.microbatches)
 
     @property
     def _equal_shard(self) -> Shard:
@@ -94,15 +102,20 @@ class Feed:
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""
         return _placed(self._read(range(start, stop)), self.topology)
 
-    def with_sizes(self, sizes: tuple[int, ...]) -> "Feed":
-        """Return the feed with slices of other sizes. Images on the devices stay there."""
-        if sizes == self.sizes:
-            return self
-        return replace(self, sizes=sizes, unlabelled=self.unlabelled and self.unlabelled.with_sizes(sizes))
+    def divided(self, sizes: tuple[int, ...], division: Division | None = None) -> "Feed":
+        """Return the feed with another division of a batch. Images on the devices stay there.
+
+        The examples of slices of different sizes, and of processes with data of their own, keep their order.
+        """
+        shares = microbatches = 1
+        if division is not None and not sizes and not isinstance(self.order, UnitedOrder):
+            shares, microbatches = division.shares, division.accumulate
+        unlabelled = self.unlabelled and self.unlabelled.divided(sizes, division)
+        return replace(self, sizes=sizes, shares=shares, microbatches=microbatches, unlabelled=unlabelled)
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of the batch that `batches` yields for a step, from 0, on all devices; -1 for padding."""
-        return WHOLE._replace(sizes=self.sizes).of(self.order.rows(step))
+        return self._whole.of(self.order.rows(step))
 
     def with_seed(self, seed: int) -> "Feed":
         """Return the feed with another seed. Images on the devices stay there."""
@@ -112,7 +125,7 @@ class Feed:
 
     def abstract_batch(self, size: int | None = None) -> Batch:
         """Return the shapes and shardings of a global batch of `size` slots, by default of those of `rows`."""
-        size = size or WHOLE._replace(sizes=self.sizes).slots(self.order.num_slots)
+        size = size or self._whole.slots(self.order.num_slots)
         batch = columns(self.source.labels, EvalOrder(len(self.source), size), 0)
         pixel = np.zeros((), image_dtype(self.source, self.data))
         image = np.broadcast_to(pixel, (len(batch.row), *self.source.image_shape(self.data)))

@@ -38,7 +38,7 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
     unit = setup.division.unit_of_slice
     sizes = Shares().sizes(config.train.batch_size, topology.num_devices, topology.process_count, unit)
     with phase("compile", "measuring the speed of each device"):
-        batch = random_batch(setup.feed.with_sizes(sizes).abstract_batch(), topology)
+        batch = random_batch(setup.feed.divided(sizes).abstract_batch(), topology)
         step = unequal_program(setup.objective, setup.experiment, sizes).prepare(setup.state, batch, setup.key)
         # The first gradient allocates memory. The processes begin together, so that processes that share a core or a
         # memory bus slow each other as they will in training.

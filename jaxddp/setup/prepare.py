@@ -19,6 +19,7 @@ from jaxddp.recipe.fine_tuning import fine_tuned
 from jaxddp.recipe.keys_of_hooks import check_keys_of_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make_recipe import make_recipe
+from jaxddp.recipe.network_checks import check_frozen_state
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_file import RecipeFile
@@ -124,6 +125,7 @@ def complete_recipe(recipe: Recipe, layout: Layout, topology: Topology) -> tuple
     params, model_state = trees_of(recipe.model, shape)
     shapes = {path: leaf.shape for path, leaf in by_path(params, model_state).items()}
     recipe = fine_tuned(recipe, shapes, layout.plan, topology.peers)
+    check_frozen_state(recipe.model, recipe.config.frozen_norms, (params, model_state), shape)
     opt_state = jax.eval_shape(recipe.optimizer.init, params)
     if layout.groups is not None:
         check_groups(layout.groups, recipe.parts, opt_state)

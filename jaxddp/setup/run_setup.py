@@ -271,7 +271,7 @@ class RunSetup:
     def identity(self) -> dict[str, str]:
         """Return digests that identify the recipe's objects; see `jaxddp.workdir.digests`."""
         # The slots of a batch may depend on the devices.
-        batch = self.feed.with_sizes(()).abstract_batch(self.order.batch_size)
+        batch = self.feed.divided(()).abstract_batch(self.order.batch_size)
         digests = identity(self.recipe, self.state, self.table.num_classes, self.layout.training_data.image_shape)
         return digests | objective_identity(self.recipe, self.objective, self.state, batch)
 

@@ -15,7 +15,7 @@ class RepeatedOrder(SampleOrder):
 
     The examples of a batch are those of a batch of the size B / m in another order. First come all examples once, then
     all examples again, and so on. So mixing pairs two different examples if B / m is above 1, and on m or more devices
-    no device has two copies.
+    no microbatch of a device has two copies.
 
     An epoch is still N consecutive positions, as in DeiT. It has m copies of N / m examples, and m epochs have m
     copies of each example. The copies have consecutive values of `epochs`, so their random numbers differ.
