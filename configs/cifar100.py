@@ -4,9 +4,9 @@
     jaxddp train cifar100 --data.path DIR
 
 The first command divides each batch between two processes. Network, learning rate and schedule are those of
-github.com/weiaicunzai/pytorch-cifar100, which also rotates images by up to 15 degrees. The source applies batch
-norm to the whole batch of 128 images. Here `--model.batch-norm local` does so on one device; on two, use
-`--model.batch-norm sync`.
+github.com/weiaicunzai/pytorch-cifar100, which also rotates images by up to 15 degrees. The source applies batch norm to
+the whole batch of 128 images, and weight decay to batch norm and biases too. Here `--model.batch-norm local` does so on
+one device; on two, use `--model.batch-norm sync`.
 
 The source published 75.61% top-1. This recipe has not been run on CIFAR-100; the command was tried on a file of the
 same format.

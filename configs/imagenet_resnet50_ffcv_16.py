@@ -4,9 +4,9 @@
 
 The source is github.com/libffcv/ffcv-imagenet, rn50_configs/rn50_16_epochs.yaml (Leclerc et al. 2023,
 arXiv:2306.12517): BlurPool, label smoothing, a linear warmup of two epochs and a linear decay to 0, and evaluation at
-256 pixels with mirrored copies. The source also applies weight decay to the head's bias, and normalizes the 512 images
-of each GPU together, as `local` does on 8 devices. Its images were resized to at most 500 pixels, as by
-`jaxddp data pack`.
+256 pixels with mirrored copies. The source also applies weight decay to the head's bias and to the batch norms of
+shortcuts, and normalizes the 512 images of each GPU together, as `local` does on 8 devices. Its images were resized to
+at most 500 pixels, as by `jaxddp data pack`.
 
 The source published 73.8% top-1 (90.8% top-5). This recipe has not been run.
 """

@@ -3,8 +3,9 @@
     jaxddp train imagenet_resnet50_goyal --data.path /data/imagenet
 
 The learning rate of 0.1 is for a batch of 256 and scales with the batch: `--train.batch-size 1024` trains with 0.4.
-Every 32 images are normalized together, as on each GPU of the source, on any number of devices. `imagenet_resnet50` is
-a variant with a batch of 256, a cosine schedule and label smoothing.
+Every 32 images are normalized together, as on each GPU of the source, on any number of devices. Unlike this recipe, the
+source's warmup begins at 0.1. `imagenet_resnet50` is a variant with a batch of 256, a cosine schedule and label
+smoothing.
 
 The source published 76.26% top-1 (23.74 +- 0.09% error, table 1). This recipe has been run for single steps only.
 """

@@ -5,7 +5,8 @@
 The learning rate, the warmup and the quadratic schedule are those of the reference implementation for TPUs
 (github.com/tensorflow/tpu, models/official/resnet, lars_util.py), to which the authors of LARS contributed. On few
 devices, `--train.accumulate` divides the batch. Batch norm is `ghost:64`: each group of 64 images is normalized
-separately, whatever the number of devices. The source does not describe its batch norm.
+separately, whatever the number of devices. The source does not describe its batch norm. A kernel's gradient is divided
+by |g + w d|, where d is the weight decay, and in the source by |g| + d |w|.
 
 The commit that added LARS to TensorFlow reports 76.3% top-1 for the reference. This recipe has not been run.
 """
@@ -16,12 +17,14 @@ from jaxddp.config import Config, load
 def get_config() -> Config:
     return load("imagenet_resnet50").replace(
         model={"batch_norm": "ghost:64"},
-        train={"batch_size": 32_768},
+        train={"batch_size": 32_768, "label_smoothing": 0.0},
         optimizer={
             "name": "lars",
             "learning_rate": 32.0,
             "nesterov": False,
             "schedule": "polynomial",
+            # 0.0001, TensorFlow's default.
+            "end_factor": 1e-4 / 32,
             "warmup": "14 epochs",
         },
     )

@@ -30,6 +30,7 @@ from jaxddp.recipe.configured_losses import class_weights, configured_losses
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make_recipe import make_recipe
 from jaxddp.recipe.user_objects import objects_of_arguments
+from jaxddp.recipe_file import read_recipe
 
 LOGITS = np.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
 LABELS, WEIGHTS = np.array([2, 0, 1, 1]), (1.0, 4.0, 0.5)
@@ -82,6 +83,15 @@ def test_binary_cross_entropy_equals_pytorchs(labels, smoothing, weights, expect
         loss = binary_cross_entropy(smoothing, weights)
         value = loss(jnp.asarray(LOGITS), jnp.asarray(labels)).mean()
     assert float(value) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_mild_recipes_loss_is_summed_over_the_classes():
+    """The expected value is that of torch 2.14, `F.binary_cross_entropy_with_logits(…, reduction="sum") / 4`, for
+    targets that are smoothed by 0.08. Mosaic's Composer divides the same sum by the batch size."""
+    recipe = read_recipe("imagenet_resnet50_mild")
+    with jax.enable_x64(True):
+        loss = recipe.hooks["get_loss"](recipe.config)
+        assert batch_loss(loss, LOGITS, LABELS) == pytest.approx(2.2511049889444195, abs=1e-12)
 
 
 def test_smoothing_moves_multi_hot_targets_towards_one_half():

@@ -16,7 +16,7 @@ from support.data import CLASSES, random_table
 from support.optimizers import config_of, make_optimizer, parameters, rates
 
 from jaxddp.choices import settings_of
-from jaxddp.config import Config, DataConfig
+from jaxddp.config import Config, DataConfig, load
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
@@ -49,6 +49,22 @@ def test_cosine_ends_at_zero():
     assert float(schedule(5)) == pytest.approx(PEAK)
     assert 0 < float(schedule(99)) < 1e-3 * PEAK
     assert float(schedule(100)) == float(schedule(10**6)) == 0
+
+
+@pytest.mark.parametrize(
+    ("recipe", "end", "clip"),
+    [
+        ("imagenet_swin_t", 1e-5, 5.0),
+        ("imagenet_convnext_tiny", 1e-6, None),
+        ("imagenet_resnet50_lars", 1e-4, None),
+        ("imagenet_resnet50_a3", 0.0, 1.0),
+        ("imagenet_vit_s16", 0.0, 1.0),
+    ],
+)
+def test_recipes_end_and_clip_as_in_the_code_of_their_source(recipe, end, clip):
+    config = load(recipe)
+    schedule = make_schedule(config, Steps(1000, 50))
+    assert float(schedule(1000)) == pytest.approx(end, abs=1e-12) and config.optimizer.clip_norm == clip
 
 
 @pytest.mark.slow
@@ -198,6 +214,14 @@ LINEN_KERNELS = {
 def test_the_axes_of_a_linen_modules_kernels():
     kernels = Kernels.of_layers(adapt(StackedNet()).layer_arrays((4, 4, 3)))
     assert {name: kernel for name, kernel in kernels.known.items() if kernel} == LINEN_KERNELS
+
+
+@pytest.mark.ci
+def test_the_axes_of_a_kernel_in_a_box_of_flax():
+    boxed = {"kernel_init": nn.with_partitioning(nn.initializers.ones, (None, None, None))}
+    boxed["bias_init"] = nn.with_partitioning(nn.initializers.zeros, (None, None))
+    kernels = Kernels.of_layers(adapt(nn.DenseGeneral((2, 3), **boxed)).layer_arrays((4, 4, 3)))
+    assert kernels.known == {"kernel/value": Kernel((), (0,), (1, 2)), "bias/value": None}
 
 
 @pytest.mark.ci

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -109,15 +109,17 @@ class LinenModel:
 
         def record(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
             result, module = function(*args, **kwargs), context.module
-            for name, leaf in module.variables.get("params", {}).items() if module.scope else ():
-                if hasattr(leaf, "shape"):
-                    # The module within a transformation returns before the transformed one.
-                    found.setdefault("/".join((*module.path, name)), (leaf.shape, module))
+            params = module.variables.get("params", {}) if module.scope else {}
+            own = {name: leaf for name, leaf in params.items() if not isinstance(leaf, Mapping)}
+            # A leaf may be a box of `nn.with_partitioning`, which has its array as "value".
+            for path, leaf in jax.tree_util.tree_leaves_with_path(own):
+                # The module within a transformation returns before the transformed one.
+                found.setdefault("/".join((*module.path, path_of(path))), (leaf.shape, module))
             return result
 
         example = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
         with nn.intercept_methods(record):
-            # A new function, because JAX would reuse the trace of `self.init`, without a call of a module.
+            # A new function: JAX would reuse an earlier trace of `self.init`, which calls no module.
             params, _ = jax.eval_shape(lambda image: self.init(jax.random.key(0), image), example)
         shapes = {path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
         return {name: (shape, *found.get(name, (shape, None))) for name, shape in shapes.items()}

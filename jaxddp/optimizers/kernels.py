@@ -82,7 +82,8 @@ def _kernel(name: str, shape: Shape, inner: Shape | None = None, layer: Any = No
     """
     stacked = _removed(shape, shape if inner is None else inner)
     axes = [axis for axis in range(len(shape)) if axis not in stacked]
-    owner, _, own_name = name.rpartition("/")
+    # "kernel/value" is the array in a box of `nn.with_partitioning`.
+    owner, _, own_name = name.removesuffix("/value").rpartition("/")
     if own_name == "embedding":
         is_other = any(map(_POSITION.search, owner.split("/")))
     else:

@@ -46,8 +46,8 @@ class OptimizerConfig:
     step_factor: Share | None = None
     """Schedule "step": the factor applied at each step of the schedule."""
     end_factor: Share | None = None
-    """Schedules "linear", "polynomial" and "wsd": the last learning rate as a fraction of the peak. Schedule "plateau":
-    the lowest rate as a fraction of the peak."""
+    """Schedules "cosine", "linear", "polynomial" and "wsd": the last learning rate as a fraction of the peak. Schedule
+    "plateau": the lowest rate as a fraction of the peak."""
     power: Power | None = None
     """Schedule "polynomial": the exponent; 1 is a straight line."""
     decay_share: Share | None = None

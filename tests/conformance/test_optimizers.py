@@ -332,7 +332,7 @@ def one_cycle(run: Run) -> np.ndarray:
 
 RATES_BY_HAND: dict[str, Callable[[Run], np.ndarray]] = {
     "constant": lambda run: np.ones(run.total - run.warmup),
-    "cosine": lambda run: (1 + np.cos(np.pi * run.passed)) / 2,
+    "cosine": lambda run: run.end + (1 - run.end) * (1 + np.cos(np.pi * run.passed)) / 2,
     "linear": lambda run: 1 + (run.end - 1) * run.passed,
     "one_cycle": one_cycle,
     # A part of the step follows validations.
@@ -369,7 +369,7 @@ def test_rates_of_every_schedule_equal_those_by_hand_after_the_warm_up(name, run
 
 ENDS: dict[str, Callable[[float], float]] = {
     "constant": lambda end: 1,
-    "cosine": lambda end: 0,
+    "cosine": lambda end: end,
     "linear": lambda end: end,
     "one_cycle": lambda end: 1 / 250_000,
     "plateau": lambda end: 1,
