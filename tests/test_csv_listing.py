@@ -45,11 +45,57 @@ def test_rows_have_the_order_of_the_file_and_classes_are_its_sorted_labels(root:
     assert train.labels.tolist() == [1, 0, 1] and val.labels.tolist() == [0]
     assert train.labels.dtype == np.int32 and train.label_sets is None
     open_tables(data(root))
-    # In a folder with several formats, the path must name the CSV file.
+    # In a folder with several formats, the path must name the CSV file. A folder of both splits is no exception.
+    (root / "val").mkdir()
     (root / "train" / "cat").mkdir(parents=True)
     with pytest.raises(InputError, match="2 formats, csv listing and folders"):
         open_splits(data(root))
     assert [len(table) for table in open_splits(data(root / "train.csv")).values()] == [3, 1]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize(
+    ("header", "name"), [("path,label", "train.csv"), ("Class,File_Name", "Train.TSV"), (" id ,target", "train.csv")]
+)
+def test_usual_headers_delimiters_and_encodings_are_read(root: Path, header: str, name: str, delimiter: str, encoding):
+    """Excel writes semicolons in many languages, and UTF-16 with tabs."""
+    rows = [("a.png", "cät"), ("b/2.png", "dog"), ("c.png", "dog")]
+    lines = [f"{label},{path}" if header[0] == "C" else f"{path},{label}" for path, label in rows]
+    text = "\r\n".join([header, *lines, ""]).replace(",", delimiter)
+    (root / name).write_bytes(text.encode(encoding))
+    (root / "VALID.csv").write_text("Image\tlabel\nd.png\tdog\n")
+    train, val = open_splits(data(root)).values()
+    assert train.class_names == val.class_names == ("cät", "dog")
+    assert train.labels.tolist() == [0, 1, 1] and val.labels.tolist() == [1]
+    assert [train.name(row) for row in range(3)] == [f"{root}/{path}" for path, _ in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fault"),
+    [
+        ("train.csv", "picture,label\na.png,cat\n", "train.csv:1: no column path, found 'picture,label'; give the col"),
+        ("train.csv", "id;breed\na.png;cat\n", "train.csv:1: no column label, found 'id;breed'; give the columns path"),
+        ("TRAIN.CSV", "", "TRAIN.CSV: no header line; give the columns path,label"),
+        ("train.csv", b"\xff\xfea", "train.csv: damaged UTF-16"),
+        ("train.tsv", "a.png\tcat\n", "train.tsv:1: no column path, found"),
+        ("val.csv", SINGLE, "train.csv: no such file"),
+        ("train.csv", "path,label,Path\na.png,cat,b\n", "train.csv:1: columns 1 and 3 have the same name"),
+    ],
+)
+def test_the_folders_beside_a_csv_file_are_no_classes(root: Path, name: str, content: str | bytes, fault: str):
+    (root / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(InputError) as caught:
+        open_splits(data(root, val_share=None if name == "val.csv" else 0.5))
+    assert str(caught.value).startswith(f"{root}/{fault}") and "\n" not in str(caught.value)
+
+
+def test_a_test_file_without_labels_is_no_validation_split(root: Path):
+    (root / "train.csv").write_text("id,label\na.png,x\nb/2.png,x\nc.png,x\n")
+    (root / "test.csv").write_text("id\nd.png\n")
+    assert [len(table) for table in open_splits(data(root, val_share=0.5)).values()] == [1, 2]
+    (root / "test.csv").write_text("id,label\nd.png,x\n")
+    assert [len(table) for table in open_splits(data(root)).values()] == [3, 1]
 
 
 def test_a_single_file_is_split_by_val_share(root: Path):

@@ -62,6 +62,32 @@ def error_message(root: Path, split: str = "train") -> str:
     return message
 
 
+@pytest.mark.parametrize(
+    ("listing", "is_refused"),
+    [
+        ("labels.csv", (True, False)),
+        ("annotations.TSV", (True, False)),
+        ("labels.txt", (True, False)),
+        ("metadata.jsonl", (True, True)),
+        ("train/metadata.csv", (False, True)),
+        ("README.txt", (False, False)),
+        ("classes.txt", (False, False)),
+    ],
+)
+def test_a_file_that_may_hold_the_labels_is_not_ignored(tmp_path: Path, listing: str, is_refused: tuple[bool, bool]):
+    """Without and with folders of the splits. Imagenette has a CSV file beside its folders train and val."""
+    flat, divided = write(tmp_path / "flat", "img/0.png", "img/1.png"), write(tmp_path / "set", *TREE)
+    for place, refused in zip((flat, divided), is_refused, strict=True):
+        if not (place / listing).parent.is_dir():
+            continue
+        (place / listing).write_text("0.png cat")
+        faults: list[str] = []
+        read_folders(place, "train", faults.append)
+        assert [fault.partition(":")[0] for fault in faults if "other labels" in fault] == [
+            f"{place / listing}"
+        ] * refused
+
+
 def test_rows_are_sorted_by_class_and_path(root: Path):
     table = read_folders(root, "train")
     assert rows(table) == [

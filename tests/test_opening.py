@@ -130,10 +130,10 @@ from jaxddp.data.source import Split
 from jaxddp.registry import FORMATS
 
 def read(path: Path, split: Split) -> ArrayTable:
-    rows = np.loadtxt(path / f"{split}.csv", int, delimiter=",", ndmin=2)
+    rows = np.loadtxt(path / f"{split}.rows", int, delimiter=",", ndmin=2)
     return ArrayTable(rows[:, 1:].reshape(-1, 2, 2, 1).astype(np.uint8), rows[:, 0], ("ant", "bee"))
 
-FORMATS.add("text")(LocalFormat("a directory with train.csv", lambda path: (path / "train.csv").is_file(), read))
+FORMATS.add("text")(LocalFormat("a directory with train.rows", lambda path: (path / "train.rows").is_file(), read))
 """
 
 
@@ -143,10 +143,10 @@ def test_a_file_in_the_folder_of_formats_adds_a_format(tmp_path: Path):
     (tmp_path / "formats" / "text_files.py").write_text(NEW_FORMAT)
     data = tmp_path / "data"
     data.mkdir()
-    (data / "train.csv").write_text("0,1,2,3,4\n1,5,6,7,8\n0,9,10,11,12\n")
-    (data / "val.csv").write_text("0,13,14,15,16\n")
+    (data / "train.rows").write_text("0,1,2,3,4\n1,5,6,7,8\n0,9,10,11,12\n")
+    (data / "val.rows").write_text("0,13,14,15,16\n")
     with_two_formats = write_idx(tmp_path / "both")
-    shutil.copy(data / "train.csv", with_two_formats)
+    shutil.copy(data / "train.rows", with_two_formats)
     code = f"""
 import sys
 import jaxddp.data.formats
@@ -169,7 +169,7 @@ print(heavy or "quick")
     assert table == "[[[[1], [2]], [[3], [4]]], [[[9], [10]], [[11], [12]]]] [0, 0] ('ant',)"
     assert (
         unknown_format.startswith(f"{tmp_path}: holds no data set of a known format")
-        and "a directory with train.csv" in unknown_format
+        and "a directory with train.rows" in unknown_format
     )
     assert two_formats.startswith(f"{with_two_formats}: holds data sets of 2 formats, idx and text; give")
     assert imports == "quick"

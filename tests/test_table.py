@@ -330,10 +330,10 @@ def test_an_invalid_mapping_raises_a_one_line_error(files, content, expected):
         ("", "csv: no header line; give the columns ImageId,PredictionString"),
         (HEADER, "csv: no rows below the header; give each image a row"),
         ("Id,PredictionString\n", "csv:1: no column ImageId, found 'Id,PredictionString'; give the columns ImageId,"),
-        ("ImageId;PredictionString\n", "csv:1: no column ImageId, found 'ImageId;PredictionString'"),
+        ("ImageId PredictionString\n", "csv:1: no column ImageId, found 'ImageId PredictionString'"),
         ("ImageId\na\n", "csv:1: no column PredictionString, found 'ImageId'"),
         (HEADER.encode() + b"a,n01 1 2 3 4\n\xe9,n01 1 2 3 4\n", "csv:3: not UTF-8; save the file as UTF-8"),
-        (HEADER.encode("utf-16"), "csv:1: not UTF-8"),
+        (HEADER.encode("utf-16") + b"a", "csv: damaged UTF-16 (truncated data); save the file as UTF-8"),
     ],
 )
 def test_an_invalid_solution_file_raises_a_one_line_error(files, content, expected):

@@ -9,7 +9,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.data.formats.csv_listing import read_paths
+from jaxddp.data.formats.csv_listing import is_csv, read_paths
 from jaxddp.data.formats.folders import is_folder, is_image_name
 from jaxddp.data.formats.ilsvrc import TEST_CSV, test_listing
 from jaxddp.data.storage.data_root import convert_os_errors, is_url, nearest_beside
@@ -49,7 +49,7 @@ def _listing(place: str) -> ExampleTable | None:
     path = files.expanded(place)
     if is_url(place) or (path / TEST_CSV).is_file():
         return test_listing(place)
-    return read_paths(path.absolute()) if path.suffix == ".csv" and path.is_file() else None
+    return read_paths(path.absolute()) if is_csv(path) and path.is_file() else None
 
 
 def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:

@@ -6,6 +6,7 @@ The modules of `jaxddp/data/formats/` register the formats in `FORMATS`; see `ja
 import dataclasses
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 import jaxddp.core.files as files
@@ -15,7 +16,7 @@ from jaxddp.core.message import Key, Option
 from jaxddp.core.phases import doing
 from jaxddp.data.faults import Refuse, pass_faults_to, raise_fault
 from jaxddp.data.format import Format, Match, Place
-from jaxddp.data.formats.csv_listing import has_columns
+from jaxddp.data.formats.csv_listing import has_labels, is_csv
 from jaxddp.data.inputs import open_inputs
 from jaxddp.data.selection.held_out import held_out
 from jaxddp.data.soundness.image_manifest import ImageManifest, compare_with_manifest, find_manifest
@@ -125,7 +126,7 @@ def open_images(path: str, data: DataConfig) -> SourceTable:
     """
     place = _whole_place(path, data)
     # A CSV file may have no labels, so only its column of images is read.
-    is_data_set = _is_data_set(place) and not path.endswith(".csv")
+    is_data_set = _is_data_set(place) and not is_csv(Path(path))
     return _format_of(place).open(place, "train") if is_data_set else open_inputs([path])
 
 
@@ -149,8 +150,8 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     if data.path is not None and not others:
         is_own = os.path.realpath(files.expanded(path)) == os.path.realpath(files.expanded(data.path))
     place = _place(data) if is_own else _whole_place(path, dataclasses.replace(data, val_share=None))
-    has_labels = not path.endswith(".csv") or has_columns(files.expanded(path).absolute(), ["label"])
-    if others or not has_labels or not _has_classes(place):
+    is_labelled = not is_csv(Path(path)) or has_labels(files.expanded(path).absolute())
+    if others or not is_labelled or not _has_classes(place):
         if split is not None:
             raise InputError(f"--split {split}: {path} is no data set with splits; leave it out")
         return open_inputs(paths)
@@ -215,6 +216,6 @@ def _format_of(place: Place) -> Format:
     if len(names) > 1:
         raise InputError(
             f"{place.local or place.address}: holds data sets of {len(names)} formats, {' and '.join(names)}; give a "
-            "directory with one of them"
+            "directory with one of them, or a file"
         )
     return FORMATS.get(names[0])

@@ -4,14 +4,15 @@
                                     cats/1.png,cat
                                     both.jpg,cat;dog
 
-Paths are relative to the file's folder; other columns are ignored. Semicolons separate several labels in a cell. The
-classes are the labels of the training file, sorted. A folder holds train.csv and perhaps val.csv. One file alone has no
-validation split, but `data.val_share` makes one.
+The file is UTF-8 or UTF-16; commas, semicolons or tabs separate the columns. Other usual names of the columns are
+accepted, in any case, and other columns are ignored. Paths are relative to the file's folder. Semicolons separate
+several labels in a cell. The classes are the labels of the training file, sorted. A folder holds train.csv and perhaps
+val.csv. One file alone has no validation split, but `data.val_share` makes one.
 """
 
-import csv
+import os
 import re
-from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,6 @@ from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, raise_fault
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.formats.csv_text import csv_rows
-from jaxddp.data.formats.folders import has_validation_folder
 from jaxddp.data.labels import LabelSets, as_members
 from jaxddp.data.source import Split
 from jaxddp.data.storage.data_root import DataRoot, TextFile, open_root
@@ -31,14 +31,16 @@ from jaxddp.registry import FORMATS
 
 SEPARATOR = ";"
 """The separator of several labels in a cell."""
-_COLUMNS = ("path", "label")
-_FILES: dict[Split, str] = {"train": "train.csv", "val": "val.csv"}
+_PATHS = ("path", "file_name", "filename", "file", "image", "image_id", "id")
+_LABELS = ("label", "class", "category", "target")
+_NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
+_SUFFIXES = (".csv", ".tsv")
 # A relative path below the folder, without empty parts, `.` or `..`, so it equals a path from a directory listing.
 _PATH = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]{1,1000}")
 
 
 def read_csv(file: Path, split: Split = "train", refuse: Refuse = raise_fault) -> ExampleTable:
-    """Read the list of images in a CSV file or, for "val", in the val.csv beside it. No image is opened.
+    """Read the list of images in a CSV file or, for "val", in the validation file beside it. No image is opened.
 
     Ids are the paths as written. If a row has several labels, the table has `label_sets`.
 
@@ -57,18 +59,18 @@ def read_csv(file: Path, split: Split = "train", refuse: Refuse = raise_fault) -
     lines = {label: row.line for row in reversed(train.rows) for label in row.labels}
     names = sorted(lines)
     check_distinct(sorted(names, key=lines.__getitem__), lambda name: f"{train.file}:{lines[name]}", refuse)
-    listing = train if split == "train" else _read_listing(root.file(_FILES[split]), refuse)
-    return _make_table(root, listing, tuple(names), refuse)
+    listing = train if split == "train" else _read_listing(root.file(_beside(file, split)), refuse)
+    return _make_table(root, listing, tuple(names), train.file, refuse)
 
 
 def read_paths(file: Path) -> ExampleTable:
-    """Read only the column `path`. The images have no classes, and their labels are -1.
+    """Read only the paths. The images have no classes, and their labels are -1.
 
     Raises: InputError if there is a row that `read_csv` rejects.
     """
     root = open_root(file.parent, file.name)
     text = root.file(file.name)
-    rows = [_Row(line, _encode_path(path, f"{text}:{line}"), []) for line, path in csv_rows(text, _COLUMNS[:1])]
+    rows = [_Row(line, _encode_path(path, f"{text}:{line}"), []) for line, path in csv_rows(text, [_PATHS])]
     paths = np.array([row.path for row in _refuse_repeated_paths(text, rows, "remove one of the two", raise_fault)])
     return ExampleTable(root.store, paths, paths, np.full(len(paths), -1, np.int32))
 
@@ -86,7 +88,7 @@ class _Listing(NamedTuple):
 
 def _read_listing(file: TextFile, refuse: Refuse) -> _Listing:
     rows = []
-    for line, path, cell in csv_rows(file, _COLUMNS, refuse):
+    for line, path, cell in csv_rows(file, [_PATHS, _LABELS], refuse):
         try:
             rows.append(_Row(line, _encode_path(path, f"{file}:{line}"), _parse_labels(cell, f"{file}:{line}")))
         except InputError as error:
@@ -123,12 +125,14 @@ def _encode_path(path: str, where: str) -> bytes:
     return path.encode()
 
 
-def _make_table(root: DataRoot, listing: _Listing, names: tuple[str, ...], refuse: Refuse) -> ExampleTable:
+def _make_table(
+    root: DataRoot, listing: _Listing, names: tuple[str, ...], train: TextFile, refuse: Refuse
+) -> ExampleTable:
     index, rows = {name: place for place, name in enumerate(names)}, []
     for row in listing.rows:
         if unknown := [label for label in row.labels if label not in index]:
             refuse(
-                f"{listing.file}:{row.line}: no row of {_FILES['train']} has the label {show(unknown[0])}"
+                f"{listing.file}:{row.line}: no row of {os.path.basename(train.name)} has the label {show(unknown[0])}"
                 f"{nearest(unknown[0], index)}; correct it, or take the row out"
             )
         else:
@@ -139,42 +143,55 @@ def _make_table(root: DataRoot, listing: _Listing, names: tuple[str, ...], refus
     return table.without_links_out(lambda row: f"{listing.file}:{lines[row]}", refuse)
 
 
+def is_csv(path: Path) -> bool:
+    """Return whether the name of a file is that of a CSV file."""
+    return path.suffix.lower() in _SUFFIXES
+
+
 def holds_csv(path: Path) -> bool | Match:
-    """Return whether the path is a CSV file, or a folder whose train.csv has both columns in its header."""
+    """Return whether the path is a CSV file, or a folder with train.csv or val.csv, whatever their content is."""
     if path.is_file():
-        return Match.NAMED if path.suffix == ".csv" else Match.NONE
-    file = path / _FILES["train"]
-    if not file.is_file() or not has_columns(file):
-        return Match.NONE
-    # If both splits have folders, the format `folders` reads them, even if a CSV file lists their images.
-    in_folders = (path / "train").is_dir() and has_validation_folder(path)
-    return Match.PARTLY if in_folders else Match.WHOLE
+        return Match.NAMED if is_csv(path) else Match.NONE
+    return any(_find(path, split) for split in _NAMES)
 
 
 def is_divided(path: Path) -> bool:
-    """Return whether there is a val.csv beside the train.csv."""
+    """Return whether there is a validation file beside the training file."""
     file = _training_file(path)
-    return file.name == _FILES["train"] and file.with_name(_FILES["val"]).is_file()
+    return file.stem.lower() == "train" and _find(file.parent, "val") is not None
+
+
+def has_labels(file: Path) -> bool:
+    """Return whether a CSV file has a column of labels; not if it cannot be read."""
+    # A fault is not reported here; `read_csv` reports it.
+    with suppress(InputError):
+        next(csv_rows(open_root(file.parent, file.name).file(file.name), [_LABELS]), None)
+        return True
+    return False
 
 
 def _training_file(path: Path) -> Path:
-    return path if path.is_file() else path / _FILES["train"]
+    return path if path.is_file() else path / (_find(path, "train") or "train.csv")
 
 
-def has_columns(file: Path, columns: Sequence[str] = _COLUMNS) -> bool:
-    """Return whether the header of a CSV file has some columns; not if it cannot be read."""
-    # A fault is not reported here; `read_csv` reports it.
-    try:
-        with open_root(file.parent, file.name).file(file.name).text(newline="") as text:
-            header = next(csv.reader(text), [])
-    except (InputError, csv.Error):
-        return False
-    return {*columns} <= {name.strip() for name in header}
+def _beside(file: Path, split: Split) -> str:
+    return _find(file.parent, split) or f"{split}.csv"
+
+
+def _find(folder: Path, split: Split) -> str | None:
+    """Return the name of a split's file in a folder, in any case; None if there is none."""
+    with suppress(OSError):
+        names = {name.lower(): name for name in os.listdir(folder)}
+        for name in (f"{stem}{suffix}" for stem in _NAMES[split] for suffix in _SUFFIXES):
+            # The file test.csv of a competition has no labels.
+            if name in names and (name[:4] != "test" or has_labels(folder / names[name])):
+                return names[name]
+    return None
 
 
 FORMATS.add("csv listing")(
     LocalFormat(
-        "a CSV file with the columns path,label, or a directory with such a train.csv",
+        "a CSV file with the columns path,label, or a directory with train.csv",
         holds_csv,
         lambda path, split, refuse: read_csv(_training_file(path), split, refuse),
         is_divided,

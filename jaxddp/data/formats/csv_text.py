@@ -1,6 +1,7 @@
 """Functions that the readers of CSV files share: rows of named columns, and errors that name file and line."""
 
 import csv
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxddp.core.errors import InputError
@@ -10,19 +11,27 @@ from jaxddp.data.faults import Refuse, index_of_column, raise_fault
 from jaxddp.data.storage.data_root import TextFile
 
 _ROWS_BETWEEN_REPORTS = 10_000
+_DELIMITERS = ",;\t"
 
 
-def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = raise_fault) -> Iterator[list]:
-    """Yield [line number, *fields of the named columns] for every row that is neither blank nor rejected.
+def csv_rows(file: TextFile, columns: Sequence[Sequence[str]], refuse: Refuse = raise_fault) -> Iterator[list]:
+    """Yield [line number, *fields of the columns] for every row that is neither blank nor rejected.
+
+    Commas, semicolons or tabs separate the fields, as in the header.
+
+    Args:
+        columns: the names that each column may have, in any case; the first name that the header has is used.
 
     Raises: InputError if the file or a column is missing.
     """
     with file.text(newline="") as text:
-        reader = csv.reader(text, strict=True)
+        first = text.readline()
+        delimiter = max(_DELIMITERS, key=first.count)
+        reader = csv.reader(itertools.chain([first], text), delimiter=delimiter, strict=True)
         try:
             header = [name.strip() for name in next(reader, ())]
             check_utf8(header, file, 1)
-            places = _places(file, header, columns)
+            places = _places(file, header, columns, delimiter)
             for number, row in enumerate(reader):
                 if number % _ROWS_BETWEEN_REPORTS == 0:
                     reached(number)
@@ -32,8 +41,8 @@ def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = raise_faul
                         yield [reader.line_num, *[row[place] for place in places]]
                     elif row:
                         raise InputError(
-                            f"{file}:{reader.line_num}: {len(row)} of {len(header)} fields in {show(','.join(row))}; "
-                            f"write {','.join(header)}"
+                            f"{file}:{reader.line_num}: {len(row)} of {len(header)} fields in "
+                            f"{show(delimiter.join(row))}; write {delimiter.join(header)}"
                         )
                 except InputError as error:
                     refuse(str(error))
@@ -41,15 +50,26 @@ def csv_rows(file: TextFile, columns: Sequence[str], refuse: Refuse = raise_faul
             refuse(f"{file}:{reader.line_num}: {error}; correct the quotes of this row")
 
 
-def _places(file: TextFile, header: Sequence[str], columns: Sequence[str]) -> list[int]:
+def _places(file: TextFile, header: Sequence[str], columns: Sequence[Sequence[str]], delimiter: str) -> list[int]:
+    expected = ",".join(names[0] for names in columns)
     if not header:
-        raise InputError(f"{file}: no header line; give the columns {','.join(columns)}")
-    places = {name: index_of_column(header, name, f"{file}:1") for name in columns}
-    for name, place in places.items():
+        raise InputError(f"{file}: no header line; give the columns {expected}")
+    folded, places = [*map(_folded, header)], []
+    for names in columns:
+        place = next((folded.index(name) for name in map(_folded, names) if name in folded), None)
         if place is None:
-            actual = show(",".join(header))
-            raise InputError(f"{file}:1: no column {name}, found {actual}; give the columns {','.join(columns)}")
-    return [place for place in places.values() if place is not None]
+            also = f" (or {', '.join(names[1:])} for {names[0]})" if names[1:] else ""
+            raise InputError(
+                f"{file}:1: no column {names[0]}, found {show(delimiter.join(header))}; give the columns "
+                f"{expected}{also}"
+            )
+        index_of_column(header, header[place], f"{file}:1")
+        places.append(place)
+    return places
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", "")
 
 
 def check_utf8(texts: Iterable[str], file: TextFile, line: int) -> None:

@@ -8,6 +8,7 @@ Without a validation folder, or without both folders (ROOT/<class>/**/*.jpg), `d
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
@@ -29,6 +30,11 @@ _FOLDERS = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
 _SUPPORTED = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".pgm"})
 # Image files of these types are an error, because a run that ignored them would train on fewer images.
 _UNSUPPORTED = frozenset({".gif", ".heic", ".avif"})
+
+# A file of these names beside the class folders may hold the labels, which a run would ignore.
+_LISTINGS = re.compile(r".*\.(csv|tsv|xlsx?)|(labels|annotations|train|val|metadata)\.(txt|jsonl?|parquet)")
+_METADATA = re.compile(r"metadata\.(csv|jsonl|parquet)")
+"""The labels of an `ImageFolder` of the library `datasets`; files of other names are usual beside train/ and val/."""
 
 # Listing folders mostly waits for the disk or for a server.
 _LISTING_THREADS = 16
@@ -80,6 +86,7 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
     - a folder with images beside `train`, if there is no validation folder;
     - an image outside the class folders, an image of an unsupported type, and an image whose id is already in use;
     - a link out of the root, or into a parent folder;
+    - a file beside the class folders that may hold the labels, such as labels.csv or metadata.jsonl;
     - a name that is not UTF-8, and a file or folder that cannot be read.
 
     Raises:
@@ -100,6 +107,8 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
         )
     class_folders = [name for name in class_folders if name in names]
     _refuse_images_outside_classes(folder, refuse)
+    for place in dict.fromkeys((root, folder)):
+        _refuse_listings(place, _LISTINGS if folder == root else _METADATA, refuse)
     with ThreadPoolExecutor(_LISTING_THREADS) as pool:
         images_of_classes = list(pool.map(lambda name: _class_images(root, folder / name), class_folders))
     for fault in (fault for _, faults in images_of_classes for fault in faults):
@@ -168,6 +177,16 @@ def _refuse_images_outside_classes(folder: Path, refuse: Refuse) -> None:
     for name in names:
         refuse(
             f"{folder / name}: an image outside the class folders ({len(names)} in all) has no class; move it into one"
+        )
+
+
+def _refuse_listings(folder: Path, pattern: re.Pattern[str], refuse: Refuse) -> None:
+    with _list_folder(folder) as entries:
+        names = sorted(entry.name for entry in entries if pattern.fullmatch(entry.name.lower()) and entry.is_file())
+    for name in names:
+        refuse(
+            f"{folder / name}: may hold other labels than the names of the folders, and is not read; open a CSV file "
+            "by its own path, or move the file to another folder"
         )
 
 

@@ -156,6 +156,8 @@ class SolutionFiles:
         is_named = any(name.endswith(".csv") or (place.local / name).is_file() for name in named if not _is_shard(name))
         if is_named or (place.local / TRAIN_CSV).is_file():
             return Match.NAMED
+        if any(place.local.glob("LOC_*_solution.csv")):
+            return Match.WHOLE
         nearby = (place.local.glob(pattern) for pattern in ("LOC_*", "*/LOC_*", "../LOC_*"))
         return Match.PARTLY if any(map(any, nearby)) else Match.NONE
 

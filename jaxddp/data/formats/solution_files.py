@@ -103,7 +103,7 @@ def read_solutions(file: TextFile, synsets: Sequence[str] | None, refuse: Refuse
     Raises:
         InputError: the file or a column is missing, or no row can be used.
     """
-    columns = ("ImageId",) if synsets is None else ("ImageId", "PredictionString")
+    columns = [("ImageId",), ("PredictionString",)][: 1 if synsets is None else 2]
     index = {synset: label for label, synset in enumerate(synsets or ())}
     names: list[bytes] = []
     labels: list[int] = []

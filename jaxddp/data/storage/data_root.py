@@ -1,5 +1,6 @@
 """The root of a data set, a directory or a URL: opens its text files, and the store of its images."""
 
+import codecs
 import io
 import os
 import re
@@ -35,17 +36,32 @@ class TextFile:
 
     @contextmanager
     def text(self, newline: str | None = None) -> Iterator[TextIO]:
-        """Open the file as UTF-8, with or without a byte order mark; other bytes become lone surrogates.
+        """Open the file as UTF-8, with or without a byte order mark, or as UTF-16, as Excel writes it.
+
+        In UTF-8, wrong bytes become lone surrogates.
 
         Raises: InputError if the file cannot be opened, or a read in the block fails.
         """
         try:
-            with io.TextIOWrapper(self.open(), "utf-8-sig", errors="surrogateescape", newline=newline) as text:
-                yield text
+            with self.open() as file:
+                encoding = _utf16(file.read(2))
+                file.seek(0)
+                errors = "strict" if encoding else "surrogateescape"
+                with io.TextIOWrapper(file, encoding or "utf-8-sig", errors, newline) as text:
+                    yield text
         except FileNotFoundError:
             raise InputError(f"{self}: no such file{self.hint()}") from None
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self}: damaged UTF-16 ({error.reason}); save the file as UTF-8") from None
         except OSError as error:
             raise InputError(f"{self}: cannot be read ({error.strerror}); give a readable text file") from None
+
+
+def _utf16(first: bytes) -> str | None:
+    """Return the encoding of a text that begins with two bytes, if it is UTF-16; the first character may be a mark."""
+    if first in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    return {b"": None, first[1:]: "utf-16-le", first[:1]: "utf-16-be"}.get(b"\0")
 
 
 @dataclass(frozen=True)
