@@ -14,7 +14,6 @@ A recipe file can also be YAML or JSON (`jaxddp.recipe_files.text_file`). Its `b
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -213,12 +212,12 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
     """
     with about(path), with_keys_of_file():
         try:
-            content = json.loads(files.read(path))
+            content = files.parse_json(files.read(path))
             config = {key: value for key, value in content.items() if key not in BESIDE_CONFIG}
             return Config().replace(**config), content
         except InputError:
             raise
-        except (OSError, ValueError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, AttributeError) as error:
             raise InputError(f"cannot be read as a run's config ({error})", advice="give a run's config.json") from None
 
 
@@ -227,8 +226,8 @@ def _is_of_run(path: Path) -> bool:
     if path.suffix != ".json" or path.name == CONFIG_FILE:
         return path.name == CONFIG_FILE
     try:
-        content = json.loads(files.read(path))
-    except (OSError, ValueError, RecursionError):
+        content = files.parse_json(files.read(path))
+    except (OSError, ValueError):
         return False
     return isinstance(content, dict) and not content.keys().isdisjoint(BESIDE_CONFIG)
 

@@ -187,6 +187,24 @@ def test_a_damaged_packed_copy_raises_a_one_line_error(tables, tmp_path: Path):
     shard.unlink()
     with pytest.raises(InputError, match=r"train-00000.tfrecord: no such file"):
         read_packed(root, "train")
-    (root / "packed.json").write_text(json.dumps({"splits": {}})[:-1])
-    with pytest.raises(InputError, match=r"packed.json: damaged .*; pack the data set again"):
+    whole = json.loads((root / "packed.json").read_text())
+    twice = {**whole["classes"], "ids": [whole["classes"]["ids"][0]] * 3}
+    for content in (
+        *(json.dumps({"splits": {}})[:-1], "{}", "[]", "[" * 100_000, json.dumps({**whole, "splits": 3})),
+        *(json.dumps({**whole, "classes": classes}) for classes in ({}, {"ids": 3}, {**twice, "names": ["a"]})),
+    ):
+        (root / "packed.json").write_text(content)
+        with pytest.raises(InputError, match=r"packed.json: damaged .*; pack the data set again"):
+            read_packed(root, "train")
+    (root / "packed.json").write_text(json.dumps({**whole, "classes": twice}))
+    with pytest.raises(InputError, match=r"packed.json: class 1: '.*' is also the name in class 0"):
         read_packed(root, "train")
+
+
+def test_a_damaged_index_of_a_packed_copy_raises_a_one_line_error(tables, tmp_path: Path):
+    pack(tables, tmp_path / "copy", PackOptions(short_side=24))
+    index = dict(np.load(tmp_path / "copy/val.npz"))
+    for name, column in (("shard", index["shard"] + 1), ("label", index["label"][1:]), ("offset", index["offset"] / 2)):
+        np.savez(tmp_path / "copy/val.npz", **{**index, name: column})
+        with pytest.raises(InputError, match=r"val.npz: damaged \(columns of kinds .*; pack the data set again"):
+            read_packed(tmp_path / "copy", "val")

@@ -241,6 +241,35 @@ def test_wrong_columns_raise_a_one_line_error(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("metadata", "fault"),
+    [
+        ("text", "its metadata of `datasets` are damaged (Expecting value"),
+        ('"text"', "its metadata of `datasets` are damaged (it holds 'text')"),
+        ("{}", "its metadata of `datasets` are damaged ('info')"),
+        (
+            '{"info": {"features": {"label": {"_type": "ClassLabel"}}}}',
+            "its metadata of `datasets` are damaged ('names",
+        ),
+        ('{"info":' * 100_000, "its metadata of `datasets` are damaged (it is nested too deeply)"),
+        (
+            json.dumps({"info": {"features": {"label": {"_type": "ClassLabel", "names": "ab"}}}}),
+            "the names of label are",
+        ),
+        (
+            json.dumps({"info": {"features": {"label": {"_type": "ClassLabel", "names": ["a", "b", "a"]}}}}),
+            "the names of label, name 3: 'a' is also the name in ",
+        ),
+    ],
+    ids=["no JSON", "text", "empty", "number", "deep", "no list", "two equal names"],
+)
+def test_damaged_metadata_raise_a_one_line_error(tmp_path: Path, metadata: str, fault: str):
+    file = tmp_path / "a.parquet"
+    table = pa.table({"image": pa.array([{"bytes": encoded(1), "path": None}] * 4, CELL), "label": [0, 0, 1, 1]})
+    pq.write_table(table.replace_schema_metadata({"huggingface": metadata}), file)
+    assert message_of(file, val_share=0.5).startswith(f"{file}: {fault}")
+
+
 def test_a_null_image_ends_training_with_its_row_or_is_substituted(tmp_path: Path):
     cells = [{"bytes": encoded(number), "path": None} for number in range(5)]
     for split in ("train", "val"):

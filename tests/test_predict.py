@@ -183,6 +183,14 @@ def test_an_unfinished_file_of_other_predictions_is_replaced(run, pictures, val_
     assert "holds rows of other images" in caplog.text
 
 
+def test_a_damaged_unfinished_file_is_one_line(tmp_path):
+    partial = Partial(tmp_path / "out.csv", {"run": "a"}, ["id"])
+    for line in ("[" * 500_000, "3", '{"other": 1}', "no JSON"):
+        partial.path.write_text(f'{{"run": "a"}}\n{{"id": "x"}}\n{line}\n')
+        with pytest.raises(InputError, match=r"out.csv.partial:3: no row of predictions: .*; remove the file"):
+            list(partial.rows())
+
+
 def test_a_second_prediction_to_the_same_file_is_rejected(run, pictures, tmp_path):
     out, first = tmp_path / "out.csv", Partial(tmp_path / "out.csv", {}, [])
     with first.lock(), pytest.raises(InputError, match=r"out\.csv\.partial: another command is writing there; wait"):

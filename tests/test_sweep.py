@@ -204,9 +204,18 @@ def test_another_config_in_the_folder_is_refused(capfd, tmp_path):
 
 
 def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
-    (tmp_path / "sweep.json").write_text("{}")
     command = ["sweep", "digits", "--seed", "0:2", "--workdir", str(tmp_path)]
-    assert f"{tmp_path}/sweep.json: is not the file of a sweep" in fails(command, capfd)
+    trials = ['[{"name": 3, "values": {}, "words": []}]', '[{"name": "a", "values": [], "words": "--seed"}]', "[3]"]
+    trials += ['[{"name": "a", "values": {"seed": 1}, "words": []}]', "null"]
+    trials += ['[{"name": "a", "values": {}, "words": ["x"], "ended": "late"}]']
+    for content in (
+        "{}",
+        "[]",
+        "[" * 500_000,
+        *(f'{{"version": 1, "config": "digits", "trials": {t}}}' for t in trials),
+    ):
+        (tmp_path / "sweep.json").write_text(content)
+        assert f"{tmp_path}/sweep.json: is not the file of a sweep" in fails(command, capfd)
     (tmp_path / "metrics.jsonl").touch()
     assert f"{tmp_path}: is the work directory of a run; give another --workdir" in fails(command, capfd)
 

@@ -128,6 +128,7 @@ def test_each_sample_is_read_once_with_its_label(tar_format: int, tmp_path: Path
         ({"cls": b"2", "json": b'{"label": 1}'}, 2),
         ({"cls": b"-1", "txt": b"a cat"}, -1),
         ({"cls": b"2", "seg.png": b"mask", "json": b"not json"}, 2),
+        ({"cls": b"2", "json": b"[" * 500_000}, 2),
     ],
 )
 def test_a_label_is_a_field_of_the_sample(fields: dict[str, bytes], label: int, tmp_path: Path):
@@ -145,6 +146,8 @@ def test_names_of_classes_come_from_a_file_or_the_labels(root: Path, tmp_path: P
     assert open_both(root)[0].class_names == ("x", "y", "z")
     (root / "classes.json").write_text(json.dumps({"0": "x", "2": "z"}))
     assert message_of(root).startswith(f'{root}/classes.json: no list of names; write ["cat", "dog"]')
+    (root / "classes.json").write_text("[" * 500_000)
+    assert message_of(root).startswith(f"{root}/classes.json: damaged (it is nested too deeply)")
     (root / "classes.json").write_text(json.dumps(["x", "y", "x"]))
     assert "classes.json, name 3: 'x' is also the name in" in message_of(root)
     (root / "classes.json").unlink()

@@ -3,7 +3,6 @@
 The command reads files only. It needs no JAX, and the run may still be training.
 """
 
-import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -82,9 +81,9 @@ def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bo
 def _saved(folder: Path) -> str:
     """Return the local time at which Orbax completed a checkpoint; "?" if its metadata cannot be read."""
     try:
-        moment = json.loads(files.read(folder / METADATA))["commit_timestamp_nsecs"] / 1e9
+        moment = files.parse_json(files.read(folder / METADATA))["commit_timestamp_nsecs"] / 1e9
         return f"{datetime.fromtimestamp(moment):%Y-%m-%d %H:%M:%S}"
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return "?"
 
 

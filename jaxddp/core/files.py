@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -102,6 +103,20 @@ def read(path: str | os.PathLike[str]) -> bytes:
     """Read a regular file. Raises: see `open_regular`."""
     with open_regular(path) as file:
         return file.read()
+
+
+def parse_json(content: bytes | str, kind: type = object) -> Any:
+    """Parse the JSON of a file, which may be damaged.
+
+    Raises: ValueError, with the reason, if the content is no JSON, is nested too deeply, or is not of the type `kind`.
+    """
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if not isinstance(value, kind):
+        raise ValueError(f"it holds {show(value)}")
+    return value
 
 
 def _regular_opener(path: str, flags: int) -> int:

@@ -85,7 +85,7 @@ class Partial:
             next(file)
             for number, line in enumerate(file, 2):
                 try:
-                    row = json.loads(line)
+                    row = files.parse_json(line)
                 except ValueError:
                     row = None
                 if not isinstance(row, dict) or row.keys() != self._columns:

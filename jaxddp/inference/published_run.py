@@ -123,7 +123,7 @@ def _public_config(directory: Path) -> dict[str, Any]:
 
 
 def _run_id(directory: Path) -> str | None:
-    return json.loads(files.read(directory / CONFIG_FILE)).get(RUN_ID)
+    return files.parse_json(files.read(directory / CONFIG_FILE), dict).get(RUN_ID)
 
 
 def _json(content: Any) -> bytes:

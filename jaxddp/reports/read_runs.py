@@ -1,6 +1,5 @@
 """Reads runs from their work directories. A missing or damaged file becomes a line in the faults of its run."""
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,12 +74,12 @@ def _read(directory: Path, name: str) -> RunFiles:
 def _object(path: Path) -> tuple[dict[str, Any], str | None]:
     """Return the JSON object in a file and None. If the file cannot be read, return an empty dict and the fault."""
     try:
-        content = json.loads(files.read(path))
+        content = files.parse_json(files.read(path))
     except FileNotFoundError:
         return {}, f"{path.name} is missing"
     except OSError as error:
         return {}, f"{path.name} cannot be read ({error.strerror})"
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         return {}, f"{path.name} is damaged ({error})"
     return (
         (content, None) if isinstance(content, dict) else ({}, f"{path.name} is damaged (it contains {show(content)})")

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, Literal
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.core.message import Option
+from jaxddp.core.wording import show
 from jaxddp.sweeps.trials import Trial
 from jaxddp.workdir.lock import is_locked, try_lock
 
@@ -65,10 +66,16 @@ class SweepFile:
     @classmethod
     def from_json(cls, content: bytes) -> "SweepFile":
         """Read the result of `to_json`. Raises: ValueError, KeyError, TypeError or AttributeError for other content."""
-        saved: Mapping[str, Any] = json.loads(content)
+        saved: Mapping[str, Any] = files.parse_json(content, dict)
         if saved["version"] != _VERSION:
             raise ValueError(f"version {saved['version']} instead of {_VERSION}")
         records = [TrialRecord(**trial) for trial in saved["trials"]]
+        for record in records:
+            texts = [saved["config"], record.name, *record.values, *record.values.values(), *record.words]
+            if not all(isinstance(text, str) for text in [*texts, *(record.finished_words or ())]):
+                raise ValueError(f"trial {show(record.name)} has other values than texts")
+            if record.ended not in (None, "pruned", "failed"):
+                raise ValueError(f"trial {show(record.name)} has ended as {show(record.ended)}")
         return cls(saved["config"], {record.name: record for record in records})
 
 
@@ -112,7 +119,7 @@ class SweepFolder:
             return SweepFile(self._config)
         except OSError as error:
             raise InputError(f"{self.path}: cannot be read ({error.strerror}); restore it") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             advice = ("restore it, or give another ", Option("workdir"))
             raise InputError(f"{self.path}: is not the file of a sweep ({error})", advice=advice) from None
         if content.config != self._config:

@@ -1,6 +1,5 @@
 """The result of a trial, read from the files of its run."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,8 +50,8 @@ def is_finished(directory: Path, record: TrialRecord) -> bool:
 def content_of_result(directory: Path) -> Mapping[str, Any]:
     """Return the content of a run's result.json; empty if there is none, or if it is damaged."""
     try:
-        content = json.loads(files.read(directory / RESULT))
-    except (OSError, ValueError, RecursionError):
+        content = files.parse_json(files.read(directory / RESULT))
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 

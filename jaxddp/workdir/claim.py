@@ -224,9 +224,9 @@ def _read(path: Path) -> dict[str, Any]:
     with files.reading(path, _RESTORE_ADVICE, missing=("is missing beside the checkpoints; ", _RESTORE_ADVICE)):
         content = files.read(path)
     try:
-        saved = json.loads(content)
+        saved = files.parse_json(content)
         if not isinstance(saved, dict):
             raise ValueError(f"it holds {show(saved)}")
         return saved
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path}: cannot be read ({error})", advice=_RESTORE_ADVICE) from None

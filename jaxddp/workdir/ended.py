@@ -3,7 +3,6 @@
 The module reads only files of the work directory, and imports neither JAX nor TensorFlow.
 """
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -55,12 +54,12 @@ class Result:
         """Return the end of the run in a work directory; None if the run has not ended."""
         path = directory / RESULT
         try:
-            result: dict[str, Any] = json.loads(files.read(path))
+            result: dict[str, Any] = files.parse_json(files.read(path))
             moment = datetime.fromtimestamp(path.stat().st_mtime)
             status, step, validation = result["status"], result["step"], result[VAL] or {}
             metrics = {name: value for name, value in validation.items() if isinstance(value, float)}
         # Another program may have written the file. A new run replaces it.
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
         if status not in _END_STATUSES or type(step) is not int:
             return None
@@ -101,12 +100,12 @@ def nothing_to_train(file: RecipeFile, directory: Path) -> str:
     if result is None or [*steps_in(place)][-1:] != [result.step] or is_locked(directory):
         return ""
     try:
-        saved = json.loads(files.read(directory / CONFIG_FILE))
+        saved = files.parse_json(files.read(directory / CONFIG_FILE))
         config = with_absolute_paths(file.config)
         fingerprints, precision = saved["fingerprint"], saved["train"]["precision"]
         is_from_file = "model" in saved
     # A start raises the error.
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError):
         return ""
     if not is_from_file or Integrity(place).check(result.step) is not None:
         return ""

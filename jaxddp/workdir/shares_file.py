@@ -41,7 +41,7 @@ class SharesFile:
         if not self.path.exists():
             return "", "the run did not measure its devices"
         try:
-            entries = json.loads(files.read(self.path))
+            entries = files.parse_json(files.read(self.path))
             if entries[RUN_ID] != self.run_id:
                 return "", f"{self.path} is of another run"
             if json.dumps([entries["processes"], entries["devices"]]) != self.devices:
@@ -49,7 +49,7 @@ class SharesFile:
             processes, kinds = json.loads(self.devices)
             Shares.parse(entries["shares"]).of_devices(len(kinds), processes)
             return entries["shares"], ""
-        except (OSError, InputError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (OSError, InputError, ValueError, TypeError, KeyError, AttributeError):
             return "", f"{self.path} is damaged"
 
     def write(self, shares: str) -> None:

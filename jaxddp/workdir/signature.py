@@ -77,7 +77,7 @@ class Signature:
         with files.reading(path, "make it readable"):
             content = files.read(path)
         try:
-            entries: dict[str, Any] = json.loads(content)
+            entries: dict[str, Any] = files.parse_json(content)
             names = {key: checked(entries[key], tuple[str, ...], key) for key in ("class_ids", "class_names")}
             shape = checked(entries["image_shape"], tuple[_Side, _Side, _Side], "image_shape")
             if len({*map(len, names.values())}) > 1:
@@ -90,7 +90,7 @@ class Signature:
             if run_id is not None and run is not None and run_id != run.id:
                 raise ValueError(f"it belongs to run {show(run_id)}, and {CONFIG_FILE} names run {run.id}")
             return cls(**names, image_shape=shape, dtype=dtype, **checked_flags)
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path}: is damaged ({error}); remove it to use the run's data instead") from None
 
     def write(self, directory: Path, run_id: str | None) -> None:

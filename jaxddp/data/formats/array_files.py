@@ -40,7 +40,10 @@ def as_input_errors(
         raise InputError(f"{where}: not UTF-8; save the file as UTF-8") from None
     # NumPy raises ValueError for data that are not an array, and KeyError for a missing array. zipfile raises
     # NotImplementedError for a version that it does not know.
-    except (EOFError, KeyError, NotImplementedError, ValueError, zlib.error, gzip.BadGzipFile, BadZipFile) as error:
+    # A manifest whose values have other types raises AttributeError or TypeError.
+    except (EOFError, LookupError, NotImplementedError, ValueError, zlib.error, gzip.BadGzipFile, BadZipFile) as error:
+        raise InputError(f"{where}: damaged ({error}); {damaged}") from None
+    except (AttributeError, TypeError) as error:
         raise InputError(f"{where}: damaged ({error}); {damaged}") from None
     except OSError as error:
         raise InputError(f"{where}: cannot be read ({error.strerror}); give a readable file") from None

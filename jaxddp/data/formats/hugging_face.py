@@ -19,8 +19,9 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.data.faults import Refuse, check_distinct
+from jaxddp.data.faults import Refuse
 from jaxddp.data.format import Match, Place
+from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.split_names import split_name
 from jaxddp.data.formats.table_columns import (
     REFUSED,
@@ -106,7 +107,7 @@ def _find_columns(where: str, dataset: Any) -> TableColumns:
     if label not in classes:
         return TableColumns(image, label, None)
     names = tuple(map(str, features[label].names))
-    check_distinct(names, lambda name: f"{where}: the names of {label}")
+    check_names(names, lambda place: f"{where}: the names of {label}, name {place + 1}")
     return TableColumns(image, label, names)
 
 

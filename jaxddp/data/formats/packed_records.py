@@ -7,7 +7,6 @@
 Rows, ids, labels and classes equal those of the original data set, so training uses the same order.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import LocalFormat
-from jaxddp.data.formats.array_files import as_input_errors
+from jaxddp.data.formats.array_files import as_input_errors, check_names
+from jaxddp.data.formats.numpy_files import unpack_array
 from jaxddp.data.source import Split
 from jaxddp.data.storage.records import RecordFiles
 from jaxddp.data.table import ExampleTable
@@ -26,6 +26,7 @@ from jaxddp.registry import FORMATS
 
 MANIFEST = "packed.json"
 FEATURE = "image"
+_CLASS_KEYS = ("ids", "names", "indices")
 _PACK_AGAIN = "pack the data set again"
 
 
@@ -52,36 +53,42 @@ def read_packed(root: Path, split: Split, refuse: Refuse = raise_fault) -> Examp
             state = "no such file" if actual is None else f"{actual} bytes, but it was written with {size}"
             refuse(f"{file}: {state}; copy it again, or {_PACK_AGAIN}")
             unusable_shards.append(number)
-    names, classes = np.array([name.encode() for name in splits[split]["files"]]), manifest["classes"]
-    image_id, label, shard, offset = _columns(root / f"{split}.npz")
-    check_distinct(classes["ids"], lambda name: str(root / MANIFEST), refuse)
+    names = np.array([name.encode() for name in splits[split]["files"]], "S")
+    image_id, label, shard, offset = _columns(root / f"{split}.npz", len(names))
+    check_distinct(manifest["classes"]["ids"], lambda name: str(root / MANIFEST), refuse)
     table = ExampleTable(
         RecordFiles(root, FEATURE),
         image_id,
         names[shard],
         label,
-        tuple(classes["ids"]),
-        tuple(classes["names"]),
-        tuple(classes["indices"]),
-        offset,
+        *(tuple(manifest["classes"][key]) for key in _CLASS_KEYS),
+        offset=offset,
         made_of="record",
     )
     return table.without(np.flatnonzero(np.isin(shard, unusable_shards)).tolist())
 
 
-def _columns(file: Path) -> list[np.ndarray]:
-    with (
-        as_input_errors(file, _PACK_AGAIN, missing=_PACK_AGAIN),
-        files.open_regular(file) as stream,
-        np.load(stream, allow_pickle=False) as columns,
-    ):
-        return [columns[name] for name in ("id", "label", "shard", "offset")]
+def _columns(file: Path, num_files: int) -> list[np.ndarray]:
+    with as_input_errors(file, _PACK_AGAIN, missing=_PACK_AGAIN):
+        files.open_regular(file).close()
+        columns = [unpack_array(file, name) for name in ("id", "label", "shard", "offset")]
+        kinds, shapes = "".join(column.dtype.kind for column in columns), {column.shape for column in columns}
+        if kinds != "Siii" or shapes != {(len(columns[0]),)} or not np.isin(columns[2], np.arange(num_files)).all():
+            raise ValueError(f"columns of kinds {kinds} and shapes {[*shapes]}")
+        return columns
 
 
 def _manifest(root: Path) -> dict[str, Any]:
     file = root / MANIFEST
     with as_input_errors(file, _PACK_AGAIN, missing=_PACK_AGAIN):
-        return json.loads(files.read(file))
+        manifest = files.parse_json(files.read(file), dict)
+        kinds = dict(zip(_CLASS_KEYS, (str, str, int), strict=True))
+        classes = [[type(one) is kind for one in manifest["classes"][key]] for key, kind in kinds.items()]
+        sizes = [size for split in manifest["splits"].values() for size in split["files"].values()]
+        if not all(map(all, classes)) or len({*map(len, classes)}) > 1 or not all(type(one) is int for one in sizes):
+            raise ValueError("its classes or its files have other values than `jaxddp data pack` writes")
+        check_names(manifest["classes"]["ids"], lambda place: f"class {place}")
+        return manifest
 
 
 FORMATS.add("packed")(

@@ -10,7 +10,6 @@ Labels are integers or strings. The names of integer labels are in the metadata 
 classes are the sorted labels of the training split.
 """
 
-import json
 import logging
 import os
 import re
@@ -20,10 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import counted, show, size
-from jaxddp.data.faults import Refuse, check_distinct, pass_faults_to
+from jaxddp.data.faults import Refuse, pass_faults_to
 from jaxddp.data.format import Match, Place
+from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.shard_names import find_shards, has_shards
 from jaxddp.data.formats.table_columns import (
     REFUSED,
@@ -82,13 +83,13 @@ class ParquetTables:
         """
         assert place.shards is not None
         folder, refuse = place.shards[0], place.refuse
-        files = _files(place, split)
-        if not files:
+        parts = _files(place, split)
+        if not parts:
             raise InputError(f"{folder.name()}: no files {_SPLITS[split][0]}-*.parquet; give a folder with them")
         with pass_faults_to(refuse):
-            _check_parts(files)
-        columns, files = _find_columns(files, refuse)
-        cells = _cells_by_file(files, columns, refuse)
+            _check_parts(parts)
+        columns, parts = _find_columns(parts, refuse)
+        cells = _cells_by_file(parts, columns, refuse)
         if not any(len(file_cells.labels) for file_cells in cells.values()):
             raise InputError(f"{place.address}: no rows in its {split} split; give each image a row")
         classes = _classes(place, columns, cells, split)
@@ -162,9 +163,10 @@ def _columns_of_file(file: ShardFile) -> TableColumns:
     with open_parquet(file) as parquet:
         schema = parquet.schema_arrow
     images = [field.name for field in schema if _is_image(field.type)]
-    names = _class_names(schema)
+    with about(file):
+        names = _class_names(schema)
     image, label = choose_columns(str(file), schema.names, images, [*names])
-    check_distinct(names.get(label, ()), lambda name: f"{file}: the names of {label}")
+    check_names(names.get(label, ()), lambda place: f"{file}: the names of {label}, name {place + 1}")
     return TableColumns(image, label, names.get(label) or None)
 
 
@@ -180,17 +182,24 @@ def _is_image(kind: Any) -> bool:
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
-    """Return the class names of each column for which `datasets` wrote some."""
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-    except (KeyError, TypeError, ValueError):
+    """Return the class names of each column for which `datasets` wrote some.
+
+    Raises: InputError if its metadata are damaged. Without them, the labels would be numbers without names.
+    """
+    text = (schema.metadata or {}).get(b"huggingface")
+    if text is None:
         return {}
-    named = {name: features[name] for name in schema.names if isinstance(features.get(name), dict)}
-    return {
-        name: tuple(map(str, feature.get("names") or ()))
-        for name, feature in named.items()
-        if feature.get("_type") == "ClassLabel"
-    }
+    try:
+        features = files.parse_json(text, dict)["info"]["features"].items()
+        # The features of other columns may also be lists.
+        named = {name: feature for name, feature in features if isinstance(feature, dict)}
+        names = {name: one["names"] for name, one in named.items() if one.get("_type") == "ClassLabel"}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise InputError(f"its metadata of `datasets` are damaged ({error}); {WRITE_AGAIN}") from None
+    for name, of_column in names.items():
+        if not isinstance(of_column, list) or not all(isinstance(one, str) for one in of_column):
+            raise InputError(f"the names of {name} are {show(of_column)}, no list of names; {WRITE_AGAIN}")
+    return {name: tuple(of_column) for name, of_column in names.items() if name in schema.names and of_column}
 
 
 def _cells_by_file(files: list[ShardFile], columns: TableColumns, refuse: Refuse) -> dict[ShardFile, LabelCells]:

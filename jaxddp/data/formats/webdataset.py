@@ -7,13 +7,13 @@ shards; or names, and then the classes are the sorted labels of the training spl
 labels names, also those that consist of digits.
 """
 
-import json
 import os
 import re
 from contextlib import suppress
 
 import numpy as np
 
+import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import counted, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct
@@ -136,7 +136,7 @@ def _names_in_file(folder: ShardFolder) -> tuple[str, ...]:
 
 def _names_in_json(text: str) -> list[str]:
     """Return the names of a list, or of an object from numbers to names. Raises: ValueError or InputError."""
-    content = json.loads(text)
+    content = files.parse_json(text)
     if isinstance(content, dict) and {*content} == {*map(str, range(len(content)))}:
         content = [content[str(number)] for number in range(len(content))]
     if not isinstance(content, list) or not all(isinstance(name, str) for name in content):

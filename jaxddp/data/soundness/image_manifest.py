@@ -5,7 +5,6 @@ each further line describes one image.
 """
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -51,11 +50,11 @@ class ImageManifest:
         missing = ("no such file; give ", Key("data.manifest"), " what `jaxddp data check` wrote")
         with files.reading(file, _WRITE_AGAIN, missing=missing), files.open_regular(file, buffering=-1) as lines:
             try:
-                if json.loads(next(lines, b"{}"))["manifest"] != VERSION:
+                if files.parse_json(next(lines, b"{}"))["manifest"] != VERSION:
                     raise ValueError
                 for number, line in enumerate(lines, 2):  # noqa: B007
-                    manifest._add(json.loads(line))
-            except (ValueError, KeyError, TypeError, RecursionError):
+                    manifest._add(files.parse_json(line))
+            except (ValueError, ArithmeticError, KeyError, TypeError):
                 raise InputError(f"{file}, line {number}: not a line of a manifest; {_WRITE_AGAIN}") from None
         return manifest
 

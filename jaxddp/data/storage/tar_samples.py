@@ -4,7 +4,6 @@ The key of `a/b/000017.cls` is `a/b/000017`: the path up to the first dot of the
 a label: a file `cls` with a number or a name, or a file `json` with a field `label` or `cls`.
 """
 
-import json
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import show
 
@@ -157,7 +157,7 @@ def _label(content: bytes, suffix: str) -> str | None:
     try:
         if suffix == "cls":
             return content.decode().strip() or None
-        fields = json.loads(content)
+        fields = files.parse_json(content)
     except ValueError:
         return None
     values = [fields.get(name) for name in _LABEL_FIELDS] if isinstance(fields, dict) else [fields]

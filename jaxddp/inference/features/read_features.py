@@ -1,6 +1,5 @@
 """Reads the features and the labels of a file of `jaxddp features`."""
 
-import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +89,7 @@ def _read_parquet(path: Path, file: Any) -> dict[str, Any]:
     pyarrow, parquet = parquet_library()
     try:
         table = parquet.read_table(file)
-        arrays: dict[str, Any] = json.loads((table.schema.metadata or {}).get(b"jaxddp", b"{}"))
+        arrays: dict[str, Any] = files.parse_json((table.schema.metadata or {}).get(b"jaxddp", b"{}"), dict)
         if "features" in table.column_names:
             values = table["features"].combine_chunks()
             arrays["features"] = np.asarray(values.flatten(), np.float32).reshape(len(table), -1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+import jaxddp.core.files as files
 from jaxddp.core.wording import show
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.training.checkpoints.run_identity import RunIdentity
@@ -113,10 +114,10 @@ def sealed(content: dict[str, Any]) -> bytes:
 def unsealed(data: bytes) -> dict[str, Any]:
     """Return the content of `sealed` bytes. Raises: ValueError if the SHA-256 in them does not match the content."""
     try:
-        content = json.loads(data)
+        content = files.parse_json(data)
         del content[_SEAL]
         if sealed(content) == data:
             return content
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         pass
     raise ValueError("its own SHA-256 does not match")

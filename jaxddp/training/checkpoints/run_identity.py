@@ -67,8 +67,8 @@ class RunIdentity:
     @classmethod
     def in_workdir(cls, directory: Path) -> "RunIdentity | None":
         """Return the identity of a work directory's run; None if config.json names no run or is unreadable."""
-        with suppress(OSError, ValueError, RecursionError):
-            content = json.loads(files.read(directory / CONFIG_FILE))
+        with suppress(OSError, ValueError):
+            content = files.parse_json(files.read(directory / CONFIG_FILE))
             return cls.of(content) if isinstance(content, dict) else None
         return None
 

@@ -97,10 +97,10 @@ class ValidationFile:
         except OSError as error:
             raise InputError(f"{self._path}: cannot be read ({error.strerror}); make it readable") from None
         try:
-            entries = dict(json.loads(content).items())
+            entries = dict(files.parse_json(content).items())
             goal = Goal.from_plain(entries.pop(_GOAL)) if _GOAL in entries else Goal()
             metrics_by_step = {_step(name): _checked(metrics) for name, metrics in entries.items()}
-        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             raise InputError(f"{self._path}: is damaged ({error}); {_ADVICE}") from None
         if self._integrity is not None and (fault := self._integrity.fault_of_validations(content)) is not None:
             raise InputError(f"{self._path}: is damaged ({fault}); {_ADVICE}")

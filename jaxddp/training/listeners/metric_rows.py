@@ -1,6 +1,5 @@
 """The metrics of a run as rows: the lines of `metrics.jsonl`, the entries of a history, and the points of curves."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -110,13 +109,13 @@ def parse(path: Path) -> list[tuple[bytes, Row]]:
 
 def _parse_line(path: Path, number: int, line: bytes) -> Row:
     try:
-        row = json.loads(line)
+        row = files.parse_json(line)
         numbers = [value for name, value in row.items() if name != "split"]
         has_step = type(row["step"]) is int and 0 <= row["step"] < 2**63
         is_row = has_step and isinstance(row["split"], str)
         if is_row and all(value is None or isinstance(value, int | float) for value in numbers):
             return row
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         pass
     excerpt = line[:60].decode(errors="replace").strip()
     raise InputError(

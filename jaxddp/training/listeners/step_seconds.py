@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Spent
 
@@ -86,8 +87,8 @@ class StepSeconds:
     def loads(cls, path: Path, content: bytes) -> "StepSeconds":
         """Parse the content of the file. Raises: InputError if the content is invalid."""
         try:
-            entries = json.loads(content)
+            entries = files.parse_json(content)
             seconds = {int(p): {column: float(c[column]) for column in COLUMNS} for p, c in entries["seconds"].items()}
             return cls(int(entries["first"]), int(entries["last"]), seconds)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: cannot be read ({error}); remove it; the next run writes it again") from None

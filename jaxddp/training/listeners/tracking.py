@@ -83,8 +83,8 @@ def saved_id(path: Path, run: RunStart) -> str | None:
     with files.reading(path, advice):
         content = files.read(path)
     try:
-        return str(json.loads(content)["id"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+        return str(files.parse_json(content)["id"])
+    except (ValueError, KeyError, TypeError):
         raise InputError(f"{path}: holds no id of a run; {advice}") from None
 
 
