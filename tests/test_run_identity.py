@@ -139,6 +139,20 @@ def test_a_run_resumes_from_its_own_checkpoints(case, run, uninterrupted, caplog
     assert {manifests.run_id(step) for step in (4, 6)} == {ids["own"]}
 
 
+def test_a_resumed_run_keeps_the_names_of_its_classes(run):
+    """The fingerprints of a data set with ids, such as synsets, do not cover the readable names."""
+    file = run[0] / "signature.json"
+    saved = json.loads(file.read_text())
+    names = saved["class_names"]
+    for place, other in ((-1, [*names[:-1], "crane"]), (0, [names[1], names[0], *names[2:]])):
+        file.write_text(json.dumps({**saved, "class_names": other}))
+        before = file.read_bytes(), (run[0] / "config.json").read_bytes()
+        message = f"class {names[place]!r} was called {other[place]!r} and is now {names[place]!r}; restore the name"
+        with pytest.raises(InputError, match=f"signature.json: {message}"):
+            train(run[0], 0)
+        assert (file.read_bytes(), (run[0] / "config.json").read_bytes()) == before
+
+
 def test_commands_that_read_a_run_compare_its_identity_too(run, runs, capfd):
     (workdir, other), (unchanged, _) = run, runs
     ids = {"own": id_of(workdir), "other": id_of(other)}

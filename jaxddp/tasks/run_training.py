@@ -126,6 +126,9 @@ def train(
         # Older releases wrote no config.json for runs from Python.
         has_config = experiment.file is not None or (directory / CONFIG_FILE).exists()
         resuming = has_config and opened.resume_step is not None
+        signature = Signature.of(experiment.resources.train, config.data)
+        if opened.resume_step is not None:
+            signature.check_resumed(directory)
         record, is_same = claim(directory, claimed, peers, resuming=resuming, run_id=opened.run_id)
         opened.set_identity(record)
         is_same = is_same and not training.restores_ended
@@ -139,7 +142,7 @@ def train(
         setup = settle_shares(setup, shares, resumes=opened.resume_step is not None)
         run = make_run(setup, all_listeners, evaluators, claimed.objects, record)
         if peers.is_first:
-            Signature.of(setup.table, setup.data).write(directory, record[RUN_ID])
+            signature.write(directory, record[RUN_ID])
         return fit(opened.restore_into(run))
 
 

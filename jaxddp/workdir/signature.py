@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,6 +12,7 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
+from jaxddp.core.message import Option
 from jaxddp.core.ranges import Range
 from jaxddp.core.wording import counted, shaped, show, some
 from jaxddp.data.arrays import as_pixels
@@ -92,6 +94,24 @@ class Signature:
             return cls(**names, image_shape=shape, dtype=dtype, **checked_flags)
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path}: is damaged ({error}); remove it to use the run's data instead") from None
+
+    def check_resumed(self, directory: Path) -> None:
+        """Check that the run in a work directory has the same names of classes; its fingerprints cover only the ids.
+
+        A damaged file is ignored, because the run writes it again. Raises: InputError if a class has another name.
+        """
+        before = None
+        with suppress(InputError):
+            before = Signature.read(directory)
+        if before is None or before.class_ids != self.class_ids:
+            return
+        for class_id, name, new_name in zip(self.class_ids, before.class_names, self.class_names, strict=True):
+            if name != new_name:
+                raise InputError(
+                    f"{directory / SIGNATURE_FILE}: class {show(class_id)} was called {show(name)} and is now "
+                    f"{show(new_name)}",
+                    advice=("restore the name in the data set, or start in another ", Option("workdir")),
+                )
 
     def write(self, directory: Path, run_id: str | None) -> None:
         """Write the file into the work directory of a run. Raises InputError if this fails."""
