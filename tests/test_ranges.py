@@ -178,7 +178,7 @@ ONE_KEY_OF_EACH_RANGE = list({range_properties(hint): key for key, hint in rever
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "runs", "refusals"),
-    [(ONE_KEY_OF_EACH_RANGE, 7, 20), rare_case(list(HINTS), 15, 70)],
+    [(ONE_KEY_OF_EACH_RANGE, 5, 22), rare_case(list(HINTS), 15, 70)],
     ids=["one key of each range", "all keys"],
 )
 def test_odd_values_on_the_command_line_raise_a_one_line_error_or_start_a_run(
