@@ -16,6 +16,7 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range
 from jaxddp.sweeps.spaces import Choices, Interval, is_split, space_of
+from jaxddp.sweeps.sweep_folder import SweepFile
 from jaxddp.sweeps.trials import Template, short_names, trial_name
 
 KEYS = options_of(Train)
@@ -214,6 +215,8 @@ def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
         "[" * 500_000,
         *(f'{{"version": 1, "config": "digits", "trials": {t}}}' for t in trials),
     ):
+        with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
+            SweepFile.from_json(content.encode())
         (tmp_path / "sweep.json").write_text(content)
         assert f"{tmp_path}/sweep.json: is not the file of a sweep" in fails(command, capfd)
     (tmp_path / "metrics.jsonl").touch()
