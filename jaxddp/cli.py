@@ -9,14 +9,14 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 from jaxddp.command_line.config_words import config_first
+from jaxddp.command_line.standard_streams import make_usable
 from jaxddp.command_line.status_line import StatusLine
-from jaxddp.core.errors import InputError, JaxddpError, with_notes
+from jaxddp.core.errors import InputError, JaxddpError, Preempted, with_notes
 from jaxddp.core.garbage import collect_rarely
 from jaxddp.core.user_code import describing_errors
-from jaxddp.core.versions import versions
 from jaxddp.core.wording import choices, on_screen
 from jaxddp.job.activity import show_on
-from jaxddp.job.environment import find_job
+from jaxddp.job.process_exit import StopRequested, stopping_on_signals
 from jaxddp.job.work_status import report_work
 from jaxddp.keys import HELP
 from jaxddp.recipe_files.find_recipe import config_names
@@ -56,14 +56,16 @@ COMMANDS = (
     *("report", "runs", "doctor", "config", "data", "completion", "launch"),
 )
 
+_LONG = (["train"], ["sweep"], ["launch"])
+"""The commands that go on without standard output. It shows their progress, and their results are in files."""
 _RESUMES = "the same command resumes from the last checkpoint, if there is one"
 _INTERRUPTED = {
+    "train": _RESUMES,
+    "sweep": _RESUMES,
+    "launch": _RESUMES,
     "data": "its output was not written",
-    "find-lr": "nothing was written",
     "push": "nothing was committed",
-    "weights": "nothing was written",
     "features": "the same command continues with the images that have no features yet",
-    "probe": "nothing was written",
     "predict": "the same command continues with the images that have no prediction yet",
 }
 
@@ -71,31 +73,38 @@ _INTERRUPTED = {
 def main(arguments: list[str] | None = None) -> int:
     """Run one command.
 
-    Return the exit code: 0 done, 2 bad input, 75 preempted after saving, 130 interrupted, 1 another failure.
+    Return the exit code: 0 done, 2 bad input, 75 stopped by SIGTERM, 130 interrupted, 1 another failure.
     """
-    arguments = sys.argv[1:] if arguments is None else arguments
+    is_program = arguments is None
+    words = sys.argv[1:] if arguments is None else arguments
+    make_usable(needs_output=words[:1] not in _LONG or bool({*HELP} & {*words}))
     collect_rarely()
+    stops = stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=is_program)
     try:
         try:
-            with describing_errors(all_errors=True), report_work(), _status_line():
-                return _run(arguments)
+            with stops, describing_errors(all_errors=True), report_work(), _status_line():
+                return _run(words)
         finally:
             sys.stdout.flush()
     except JaxddpError as error:
-        return _end(_error_line(error, arguments), error.exit_code, error)
-    except BrokenPipeError as error:
-        # The reader of a pipe ended, as in `--help | head`. Replace standard output, because any later print or flush
-        # would raise the same error.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _end("standard output was closed before all of it was written", 1, error)
+        return _end(_error_line(error, words), error.exit_code, error)
     except KeyboardInterrupt as error:
-        consequence = _INTERRUPTED.get(arguments[0] if arguments else "", _RESUMES)
-        return _end(f"interrupted; {consequence}", 130, error)
+        return _end(*_stopped(error, words), error)
+
+
+def _stopped(error: KeyboardInterrupt, arguments: list[str]) -> tuple[str, int]:
+    """Return the last line and the exit code after Ctrl-C or another request to stop."""
+    consequence = _INTERRUPTED.get(arguments[0] if arguments else "", "nothing was written")
+    if isinstance(error, StopRequested):
+        return f"asked to stop; {consequence}", Preempted.exit_code
+    return f"interrupted; {consequence}", 130
 
 
 @contextlib.contextmanager
 def _status_line() -> Iterator[None]:
     """Show long operations on standard error, in process 0 of a job or in a process without a job."""
+    from jaxddp.job.environment import find_job
+
     try:
         # The place of a TPU host is not asked for: on a slice, each host shows the line on its own terminal.
         job = find_job({**os.environ, "TPU_SKIP_MDS_QUERY": "1"})
@@ -118,10 +127,8 @@ def _error_line(error: JaxddpError, arguments: list[str]) -> str:
 
 def _end(line: str, code: int, error: BaseException) -> int:
     line = on_screen(with_notes(line, error))
-    # The process cannot have joined a job unless `jaxddp.job.membership` was imported.
-    if "jaxddp.job.membership" in sys.modules:
-        from jaxddp.job.membership import abandon
-
+    # The process cannot have joined a job unless this module was imported. A signal may interrupt the import.
+    if abandon := getattr(sys.modules.get("jaxddp.job.membership"), "abandon", None):
         abandon(line, code)
     sys.stderr.write(f"jaxddp: {line}\n")
     sys.stderr.flush()
@@ -134,6 +141,8 @@ def _run(arguments: list[str]) -> int:
         print(usage)
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
+        from jaxddp.core.versions import versions
+
         print(versions())
         return 0
     command, rest = arguments[0], config_first(arguments[1:])

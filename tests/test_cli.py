@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.cases import rare_case
+from support.cases import ci_case, rare_case
 from support.data import random_table, write_arrays
 from support.ilsvrc import IMAGES, write_tree
 from support.networks import largest_difference
@@ -143,8 +143,9 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run_bit_for_bit(finish
 def test_sigterm_saves_a_checkpoint_and_ends_the_run_with_code_75(data, tmp_path):
     workdir = tmp_path / "preempted"
     arguments = train_words(data, workdir, "--train.duration", "4000 steps", *PLAIN)
-    command = [sys.executable, "-m", "jaxddp", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # The process starts as a daemon does, without standard input and output.
+    command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-m", "jaxddp", *arguments]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 200
     while not ((workdir / "metrics.jsonl").exists() and (workdir / "metrics.jsonl").stat().st_size):
         assert process.poll() is None and time.monotonic() < deadline
@@ -210,8 +211,84 @@ def test_help_for_a_closed_pipe_ends_with_a_one_line_error(words, unbuffered):
     os.close(write)
     assert (completed.returncode, completed.stderr) == (
         1,
-        "jaxddp: standard output was closed before all of it was written\n",
+        "jaxddp: standard output cannot be written (Broken pipe)\n",
     )
+
+
+@pytest.mark.parametrize(
+    ("streams", "words", "code", "error"),
+    [
+        ("<&- >&- 2>&-", ["--version"], 0, ""),
+        ("2>&-", ["confi"], 2, ""),
+        ("2>/dev/full", ["confi"], 2, ""),
+        (">/dev/full", ["--version"], 1, "jaxddp: standard output cannot be written (No space left on device)\n"),
+        rare_case(">&-", ["--help"], 0, ""),
+        rare_case("<&- >&-", ["config", "digits"], 0, ""),
+        rare_case("<&- 2>&-", ["weights", "timm/resnet18.a1_in1k"], 0, ""),
+        rare_case(">/dev/full 2>&1", ["config", "digits"], 1, ""),
+    ],
+)
+def test_a_command_runs_with_closed_or_full_streams(streams, words, code, error):
+    command = ["sh", "-c", f'exec "$@" {streams}', "sh", sys.executable, "-m", "jaxddp", *words]
+    completed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (completed.returncode, completed.stderr) == (code, error)
+
+
+def test_closed_streams_are_opened_and_a_missing_character_is_escaped(tmp_path):
+    program = f"""
+import os, sys
+from jaxddp.command_line.standard_streams import make_usable
+make_usable(needs_output=False)
+file = open({str(tmp_path / "file")!r}, "w")
+print(sys.stdin.read(), "…", file=sys.stderr)
+print(file.fileno(), [os.fstat(fd).st_rdev == os.stat(os.devnull).st_rdev for fd in range(3)], file=file)
+print([os.get_inheritable(fd) for fd in range(3)], file=file)
+"""
+    command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-c", program]
+    completed = subprocess.run(
+        command, stderr=subprocess.PIPE, env={**os.environ, "PYTHONIOENCODING": "ascii:strict"}, timeout=60
+    )
+    assert (completed.returncode, completed.stderr) == (0, b" \\u2026\n")
+    number, *rest = (tmp_path / "file").read_text().split(maxsplit=1)
+    assert int(number) > 2 and rest == ["[True, True, False]\n[True, True, True]\n"]
+
+
+@pytest.mark.parametrize("columns", ["0", "²", "-5", "9" * 30])
+def test_a_value_of_columns_that_is_no_width_is_ignored(columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    assert main(["weights", "timm/resnet18.a1_in1k"]) == 0
+    assert "71.50%" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "1")  # tyro does not end in a single column.
+    assert main(["weights", "--help"]) == 0
+
+
+SLEEPS = "open({!r}, 'w').close()\n    import time; time.sleep(60)"
+HIDES = "from jaxddp.config import Config as get_config\ntry:\n    {}\nexcept BaseException: pass"
+
+
+@pytest.mark.parametrize(
+    ("number", "recipe", "code", "line"),
+    [
+        # Some libraries hide all errors of their imports.
+        (signal.SIGTERM, HIDES, 75, "asked to stop"),
+        (signal.SIGINT, HIDES, 130, "interrupted"),
+        # C++ code turns an interrupt into another error.
+        (signal.SIGHUP, "def get_config():\n  try:\n    {}\n  except BaseException: 1 / 0", 75, "asked to stop"),
+        ci_case(signal.SIGINT, "def get_config():\n  if 1:\n    {}", 130, "interrupted"),
+        ci_case(signal.SIGTERM, "def get_config():\n  if 1:\n    {}", 75, "asked to stop"),
+    ],
+)
+def test_a_signal_before_training_ends_the_command_with_a_line(number, recipe, code, line, tmp_path):
+    file, sign = tmp_path / "waits.py", tmp_path / "sign"
+    file.write_text(recipe.format(SLEEPS.format(str(sign))))
+    command = [sys.executable, "-m", "jaxddp", "config", str(file)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not sign.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (code, f"jaxddp: {line}; nothing was written\n")
 
 
 def test_an_error_message_includes_errors_during_cleanup(monkeypatch, capfd):

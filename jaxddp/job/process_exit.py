@@ -1,4 +1,4 @@
-"""Ends a process at once, after it writes a line with the reason. Also writes the stacks of its threads."""
+"""Ends a process, also while it imports, after it writes a line with the reason. Writes the stacks of its threads."""
 
 import contextlib
 import faulthandler
@@ -7,11 +7,62 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
 
 from jaxddp.core.wording import on_screen
 
 _WRITING_SECONDS = 1.0
+
+
+class StopRequested(KeyboardInterrupt):
+    """SIGTERM or SIGHUP arrived outside training. The process cleans up as after Ctrl-C, and has nothing to save."""
+
+
+@contextlib.contextmanager
+def stopping_on_signals(end: Callable[[KeyboardInterrupt], int], *, is_program: bool) -> Iterator[None]:
+    """Raise `StopRequested` on SIGTERM in the block. SIGHUP, of a closed terminal, becomes SIGTERM.
+
+    An error that follows a signal is a consequence of it: C++ code turns a KeyboardInterrupt into another error. During
+    an import, SIGTERM and Ctrl-C end the process at once, because some libraries hide errors of their imports, and
+    Python itself discards an error in the lock of an import. Handlers that a program has set do not change.
+
+    Args:
+        end: writes the last line of a process that ends at once, and returns its exit code.
+        is_program: whether the process ends after the block. It then keeps its exit code after a later SIGTERM.
+    """
+    requests = list[KeyboardInterrupt]()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        requests.append(KeyboardInterrupt() if number == signal.SIGINT else StopRequested())
+        while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+            frame = frame.f_back
+        if frame is None:
+            raise requests[-1]
+        # The standard error of the import may be redirected.
+        sys.stderr = sys.__stderr__ or sys.stderr
+        os._exit(end(requests[-1]))
+
+    changed = dict[int, Any]()
+    if threading.current_thread() is threading.main_thread():
+        for number, default, handler in (
+            (signal.SIGINT, signal.default_int_handler, stop),
+            (signal.SIGTERM, signal.SIG_DFL, stop),
+            (signal.SIGHUP, signal.SIG_DFL, lambda *_: os.kill(os.getpid(), signal.SIGTERM)),
+        ):
+            if signal.getsignal(number) == default:
+                changed[number] = signal.SIG_IGN if is_program and number != signal.SIGINT else default
+                signal.signal(number, handler)
+    try:
+        yield
+    except Exception as error:
+        if requests:
+            raise requests[-1] from error
+        raise
+    finally:
+        for number, handler in changed.items():
+            signal.signal(number, handler)
 
 
 def show_stacks() -> None:

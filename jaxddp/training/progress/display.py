@@ -17,7 +17,7 @@ def progress(stream: TextIO | None = None) -> Listener:
         if error.name is None or error.name.partition(".")[0] != "rich":
             raise
         return PlainLines(output)
-    if output.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
+    if output is not None and output.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
         return live.LiveDisplay(live.TerminalScreen(output))
     if output is sys.stdout and live.Console().is_jupyter:
         return live.LiveDisplay(live.NotebookScreen())
@@ -27,7 +27,8 @@ def progress(stream: TextIO | None = None) -> Listener:
 class PlainLines(lines.RunLines):
     """A line for each logged step, epoch and evaluation; an epoch and the evaluation at its end share a line.
 
-    If the program that reads the output ends (`jaxddp train … | head`), training continues without printing more lines.
+    If the output cannot be written (its disk is full, or the program that reads it has ended), training continues
+    without printing more lines.
     """
 
     def __init__(self, stream: TextIO):
@@ -42,6 +43,6 @@ class PlainLines(lines.RunLines):
     def _print(self, line: str) -> None:
         try:
             print(line, file=self._stream, flush=True)
-        except BrokenPipeError:
+        except OSError:
             # Discard all later output, so that no later print, also at the program's exit, raises the error again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
