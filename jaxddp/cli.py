@@ -23,7 +23,7 @@ from jaxddp.recipe_files.find_recipe import config_names
 
 _USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp sweep CONFIG --KEY A,B,C ... [--workdir DIR] [--jobs J] [--search optuna --trials N] [overrides]
-       jaxddp eval RUN [--step latest|best|N] [overrides]
+       jaxddp eval RUN|WEIGHTS [--step latest|best|N] [overrides]
        jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
        jaxddp features RUN|WEIGHTS DATA... --out FILE [--layer NAME] [--split train|val] [--step best|latest|N]
        jaxddp probe TRAIN.npz VAL.npz [--method knn|linear] [--neighbours K]

@@ -14,6 +14,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import optax
 import pytest
 from support.cases import ci_case, rare_case
 from support.data import random_table, write_arrays
@@ -22,11 +24,14 @@ from support.networks import largest_difference
 from support.peers import Second
 from support.runs import RECIPE, fails, metrics, train_words
 
+import jaxddp
 from jaxddp.cli import main
 from jaxddp.command_line.parse import workdir_of
+from jaxddp.commands.eval import parse_eval
 from jaxddp.core.peers import ALONE
 from jaxddp.recipe_file import read_recipe
 from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.tasks.run_evaluation import evaluate, evaluate_weights
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 TRAIN = "LOC_train_solution.csv"
@@ -93,7 +98,54 @@ def test_only_one_process_of_a_job_prints_the_metrics_of_eval(peers, data, tmp_p
     monkeypatch.setattr("jaxddp.tasks.run_evaluation.evaluate", lambda *arguments: {"loss": 0.5, "top1": 1.0})
     monkeypatch.setattr("jaxddp.job.membership.peers", lambda: peers)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
-    assert capfd.readouterr().out == ("loss: 0.5\ntop1: 1\n" if peers.is_first else "")
+    shown = f"loss: 0.5\ntop1: 1\n{tmp_path}: loss 0.5000 top-1 100.00%\n"
+    assert capfd.readouterr().out == (shown if peers.is_first else "")
+
+
+@pytest.mark.slow
+def test_weights_are_measured_without_a_run_and_their_metrics_equal_those_of_their_run(
+    finished_run, data, tmp_path, monkeypatch, capfd
+):
+    assert main(["export", str(finished_run), "--out", str(tmp_path / "net.safetensors")]) == 0
+    recipe = tmp_path / "untrained.yaml"
+    recipe.write_text(f"base: {Path(RECIPE).resolve()}\nmodel:\n  weights: {tmp_path / 'net.safetensors'}\n")
+    words = [str(recipe), "--data.path", str(data)]
+    file = parse_eval([*words, "--step", "0"])[1]
+    expected = evaluate(parse_eval([str(finished_run)])[1], finished_run)
+    assert evaluate_weights(file) == {name: value for name, value in expected.items() if name != "step"}
+    before = [*tmp_path.rglob("*")]
+    monkeypatch.chdir(tmp_path)
+    capfd.readouterr()
+    assert main(["eval", *words]) == 0
+    last = capfd.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"{tmp_path / 'net.safetensors'}: loss ") and f"top-1 {expected['top1']:.2%}" in last
+    assert [*tmp_path.rglob("*")] == before
+    line = fails(["eval", *words, "--workdir", "none"], capfd)
+    assert line == "jaxddp: none: no such work directory; check --workdir"
+    assert "or name weights to evaluate (model.weights)" in fails(["eval", RECIPE, *words[1:]], capfd)
+
+
+@pytest.mark.slow
+def test_a_file_of_weights_is_measured_on_some_of_its_classes(data, tmp_path, capfd):
+    table, weights = random_table(8, image=16), tmp_path / "net.safetensors"
+    network = jaxddp.resnet("resnet10", table.num_classes, width=2, stem="small")
+    setup = jaxddp.prepare_training(network, table, None, optax.sgd(1.0), 1)
+    jaxddp.export_weights(setup.state, setup, weights)
+    words = ["eval", str(weights), "--data.path", str(data), "--model.name", "resnet10", "--model.width", "2"]
+    words += ["--model.stem", "small", "--data.image-size", "16", "--data.resize", "16"]
+    for key in ("mean", "std"):
+        words += [f"--data.{key}", *map(str, getattr(setup.data, key))]
+    assert main([*words, "--data.classes", "3,4"]) == 0
+    figures = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
+    val = random_table(11, seed=1, image=16)
+    expected = jaxddp.evaluate(setup.state, setup, val.rows(np.flatnonzero(val.labels >= 3)))
+    assert int(figures["count"]) == expected["count"] > 0
+    assert figures["loss"] == f"{expected['loss']:.7g}" and figures["top1"] == f"{expected['top1']:.7g}"
+    others = write_arrays(tmp_path / "others.npz", *[table.select("0:3")] * 2)
+    words[3] = str(others)
+    message = "fc.weight is [5, 16] in the file and [3, 16] in the network; give data with the classes of these weights"
+    assert message in fails(words, capfd)
+    assert "--workdir: " in fails([*words, "--workdir", str(tmp_path)], capfd)
 
 
 def test_a_validation_crop_larger_than_the_image_is_rejected_at_the_start(tmp_path, capfd):

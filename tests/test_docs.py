@@ -29,6 +29,7 @@ from jaxddp.command_line.short_forms import format_option
 from jaxddp.config import Config, load
 from jaxddp.models.adapt import adapt
 from jaxddp.overrides import flatten
+from jaxddp.weights.places import is_weights
 
 FOLDERS = ("jaxddp", "launch", "configs", "tests", "benchmarks", "notebooks", "docs", "website", ".ci")
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
@@ -114,6 +115,7 @@ def command(words: list[str]) -> list[str]:
     if rest and name in CONFIG_COMMANDS and not rest[0].startswith("-"):
         config = rest[0]
         exists = config in CONFIGS or config.startswith("runs/") or config.endswith((".py", ".yaml", "config.json"))
+        exists |= name == ("eval",) and is_weights(config)
         if not (exists or config.isupper() or config == "…"):
             errors.append(f"there is no config {config}")
         # The `--help` of a config omits keys that its network, optimizer and other choices do not read.

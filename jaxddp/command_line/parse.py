@@ -10,7 +10,7 @@ from contextlib import redirect_stderr
 from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast
 
 import tyro
 
@@ -34,6 +34,7 @@ from jaxddp.keys import HELP, similar_keys
 from jaxddp.overrides import check_values, checked, flatten, keys_of
 from jaxddp.recipe_file import RecipeFile, TakenSettings, read_recipe
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE, recipe_path
+from jaxddp.recipe_files.python_sources import RecipeSources
 from jaxddp.registry import check_names
 
 Command = TypeVar("Command")
@@ -127,14 +128,45 @@ def parse_recipe(
         page, shown = page_of(command)
         parse(page, shown, prog, [name])
     check_one_config(name, rest)
-    make: Any = command
-    keys = {field.name for field in fields(make)}
     workdir = workdir_of(recipe_path(name))
-    run_workdir = Path(option(rest, "--workdir") or workdir) if "workdir" in keys else None
+    has_workdir = any(field.name == "workdir" for field in fields(cast(Any, command)))
+    run_workdir = Path(option(rest, "--workdir") or workdir) if has_workdir else None
     # The default time limit applies to reading the recipe, because the recipe's own limit is not known yet.
     watch_alone(Config().parallel.stall_timeout)
     with phase("start", f"reading {name}"):
         file = _measured(name, run_workdir) if measures and run_workdir else read_recipe(name)
+    return _with_options(command, prog, arguments, file, run_workdir, workdir, measures=measures)
+
+
+def parse_weights(command: type[Command], prog: str, arguments: list[str]) -> tuple[Command, RecipeFile]:
+    """Parse the arguments of a command whose first argument is weights, as in `model.weights`.
+
+    Returns: see `parse_recipe`. The config has the settings of the weights, as far as they are known.
+    """
+    name = arguments[0]
+    file = RecipeFile(Config().replace(model={"weights": name}), Path(name), RecipeSources(Path(name)))
+    return _with_options(command, prog, arguments, file, None, Path(), measures=False)
+
+
+def _with_options(
+    command: type[Command],
+    prog: str,
+    arguments: list[str],
+    file: RecipeFile,
+    run_workdir: Path | None,
+    workdir: Path,
+    *,
+    measures: bool,
+) -> tuple[Command, RecipeFile]:
+    """Return the command and the recipe file with the overridden config.
+
+    Args:
+        run_workdir: the work directory of the run.
+        workdir: its default.
+    """
+    name, *rest = arguments
+    make: Any = command
+    keys = {field.name for field in fields(make)}
     entries = by_key(rest, options_of(command))
     keys_set = {key for key, _ in entries}
     file = file.set_by_command(keys_set & dict(keys_of(Config)).keys())

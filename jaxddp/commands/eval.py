@@ -1,17 +1,27 @@
-"""`jaxddp eval RUN`: measure a checkpoint on the validation split."""
+"""`jaxddp eval RUN|WEIGHTS`: measure a checkpoint, or published weights, on the validation split."""
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
+from jaxddp.command_line.parse import ConfigOfRecipe, option, parse_recipe, parse_weights, workdir_of
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.core.phases import doing
+from jaxddp.keys import HELP
+from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe_files.find_recipe import recipe_path
+
+_INITIAL = "0"
 
 
 @dataclass(frozen=True)
 class Eval:
     """Evaluate a checkpoint of a run on the validation split, with the run's own settings.
+
+    In place of a run, give weights as in model.weights (timm/resnet50.a1_in1k, a file), or a recipe that names some and
+    was not trained yet. Nothing is trained or written, and no work directory is needed.
 
     Example: jaxddp eval digits --workdir runs/first, or jaxddp eval runs/first --step best
     """
@@ -20,22 +30,56 @@ class Eval:
     workdir: Path
     """The work directory of the run."""
     step: str = "latest"
-    """The checkpoint: latest, best, or its step. A damaged checkpoint is an error."""
+    """The checkpoint: latest, best, or its step; 0 for the weights before training. A damaged checkpoint is an
+    error."""
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command, and return the exit code. The first argument is a run or its config. Raises: InputError."""
-    options, file = parse_recipe(Eval, "jaxddp eval", arguments, measures=True)
-    if not options.workdir.is_dir():
-        raise InputError(f"{options.workdir}: no such work directory; check --workdir")
+    """Run the command, and return the exit code. The first argument is a run, its config, or weights.
+
+    Raises: InputError.
+    """
+    options, file = parse_eval(arguments)
     with doing(IMPORTING):
         from jaxddp.job.membership import peers
-        from jaxddp.tasks.run_evaluation import evaluate
+        from jaxddp.tasks.run_evaluation import evaluate, evaluate_weights
+        from jaxddp.training.progress.lines import format_metrics
 
-    measured = evaluate(file, options.workdir, options.step)
+    if options.step == _INITIAL:
+        measured, name = evaluate_weights(file), str(file.config.model.weights or file.path)
+    else:
+        measured, name = evaluate(file, options.workdir, options.step), str(options.workdir)
     if peers().is_first:
         print(*(f"{metric}: {_as_text(value)}" for metric, value in measured.items()), sep="\n")
+        print(f"{name}: {format_metrics({key: value for key, value in measured.items() if key != 'step'})}")
     return 0
+
+
+def parse_eval(arguments: list[str]) -> tuple[Eval, RecipeFile]:
+    """Parse the arguments; the step is "0" for weights. Raises: InputError."""
+    from jaxddp.weights.places import is_weights
+
+    name, *rest = arguments
+    if name not in HELP and is_weights(name):
+        for key in ("--workdir", "--step"):
+            if option(rest, key) not in (None, _INITIAL):
+                raise InputError(f"{key}: {name} is no run, and has no checkpoints; leave it out")
+        options, file = parse_weights(Eval, "jaxddp eval", arguments)
+        return dataclasses.replace(options, step=_INITIAL), file
+    workdir, step = option(rest, "--workdir"), option(rest, "--step")
+    may_be_run = step != _INITIAL and (workdir is not None or name in HELP or workdir_of(recipe_path(name)).is_dir())
+    options, file = parse_recipe(Eval, "jaxddp eval", arguments, measures=may_be_run)
+    if may_be_run and not options.workdir.is_dir():
+        raise InputError(f"{options.workdir}: no such work directory; check --workdir")
+    if not may_be_run and step is None:
+        if file.config.model.weights is None:
+            raise InputError(
+                f"{options.workdir}: no such work directory; check --workdir, or name weights to evaluate (",
+                Key("model.weights"),
+                ")",
+            )
+        options = dataclasses.replace(options, step=_INITIAL)
+    return options, file
 
 
 def _as_text(value: float) -> str:

@@ -7,19 +7,14 @@ from typing import Literal
 
 import tyro
 
-from jaxddp.choices import check_read
-from jaxddp.command_line.parse import ConfigOfRecipe, check_run, parse
-from jaxddp.command_line.short_forms import by_key, options_of, value_of_flag
+from jaxddp.command_line.parse import ConfigOfRecipe, check_run, parse, parse_weights
 from jaxddp.command_line.terminal import IMPORTING
-from jaxddp.config import Config, ParallelConfig
+from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import CpuDevices, Devices
 from jaxddp.core.wording import counted
 from jaxddp.inference.features.feature_formats import format_of
-from jaxddp.recipe_file import RecipeFile
-from jaxddp.recipe_files.python_sources import RecipeSources
-from jaxddp.registry import check_names
 
 
 @dataclass(frozen=True)
@@ -113,24 +108,9 @@ def _parse(arguments: list[str]) -> FeaturesOfRun | FeaturesOfWeights:
     """
     from jaxddp.weights.places import file_of_folder
 
-    first, *rest = arguments or [""]
+    first = arguments[0] if arguments else ""
     if first.startswith("-") or not first or os.path.isdir(file_of_folder(Path(first))):
         options = parse(FeaturesOfRun, FeaturesOfRun(), "jaxddp features", arguments)
         check_run(options.run)
         return options
-    options = options_of(FeaturesOfWeights)
-    offline = value_of_flag(by_key(rest, options), "model.offline", options, default=False)
-    default = FeaturesOfWeights(config=_config_of_weights(first, offline=offline))
-    parsed = parse(FeaturesOfWeights, default, f"jaxddp features {first}", rest)
-    check_names(parsed.config, {})
-    check_read(parsed.config, {}, lambda keys: f"leave {', '.join(keys)} out")
-    return parsed
-
-
-def _config_of_weights(weights: str, *, offline: bool) -> Config:
-    """Return the default config with the settings of weights, as far as they are known. Raises: InputError."""
-    from jaxddp.workdir.inherited_settings import with_settings_of_weights
-
-    file = RecipeFile(Config(), Path(weights), RecipeSources(Path(weights)))
-    config = with_settings_of_weights(file, weights, None, offline=offline).config
-    return config.replace(model={"weights": weights})
+    return parse_weights(FeaturesOfWeights, "jaxddp features", arguments)[0]

@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch, split
 from jaxddp.command_line.parse import option, parse, parse_recipe, workdir_of
-from jaxddp.commands.eval import Eval
+from jaxddp.commands.eval import parse_eval
 from jaxddp.commands.train import Train, ended_run
 from jaxddp.config import Config
 from jaxddp.keys import HELP
@@ -44,5 +44,5 @@ def _config_of(command: Sequence[str]) -> Config | None:
     kind, *words = command
     if kind not in ("train", "eval") or not words or {*HELP} & {*words}:
         return None
-    is_eval = kind == "eval"
-    return parse_recipe(Eval if is_eval else Train, f"jaxddp {kind}", words, measures=is_eval)[1].config
+    file = parse_eval(words)[1] if kind == "eval" else parse_recipe(Train, "jaxddp train", words)[1]
+    return file.config

@@ -75,6 +75,20 @@ def _with_several_labels(splits: dict[str, SourceTable]) -> dict[str, SourceTabl
 
 @convert_os_errors()
 @doing("reading the data set", noun="row")
+def open_validation_split(data: DataConfig) -> SourceTable:
+    """Open the validation split without its limit, or all images if there is none. The training split may be missing.
+
+    Raises: see `open_full_splits`.
+    """
+    place = _place(data)
+    if data.verify == "manifest" or data.val_share is not None:
+        return open_full_splits(data)["val"]
+    split = "val" if _format_of(place).divided(place) else "train"
+    return _with_several_labels({split: _format_of(place).open(place, split)})[split]
+
+
+@convert_os_errors()
+@doing("reading the data set", noun="row")
 def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, SourceTable]:
     """Open "train" and "val" with the selected classes, without checking images.
 

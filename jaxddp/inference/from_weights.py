@@ -1,25 +1,20 @@
 """Makes a network for inference from a file of weights, without a run."""
 
-import jax
-import jax.numpy as jnp
+from pathlib import Path
+
 import numpy as np
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.core.phases import doing
 from jaxddp.data.source import Source, image_dtype
-from jaxddp.engine.initial_state import replace_by_weights
-from jaxddp.engine.state import TrainState
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
-from jaxddp.models.variables import shapes_of
 from jaxddp.platforms import platform_named
 from jaxddp.recipe.make_recipe import model_of
 from jaxddp.recipe.user_objects import objects_of_hooks
-from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
-from jaxddp.weights.places import local_weights
+from jaxddp.setup.initial_weights import state_of_weights
 from jaxddp.workdir.signature import Signature
 
 NUM_CLASSES = 1000
@@ -43,17 +38,8 @@ def network_of_weights(config: Config, source: Source, topology: Topology) -> Tr
         config = config.replace(train={"precision": platform_named(topology.platform).precision})
     model = model_of(config, NUM_CLASSES, objects_of_hooks({}))
     data = config.data.of_evaluation
-    shape, new_layers = source.image_shape(data), config.model.fresh_layers
-    shapes = shapes_of(model, shape)
-    with doing(f"reading weights from {weights}"):
-        path = local_weights(weights, offline=config.model.offline)
-        target = WeightsTarget(model, shapes, NUM_CLASSES, image_shape=shape, new_layers=new_layers)
-        arrays = initial_weights(path, target, topology)
-    fresh, fresh_state = jax.jit(model.init)(jax.random.key(config.seed), jnp.zeros((1, *shape), jnp.float32))
-    params, model_state = replace_by_weights(
-        fresh, fresh_state, {name: jnp.asarray(array) for name, array in arrays.items()}
-    )
-    state = topology.replicate(TrainState(jnp.zeros((), jnp.int32), params, model_state, ()))
+    shape = source.image_shape(data)
+    path, state = state_of_weights(config, model, shape, range(NUM_CLASSES), topology)
     names = tuple(map(str, range(NUM_CLASSES)))
     signature = Signature(names, names, shape, np.dtype(image_dtype(source, data)).name, source.pixel_shape is not None)
-    return TrainedRun(path, 0, config, model, state, Preprocess.of(config), signature, topology)
+    return TrainedRun(path or Path(), 0, config, model, state, Preprocess.of(config), signature, topology)

@@ -6,18 +6,27 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
+import optax
 
-from jaxddp.core.errors import about
+from jaxddp.config import Config
+from jaxddp.core.errors import InputError, about
+from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted
+from jaxddp.engine.initial_state import Transform, make_init
+from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
+from jaxddp.models.variables import shapes_of
+from jaxddp.recipe.layout import ImageShape
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.layers import NO_LAYERS, Layers
 from jaxddp.weights.conversion import ImageArrays
 from jaxddp.weights.match import Shapes, listed, match
-from jaxddp.weights.places import WEIGHTS_FILE
+from jaxddp.weights.places import WEIGHTS_FILE, local_weights
 from jaxddp.weights.state_dict import read
 from jaxddp.weights.torch_layout import dotted_path, namings_of
 from jaxddp.workdir.saved_state import read_run
@@ -37,6 +46,7 @@ class WeightsTarget:
         class_ids: the ids of its classes; empty if they are not known.
         image_shape: the shape of its images, [H, W, C]; None if arrays are not converted to it.
         new_layers: layers that keep their initial values.
+        needs_head: whether a head for other classes is an error.
     """
 
     model: Model
@@ -45,6 +55,7 @@ class WeightsTarget:
     class_ids: Sequence[str] = ()
     image_shape: tuple[int, int, int] | None = None
     new_layers: Layers = NO_LAYERS
+    needs_head: bool = False
 
 
 def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> dict[str, np.ndarray]:
@@ -68,13 +79,14 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
         signature = _signature_beside(path)
     class_ids = tuple(target.class_ids)
     has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != class_ids
+    if has_other_classes and target.needs_head:
+        raise InputError(f"{path}: its classes differ from those of the data; give data with the same classes")
     stored_shape = signature.image_shape if signature is not None else None
     shape, num_classes = target.image_shape, target.num_classes
     images = None if shape is None else ImageArrays.of(target.model, shape, stored_shape)
+    heads = {"new_head": has_other_classes, "needs_head": target.needs_head}
     with about(path):
-        matched = match(
-            target.shapes, stored, namings, num_classes, target.new_layers, new_head=has_other_classes, images=images
-        )
+        matched = match(target.shapes, stored, namings, num_classes, target.new_layers, **heads, images=images)
     topology.peers.agree({"the weights to start from": _checksum(matched.arrays)})
     counts = [f"{len(matched.arrays)} of the network's {counted(len(target.shapes), 'array')}"]
     if matched.new:
@@ -91,6 +103,39 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
         _log.info(f"{path}: {'; '.join(counts)}")
     # The arrays are compared before they are converted, because processors may round conversions differently.
     return matched.converted()
+
+
+def state_of_weights(
+    config: Config,
+    model: Model,
+    image_shape: ImageShape,
+    class_ids: Sequence[Any],
+    topology: Topology,
+    *,
+    initialize: Transform | None = None,
+    needs_head: bool = False,
+) -> tuple[Path | None, TrainState]:
+    """Return the file of the weights of a config, and the state of a network with them, on all devices.
+
+    Args:
+        image_shape: the shape of the images that the network is made for, [H, W, C].
+        initialize: a function of the fresh arrays; see `make_init`.
+        needs_head: whether a head for other classes is an error. Otherwise `class_ids` are only counted.
+
+    Raises: see `initial_weights` and `make_init`.
+    """
+    path, arrays, weights = None, dict[str, np.ndarray](), config.model.weights
+    if weights is not None:
+        ids = tuple(class_ids) if needs_head else ()
+        target = WeightsTarget(
+            *(model, shapes_of(model, image_shape), len(class_ids), ids, image_shape, config.model.fresh_layers),
+            needs_head=needs_head,
+        )
+        with doing(f"reading weights from {weights}"):
+            path = local_weights(weights, offline=config.model.offline)
+            arrays = initial_weights(path, target, topology)
+    init = make_init(model, optax.identity(), image_shape, topology, transform=initialize)
+    return path, init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
 
 
 def _signature_beside(path: Path) -> Signature | None:

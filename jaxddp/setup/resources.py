@@ -12,7 +12,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted
 from jaxddp.data.example_set import labels_of
-from jaxddp.data.opening import open_tables, open_unchecked
+from jaxddp.data.opening import open_tables, open_unchecked, open_validation_split
 from jaxddp.data.source import Source, SourceTable, check_labelled, image_dtype
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
 from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled
@@ -90,6 +90,31 @@ def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]
     if config.data.labels_per_class is not None:
         train = few_labels(train, config.data.labels_per_class, config.data.labels_seed)
     return train, val
+
+
+def open_validation_alone(config: Config, topology: Topology, *, of_all: bool) -> Source:
+    """Open and check the validation data, or all data if there is no such split. No training data are needed.
+
+    Args:
+        of_all: whether the classes are all those of the data, also with `data.classes`, which then selects examples.
+
+    Raises: InputError.
+    """
+    check_placement(config)
+    topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
+    data = config.data.of_process(topology.process_index)
+    val = open_validation_split(replace(data, classes=None) if of_all else data)
+    if of_all and data.classes is not None:
+        val = val.rows(labels_of(val).select(data.classes, val.name(0))[1])
+    if config.eval.limit is not None:
+        val = val.take(config.eval.limit)
+    with doing("looking for the images"):
+        val.check(config.data)
+    val = unite(val, config.data, topology.peers, VALIDATION)
+    topology.peers.agree({"validation data": val.fingerprint})
+    check_labelled(own_part(val), VALIDATION)
+    val.check_evaluation(config.data.of_evaluation)
+    return val
 
 
 def unite_splits(train: Any, val: Any, data: DataConfig, topology: Topology) -> tuple[Any, Any]:

@@ -1,4 +1,4 @@
-"""Evaluates a checkpoint of a run on the validation split, for `jaxddp eval` and `jaxddp.evaluate_run`.
+"""Evaluates a checkpoint of a run, or published weights, on the validation split, for `jaxddp eval`.
 
 It creates no optimizer, no schedule and no training batch.
 """
@@ -8,13 +8,16 @@ from pathlib import Path
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.core.phases import phase
 from jaxddp.data.source import Source
 from jaxddp.engine.parts.part import measured_states
+from jaxddp.engine.state import TrainState
 from jaxddp.inference.fitting import fitted
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
+from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.recipe.layout import TrainingData, steps_of
 from jaxddp.recipe.make_recipe import losses_of, metrics_of, model_of, parts_of
 from jaxddp.recipe.network_checks import check_eval_size
@@ -25,8 +28,9 @@ from jaxddp.setup.classifier import Classifier
 from jaxddp.setup.compiled_programs import settings
 from jaxddp.setup.experiment import check_normalization
 from jaxddp.setup.feed import eval_batches, limit_batch_size
+from jaxddp.setup.initial_weights import state_of_weights
 from jaxddp.setup.joining import join_and_resolve
-from jaxddp.setup.resources import open_validation
+from jaxddp.setup.resources import open_validation, open_validation_alone
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.plan import Plan
@@ -73,6 +77,53 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     shape, folder = data.image_shape, directory / CHECKPOINTS
     states = {split: fitted(model, state, shape, folder) for split, state in measured_states(saved, parts).items()}
     return {"step": int(saved.step), **flat({split: evaluator(state) for split, state in states.items()})}
+
+
+@phase("start")
+def evaluate_weights(file: RecipeFile) -> dict[str, float]:
+    """Return the validation metrics of the weights `model.weights` of a recipe: means, and `count`. Nothing is written.
+
+    Without `model.weights`, the recipe's `get_initialize` or its NNX module brings the weights. If the weights have all
+    classes of the data, the examples of `data.classes` are measured among all of them.
+
+    Raises:
+        InputError: the recipe has no weights, they have other classes than the data, or the data do not exist.
+    """
+    topology, config = join_and_resolve(file)
+    # Training data, which class weights follow from, are not opened, and the crops of training are not made.
+    config = config.replace(loss={"class_weights": None}, data={"crop": "whole"})
+    user_object = objects_of_hooks(file.hooks)
+    try:
+        model, state, val = _with_weights(config, user_object, topology, of_all=False)
+    except InputError:
+        if config.data.classes is None:
+            raise
+        model, state, val = _with_weights(config, user_object, topology, of_all=True)
+    evaluator = _evaluator(config, user_object, model, TrainingData.of(val, config.data), val, topology)
+    topology.peers.agree(settings())
+    topology.connect()
+    return evaluator(state)
+
+
+def _with_weights(
+    config: Config, user_object: ObjectSource, topology: Topology, *, of_all: bool
+) -> tuple[Model, TrainState, Source]:
+    """Return a network, its weights, and the validation data.
+
+    Args:
+        of_all: whether the network has all classes of the data, and not only those of `data.classes`.
+    """
+    val = open_validation_alone(config, topology, of_all=of_all)
+    data = TrainingData.of(val, config.data)
+    model = model_of(config, data.num_classes, user_object, data.image_shape)
+    check_eval_size(config.data, model, data)
+    initialize = user_object("initialize", config, data.images)
+    if config.model.weights is None and initialize is None and not isinstance(model, NNXModel):
+        raise InputError(Key("model.weights"), ": is not set", advice="name the weights to evaluate")
+    change = initialize and initialize.function("(params, model_state)", "params, model_state")
+    more = {"initialize": change, "needs_head": True}
+    _, state = state_of_weights(config, model, data.image_shape, val.class_ids, topology, **more)
+    return model, state, val
 
 
 def _check_classes(directory: Path, source: Source) -> None:

@@ -51,7 +51,7 @@ class Plan:
             raise InputError(
                 Key("train.duration", config.train.duration, f'"{config.train.duration}"'),
                 " is less than one step",
-                advice='give at least "1 step"',
+                advice='give at least "1 step"; `jaxddp eval WEIGHTS` measures weights without training',
             )
         if total > _MAX_STEPS:
             raise InputError(

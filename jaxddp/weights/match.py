@@ -49,6 +49,7 @@ def match(
     new_layers: Layers = NO_LAYERS,
     *,
     new_head: bool = False,
+    needs_head: bool = False,
     images: ImageArrays | None = None,
 ) -> WeightMatch:
     """Match the arrays of a network, by path, with those of a state dict.
@@ -58,6 +59,7 @@ def match(
     Args:
         new_layers: layers that keep their initialization.
         new_head: whether the head keeps its initialization too.
+        needs_head: whether a head for another number of classes is an error.
         images: the network's arrays that depend on the images, which are converted from those for other images. None
             if no array is converted.
 
@@ -74,6 +76,9 @@ def match(
     unmatched = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
     unmatched = [path for path in unmatched if path not in {*new, *converted}]
     head = _head(shapes, [path for path in shapes if path not in new] if new_head else unmatched, num_classes)
+    if needs_head and (others := [path for path in unmatched if path in head]):
+        faults = _describe_faults(others, names, shapes, state_dict)
+        raise InputError(faults, advice="give data with the classes of these weights")
     if faults := [path for path in unmatched if path not in head]:
         advice = (
             *("give weights of this network for such images, choose the network of these weights (", Key("model.name")),

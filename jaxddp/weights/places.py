@@ -5,10 +5,11 @@ from pathlib import Path
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE, TEXT_FILES
 from jaxddp.weights.download import download
 from jaxddp.weights.hub_files import SCHEME, HubFile, fetch
 from jaxddp.weights.published_list import find_published, has_library
+from jaxddp.weights.state_dict import PICKLED
 
 WEIGHTS_FILE = "model.safetensors"
 """The file of weights in a repository of the Hub."""
@@ -21,6 +22,16 @@ OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 def is_local(weights: str) -> bool:
     """Return whether a value of `model.weights` is a path of this machine, and no name."""
     return not weights.startswith(SCHEME) and not has_library(weights)
+
+
+def is_weights(name: str) -> bool:
+    """Return whether the first word of a command names weights, and not a run or a recipe.
+
+    Weights are published weights, a file of weights, or a folder with one that is no work directory.
+    """
+    path = file_of_folder(files.expanded(name))
+    is_file = os.path.isfile(path) and path.suffix not in (".py", *TEXT_FILES)
+    return not is_local(name) or is_file or path.suffix in (".safetensors", *PICKLED)
 
 
 def is_offline() -> bool:
