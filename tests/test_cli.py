@@ -143,7 +143,7 @@ def test_a_file_of_weights_is_measured_on_some_of_its_classes(data, tmp_path, ca
     assert figures["loss"] == f"{expected['loss']:.7g}" and figures["top1"] == f"{expected['top1']:.7g}"
     others = write_arrays(tmp_path / "others.npz", *[table.select("0:3")] * 2)
     words[3] = str(others)
-    message = "fc.weight is [5, 16] in the file and [3, 16] in the network; give data with the classes of these weights"
+    message = "fc.weight is [5, 16] in the file and [3, 16] in the network; give weights and data with the same classes"
     assert message in fails(words, capfd)
     assert "--workdir: " in fails([*words, "--workdir", str(tmp_path)], capfd)
 

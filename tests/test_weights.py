@@ -181,6 +181,8 @@ def test_weights_are_read_from_the_checkpoint_of_a_work_directory(tmp_path, capl
 
 
 OF_FLOAT4 = b'{"conv": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}'
+HEADER = b'{"w":{"dtype":"F32","shape":[0,4611686018427387904],"data_offsets":[0,0]}}'
+EMPTY_OF_HUGE_SHAPE = len(HEADER).to_bytes(8, "little") + HEADER
 
 
 @pytest.mark.parametrize(
@@ -191,6 +193,11 @@ OF_FLOAT4 = b'{"conv": {"dtype": "F4", "shape": [4], "data_offsets": [0, 2]}}'
             "w.safetensors",
             len(OF_FLOAT4).to_bytes(8, "little") + OF_FLOAT4 + b"12",
             "w.safetensors: conv has dtype F4, which cannot be read; save it as F32 or BF16",
+        ),
+        (
+            "big.safetensors",
+            EMPTY_OF_HUGE_SHAPE,
+            "big.safetensors: not a complete .safetensors file \\(array is too big",
         ),
         ("w.npz", b"no", "w.npz: weights cannot be read from this kind of file; give a .safetensors file, a .pth"),
         ("absent.safetensors", None, "absent.safetensors: no such file; give a .safetensors file"),

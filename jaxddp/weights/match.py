@@ -76,15 +76,15 @@ def match(
     unmatched = [path for path, shape in shapes.items() if path not in arrays or arrays[path].shape != shape]
     unmatched = [path for path in unmatched if path not in {*new, *converted}]
     head = _head(shapes, [path for path in shapes if path not in new] if new_head else unmatched, num_classes)
-    if needs_head and (others := [path for path in unmatched if path in head]):
-        faults = _describe_faults(others, names, shapes, state_dict)
-        raise InputError(faults, advice="give data with the classes of these weights")
     if faults := [path for path in unmatched if path not in head]:
         advice = (
             *("give weights of this network for such images, choose the network of these weights (", Key("model.name")),
             *(", width and stem), or initialize these layers anew (", Key("model.new_layers"), ")"),
         )
         raise InputError(_describe_faults(faults, names, shapes, state_dict), advice=advice)
+    if needs_head and (others := [path for path in unmatched if path in head]):
+        faults = _describe_faults(others, names, shapes, state_dict)
+        raise InputError(faults, advice="give weights and data with the same classes")
     used = set(names.values())
     left_over = tuple(sorted(name for name in state_dict if name not in used))
     matched = {path: array for path, array in arrays.items() if path not in {*new, *head}}

@@ -54,15 +54,18 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    content = files.read(path)
     try:
-        entries = dict(safetensors.deserialize(content))
-    except safetensors.SafetensorError as error:
+        entries = dict(safetensors.deserialize(files.read(path)))
+        for name, entry in entries.items():
+            if entry["dtype"] not in _DTYPES:
+                problem = f"{path}: {name} has dtype {entry['dtype']}, which cannot be read"
+                raise InputError(problem, advice="save it as F32 or BF16")
+        return {
+            name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            for name, entry in entries.items()
+        }
+    except InputError:
+        raise
+    # NumPy refuses a shape such as (0, 2**62).
+    except (safetensors.SafetensorError, ValueError) as error:
         raise InputError(f"{path}: not a complete .safetensors file ({error}); download it again") from None
-    for name, entry in entries.items():
-        if entry["dtype"] not in _DTYPES:
-            raise InputError(f"{path}: {name} has dtype {entry['dtype']}, which cannot be read; save it as F32 or BF16")
-    return {
-        name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        for name, entry in entries.items()
-    }
