@@ -1,5 +1,6 @@
 """The memory of a machine, read from the files of Linux."""
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from jaxddp.measure.host_memory import HostMemory, host_memory
 
 KB, GB = 1024, 1024**3
+USED = 70 * resource.getpagesize()
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -21,6 +23,7 @@ def write_machine(root: Path, cgroup: str, limits: dict[str, str], *, swap: int 
         f"MemTotal:       {16 * GB // KB} kB\nMemFree:  100 kB\nSwapTotal:  {swap // KB} kB\nHugePages_Total:       0\n"
     )
     files = {"proc/meminfo": meminfo, "proc/self/cgroup": cgroup, "proc/sys/kernel/random/boot_id": "one\n"}
+    files["proc/self/statm"] = "900 70 30 1 0 60 0\n"
     return write(root, files | {f"sys/fs/cgroup/{name}": f"{text}\n" for name, text in limits.items()})
 
 
@@ -41,12 +44,12 @@ def write_machine(root: Path, cgroup: str, limits: dict[str, str], *, swap: int 
     ],
 )
 def test_the_smallest_memory_limit_around_the_process_applies(tmp_path, cgroup, limits, allowed):
-    assert host_memory(write_machine(tmp_path, cgroup, limits)) == HostMemory("one", 16 * GB, allowed)
+    assert host_memory(write_machine(tmp_path, cgroup, limits)) == HostMemory("one", 16 * GB, allowed, USED)
 
 
 def test_swap_is_added_to_memory(tmp_path):
     root = write_machine(tmp_path, "0::/", {"memory.max": str(3 * GB)}, swap=2 * GB)
-    assert host_memory(root) == HostMemory("one", 18 * GB, 5 * GB)
+    assert host_memory(root) == HostMemory("one", 18 * GB, 5 * GB, USED)
 
 
 def test_without_the_files_the_memory_is_unknown(tmp_path):
@@ -58,4 +61,4 @@ def test_without_the_files_the_memory_is_unknown(tmp_path):
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="no Linux")
 def test_this_machine_reports_some_memory():
     memory = host_memory()
-    assert memory is not None and 0 < memory.allowed <= memory.installed and memory.machine
+    assert memory is not None and 0 < memory.used < memory.allowed <= memory.installed and memory.machine

@@ -1,5 +1,6 @@
 """Read the memory of this Linux machine, and the memory limit of this process."""
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,8 @@ class HostMemory(NamedTuple):
     """The memory of the machine."""
     allowed: int
     """The memory limit of the control groups of this process; at most `installed`."""
+    used: int = 0
+    """The memory that this process holds: Python, its libraries, compiled programs and data."""
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory | None:
@@ -27,9 +30,10 @@ def host_memory(root: Path = Path("/")) -> HostMemory | None:
         installed, swap = (1024 * int(entries[key].split()[0]) for key in ("MemTotal", "SwapTotal"))
         machine = (root / "proc/sys/kernel/random/boot_id").read_text().strip()
         allowed = min([installed, *_limits(root)])
-    except (OSError, KeyError, ValueError):
+        used = int((root / "proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, KeyError, ValueError, IndexError):
         return None
-    return HostMemory(machine, installed + swap, allowed + swap)
+    return HostMemory(machine, installed + swap, allowed + swap, used)
 
 
 def _limits(root: Path) -> Iterator[int]:

@@ -3,7 +3,8 @@
 A compiled program reports the memory that it needs. For another division of the batch, the memory is estimated as
 follows. The size of gradients is constant, and a step with several microbatches also keeps sums of gradients. The size
 of other temporary arrays is proportional to the size of a microbatch. On a CPU, some of these arrays (the scratch
-memory) have a constant size, which is estimated by compiling a second program with a smaller batch.
+memory) have a constant size, which is estimated by compiling a second program with a smaller batch. The memory of CPU
+devices is that of their process, so it also holds the libraries, the compiled programs and the data.
 """
 
 import json
@@ -24,10 +25,13 @@ from jaxddp.measure.cost import Cost
 from jaxddp.measure.host_memory import HostMemory, host_memory
 from jaxddp.mesh import Topology
 
-MARGIN = 0.03
-"""The assumed error of an estimate, relative to the available memory; see docs/design.md."""
+MARGIN, CPU_MARGIN = 0.03, 0.08
+"""The assumed error of an estimate, relative to the available memory, on devices and on CPUs; see docs/design.md."""
 SPARED = 0.1
 """If memory runs out although the step was expected to fit, a suggested division must need this share less memory."""
+CPU_TEMPORARY = 1.1
+"""The factor of XLA's temporary memory on a CPU. XLA does not count the memory in which kernels rearrange operands; see
+docs/design.md."""
 _LONGEST_REASON = 200
 
 
@@ -43,6 +47,7 @@ class Needs:
         scratch: the part of `temporary` that does not depend on the batch size; None if unknown.
         images: images that will be cached on the device but are not there yet, by their use.
         batch: the part of `arguments` that is proportional to the batch size; 0 if unknown.
+        process: on a CPU, this device's share of the other memory of the process: libraries, programs and data.
     """
 
     arguments: int
@@ -52,6 +57,7 @@ class Needs:
     scratch: int | None = 0
     images: Mapping[str, int] = field(default_factory=dict)
     batch: int = 0
+    process: int = 0
 
     @classmethod
     def of(cls, cost: Cost, params: Any, topology: Topology, images: Mapping[str, int] | None = None) -> "Needs | None":
@@ -60,14 +66,16 @@ class Needs:
             return None
         output = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
         temporary = stats.temp_size_in_bytes
+        if topology.platform == "cpu":
+            temporary = round(CPU_TEMPORARY * temporary)
         gradients = min(bytes_on_a_device(params), temporary)
         scratch = None if topology.platform == "cpu" else 0
         return cls(stats.argument_size_in_bytes, output, temporary, gradients, scratch, images or {})
 
     @property
     def persistent(self) -> int:
-        """Return the bytes of the arrays that exist before or after the step: arguments, outputs and images."""
-        return self.arguments + self.output + sum(self.images.values())
+        """Return the bytes that exist before or after the step: arguments, outputs, images and the process itself."""
+        return self.arguments + self.output + sum(self.images.values()) + self.process
 
     @property
     def total(self) -> int:
@@ -99,6 +107,7 @@ class Needs:
     def __str__(self) -> str:
         images = f", {images_text(self.images)}" if self.images else ""
         lasting = f"arguments {size(self.arguments)}, output {size(self.output)}"
+        lasting += f", the process itself {size(self.process)}" if self.process else ""
         return f"{size(self.total)} on each device ({lasting}, temporary {size(self.temporary)}{images})"
 
 
@@ -127,7 +136,10 @@ class MemoryReport:
         free = topology.free_memory()
         room = None if free is None else free + bytes_on_a_device(arguments)
         host = host_memory() if free is None and topology.platform == "cpu" else None
-        return cls(needs, topology.device_kind, len(topology.mesh.local_devices), room, host)
+        devices = len(topology.mesh.local_devices)
+        if needs is not None and host is not None:
+            needs = replace(needs, process=max(host.used // devices - bytes_on_a_device(arguments), 0))
+        return cls(needs, topology.device_kind, devices, room, host)
 
     def to_json(self) -> str:
         return json.dumps(asdict(replace(self, host=None)) | {"host": self.host})
@@ -241,8 +253,8 @@ class Fit:
     @property
     def _limit(self) -> float:
         """Return the largest number of bytes that a suggested division may need."""
-        if self.is_short and self.room is not None:
-            return (1 - MARGIN) * self.room
+        if self.is_short and self.needs is not None and self.room is not None:
+            return (1 - (CPU_MARGIN if self.needs.process else MARGIN)) * self.room
         return (1 - SPARED) * (self.needs.total if self.needs else 0)
 
 
