@@ -1,6 +1,7 @@
 """Exported programs give the logits of evaluation, in a process with only jax, and in onnxruntime."""
 
 import contextlib
+import functools
 import io
 import json
 import socket
@@ -11,8 +12,11 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 from PIL import Image
@@ -26,6 +30,7 @@ from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder
 from jaxddp.inference import exported_program as program
+from jaxddp.inference import onnx_file
 from jaxddp.inference.exported_program import export_program, logits_of
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
@@ -117,6 +122,21 @@ def test_an_exported_program_gives_the_logits_of_evaluation(file_format, files, 
     print(f"{file_format}: largest difference of logits {np.abs(actual - expected).max():.1e}")
     assert np.abs(actual - expected).max() < 1e-4 and np.abs(first - expected[:1]).max() < 1e-4
     assert f"top1: {np.mean(actual.argmax(1) == labels):.7g}" == evaluated
+
+
+def test_the_shapes_in_an_onnx_program_are_those_that_its_runtime_infers(capfd):
+    """jax2onnx gives the results of ReLU6 after a batch norm the shape NHWC, and computes them in NCHW."""
+    norm = nn.BatchNorm(use_running_average=True)
+    layers = [nn.Conv(2, (3, 3)), norm, nn.relu6, nn.Conv(4, (3, 3)), lambda x: x.mean((1, 2))]
+    network, pixels = nn.Sequential(layers), np.random.default_rng(0).random((2, 8, 6, 3), np.float32)
+    variables = jax.device_get(network.init(jax.random.key(0), pixels))
+    images = jax.ShapeDtypeStruct(("B", 8, 6, 3), jnp.float32)
+    content = onnx_file.convert(functools.partial(network.apply, variables), images, "images", "logits")
+    onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
+    capfd.readouterr()
+    logits = onnx_file.session(content, "images")(pixels)
+    assert capfd.readouterr() == ("", "")
+    np.testing.assert_allclose(logits, network.apply(variables, pixels), rtol=1e-5)
 
 
 @pytest.mark.parametrize("file_format", ["stablehlo", "onnx"])

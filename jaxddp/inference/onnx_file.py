@@ -34,6 +34,10 @@ def convert(function: Callable[[Any], Any], example: Any, name: str, output: str
         except Exception as error:
             reason = first_line(error) or type(error).__name__
             raise InputError(f"format=onnx: jax2onnx cannot convert the network: {reason}") from error
+    # jax2onnx moves transpositions past elementwise operations, but keeps the shapes of their results as they were
+    # (relu6: NHWC in place of NCHW). A runtime infers the shapes itself, and warns of each shape that differs.
+    for part in (model.graph, *model.functions):
+        del part.value_info[:]
     return model.SerializeToString()
 
 
