@@ -159,7 +159,8 @@ def prepare_training(
     then on compiled programs are cached on disk, unless `JAX_ENABLE_COMPILATION_CACHE` is false.
 
     Args:
-        model: a Flax Linen or NNX module, or a pair of functions (init, apply); see `jaxddp.models.adapt.adapt`.
+        model: a Flax Linen or NNX module, a function of `rngs` that makes an NNX module, or a pair of functions
+            (init, apply); see `jaxddp.models.adapt.adapt`.
         table: the training data: from `open_data`, an `ArrayTable` of images, or any `jaxddp.data.source.Source`.
         devices: the number of this job's devices to use, or a list of devices; None for all.
         optimizer: any optax optimizer.
@@ -177,7 +178,8 @@ def prepare_training(
             `distillation(run)`; see `jaxddp.engine.step_objective`.
         unlabelled: a second data source for objectives that use one. Its labels are ignored.
         options: further keys of a config, without their section, such as `accumulate=4`; see docs/extending.md.
-            `precision` is the dtype of the network's input; with "float16" the loss is scaled.
+            `precision` is the dtype of the computation, to which parameters and images are cast for a network that
+            sets no dtypes; with "float16" the loss is scaled.
 
     Returns:
         A `RunSetup`. Printing it shows which slice of a batch each device gets. Its method `with_seed` returns the
@@ -203,7 +205,9 @@ def prepare_training(
         config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
     resources = resources_of(config, topology, table, check_unlabelled(unlabelled))
     layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
-    return prepare(make_recipe(config, layout, topology, objects_of_arguments(**objects)), resources, layout)
+    chosen = options.get("precision")
+    recipe = make_recipe(config, layout, topology, objects_of_arguments(**objects), precision=chosen)
+    return prepare(recipe, resources, layout)
 
 
 @errors_name_arguments()

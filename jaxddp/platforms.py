@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from jaxddp.models.ops.cpu_convolution import convolve
+from jaxddp.models.ops.cpu_convolution import conv_general_dilated, convolve
 from jaxddp.models.ops.operations import Operations, flax_max_pool
 
 
@@ -54,7 +54,7 @@ PLATFORMS = {
         precision="float32",
         # JAX's derived gradient of a batch norm is faster than the custom one, and products of matrices are faster than
         # XLA's gradients of kernels.
-        operations=Operations(convolve, custom_norm_gradient=False),
+        operations=Operations(convolve, conv_general_dilated, custom_norm_gradient=False),
         # Communication over gloo cannot overlap with computation, so one message is fastest.
         buckets=1,
         uses_cpu_compiler=True,

@@ -16,6 +16,7 @@ from jaxddp.api import resnet
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
 from jaxddp.models.interface import MODE_ARGUMENTS, Model
+from jaxddp.recipe.network_checks import check_outputs, notices
 
 EXAMPLE = jnp.zeros((1, 8, 8, 3))
 
@@ -240,19 +241,18 @@ def test_adapted_models_handle_every_random_stream_and_every_state_collection(mo
     assert jax.tree.leaves(state_of_evaluation) == [1], "evaluation changed the state"
 
 
-CALLS = {
-    "train": lambda _, x, train: x + train,
-    "training": lambda _, x, training: x + training,
-    "is_training": lambda _, x, *, is_training: x + is_training,
-    "deterministic": lambda _, x, deterministic=True: x + (not deterministic),
-    "use_running_average": lambda _, x, *, use_running_average=None: x + (not use_running_average),
-}
+def call_with(name):
+    """Return a function of images whose argument `name` sets the mode, and adds 1 in training."""
+    default, adds = ("", name) if name == "train" else (f"={not MODE_ARGUMENTS[name]}", name)
+    if not MODE_ARGUMENTS[name]:
+        default, adds = "=None" if name == "use_running_average" else "=True", f"(not {name})"
+    return eval(f"lambda _, x, {name}{default}: x + {adds}")
 
 
 @pytest.mark.parametrize("name", MODE_ARGUMENTS)
 @pytest.mark.parametrize("library", ["linen", "nnx", "function"])
 def test_the_training_mode_is_passed_under_the_models_own_argument_name(name, library):
-    call = CALLS[name]
+    call = call_with(name)
     if library == "function":
         model = adapt((lambda key, example: {}, call))
     else:
@@ -262,6 +262,82 @@ def test_the_training_mode_is_passed_under_the_models_own_argument_name(name, li
     for train in (True, False):
         logits, _ = model.apply(params, state, EXAMPLE, train=train, key=None)
         np.testing.assert_array_equal(logits, EXAMPLE + train)
+
+
+@pytest.mark.parametrize("name", ["train", pytest.param("inference", marks=pytest.mark.ci)])
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+def test_a_boolean_field_or_attribute_sets_the_mode(name, library):
+    module_class = nn.Module if library == "linen" else nnx.Module
+    call, body = call_with(name), {"__annotations__": {name: bool}, name: True, "__module__": __name__}
+    if library == "nnx":
+        name, body = "inference", {"__init__": lambda self: setattr(self, "inference", True), "__module__": __name__}
+        call = call_with(name)
+    network = type("Net", (module_class,), {**body, "__call__": lambda self, x: call(self, x, getattr(self, name))})()
+    model = adapt(network)
+    for train in (True, False):
+        logits, _ = model.apply({}, {}, EXAMPLE, train=train, key=None)
+        np.testing.assert_array_equal(logits, EXAMPLE + train)
+    assert getattr(network, name) is True
+
+
+def test_an_nnx_module_receives_rngs_that_depend_on_the_key():
+    class Net(nnx.Module):
+        def __call__(self, x, *, rngs):
+            return nnx.Dropout(0.5)(x + 1, rngs=rngs, deterministic=False)
+
+    one, two, same = (adapt(Net()).apply({}, {}, EXAMPLE, train=True, key=jax.random.key(i))[0] for i in (1, 2, 1))
+    assert np.array_equal(one, same) and not np.array_equal(one, two)
+
+
+@pytest.mark.parametrize("make", [NNXCNN, functools.partial(NNXCNN, 0.5), lambda rngs: NNXCNN(rngs=rngs)])
+def test_a_function_of_rngs_makes_the_nnx_module_from_the_key(make):
+    model, expected = adapt(make), adapt(make(rngs=nnx.Rngs(jax.random.key(3))))
+    images = np.random.default_rng(0).standard_normal((2, 8, 8, 3), np.float32)
+    trees = model.init(jax.random.key(3), EXAMPLE)
+    jax.tree.map(np.testing.assert_array_equal, trees, expected.init(None, EXAMPLE))
+    assert not np.array_equal(trees[0]["head"]["kernel"], model.init(jax.random.key(4), EXAMPLE)[0]["head"]["kernel"])
+    for train in (True, False):
+        results = [each.apply(*trees, images, train=train, key=jax.random.key(1)) for each in (model, expected)]
+        jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+class Switched(nn.Module):
+    """A network with dropout and a batch norm, in the mode of `training` if it is given, else of `learning`."""
+
+    training: bool | None = None
+
+    @nn.compact
+    def __call__(self, images, learning: bool = False):
+        learning = learning if self.training is None else self.training
+        x = nn.BatchNorm(use_running_average=not learning, name="norm")(images)
+        return nn.Dense(5)(nn.Dropout(0.5, deterministic=not learning)(x).mean((1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("network", "beginnings"),
+    [
+        (Switched(), ["learning=False: Switched.__call__", "training does not change batch_stats", "the network has"]),
+        (Switched(True), ["learning=False"]),
+        (LinenCNN(0.5), []),
+        (NNXCNN(0.5, rngs=nnx.Rngs(0)), []),
+        (
+            (
+                function_init,
+                lambda params, state, images: (function_apply(params, state, images, train=False)[0], state),
+            ),
+            ["training does not change mean, var"],
+        ),
+        (
+            (function_init, lambda params, state, images: function_apply(params, state, images, train=True)),
+            ["evaluation does not read mean, var"],
+        ),
+    ],
+)
+def test_a_mode_that_has_no_effect_is_told(network, beginnings):
+    model, shape = adapt(network), EXAMPLE.shape[1:]
+    lines = [*notices(model, shape, *check_outputs(model, shape, 5))]
+    assert len(lines) == len(beginnings)
+    assert all(line.startswith(beginning) for line, beginning in zip(lines, beginnings, strict=True))
 
 
 class NNXNested(nnx.Module):
@@ -371,7 +447,7 @@ def apply_with_any_inputs(params, state, rng, *inputs):
 @pytest.mark.parametrize(
     ("model", "phrases"),
     [
-        (3, ["model is of type int;", "a Linen module, an NNX module, a pair of functions"]),
+        (3, ["model is of type int;", "a Linen module, an NNX module or a function (rngs)"]),
         ("resnet50", ["model is of type str;"]),
         (LinenCNN, ["model is the class LinenCNN;"]),
         ((params_init,), ["model is of type tuple;"]),
@@ -384,6 +460,8 @@ def apply_with_any_inputs(params, state, rng, *inputs):
             (params_init, apply_with_any_inputs),
             ["apply_with_any_inputs(params, state, rng, *inputs) does not fit", "name its arguments"],
         ),
+        ((params_init, lambda a, b, mode="train": a), ["mode='train' would have one value", "such as train=False"]),
+        ((params_init, lambda a, b, mode=True: a), ["mode=True would have one value"]),
         ((dict, function_apply), ["dict has no signature; wrap it in a Python function"]),
         (
             OtherApply(),

@@ -4,10 +4,12 @@ import functools
 import re
 from collections.abc import Callable
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
@@ -15,7 +17,7 @@ from support.cases import costly, essential_and_ci, rare_case
 from support.networks import largest_difference
 
 from jaxddp.config import Config, load
-from jaxddp.models.adapt import adapt, for_platform
+from jaxddp.models.adapt import adapt, for_platform, with_cpu_convolutions
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.ops.cpu_convolution import convolve
 from jaxddp.models.ops.operations import Operations
@@ -130,6 +132,71 @@ def test_strided_depthwise_convolutions_equal_xlas(side, size, stride, padding):
 def test_grouped_convolutions_equal_xlas(channels, features, groups, stride):
     images, kernel = random_arguments(2, 5, 6, channels, features, 3)
     assert_equal_to_xla(images, kernel[:, :, : channels // groups], stride, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"strides": 2},
+        {"padding": "CIRCULAR"},
+        {"padding": ((2, 1), (-1, 3)), "strides": (2, 1)},
+        {"kernel_size": (4, 2), "kernel_dilation": (1, 2), "mask": 1},
+        *(
+            rare_case(settings)
+            for settings in (
+                {"padding": "VALID"},
+                {"kernel_dilation": 2, "strides": 2},
+                {"kernel_dilation": (3, 1)},
+                {"kernel_size": (1, 5)},
+                {"kernel_size": (2, 2), "strides": 3, "padding": 1},
+                {"kernel_size": (1, 1), "strides": 2, "use_bias": False},
+                {"input_dilation": 2, "padding": 1},
+                {"kernel_size": (9, 9)},
+                {"kernel_size": (3,), "padding": "CAUSAL"},
+            )
+        ),
+    ],
+)
+@pytest.mark.parametrize(("features", "groups"), [(6, 6), (12, 3)])
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+def test_users_convolutions_in_groups_equal_xlas_on_cpus(library, features, groups, settings):
+    settings = {"kernel_size": (3, 3), "feature_group_count": groups, **settings}
+    if settings.pop("mask", None):
+        shape = (*settings["kernel_size"], 6 // groups, features)
+        settings["mask"] = jnp.asarray(np.random.default_rng(1).integers(0, 2, shape))
+    images = np.random.default_rng(0).normal(size=(2, *(9, 8)[: len(settings["kernel_size"])], 6))
+    if library == "linen":
+        model = adapt(nn.Conv(features, param_dtype=jnp.float64, bias_init=nn.initializers.normal(1.0), **settings))
+    else:
+        model = adapt(lambda rngs: nnx.Conv(6, features, param_dtype=jnp.float64, rngs=rngs, **settings))
+    params, state = model.init(jax.random.key(0), images)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def results(model, *arguments):
+        value, gradient = jax.vjp(lambda p, x: model.apply(p, state, x, train=True, key=None)[0], *arguments)
+        return value, gradient(jnp.cos(jnp.arange(value.size, dtype=value.dtype)).reshape(value.shape))
+
+    on_cpu = for_platform(model, "cpu")
+    assert largest_difference(results(on_cpu, params, images), results(model, params, images)) < 1e-9
+    program = str(jax.make_jaxpr(lambda *a: on_cpu.apply(*a, train=False, key=None)[0])(params, state, images))
+    is_replaced = len(settings["kernel_size"]) == 2 and "input_dilation" not in settings
+    assert ("conv_general_dilated" not in program) == is_replaced
+
+
+def test_only_convolutions_in_groups_without_a_function_of_their_own_are_replaced():
+    own = lambda *arguments, **options: lax.conv_general_dilated(*arguments, **options)  # noqa: E731
+    layers = [nn.Conv(4, (3, 3)), nn.Conv(4, (3, 3), feature_group_count=4, conv_general_dilated=own)]
+    model, images = adapt(nn.Sequential(layers)), jnp.zeros((1, 8, 8, 3))
+    params, state = model.init(jax.random.key(0), images)
+    programs = [
+        str(jax.make_jaxpr(lambda p, model=model: model.apply(p, state, images, train=False, key=None)[0])(params))
+        for model in (model, for_platform(model, "cpu"))
+    ]
+    assert programs[0] == programs[1] and programs[0].count("conv_general_dilated[") == 2
+    refused = with_cpu_convolutions(model, allowed=False)
+    assert for_platform(model, "cpu").convolution and for_platform(model, "gpu") is model
+    assert for_platform(refused, "cpu").convolution is None
 
 
 @pytest.mark.slow

@@ -4,20 +4,24 @@ import json
 import re
 from pathlib import Path
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from support import runs
 from support.data import CLASSES, NO_AUGMENTATION, random_table
 from support.runs import experiment_of, train_config
 from support.shared import sgd
 
+from jaxddp.api import prepare_training
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.ops.stems import small_stem
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
+from jaxddp.recipe.network_checks import dtypes_of_products
 from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
 
@@ -102,3 +106,52 @@ def test_the_precision_is_saved_and_a_run_with_another_precision_is_rejected(con
     monkeypatch.setattr(Topology, "platform", "gpu")
     with pytest.raises(InputError, match="train.precision was 'float32' and is now 'bfloat16'"):
         train_config(config, tmp_path / "run")
+
+
+# --- Networks of users ---
+
+
+class Mixed(nn.Module):
+    """A network with a batch norm, whose dense layer computes in `dtype`."""
+
+    dtype: str | None = None
+
+    @nn.compact
+    def __call__(self, images, train: bool = False):
+        x = nn.BatchNorm(use_running_average=not train)(images)
+        return nn.Dense(CLASSES, dtype=self.dtype)(x.reshape(len(x), -1))
+
+
+class NNXDense(nnx.Module):
+    def __init__(self, rngs):
+        self.norm, self.head = nnx.BatchNorm(3, rngs=rngs), nnx.Linear(SIZE * SIZE * 3, CLASSES, rngs=rngs)
+
+    def __call__(self, images):
+        return self.head(self.norm(images).reshape(len(images), -1))
+
+
+PAIR = (
+    lambda key, example: ({"head": jnp.ones((SIZE * SIZE * 3, CLASSES))}, {"mean": jnp.zeros(())}),
+    lambda params, state, x: (x.reshape(len(x), -1) @ params["head"], {"mean": x.mean()}),
+)
+
+
+@pytest.mark.parametrize("network", [Mixed(), NNXDense, PAIR], ids=["linen", "nnx", "functions"])
+def test_a_users_network_computes_in_the_precision_and_keeps_float32(network):
+    setup = prepare_training(network, TABLE, 1, sgd(0.05, 0.9), BATCH, precision="bfloat16")
+    batch = next(setup.batches(0, 1))
+    program = jax.make_jaxpr(setup.step())(setup.state, batch)
+    assert {*dtypes_of_products(program)} == {"bfloat16"}
+    state, sums = jax.eval_shape(setup.step(), setup.state, batch)
+    leaves = jax.tree.leaves((state.params, state.model_state, state.opt_state, sums.values))
+    assert {leaf.dtype for leaf in leaves if jnp.issubdtype(leaf.dtype, jnp.floating)} == {jnp.dtype("float32")}
+
+
+def test_a_network_with_a_dtype_of_its_own_is_refused_only_if_the_precision_is_set(caplog):
+    arguments = TABLE, 1, sgd(0.05), BATCH
+    caplog.set_level("INFO", "jaxddp.experiment")
+    prepare_training(Mixed("bfloat16"), *arguments)
+    assert [line for line in caplog.messages if line.startswith("model: the network computes in bfloat16")]
+    for dtype, precision in (("float32", "bfloat16"), ("bfloat16", "float32")):
+        with pytest.raises(InputError, match=f"^precision='{precision}': the network computes in {dtype}, because"):
+            prepare_training(Mixed(dtype), *arguments, precision=precision)

@@ -11,13 +11,15 @@ import jax
 import jax.numpy as jnp
 import optax
 import pytest
+from flax import nnx
 from support.cases import rare_case
-from support.data import CLASSES, random_table
+from support.data import CLASSES, random_table, write_arrays
 from support.networks import largest_difference, linear_model
-from support.runs import Recorder, setup_of, train
+from support.runs import LEAN, Recorder, setup_of, train
 from support.shared import sgd
 
 import jaxddp
+from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.setup import feed
@@ -185,3 +187,58 @@ def test_a_notebook_trains_several_seeds_and_decodes_and_compiles_once(tmp_path,
     assert len(loads) == 2
     with pytest.raises(InputError, match="seed was 0 and is now 1"):
         jaxddp.train(loss, setup.with_seed(1), val=VAL, workdir=tmp_path / "seed0", listeners=())
+
+
+class NNXDense(nnx.Module):
+    def __init__(self, rngs):
+        self.head = nnx.Linear(192, CLASSES, rngs=rngs)
+
+    def __call__(self, images):
+        return self.head(images.reshape(len(images), -1))
+
+
+def test_a_second_seed_of_an_nnx_module_needs_a_function_that_makes_it():
+    setup = setup_of(NNXDense(nnx.Rngs(0)), sgd(0.05), TABLE)
+    setup.with_seed(setup.order.seed)
+    with pytest.raises(InputError, match=r"^with_seed\(1\): the NNX module has the same initial .* Net\(rngs=rngs\)$"):
+        setup.with_seed(1)
+    setup = setup_of(NNXDense, sgd(0.05), TABLE)
+    first, fresh = setup.with_seed(1).state.params, setup_of(NNXDense, sgd(0.05), TABLE, seed=1).state.params
+    assert largest_difference(first, fresh) == 0 < largest_difference(first, setup.with_seed(2).state.params)
+
+
+def test_seeds_that_start_from_the_same_parameters_are_told(caplog):
+    def constant(key, example):
+        return {"kernel": jnp.ones((192, CLASSES))}
+
+    setup_of((constant, lambda params, x: x.reshape(len(x), -1) @ params["kernel"]), sgd(0.05), TABLE).with_seed(1)
+    assert [line for line in caplog.messages if line.startswith("every seed starts from the same parameters")]
+
+
+HOOK = """
+from flax import nnx
+from jaxddp.config import Config
+
+class Net(nnx.Module):
+    def __init__(self, num_classes, rngs):
+        self.head = nnx.Linear(3, num_classes, rngs=rngs)
+
+    def __call__(self, images):
+        return self.head(images.mean((1, 2)))
+
+def get_config():
+    return Config().replace(data={"image_size": 6, "crop": "whole"}, train={"batch_size": 8, "duration": "1 step"})
+
+def get_model(config, num_classes):
+    return Net(num_classes, nnx.Rngs(SEED))
+"""
+
+
+@pytest.mark.parametrize(("seed", "refused"), [("0", True), ("config.seed", False)])
+def test_a_hook_that_ignores_the_seed_is_refused_for_other_seeds(seed, refused, tmp_path, capfd):
+    write_arrays(tmp_path / "set.npz", random_table(20), random_table(9, seed=1))
+    (tmp_path / "mine.py").write_text(HOOK.replace("SEED", seed))
+    words = ["train", str(tmp_path / "mine.py"), "--data.path", str(tmp_path / "set.npz"), "--seed", "1", *LEAN]
+    assert main([*words, "--workdir", str(tmp_path / "run")]) == (2 if refused else 0)
+    message = "get_model: --seed 1: the NNX module has the same initial parameters for every seed"
+    assert (message in capfd.readouterr().err) == refused

@@ -34,6 +34,7 @@ from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model
 from jaxddp.overrides import checked
 from jaxddp.recipe.make_recipe import model_of
+from jaxddp.recipe.network_checks import in_precision
 from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.setup.classifier import Classifier
 from jaxddp.training.validation.predicted_images import MAX_SHOWN, PredictedImages
@@ -251,9 +252,9 @@ def restore_run(
     config = file.config if precision is None else file.config.replace(train={"precision": precision})
     signature = Signature.read(place) or signature_of_data(place, config)
     if model is not None:
-        network = adapt(model)
+        network = in_precision(adapt(model), signature.image_shape, config.train.precision)
     elif file.has_network:
-        network = model_of(config, len(signature.class_ids), objects_of_hooks(file.hooks))
+        network = model_of(config, len(signature.class_ids), objects_of_hooks(file.hooks), signature.image_shape)
     else:
         raise InputError(
             f"{file.path}: the run came from Python and its config does not name the network; give model= too"

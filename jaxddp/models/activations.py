@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest, show
 from jaxddp.models.adapt import LinenModel
-from jaxddp.models.interface import Model, Tree, call_mode, name_of
+from jaxddp.models.interface import Model, Tree, name_of
 from jaxddp.models.variables import PARAMS, by_path, trees_of
 
 HEAD = None
@@ -55,7 +55,7 @@ def activation(
         change: an array that is added to the activation. Its gradient is the gradient of the activation.
     """
     assert isinstance(model, LinenModel)
-    module, calls = model.module, 0
+    calls = 0
 
     def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         nonlocal calls
@@ -70,12 +70,7 @@ def activation(
         return function(value, *args[1:], **kwargs) if layer.before else value
 
     with nn.intercept_methods(call):
-        logits, updated = module.apply(
-            {"params": params, **model_state},
-            images,
-            **call_mode(module.__call__, False),
-            mutable=[*model_state, _COLLECTION],
-        )
+        logits, updated = model.run(params, model_state, images, train=False, mutable=[*model_state, _COLLECTION])
     (values,) = jax.tree.leaves(updated[_COLLECTION], is_leaf=lambda node: isinstance(node, tuple))
     return logits, values[-1]
 

@@ -9,6 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError
 from jaxddp.models.frozen import freeze_norms
@@ -18,34 +19,46 @@ from jaxddp.models.interface import (
     Model,
     Tree,
     call_mode,
+    cast,
+    check_mode,
     check_signature,
+    like,
     name_of,
     signature,
 )
-from jaxddp.models.nnx_modules import NNXModel
-from jaxddp.models.ops.operations import Operations
+from jaxddp.models.nnx_modules import NNXModel, takes_rngs
+from jaxddp.models.ops.operations import Convolution, Operations
 from jaxddp.models.variables import path_of
 from jaxddp.platforms import platform_named
 from jaxddp.sections.layers import NO_LAYERS, Layers
 
 Shape = tuple[int, ...]
-ACCEPTED = "a Linen module, an NNX module, a pair of functions (init, apply), or an object with a Model's two methods"
+ACCEPTED = (
+    "a Linen module, an NNX module or a function (rngs) that returns one, a pair of functions (init, apply), or an "
+    "object with a Model's two methods"
+)
 
 
 def adapt(model: Any) -> Model:
     """Adapt a network to `Model`. The network itself is not changed, and a `Model` is returned unchanged.
 
-    A module's `__call__(images)` may also have an argument that sets the mode, with a name in `MODE_ARGUMENTS`. The
-    `__call__` of a Linen module may also have the argument `example_keys`; see `Model.apply`.
+    A module's `__call__(images)` may also have an argument that sets the mode, with a name in `MODE_ARGUMENTS`. A
+    boolean field of a Linen module or attribute of an NNX module with such a name sets the mode too. The `__call__` of
+    a Linen module may also have the argument `example_keys`, see `Model.apply`; that of an NNX module, `rngs`.
 
     Raises:
         InputError: the type of the object is not in `ACCEPTED`, or a function has a wrong signature.
     """
     if isinstance(model, nn.Module):
+        check_mode(model.__call__)
         return LinenModel(model)
     # Importing NNX takes as long as importing all other modules of Flax. A user with an NNX module has imported NNX.
-    if (nnx := sys.modules.get("flax.nnx")) and isinstance(model, nnx.Module):
+    nnx = sys.modules.get("flax.nnx")
+    if nnx and isinstance(model, nnx.Module):
+        check_mode(model.__call__)
         return NNXModel.of(model)
+    if nnx and takes_rngs(model):
+        return NNXModel.made_by(model)
     if isinstance(model, tuple | list) and len(model) == 2 and all(map(callable, model)):
         return FunctionModel.of(*model)
     if isinstance(model, Model) and not isinstance(model, type):
@@ -68,13 +81,26 @@ class LinenModel:
     module: nn.Module
     settled: Layers = NO_LAYERS
     """Layers whose batch norms also use their running statistics in training, without updating them."""
+    dtype: DTypeLike | None = None
+    """The dtype to which `apply` casts the parameters and the images; None for no cast. Flax computes means and
+    variances in float32, and the running statistics keep their dtype."""
+    convolution: Convolution | None = None
+    """The implementation of convolutions in groups of channels; None for XLA's."""
+    accepts_convolution: bool = True
+    """Whether `for_platform` may set `convolution`."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function whose arguments set the mode."""
+        return self.module.__call__
 
     @property
     def takes_example_keys(self) -> bool:
         return "example_keys" in signature(self.module.__call__).parameters
 
     def init(self, key: jax.Array, example: jax.Array) -> tuple[Tree, Tree]:
-        variables = dict(self.module.init(_linen_streams(key), example, **call_mode(self.module.__call__, False)))
+        arguments = call_mode(self.module.__call__, False)
+        variables = dict(_in_mode(self.module, False, arguments).init(_linen_streams(key), example, **arguments))
         return variables.pop("params", {}), variables
 
     def apply(
@@ -87,18 +113,28 @@ class LinenModel:
         key: jax.Array | None,
         example_keys: jax.Array | None = None,
     ) -> tuple[jax.Array, Tree]:
-        keywords: dict[str, Any] = call_mode(self.module.__call__, train)
-        if self.takes_example_keys:
-            keywords["example_keys"] = example_keys
-        with freeze_norms(self.settled) if self.settled else contextlib.nullcontext():
-            logits, updated = self.module.apply(
-                {"params": params, **model_state},
-                images,
-                **keywords,
-                rngs=_linen_streams(key),
-                mutable=list(model_state),
-            )
-        return logits, {**model_state, **updated} if train else model_state
+        keywords: dict[str, Any] = {"example_keys": example_keys} if self.takes_example_keys else {}
+        logits, updated = self.run(
+            params, model_state, images, train=train, mutable=[*model_state], rngs=_linen_streams(key), **keywords
+        )
+        return logits, {
+            **model_state,
+            **(updated if self.dtype is None else like(updated, model_state)),
+        } if train else model_state
+
+    def run(
+        self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, mutable: list[str], **keywords: Any
+    ) -> tuple[jax.Array, Tree]:
+        """Call the module in a mode. Return the logits and the collections in `mutable`."""
+        call_arguments = call_mode(self.module.__call__, train)
+        variables, images = {"params": cast(params, self.dtype), **model_state}, cast(images, self.dtype)
+        with contextlib.ExitStack() as stack:
+            if self.settled:
+                stack.enter_context(freeze_norms(self.settled))
+            if self.convolution is not None:
+                stack.enter_context(with_grouped_convolution(self.convolution))
+            module = _in_mode(self.module, train, call_arguments)
+            return module.apply(variables, images, mutable=mutable, **call_arguments, **keywords)
 
     def layer_arrays(self, image_shape: tuple[int, int, int]) -> dict[str, tuple[Shape, Shape, Any]]:
         """Return, for each parameter by name, its shape, its shape in a single layer, and the module that owns it.
@@ -125,6 +161,13 @@ class LinenModel:
         return {name: (shape, *found.get(name, (shape, None))) for name, shape in shapes.items()}
 
 
+def _in_mode(module: nn.Module, train: bool, call_arguments: Mapping[str, Any]) -> nn.Module:
+    """Return a module whose boolean fields that set the mode, but are no arguments of its call, have this mode."""
+    names = [name for name in MODE_ARGUMENTS if isinstance(vars(module).get(name), bool) and name not in call_arguments]
+    fields: dict[str, Any] = {name: MODE_ARGUMENTS[name] == train for name in names}
+    return module.clone(**fields) if names else module
+
+
 def _linen_streams(key: jax.Array | None) -> dict[str, jax.Array]:
     # For a stream without a key Linen draws from "params". Linen counts the draws of each stream.
     return {} if key is None else {"params": jax.random.fold_in(key, 0), "dropout": key}
@@ -148,10 +191,18 @@ class FunctionModel:
     has_state: bool
     takes_key: bool
     takes_example_keys: bool = False
+    dtype: DTypeLike | None = None
+    """The dtype to which `apply` casts the parameters and the images; None for no cast."""
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function whose arguments set the mode."""
+        return self.apply_function
 
     @classmethod
     def of(cls, init: Callable[..., Any], apply: Callable[..., Any]) -> "FunctionModel":
         check_signature(init, 2, (), "init(key, example)")
+        check_mode(apply)
         parameters = signature(apply).parameters.values()
         by_keyword = {p.name for p in parameters} & {"key", "example_keys", *MODE_ARGUMENTS}
         required = [
@@ -178,10 +229,32 @@ class FunctionModel:
     ) -> tuple[jax.Array, Tree]:
         keywords = call_mode(self.apply_function, train) | ({"key": key} if self.takes_key else {})
         keywords |= {"example_keys": example_keys} if self.takes_example_keys else {}
+        params, images = cast((params, images), self.dtype)
         if not self.has_state:
             return self.apply_function(params, images, **keywords), model_state
         logits, updated = self.apply_function(params, model_state, images, **keywords)
-        return logits, updated if train else model_state
+        if not train:
+            return logits, model_state
+        return logits, updated if self.dtype is None else like(updated, model_state)
+
+
+def has_dropout(model: Model, params: Tree, model_state: Tree, image_shape: tuple[int, int, int]) -> bool:
+    """Return whether a Linen module calls `nn.Dropout` with a rate above 0 for images [H, W, C]."""
+    if not isinstance(model, LinenModel):
+        return False
+    rates = [0.0]
+
+    def record(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        if isinstance(context.module, nn.Dropout):
+            rates.append(context.module.rate)
+        return function(*args, **kwargs)
+
+    images = jnp.zeros((1, *image_shape))
+    with nn.intercept_methods(record):
+        jax.eval_shape(
+            lambda *arguments: model.apply(*arguments, train=False, key=None)[0], params, model_state, images
+        )
+    return max(rates) > 0
 
 
 def with_frozen_norms(model: Model, layers: Layers) -> Model:
@@ -192,17 +265,42 @@ def with_frozen_norms(model: Model, layers: Layers) -> Model:
     return replace(model, settled=layers) if layers and isinstance(model, LinenModel | NNXModel) else model
 
 
+def with_cpu_convolutions(model: Model, *, allowed: bool) -> Model:
+    """Return a model for which `for_platform` may or may not replace convolutions in groups of channels."""
+    return replace(model, accepts_convolution=allowed) if isinstance(model, LinenModel | NNXModel) else model
+
+
 def for_platform(model: Any, platform: str) -> Any:
     """Return the fastest version of a model or a module for a platform ("cpu", "gpu", "tpu").
 
     A network with a method `with_operations(operations)`, such as `jaxddp.models.resnet.ResNet`, gets the operations of
-    `jaxddp.platforms`. Any other model is returned unchanged.
+    `jaxddp.platforms`. Of any other Linen or NNX module, only convolutions in groups of channels are replaced. Other
+    models are returned unchanged.
     """
     operations = platform_named(platform).operations
     if operations == Operations():
         return model
-    if isinstance(model, LinenModel):
-        module = for_platform(model.module, platform)
-        return model if module is model.module else replace(model, module=module)
+    if isinstance(model, LinenModel) and (module := for_platform(model.module, platform)) is not model.module:
+        return replace(model, module=module)
+    if isinstance(model, LinenModel | NNXModel):
+        grouped = operations.grouped_convolution if model.accepts_convolution else None
+        return model if grouped is model.convolution else replace(model, convolution=grouped)
     with_operations = getattr(model, "with_operations", None)
     return model if with_operations is None else with_operations(operations)
+
+
+def with_grouped_convolution(convolution: Convolution) -> Any:
+    """Return a context in which the `nn.Conv` with groups of channels use `convolution`, if they name no function."""
+
+    def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        module = context.module
+        if isinstance(module, nn.Conv) and module.feature_group_count > 1 and not _names_function(module):
+            # Linen copied this instance for this call; see `freeze_norms`.
+            object.__setattr__(module, "conv_general_dilated", convolution)
+        return function(*args, **kwargs)
+
+    return nn.intercept_methods(call)
+
+
+def _names_function(conv: nn.Conv) -> bool:
+    return conv.conv_general_dilated is not None or conv.conv_general_dilated_cls is not None

@@ -9,19 +9,22 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError
 
 Tree = Any  # a pytree of arrays
 
-# The names of the arguments that set a module's mode, with their values in training.
-MODE_ARGUMENTS = {
-    "train": True,
-    "training": True,
-    "is_training": True,
-    "deterministic": False,
-    "use_running_average": False,
-}
+_IN_TRAINING = ("train", "training", "is_training", "is_train", "train_mode", "training_mode")
+_IN_EVALUATION = (
+    *("deterministic", "use_running_average", "inference", "inference_mode", "is_inference"),
+    *("eval", "eval_mode", "is_eval", "evaluation", "test", "testing", "test_mode", "is_test"),
+)
+MODE_ARGUMENTS = dict.fromkeys(_IN_TRAINING, True) | dict.fromkeys(_IN_EVALUATION, False)
+"""The names of the arguments, fields and attributes that set a module's mode, with their values in training."""
+_MODES = ("train", "training", "fit", "eval", "evaluate", "evaluation", "val", "test", "inference", "infer", "predict")
+"""Values of arguments that set a mode by a string."""
 
 BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
@@ -59,8 +62,39 @@ def takes_example_keys(model: Model) -> bool:
 
 def call_mode(call: Callable[..., Any], train: bool) -> dict[str, Any]:
     """Return the keyword arguments of `call` that set the mode, by their names in `MODE_ARGUMENTS`."""
-    parameters = inspect.signature(call).parameters
-    return {name: in_training == train for name, in_training in MODE_ARGUMENTS.items() if name in parameters}
+    names = inspect.signature(call).parameters
+    return {name: in_training == train for name, in_training in MODE_ARGUMENTS.items() if name in names}
+
+
+def other_switches(call: Callable[..., Any]) -> list[str]:
+    """Return the boolean arguments of `call` that do not set the mode, with their defaults, such as "pool=True"."""
+    parameters = inspect.signature(call).parameters.values()
+    return [f"{p.name}={p.default}" for p in parameters if isinstance(p.default, bool) and p.name not in MODE_ARGUMENTS]
+
+
+def check_mode(call: Callable[..., Any]) -> None:
+    """Raise `InputError` if an argument of `call` sets the mode by another value than a boolean."""
+    for p in signature(call).parameters.values():
+        is_mode = isinstance(p.default, str) and p.default.lower() in _MODES
+        if is_mode or (p.name == "mode" and not isinstance(p.default, str)):
+            raise InputError(
+                f"model: {name_of(call)}: the argument {p} would have one value in training and evaluation; "
+                "set the mode by a boolean argument, such as train=False"
+            )
+
+
+def cast(tree: Tree, dtype: DTypeLike | None) -> Tree:
+    """Cast the floating-point arrays of a tree. None keeps their dtypes."""
+    if dtype is None:
+        return tree
+    return jax.tree.map(lambda leaf: leaf.astype(dtype) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree)
+
+
+def like(updated: Tree, before: Tree) -> Tree:
+    """Cast the arrays of a new state to the dtypes of the state before."""
+    if jax.tree.structure(updated) != jax.tree.structure(before):
+        return updated
+    return jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), updated, before)
 
 
 def signature(function: Callable[..., Any]) -> inspect.Signature:

@@ -20,7 +20,7 @@ from jaxddp.registry import OBJECTIVES
 Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
 _OPTIONS = {
-    "model": ("freeze", "new_layers", "offline", "unfreeze", "weights"),
+    "model": ("cpu_convolutions", "freeze", "new_layers", "offline", "unfreeze", "weights"),
     "optimizer": ("clip_norm", "groups", "layer_decay", "rate_factors"),
     "train": (
         *("accumulate", "gradient_precision", "max_bad_steps", "precision", "ema", "ema_warmup", "ema_every"),

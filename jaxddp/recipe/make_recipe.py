@@ -14,13 +14,13 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import SetMetric
 from jaxddp.engine.step_objective import Metric, Objective, TrainObjective
 from jaxddp.mesh import Topology
-from jaxddp.models.adapt import adapt
+from jaxddp.models.adapt import adapt, with_cpu_convolutions
 from jaxddp.models.interface import Model
 from jaxddp.optimizers.kernels import BY_NAME, Kernels
 from jaxddp.recipe.configured_losses import configured_losses
 from jaxddp.recipe.configured_metrics import configured_metrics, with_user_metrics
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
-from jaxddp.recipe.network_checks import check_outputs
+from jaxddp.recipe.network_checks import NetworkCheck, brings_weights, check_other_seed, in_precision
 from jaxddp.recipe.object_checks import check_optimizer, check_parts
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe.user_objects import ObjectSource
@@ -30,7 +30,13 @@ from jaxddp.schedules.warmup import Steps, make_schedule
 
 
 def make_recipe(
-    config: Config, layout: Layout, topology: Topology, user_object: ObjectSource, rate: optax.Schedule | None = None
+    config: Config,
+    layout: Layout,
+    topology: Topology,
+    user_object: ObjectSource,
+    rate: optax.Schedule | None = None,
+    *,
+    precision: str | None = None,
 ) -> Recipe:
     """Make the recipe of a config and of the objects that the user provides.
 
@@ -38,6 +44,7 @@ def make_recipe(
         config: the config, with all values resolved, such as the precision.
         user_object: the source of the user's objects.
         rate: a learning rate schedule, which replaces the config's.
+        precision: the `train.precision` that the user set; None for a default.
 
     Raises:
         InputError: a name is unknown, a number is out of range, or an object is of the wrong type. The message names
@@ -45,7 +52,7 @@ def make_recipe(
     """
     data, schedule = layout.training_data, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, user_object)
-    model = model_of(config, data.num_classes, user_object, data.image_shape)
+    model = model_of(config, data.num_classes, user_object, data.image_shape, NetworkCheck(topology, precision))
     optimizer, kernels, uses_schedule = _optimizer(config, schedule, model, data.image_shape, user_object)
     initialize = user_object("initialize", config, data.images)
     return Recipe(
@@ -65,17 +72,32 @@ def make_recipe(
 
 
 def model_of(
-    config: Config, num_classes: int, user_object: ObjectSource, image_shape: ImageShape | None = None
+    config: Config,
+    num_classes: int,
+    user_object: ObjectSource,
+    image_shape: ImageShape | None = None,
+    check: NetworkCheck | None = None,
 ) -> Model:
-    """Make the network. A user's network is checked on images of `image_shape`, if that is set. Raises: InputError."""
+    """Make the network. Raises: InputError.
+
+    Args:
+        image_shape: the shape of the images, from which it is decided whether a user's network is cast to
+            `train.precision`; see `in_precision`. None if the network only gives names and shapes of arrays.
+        check: the check of a user's network before training.
+    """
     custom = user_object("model", config, num_classes)
     if custom is None:
         # A built-in network has `num_classes` outputs.
         return adapt(MODELS.get(config.model.name)(config, num_classes))
     with custom.named_in_errors():
-        model = adapt(custom.value)
+        model = with_cpu_convolutions(adapt(custom.value), allowed=config.model.cpu_convolutions)
         if image_shape is not None:
-            check_outputs(model, image_shape, num_classes)
+            model = in_precision(model, image_shape, config.train.precision)
+        if image_shape is not None and check is not None:
+            check(model, custom.where, config, image_shape, num_classes)
+            if custom.hook is not None and config.seed != Config().seed and brings_weights(model):
+                other = user_object("model", config.replace(seed=config.seed + 1), num_classes)
+                check_other_seed(model, adapt(other.value), config.seed)  # pyright: ignore[reportOptionalMemberAccess]
     return model
 
 

@@ -1,28 +1,41 @@
 """Check a network against the classes and the image sizes of a run by abstract evaluation (`jax.eval_shape`)."""
 
+import dataclasses
 import functools
 import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxddp.config import DataConfig
+from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
 from jaxddp.core.peers import Peers
-from jaxddp.core.wording import first_line, kind_of
+from jaxddp.core.wording import counted, first_line, kind_of
 from jaxddp.engine.step_objective import wide_logits
-from jaxddp.mesh import AXIS
-from jaxddp.models.adapt import LinenModel
-from jaxddp.models.interface import Model, takes_example_keys
+from jaxddp.measure.flops import count_flops, jaxprs_in, operations_in
+from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.adapt import FunctionModel, LinenModel, has_dropout
+from jaxddp.models.interface import Model, name_of, other_switches, takes_example_keys
 from jaxddp.models.nnx_modules import NNXModel
-from jaxddp.models.variables import path_of, trees_of
+from jaxddp.models.variables import by_path, path_of, trees_of
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
 from jaxddp.sections.layers import Layers
+from jaxddp.weights.match import listed
 
 _log = logging.getLogger("jaxddp.experiment")
+OWN_WEIGHTS = (
+    "the NNX module has the same initial parameters for every seed; give a function that makes it, such as "
+    "lambda rngs: Net(rngs=rngs)"
+)
 _NUM_IMAGES = 2
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_jvp_call"})
+"""The operations that call one jaxpr with their own operands."""
+_Origin = tuple[frozenset[int], int | None]
 
 
 def check_sizes(data: DataConfig, model: Model, layout: Layout, peers: Peers) -> None:
@@ -108,30 +121,173 @@ def check_frozen_state(model: Model, frozen: Layers, trees: Any, image_shape: Im
             )
 
 
-def check_outputs(model: Model, image_shape: tuple[int, int, int], num_classes: int) -> None:
+@dataclass(frozen=True)
+class NetworkCheck:
+    """The check of a user's network before training, which also logs how it computes.
+
+    Attributes:
+        precision: the `train.precision` that the user set, which the network must have; None for a default.
+    """
+
+    topology: Topology
+    precision: str | None = None
+
+    def __call__(self, model: Model, where: str, config: Config, image_shape: ImageShape, num_classes: int) -> None:
+        """Check a network. `where` begins the lines of the log. Raises: InputError."""
+        used = config.train.precision or "float32"
+        evaluation, training = check_outputs(model, image_shape, num_classes, used)
+        shares = dtypes_of_products(evaluation)
+        computed = next(iter(shares), used)
+        if self.precision not in (None, computed):
+            raise InputError(
+                Key("train.precision", self.precision),
+                f": the network computes in {computed}, because it sets the dtype of its layers",
+                advice=("let it set no dtype, or leave ", Key("train.precision"), " out"),
+            )
+        if not self.topology.peers.is_first:
+            return
+        if where != "model" or computed != used:
+            others = "".join(f", {share:.0%} of its products in {name}" for name, share in [*shares.items()][1:])
+            _log.info(f"{where}: the network computes in {computed}{others}")
+        if self.topology.platform == "cpu" and config.model.cpu_convolutions and (count := _count_grouped(evaluation)):
+            _log.info(
+                f"{where}: {counted(count, 'convolution')} in groups of channels computed as sums and products of "
+                "matrices, which is faster on CPUs; model.cpu_convolutions=False leaves them to XLA"
+            )
+        for notice in notices(model, image_shape, evaluation, training):
+            _log.warning(f"{where}: {notice}")
+
+
+def _count_grouped(jaxpr: Any) -> int:
+    convolutions = [each for each in operations_in(jaxpr) if each.primitive.name == "conv_general_dilated"]
+    return sum(each.params["feature_group_count"] > 1 and each.invars[0].aval.ndim == 4 for each in convolutions)
+
+
+def brings_weights(model: Model) -> bool:
+    """Return whether a model is an NNX module, whose initial values do not depend on the key of `init`."""
+    return isinstance(model, NNXModel) and model.make is None
+
+
+def check_other_seed(model: Model, other: Model, seed: int) -> None:
+    """Raise `InputError` if two NNX modules, made for different seeds, have the same parameters."""
+    leaves, others = jax.tree.leaves(model.params), jax.tree.leaves(getattr(other, "params", ()))  # pyright: ignore
+    if leaves and len(leaves) == len(others) and all(map(np.array_equal, leaves, others)):
+        raise InputError(Key("seed", seed), f": {OWN_WEIGHTS}")
+
+
+def check_outputs(
+    model: Model, image_shape: tuple[int, int, int], num_classes: int, precision: str = "float32"
+) -> tuple[Any, Any]:
     """Check that a network returns one logit per class for each image, in evaluation and in training.
 
     Args:
         image_shape: [H, W, C].
+        precision: the dtype of the images.
+
+    Returns:
+        The jaxprs of evaluation and of training; None for training if the network does not accept so few images.
 
     Raises:
         InputError: the network returns something else.
     """
-    images = jax.ShapeDtypeStruct((_NUM_IMAGES, *image_shape), jnp.float32)
+    images = jax.ShapeDtypeStruct((_NUM_IMAGES, *image_shape), precision)
     arguments = *trees_of(model, image_shape), images, jax.eval_shape(lambda: jax.random.key(0))
+    traces = []
     for train in (False, True):
         data_name = "the data in training" if train else "the data"
         # The trace needs the axis of the devices, because a batch norm may average over it.
-        traced = jax.make_jaxpr(
-            functools.partial(_checked, model, (num_classes, data_name), train), axis_env=[(AXIS, 1)]
-        )
-        traced(*arguments)
+        check = functools.partial(_checked, model, (num_classes, data_name), train)
+        traces.append(jax.make_jaxpr(check, axis_env=[(AXIS, 1)])(*arguments))
+    evaluation, training = traces
+    return evaluation, None if len(training.out_avals) < len(evaluation.out_avals) else training
+
+
+def in_precision(model: Model, image_shape: ImageShape, precision: str | None) -> Model:
+    """Return a user's network with parameters and images cast to a precision, if most of its products then have it.
+
+    A network that computes most products in the precision by itself, or that sets the dtype of its layers, is returned
+    unchanged, and so is an object with the methods of a `Model`.
+    """
+    if precision in (None, "float32") or not isinstance(model, LinenModel | NNXModel | FunctionModel):
+        return model
+
+    def follows(model: Model) -> bool:
+        return precision == next(iter(dtypes_of_products(_eval_jaxpr(model, image_shape, precision))), None)
+
+    in_dtype = dataclasses.replace(model, dtype=jnp.dtype(precision))
+    return in_dtype if not follows(model) and follows(in_dtype) else model
+
+
+def _eval_jaxpr(model: Model, image_shape: ImageShape, precision: str) -> Any:
+    images = jax.ShapeDtypeStruct((_NUM_IMAGES, *image_shape), precision)
+
+    def logits(params: Any, state: Any, images: jax.Array) -> Any:
+        return model.apply(params, state, images, train=False, key=None)[0]
+
+    return jax.make_jaxpr(logits, axis_env=[(AXIS, 1)])(*trees_of(model, image_shape), images)
+
+
+def dtypes_of_products(jaxpr: Any) -> dict[str, float]:
+    """Return the share of each dtype in the operations of products and convolutions, the largest first."""
+    flops = count_flops(jaxpr.jaxpr)
+    return {name: count / flops.total() for name, count in flops.most_common()}
+
+
+def notices(model: Model, image_shape: ImageShape, evaluation: Any, training: Any) -> Iterator[str]:
+    """Yield what looks like a mistake in the mode of a user's network, from the jaxprs of `check_outputs`."""
+    params, state = trees_of(model, image_shape)
+    paths = [path for path, leaf in by_path((), state).items()]
+    kinds = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in by_path((), state).values()]
+    first = len(jax.tree.leaves(params))
+    advice = "the argument that sets the mode has a name of docs/extending.md#a-model, such as train or deterministic"
+    function = getattr(model, "function", model.apply)
+    if switches := other_switches(function):
+        yield f"{', '.join(switches)}: {name_of(function)} has this default in training and evaluation; {advice}"
+    if training is None:
+        return
+    of_training, of_evaluation = origins(training.jaxpr), origins(evaluation.jaxpr)
+    key = len(training.jaxpr.invars) - 1
+    of_state = [first + index for index in range(len(paths))]
+    if unchanged := [
+        path
+        for path, index, is_float, (_, copied) in zip(paths, of_state, kinds, of_training[1:], strict=True)
+        if is_float and copied == index
+    ]:
+        yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"
+    if unread := [
+        path
+        for path, index, is_float, (_, copied) in zip(paths, of_state, kinds, of_training[1:], strict=True)
+        if is_float and copied != index and index not in of_evaluation[0][0]
+    ]:
+        yield f"evaluation does not read {listed(unread)}, as if the network were in training mode; {advice}"
+    if key not in of_training[0][0] and has_dropout(model, params, state, image_shape):
+        yield f"the network has dropout, and training does not apply it; {advice}"
+
+
+def origins(jaxpr: Any, inputs: Sequence[_Origin] | None = None) -> list[_Origin]:
+    """Return the origin of each output of a jaxpr: the inputs it depends on, and the input it equals, if any."""
+    known = inputs or [(frozenset({index}), index) for index in range(len(jaxpr.invars))]
+    known_origins: dict[Any, _Origin] = dict(zip(jaxpr.invars, known, strict=True))
+    unknown: _Origin = (frozenset(), None)
+
+    def origin(variable: Any) -> _Origin:
+        return unknown if hasattr(variable, "val") else known_origins.get(variable, unknown)
+
+    for equation in jaxpr.eqns:
+        operands = [origin(variable) for variable in equation.invars]
+        bodies = [getattr(body, "jaxpr", body) for body in jaxprs_in(equation.params.values())]
+        if len(bodies) == 1 and equation.primitive.name in _CALLS and len(bodies[0].invars) == len(operands):
+            results = origins(bodies[0], operands)
+        else:
+            results = [(frozenset().union(*(sources for sources, _ in operands)), None)] * len(equation.outvars)
+        known_origins |= zip(equation.outvars, results, strict=True)
+    return [origin(variable) for variable in jaxpr.outvars]
 
 
 def _checked(
     model: Model, classes: tuple[int, str], train: bool, params: Any, state: Any, images: jax.Array, key: jax.Array
-) -> jax.Array:
-    """Return the logits, and check their shape.
+) -> tuple[Any, ...]:
+    """Return the logits and the arrays of the new state, and check the shape of the logits.
 
     Args:
         classes: the number of classes, and a name of the data for messages.
@@ -142,13 +298,13 @@ def _checked(
     except InputError:
         if train:
             # Ghost batch norm does not accept so few images. Skip the check of the network's output in training.
-            return images
+            return (images,)
         raise
     if not isinstance(result, tuple) or len(result) != 2:
         raise InputError(f"the model's apply returned {kind_of(result)}; return a pair (logits, model_state)")
-    (logits, _), (num_classes, data) = result, classes
+    (logits, new_state), (num_classes, data) = result, classes
     try:
-        return wide_logits(logits, (_NUM_IMAGES, num_classes))
+        return wide_logits(logits, (_NUM_IMAGES, num_classes)), *jax.tree.leaves(new_state)
     except InputError as error:
         shape, advice = getattr(logits, "shape", ()), f"one for each of the {num_classes} classes of {data}"
         if len(shape) == 2 and shape[-1] != num_classes:

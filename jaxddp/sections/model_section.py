@@ -72,6 +72,9 @@ class ModelConfig:
     blur_pool: bool | None = None
     """ResNets: blur the input of strided convolutions with 16 channels or more, so that the output depends less on
     small shifts of the image."""
+    cpu_convolutions: bool = True
+    """On CPUs, compute the depthwise and grouped convolutions (`nn.Conv` with `feature_group_count`) of a recipe's own
+    network as sums and products of matrices, which is many times faster. The results are equal to rounding."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unfreeze", names_of(self.unfreeze))

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 
+from jaxddp.config import Config
 from jaxddp.core.phases import doing, phase
 from jaxddp.engine.groups.outer_step import check_groups
 from jaxddp.engine.parts.iterate_average import with_average
@@ -28,7 +29,7 @@ from jaxddp.setup.experiment import Experiment, early_stopping_of, lay_out
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.setup.joining import join_and_resolve
 from jaxddp.setup.resources import Resources, open_resources
-from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup, warn_of_equal_starts
 from jaxddp.weights.match import Shapes
 from jaxddp.weights.places import local_weights
 
@@ -46,7 +47,8 @@ def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Exp
     resources = open_resources(config, topology)
     with doing("making network, loss and optimizer"):
         layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
-        recipe = make_recipe(config, layout, topology, objects_of_hooks(file.hooks), rate)
+        objects, chosen = objects_of_hooks(file.hooks), file.config.train.precision
+        recipe = make_recipe(config, layout, topology, objects, rate, precision=chosen)
         experiment = lay_out(recipe, resources, layout, file)
         early_stopping_of(experiment)
         check_keys_of_hooks(file, recipe, layout)
@@ -79,9 +81,13 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
         recipe = dataclasses.replace(recipe, initialize=None)
     model, programs = for_platform(recipe.model, topology.platform), programs or CompiledPrograms()
     init = programs.init(model, recipe, shape, topology, weights, layout.gradients)
+    key = topology.replicate(jax.random.key(order.seed))
     out_of_memory = memory_errors(lambda: "while the network was initialized", lambda: "choose a smaller network")
     with doing("initializing the network"), out_of_memory:
-        state = jax.block_until_ready(init(topology.replicate(jax.random.key(order.seed))))
+        state = jax.block_until_ready(init(key))
+        hooks = experiment.file.hooks if fresh and not weights and experiment.file is not None else {}
+        if order.seed != Config().seed and hooks.keys() & {"get_model", "get_initialize"}:
+            warn_of_equal_starts(state, init(topology.replicate(jax.random.key(order.seed + 1))), topology)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     experiment = dataclasses.replace(experiment, recipe=recipe, layout=layout)
     return RunSetup(experiment, model, state, like, weights, programs)

@@ -1,17 +1,20 @@
 """A prepared training, for the command line and the Python API."""
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan.division import Division
@@ -30,6 +33,7 @@ from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.interface import Model
 from jaxddp.recipe.layout import Layout
+from jaxddp.recipe.network_checks import OWN_WEIGHTS, brings_weights
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.classifier import Classifier
 from jaxddp.setup.compiled_programs import CompiledPrograms, seeded_step
@@ -42,6 +46,8 @@ from jaxddp.training.run import Chunk, Chunks
 from jaxddp.training.validation.evaluator import Evaluator, Measure
 from jaxddp.training.validation.image_predictor import ImagePredictor
 from jaxddp.workdir.digests import identity
+
+_log = logging.getLogger("jaxddp.experiment")
 
 
 @dataclass(frozen=True)
@@ -170,8 +176,11 @@ class RunSetup:
         optimizer that depends on the config's seed does not change.
 
         Raises:
-            InputError: the seed is out of range, or another process uses another seed.
+            InputError: the seed is out of range, another process uses another seed, or the model is an NNX module,
+                which has its own initial values.
         """
+        if seed != self.order.seed and not self.weights and brings_weights(self.recipe.model):
+            raise InputError(f"with_seed({seed}): {OWN_WEIGHTS}")
         config = self.recipe.config.replace(seed=seed)
         self.topology.peers.agree({"seed": str(seed)})
         experiment = dataclasses.replace(self.experiment.changed(config=config), feed=self.feed.with_seed(seed))
@@ -179,7 +188,10 @@ class RunSetup:
         shape = self.layout.training_data.image_shape
         gradients = self.layout.gradients
         init = self.programs.init(self.model, setup.recipe, shape, self.topology, self.weights, gradients)
-        return dataclasses.replace(setup, state=init(setup.key))
+        state = init(setup.key)
+        if seed != self.order.seed and not self.weights:
+            warn_of_equal_starts(self.state, state, self.topology)
+        return dataclasses.replace(setup, state=state)
 
     def whole(self, state: TrainState, *, opt_state: bool = False) -> TrainState:
         """Return a state whose parameters and parts' arrays are whole on every device, or the average of the groups.
@@ -283,3 +295,16 @@ class RunSetup:
     def __str__(self) -> str:
         """Return the `repr`, and a line for each device with the rows of a batch that it computes."""
         return "\n".join([repr(self), *(f"  {device}: rows {rows.start}:{rows.stop}" for device, rows in self.slices)])
+
+
+def warn_of_equal_starts(state: TrainState, other: TrainState, topology: Topology) -> None:
+    """Log a warning if the initial parameters of two seeds are equal. All processes must call this function together.
+
+    They are if an `init` or `initialize` of the user ignores its key or its arguments.
+    """
+    leaves, others = jax.tree.leaves(state.params), jax.tree.leaves(other.params)
+    if any(leaf.is_deleted() for leaf in leaves):
+        return  # A step of the user has consumed the state.
+    equal = jax.jit(lambda one, two: jnp.array([jnp.array_equal(*pair) for pair in zip(one, two, strict=True)]).all())
+    if leaves and bool(equal(leaves, others)) and topology.peers.is_first:
+        _log.warning("every seed starts from the same parameters, because they do not depend on the key of the seed")

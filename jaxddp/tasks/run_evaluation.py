@@ -64,7 +64,7 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     train, val = open_validation(config, topology)
     _check_classes(directory, train)
     data, user_object = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
-    model = model_of(config, data.num_classes, user_object)
+    model = model_of(config, data.num_classes, user_object, data.image_shape)
     check_eval_size(config.data, model, data)
     evaluator = _evaluator(config, user_object, model, data, val, topology)
     topology.peers.agree(settings())

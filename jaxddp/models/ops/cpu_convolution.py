@@ -15,7 +15,7 @@ number of multiplications, which counts of operations use.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,10 @@ _BLOCK_PIXELS = 256
 # channels is below the second number.
 _LARGE_KERNEL, _FEW_CHANNELS = 1 << 18, 16
 
+# A product for each element of a larger kernel takes long to compile.
+_LARGEST_KERNEL = 13
+_CHANNELS_LAST = lax.conv_dimension_numbers((1,) * 4, (1,) * 4, ("NHWC", "HWIO", "NHWC"))
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
@@ -55,6 +59,67 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
         return _xla_convolution(images, kernel, stride, padding)
     product = functools.partial(_product, stride=stride, padding=padding)
     return _as_composite(product, _multiplications(images, kernel, stride, padding))(images, kernel)
+
+
+def conv_general_dilated(
+    images: jax.Array,
+    kernel: jax.Array,
+    window_strides: Sequence[int],
+    padding: str | Sequence[tuple[int, int]],
+    lhs_dilation: Sequence[int] | None = None,
+    rhs_dilation: Sequence[int] | None = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    **others: Any,
+) -> jax.Array:
+    """Compute `lax.conv_general_dilated`, with `convolve` if images [B, H, W, C] are convolved in groups of channels.
+
+    Give it to a layer, as in `nn.Conv(96, (3, 3), feature_group_count=96, conv_general_dilated=conv_general_dilated)`
+    or `nnx.Conv(...)`. On CPUs, jaxddp itself gives it to layers with groups that name no function. The results equal
+    those of `lax.conv_general_dilated` to rounding. `precision` is ignored, because CPUs have one.
+    """
+    arguments = {"lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation, "dimension_numbers": dimension_numbers}
+    arguments |= {"feature_group_count": feature_group_count, **others}
+    strides, dilation = tuple(window_strides), tuple(rhs_dilation or (1,) * (images.ndim - 2))
+    is_replaced = (
+        images.ndim == 4
+        and feature_group_count > 1
+        and max(kernel.shape[:2]) <= _LARGEST_KERNEL
+        and images.dtype == kernel.dtype
+        and set(lhs_dilation or (1,)) == {1}
+        and lax.conv_dimension_numbers(images.shape, kernel.shape, dimension_numbers) == _CHANNELS_LAST
+        and others.get("preferred_element_type") in (None, images.dtype)
+        and others.get("batch_group_count", 1) == 1
+    )
+    if not is_replaced:
+        return lax.conv_general_dilated(images, kernel, strides, padding, **arguments)
+    sides = images.shape[1:3]
+    reach = [(size - 1) * step + 1 for size, step in zip(kernel.shape[:2], dilation, strict=True)]
+    margins = lax.padtype_to_pads(sides, reach, strides, padding) if isinstance(padding, str) else padding
+    outputs = [low + side + high - window + 1 for side, (low, high), window in zip(sides, margins, reach, strict=True)]
+    if min(outputs) < 1:
+        return lax.conv_general_dilated(images, kernel, strides, padding, **arguments)
+    is_plain = strides[0] == strides[1] and dilation == (1, 1)
+    if is_plain and kernel.shape[0] == kernel.shape[1] and len({*margins[0], *margins[1]}) == 1 and margins[0][0] >= 0:
+        return convolve(images, kernel, strides[0], margins[0][0])
+    # Zeros make the kernel square. A dilated convolution is one of the pixels with equal remainders by the dilation,
+    # which become images of their own.
+    size = max(kernel.shape[:2])
+    kernel = jnp.pad(kernel, [*((0, size - side) for side in kernel.shape[:2]), (0, 0), (0, 0)])
+    parts = [-(-(count + (size - 1) * step) // step) for count, step in zip(outputs, dilation, strict=True)]
+    edges = [
+        (low, part * step - low - side, 0)
+        for (low, _), part, step, side in zip(margins, parts, dilation, sides, strict=True)
+    ]
+    padded = lax.pad(images, jnp.zeros((), images.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+    batch, channels = images.shape[0], images.shape[-1]
+    by_remainder = padded.reshape(batch, parts[0], dilation[0], parts[1], dilation[1], channels)
+    by_remainder = by_remainder.transpose(0, 2, 4, 1, 3, 5).reshape(-1, *parts, channels)
+    results: jax.Array = convolve(by_remainder, kernel, strides[0] if is_plain else 1, 0)  # pyright: ignore
+    rows, columns, features = results.shape[1:]
+    results = results.reshape(batch, *dilation, rows, columns, features).transpose(0, 3, 1, 4, 2, 5)
+    results = results.reshape(batch, rows * dilation[0], columns * dilation[1], features)
+    return results if is_plain else results[:, : outputs[0] : strides[0], : outputs[1] : strides[1]]
 
 
 def _forward(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> tuple[jax.Array, Any]:

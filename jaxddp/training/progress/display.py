@@ -9,15 +9,20 @@ from jaxddp.training.progress import lines
 
 
 def progress(stream: TextIO | None = None) -> Listener:
-    """Return a live display in a terminal or a notebook if rich is installed, and plain lines otherwise."""
+    """Return a live display in a terminal or a notebook if rich is installed, and plain lines otherwise.
+
+    Without a standard output, as in a daemon, nothing is displayed.
+    """
     output = stream or sys.stdout
+    if output is None:
+        return Listener()
     try:
         from jaxddp.training.progress import live
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "rich":
             raise
         return PlainLines(output)
-    if output is not None and output.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
+    if output.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
         return live.LiveDisplay(live.TerminalScreen(output))
     if output is sys.stdout and live.Console().is_jupyter:
         return live.LiveDisplay(live.NotebookScreen())
