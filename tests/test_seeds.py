@@ -235,10 +235,14 @@ def get_model(config, num_classes):
 
 
 @pytest.mark.parametrize(("seed", "refused"), [("0", True), ("config.seed", False)])
-def test_a_hook_that_ignores_the_seed_is_refused_for_other_seeds(seed, refused, tmp_path, capfd):
+def test_a_hook_that_ignores_the_seed_is_refused_for_other_seeds(seed, refused, tmp_path, capfd, caplog):
+    caplog.set_level("INFO", "jaxddp.experiment")
     write_arrays(tmp_path / "set.npz", random_table(20), random_table(9, seed=1))
     (tmp_path / "mine.py").write_text(HOOK.replace("SEED", seed))
     words = ["train", str(tmp_path / "mine.py"), "--data.path", str(tmp_path / "set.npz"), "--seed", "1", *LEAN]
     assert main([*words, "--workdir", str(tmp_path / "run")]) == (2 if refused else 0)
     message = "get_model: --seed 1: the NNX module has the same initial parameters for every seed"
-    assert (message in capfd.readouterr().err) == refused
+    errors = capfd.readouterr().err
+    assert (message in errors) == refused
+    assert not any("every seed starts" in line for line in caplog.messages)
+    assert any(line.endswith("mine.py: get_model: the network computes in float32") for line in caplog.messages)

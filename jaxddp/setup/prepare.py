@@ -20,7 +20,7 @@ from jaxddp.recipe.fine_tuning import fine_tuned
 from jaxddp.recipe.keys_of_hooks import check_keys_of_hooks
 from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.recipe.make_recipe import make_recipe
-from jaxddp.recipe.network_checks import check_frozen_state
+from jaxddp.recipe.network_checks import brings_weights, check_frozen_state
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_file import RecipeFile
@@ -86,7 +86,9 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
     with doing("initializing the network"), out_of_memory:
         state = jax.block_until_ready(init(key))
         hooks = experiment.file.hooks if fresh and not weights and experiment.file is not None else {}
-        if order.seed != Config().seed and hooks.keys() & {"get_model", "get_initialize"}:
+        is_made = order.seed != Config().seed and hooks.keys() & {"get_model", "get_initialize"}
+        # `make_recipe` has compared the NNX modules that a hook returns for two seeds.
+        if is_made and not brings_weights(recipe.model):
             warn_of_equal_starts(state, init(topology.replicate(jax.random.key(order.seed + 1))), topology)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     experiment = dataclasses.replace(experiment, recipe=recipe, layout=layout)
