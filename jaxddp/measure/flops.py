@@ -10,7 +10,7 @@ installed release has the expected names.
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,6 +23,11 @@ import jaxddp.core.private_names as private_names
 
 Flops = Counter[str]
 """Floating-point operations by the dtype of the operands, such as {"bfloat16": 24_000_000_000}."""
+
+Origin = tuple[frozenset[int], int | None]
+"""The numbers of the inputs that a value of a program depends on, and of the input that it equals, if any."""
+_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_jvp_call"})
+"""The operations that call one jaxpr with their own operands."""
 
 
 def count_flops(jaxpr: Any) -> Flops:
@@ -108,6 +113,26 @@ def operations_in(jaxpr: Any) -> Iterator[Any]:
         yield equation
         for inner in jaxprs_in(equation.params.values()):
             yield from operations_in(inner)
+
+
+def origins(jaxpr: Any, inputs: Sequence[Origin] | None = None) -> list[Origin]:
+    """Return the origin of each output of a jaxpr: the inputs it depends on, and the input it equals, if any."""
+    known = inputs or [(frozenset({index}), index) for index in range(len(jaxpr.invars))]
+    known_origins: dict[Any, Origin] = dict(zip(jaxpr.invars, known, strict=True))
+    unknown: Origin = (frozenset(), None)
+
+    def origin(variable: Any) -> Origin:
+        return unknown if hasattr(variable, "val") else known_origins.get(variable, unknown)
+
+    for equation in jaxpr.eqns:
+        operands = [origin(variable) for variable in equation.invars]
+        bodies = [getattr(body, "jaxpr", body) for body in jaxprs_in(equation.params.values())]
+        if len(bodies) == 1 and equation.primitive.name in _CALLS and len(bodies[0].invars) == len(operands):
+            results = origins(bodies[0], operands)
+        else:
+            results = [(frozenset().union(*(sources for sources, _ in operands)), None)] * len(equation.outvars)
+        known_origins |= zip(equation.outvars, results, strict=True)
+    return [origin(variable) for variable in jaxpr.outvars]
 
 
 def _convolution(equation: Any) -> int:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from jaxddp.core.message import Key
 from jaxddp.core.peers import Peers
 from jaxddp.core.wording import counted, first_line, kind_of
 from jaxddp.engine.step_objective import wide_logits
-from jaxddp.measure.flops import count_flops, jaxprs_in, operations_in
+from jaxddp.measure.flops import count_flops, operations_in, origins
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import FunctionModel, LinenModel, has_dropout
 from jaxddp.models.interface import Model, name_of, other_switches, takes_example_keys
@@ -33,9 +33,6 @@ OWN_WEIGHTS = (
     "lambda rngs: Net(rngs=rngs)"
 )
 _NUM_IMAGES = 2
-_CALLS = frozenset({"jit", "pjit", "closed_call", "core_call", "remat", "checkpoint", "custom_jvp_call"})
-"""The operations that call one jaxpr with their own operands."""
-_Origin = tuple[frozenset[int], int | None]
 
 
 def check_sizes(data: DataConfig, model: Model, layout: Layout, peers: Peers) -> None:
@@ -262,26 +259,6 @@ def notices(model: Model, image_shape: ImageShape, evaluation: Any, training: An
         yield f"evaluation does not read {listed(unread)}, as if the network were in training mode; {advice}"
     if key not in of_training[0][0] and has_dropout(model, params, state, image_shape):
         yield f"the network has dropout, and training does not apply it; {advice}"
-
-
-def origins(jaxpr: Any, inputs: Sequence[_Origin] | None = None) -> list[_Origin]:
-    """Return the origin of each output of a jaxpr: the inputs it depends on, and the input it equals, if any."""
-    known = inputs or [(frozenset({index}), index) for index in range(len(jaxpr.invars))]
-    known_origins: dict[Any, _Origin] = dict(zip(jaxpr.invars, known, strict=True))
-    unknown: _Origin = (frozenset(), None)
-
-    def origin(variable: Any) -> _Origin:
-        return unknown if hasattr(variable, "val") else known_origins.get(variable, unknown)
-
-    for equation in jaxpr.eqns:
-        operands = [origin(variable) for variable in equation.invars]
-        bodies = [getattr(body, "jaxpr", body) for body in jaxprs_in(equation.params.values())]
-        if len(bodies) == 1 and equation.primitive.name in _CALLS and len(bodies[0].invars) == len(operands):
-            results = origins(bodies[0], operands)
-        else:
-            results = [(frozenset().union(*(sources for sources, _ in operands)), None)] * len(equation.outvars)
-        known_origins |= zip(equation.outvars, results, strict=True)
-    return [origin(variable) for variable in jaxpr.outvars]
 
 
 def _checked(
