@@ -18,7 +18,8 @@ import timm
 import torchvision
 
 OUT = Path(__file__).parent.parent / "jaxddp/weights/published.csv"
-COLUMNS = ("name", "network", "image_size", "resize", "mean", "std", "top1", "parameters", "file")
+COLUMNS = ("name", "network", "image_size", "resize", "eval_crop", "interpolation", "mean", "std")
+COLUMNS += ("top1", "parameters", "file")
 FAMILIES: dict[str, tuple[str | None, tuple[str, ...]]] = {
     "resnet18": ("resnet18", ("resnet18",)),
     "resnet34": ("resnet34", ("resnet34",)),
@@ -57,7 +58,8 @@ def of_torchvision(network: str, builder: str) -> Iterator[tuple]:
         images, meta = weights.transforms(), weights.meta
         yield (
             *(f"torchvision/{type(weights).__name__}.{weights.name}", network),
-            *(images.crop_size[0], images.resize_size[0], numbers(images.mean), numbers(images.std)),
+            *(images.crop_size[0], images.resize_size[0], "center", images.interpolation.value),
+            *(numbers(images.mean), numbers(images.std)),
             *(meta["_metrics"]["ImageNet-1K"]["acc@1"], round(meta["num_params"] / 1e6, 2)),
             weights.url.rpartition("/")[2],
         )
@@ -74,7 +76,7 @@ def of_timm(network: str, builder: str, results: dict[tuple[str, int], dict[str,
             print(f"{name}: no accuracy for images of {size} pixels", file=sys.stderr)
             continue
         resize = math.floor(size / float(row["crop_pct"]))
-        pixels = (size, resize, numbers(config.mean), numbers(config.std))
+        pixels = (size, resize, config.crop_mode, config.interpolation, numbers(config.mean), numbers(config.std))
         yield (f"timm/{name}", network, *pixels, float(row["top1"]), float(row["param_count"]), "")
 
 

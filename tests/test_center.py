@@ -7,6 +7,7 @@ tensors gave pixels that differed by 0.14 levels in the mean, and by 0.22 in the
 
 import io
 import os
+import random
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.cases import essential_and_rare
 
-from jaxddp.data.stream.decode import eval_image
-from jaxddp.data.stream.windows import resize
+from jaxddp.data.stream.decode import eval_image, train_image
+from jaxddp.data.stream.windows import Interpolation, resize
 
 REAL = Path(
     os.environ.get("JAXDDP_IMAGENET_SAMPLE", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")
@@ -49,21 +50,25 @@ def encoded(image: Image.Image, file_format: str = "JPEG", **options) -> bytes:
     return file.getvalue()
 
 
-def reference(data: bytes, image_size: int, resize: int) -> np.ndarray:
+def reference(
+    data: bytes, image_size: int, resize: int, interpolation: str = "bilinear", *, squash: bool = False
+) -> np.ndarray:
     """Return torchvision's `Resize(resize)` and `CenterCrop(image_size)` of an image from its loader."""
     image = Image.open(io.BytesIO(data)).convert("RGB")
     short, long = sorted(image.size)
-    longer = int(resize * long / short)
+    longer = resize if squash else int(resize * long / short)
     width, height = (resize, longer) if image.width <= image.height else (longer, resize)
     left, top = int(round((width - image_size) / 2.0)), int(round((height - image_size) / 2.0))  # noqa: RUF046
-    pixels = np.asarray(image.resize((width, height), Image.Resampling.BILINEAR))
+    pixels = np.asarray(image.resize((width, height), Image.Resampling[interpolation.upper()]))
     return pixels[top : top + image_size, left : left + image_size]
 
 
-def difference(data: bytes, image_size: int = 224, resize: int = 256) -> np.ndarray:
-    pixels = eval_image(data, image_size, resize).numpy()
+def difference(
+    data: bytes, image_size: int = 224, resize: int = 256, interpolation: Interpolation = "bilinear", **crop: bool
+) -> np.ndarray:
+    pixels = eval_image(data, image_size, resize, interpolation=interpolation, **crop).numpy()
     assert pixels.shape == (image_size, image_size, 3)
-    return np.abs(pixels.astype(int) - reference(data, image_size, resize))
+    return np.abs(pixels.astype(int) - reference(data, image_size, resize, interpolation, **crop))
 
 
 DEFAULT_SIZES = ((500, 375), (333, 500), (100, 400), (50, 33), (257, 256), (255, 255), (1023, 769), (274, 1346))
@@ -80,6 +85,30 @@ def test_evaluation_gives_the_pixels_of_torchvision(size: tuple[int, int]):
     differences = difference(encoded(photograph(*size), quality=92, subsampling=size[0] % 3))
     assert differences.mean() <= MEAN_BOUND
     assert differences.max() <= MAX_BOUND
+
+
+@pytest.mark.parametrize("size", [(500, 375), (320, 480), (100, 250), (90, 64)], ids=str)
+@pytest.mark.parametrize("crop", [{}, {"squash": True}], ids=["center", "squash"])
+def test_bicubic_evaluation_gives_the_pixels_of_timm(size: tuple[int, int], crop: dict[str, bool]):
+    """timm resizes by Pillow as well; "squash" is its crop mode of that name."""
+    # Pillow's rounding of weights decides exact halves, and clipped values differ if the directions are exchanged.
+    differences = difference(encoded(photograph(*size), "PNG"), 160, 168, "bicubic", **crop)
+    assert differences.mean() < 0.002 and differences.max() <= 1
+    bilinear = reference(encoded(photograph(*size), "PNG"), 160, 168, **crop).astype(int)
+    cubic = reference(encoded(photograph(*size), "PNG"), 160, 168, "bicubic", **crop)
+    assert np.abs(bilinear - cubic).mean() > 1
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bicubic_training_crops_equal_pillows(seed: int):
+    """The sides of the crop shrink and grow in all combinations, so Pillow resizes rows first or columns first."""
+    draw = random.Random(seed)
+    width, height = draw.randint(20, 120), draw.randint(20, 120)
+    image = photograph(width, height, seed)
+    expected = np.asarray(image.resize((64, 64), Image.Resampling.BICUBIC))
+    pixels = train_image(encoded(image, "PNG"), None, None, 64, interpolation="bicubic").numpy()
+    differences = np.abs(pixels.astype(int) - expected)
+    assert differences.mean() < 0.002 and differences.max() <= 1
 
 
 @given(

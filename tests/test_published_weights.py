@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -83,6 +84,9 @@ def test_the_list_names_networks_and_each_name_once():
         assert len(entry.mean) == len(entry.std) == 3, entry
         assert bool(entry.file) == entry.name.startswith("torchvision/"), entry
         assert not entry.file or (len(entry.digest) == 8 and int(entry.digest, 16)), entry
+    kinds = Counter((entry.interpolation, entry.eval_crop) for entry in listed)
+    # Counted in the metadata of torchvision 0.29.1 and timm 1.0.31.
+    assert kinds == {("bilinear", "center"): 61, ("bicubic", "center"): 82, ("bicubic", "squash"): 4}
 
 
 @pytest.mark.parametrize(
@@ -136,11 +140,14 @@ def test_published_weights_set_the_network_and_the_images_unless_the_command_doe
     model, data, notice = settings("--model.weights", name)
     assert model["name"] == "vit_b16" and model["weights"] == name
     assert (data["image_size"], data["resize"], data["mean"]) == (384, 384, [0.5] * 3)
-    assert notice.startswith(f"{name}: the settings are taken over: data.image_size=384, data.mean=[0.5, 0.5, 0.5]")
+    assert (data["interpolation"], data["eval_crop"]) == ("bicubic", "center")
+    assert notice.startswith(f"{name}: the settings are taken over: data.image_size=384, data.interpolation=bicubic, ")
     assert notice.endswith("model.name=vit_b16")
     model, data, notice = settings("--model.weights", name, "--model", "vit_s16", "--data.resize", "400")
     assert model["name"] == "vit_s16" and (data["image_size"], data["resize"]) == (384, 400)
     assert "model.name" not in notice and "resize" not in notice
+    data = settings("--model.weights", "timm/convnext_tiny.in12k_ft_in1k_384", "--data.interpolation", "bilinear")[1]
+    assert (data["interpolation"], data["eval_crop"]) == ("bilinear", "squash")
 
 
 def test_a_path_that_looks_like_no_name_stays_a_path():

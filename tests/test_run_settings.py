@@ -239,7 +239,8 @@ def test_a_path_on_the_command_line_replaces_a_data_set_name(tmp_path, monkeypat
 @pytest.fixture
 def first_run(tmp_path) -> Path:
     """A work directory with only the config of a run on small images."""
-    config = load("digits").replace(model={"name": "resnet10", "width": 16}, data={"mean": (0.5,), "std": (0.25,)})
+    images = {"mean": (0.5,), "std": (0.25,), "interpolation": "bicubic", "eval_crop": "squash"}
+    config = load("digits").replace(model={"name": "resnet10", "width": 16}, data=images)
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "config.json").write_text(json.dumps(config.to_dict()))
     return tmp_path / "first"
@@ -253,8 +254,8 @@ def test_fine_tuning_inherits_settings_of_the_first_run(first_run):
     # The other settings are those of the recipe.
     assert (model.new_layers, file.config.train.batch_size, data.crop) == ("fc", 32, "random_area")
     assert file.taken.notice == (
-        f"{first_run}: the run's settings are taken over: data.mean=[0.5], data.resize=32, data.std=[0.25], "
-        "model.name=resnet10, model.stem=small, model.width=16"
+        f"{first_run}: the run's settings are taken over: data.eval_crop=squash, data.interpolation=bicubic, "
+        "data.mean=[0.5], data.resize=32, data.std=[0.25], model.name=resnet10, model.stem=small, model.width=16"
     )
     same = parse_command(str(first_run), "--model.weights", str(first_run))[1]
     assert not same.taken.notice and same.config.model.width == 16

@@ -53,7 +53,8 @@ def pictures(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def workdir(pictures, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "first"
-    assert main(train_words(pictures, folder, *LEAN, "--data.resize", "20", "--train.duration", "10 steps")) == 0
+    images = ["--data.resize", "20", "--data.interpolation", "bicubic", "--data.eval-crop", "squash"]
+    assert main(train_words(pictures, folder, *LEAN, *images, "--train.duration", "10 steps")) == 0
     return folder
 
 
@@ -145,6 +146,7 @@ def test_the_inputs_of_a_program_are_described_beside_it(file_format, files, run
     assert about["input"] == {"name": "images", "dtype": "uint8", "shape": ["B", 16, 16, 3]}
     assert about["output"] == {"name": "logits", "dtype": "float32", "shape": ["B", 5]}
     assert (about["format"], about["short_side"], about["step"]) == (file_format, 20, run.step)
+    assert (about["interpolation"], about["crop"]) == ("bicubic", "squash")
     assert about["class_names"] == list("abcde") == about["class_ids"]
 
 

@@ -113,6 +113,19 @@ def test_columns_and_pixels_belong_together(table: ExampleTable, epochs: list[Ba
             np.testing.assert_array_equal(image, train_image(table.read(row), key, DATA.crop_area, SIZE))
 
 
+def test_interpolation_and_crop_mode_of_the_config_reach_the_pixels(table: ExampleTable):
+    data = DataConfig(image_size=SIZE, resize=SIZE + 4, crop="whole", interpolation="bicubic", eval_crop="squash")
+    order = SampleOrder(NUM_EXAMPLES, 6, SEED)
+    trained = next(iter(table.train_batches(order, data, range(1))))
+    evaluated = next(iter(table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), data)))
+    for row, image in zip(trained.row, trained.image, strict=True):
+        expected = train_image(table.read(row), None, None, SIZE, interpolation="bicubic")
+        np.testing.assert_array_equal(image, expected)
+    for row, image in zip(evaluated.row, evaluated.image, strict=True):
+        expected = eval_image(table.read(row), SIZE, SIZE + 4, interpolation="bicubic", squash=True)
+        np.testing.assert_array_equal(image, expected)
+
+
 def test_starting_at_a_step_equals_skipping_to_it(table: ExampleTable, epochs: list[Batch]):
     assert_same(train_batches(table, steps=range(2, 5)), epochs[2:])
     assert train_batches(table, steps=range(3, 3)) == []

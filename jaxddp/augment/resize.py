@@ -16,20 +16,30 @@ _UPWARD_BIAS = 1 / 32
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Side:
-    """The side, in pixels, to which the images of a batch are resized. Like a shape, it is static under tracing."""
+    """The side, in pixels, to which the images of a batch are resized. Like a shape, it is static under tracing.
+
+    Attributes:
+        interpolation: "bilinear" or "bicubic".
+    """
 
     pixels: int
+    interpolation: str = "bilinear"
 
 
 def resized(images: jax.Array, side: Side, dtype: Any) -> jax.Array:
     """Resize pixels [B, H, W, C] to [B, side, side, C] of the same dtype, with floating-point operations in `dtype`.
 
-    The resize is bilinear with antialiasing, by `jax.image.resize`. The mean of a few pixels is often halfway between
-    two levels. Its rounding would depend on the last bits of a sum, which may depend on the number of devices. So
-    values near the middle are always rounded up.
+    The resize is antialiased, by `jax.image.resize`. The mean of a few pixels is often halfway between two levels. Its
+    rounding would depend on the last bits of a sum, which may depend on the number of devices. So values near the
+    middle are always rounded up.
     """
     shape = (len(images), side.pixels, side.pixels, images.shape[-1])
-    means = jax.image.resize(images.astype(dtype), shape, "bilinear", antialias=True)
+    method = {"bilinear": "bilinear", "bicubic": "cubic"}[side.interpolation]
+    means = jax.image.resize(images.astype(dtype), shape, method, antialias=True)
     if jnp.issubdtype(images.dtype, jnp.floating):
         return means.astype(images.dtype)
-    return jnp.floor(means + (0.5 + _UPWARD_BIAS)).astype(images.dtype)
+    levels = jnp.floor(means + (0.5 + _UPWARD_BIAS))
+    if side.interpolation == "bicubic":
+        # Some weights are negative.
+        levels = jnp.clip(levels, 0, jnp.iinfo(images.dtype).max)
+    return levels.astype(images.dtype)

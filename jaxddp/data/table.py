@@ -74,7 +74,7 @@ class ExampleTable(StoredTable):
         from jaxddp.data.stream.pipeline import Pipeline
         from jaxddp.data.stream.windows import crop_area
 
-        pixels = TrainPixels(data.image_size, PixelFormat.of(data), crop_area(data))
+        pixels = TrainPixels(data.image_size, PixelFormat.of(data), crop_area(data), data.interpolation)
         return Pipeline(self, order, pixels, steps, shard, substitutes, data.verify != "never").batches()
 
     def eval_batches(
@@ -92,6 +92,7 @@ class ExampleTable(StoredTable):
         from jaxddp.data.stream.pipeline import Pipeline
 
         self.check_evaluation(data)
-        pixels = EvalPixels(data.image_size, PixelFormat.of(data), data.resize)
+        squash = data.eval_crop == "squash"
+        pixels = EvalPixels(data.image_size, PixelFormat.of(data), data.resize, data.interpolation, squash)
         steps, verifies = range(order.num_batches), data.verify != "never"
         return Pipeline(self, order, pixels, steps, shard, omissions, verifies).batches()

@@ -94,13 +94,15 @@ def logits_of(run: TrainedRun) -> Logits:
 
 def description(run: TrainedRun, form: str) -> dict[str, Any]:
     """Return the content of FILE.json."""
-    signature = run.signature
+    signature, data = run.signature, run.config.data
     height, width, channels = signature.image_shape
     return {
         "format": form,
         "input": {"name": INPUT, "dtype": signature.dtype, "shape": ["B", height, width, channels]},
         "output": {"name": OUTPUT, "dtype": "float32", "shape": ["B", len(run.class_ids)]},
-        "short_side": height if signature.in_memory else run.config.data.resize,
+        "short_side": height if signature.in_memory else data.resize,
+        "crop": data.eval_crop,
+        "interpolation": data.interpolation,
         "class_ids": list(run.class_ids),
         "class_names": list(run.class_names),
         "run": run.directory.resolve().name,

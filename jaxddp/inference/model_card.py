@@ -135,10 +135,11 @@ def _loading(facts: CardFacts) -> str:
     size = data.eval_size or data.image_size
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
     weights = facts.title if isinstance(facts.place, Path) else str(facts.place)
+    sides, resized = ("Both sides", "are resized") if data.eval_crop == "squash" else ("The short side", "is resized")
     text = (
         "## How to load it\n\n```\njaxddp train finetune_folder --data.path PICTURES --model.weights "
-        f"{weights}\n```\n\nThe short side of an image is resized to {data.resize} pixels, and the central {size}x"
-        f"{size} pixels are normalized with mean {mean} and standard deviation {std}."
+        f"{weights}\n```\n\n{sides} of an image {resized} to {data.resize} pixels ({data.interpolation}), and the "
+        f"central {size}x{size} pixels are normalized with mean {mean} and standard deviation {std}."
     )
     if facts.has_published_names:
         text += (

@@ -22,6 +22,8 @@ PLACE_KEYS = ("path", "train", "val", "data_dir", "manifest")
 """The keys of `data` in which `PROCESS` is replaced."""
 IMAGE_KEYS = ("image_size", "channels", "bits", "mean", "std")
 """The keys of `data` that determine the input of a network."""
+RESIZING_KEYS = ("eval_size", "resize", "eval_crop", "interpolation")
+"""The keys of `data` that determine how images are resized to this input. An evaluation may change them."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,11 @@ class DataConfig:
     """Side of the square input of the network, in pixels."""
     resize: Pixels = 256
     """In evaluation, the short side is resized to this many pixels before the central square is cropped."""
+    eval_crop: Literal["center", "squash"] = "center"
+    """In evaluation, "center" resizes the short side and keeps the aspect; "squash" resizes both sides to `resize`, so
+    the central square shows the whole width and height."""
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    """Interpolation of images that are resized, in training and evaluation."""
     crop: Literal["random_area", "whole"] = "random_area"
     """Training crops: a random area resized to `image_size`, or the whole image (for small images; see
     `augment.pad`)."""

@@ -141,7 +141,7 @@ class Feed:
     def loading_and_resizing(self, side: int) -> tuple[DataConfig, Side | None]:
         """Return the config that loads training images of a side, and the size to which the step resizes them."""
         data = self.data if self.data.cache == "device" else replace(self.data, image_size=side)
-        return data, None if self.source.image_shape(data)[0] == side else Side(side)
+        return data, None if self.source.image_shape(data)[0] == side else Side(side, data.interpolation)
 
     def with_side(self, arguments: tuple[Any, ...], side: int) -> tuple[Any, ...]:
         """Return the arguments of a chunk for images of another side. Arrays of images become abstract shapes."""

@@ -28,7 +28,7 @@ class PublishedWeights:
         name: the value of `model.weights`, such as "timm/resnet50.a1_in1k".
         network: the value of `model.name`.
         image_size: pixels of a side of the images that the network was trained for.
-        resize: pixels of the short side before the central square is cropped, in evaluation.
+        resize, eval_crop, interpolation: the values of the keys of `data` in evaluation.
         mean, std: the normalization of pixels between 0 and 1.
         top1: the published accuracy, percent.
         parameters: the number of parameters, in millions.
@@ -39,6 +39,8 @@ class PublishedWeights:
     network: str
     image_size: int
     resize: int
+    eval_crop: str
+    interpolation: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
     top1: float
@@ -74,6 +76,7 @@ def published_weights() -> tuple[PublishedWeights, ...]:
         return tuple(
             PublishedWeights(
                 *(row["name"], row["network"], int(row["image_size"]), int(row["resize"])),
+                *(row["eval_crop"], row["interpolation"]),
                 *(_numbers(row["mean"]), _numbers(row["std"])),
                 *(float(row["top1"]), float(row["parameters"]), row["file"]),
             )

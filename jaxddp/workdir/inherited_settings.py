@@ -12,7 +12,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.overrides import flatten, plain
 from jaxddp.recipe_file import RecipeFile, TakenSettings, read_config
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
-from jaxddp.sections.data_section import IMAGE_KEYS
+from jaxddp.sections.data_section import IMAGE_KEYS, RESIZING_KEYS
 from jaxddp.sections.model_section import NETWORK_KEYS
 from jaxddp.training.checkpoints.run_identity import RunIdentity
 from jaxddp.weights.hub_files import SCHEME, HubFile
@@ -69,10 +69,9 @@ def _folder_of(weights: str, *, offline: bool) -> Path | None:
 
 def _settings_of_published(weights: PublishedWeights, *, own_network: bool) -> dict[str, dict[str, Any]]:
     """Return the settings of published weights as changes of a config."""
-    images = {"image_size": weights.image_size, "resize": weights.resize, "eval_size": None}
-    changes: dict[str, dict[str, Any]] = {
-        "data": {**images, "channels": 3, "bits": 8, "mean": weights.mean, "std": weights.std}
-    }
+    of_weights = ("image_size", "resize", "eval_crop", "interpolation", "mean", "std")
+    images = {key: getattr(weights, key) for key in of_weights}
+    changes: dict[str, dict[str, Any]] = {"data": {**images, "eval_size": None, "channels": 3, "bits": 8}}
     if not own_network:
         changes["model"] = {**dict.fromkeys(NETWORK_KEYS), "name": weights.network}
     return plain(changes)
@@ -104,7 +103,7 @@ def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
     """
     config, content = read_config(place / CONFIG_FILE)
     images = _images(place, config.data)
-    changes = {"data": {key: getattr(images, key) for key in (*IMAGE_KEYS, "eval_size", "resize")}}
+    changes = {"data": {key: getattr(images, key) for key in (*IMAGE_KEYS, *RESIZING_KEYS)}}
     if "model" in content and ("get_model" in (content.get("recipe") or {}).get("hooks", ())) == own_network:
         model = config.model if own_network else without_unread(config).model
         changes["model"] = {key: getattr(model, key) for key in NETWORK_KEYS}

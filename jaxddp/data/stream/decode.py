@@ -13,7 +13,17 @@ from jaxddp.data.images.header import JPEG_END, JPEG_START, parse_header
 from jaxddp.data.images.image_types import DOWNLOAD_AGAIN, MAX_PIXELS, PillowKind, PixelFormat
 from jaxddp.data.images.pillow import decode_pillow
 from jaxddp.data.stream.tensorflow_cpu import tf
-from jaxddp.data.stream.windows import Area, center_box, filter_window, random_area_window, resample, resize
+from jaxddp.data.stream.windows import (
+    Area,
+    Interpolation,
+    center_box,
+    filter_window,
+    random_area_window,
+    resample,
+    resample_bicubically,
+    resize,
+    resized_size,
+)
 
 Window = Callable[[Any], Any]
 """A function of the size of an image, int32[2] (height, width), to a crop, int32[4] (top, left, height, width)."""
@@ -33,37 +43,71 @@ _SCALES = (8, 4, 2)
 _EXACT, _COARSE = "INTEGER_ACCURATE", "INTEGER_FAST"
 
 
-def train_image(data: Any, key: Any, area: Area | None, image_size: int, pixels: PixelFormat = RGB) -> Any:
+def train_image(
+    data: Any,
+    key: Any,
+    area: Area | None,
+    image_size: int,
+    pixels: PixelFormat = RGB,
+    interpolation: Interpolation = "bilinear",
+) -> Any:
     """Return one training example, [image_size, image_size, C], from an encoded image and a row of `example_keys`.
 
     Args:
         area: the area of the random crop; None keeps the whole image.
     """
+    decode = partial(decode_and_resize, data, image_size=image_size, pixels=pixels, interpolation=interpolation)
     if area is None:
-        return decode_and_resize(data, lambda size: tf.stack([0, 0, size[0], size[1]]), image_size, pixels=pixels)
-    window = partial(random_area_window, key=key, area=area)
-    return decode_and_resize(data, window, image_size, exact=False, pixels=pixels)
+        return decode(lambda size: tf.stack([0, 0, size[0], size[1]]))
+    return decode(partial(random_area_window, key=key, area=area), exact=False)
 
 
-def eval_image(data: Any, image_size: int, resize: int, pixels: PixelFormat = RGB) -> Any:
+def eval_image(
+    data: Any,
+    image_size: int,
+    resize: int,
+    pixels: PixelFormat = RGB,
+    interpolation: Interpolation = "bilinear",
+    *,
+    squash: bool = False,
+) -> Any:
     """Return one evaluation example, [image_size, image_size, C]: resize the short side to `resize`, crop the center.
 
     The pixels differ from those of torchvision's Resize and CenterCrop by at most one of 255 levels. Only the pixels
-    that the center crop depends on are decoded. If the short side is `resize`, the pixels are not changed.
+    that the center crop depends on are decoded. If an image has the size already, the pixels are not changed.
+
+    Args:
+        squash: whether both sides are resized to `resize`.
     """
     size = _size(data, pixels)
-    box = center_box(size, image_size, resize)
-    window = filter_window(box, image_size, size)
+    resized = resized_size(size, resize, squash=squash)
+    box = center_box(size, resized, image_size)
+    window = filter_window(box, image_size, size, interpolation)
     image = decode_window(data, lambda _: window, pixels=pixels)
     place = box - tf.cast(window[:2], tf.float64)
-    center = tf.cond(tf.reduce_min(size) == resize, lambda: image, lambda: resample(image, place, image_size))
+
+    def resampled() -> Any:
+        if interpolation == "bicubic":
+            return resample_bicubically(image, place, image_size, size, resized)
+        return resample(image, place, image_size)
+
+    center = tf.cond(tf.reduce_all(tf.cast(size, tf.int64) == resized), lambda: image, resampled)
     return tf.ensure_shape(center, [image_size, image_size, pixels.channels])
 
 
 def decode_and_resize(
-    data: Any, window: Window, image_size: int, *, exact: bool = True, pixels: PixelFormat = RGB
+    data: Any,
+    window: Window,
+    image_size: int,
+    *,
+    exact: bool = True,
+    pixels: PixelFormat = RGB,
+    interpolation: Interpolation = "bilinear",
 ) -> Any:
     """Decode the crop `window` of an image, and resize it to [image_size, image_size, C]; see `decode_window`."""
+    if interpolation == "bicubic":
+        # These pixels equal Pillow's, so a JPEG is decoded exactly, and at its full size.
+        return resize(decode_window(data, window, pixels=pixels), image_size, interpolation)
     return resize(decode_window(data, window, image_size, exact=exact, pixels=pixels), image_size)
 
 

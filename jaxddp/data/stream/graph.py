@@ -14,7 +14,7 @@ from jaxddp.data.images.image_types import PixelFormat
 from jaxddp.data.images.verify import verify
 from jaxddp.data.stream.decode import eval_image, train_image
 from jaxddp.data.stream.tensorflow_cpu import tf
-from jaxddp.data.stream.windows import Area
+from jaxddp.data.stream.windows import Area, Interpolation
 
 MOST_GRAPHS = 16
 REFUSED, SOUND, STRAY = range(3)
@@ -28,9 +28,10 @@ class TrainPixels:
     image_size: int
     format: PixelFormat
     area: Area | None
+    interpolation: Interpolation
 
     def __call__(self, encoded: Any, key: Any) -> Any:
-        return train_image(encoded, key, self.area, self.image_size, self.format)
+        return train_image(encoded, key, self.area, self.image_size, self.format, self.interpolation)
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,12 @@ class EvalPixels:
     image_size: int
     format: PixelFormat
     resize: int
+    interpolation: Interpolation
+    squash: bool
 
     def __call__(self, encoded: Any, key: Any) -> Any:
-        return eval_image(encoded, self.image_size, self.resize, self.format)
+        size = self.image_size, self.resize
+        return eval_image(encoded, *size, self.format, self.interpolation, squash=self.squash)
 
 
 Pixels = TrainPixels | EvalPixels

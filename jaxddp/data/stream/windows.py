@@ -10,11 +10,15 @@ sampling would alias. See benchmarks/RESULTS.md for measurements.
 In evaluation, the short side is resized and the center is cropped as by torchvision's Resize and CenterCrop, because
 published weights expect these pixels. torchvision uses an antialiased triangle filter at subpixel positions. Here, one
 op resizes and crops, so only the pixels that the center crop depends on are read.
+
+Bicubic resizing is that of Pillow in training as well: antialiased, and rounded to whole levels and clipped after each
+direction. Some weights are negative, so a value may be outside the range of pixels.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +30,9 @@ ASPECT = (3 / 4, 4 / 3)
 """The bounds of width / height of a crop of random area."""
 _BILINEAR_TO = 1.6
 """The largest ratio of input length to output length at which an axis is resized bilinearly."""
+Interpolation = Literal["bilinear", "bicubic"]
+_REACH = {"bilinear": 1, "bicubic": 2}
+"""The reach of each interpolation's kernel, in pixels."""
 
 Area = tuple[float, float]
 """The bounds of (area of the crop) / (area of the image), within 0..1."""
@@ -73,12 +80,17 @@ def _fallback_window(full_height: Any, full_width: Any) -> Any:
     return tf.cast(tf.stack([(full_height - height) // 2, (full_width - width) // 2, height, width]), tf.int32)
 
 
-def resize(image: Any, image_size: int) -> Any:
+def resize(image: Any, image_size: int, interpolation: Interpolation = "bilinear") -> Any:
     """Resize [H, W, C] to [image_size, image_size, C] of the same dtype, rounded. An image of that size is unchanged.
 
-    If the ratio of one axis is above 1.6, both axes are resized by area, except for an axis that is enlarged.
+    If the ratio of one axis is above 1.6, bilinear interpolation resizes both axes by area, except for an axis that is
+    enlarged.
     """
     shape, square = tf.shape(image)[:2], [image_size, image_size]
+    if interpolation == "bicubic":
+        whole = tf.cast(tf.stack([tf.zeros_like(shape), shape]), tf.float64)
+        pixels = resample_bicubically(image, whole, image_size, shape, square)
+        return tf.ensure_shape(pixels, [*square, image.shape[-1]])
     resample_bilinearly = partial(tf.raw_ops.ResizeBilinear, size=square, half_pixel_centers=True)
     pixels = tf.cond(
         tf.reduce_any(shape > int(_BILINEAR_TO * image_size)),
@@ -91,18 +103,30 @@ def resize(image: Any, image_size: int) -> Any:
     return tf.ensure_shape(tf.cast(tf.round(pixels[0]), image.dtype), [*square, image.shape[-1]])
 
 
-def center_box(size: Any, image_size: int, resize: int) -> Any:
-    """Return the box of the center crop, float64[2, 2], in pixels of the original image.
+def resized_size(size: Any, resize: int, *, squash: bool = False) -> Any:
+    """Return height and width of the whole image in evaluation before the center is cropped, int64[2].
 
-    The first axis is (start, stop), the second (rows, columns). As by torchvision 0.29's Resize and CenterCrop, the
-    short side is resized to `resize` pixels, and the length of the long side is rounded down. The crop has the central
-    `image_size` pixels of both sides, and its start is rounded to an integer, halves to even.
+    As by torchvision 0.29's Resize, the short side is resized to `resize` pixels, and the length of the long side is
+    rounded down.
 
     Args:
         size: int32[2], height and width of the image.
+        squash: whether both sides are resized to `resize` pixels instead.
     """
     size = tf.cast(size, tf.int64)
-    resized = resize * size // tf.reduce_min(size)
+    return tf.fill([2], tf.constant(resize, tf.int64)) if squash else resize * size // tf.reduce_min(size)
+
+
+def center_box(size: Any, resized: Any, image_size: int) -> Any:
+    """Return the box of the center crop, float64[2, 2], in pixels of the original image.
+
+    The first axis is (start, stop), the second (rows, columns). The crop has the central `image_size` pixels of both
+    sides of the resized image. As by torchvision 0.29's CenterCrop, its start is rounded to an integer, halves to even.
+
+    Args:
+        size: int32[2], height and width of the image.
+        resized: int64[2], see `resized_size`.
+    """
     spare = resized - image_size
     start = spare // 2 + tf.cast(spare % 4 == 3, tf.int64)
     edges = tf.cast(tf.stack([start, start + image_size]), tf.float64)
@@ -111,20 +135,67 @@ def center_box(size: Any, image_size: int, resize: int) -> Any:
     return tf.minimum(edges * (size / resized), size)
 
 
-def filter_window(box: Any, image_size: int, size: Any) -> Any:
+def filter_window(box: Any, image_size: int, size: Any, interpolation: Interpolation = "bilinear") -> Any:
     """Return the window that the filter reads, int32[4] (top, left, height, width), to resize a box of an image.
 
     If the box is not resized, the window is the box.
     """
     scale = (box[1] - box[0]) / image_size
-    reach = tf.where(scale == 1, tf.zeros_like(scale), tf.maximum(scale, 1))
+    reach = tf.where(scale == 1, tf.zeros_like(scale), _REACH[interpolation] * tf.maximum(scale, 1))
     start = tf.maximum(tf.cast(tf.floor(box[0] - reach), tf.int32), 0)
     stop = tf.minimum(tf.cast(tf.math.ceil(box[1] + reach), tf.int32), size)
     return tf.concat([start, stop - start], 0)
 
 
 def resample(image: Any, box: Any, image_size: int) -> Any:
-    """Resize the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, rounded."""
+    """Resize the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, bilinearly, rounded."""
+    # Every value is a mean of pixels, so its rounded value is in the range of the dtype.
+    return _resample_rows_first(image, box, image_size, lambda rows: rows, tf.round)
+
+
+def resample_bicubically(image: Any, box: Any, image_size: int, size: Any, resized: Any) -> Any:
+    """Resize the box of an image, [H, W, C], to [image_size, image_size, C] of the same dtype, as Pillow does.
+
+    Pillow resizes along the columns first if the height shrinks, and by more than twice as many pixels as the width
+    (measured with Pillow 13.0). The order changes pixels at edges, because values are clipped in between.
+
+    Args:
+        size, resized: integers [2], height and width of the whole image before and after Pillow's resizing.
+    """
+    highest = image.dtype.max
+
+    def levels(values: Any) -> Any:
+        # Pillow rounds exact halves up. Rounding errors of float32 are smaller than the added 2**-15.
+        return tf.clip_by_value(tf.floor(values + (0.5 + 2**-15)), 0, highest)
+
+    def turned() -> Any:
+        columns_first = _resample_rows_first(
+            tf.transpose(image, [1, 0, 2]), box[:, ::-1], image_size, levels, levels, "keyscubic"
+        )
+        return tf.transpose(columns_first, [1, 0, 2])
+
+    height_loss, width_loss = tf.unstack(tf.cast(size, tf.int64) - tf.cast(resized, tf.int64))
+    return tf.cond(
+        (height_loss > 0) & (height_loss > 2 * width_loss),
+        lambda: _resample_rows_first(image, box, image_size, levels, levels, "keyscubic"),
+        turned,
+    )
+
+
+def _resample_rows_first(
+    image: Any,
+    box: Any,
+    image_size: int,
+    between: Callable[[Any], Any],
+    finish: Callable[[Any], Any],
+    kernel: str = "triangle",
+) -> Any:
+    """Resize the first axis of an image, [H, W, C], and then the second.
+
+    Args:
+        between, finish: functions of the values after the first and the second direction, float32.
+        kernel: TensorFlow's name of the kernel.
+    """
     ratio = image_size / (box[1] - box[0])
     scale, translation = tf.cast(ratio, tf.float32), tf.cast(-box[0] * ratio, tf.float32)
     height, width, channels = tf.unstack(tf.shape(image))
@@ -137,14 +208,13 @@ def resample(image: Any, box: Any, image_size: int) -> Any:
             size=[image_size, 1],
             scale=tf.stack([scale[axis], 1.0]),
             translation=tf.stack([translation[axis], 0.0]),
-            kernel_type="triangle",
+            kernel_type=kernel,
             antialias=True,
         )[0, :, 0]
 
-    rows = resample_rows(tf.reshape(image, [height, width * channels]), 0)
+    rows = between(resample_rows(tf.reshape(image, [height, width * channels]), 0))
     # A matrix is transposed in half the time of pixels. The axes are then columns, channels and rows.
     turned = tf.reshape(tf.transpose(rows), [width, channels * image_size])
-    # Every value is a mean of pixels, so its rounded value is in the range of the dtype.
-    pixels = tf.cast(tf.round(resample_rows(turned, 1)), image.dtype)
+    pixels = tf.cast(finish(resample_rows(turned, 1)), image.dtype)
     turned_back = tf.transpose(tf.reshape(pixels, [image_size * channels, image_size]))
     return tf.reshape(turned_back, [image_size, image_size, channels])
