@@ -4,9 +4,12 @@
 
 RMSProp's settings, the warmup of 5 epochs, the learning rate of 0.016 for 256 images and the averaged weights are those
 of the paper's code (github.com/tensorflow/tpu, models/official/efficientnet). Unlike this recipe, the source multiplies
-the learning rate by 0.97 every 2.4 epochs, and augments with AutoAugment. Its RMSProp adds epsilon, 0.001, below the
-root, starts from a mean square of 1, and has the learning rate within the momentum. It decays biases too, averages the
-statistics of batch norm with the weights, and its batch norms have a momentum of 0.99 and an epsilon of 0.001.
+the learning rate by 0.97 every 2.4 epochs. Its RMSProp adds epsilon, 0.001, below the root, starts from a mean square
+of 1, and has the learning rate within the momentum. It decays biases too, averages the statistics of batch norm with
+the weights, and its batch norms have a momentum of 0.99 and an epsilon of 0.001.
+
+Images are resized bicubically and augmented with AutoAugment, as in the source. Its code resizes without antialiasing,
+and has another table of AutoAugment ("v0"), with translations of up to 250 pixels; this recipe has the paper's table.
 
 The source published 77.1% top-1. This recipe has not been run at full scale.
 """
@@ -16,7 +19,7 @@ from jaxddp.config import Config
 
 def get_config() -> Config:
     return Config().replace(
-        data={"augment": {"rand_augment": 2}},
+        data={"interpolation": "bicubic", "augment": {"policy": "auto_augment_imagenet"}},
         model={"name": "efficientnet_b0", "drop_path": 0.2, "dropout": 0.2},
         train={"batch_size": 4096, "duration": "350 epochs", "label_smoothing": 0.1, "ema": 0.9999},
         optimizer={

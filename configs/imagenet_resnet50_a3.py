@@ -2,11 +2,14 @@
 
     jaxddp train imagenet_resnet50_a3 --data.path /data/imagenet
 
-It uses binary cross-entropy, LAMB, RandAugment, mixup and CutMix, and evaluates crops of 224 out of 236 pixels (crop
-ratio 0.95). LAMB clips gradients at a global norm of 1, as timm's code does. Unlike this recipe, the source has noise
-in RandAugment's magnitudes, bicubic resizing of crops, and a threshold above which mixed labels count as 1. Its
-learning rate is constant within an epoch, and its cosine begins before the warmup, so it goes on from 0.994 of the
-peak.
+It uses binary cross-entropy, LAMB, RandAugment, mixup and CutMix, and evaluates crops of 224 out of 235 pixels (crop
+ratio 0.95). LAMB clips gradients at a global norm of 1, as timm's code does. Unlike this recipe, the source has a
+threshold above which mixed labels count as 1. Its learning rate is constant within an epoch, and its cosine begins
+before the warmup, so it goes on from 0.994 of the peak.
+
+RandAugment is timm's "rand-m6-mstd0.5-inc1", which the source uses. timm draws bilinear or bicubic interpolation for
+each training crop and each warp, and fills with the mean color. Here crops are bicubic, and warps take the nearest
+neighbour and fill with gray. timm mixes a whole batch with one weight; here each image has its own.
 
 The source published 78.1% top-1. This recipe has not been run.
 """
@@ -19,8 +22,17 @@ def get_config() -> Config:
         data={
             "image_size": 160,
             "eval_size": 224,
-            "resize": 236,
-            "augment": {"rand_augment": 2, "rand_magnitude": 6.0, "mixup": 0.1, "cutmix": 1.0},
+            "resize": 235,
+            "interpolation": "bicubic",
+            "augment": {
+                "rand_augment": 2,
+                "rand_operations": "timm",
+                "rand_probability": 0.5,
+                "rand_deviation": 0.5,
+                "rand_magnitude": 6.0,
+                "mixup": 0.1,
+                "cutmix": 1.0,
+            },
         },
         train={"batch_size": 2048, "duration": "100 epochs", "label_smoothing": 0.0},
         loss={"name": "bce"},

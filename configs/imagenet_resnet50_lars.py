@@ -6,7 +6,8 @@ The learning rate, the warmup and the quadratic schedule are those of the refere
 (github.com/tensorflow/tpu, models/official/resnet, lars_util.py), to which the authors of LARS contributed. On few
 devices, `--train.accumulate` divides the batch. Batch norm is `ghost:64`: each group of 64 images is normalized
 separately, whatever the number of devices. The source does not describe its batch norm. A kernel's gradient is divided
-by |g + w d|, where d is the weight decay, and in the source by |g| + d |w|.
+by |g + w d|, where d is the weight decay, and in the source by |g| + d |w|. The reference resizes images bicubically
+without antialiasing; this recipe resizes as `imagenet_resnet50` does.
 
 The commit that added LARS to TensorFlow reports 76.3% top-1 for the reference. This recipe has not been run.
 """

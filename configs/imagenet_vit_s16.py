@@ -2,12 +2,17 @@
 
     jaxddp train imagenet_vit_s16 --data.path /data/imagenet
 
-Crops, augmentation, batch, schedule and clipping are those of the source, whose warmup takes 10,000 of 112,600 steps.
+Crops, flips, batch, schedule and clipping are those of the source, whose warmup takes 10,000 of 112,600 steps.
+RandAugment has two layers of magnitude 10 in both. That of the source (github.com/google-research/big_vision,
+pp/autoaugment.py) chooses among 16 operations: invert, solarize_add and a gray square of 80 pixels replace the
+identity, translations are of 100 pixels, color, contrast, brightness and sharpness only increase (factor 1.9), and
+solarize has no effect. Its mixup has one weight for a batch; here each image has its own.
+
 The source's weight decay of 0.0001 is not multiplied by the learning rate. Here the weight decay is multiplied by the
 learning rate of 0.001, so it is 0.1. The source averages all tokens and has fixed position embeddings. This network has
 a class token and learned position embeddings, like published weights. Unlike this recipe, the source's code
-(github.com/google-research/big_vision, configs/vit_s16_i1k.py) keeps Adam's first moments in bfloat16, has a hidden
-layer before the head, and trains on 99% of the images.
+(configs/vit_s16_i1k.py) keeps Adam's first moments in bfloat16, has a hidden layer before the head, and trains on 99%
+of the images.
 
 The source published 76.5% top-1. This recipe has not been run at full scale.
 """
