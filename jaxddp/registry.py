@@ -188,7 +188,8 @@ unlabelled source."""
 SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules", "get_optimizer", has_settings=True)
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.warmup.Steps`."""
 AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment")
-"""`(settings: AugmentConfig) -> (key, image) -> image`, a function of one image; see `jaxddp.augment.preprocess`."""
+"""`(settings: AugmentConfig) -> (key, image) -> image`, a function of the pixels of one image; see
+`jaxddp.augment.preprocess`."""
 POLICIES = Registry("data.augment.policy", "jaxddp.augment.policies")
 """`(settings: AugmentConfig) -> (key, image) -> image`, a function of the pixels of one image, uint8[H, W, C] with 1 or
 3 channels; see `jaxddp.augment.preprocess`."""

@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from PIL import Image
 from support.data import random_batch, random_table
 from support.networks import linear_model
 from support.runs import setup_of
 from support.shared import sgd
 
-from jaxddp.augment.erase import ASPECT, cutout_from, erase, erasing_box
+from jaxddp.augment.erase import ASPECT, cutout_from, erase_from, erasing_box
 from jaxddp.augment.grayscale import grayscale
 from jaxddp.augment.preprocess import Inputs, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
@@ -58,12 +59,11 @@ def test_an_alternating_flip_is_random_first_and_then_the_opposite():
     assert 16 < sum(mirrored) < 48
 
 
-@pytest.mark.parametrize("other", [{}, {"flip": False, "then": ("flip",)}])
-def test_two_flips_at_once_are_refused(other):
+def test_two_flips_at_once_are_refused():
     with pytest.raises(
         InputError, match="data.augment: flip and alternate_flip are both set; set one of them to false"
     ):
-        check_augmentation(Preprocess(augment=AugmentConfig(alternate_flip=True, **other)), (6, 6, 3))
+        check_augmentation(Preprocess(augment=AugmentConfig(alternate_flip=True)), (6, 6, 3))
 
 
 def test_a_reflected_border_fills_the_margin_of_crops():
@@ -123,9 +123,9 @@ def test_cutout_blackens_a_square_around_any_pixel_clipped_at_the_borders(side):
 # --- Random erasing ---
 
 
-def boxes(number: int, height: int, width: int) -> np.ndarray:
+def boxes(number: int, height: int, width: int, bounds: tuple[float, float] = (0.02, 0.4)) -> np.ndarray:
     """Return int[N, 4]: top, left, height, width."""
-    return np.array(jax.jit(jax.vmap(lambda key: jnp.stack(erasing_box(key, height, width))))(keys(number)))
+    return np.array(jax.jit(jax.vmap(lambda key: jnp.stack(erasing_box(key, height, width, bounds))))(keys(number)))
 
 
 @pytest.mark.parametrize(("height", "width"), [(224, 224), (32, 48)])
@@ -170,7 +170,8 @@ def test_erased_boxes_stay_within_the_bounds_and_reach_them():
 
 def test_erasing_sets_a_rectangle_to_zero_with_its_probability():
     image, number = jnp.array(np.random.default_rng(0).uniform(1, 2, (16, 20, 3)), jnp.float32), 2000
-    erased = np.array(jax.jit(jax.vmap(lambda key: erase(key, image, 0.3)))(keys(number)))
+    erase = erase_from(AugmentConfig(erase=0.3))
+    erased = np.array(jax.jit(jax.vmap(lambda key: erase(key, image)))(keys(number)))
     assert erased.dtype == np.float32
     num_erased = 0
     for augmented in erased:
@@ -180,6 +181,21 @@ def test_erasing_sets_a_rectangle_to_zero_with_its_probability():
         assert is_erased.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1) if is_erased.any() else True
         num_erased += is_erased.any()
     assert abs(num_erased - 0.3 * number) < 5 * np.sqrt(number * 0.21)
+
+
+def test_erasing_with_noise_fills_each_pixel_of_the_area_as_timm_does():
+    """timm's mode "pixel" draws each value from the standard normal distribution, on 0.02 to 1/3 of the area."""
+    image, number = jnp.full((60, 64, 3), 9.0), 300
+    erase = erase_from(AugmentConfig(erase=1.0, erase_area=(0.02, 1 / 3), erase_fill="noise"))
+    erased = np.array(jax.jit(jax.vmap(lambda key: erase(key, image)))(keys(number)))
+    changed = (erased != 9).all(-1)
+    noise = erased[changed]
+    assert abs(noise.mean()) < 0.01 and abs(noise.std() - 1) < 0.01
+    assert abs(np.corrcoef(noise.T) - np.eye(3)).max() < 0.02
+    area = changed.mean((1, 2))
+    assert area.min() > 0.02 * 0.8 and 0.31 < area.max() < 0.35 and abs(area.mean() - (0.02 + 1 / 3) / 2) < 0.02
+    with pytest.raises(InputError, match=r"^data.augment.erase_area=\(0.4, 0.2\): give the smallest share"):
+        AugmentConfig(erase_area=(0.4, 0.2))
 
 
 # --- Order, keys, numbers ---
@@ -244,8 +260,8 @@ def test_gray_images_in_bfloat16_equal_the_rounded_float32_images():
 # --- Augmentations from `then` and from users ---
 
 
-def test_further_augmentations_come_last_and_in_their_order():
-    """The order is `then`, `extra`, mixing. `extra` sets the first row to 9, so mixtures have a first row of 9."""
+def test_further_augmentations_are_of_pixels_and_run_in_their_order():
+    """The order is `then`, normalization, `extra`, mixing. `extra` sets the first row to 9, and so have mixtures."""
     batch = random_batch(64)
     plain = images_of(batch, AugmentConfig(flip=False), **PLAIN)
     images = images_of(batch, AugmentConfig(flip=False, then=("vertical_flip",)), **PLAIN)
@@ -291,12 +307,18 @@ def same(settings: AugmentConfig):
     return lambda key, image: image
 
 
-def test_grayscale_replaces_a_fifth_of_the_images_by_weighted_channels():
-    image, number = np.random.default_rng(0).normal(size=(5, 4, 3)).astype(np.float32), 2000
-    gray = (image @ np.array([0.2989, 0.587, 0.114], np.float32))[..., None]
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_grayscale_replaces_a_fifth_of_the_images_by_weighted_channels(dtype):
+    image, number = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, (5, 4, 3), dtype, endpoint=True), 2000
+    image[0] = np.iinfo(dtype).max
+    gray = np.floor(image @ np.array([0.299, 0.587, 0.114]) + 0.5)[..., None]
     augmented = np.array(jax.jit(jax.vmap(lambda key: grayscale(key, jnp.array(image))))(keys(number)))
+    assert augmented.dtype == dtype
     is_gray = (np.ptp(augmented, -1) == 0).all((1, 2))
-    assert np.abs(augmented[is_gray] - gray).max() < 1e-6 and (augmented[~is_gray] == image).all()
+    assert np.abs(augmented[is_gray].astype(float) - gray).max() <= 1 and (augmented[~is_gray] == image).all()
+    if dtype == np.uint8:
+        # torchvision's Grayscale of a picture is Pillow's conversion.
+        np.testing.assert_array_equal(augmented[is_gray][0][..., 0], np.asarray(Image.fromarray(image).convert("L")))
     assert abs(is_gray.sum() - 0.2 * number) < 5 * np.sqrt(number * 0.16)
     assert grayscale(keys(1)[0], jnp.array(image[..., :1])).shape == (5, 4, 1)
 
@@ -321,14 +343,24 @@ def test_an_unusable_augmentation_function_raises_a_one_line_error(extra, messag
 def test_an_unusable_name_in_then_raises_a_one_line_error():
     with pytest.raises(InputError, match="^data.augment.then='grayscal' is unknown; did you mean 'grayscale'. there"):
         prepared(then=("grayscal",))
-    with pytest.raises(
-        InputError, match="^rand_augment needs uint8 pixels, and the images are float32 after normalization; set"
-    ):
-        prepared(then=("rand_augment",))
+    for name in ("cutout", "erase", "flip", "mixup", "pad", "rand_augment"):
+        with pytest.raises(
+            InputError, match=f"^data.augment.then='{name}' has a key of its own; set data.augment.{name}"
+        ):
+            prepared(then=("grayscale", name))
     rng = np.random.default_rng(0)
     table = ArrayTable(rng.integers(0, 256, (20, 6, 6, 2), np.uint8), np.arange(20) % 5, tuple("abcde"))
     with pytest.raises(InputError, match="^grayscale needs images with 1 or 3 channels, and these have 2"):
         prepared(table=table, then=("grayscale",))
+
+
+def test_gray_pixels_stay_gray_under_the_default_normalization():
+    """Grayscale of normalized values would give the channels of (128, 128, 128) different means."""
+    batch = random_batch(64)._replace(image=np.full((64, 6, 6, 3), 128, np.uint8))
+    gray = images_of(batch, AugmentConfig(flip=False, then=("grayscale",)))
+    np.testing.assert_array_equal(gray, images_of(batch, AugmentConfig(flip=False)))
+    with pytest.raises(InputError, match="^grayscale needs pixels, and the images are already normalized; leave it"):
+        check_augmentation(Preprocess(augment=AugmentConfig(then=("grayscale",))), (6, 6, 3), np.float32)
 
 
 # --- Errors ---

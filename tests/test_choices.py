@@ -183,7 +183,12 @@ def test_an_inherited_choice_keeps_its_settings():
 GROWING, AVERAGED, SYNCED = {"data.grow_from": 16}, {"train.ema": 0.9}, {"train.sync_every": "5 steps"}
 DEPENDENT: dict[str, tuple[typing.Any, dict[str, typing.Any], dict[str, typing.Any]]] = {
     "data.augment.border": ("reflect", {"data.augment.pad": 0}, {"data.augment.pad": 4}),
+    "data.augment.erase_area": ((0.1, 0.2), {"data.augment.erase": 0}, {"data.augment.erase": 0.5}),
+    "data.augment.erase_fill": ("noise", {"data.augment.erase": 0}, {"data.augment.erase": 0.5}),
+    "data.augment.rand_deviation": (0.5, {"data.augment.rand_augment": 0}, {"data.augment.rand_augment": 2}),
     "data.augment.rand_magnitude": (5.0, {"data.augment.rand_augment": 0}, {"data.augment.rand_augment": 2}),
+    "data.augment.rand_operations": ("timm", {"data.augment.rand_augment": 0}, {"data.augment.rand_augment": 2}),
+    "data.augment.rand_probability": (0.5, {"data.augment.rand_augment": 0}, {"data.augment.rand_augment": 2}),
     "data.crop_area": ((0.5, 1.0), {"data.crop": "whole"}, {"data.crop": "random_area"}),
     "data.grow_by": (8, {"data.grow_from": None}, GROWING),
     "data.grow_end": ("50%", {"data.grow_from": None}, GROWING),

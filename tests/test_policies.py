@@ -17,18 +17,18 @@ from support.runs import setup_of
 from support.shared import sgd
 from support.torchvision_golden import FILE, decoded, image
 
-from jaxddp.augment.color_jitter import adjusted, draw
+from jaxddp.augment.color_jitter import adjusted, draw, from_settings
 from jaxddp.augment.ops.apply import operate
 from jaxddp.augment.ops.blend import gray_of
 from jaxddp.augment.ops.gaussian_blur import blur, box_weights
 from jaxddp.augment.ops.hue import TURN, rotate_hue
-from jaxddp.augment.ops.magnitudes import IDENTITY, Parameters, operate_all, row, rows
-from jaxddp.augment.ops.pixel_operation import ONE, OPERATIONS
+from jaxddp.augment.ops.magnitudes import IDENTITY, operate_all, row, rows
+from jaxddp.augment.ops.pixel_operation import ONE, OPERATIONS, PixelOperation
 from jaxddp.augment.policies import augmix, auto_augment, three_augment, trivial_augment
 from jaxddp.augment.preprocess import _MIX, _STREAMS, _THEN, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.registry import AUGMENTATIONS, POLICIES
+from jaxddp.registry import POLICIES
 
 GOLDEN = json.loads(FILE.read_text())
 PHOTO = image()
@@ -63,7 +63,7 @@ def chi_square(counts: np.ndarray, shares: np.ndarray) -> float:
 
 @pytest.fixture(scope="module")
 def run():
-    program = jax.jit(lambda parameters: operate(planes(PHOTO), Parameters(*parameters)))
+    program = jax.jit(lambda parameters: operate(planes(PHOTO), PixelOperation(*parameters)))
     return lambda name, magnitude: pixels_of(program(jnp.array(row(name, magnitude), jnp.int32)))
 
 
@@ -170,7 +170,7 @@ def results_of(name: str, number: int) -> list[bytes]:
 
 def outcomes_of(chains: np.ndarray) -> list[bytes]:
     """Return the results of chains of operations, int[n, length, parameters]."""
-    chain = Parameters(*jnp.moveaxis(jnp.array(chains, jnp.int32), -1, 0))
+    chain = PixelOperation(*jnp.moveaxis(jnp.array(chains, jnp.int32), -1, 0))
     results = jax.jit(jax.vmap(lambda one: operate_all(planes(PHOTO), one)))(chain)
     return [pixels_of(result).tobytes() for result in results]
 
@@ -265,13 +265,13 @@ def test_a_mixture_is_the_weighted_mean_of_the_image_and_of_its_chains():
     parts = [np.frombuffer(part, np.uint8).reshape(PHOTO.shape) for part in outcomes_of(np.array(chains))]
     weights = np.array([0.3, 0.35, 0.25, 0.1])
     units = np.round(weights * augmix.UNIT**2).astype(np.uint32)
-    parameters = Parameters(*jnp.moveaxis(jnp.array(chains, jnp.int32), -1, 0))
+    parameters = PixelOperation(*jnp.moveaxis(jnp.array(chains, jnp.int32), -1, 0))
     mixed = pixels_of(jax.jit(augmix.mixture)(planes(PHOTO), parameters, jnp.array(units)))
     exact = sum(weight * part for weight, part in zip(weights, [PHOTO, *parts], strict=True))
     assert np.abs(mixed - exact).max() <= 0.5 + 1e-4
     # White stays white, with the largest sum that must fit into 32 bits.
     white = jnp.full((3, 4, 4), 255, jnp.uint8)
-    same = Parameters(*(jnp.broadcast_to(jnp.int32(field), (3, 3)) for field in IDENTITY))
+    same = PixelOperation(*(jnp.broadcast_to(jnp.int32(field), (3, 3)) for field in IDENTITY))
     assert (augmix.mixture(white, same, jnp.array(units)) == 255).all()
 
 
@@ -306,7 +306,7 @@ def test_color_jitter_draws_its_order_and_amounts_uniformly():
 
 
 def test_color_jitter_applies_its_steps_in_the_drawn_order():
-    apply = jax.jit(AUGMENTATIONS.get("color_jitter")(AugmentConfig(color_jitter=JITTER)))
+    apply = jax.jit(from_settings(AugmentConfig(color_jitter=JITTER)))
     step = jax.jit(adjusted)
     for key in keys(6, seed=3):
         order, amounts = draw(key, JITTER, [0, 1, 2, 3])
@@ -319,11 +319,11 @@ def test_color_jitter_applies_its_steps_in_the_drawn_order():
 def test_a_strength_of_0_leaves_its_property():
     """Without hue, the order of the channels of a pixel stays; with saturation alone, gray stays gray."""
     for strengths, is_same in [((0.0, 0.0, 0.0, 0.0), True), ((0.0, 0.0, 1.0, 0.0), False)]:
-        apply = AUGMENTATIONS.get("color_jitter")(AugmentConfig(color_jitter=strengths))
+        apply = from_settings(AugmentConfig(color_jitter=strengths))
         changed = np.array(apply(jax.random.key(0), jnp.array(PHOTO)))
         assert (changed == PHOTO).all() == is_same
     gray = PHOTO[..., :1]
-    apply = AUGMENTATIONS.get("color_jitter")(AugmentConfig(color_jitter=(0.0, 0.0, 1.0, 0.5)))
+    apply = from_settings(AugmentConfig(color_jitter=(0.0, 0.0, 1.0, 0.5)))
     assert (np.array(apply(jax.random.key(0), jnp.array(gray))) == gray).all()
 
 
@@ -394,7 +394,10 @@ def test_a_policy_takes_images_with_one_or_three_channels_of_8_bits(name):
             "which is half a turn; give 0.5 for any hue",
         ),
         ({"color_jitter": (0.4, 0.4, 1.4, 0.1)}, "data.augment.color_jitter=1.4: expected 0 to 1"),
-        ({"then": ("color_jitter",)}, "color_jitter needs uint8 pixels, and the images are float32 after "),
+        (
+            {"then": ("grayscale", "color_jitter")},
+            "data.augment.then='color_jitter' has a key of its own; set data.augment.color_jitter",
+        ),
     ],
 )
 def test_settings_that_do_not_work_together_are_refused_before_compiling(augment, message):

@@ -1,5 +1,6 @@
 """RandAugment: each operation compared with its definition in NumPy and with Pillow, and the distribution of draws."""
 
+import hashlib
 import math
 
 import jax
@@ -10,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from jaxddp.augment.ops.pixel_operation import OPERATIONS
+from jaxddp.augment.ops.apply import operate
+from jaxddp.augment.ops.magnitudes import rows
+from jaxddp.augment.ops.pixel_operation import OPERATIONS, PixelOperation
 from jaxddp.augment.ops.warp import FILL
-from jaxddp.augment.rand_augment import Drawn, operate, rand_augment
+from jaxddp.augment.rand_augment import rand_augment, rand_space
+from jaxddp.config import AugmentConfig, load
 
 RNG = np.random.default_rng(0)
 HEIGHT, WIDTH = 21, 32
@@ -33,15 +37,13 @@ IMAGES = {name: image.astype(np.uint8) for name, image in IMAGES.items()}
 
 @pytest.fixture(scope="module")
 def run():
-    """Return a function (name, image, signed magnitude) -> image, with one program for each shape and magnitude."""
-    programs = {}
+    """Return a function (name, image, signed magnitude) -> image, with one program for each shape."""
+    program = jax.jit(lambda planes, parameters: operate(planes, PixelOperation(*parameters)))
 
-    def run(name: str, image: np.ndarray, magnitude: float) -> np.ndarray:
-        size = abs(magnitude)
-        if size not in programs:
-            programs[size] = jax.jit(lambda i, operation, sign: operate(i, Drawn(operation, sign, size / 10)))
-        sign = 1 if magnitude >= 0 else -1
-        done = np.array(programs[size](image, np.int32(OPERATIONS.index(name)), np.int32(sign)))
+    def run(name: str, image: np.ndarray, magnitude: float, operations: str = "paper") -> np.ndarray:
+        settings = AugmentConfig(rand_magnitude=abs(magnitude), rand_operations=operations)
+        parameters = rows(rand_space(settings, image.shape[:2]), name)[0][0 if magnitude >= 0 else 1]
+        done = np.moveaxis(np.array(program(np.moveaxis(image, -1, 0), np.array(parameters, np.int32))), 0, -1)
         assert done.dtype == np.uint8 and done.shape == image.shape
         return done
 
@@ -208,8 +210,9 @@ def test_an_operation_equals_pillows(name, kind, magnitude, run):
 # --- Draws ---
 
 
-def augmented(keys: jax.Array, image: np.ndarray, layers: int) -> np.ndarray:
-    return np.array(jax.jit(jax.vmap(lambda key: rand_augment(key, jnp.array(image), layers, 7.0)))(keys))
+def augmented(keys: jax.Array, image: np.ndarray, layers: int, **settings) -> np.ndarray:
+    config = AugmentConfig(rand_augment=layers, **{"rand_magnitude": 7.0, **settings})
+    return np.array(jax.jit(jax.vmap(lambda key: rand_augment(key, jnp.array(image), config)))(keys))
 
 
 @pytest.mark.slow
@@ -242,3 +245,76 @@ def test_layers_follow_each_other_and_are_drawn_independently(run):
 def test_gray_images_stay_gray(run):
     keys = jax.random.split(jax.random.key(3), 40)
     assert augmented(keys, IMAGES["gray"], 2).shape == (40, HEIGHT, WIDTH, 1)
+
+
+# --- timm's operations ---
+
+TIMM_OPERATIONS = {*OPERATIONS} - {"identity"} | {"invert", "solarize_add"}
+"""The operations of timm 1.0.31's "rand-m9-mstd0.5-inc1"."""
+
+
+@pytest.mark.parametrize("magnitude", [9.0, 6.0, 0.0])
+def test_timms_operations_equal_their_definitions(magnitude, run):
+    """The definitions are those of timm 1.0.31, with `int` for the parameters that it truncates."""
+    image, share = IMAGES["noise"], magnitude / 10
+    value, pixels = np.arange(256), image.astype(int)
+    kept = 4 - int(4 * share)
+    tables = {
+        "invert": 255 - value,
+        "solarize": np.where(value < 256 - int(256 * share), value, 255 - value),
+        "solarize_add": np.where(value < 128, np.minimum(value + int(110 * share), 255), value),
+        "posterize": value >> (8 - kept) << (8 - kept),
+    }
+    for name, lookup in tables.items():
+        assert (run(name, image, magnitude, "timm") == lookup[pixels]).all(), name
+    shift = round(0.45 * WIDTH * share)
+    moved = np.full_like(image, FILL)
+    moved[:, : WIDTH - shift] = image[:, shift:]
+    assert (run("translate_x", image, -magnitude, "timm") == moved).all()
+    for name in ("rotate", "shear_y", "color", "sharpness", "autocontrast", "equalize"):
+        assert (run(name, image, magnitude, "timm") == run(name, image, magnitude)).all()
+    space = rand_space(AugmentConfig(rand_operations="timm"), image.shape[:2])
+    assert {*space} == TIMM_OPERATIONS
+
+
+def test_the_magnitude_of_timms_recipes_is_drawn_from_a_clipped_normal_distribution():
+    """In 10^6 draws of timm's rule, min(max(N(9, 0.5), 0), 10): mean 8.996, deviation 0.490, 2.3% are 10."""
+    space = rand_space(AugmentConfig(rand_deviation=0.5), (10, 10))
+    levels = space["rotate"].magnitudes / 3
+    assert len(levels) == 100 and (levels == 10).mean() == pytest.approx(0.023, abs=0.006)
+    assert (levels.mean(), levels.std()) == pytest.approx((8.996, 0.490), abs=0.01)
+    assert len(rand_space(AugmentConfig(), (10, 10))["rotate"].magnitudes) == 1
+
+
+@pytest.mark.slow
+def test_a_layer_is_applied_with_its_probability_and_draws_its_magnitude(run):
+    image, number = IMAGES["narrow"], 2000
+    settings = {"rand_operations": "timm", "rand_probability": 0.5, "rand_deviation": 2.0}
+    results = [
+        result.tobytes() for result in augmented(jax.random.split(jax.random.key(4), number), image, 1, **settings)
+    ]
+    unchanged = sum(result == image.tobytes() for result in results) / number
+    assert abs(unchanged - 0.5) < 4 * math.sqrt(0.25 / number)
+    # 9 of 15 operations of this image have many magnitudes; the rest gives few results.
+    assert len({*results}) > 200
+    assert np.ptp(augmented(jax.random.split(jax.random.key(4), 50), image, 2, rand_probability=0.0), 0).max() == 0
+
+
+def test_draws_with_the_default_settings_do_not_change():
+    """The digest is that of the first implementation of RandAugment, which had no table of parameters."""
+    results = augmented(jax.random.split(jax.random.key(0), 64), IMAGES["noise"], 2, rand_magnitude=9.0)
+    assert hashlib.sha256(results.tobytes()).hexdigest()[:16] == "c3baf86163e34a88"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "magnitude", "erase"),
+    [("imagenet_resnet50_a3", 6.0, 0.0), ("imagenet_swin_t", 9.0, 0.25), ("imagenet_convnext_tiny", 9.0, 0.25)],
+)
+def test_recipes_after_timm_augment_as_timm_does(recipe, magnitude, erase):
+    """The source's arguments are --aa rand-m6-mstd0.5-inc1 or rand-m9-mstd0.5-inc1, and --reprob 0.25 --remode pixel."""
+    data = load(recipe).data
+    augment = data.augment
+    assert (augment.rand_augment, augment.rand_operations, augment.rand_magnitude) == (2, "timm", magnitude)
+    assert (augment.rand_probability, augment.rand_deviation, augment.erase) == (0.5, 0.5, erase)
+    assert not erase or (augment.erase_fill, augment.erase_area) == ("noise", (0.02, 1 / 3))
+    assert (data.interpolation, data.resize) == ("bicubic", 256 if erase else math.floor(224 / 0.95))

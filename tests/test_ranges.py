@@ -200,7 +200,12 @@ def test_odd_values_on_the_command_line_raise_a_one_line_error_or_start_a_run(
 
 
 NEEDED = {
-    **{"data.augment.pad": "1", "data.augment.rand_augment": "1", "data.bad_images": "substitute"},
+    **{
+        "data.augment.erase": "0.5",
+        "data.augment.pad": "1",
+        "data.augment.rand_augment": "1",
+        "data.bad_images": "substitute",
+    },
     **{
         "data.grow_from": "4 --data.grow-by 2",
         "data.labels_per_class": "2",

@@ -70,7 +70,9 @@ def test_normalized_floats_give_the_same_inputs_as_their_pixels(side: int | None
     )
     level = 1 / (255 * 0.2)
     np.testing.assert_allclose(actual, expected, atol=2e-6 if side is None else 0.6 * level)
-    with pytest.raises(InputError, match="rand_augment needs uint8 pixels, and the images are float32"):
+    with pytest.raises(
+        InputError, match="data.augment.rand_augment=1: needs pixels, and the images are normalized float32; give 0"
+    ):
         check_augmentation(Preprocess(augment=AugmentConfig(rand_augment=1)), (4, 4, 3), np.float32)
 
 

@@ -11,21 +11,20 @@ from jaxddp.augment.ops.pixel_operation import ONE, check_pixels
 from jaxddp.config import AugmentConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
-from jaxddp.registry import AUGMENTATIONS
 
 Strengths = tuple[float, float, float, float]
 """The strengths of brightness, contrast and saturation, 0 to 1, and of hue, 0 to 0.5; 0 for none."""
 
 
-@AUGMENTATIONS.add("color_jitter")
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Return color jitter with the config's strengths; see `color_jitter`.
 
     Raises:
         InputError: the strength of the hue is above 0.5.
     """
+    strengths = settings.color_jitter or (0.0, 0.0, 0.0, 0.0)
     setting = Key("data.augment.color_jitter", settings.color_jitter)
-    if settings.color_jitter and settings.color_jitter[3] > 0.5:
+    if strengths[3] > 0.5:
         raise InputError(
             setting,
             ": the strength of the hue, the last number, is at most 0.5, which is half a turn",
@@ -33,10 +32,8 @@ def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], j
         )
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
-        check_pixels("color_jitter", setting, image, advice="leave it out")
-        if settings.color_jitter is None:
-            return image
-        return jnp.moveaxis(color_jitter(key, jnp.moveaxis(image, -1, 0), settings.color_jitter), 0, -1)
+        check_pixels(setting, image, advice="leave it out")
+        return jnp.moveaxis(color_jitter(key, jnp.moveaxis(image, -1, 0), strengths), 0, -1)
 
     return apply
 

@@ -1,4 +1,4 @@
-"""Fill a random part of an image: cutout with a black square, random erasing with a rectangle of the mean colour."""
+"""Fill a random part of an image: cutout fills a square with black, random erasing a rectangle with a mean or noise."""
 
 from collections.abc import Callable
 
@@ -7,18 +7,16 @@ import jax.numpy as jnp
 
 from jaxddp.augment.box import Box, centered, check_side
 from jaxddp.config import AugmentConfig
-from jaxddp.registry import AUGMENTATIONS
 
-AREA = (0.02, 0.4)
 ASPECT = (0.3, 1 / 0.3)
 TRIES = 10
 
 
-@AUGMENTATIONS.add("cutout")
 def cutout_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Return cutout (DeVries & Taylor 2017, arXiv:1708.04552): a function that sets a square of an image to 0.
 
-    The side of the square is `settings.cutout`. Its centre is uniform over the pixels of the image, uint8[H, W, C].
+    The side of the square is `settings.cutout`. Its centre is uniform over the pixels of the image, uint8[H, W, C]. The
+    authors set normalized images to 0, the mean colour.
     """
 
     def cutout(key: jax.Array, image: jax.Array) -> jax.Array:
@@ -31,27 +29,35 @@ def cutout_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax
     return cutout
 
 
-def erase(key: jax.Array, image: jax.Array, probability: float) -> jax.Array:
-    """With a probability, set a random rectangle of a normalized image, float[H, W, C], to zero, the mean colour.
+def erase_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return random erasing: a function that fills a rectangle of a normalized image, float[H, W, C].
 
-    By default, Zhong et al. 2017 (arXiv:1708.04896) fill each pixel with a random value. Their variant RE-M fills with
-    the mean, as torchvision's recipes do.
+    An image is erased with probability `settings.erase`. The fill "mean" is 0, the mean colour, as in torchvision's
+    recipes (RE-M of Zhong et al. 2017, arXiv:1708.04896). "noise" draws each value from the standard normal
+    distribution, as timm's mode "pixel" does.
     """
-    height, width, _ = image.shape
-    hit_key, box_key = jax.random.split(key)
-    is_erased = jax.random.bernoulli(hit_key, jnp.float32(probability))
-    return jnp.where(is_erased & erasing_box(box_key, height, width).mask(height, width)[..., None], 0, image)
+
+    def erase(key: jax.Array, image: jax.Array) -> jax.Array:
+        height, width, _ = image.shape
+        hit_key, box_key, fill_key = jax.random.split(key, 3)
+        is_erased = jax.random.bernoulli(hit_key, jnp.float32(settings.erase))
+        is_noise = settings.erase_fill == "noise"
+        fill = jax.random.normal(fill_key, image.shape, image.dtype) if is_noise else 0
+        box = erasing_box(box_key, height, width, settings.erase_area)
+        return jnp.where(is_erased & box.mask(height, width)[..., None], fill, image)
+
+    return erase
 
 
-def erasing_box(key: jax.Array, image_height: int, image_width: int) -> Box:
+def erasing_box(key: jax.Array, image_height: int, image_width: int, bounds: tuple[float, float]) -> Box:
     """Draw the rectangle of random erasing. It is completely inside the image, or empty.
 
-    Its share of the area is uniform in `AREA`, its aspect ratio (height / width) log-uniform in `ASPECT`, and its
-    position uniform. The bounds are those of the paper. Wide and tall rectangles are equally likely.
-    The first of `TRIES` draws that fits the image is used.
+    Its share of the area is uniform in `bounds`, its aspect ratio (height / width) log-uniform in `ASPECT`, and its
+    position uniform. Wide and tall rectangles are equally likely. The first of `TRIES` draws that fits the image is
+    used.
     """
     area, aspect, top, left = jax.random.uniform(key, (4, TRIES), jnp.float32)
-    area = (AREA[0] + area * (AREA[1] - AREA[0])) * (image_height * image_width)
+    area = (bounds[0] + area * (bounds[1] - bounds[0])) * (image_height * image_width)
     low, high = jnp.log(jnp.array(ASPECT, jnp.float32))
     aspect = jnp.exp(low + aspect * (high - low))
     height = jnp.round(jnp.sqrt(area * aspect)).astype(jnp.int32)
@@ -63,6 +69,3 @@ def erasing_box(key: jax.Array, image_height: int, image_width: int) -> Box:
     first = jnp.argmax(fits)
     size = jnp.where(fits[first], jnp.stack([height, width])[:, first], 0)
     return Box(top[first], left[first], size[0], size[1])
-
-
-AUGMENTATIONS.add("erase")(lambda settings: lambda key, image: erase(key, image, settings.erase))

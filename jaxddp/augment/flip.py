@@ -27,5 +27,4 @@ def alternate_flip(key: jax.Array, epoch: jax.Array, image: jax.Array) -> jax.Ar
     return jnp.where(jax.random.bernoulli(key) ^ (epoch % 2 == 1), image[:, ::-1], image)
 
 
-AUGMENTATIONS.add("flip")(lambda settings: flip)
 AUGMENTATIONS.add("vertical_flip")(lambda settings: vertical_flip)

@@ -7,10 +7,8 @@ import jax.numpy as jnp
 
 from jaxddp.augment.box import check_side
 from jaxddp.config import AugmentConfig
-from jaxddp.registry import AUGMENTATIONS
 
 
-@AUGMENTATIONS.add("pad")
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Return a function that pads an image [H, W, C] by the config's margin, and crops it.
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.flip import alternate_flip
+from jaxddp.augment import color_jitter, erase, pad, rand_augment
+from jaxddp.augment.flip import alternate_flip, flip
 from jaxddp.augment.mixing import Mixing, mix
 from jaxddp.augment.ops.pixel_operation import check_pixels
 from jaxddp.augment.resize import resized
@@ -24,8 +25,15 @@ Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 # Each use of the seed has its own random stream. Initialization uses the seed's key; other uses fold in a constant.
 _AUGMENT = 0x696D67
-# The augmentations with a setting of their own, in the order of use: of pixels, and of normalized images.
-_OF_PIXELS, _OF_NORMALIZED = ("flip", "pad", "rand_augment", "policy", "color_jitter", "cutout"), ("erase",)
+# The augmentations of pixels with a setting of their own, in the order of use.
+_OF_PIXELS: dict[str, Callable[[AugmentConfig], Augmentation]] = {
+    "flip": lambda settings: flip,
+    "pad": pad.from_settings,
+    "rand_augment": rand_augment.from_settings,
+    "policy": lambda settings: POLICIES.get(settings.policy or "")(settings),
+    "color_jitter": color_jitter.from_settings,
+    "cutout": erase.cutout_from,
+}
 # Each use of an example's key has its own random stream. A number is never changed, so that old runs resume.
 _MIX, _THEN, _EXTRA = 5, 6, 7
 _STREAMS = {"flip": 0, "pad": 1, "rand_augment": 2, "cutout": 3, "erase": 4, "policy": 8, "color_jitter": 9}
@@ -48,9 +56,9 @@ class Preprocess:
     """A function that augments and normalizes the images of a batch.
 
     The order in training is: resize, if the batch has a `side`; flip or alternate flip, padded crop, RandAugment or a
-    policy, color jitter and cutout, on pixels; normalize; erase (with zeros, the mean colour); the augmentations in
-    `augment.then`; `extra`; mixup or cutmix. In evaluation, images are only normalized. The random numbers of an
-    augmentation do not depend on the other augmentations.
+    policy, color jitter, cutout and the augmentations in `augment.then`, on pixels; normalize; erase; `extra`; mixup or
+    cutmix. In evaluation, images are only normalized. The random numbers of an augmentation do not depend on the other
+    augmentations.
     """
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -106,8 +114,13 @@ class Preprocess:
 
         Raises: see `check_augmentation`.
         """
-        image = self._normalize(self._apply_configured(_OF_PIXELS, key, image))
-        image = self._apply_configured(_OF_NORMALIZED, key, image)
+        for name, make in _OF_PIXELS.items():
+            if setting := getattr(self.augment, name):
+                use = jax.random.fold_in(key, _STREAMS[name])
+                if name == "policy":
+                    check_pixels(Key("data.augment.policy", setting), image, advice="leave it out")
+                    use = jax.random.fold_in(use, self.view) if self.view else use
+                image = make(self.augment)(use, image)
         names = self.augment.then
         for index, name in enumerate(names):
             stream = jax.random.fold_in(jax.random.fold_in(key, _THEN), zlib.crc32(name.encode()))
@@ -115,21 +128,11 @@ class Preprocess:
             image = _apply_checked(
                 (Key("data.augment.then"), f": {name}"), AUGMENTATIONS.get(name)(self.augment), use, image
             )
+        image = self._normalize(image)
+        if self.augment.erase:
+            image = erase.erase_from(self.augment)(jax.random.fold_in(key, _STREAMS["erase"]), image)
         if self.extra is not None:
             image = _apply_checked("augmentation", self.extra, jax.random.fold_in(key, _EXTRA), image)
-        return image
-
-    def _apply_configured(self, names: tuple[str, ...], key: jax.Array, image: jax.Array) -> jax.Array:
-        """Apply the augmentations in `names` whose setting is not 0 or None."""
-        for name in names:
-            if setting := getattr(self.augment, name):
-                if name == "policy":
-                    check_pixels(name, Key("data.augment.policy", setting), image, advice="leave it out")
-                use = jax.random.fold_in(key, _STREAMS[name])
-                if name == "policy" and self.view:
-                    use = jax.random.fold_in(use, self.view)
-                make = POLICIES.get(setting) if name == "policy" else AUGMENTATIONS.get(name)
-                image = make(self.augment)(use, image)
         return image
 
     @property
@@ -156,7 +159,7 @@ def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]
         InputError: settings conflict or are invalid for the image, or an augmentation fails or changes shape or dtype.
     """
     augment = preprocess.augment
-    if augment.alternate_flip and (augment.flip or "flip" in augment.then):
+    if augment.alternate_flip and augment.flip:
         both = "flip and alternate_flip are both set"
         raise InputError(Key("data.augment"), f": {both}", advice="set one of them to false")
     if augment.policy and augment.rand_augment:

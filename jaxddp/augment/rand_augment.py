@@ -1,108 +1,89 @@
 """RandAugment: random operations with one magnitude (Cubuk et al. 2020, arXiv:1909.13719).
 
-The ranges are those of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501). At magnitude 0 an operation has no effect. At
-the largest magnitude the parameters are: rotate 30 degrees, shear 0.3, translate 150/331 of the side, solarize
-threshold 0 (from 256), posterize 4 bits (from 8), blend factor 0.9 away from 1. Results equal Pillow's (ImageOps,
-ImageEnhance, nearest neighbour), except that a blend is rounded instead of truncated.
+"paper": the 14 operations of the paper with the ranges of AutoAugment (Cubuk et al. 2019, arXiv:1805.09501). At
+magnitude 0 an operation has no effect. At the largest magnitude the parameters are: rotate 30 degrees, shear 0.3,
+translate 150/331 of the side, solarize threshold 0 (from 256), posterize 4 bits (from 8), blend factor 0.9 away from 1.
+
+"timm": the 15 operations of timm's "rand-m9-inc1" (github.com/huggingface/pytorch-image-models,
+timm/data/auto_augment.py): invert and solarize_add in place of the identity, translations up to 0.45 of the side, and
+posterize from 4 bits to 0.
+
+Results equal Pillow's (ImageOps, ImageEnhance, nearest neighbour), except that a blend is rounded instead of truncated.
 """
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple
+from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-import jaxddp.augment.ops.apply as ops
-from jaxddp.augment.ops.pixel_operation import ONE, OPERATIONS, check_pixels, matching
+from jaxddp.augment.ops.magnitudes import IDENTITY, Size, Space, drawn, operate_all, rows
+from jaxddp.augment.ops.pixel_operation import OPERATIONS, check_pixels
 from jaxddp.config import AugmentConfig
 from jaxddp.core.message import Key
-from jaxddp.registry import AUGMENTATIONS
 
 LARGEST = 10
+QUANTILES = 100
+"""The number of magnitudes, which are equally likely, if the magnitude is random."""
 
 
-class Drawn(NamedTuple):
-    """The operation that was drawn, with its direction and magnitude; see `PixelOperation`."""
-
-    operation: jax.Array
-    """int32[], the index in OPERATIONS."""
-    sign: jax.Array
-    """int32[], 1 or -1: the direction of a warp, or a blend away from (1) or towards (-1) the degenerate image."""
-    share: float
-    """The magnitude as a fraction of `LARGEST`, 0 to 1."""
-
-    def matches(self, *names: str) -> list[jax.Array]:
-        return matching(self.operation, names)
-
-    @property
-    def cos(self) -> jax.Array:
-        return jnp.where(self.matches("rotate")[0], round(ONE * math.cos(self._angle)), ONE)
-
-    @property
-    def sin(self) -> jax.Array:
-        return self._signed("rotate", ONE * math.sin(self._angle))
-
-    @property
-    def shear_x(self) -> jax.Array:
-        return self._signed("shear_x", ONE * 0.3 * self.share)
-
-    @property
-    def shear_y(self) -> jax.Array:
-        return self._signed("shear_y", ONE * 0.3 * self.share)
-
-    def shift_x(self, width: int) -> jax.Array:
-        return self._signed("translate_x", 150 / 331 * width * self.share)
-
-    def shift_y(self, height: int) -> jax.Array:
-        return self._signed("translate_y", 150 / 331 * height * self.share)
-
-    @property
-    def threshold(self) -> int:
-        return round(256 * (1 - self.share))
-
-    @property
-    def dropped(self) -> int:
-        return round(4 * self.share)
-
-    @property
-    def factor(self) -> jax.Array:
-        return ONE + self.sign * round(ONE * 0.9 * self.share)
-
-    @property
-    def _angle(self) -> float:
-        return math.radians(30 * self.share)
-
-    def _signed(self, name: str, amount: float) -> jax.Array:
-        """Return the rounded amount times `sign`, int32[], or 0 if another operation than `name` was drawn."""
-        return jnp.where(self.matches(name)[0], self.sign * round(amount), 0)
+def rand_space(settings: AugmentConfig, size: Size) -> dict[str, Space]:
+    """Return the magnitudes of each operation for images of a size, from the smallest to the largest."""
+    level = np.array([settings.rand_magnitude])
+    if settings.rand_deviation:
+        normal = NormalDist(settings.rand_magnitude, settings.rand_deviation)
+        level = np.array([normal.inv_cdf((index + 0.5) / QUANTILES) for index in range(QUANTILES)]).clip(0, LARGEST)
+    share, none = level / LARGEST, Space(np.zeros(len(level)), False)
+    height, width = size
+    blends = {name: Space(0.9 * share, True) for name in ("color", "contrast", "brightness", "sharpness")}
+    space = blends | {"autocontrast": none, "equalize": none, "rotate": Space(30 * share, True)}
+    space |= {name: Space(0.3 * share, True) for name in ("shear_x", "shear_y")}
+    if settings.rand_operations == "timm":
+        return space | {
+            "invert": none,
+            "translate_x": Space(np.round(0.45 * width * share), True),
+            "translate_y": Space(np.round(0.45 * height * share), True),
+            "posterize": Space(4 - np.floor(4 * share), False),
+            "solarize": Space(256 - np.floor(256 * share), False),
+            "solarize_add": Space(np.floor(110 * share), False),
+        }
+    space |= {
+        "identity": none,
+        "translate_x": Space(-np.round(150 / 331 * width * share), True),
+        "translate_y": Space(-np.round(150 / 331 * height * share), True),
+        "posterize": Space(8 - np.round(4 * share), False),
+        "solarize": Space(np.round(256 * (1 - share)), False),
+    }
+    return {name: space[name] for name in OPERATIONS}
 
 
-@AUGMENTATIONS.add("rand_augment")
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return RandAugment with the config's layers and magnitude; see `rand_augment`."""
-    layers, magnitude = settings.rand_augment, settings.rand_magnitude
+    """Return RandAugment with the config's layers, operations, probability and magnitude; see `rand_augment`."""
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
-        check_pixels("rand_augment", Key("data.augment.rand_augment", layers), image, advice="give 0")
-        return rand_augment(key, image, layers, magnitude)
+        check_pixels(Key("data.augment.rand_augment", settings.rand_augment), image, advice="give 0")
+        return rand_augment(key, image, settings)
 
     return apply
 
 
-def rand_augment(key: jax.Array, image: jax.Array, layers: int, magnitude: float) -> jax.Array:
-    """Apply `layers` random operations to uint8[H, W, C], each uniform among `OPERATIONS`, in a random direction."""
-    operation_key, sign_key = jax.random.split(key)
-    operations = jax.random.randint(operation_key, (layers,), 0, len(OPERATIONS), jnp.int32)
-    signs = jax.random.rademacher(sign_key, (layers,), jnp.int32)
+def rand_augment(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> jax.Array:
+    """Apply random operations to uint8[H, W, C], one for each layer.
 
-    def layer(planes: jax.Array, drawn: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        return ops.operate(planes, Drawn(*drawn, magnitude / LARGEST)), None
-
-    # The layers run in a loop, so the compile time does not grow with their number.
-    return jnp.moveaxis(jax.lax.scan(layer, jnp.moveaxis(image, -1, 0), (operations, signs))[0], 0, -1)
-
-
-def operate(image: jax.Array, drawn: Drawn) -> jax.Array:
-    """Apply one operation to one image, uint8[H, W, C]; C is 1 or 3."""
-    return jnp.moveaxis(ops.operate(jnp.moveaxis(image, -1, 0), drawn), 0, -1)
+    Operation, direction and magnitude of a layer are uniform and independent. A layer is skipped with probability
+    1 - `settings.rand_probability`.
+    """
+    height, width, _ = image.shape
+    space, layers = rand_space(settings, (height, width)), (settings.rand_augment,)
+    table = np.array([rows(space, name) for name in space])
+    count, levels, _, fields = table.shape
+    operation_key, sign_key, level_key, use_key = jax.random.split(key, 4)
+    operation = jax.random.randint(operation_key, layers, 0, count, jnp.int32)
+    direction = (1 - jax.random.rademacher(sign_key, layers, jnp.int32)) // 2
+    level = jax.random.randint(level_key, layers, 0, levels, jnp.int32)
+    index = (operation * levels + level) * 2 + direction
+    is_used = jax.random.bernoulli(use_key, jnp.float32(settings.rand_probability), layers)
+    index = jnp.where(is_used, index, 2 * count * levels)
+    parameters = drawn(np.concatenate([table.reshape(-1, fields), [IDENTITY]]), index)
+    return jnp.moveaxis(operate_all(jnp.moveaxis(image, -1, 0), parameters), 0, -1)

@@ -1,6 +1,6 @@
 """The `data` section of a config: the examples of a run, and their preprocessing."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from jaxddp.core.duration import Duration
@@ -44,9 +44,15 @@ class AugmentConfig:
     border: Literal["black", "reflect"] = "black"
     """Pixels that `pad` adds: black pixels, or a reflection of the image at its edges."""
     rand_augment: RandAugment = 0
-    """Number of RandAugment layers, each of which applies one of 14 operations; 0 for none."""
+    """Number of RandAugment layers, each of which applies one operation; 0 for none."""
     rand_magnitude: RandMagnitude = 9.0
     """Strength of the RandAugment operations, from 0 to 10."""
+    rand_deviation: RandMagnitude = 0.0
+    """Standard deviation of the strength, which is then drawn for each operation; 0 for a fixed strength."""
+    rand_probability: Share = 1.0
+    """Probability with which each RandAugment layer applies its operation."""
+    rand_operations: Literal["paper", "timm"] = "paper"
+    """Operations of RandAugment and their ranges: the 14 of the paper, or the 15 of timm's "rand-m9-inc1"."""
     policy: str | None = None
     """Name of a policy, which draws operations for each image: TrivialAugment, AutoAugment, AugMix or 3-Augment. If
     None, no policy is used. RandAugment has the key `rand_augment` instead."""
@@ -56,18 +62,35 @@ class AugmentConfig:
     cutout: Padding = 0
     """Side of a black square at a random position, in pixels; 0 for none."""
     erase: Share = 0.0
-    """Probability that a random rectangle is filled with the mean color."""
+    """Probability that a random rectangle is filled."""
+    erase_area: tuple[Share, Share] = (0.02, 0.4)
+    """Smallest and largest fraction of the image's area that `erase` fills."""
+    erase_fill: Literal["mean", "noise"] = "mean"
+    """Pixels that `erase` writes: the mean color, or normal noise in each pixel."""
     mixup: Strength = 0.0
     """Alpha of the Beta distribution of the weight with which mixup blends each image with another one; 0 for none."""
     cutmix: Strength = 0.0
     """Alpha of the Beta distribution of the area of the box that cutmix pastes from one image into another; 0 for none.
     If `mixup` is also set, each of them is applied to half of the pairs."""
     then: tuple[str, ...] = ()
-    """Names of further augmentations. They run in this order, after the keys above and before mixup and cutmix."""
+    """Names of further augmentations of pixels. They run in this order, after `cutout` and before `erase`."""
 
     def __post_init__(self) -> None:
         check_values(self, "data.augment.")
         object.__setattr__(self, "then", names_of(self.then))
+        if own := {*self.then} & {each.name for each in fields(self)}:
+            name = min(own)
+            raise InputError(
+                Key("data.augment.then", name),
+                " has a key of its own",
+                advice=("set ", Key(f"data.augment.{name}")),
+            )
+        least, most = self.erase_area
+        if not 0 < least <= most:
+            raise InputError(
+                Key("data.augment.erase_area", self.erase_area),
+                ": give the smallest share of the image, above 0, and then the largest, at most 1",
+            )
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,12 @@ class Requirement:
 
 NEEDS: Mapping[str, Requirement] = {
     "data.augment.border": Requirement("data.augment.pad"),
+    "data.augment.erase_area": Requirement("data.augment.erase"),
+    "data.augment.erase_fill": Requirement("data.augment.erase"),
+    "data.augment.rand_deviation": Requirement("data.augment.rand_augment"),
     "data.augment.rand_magnitude": Requirement("data.augment.rand_augment"),
+    "data.augment.rand_operations": Requirement("data.augment.rand_augment"),
+    "data.augment.rand_probability": Requirement("data.augment.rand_augment"),
     "data.crop_area": Requirement("data.crop", ("random_area",)),
     "data.grow_by": Requirement("data.grow_from"),
     "data.grow_end": Requirement("data.grow_from"),

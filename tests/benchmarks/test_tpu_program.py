@@ -15,6 +15,7 @@ from benchmarks import tpu_program
 from benchmarks.programs import tpu_plugin
 from benchmarks.programs.tpu_counts import HBM_BYTES, count_program
 from jaxddp.augment.rand_augment import rand_augment
+from jaxddp.config import AugmentConfig
 
 # Types with their layouts: the order of the axes from the minor one, and the tiles. S(1) is the memory on the chip.
 TYPES = {
@@ -232,7 +233,9 @@ def test_rand_augment_needs_memory_for_few_copies_of_a_batch():
     keys = jax.ShapeDtypeStruct((count, 2), np.uint32, sharding=chip)
 
     def augment(keys, images):
-        return jax.vmap(lambda key, image: rand_augment(jax.random.wrap_key_data(key), image, 2, 9.0))(keys, images)
+        return jax.vmap(
+            lambda key, image: rand_augment(jax.random.wrap_key_data(key), image, AugmentConfig(rand_augment=2))
+        )(keys, images)
 
     # Intermediate values are int32, and rows of 64 pixels are padded to 128. With the channels last, the padding alone
     # would be 43 times the batch.

@@ -35,10 +35,10 @@ def blended(pixels: jax.Array, degenerate: jax.Array, factor: jax.Array) -> jax.
 
 
 def gray_of(pixels: jax.Array) -> jax.Array:
-    """Return the luma of int32[C, H, W], int32[1, H, W]."""
+    """Return the luma of int32[C, H, W], [1, H, W] of the same dtype. Pixels of 16 bits need uint32."""
     if len(pixels) == 1:
         return pixels
-    return ((pixels * jnp.array(_LUMA, jnp.int32)[:, None, None]).sum(0, keepdims=True) + ONE // 2) // ONE
+    return ((pixels * jnp.array(_LUMA, pixels.dtype)[:, None, None]).sum(0, keepdims=True) + ONE // 2) // ONE
 
 
 def mean_of(gray: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Change the values of an image by a lookup table: autocontrast, equalize, solarize or posterize."""
+"""Change the values of an image by a lookup table: autocontrast, equalize, solarize, solarize_add or posterize."""
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ def look_up(image: jax.Array, operation: PixelOperation) -> jax.Array:
         "equalize": jax.vmap(_equalize_table)(histogram),
         "solarize": jnp.where(values < threshold, values, 255 - values),
         "posterize": values >> dropped << dropped,
+        "solarize_add": jnp.where(values < 128, jnp.minimum(values + operation.added, 255), values),
     }
     shaped = [jnp.broadcast_to(table, histogram.shape) for table in tables.values()]
     table = jnp.select(operation.matches(*tables), shaped, values).astype(image.dtype)

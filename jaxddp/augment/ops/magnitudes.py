@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.augment.ops.apply import operate
-from jaxddp.augment.ops.pixel_operation import ONE, OPERATIONS, matching
+from jaxddp.augment.ops.pixel_operation import ONE, PixelOperation, number_of
 
 Size = tuple[int, int]
 """(height, width) of an image, in pixels."""
@@ -23,7 +23,8 @@ class Space(NamedTuple):
     """The magnitudes of one operation from which a policy draws.
 
     The units are: shear: pixels for each pixel; translate: pixels; rotate: degrees; posterize: the number of upper bits
-    that are kept; solarize: the lowest value that is inverted; blends: the distance of the factor from 1.
+    that are kept; solarize: the lowest value that is inverted; solarize_add: the added value; blends: the distance of
+    the factor from 1.
 
     Attributes:
         magnitudes: float64[n].
@@ -34,45 +35,21 @@ class Space(NamedTuple):
     is_signed: bool
 
 
-class Parameters(NamedTuple):
-    """The parameters of an operation, int32[] or int32[n]; see `PixelOperation`."""
-
-    operation: jax.Array
-    cos: jax.Array
-    sin: jax.Array
-    shear_x: jax.Array
-    shear_y: jax.Array
-    translate_x: jax.Array
-    translate_y: jax.Array
-    threshold: jax.Array
-    dropped: jax.Array
-    factor: jax.Array
-
-    def matches(self, *names: str) -> list[jax.Array]:
-        return matching(self.operation, names)
-
-    def shift_x(self, width: int) -> jax.Array:
-        return self.translate_x
-
-    def shift_y(self, height: int) -> jax.Array:
-        return self.translate_y
-
-
-IDENTITY = (OPERATIONS.index("identity"), ONE, 0, 0, 0, 0, 0, 256, 0, ONE)
+IDENTITY = (number_of("identity"), ONE, 0, 0, 0, 0, 0, 256, 0, ONE, 0)
 """The parameters that do not change an image."""
 
 
 def row(name: str, magnitude: float) -> tuple[int, ...]:
-    """Return the parameters of an operation, in the order of the fields of `Parameters`.
+    """Return the parameters of an operation, in the order of the fields of `PixelOperation`.
 
     Args:
-        name: a name of `OPERATIONS`, or "invert".
+        name: a name of `OPERATIONS`, "solarize_add" or "invert".
         magnitude: in the unit of `Space`; negative for the opposite direction. A positive translation moves the image
             to the right or down, as in torchvision.
     """
     if name == "invert":
         name, magnitude = "solarize", 0
-    changed: dict[str, int] = {"operation": OPERATIONS.index(name)}
+    changed: dict[str, int] = {"operation": number_of(name)}
     if name == "rotate":
         angle = math.radians(magnitude)
         changed |= {"cos": round(ONE * math.cos(angle)), "sin": round(ONE * math.sin(angle))}
@@ -82,31 +59,33 @@ def row(name: str, magnitude: float) -> tuple[int, ...]:
         changed[name] = -int(magnitude)
     elif name == "solarize":
         changed["threshold"] = math.ceil(magnitude)
+    elif name == "solarize_add":
+        changed["added"] = round(magnitude)
     elif name == "posterize":
         changed["dropped"] = 8 - round(magnitude)
     elif name in ("color", "contrast", "brightness", "sharpness"):
         changed["factor"] = ONE + round(ONE * magnitude)
-    values = dict(zip(Parameters._fields, IDENTITY, strict=True)) | changed
-    return tuple(values[field] for field in Parameters._fields)
+    values = dict(zip(PixelOperation._fields, IDENTITY, strict=True)) | changed
+    return tuple(values[field] for field in PixelOperation._fields)
 
 
 def rows(space: Mapping[str, Space], name: str) -> list[list[tuple[int, ...]]]:
     """Return the parameters of an operation for each magnitude of its space, in both directions.
 
-    The two directions of an operation without a sign are equal.
+    The two directions of an operation without a sign are equal. An operation that is not in the space has no magnitude.
     """
-    if name == "invert":
+    if name not in space:
         return [2 * [row(name, 0)]]
     magnitudes, is_signed = space[name]
     return [[row(name, each), row(name, -each if is_signed else each)] for each in magnitudes]
 
 
-def drawn(table: np.ndarray, index: jax.Array) -> Parameters:
+def drawn(table: np.ndarray, index: jax.Array) -> PixelOperation:
     """Return the rows of a table, int[n, number of parameters], at indices int32[...]."""
-    return Parameters(*jnp.unstack(jnp.array(table, jnp.int32)[index], axis=-1))
+    return PixelOperation(*jnp.unstack(jnp.array(table, jnp.int32)[index], axis=-1))
 
 
-def operate_all(planes: jax.Array, parameters: Parameters) -> jax.Array:
+def operate_all(planes: jax.Array, parameters: PixelOperation) -> jax.Array:
     """Apply operations one after the other to uint8[C, H, W].
 
     Args:

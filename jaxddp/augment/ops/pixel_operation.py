@@ -9,7 +9,7 @@ device. Operations use images with the channels first, [C, H, W]. A TPU pads the
 image with three channels last would take 43 times its memory.
 """
 
-from typing import Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,59 +22,52 @@ OPERATIONS = (
     *("contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
 )
 """The 14 operations of RandAugment and TrivialAugment, in the order of the RandAugment paper."""
+SOLARIZE_ADD = len(OPERATIONS)
+"""The number of an operation of timm's RandAugment: brighten the pixels below 128."""
 ONE = 1 << 16
 """The unit of a fraction."""
 
 
-class PixelOperation(Protocol):
-    """A drawn operation with its parameters. Those of other operations have values that do not change an image.
+class PixelOperation(NamedTuple):
+    """Operations with their parameters, int32[] or int32[n] each. Those of other operations do not change an image.
 
     Attributes:
+        operation: the index in `OPERATIONS`, or `SOLARIZE_ADD`.
         cos, sin: of the angle of the rotation, in units of 1/`ONE`.
         shear_x, shear_y: the shear along each axis, in units of 1/`ONE`.
+        translate_x, translate_y: the translation along each axis, in pixels.
         threshold: solarize inverts pixels of this value and above.
         dropped: the number of lower bits that posterize sets to 0.
         factor: the weight of the image in a blend, in units of 1/`ONE`.
+        added: the value that `SOLARIZE_ADD` adds.
     """
 
-    @property
-    def cos(self) -> jax.Array: ...
-    @property
-    def sin(self) -> jax.Array: ...
-    @property
-    def shear_x(self) -> jax.Array: ...
-    @property
-    def shear_y(self) -> jax.Array: ...
-    @property
-    def threshold(self) -> jax.Array | int: ...
-    @property
-    def dropped(self) -> jax.Array | int: ...
-    @property
-    def factor(self) -> jax.Array: ...
-
-    def shift_x(self, width: int) -> jax.Array:
-        """Return the translation along the x axis, in pixels, for images of this width."""
-        ...
-
-    def shift_y(self, height: int) -> jax.Array:
-        """Return the translation along the y axis, in pixels, for images of this height."""
-        ...
+    operation: jax.Array
+    cos: jax.Array
+    sin: jax.Array
+    shear_x: jax.Array
+    shear_y: jax.Array
+    translate_x: jax.Array
+    translate_y: jax.Array
+    threshold: jax.Array
+    dropped: jax.Array
+    factor: jax.Array
+    added: jax.Array
 
     def matches(self, *names: str) -> list[jax.Array]:
-        """Return, for each name of `OPERATIONS`, bool[]: whether this operation was drawn."""
-        ...
+        """Return, for each name of `OPERATIONS` or "solarize_add", bool[]: whether this operation was drawn."""
+        return [self.operation == number_of(name) for name in names]
 
 
-def matching(operation: jax.Array, names: tuple[str, ...]) -> list[jax.Array]:
-    """Return, for each name, bool[]: whether it is the name of an operation, int32[], an index in `OPERATIONS`."""
-    return [operation == OPERATIONS.index(name) for name in names]
+def number_of(name: str) -> int:
+    """Return the number of an operation: its index in `OPERATIONS`, or `SOLARIZE_ADD`."""
+    return SOLARIZE_ADD if name == "solarize_add" else OPERATIONS.index(name)
 
 
-def check_pixels(name: str, setting: Key, image: jax.Array, advice: str) -> None:
+def check_pixels(setting: Key, image: jax.Array, advice: str) -> None:
     """Check that an augmentation can process an image, [H, W, C].
 
     Args:
-        name: the name of the augmentation in `data.augment.then`.
         setting: the key that enables the augmentation, with its value.
         advice: the correction, if the images are unsuitable.
 
@@ -88,7 +81,4 @@ def check_pixels(name: str, setting: Key, image: jax.Array, advice: str) -> None
     if image.dtype == jnp.uint16:
         raise InputError(setting, ": needs 8-bit pixels, and the images have 16 bits", advice=advice)
     if image.dtype != jnp.uint8:
-        raise InputError(
-            f"{name} needs uint8 pixels, and the images are {image.dtype} after normalization",
-            advice=("set ", Key(setting.name), " instead of naming it in ", Key("data.augment.then")),
-        )
+        raise InputError(setting, f": needs pixels, and the images are normalized {image.dtype}", advice=advice)

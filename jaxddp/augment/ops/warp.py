@@ -23,8 +23,8 @@ def warp(image: jax.Array, operation: PixelOperation) -> jax.Array:
     down, right = y - height, x - width
     row = sin * right + cos * down + operation.shear_y * x + ONE * height
     column = cos * right - sin * down + operation.shear_x * y + ONE * width
-    row = row // (2 * ONE) + operation.shift_y(height)
-    column = column // (2 * ONE) + operation.shift_x(width)
+    row = row // (2 * ONE) + operation.translate_y
+    column = column // (2 * ONE) + operation.translate_x
     inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
     moved = image.at[:, row, column].get(mode="clip")
     return jnp.where(inside, moved, FILL).astype(image.dtype)

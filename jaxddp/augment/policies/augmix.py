@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.ops.magnitudes import IDENTITY, Parameters, Size, Space, drawn, operate_all, rows
+from jaxddp.augment.ops.magnitudes import IDENTITY, PixelOperation, Size, Space, drawn, operate_all, rows
 from jaxddp.config import AugmentConfig
 from jaxddp.registry import POLICIES
 
@@ -56,7 +56,7 @@ def augmix(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Arra
     return apply
 
 
-def draw_chains(key: jax.Array, size: Size) -> Parameters:
+def draw_chains(key: jax.Array, size: Size) -> PixelOperation:
     """Draw the operations of all chains, int32[WIDTH, DEEPEST] each. The identity follows the end of a chain."""
     space = mixing_space(size)
     table = np.array([rows(space, name) for name in space])
@@ -79,7 +79,7 @@ def draw_weights(key: jax.Array) -> jax.Array:
     return jnp.concatenate([(UNIT - share)[None] * UNIT, share * of_chains]).astype(jnp.uint32)
 
 
-def mixture(planes: jax.Array, chains: Parameters, weights: jax.Array) -> jax.Array:
+def mixture(planes: jax.Array, chains: PixelOperation, weights: jax.Array) -> jax.Array:
     """Return the weighted mean of uint8[C, H, W] and of the results of chains of operations, rounded.
 
     Args:
@@ -87,7 +87,7 @@ def mixture(planes: jax.Array, chains: Parameters, weights: jax.Array) -> jax.Ar
         weights: uint32[1 + WIDTH]; see `draw_weights`.
     """
 
-    def add(total: jax.Array, chain: tuple[Parameters, jax.Array]) -> tuple[jax.Array, None]:
+    def add(total: jax.Array, chain: tuple[PixelOperation, jax.Array]) -> tuple[jax.Array, None]:
         parameters, weight = chain
         return total + weight * operate_all(planes, parameters).astype(jnp.uint32), None
 
