@@ -311,7 +311,7 @@ def test_draws_with_the_default_settings_do_not_change():
     [("imagenet_resnet50_a3", 6.0, 0.0), ("imagenet_swin_t", 9.0, 0.25), ("imagenet_convnext_tiny", 9.0, 0.25)],
 )
 def test_recipes_after_timm_augment_as_timm_does(recipe, magnitude, erase):
-    """The source's arguments are --aa rand-m6-mstd0.5-inc1 or rand-m9-mstd0.5-inc1, and --reprob 0.25 --remode pixel."""
+    """The sources give --aa rand-m6-mstd0.5-inc1 or rand-m9-mstd0.5-inc1, and --reprob 0.25 --remode pixel."""
     data = load(recipe).data
     augment = data.augment
     assert (augment.rand_augment, augment.rand_operations, augment.rand_magnitude) == (2, "timm", magnitude)
