@@ -187,8 +187,7 @@ class _Observed:
 
     def replace(self, **changes: Any) -> Any:
         """Return a changed copy, which is observed, too."""
-        read, prefix = vars(self)["_read"]
-        return observed(unobserved(self).replace(**changes), read, prefix)
+        return observed_like(self, unobserved(self).replace(**changes))
 
     def __eq__(self, other: object) -> bool:
         return unobserved(self) == unobserved(other)
@@ -228,7 +227,8 @@ def observed(node: Tree, read: set[str], prefix: str = "") -> Tree:
 
 def observed_like(section: Any, node: Tree) -> Tree:
     """Return a dataclass of some keys of a section. It is observed if the section is, under the same prefix."""
-    return observed(node, *vars(section)["_read"]) if isinstance(section, _Observed) else node
+    # `dataclasses.replace` reads all keys, and its result has no set to add them to.
+    return observed(node, *vars(section)["_read"]) if "_read" in vars(section) else node
 
 
 def unobserved(node: Any) -> Any:

@@ -5,6 +5,7 @@ A name that a later layer sets, such as a command with `--optimizer.name`, repla
 
 import pickle
 import textwrap
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -175,6 +176,7 @@ def test_an_observed_config_records_reads_and_nothing_else():
     assert isinstance(changed, Config) and not read
     assert changed.optimizer.name == "lars" and config.model.initialization and config.data.augment.flip
     assert read == {"optimizer.name", "model.weight_init", "data.augment.flip"}
+    assert type(replace(config, seed=1).replace(seed=2)) is Config
     read.clear()
     settings = settings_of(config.optimizer, SgdSettings)
     assert not read and settings.momentum == 0 and read == {"optimizer.momentum"}

@@ -117,10 +117,8 @@ class LinenModel:
         logits, updated = self.run(
             params, model_state, images, train=train, mutable=[*model_state], rngs=_linen_streams(key), **keywords
         )
-        return logits, {
-            **model_state,
-            **(updated if self.dtype is None else like(updated, model_state)),
-        } if train else model_state
+        updated = updated if self.dtype is None else like(updated, model_state)
+        return logits, {**model_state, **updated} if train else model_state
 
     def run(
         self, params: Tree, model_state: Tree, images: jax.Array, *, train: bool, mutable: list[str], **keywords: Any
