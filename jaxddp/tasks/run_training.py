@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxddp.core.errors import InputError
+from jaxddp.core.message import Option
 from jaxddp.core.phases import phase
 from jaxddp.engine.state import TrainState
 from jaxddp.job.work_status import report_work
@@ -118,7 +120,12 @@ def train(
         setup = settle_shares(training.begin(fresh=True))
         return fit(make_run(setup, listeners, evaluators, claimed.objects, claimed.record()))
     # The user's code may change the current directory.
-    directory, peers = directory.absolute(), experiment.topology.peers
+    peers = experiment.topology.peers
+    try:
+        directory = directory.absolute()
+    except FileNotFoundError:
+        advice = "go to another directory, or give an absolute path"
+        raise InputError(Option("workdir", directory), ": the current directory does not exist", advice=advice) from None
     loggers = make_loggers(config, directory)
     check_requested_metrics(loggers, experiment.layout.training_data.labels)
     goal = experiment.recipe.goal
