@@ -68,6 +68,10 @@ FILES = {
         def get_config(): return load("base.py").replace(optimizer={"name": "lamb"})
         def get_optimizer(config, learning_rate): return optax.sgd(learning_rate)
         """,
+    "objective.py": """
+        def get_config(): return load("base.py").replace(objective={"name": "fixmatch"})
+        def get_objective(config, topology): return lambda supervised: supervised
+        """,
     "named.yaml": "base: base.py\noptimizer.name: adamw\n",
 }
 
@@ -124,12 +128,13 @@ def test_a_key_that_a_hook_or_another_part_of_the_run_reads_is_accepted(name, fo
             "leave it out, or replace the hook by setting loss.name",
         ),
         ("both.py", "get_optimizer of both.py", {"optimizer.name": "lamb"}, "leave it out"),
+        ("objective.py", "get_objective of objective.py", {"objective.name": "fixmatch"}, "leave it out"),
     ],
 )
 def test_a_key_that_nothing_reads_is_an_error(name, hook, settings, advice, folder):
     words = [word for key, value in settings.items() for word in (f"--{key}".replace("_", "-"), str(value))]
     with pytest.raises(InputError) as caught:
-        opened(name, *([] if name == "both.py" else words))
+        opened(name, *([] if any(key.endswith(".name") for key in settings) else words))
     lines = [f"{key}={value!r} has no effect, because {hook} does not read it" for key, value in settings.items()]
     assert str(caught.value).replace(f"{folder}/", "") == f"{'; '.join(lines)}; {advice}"
 

@@ -16,7 +16,7 @@ from jaxddp.recipe.layout import Layout
 from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.recipe_files.find_recipe import is_built_in
-from jaxddp.registry import LOSSES, MODELS, OPTIMIZERS, SCHEDULES, Registry
+from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.schedules.peak import at_batch_size
 from jaxddp.schedules.warmup import make_schedule
 
@@ -32,7 +32,7 @@ def check_keys_of_hooks(file: RecipeFile, recipe: Recipe, layout: Layout) -> Non
     """
     values = flatten(recipe.config.to_dict())
     set_keys = {key for key in file.set_keys if values[key] is not None}
-    kinds = [kind for kind in (MODELS, LOSSES, OPTIMIZERS, SCHEDULES) if kind.hook in file.hooks]
+    kinds = [kind for kind in (MODELS, LOSSES, OBJECTIVES, OPTIMIZERS, SCHEDULES) if kind.hook in file.hooks]
     if not set_keys or not kinds or not _traced_optimizer(file, recipe, layout):
         return
     read = set[str]().union(*(hook.read for hook in file.hooks.values())) | _read_by_others(recipe, file, layout)
@@ -67,7 +67,12 @@ def _traced_optimizer(file: RecipeFile, recipe: Recipe, layout: Layout) -> bool:
 
 
 def _keys_of(kind: Registry, recipe: Recipe, layout: Layout) -> set[str]:
-    """Return the keys that choices of a kind read: all settings, and what the choice that the config names reads."""
+    """Return the keys that choices of a kind read: all settings, and what the choice that the config names reads.
+
+    For objectives it is the name alone, because an objective may read other keys while the step is traced.
+    """
+    if kind is OBJECTIVES:
+        return {kind.key}
     read, data = {kind.key, *kind.readers()}, layout.training_data
     config = observed(with_defaults(recipe.config), read)
     # The name and the values of these keys need not be valid, since a hook replaces the choice.
