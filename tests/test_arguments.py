@@ -83,8 +83,8 @@ def trained(setup) -> TrainState:
 
 
 PREPARED = [
-    ("model", 3, "model is of type int; give a Linen module, an NNX module, a pair of functions (init, apply), or an "
-     "object with a Model's two methods"),
+    ("model", 3, "model is of type int; give a Linen module, an NNX module or a function (rngs) that returns one, a "
+     "pair of functions (init, apply), or an object with a Model's two methods"),
     ("table", [[1, 2], [3]], f"table=[[1, 2], [3]]: {SOURCE}"),
     ("table", "/data/imagenet", f"table='/data/imagenet': {SOURCE}"),
     ("table", None, f"table=None: {SOURCE}"),

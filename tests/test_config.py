@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxddp.config import (
+    AugmentConfig,
     CheckpointConfig,
     Config,
     DataConfig,
@@ -189,6 +190,9 @@ def values_of(hint: typing.Any) -> st.SearchStrategy:
     if hint is DataConfig:
         area = st.tuples(*[st.floats(0, 1, exclude_min=True)] * 2).map(lambda shares: tuple(sorted(shares)))
         return fields_of(hint, crop_area=area)
+    if hint is AugmentConfig:
+        area = st.tuples(*[st.floats(0, 1, exclude_min=True)] * 2).map(lambda shares: tuple(sorted(shares)))
+        return fields_of(hint, erase_area=area)
     if hint is LossConfig:
         return fields_of(hint, class_weights=st.sampled_from([None, "balanced", "1,2.5"]))
     if hint is CheckpointConfig:

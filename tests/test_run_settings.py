@@ -74,7 +74,9 @@ def evaluate(words: list[str], capfd) -> dict[str, float]:
     """Return the metrics that `eval` prints."""
     capfd.readouterr()
     assert main(words) == 0
-    return {name: float(value) for name, value in (line.split(": ") for line in capfd.readouterr().out.splitlines())}
+    *metrics, summary = capfd.readouterr().out.splitlines()
+    assert " loss " in summary
+    return {name: float(value) for name, value in (line.split(": ") for line in metrics)}
 
 
 def last_validation(run: Path) -> dict[str, float]:
@@ -271,8 +273,9 @@ def test_a_fine_tuned_run_resumes_after_the_first_run_was_removed(first_run, tmp
 
 
 def test_settings_of_a_run_with_a_network_of_its_own_are_not_inherited(first_run):
-    (first_run / "recipe").mkdir()
-    (first_run / "recipe" / "mine.py").write_text(RECIPE)
+    content = json.loads((first_run / "config.json").read_text())
+    content["recipe"] = {"file": "mine.py", "digest": "0", "hooks": ["get_model"]}
+    (first_run / "config.json").write_text(json.dumps(content))
     _, file = parse_command("finetune_folder", "--model.weights", str(first_run))
     assert (file.config.model.name, file.config.data.image_size) == ("resnet50", 32)
 

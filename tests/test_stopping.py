@@ -348,7 +348,9 @@ def test_every_command_shows_that_a_run_stopped(stopped, capfd):
 def test_eval_prints_the_metrics_of_the_state_and_of_its_average_at_the_best_step(stopped, capfd):
     _, workdir = stopped
     assert main(["eval", str(workdir / "config.json"), "--step", "best"]) == 0
-    printed = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
+    *metrics, summary = capfd.readouterr().out.splitlines()
+    printed = dict(line.split(": ") for line in metrics)
+    assert summary.startswith(f"{workdir}: loss ") and " top-1 " in summary
     assert [*printed] == ["step", "loss", "top1", "count", "val_ema loss", "val_ema top1"]
     averaged = {row["step"]: row["loss"] for row in lines(workdir) if row["split"] == "val_ema"}
     assert int(printed["step"]) == min(averaged, key=averaged.__getitem__)

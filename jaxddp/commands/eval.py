@@ -66,8 +66,12 @@ def parse_eval(arguments: list[str]) -> tuple[Eval, RecipeFile]:
                 raise InputError(f"{key}: {name} is no run, and has no checkpoints; leave it out")
         options, file = parse_weights(Eval, "jaxddp eval", arguments)
         return dataclasses.replace(options, step=_INITIAL), file
-    workdir, step = option(rest, "--workdir"), option(rest, "--step")
-    may_be_run = step != _INITIAL and (workdir is not None or name in HELP or workdir_of(recipe_path(name)).is_dir())
+    workdir, step, weights = (option(rest, key) for key in ("--workdir", "--step", "--model.weights"))
+    if weights is not None and (workdir, step) not in ((None, None), (None, _INITIAL)):
+        advice = "leave it out, or leave --workdir and --step out"
+        raise InputError("--model.weights: the checkpoints of a run have weights of their own", advice=advice)
+    may_be_run = step != _INITIAL and weights is None
+    may_be_run &= workdir is not None or name in HELP or workdir_of(recipe_path(name)).is_dir()
     options, file = parse_recipe(Eval, "jaxddp eval", arguments, measures=may_be_run)
     if may_be_run and not options.workdir.is_dir():
         raise InputError(f"{options.workdir}: no such work directory; check --workdir")

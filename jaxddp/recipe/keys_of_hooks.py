@@ -100,6 +100,10 @@ def _read_by_others(recipe: Recipe, file: RecipeFile, layout: Layout) -> set[str
     parts = configured_parts(config, layout.steps.total)
     if not any(part.name == recipe.config.optimizer.schedule for part in parts):
         read.discard(SCHEDULES.key)
-    if OPTIMIZERS.hook in file.hooks and CALLED in file.hooks[OPTIMIZERS.hook].read:
+    of_optimizer = file.hooks[OPTIMIZERS.hook].read if OPTIMIZERS.hook in file.hooks else ()
+    if CALLED in of_optimizer:
         make_schedule(config, layout.steps)
+    if "optimizer.learning_rate" in of_optimizer:
+        # The hook receives the learning rate for the batch size.
+        at_batch_size(config)
     return read

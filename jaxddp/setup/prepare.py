@@ -47,11 +47,14 @@ def open_experiment(file: RecipeFile, rate: optax.Schedule | None = None) -> Exp
     resources = open_resources(config, topology)
     with doing("making network, loss and optimizer"):
         layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
-        objects, chosen = objects_of_hooks(file.hooks), file.config.train.precision
+        # The config.json of a run holds the precision that its platform chose.
+        chosen = config.train.precision if "train.precision" in file.set_keys else None
+        objects = objects_of_hooks(file.hooks)
         recipe = make_recipe(config, layout, topology, objects, rate, precision=chosen)
         experiment = lay_out(recipe, resources, layout, file)
         early_stopping_of(experiment)
-        check_keys_of_hooks(file, recipe, layout)
+        if rate is None:
+            check_keys_of_hooks(file, recipe, layout)
     return experiment
 
 

@@ -124,8 +124,8 @@ def train(
     try:
         directory = directory.absolute()
     except FileNotFoundError:
-        advice = "go to another directory, or give an absolute path"
-        raise InputError(Option("workdir", directory), ": the current directory does not exist", advice=advice) from None
+        problem = Option("workdir", directory), ": the current directory does not exist"
+        raise InputError(*problem, advice="go to another directory, or give an absolute path") from None
     loggers = make_loggers(config, directory)
     check_requested_metrics(loggers, experiment.layout.training_data.labels)
     goal = experiment.recipe.goal

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import DECIDING_KEYS, NAMES, effective_settings, keys_of_choices
+from jaxddp.choices import CHOICES, DECIDING_KEYS, NAMES, effective_settings, keys_of_choices
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key, Option
@@ -213,6 +213,11 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
         for key in sorted(saved_keys.keys() | now.keys())
         if before.get(key) != now.get(key)
     }
+    had, has = (set(values.get("recipe.hooks") or ()) for values in (before, now))
+    for kind in (kind for kind in CHOICES if kind.hook in had ^ has):
+        verb, where = ("replaces", "") if kind.hook in had else ("replaced", " in the run")
+        problem = f" {verb} {kind.hook} of the recipe{where}"
+        raise InputError(f"{path}: ", Key(kind.key), problem, advice=_RECIPE_ADVICE)
     # Some keys determine the values of other keys. The error names such a key rather than a key that changes with it.
     for key in sorted(changed, key=lambda key: (key not in NAMES, key not in DECIDING_KEYS)):
         if key not in MAY_CHANGE:
