@@ -239,6 +239,9 @@ def test_the_axes_of_an_nnx_modules_kernels():
             self.pos_embed = nnx.Param(jnp.ones((1, 4, 8)))
             self.norm = nnx.BatchNorm(8, rngs=rngs)
 
+        def __call__(self, images):
+            return images
+
     kernels = Kernels.of_layers(adapt(Net(nnx.Rngs(0))).layer_arrays((4, 4, 3)))
     assert {name: kernel for name, kernel in kernels.known.items() if kernel} == {
         **{f"blocks/attention/{name}/kernel": Kernel((0,), (1,), (2, 3)) for name in QKV},

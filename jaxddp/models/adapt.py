@@ -50,12 +50,12 @@ def adapt(model: Any) -> Model:
         InputError: the type of the object is not in `ACCEPTED`, or a function has a wrong signature.
     """
     if isinstance(model, nn.Module):
-        check_mode(model.__call__)
+        check_mode(type(model))
         return LinenModel(model)
     # Importing NNX takes as long as importing all other modules of Flax. A user with an NNX module has imported NNX.
     nnx = sys.modules.get("flax.nnx")
     if nnx and isinstance(model, nnx.Module):
-        check_mode(model.__call__)
+        check_mode(type(model))
         return NNXModel.of(model)
     if nnx and takes_rngs(model):
         return NNXModel.made_by(model)

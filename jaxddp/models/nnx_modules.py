@@ -73,7 +73,7 @@ class NNXModel:
             return module
 
         module = nnx.eval_shape(made)
-        check_mode(type(module).__call__)
+        check_mode(type(module))
         return replace(cls.of(module), make=make)
 
     @property
