@@ -20,6 +20,7 @@ from jaxddp.models.interface import (
     Tree,
     call_mode,
     cast,
+    check_call,
     check_mode,
     check_signature,
     like,
@@ -50,12 +51,12 @@ def adapt(model: Any) -> Model:
         InputError: the type of the object is not in `ACCEPTED`, or a function has a wrong signature.
     """
     if isinstance(model, nn.Module):
-        check_mode(type(model))
+        check_call(type(model))
         return LinenModel(model)
     # Importing NNX takes as long as importing all other modules of Flax. A user with an NNX module has imported NNX.
     nnx = sys.modules.get("flax.nnx")
     if nnx and isinstance(model, nnx.Module):
-        check_mode(type(model))
+        check_call(type(model))
         return NNXModel.of(model)
     if nnx and takes_rngs(model):
         return NNXModel.made_by(model)

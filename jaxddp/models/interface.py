@@ -72,11 +72,16 @@ def other_switches(call: Callable[..., Any]) -> list[str]:
     return [f"{p.name}={p.default}" for p in parameters if isinstance(p.default, bool) and p.name not in MODE_ARGUMENTS]
 
 
-def check_mode(module: type) -> None:
-    """Raise `InputError` if a module has no `__call__`, or an argument of it sets the mode by no boolean."""
+def check_call(module: type) -> None:
+    """Raise `InputError` if a class of modules has no `__call__`; see also `check_mode`."""
     call = next((vars(base)["__call__"] for base in module.__mro__ if "__call__" in vars(base)), None)
     if call is None:
         raise InputError(f"model: {name_of(module)} has no method __call__(self, images); define it")
+    check_mode(call)
+
+
+def check_mode(call: Callable[..., Any]) -> None:
+    """Raise `InputError` if an argument of `call` sets the mode by another value than a boolean."""
     for p in signature(call).parameters.values():
         is_mode = isinstance(p.default, str) and p.default.lower() in _MODES
         if is_mode or (p.name == "mode" and not isinstance(p.default, str)):

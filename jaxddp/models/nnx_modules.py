@@ -13,7 +13,7 @@ from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import kind_of
-from jaxddp.models.interface import MODE_ARGUMENTS, Tree, call_mode, cast, check_mode, like, name_of, signature
+from jaxddp.models.interface import MODE_ARGUMENTS, Tree, call_mode, cast, check_call, like, name_of, signature
 from jaxddp.models.ops.operations import Convolution
 from jaxddp.sections.layers import NO_LAYERS, Layers
 
@@ -73,7 +73,7 @@ class NNXModel:
             return module
 
         module = nnx.eval_shape(made)
-        check_mode(type(module))
+        check_call(type(module))
         return replace(cls.of(module), make=make)
 
     @property
