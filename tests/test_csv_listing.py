@@ -9,6 +9,7 @@ from PIL import Image
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.curate.pack import PackOptions, pack
+from jaxddp.data.formats.csv_listing import read_csv
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.table import ExampleTable
 
@@ -69,6 +70,20 @@ def test_usual_headers_delimiters_and_encodings_are_read(root: Path, header: str
     assert train.class_names == val.class_names == ("cät", "dog")
     assert train.labels.tolist() == [0, 1, 1] and val.labels.tolist() == [1]
     assert [train.name(row) for row in range(3)] == [f"{root}/{path}" for path, _ in rows]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path,label_a;label_b;label_c;d,label\na.png,1;2;3;4,cat\nb/2.png,,dog\n",
+        '"path"\t"a,b,c,d"\t"label"\na.png\t1,2\tcat\nb/2.png\t\tdog\n',
+        "a,b,c,d;path;label\n1,2;a.png;cat\n;b/2.png;dog\n",
+    ],
+)
+def test_the_delimiter_is_that_with_which_the_header_has_the_columns(root: Path, text: str):
+    (root / "list.csv").write_text(text)
+    table = read_csv(root / "list.csv")
+    assert table.path.tolist() == [b"a.png", b"b/2.png"] and table.class_names == ("cat", "dog")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import csv
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import reached
@@ -17,7 +18,7 @@ _DELIMITERS = ",;\t"
 def csv_rows(file: TextFile, columns: Sequence[Sequence[str]], refuse: Refuse = raise_fault) -> Iterator[list]:
     """Yield [line number, *fields of the columns] for every row that is neither blank nor rejected.
 
-    Commas, semicolons or tabs separate the fields, as in the header.
+    Commas, semicolons or tabs separate the fields: the first of these with which the header has the columns.
 
     Args:
         columns: the names that each column may have, in any case; the first name that the header has is used.
@@ -26,7 +27,7 @@ def csv_rows(file: TextFile, columns: Sequence[Sequence[str]], refuse: Refuse = 
     """
     with file.text(newline="") as text:
         first = text.readline()
-        delimiter = max(_DELIMITERS, key=first.count)
+        delimiter = _delimiter(first, columns)
         reader = csv.reader(itertools.chain([first], text), delimiter=delimiter, strict=True)
         try:
             header = [name.strip() for name in next(reader, ())]
@@ -48,6 +49,16 @@ def csv_rows(file: TextFile, columns: Sequence[Sequence[str]], refuse: Refuse = 
                     refuse(str(error))
         except csv.Error as error:
             refuse(f"{file}:{reader.line_num}: {error}; correct the quotes of this row")
+
+
+def _delimiter(header: str, columns: Sequence[Sequence[str]]) -> str:
+    """Return the first delimiter with which a header has the columns; if there is none, its most frequent one."""
+    for delimiter in _DELIMITERS:
+        with suppress(csv.Error):
+            found = {_folded(name.strip()) for name in next(csv.reader([header], delimiter=delimiter, strict=True), ())}
+            if not any(found.isdisjoint(map(_folded, names)) for names in columns):
+                return delimiter
+    return max(_DELIMITERS, key=header.count)
 
 
 def _places(file: TextFile, header: Sequence[str], columns: Sequence[Sequence[str]], delimiter: str) -> list[int]:
