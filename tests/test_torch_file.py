@@ -90,7 +90,18 @@ MEMO_BOMB = b"\x80\x02r\xff\xff\xff\x0f."
 with zipfile.ZipFile(io.BytesIO(torch_file("zip"))) as archive:
     NAMES = {name.partition("/")[2]: name for name in archive.namelist()}
     PICKLE = archive.read(NAMES["data.pkl"])
-STRIDE_0 = PICKLE.replace(b"K\x03K\x04\x86q\x08K\x04K\x01", b"K\xc8K\x04\x86q\x08K\x00K\x01")
+
+
+def expanded_grid(rows: bytes) -> bytes:
+    """Return a file in which the first row of GRID is expanded: `GRID[:1].expand(rows, 4)`."""
+    old, new = b"K\x03K\x04\x86q\x08K\x04K\x01", b"J" + rows + b"K\x04\x86q\x08K\x00K\x01"
+    assert old in PICKLE
+    return changed_zip(torch_file("zip"), {"data.pkl": PICKLE.replace(old, new)})
+
+
+def test_an_expanded_tensor_repeats_the_elements_of_its_storage(tmp_path):
+    actual = read(written(tmp_path / "w.pth", expanded_grid(b"\xc8\0\0\0")))["grid"]
+    assert np.array_equal(actual, np.broadcast_to(GRID[:1], (200, 4)))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +116,7 @@ STRIDE_0 = PICKLE.replace(b"K\x03K\x04\x86q\x08K\x04K\x01", b"K\xc8K\x04\x86q\x0
         (b"", "pickle exhausted|Ran out of input"),
         (changed_zip(torch_file("zip"), {"data.pkl": MEMO_BOMB}), "a number 268,435,455 of an object, after 1 op"),
         (MEMO_BOMB, "a number 268,435,455 of an object, after 1 op"),
-        (changed_zip(torch_file("zip"), {"data.pkl": STRIDE_0}), r"a tensor of shape \(200, 4\) in a storage of 12 e"),
+        (expanded_grid(b"\x01\0\x04\0"), r"a tensor of shape \(262145, 4\) in a storage of 12 elements"),
         (pickle.dumps(3), "its first bytes are of another format"),
         (torch_file("zip")[:900], "not a zip file"),
     ],

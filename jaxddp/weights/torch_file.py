@@ -38,6 +38,8 @@ _NESTING_KEYS = ("state_dict", "model", "model_state_dict")
 _ZIP_BEGIN = b"PK\x03\x04"
 _OLD_MAGIC = 0x1950A86A20F9469CFC6C
 _OLD_VERSION = 1001
+# An expanded tensor repeats the elements of a small storage. It may have this many, or as many as the file has bytes.
+_SMALL = 1 << 20
 
 ReadStorage = Callable[[str], bytes | memoryview]
 """A function that returns the bytes of a storage by its key."""
@@ -83,7 +85,8 @@ def read_state_dict(path: Path) -> dict[str, np.ndarray]:
             file.seek(0)
             content, read_storage = _open_zip(file) if is_zip else _open_old(file)
             tensors = _tensors_of(content)
-            arrays = {name: _array(tensor, read_storage) for name, tensor in tensors.items()}
+            most = max(os.fstat(file.fileno()).st_size, _SMALL)
+            arrays = {name: _array(tensor, read_storage, most) for name, tensor in tensors.items()}
         except _Refused as error:
             raise InputError(f"{path}: contains {error}, which is not part of plain weights; {advice}") from None
         except OSError:
@@ -186,8 +189,11 @@ def _tensors_of(content: Any) -> dict[str, _Tensor]:
     return {str(name): value for name, value in entries if isinstance(value, _Tensor)}
 
 
-def _array(tensor: _Tensor, read_storage: ReadStorage) -> np.ndarray:
-    """Return the array of a tensor. Raises: ValueError if the tensor is not within its storage."""
+def _array(tensor: _Tensor, read_storage: ReadStorage, most: int) -> np.ndarray:
+    """Return the array of a tensor.
+
+    Raises: ValueError if the tensor is not within its storage, or has more than `most` elements.
+    """
     elements = np.frombuffer(read_storage(tensor.storage.key), _dtype(tensor.storage))
     sizes, offset = (*tensor.shape, *tensor.strides, tensor.offset), tensor.offset
     if len(tensor.shape) != len(tensor.strides) or any(type(size) is not int or size < 0 for size in sizes):
@@ -196,7 +202,7 @@ def _array(tensor: _Tensor, read_storage: ReadStorage) -> np.ndarray:
         return np.empty(tensor.shape, elements.dtype)
     last = offset + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
     # With strides of zero, a small storage could become a tensor larger than the memory.
-    if max(last + 1, math.prod(tensor.shape)) > len(elements):
+    if last >= len(elements) or math.prod(tensor.shape) > most:
         raise ValueError(f"a tensor of shape {tensor.shape} in a storage of {len(elements)} elements")
     strides = [stride * elements.itemsize for stride in tensor.strides]
     return np.lib.stride_tricks.as_strided(elements[offset:], tensor.shape, strides, writeable=False)
