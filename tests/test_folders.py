@@ -62,30 +62,55 @@ def error_message(root: Path, split: str = "train") -> str:
     return message
 
 
+# Flat: cat/0.png to cat/3.png, and dog/4.png to dog/7.png. Divided: the same in train/, and in val/ cat/8.png.
 @pytest.mark.parametrize(
-    ("listing", "is_refused"),
+    ("listing", "content", "is_refused"),
     [
-        ("labels.csv", (True, False)),
-        ("annotations.TSV", (True, False)),
-        ("labels.txt", (True, False)),
-        ("metadata.jsonl", (True, True)),
-        ("train/metadata.csv", (False, True)),
-        ("README.txt", (False, False)),
-        ("classes.txt", (False, False)),
+        ("labels.csv", "path,label\n0.png,cat\n", (True, False)),
+        ("noise.csv", 'a,b\n"set/7.png",2\n', (True, False)),
+        ("annotations.TSV", "breed\tid\npug\t4\npug\t5\npug\t6\n", (True, False)),
+        ("ids.csv", "id,label\n" + "".join(f"{i},{label}\n" for i in range(8) for label in "ab"), (True, False)),
+        ("labels.txt", "4.png cat", (True, False)),
+        ("labels.json", '{"0": "pug", "1": "tabby"}', (True, False)),
+        ("labels.json", '[{"id": "4", "a": 1, "b": 2, "c": 3, "d": 4}, {"id": "5", "a": 1, "b": 2}]', (True, False)),
+        ("labels.xlsx", "", (True, False)),
+        ("metadata.jsonl", '{"file_name": "train/cat/1.png", "label": 3}', (True, True)),
+        ("train/metadata.csv", "file_name,label\ncat/1.png,dog", (False, True)),
+        # These list classes, other images, or nothing.
+        ("labels.txt", "cat\ndog\n", (False, False)),
+        ("labels.json", '{"0": "cat", "1": "dog"}', (False, False)),
+        ("labels.json", '{"0": ["cat", "tabby"], "1": ["dog", "pug"]}', (False, False)),
+        ("class_names.csv", "id,name\n0,cat\n1,dog\n", (False, False)),
+        ("sample_submission.csv", "id,label\n" + "".join(f"{i}.jpg,0\n" for i in range(20, 99)), (False, False)),
+        ("sample_submission.csv", "id,label\n" + "".join(f"test_{i},0\n" for i in range(9)), (False, False)),
+        ("scores.xlsx", "", (False, False)),
+        ("metadata.csv", "license,year\nMIT,2024\n", (False, False)),
+        ("labels.csv", "", (False, False)),
+        ("README.txt", "0.png", (False, False)),
+        ("classes.txt", "0.png", (False, False)),
     ],
 )
-def test_a_file_that_may_hold_the_labels_is_not_ignored(tmp_path: Path, listing: str, is_refused: tuple[bool, bool]):
+def test_a_file_that_may_hold_the_labels_is_not_ignored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, listing: str, content: str, is_refused: tuple[bool, bool]
+):
     """Without and with folders of the splits. Imagenette has a CSV file beside its folders train and val."""
-    flat, divided = write(tmp_path / "flat", "img/0.png", "img/1.png"), write(tmp_path / "set", *TREE)
+    caplog.set_level("INFO", "jaxddp")
+    images = [f"{'cat' if i < 4 else 'dog'}/{i}.png" for i in range(8)]
+    flat = write(tmp_path / "flat", *images)
+    divided = write(tmp_path / "set", *(f"train/{image}" for image in images), "val/cat/8.png")
     for place, refused in zip((flat, divided), is_refused, strict=True):
         if not (place / listing).parent.is_dir():
             continue
-        (place / listing).write_text("0.png cat")
+        (place / listing).write_text(content)
         faults: list[str] = []
-        read_folders(place, "train", faults.append)
-        assert [fault.partition(":")[0] for fault in faults if "other labels" in fault] == [
-            f"{place / listing}"
-        ] * refused
+        caplog.clear()
+        table = read_folders(place, "train", faults.append)
+        assert len(table) == 8
+        assert [fault.partition(": may hold other labels")[0] for fault in faults] == [f"{place / listing}"] * refused
+        is_looked_at = listing[:6] != "README" and listing != "classes.txt" and (place == flat or "metadata" in listing)
+        assert caplog.messages == [f"{place / listing}: not read; the names of the folders are the labels"] * (
+            is_looked_at and not refused
+        )
 
 
 def test_rows_are_sorted_by_class_and_path(root: Path):

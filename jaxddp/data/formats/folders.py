@@ -7,9 +7,10 @@ Without a validation folder, or without both folders (ROOT/<class>/**/*.jpg), `d
 """
 
 import errno
+import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -22,10 +23,12 @@ from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.source import Split
+from jaxddp.data.storage.data_root import open_root
 from jaxddp.data.storage.local import LocalFiles, link_out
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 
+_log = logging.getLogger("jaxddp.data")
 _FOLDERS = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
 _SUPPORTED = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".pgm"})
 # Image files of these types are an error, because a run that ignored them would train on fewer images.
@@ -35,6 +38,10 @@ _UNSUPPORTED = frozenset({".gif", ".heic", ".avif"})
 _LISTINGS = re.compile(r".*\.(csv|tsv|xlsx?)|(labels|annotations|train|val|metadata)\.(txt|jsonl?|parquet)")
 _METADATA = re.compile(r"metadata\.(csv|jsonl|parquet)")
 """The labels of an `ImageFolder` of the library `datasets`; files of other names are usual beside train/ and val/."""
+_NOT_TEXT = re.compile(r".*\.(xlsx?|parquet)")
+_NAMED_AS_LABELS = re.compile(r"(labels|annotations|train|val|metadata)\..*")
+_HEAD = 1 << 16
+"""The number of characters of a text file in which names of images are looked for."""
 
 # Listing folders mostly waits for the disk or for a server.
 _LISTING_THREADS = 16
@@ -86,7 +93,8 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
     - a folder with images beside `train`, if there is no validation folder;
     - an image outside the class folders, an image of an unsupported type, and an image whose id is already in use;
     - a link out of the root, or into a parent folder;
-    - a file beside the class folders that may hold the labels, such as labels.csv or metadata.jsonl;
+    - a file beside the class folders that may hold the labels, such as labels.csv or metadata.jsonl, if its first
+      65,536 characters name images of the split; an Excel or Parquet file is judged by its own name;
     - a name that is not UTF-8, and a file or folder that cannot be read.
 
     Raises:
@@ -107,8 +115,6 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
         )
     class_folders = [name for name in class_folders if name in names]
     _refuse_images_outside_classes(folder, refuse)
-    for place in dict.fromkeys((root, folder)):
-        _refuse_listings(place, _LISTINGS if folder == root else _METADATA, refuse)
     with ThreadPoolExecutor(_LISTING_THREADS) as pool:
         images_of_classes = list(pool.map(lambda name: _class_images(root, folder / name), class_folders))
     for fault in (fault for _, faults in images_of_classes for fault in faults):
@@ -120,6 +126,8 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
         np.searchsorted(names, class_folders).astype(np.int32), [len(paths) for paths, _ in images_of_classes]
     )
     ids = np.array([os.path.splitext(image_path)[0] for image_path in path.tolist()])
+    for place in dict.fromkeys((root, folder)):
+        _refuse_listings(place, _LISTINGS if folder == root else _METADATA, ids, names, refuse)
     table = ExampleTable(LocalFiles(root), ids, path, label, names, made_of="file")
     return table.without(_refuse_repeated_ids(table, refuse))
 
@@ -180,14 +188,48 @@ def _refuse_images_outside_classes(folder: Path, refuse: Refuse) -> None:
         )
 
 
-def _refuse_listings(folder: Path, pattern: re.Pattern[str], refuse: Refuse) -> None:
+def _refuse_listings(
+    folder: Path, pattern: re.Pattern[str], ids: np.ndarray, classes: Collection[str], refuse: Refuse
+) -> None:
+    """Reject the files in a folder that may hold the labels, and log the names of the others."""
     with _list_folder(folder) as entries:
         names = sorted(entry.name for entry in entries if pattern.fullmatch(entry.name.lower()) and entry.is_file())
     for name in names:
-        refuse(
-            f"{folder / name}: may hold other labels than the names of the folders, and is not read; open a CSV file "
-            "by its own path, or move the file to another folder"
-        )
+        with pass_faults_to(refuse):
+            if _may_hold_labels(folder / name, ids, classes):
+                raise InputError(
+                    f"{folder / name}: may hold other labels than the names of the folders, and is not read; open a "
+                    "CSV file by its own path, or move the file to another folder"
+                )
+            _log.info("%s: not read; the names of the folders are the labels", folder / name)
+
+
+def _may_hold_labels(path: Path, ids: np.ndarray, classes: Collection[str]) -> bool:
+    """Return whether a file names images: one by its file name, or a quarter of its entries by names without suffix.
+
+    A list of the classes is no such file, even if its numbers are also names of images.
+    """
+    name = path.name.lower()
+    if _NOT_TEXT.fullmatch(name):
+        return _NAMED_AS_LABELS.fullmatch(name) is not None
+    with open_root(path.parent, path.name).file(path.name).text() as text:
+        head = text.read(_HEAD)
+    # A name may hold spaces, or commas within quotes, so a field is divided in each of these ways.
+    fields = {*re.findall(r'"([^"\n]*)"', head), *re.split(r'[\n\t,;"]', head), *re.split(r"[^\w./\\-]+", head)}
+    words = {re.split(r"[/\\]", field.strip())[-1] for field in fields} - {""}
+    by_file = {_encoded(os.path.splitext(word)[0]) for word in words if is_image_name(word)}
+    listed = by_file | {*map(_encoded, words.difference(classes))}
+    found = listed.intersection(image_id.rpartition(b"/")[2] for image_id in ids.tolist())
+    objects = head.count("{")
+    lines = sum(not line.isspace() for line in head.splitlines())
+    entries = lines if ".json" not in name else objects if objects > 1 else head.count(",") + 1
+    is_class_list = 2 * len(words.intersection(classes)) >= entries
+    # An image may have several rows, and the set only some of the images.
+    return not found.isdisjoint(by_file) or (not is_class_list and 4 * len(found) >= entries)
+
+
+def _encoded(word: str) -> bytes:
+    return word.encode(errors="surrogateescape")
 
 
 def _class_images(root: Path, folder: Path) -> tuple[list[str], list[str]]:
