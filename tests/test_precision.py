@@ -19,9 +19,10 @@ from jaxddp.api import prepare_training
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
+from jaxddp.models.adapt import adapt
 from jaxddp.models.ops.stems import small_stem
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
-from jaxddp.recipe.network_checks import dtypes_of_products
+from jaxddp.recipe.network_checks import check_outputs, dtypes_of_products, in_precision
 from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
 
@@ -155,3 +156,27 @@ def test_a_network_with_a_dtype_of_its_own_is_refused_only_if_the_precision_is_s
     for dtype, precision in (("float32", "bfloat16"), ("bfloat16", "float32")):
         with pytest.raises(InputError, match=f"^precision='{precision}': the network computes in {dtype}, because"):
             prepare_training(Mixed(dtype), *arguments, precision=precision)
+
+
+@pytest.mark.parametrize(
+    ("layer", "modes"),
+    [
+        (lambda x: jax.lax.conv_general_dilated(x, np.ones((3, 3, 3, 3), np.float32), (1, 1), "SAME"), (True, False)),
+        (lambda x: jnp.fft.fft(x).real, (True, False)),
+        (lambda x: jax.lax.fori_loop(0, 2, lambda _, y: y * np.ones(3, np.float32), x), (True,)),
+    ],
+    ids=["convolution", "fft", "loop in training"],
+)
+def test_a_network_that_does_not_accept_the_cast_computes_in_float32(layer, modes):
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, images, train: bool):
+            x = nn.Dense(3)(images[:, :3])
+            return nn.Dense(CLASSES)((layer(x) if train in modes else x).reshape(len(x), -1))
+
+    model, shape = adapt(Net()), (SIZE, SIZE, 3)
+    assert in_precision(model, shape, "bfloat16") is model
+    evaluation, _ = check_outputs(model, shape, CLASSES, "bfloat16")
+    assert [*dtypes_of_products(evaluation)] == ["float32"]
+    with pytest.raises(InputError, match="^precision='bfloat16': the network computes in float32, because"):
+        prepare_training(Net(), TABLE, 1, sgd(0.05), BATCH, precision="bfloat16")

@@ -1,5 +1,6 @@
 """Check a network against the classes and the image sizes of a run by abstract evaluation (`jax.eval_shape`)."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -97,20 +98,11 @@ def check_frozen_state(model: Model, frozen: Layers, trees: Any, image_shape: Im
     """
     if not frozen or isinstance(model, LinenModel | NNXModel):
         return
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    keys = {"example_keys": jax.eval_shape(lambda: jax.random.split(jax.random.key(0), _NUM_IMAGES))}
-    keywords = {"key": key} | (keys if takes_example_keys(model) else {})
-    images = jax.ShapeDtypeStruct((_NUM_IMAGES, *image_shape), jnp.float32)
-
-    def next_state(state: Any, params: Any, images: jax.Array, keywords: Any) -> Any:
-        return model.apply(params, state, images, train=True, **keywords)[1]
-
-    params, state = trees
-    jaxpr = jax.make_jaxpr(next_state, axis_env=[(AXIS, 1)])(state, params, images, keywords).jaxpr
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    for (path, _), before, after in zip(leaves, jaxpr.invars, jaxpr.outvars, strict=False):
+    jaxpr = _jaxpr(model, image_shape, "float32", train=True).jaxpr
+    leaves = jax.tree_util.tree_leaves_with_path(trees[1])
+    for index, ((path, _), (_, copied)) in enumerate(zip(leaves, origins(jaxpr), strict=False)):
         name = path_of(path)
-        if frozen.selects(name, name.partition("/")[2]) and before is not after:
+        if frozen.selects(name, name.partition("/")[2]) and copied != index:
             raise InputError(
                 f"model: the network changes the state {name} of a layer that is frozen or unfrozen later, so its norm "
                 "uses the batch's statistics",
@@ -138,7 +130,7 @@ class NetworkCheck:
         if self.precision not in (None, computed):
             raise InputError(
                 Key("train.precision", self.precision),
-                f": the network computes in {computed}, because it sets the dtype of its layers",
+                f": the network computes in {computed}, because its layers or constants have this dtype",
                 advice=("let it set no dtype, or leave ", Key("train.precision"), " out"),
             )
         if not self.topology.peers.is_first:
@@ -202,26 +194,40 @@ def check_outputs(
 def in_precision(model: Model, image_shape: ImageShape, precision: str | None) -> Model:
     """Return a user's network with parameters and images cast to a precision, if most of its products then have it.
 
-    A network that computes most products in the precision by itself, or that sets the dtype of its layers, is returned
-    unchanged, and so is an object with the methods of a `Model`.
+    A network that computes most products in the precision by itself, that sets the dtype of its layers, or that raises
+    an error after the cast, is returned unchanged, and so is an object with the methods of a `Model`.
     """
     if precision in (None, "float32") or not isinstance(model, LinenModel | NNXModel | FunctionModel):
         return model
 
     def follows(model: Model) -> bool:
-        return precision == next(iter(dtypes_of_products(_eval_jaxpr(model, image_shape, precision))), None)
+        # A cast network may not accept its own constants: `lax.conv_general_dilated` promotes no dtypes, and the
+        # carry of a loop must keep its dtype.
+        try:
+            evaluation = _jaxpr(model, image_shape, precision, train=False)
+            with contextlib.suppress(InputError):  # Ghost batch norm does not accept so few images in training.
+                _jaxpr(model, image_shape, precision, train=True)
+        except Exception:
+            return False
+        return precision == next(iter(dtypes_of_products(evaluation)), None)
 
     in_dtype = dataclasses.replace(model, dtype=jnp.dtype(precision))
     return in_dtype if not follows(model) and follows(in_dtype) else model
 
 
-def _eval_jaxpr(model: Model, image_shape: ImageShape, precision: str) -> Any:
+def _jaxpr(model: Model, image_shape: ImageShape, precision: str, *, train: bool) -> Any:
+    """Return the jaxpr of a network in a mode: (state, params, images, keys) to (new state, logits)."""
+    params, state = trees_of(model, image_shape)
     images = jax.ShapeDtypeStruct((_NUM_IMAGES, *image_shape), precision)
+    keys: dict[str, Any] = {"key": jax.eval_shape(lambda: jax.random.key(0)) if train else None}
+    if train and takes_example_keys(model):
+        keys["example_keys"] = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), _NUM_IMAGES))
 
-    def logits(params: Any, state: Any, images: jax.Array) -> Any:
-        return model.apply(params, state, images, train=False, key=None)[0]
+    def call(state: Any, params: Any, images: jax.Array, keys: Any) -> Any:
+        logits, new_state = model.apply(params, state, images, train=train, **keys)
+        return new_state, logits
 
-    return jax.make_jaxpr(logits, axis_env=[(AXIS, 1)])(*trees_of(model, image_shape), images)
+    return jax.make_jaxpr(call, axis_env=[(AXIS, 1)])(state, params, images, keys)
 
 
 def dtypes_of_products(jaxpr: Any) -> dict[str, float]:
