@@ -267,6 +267,7 @@ def test_a_frozen_norm_of_two_functions_must_keep_its_statistics(key):
     with pytest.raises(InputError, match="^model: the network changes the state norm/mean of a layer that is frozen"):
         make_setup({"model": key}, model=(init, apply))
     make_setup({"model": key}, model=(init, frozen))
+    make_setup({"model": key}, model=(init, jax.jit(frozen, static_argnames="train")))
     make_setup({"model": {"freeze": "fc"}}, model=(init, apply))
 
 
