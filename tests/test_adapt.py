@@ -17,6 +17,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
 from jaxddp.models.interface import MODE_ARGUMENTS, Model
 from jaxddp.recipe.network_checks import check_outputs, notices
+from jaxddp.sections.layers import Layers
 
 EXAMPLE = jnp.zeros((1, 8, 8, 3))
 
@@ -313,6 +314,17 @@ class Switched(nn.Module):
         return nn.Dense(5)(nn.Dropout(0.5, deterministic=not learning)(x).mean((1, 2)))
 
 
+class Spectral(nn.Module):
+    """A network with a spectral norm, whose evaluation reads `u` and not `sigma`, and with a batch norm."""
+
+    always_training: bool = False
+
+    @nn.compact
+    def __call__(self, images, train: bool):
+        x = nn.SpectralNorm(nn.Dense(5))(images.mean((1, 2)), update_stats=train)
+        return nn.BatchNorm(use_running_average=not (train or self.always_training))(x)
+
+
 @pytest.mark.parametrize(
     ("network", "beginnings"),
     [
@@ -320,6 +332,8 @@ class Switched(nn.Module):
         (Switched(True), ["learning=False"]),
         (LinenCNN(0.5), []),
         (NNXCNN(0.5, rngs=nnx.Rngs(0)), []),
+        (Spectral(), []),
+        (Spectral(True), ["evaluation does not read batch_stats/BatchNorm_0/mean, batch_stats/BatchNorm_0/var"]),
         (
             (
                 function_init,
@@ -338,6 +352,15 @@ def test_a_mode_that_has_no_effect_is_told(network, beginnings):
     lines = [*notices(model, shape, *check_outputs(model, shape, 5))]
     assert len(lines) == len(beginnings)
     assert all(line.startswith(beginning) for line, beginning in zip(lines, beginnings, strict=True))
+
+
+def test_state_of_frozen_layers_need_not_change():
+    apply = lambda params, state, images: (function_apply(params, state, images, train=False)[0], state)  # noqa: E731
+    model, shape = adapt((function_init, apply)), EXAMPLE.shape[1:]
+    traces = check_outputs(model, shape, 5)
+    (line,) = notices(model, shape, *traces, Layers(("mean",)))
+    assert line.startswith("training does not change var,")
+    assert not [*notices(model, shape, *traces, Layers(("mean", "var")))]
 
 
 class NNXNested(nnx.Module):

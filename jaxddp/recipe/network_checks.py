@@ -25,7 +25,7 @@ from jaxddp.models.interface import Model, name_of, other_switches, takes_exampl
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.models.variables import by_path, path_of, trees_of
 from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
-from jaxddp.sections.layers import Layers
+from jaxddp.sections.layers import NO_LAYERS, Layers
 from jaxddp.weights.match import listed
 
 _log = logging.getLogger("jaxddp.experiment")
@@ -102,12 +102,17 @@ def check_frozen_state(model: Model, frozen: Layers, trees: Any, image_shape: Im
     leaves = jax.tree_util.tree_leaves_with_path(trees[1])
     for index, ((path, _), (_, copied)) in enumerate(zip(leaves, origins(jaxpr), strict=False)):
         name = path_of(path)
-        if frozen.selects(name, name.partition("/")[2]) and copied != index:
+        if _selects(frozen, name) and copied != index:
             raise InputError(
                 f"model: the network changes the state {name} of a layer that is frozen or unfrozen later, so its norm "
                 "uses the batch's statistics",
                 advice="normalize by the state and return it unchanged, or give a Linen or NNX module",
             )
+
+
+def _selects(layers: Layers, name: str) -> bool:
+    """Return whether the layer of an array is selected. The array's name in the state may begin with a collection."""
+    return layers.selects(name, name.partition("/")[2])
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,7 @@ class NetworkCheck:
                 f"{where}: {counted(count, 'convolution')} in groups of channels computed as sums and products of "
                 "matrices, which is faster on CPUs; model.cpu_convolutions=False leaves them to XLA"
             )
-        for notice in notices(model, image_shape, evaluation, training):
+        for notice in notices(model, image_shape, evaluation, training, config.frozen_norms):
             _log.warning(f"{where}: {notice}")
 
 
@@ -236,8 +241,14 @@ def dtypes_of_products(jaxpr: Any) -> dict[str, float]:
     return {name: count / flops.total() for name, count in flops.most_common()}
 
 
-def notices(model: Model, image_shape: ImageShape, evaluation: Any, training: Any) -> Iterator[str]:
-    """Yield what looks like a mistake in the mode of a user's network, from the jaxprs of `check_outputs`."""
+def notices(
+    model: Model, image_shape: ImageShape, evaluation: Any, training: Any, frozen: Layers = NO_LAYERS
+) -> Iterator[str]:
+    """Yield what looks like a mistake in the mode of a user's network, from the jaxprs of `check_outputs`.
+
+    Args:
+        frozen: the layers whose state training should not change.
+    """
     params, state = trees_of(model, image_shape)
     paths = [path for path, leaf in by_path((), state).items()]
     kinds = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in by_path((), state).values()]
@@ -254,17 +265,24 @@ def notices(model: Model, image_shape: ImageShape, evaluation: Any, training: An
     if unchanged := [
         path
         for path, index, is_float, (_, copied) in zip(paths, of_state, kinds, of_training[1:], strict=True)
-        if is_float and copied == index
+        if is_float and copied == index and not _selects(frozen, path)
     ]:
         yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"
-    if unread := [
-        path
+    changed = {
+        path: index in of_evaluation[0][0]
         for path, index, is_float, (_, copied) in zip(paths, of_state, kinds, of_training[1:], strict=True)
-        if is_float and copied != index and index not in of_evaluation[0][0]
-    ]:
+        if is_float and copied != index
+    }
+    # A layer may keep an array for its users only, such as `sigma` of `nn.SpectralNorm`.
+    layers_read = {_layer(path) for path, is_read in changed.items() if is_read}
+    if unread := [path for path in changed if _layer(path) not in layers_read]:
         yield f"evaluation does not read {listed(unread)}, as if the network were in training mode; {advice}"
     if key not in of_training[0][0] and has_dropout(model, params, state, image_shape):
         yield f"the network has dropout, and training does not apply it; {advice}"
+
+
+def _layer(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _checked(
