@@ -200,11 +200,20 @@ class NNXDense(nnx.Module):
 def test_a_second_seed_of_an_nnx_module_needs_a_function_that_makes_it():
     setup = setup_of(NNXDense(nnx.Rngs(0)), sgd(0.05), TABLE)
     setup.with_seed(setup.order.seed)
-    with pytest.raises(InputError, match=r"^with_seed\(1\): the NNX module has the same initial .* Net\(rngs=rngs\)$"):
+    with pytest.raises(InputError, match=r"^with_seed\(1\): the NNX module has the same initial .* its weights$"):
         setup.with_seed(1)
     setup = setup_of(NNXDense, sgd(0.05), TABLE)
     first, fresh = setup.with_seed(1).state.params, setup_of(NNXDense, sgd(0.05), TABLE, seed=1).state.params
     assert largest_difference(first, fresh) == 0 < largest_difference(first, setup.with_seed(2).state.params)
+
+
+def test_an_nnx_module_that_brings_its_weights_takes_any_seed(caplog):
+    net = NNXDense(nnx.Rngs(0))
+    for arguments in ({"model": lambda rngs: net}, {"model": net, "initialize": lambda *trees: trees}):
+        setup = setup_of(arguments.pop("model"), sgd(0.05), TABLE, **arguments).with_seed(1)
+        assert largest_difference(setup.state.params["head"]["kernel"], net.head.kernel[...]) == 0
+        assert any(line.startswith("every seed starts from the same parameters") for line in caplog.messages)
+        caplog.clear()
 
 
 def test_seeds_that_start_from_the_same_parameters_are_told(caplog):
@@ -234,14 +243,23 @@ def get_model(config, num_classes):
 """
 
 
-@pytest.mark.parametrize(("seed", "refused"), [("0", True), ("config.seed", False)])
-def test_a_hook_that_ignores_the_seed_is_refused_for_other_seeds(seed, refused, tmp_path, capfd, caplog):
+LAST_SEED = str(2**63 - 1)
+INITIALIZE = """
+def get_initialize(config, images):
+    return lambda params, model_state: (params, model_state)
+"""
+
+
+@pytest.mark.parametrize(
+    ("seed", "added", "refused"), [("0", "", True), ("config.seed % 1000", "", False), ("0", INITIALIZE, False)]
+)
+def test_a_hook_that_ignores_the_seed_is_refused_for_other_seeds(seed, added, refused, tmp_path, capfd, caplog):
     caplog.set_level("INFO", "jaxddp.experiment")
     write_arrays(tmp_path / "set.npz", random_table(20), random_table(9, seed=1))
-    (tmp_path / "mine.py").write_text(HOOK.replace("SEED", seed))
-    words = ["train", str(tmp_path / "mine.py"), "--data.path", str(tmp_path / "set.npz"), "--seed", "1", *LEAN]
+    (tmp_path / "mine.py").write_text(HOOK.replace("SEED", seed) + added)
+    words = ["train", str(tmp_path / "mine.py"), "--data.path", str(tmp_path / "set.npz"), *LEAN, "--seed", LAST_SEED]
     assert main([*words, "--workdir", str(tmp_path / "run")]) == (2 if refused else 0)
-    message = "get_model: --seed 1: the NNX module has the same initial parameters for every seed"
+    message = f"get_model: --seed {LAST_SEED}: the NNX module has the same initial parameters for every seed"
     errors = capfd.readouterr().err
     assert (message in errors) == refused
     assert not any("every seed starts" in line for line in caplog.messages)

@@ -55,6 +55,8 @@ def make_recipe(
     model = model_of(config, data.num_classes, user_object, data.image_shape, NetworkCheck(topology, precision))
     optimizer, kernels, uses_schedule = _optimizer(config, schedule, model, data.image_shape, user_object)
     initialize = user_object("initialize", config, data.images)
+    if initialize is None and config.model.weights is None:
+        _check_other_seed(model, config, data.num_classes, user_object)
     return Recipe(
         config=config,
         model=model,
@@ -95,10 +97,17 @@ def model_of(
             model = in_precision(model, image_shape, config.train.precision)
         if image_shape is not None and check is not None:
             check(model, custom.where, config, image_shape, num_classes)
-            if custom.hook is not None and config.seed != Config().seed and brings_weights(model):
-                other = user_object("model", config.replace(seed=config.seed + 1), num_classes)
-                check_other_seed(model, adapt(other.value), config.seed)  # pyright: ignore[reportOptionalMemberAccess]
     return model
+
+
+def _check_other_seed(model: Model, config: Config, num_classes: int, user_object: ObjectSource) -> None:
+    """Check that a hook returns another NNX module for the default seed. Raises: InputError."""
+    if config.seed == Config().seed or not brings_weights(model):
+        return
+    other = user_object("model", config.replace(seed=Config().seed), num_classes)
+    if other is not None and other.hook is not None:
+        with other.named_in_errors():
+            check_other_seed(model, adapt(other.value), config.seed)
 
 
 def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> tuple[ExampleLoss, ExampleLoss]:

@@ -31,7 +31,7 @@ from jaxddp.weights.match import listed
 _log = logging.getLogger("jaxddp.experiment")
 OWN_WEIGHTS = (
     "the NNX module has the same initial parameters for every seed; give a function that makes it, such as "
-    "lambda rngs: Net(rngs=rngs)"
+    "lambda rngs: Net(rngs=rngs), or lambda rngs: net for a module net that brings its weights"
 )
 _NUM_IMAGES = 2
 

@@ -9,6 +9,7 @@ import optax
 from jaxddp.config import Config
 from jaxddp.core.phases import doing, phase
 from jaxddp.engine.groups.outer_step import check_groups
+from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.parts.iterate_average import with_average
 from jaxddp.measure.memory import memory_errors
 from jaxddp.mesh import Topology
@@ -92,7 +93,10 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
         is_made = order.seed != Config().seed and hooks.keys() & {"get_model", "get_initialize"}
         # `make_recipe` has compared the NNX modules that a hook returns for two seeds.
         if is_made and not brings_weights(recipe.model):
-            warn_of_equal_starts(state, init(topology.replicate(jax.random.key(order.seed + 1))), topology)
+            # No optimizer state: memory may not suffice for two.
+            other = make_init(model, optax.identity(), shape, topology, transform=recipe.initialize)
+            key = topology.replicate(jax.random.key(Config().seed))
+            warn_of_equal_starts(state.params, other(key).params, topology)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     experiment = dataclasses.replace(experiment, recipe=recipe, layout=layout)
     return RunSetup(experiment, model, state, like, weights, programs)

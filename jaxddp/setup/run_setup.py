@@ -177,11 +177,13 @@ class RunSetup:
 
         Raises:
             InputError: the seed is out of range, another process uses another seed, or the model is an NNX module,
-                which has its own initial values.
+                which has its own initial values, and neither weights nor `initialize` are given.
         """
-        if seed != self.order.seed and not self.weights and brings_weights(self.recipe.model):
+        is_other, recipe = seed != self.order.seed, self.recipe
+        has_start = recipe.config.model.weights is not None or recipe.initialize is not None
+        if is_other and not has_start and brings_weights(recipe.model):
             raise InputError(f"with_seed({seed}): {OWN_WEIGHTS}")
-        config = self.recipe.config.replace(seed=seed)
+        config = recipe.config.replace(seed=seed)
         self.topology.peers.agree({"seed": str(seed)})
         experiment = dataclasses.replace(self.experiment.changed(config=config), feed=self.feed.with_seed(seed))
         setup = dataclasses.replace(self, experiment=experiment)
@@ -189,8 +191,8 @@ class RunSetup:
         gradients = self.layout.gradients
         init = self.programs.init(self.model, setup.recipe, shape, self.topology, self.weights, gradients)
         state = init(setup.key)
-        if seed != self.order.seed and not self.weights:
-            warn_of_equal_starts(self.state, state, self.topology)
+        if is_other and recipe.config.model.weights is None:
+            warn_of_equal_starts(self.state.params, state.params, self.topology)
         return dataclasses.replace(setup, state=state)
 
     def whole(self, state: TrainState, *, opt_state: bool = False) -> TrainState:
@@ -297,12 +299,12 @@ class RunSetup:
         return "\n".join([repr(self), *(f"  {device}: rows {rows.start}:{rows.stop}" for device, rows in self.slices)])
 
 
-def warn_of_equal_starts(state: TrainState, other: TrainState, topology: Topology) -> None:
+def warn_of_equal_starts(params: Any, other: Any, topology: Topology) -> None:
     """Log a warning if the initial parameters of two seeds are equal. All processes must call this function together.
 
     They are if an `init` or `initialize` of the user ignores its key or its arguments.
     """
-    leaves, others = jax.tree.leaves(state.params), jax.tree.leaves(other.params)
+    leaves, others = jax.tree.leaves(params), jax.tree.leaves(other)
     if any(leaf.is_deleted() for leaf in leaves):
         return  # A step of the user has consumed the state.
     equal = jax.jit(lambda one, two: jnp.array([jnp.array_equal(*pair) for pair in zip(one, two, strict=True)]).all())
