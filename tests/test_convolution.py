@@ -16,13 +16,17 @@ from jax import lax
 from support.cases import costly, essential_and_ci, rare_case
 from support.networks import largest_difference
 
+from jaxddp.api import resnet
 from jaxddp.config import Config, load
+from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt, for_platform, with_cpu_convolutions
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.ops.cpu_convolution import convolve
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.ops.stems import imagenet_stem, small_stem
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
+from jaxddp.recipe.make_recipe import model_of
+from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.registry import MODELS
 
@@ -197,6 +201,19 @@ def test_only_convolutions_in_groups_without_a_function_of_their_own_are_replace
     refused = with_cpu_convolutions(model, allowed=False)
     assert for_platform(model, "cpu").convolution and for_platform(model, "gpu") is model
     assert for_platform(refused, "cpu").convolution is None
+
+
+@pytest.mark.parametrize("network", [resnet("resnet18", 5), (lambda key, example: {}, lambda params, images: images)])
+def test_cpu_convolutions_are_refused_where_they_have_no_effect(network):
+    message = r"^model.cpu_convolutions=False has no effect: it applies to Linen and NNX modules of your own; leave"
+    with pytest.raises(InputError, match=message):
+        with_cpu_convolutions(adapt(network), allowed=False)
+
+
+def test_a_built_in_network_refuses_cpu_convolutions():
+    config = Config().replace(model={"cpu_convolutions": False})
+    with pytest.raises(InputError, match="cpu_convolutions=False has no effect"):
+        model_of(config, 5, objects_of_hooks({}))
 
 
 @pytest.mark.slow

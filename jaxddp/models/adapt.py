@@ -4,7 +4,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 import flax.linen as nn
 import jax
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError
+from jaxddp.core.message import Key
 from jaxddp.models.frozen import freeze_norms
 from jaxddp.models.interface import (
     BY_POSITION,
@@ -264,9 +265,23 @@ def with_frozen_norms(model: Model, layers: Layers) -> Model:
     return replace(model, settled=layers) if layers and isinstance(model, LinenModel | NNXModel) else model
 
 
+def takes_cpu_convolutions(model: Model) -> TypeGuard[LinenModel | NNXModel]:
+    """Return whether `for_platform` may replace convolutions in groups of channels: in users' Linen and NNX modules."""
+    has_operations = hasattr(getattr(model, "module", None), "with_operations")
+    return isinstance(model, LinenModel | NNXModel) and not has_operations
+
+
 def with_cpu_convolutions(model: Model, *, allowed: bool) -> Model:
-    """Return a model for which `for_platform` may or may not replace convolutions in groups of channels."""
-    return replace(model, accepts_convolution=allowed) if isinstance(model, LinenModel | NNXModel) else model
+    """Return a model for which `for_platform` may or may not replace convolutions in groups of channels.
+
+    Raises: InputError if they are not allowed, and the model has none that it replaces.
+    """
+    if allowed:
+        return model
+    if not takes_cpu_convolutions(model):
+        reason = " has no effect: it applies to Linen and NNX modules of your own"
+        raise InputError(Key("model.cpu_convolutions", allowed), reason, advice="leave it out")
+    return replace(model, accepts_convolution=False)
 
 
 def for_platform(model: Any, platform: str) -> Any:

@@ -90,7 +90,8 @@ def model_of(
     custom = user_object("model", config, num_classes)
     if custom is None:
         # A built-in network has `num_classes` outputs.
-        return adapt(MODELS.get(config.model.name)(config, num_classes))
+        built_in = adapt(MODELS.get(config.model.name)(config, num_classes))
+        return with_cpu_convolutions(built_in, allowed=config.model.cpu_convolutions)
     with custom.named_in_errors():
         model = with_cpu_convolutions(adapt(custom.value), allowed=config.model.cpu_convolutions)
         if image_shape is not None:

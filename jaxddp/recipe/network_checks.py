@@ -20,7 +20,7 @@ from jaxddp.core.wording import counted, first_line, kind_of
 from jaxddp.engine.step_objective import wide_logits
 from jaxddp.measure.flops import count_flops, operations_in, origins
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.adapt import FunctionModel, LinenModel, has_dropout
+from jaxddp.models.adapt import FunctionModel, LinenModel, has_dropout, takes_cpu_convolutions
 from jaxddp.models.interface import Model, name_of, other_switches, takes_example_keys
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.models.variables import by_path, path_of, trees_of
@@ -143,7 +143,8 @@ class NetworkCheck:
         if where != "model" or computed != used:
             others = "".join(f", {share:.0%} of its products in {name}" for name, share in [*shares.items()][1:])
             _log.info(f"{where}: the network computes in {computed}{others}")
-        if self.topology.platform == "cpu" and config.model.cpu_convolutions and (count := _count_grouped(evaluation)):
+        replaces = self.topology.platform == "cpu" and config.model.cpu_convolutions and takes_cpu_convolutions(model)
+        if replaces and (count := _count_grouped(evaluation)):
             _log.info(
                 f"{where}: {counted(count, 'convolution')} in groups of channels computed as sums and products of "
                 "matrices, which is faster on CPUs; model.cpu_convolutions=False leaves them to XLA"
