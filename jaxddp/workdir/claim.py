@@ -218,8 +218,11 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
         verb, where = ("replaces", "") if kind.hook in had else ("replaced", " in the run")
         problem = f" {verb} {kind.hook} of the recipe{where}"
         raise InputError(f"{path}: ", Key(kind.key), problem, advice=_RECIPE_ADVICE)
-    # Some keys determine the values of other keys. The error names such a key rather than a key that changes with it.
-    for key in sorted(changed, key=lambda key: (key not in NAMES, key not in DECIDING_KEYS)):
+    # Some keys determine the values of other keys, and the precision is a part of a model. The error names such a key
+    # rather than one that changes with it.
+    for key in sorted(
+        changed, key=lambda key: (key not in NAMES, key not in DECIDING_KEYS, key.startswith("objects."))
+    ):
         if key not in MAY_CHANGE:
             continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
             raise InputError(f"{path}: ", Key(key), f" {changed[key]}", advice=(_RECIPE_ADVICE, continuation))
