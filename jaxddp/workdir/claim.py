@@ -214,7 +214,9 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
         if before.get(key) != now.get(key)
     }
     had, has = (set(values.get("recipe.hooks") or ()) for values in (before, now))
-    for kind in (kind for kind in CHOICES if kind.hook in had ^ has):
+    # A recipe without hooks has no entry; any other entry is a damaged one, which the keys below name.
+    is_sound = isinstance(saved.get("recipe", {}), dict)
+    for kind in (kind for kind in CHOICES if is_sound and kind.hook in had ^ has):
         verb, where = ("replaces", "") if kind.hook in had else ("replaced", " in the run")
         problem = f" {verb} {kind.hook} of the recipe{where}"
         raise InputError(f"{path}: ", Key(kind.key), problem, advice=_RECIPE_ADVICE)
