@@ -206,4 +206,5 @@ def test_the_hooks_of_a_built_in_recipe_read_the_keys_that_it_sets(name, tmp_pat
         "8",
     ]
     data += ["--batch-size", "8", "--data.grow-from", "None", "--data.eval-size", "None"]
-    opened(name, *data, "--parallel.devices", "1")
+    file, experiment = opened(name, *data, "--parallel.devices", "1")
+    assert file.hooks.keys() == read_recipe(name).hooks.keys() and experiment.recipe.config.train.batch_size == 8

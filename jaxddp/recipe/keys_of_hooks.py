@@ -3,6 +3,7 @@
 import contextlib
 
 import jax
+import optax
 
 from jaxddp.choices import with_defaults
 from jaxddp.core.errors import InputError
@@ -60,10 +61,15 @@ def _traced_optimizer(file: RecipeFile, recipe: Recipe, layout: Layout) -> bool:
         return True
     # The step calls the optimizer in the same way, and reports its errors.
     with contextlib.suppress(Exception):
-        params, _ = trees_of(recipe.model, layout.training_data.image_shape)
-        jax.eval_shape(recipe.optimizer.update, params, jax.eval_shape(recipe.optimizer.init, params), params)
+        _trace(recipe.optimizer, recipe, layout)
         return True
     return False
+
+
+def _trace(optimizer: optax.GradientTransformation, recipe: Recipe, layout: Layout) -> None:
+    """Trace the initial state and an update of an optimizer for the network of a recipe."""
+    params, _ = trees_of(recipe.model, layout.training_data.image_shape)
+    jax.eval_shape(optimizer.update, params, jax.eval_shape(optimizer.init, params), params)
 
 
 def _keys_of(kind: Registry, recipe: Recipe, layout: Layout) -> set[str]:
@@ -82,9 +88,8 @@ def _keys_of(kind: Registry, recipe: Recipe, layout: Layout) -> set[str]:
         elif kind is LOSSES:
             configured_losses(config, data.labels, data.class_counts, data.num_examples)
         elif kind is OPTIMIZERS:
-            params, _ = trees_of(recipe.model, data.image_shape)
-            optimizer = OPTIMIZERS.get(recipe.config.optimizer.name)(at_batch_size(config), lambda step: 0.0)
-            jax.eval_shape(optimizer.update, params, jax.eval_shape(optimizer.init, params), params)
+            make = OPTIMIZERS.get(recipe.config.optimizer.name)
+            _trace(make(at_batch_size(config), lambda step: 0.0), recipe, layout)
         else:
             make_schedule(config, layout.steps)
     section = kind.key.partition(".")[0]
