@@ -170,29 +170,6 @@ def private_name_table() -> str:
     return "\n".join(["| file | private names |", "|---|---|", *rows, ""])
 
 
-def package_table() -> str:
-    """Return a table of the folders and modules of the package with their docstrings, by layer."""
-    rows = []
-    for layer, place in sorted(_layers(), reverse=True):
-        folders = sorted(ROOT.glob(f"jaxddp/{place}/**/__init__.py"))
-        for file in folders or [*ROOT.glob(f"jaxddp/{place}.py")]:
-            path = file.parent if folders else file
-            docstring = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n\n")[0]
-            name = f"{path.relative_to(ROOT)}{'/' if folders else ''}"
-            rows.append(f"| {layer} | `{name}` | {' '.join(docstring.split())} |")
-    return "\n".join(["| layer | folder or module | purpose |", "|---|---|---|", *rows, ""])
-
-
-def _layers() -> Iterator[tuple[int, str]]:
-    """Yield (layer, path) for each folder and module, from `tests/test_architecture.py`."""
-    for node in ast.walk(ast.parse((ROOT / "tests/test_architecture.py").read_text())):
-        match node:
-            case ast.Call(
-                func=ast.Name(id="Group"), args=[ast.Constant(value=int(layer)), ast.Constant(value=str(places)), *_]
-            ):
-                yield from ((layer, place) for place in places.split() if place not in ("configs", "__init__"))
-
-
 def short_form_table() -> str:
     """Return a table of the short forms of options."""
     rows = [f"| `{format_option(short)}` | `{key}` |" for short, key in sorted(SHORT.items())]
@@ -200,7 +177,6 @@ def short_form_table() -> str:
 
 
 LISTS: dict[str, Callable[[], str]] = {
-    "packages": package_table,
     "keys": key_tables,
     "choices": choice_table,
     "short_forms": short_form_table,
