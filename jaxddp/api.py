@@ -53,15 +53,14 @@ from jaxddp.notebook.results import evaluate, export_weights, topk_accuracy
 from jaxddp.notebook.saved_runs import evaluate_run, load_run
 from jaxddp.objectives.distillation import distillation
 from jaxddp.overrides import checked, replaced
-from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.make_recipe import make_recipe
-from jaxddp.recipe.object_checks import check_listeners
-from jaxddp.recipe.user_objects import objects_of_arguments
 from jaxddp.setup.joining import join_job
+from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.prepare import prepare
+from jaxddp.setup.recipe import make_recipe
 from jaxddp.setup.resources import resources_of
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.state_checks import check_setup
+from jaxddp.setup.user_objects import check_listeners, objects_of_arguments
 from jaxddp.tasks.run_training import train_setup
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.history import History

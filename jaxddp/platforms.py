@@ -21,7 +21,7 @@ class Platform:
         float32_products: the dtype whose precision products of float32 arrays have by default.
         operations: the implementations of a network's operations.
         buckets: the default of `parallel.buckets`, for up to `counted_hosts` hosts if communication overlaps with
-            computation; see `jaxddp.recipe.bucket_count`.
+            computation; see `jaxddp.setup.bucket_count`.
         counted_hosts: the largest number of hosts of a compiled program in which the overlap was counted.
         ravels: whether the gradients of a bucket are averaged as one array. Otherwise each gradient is an operand of
             its own, and XLA combines the all-reduces.

@@ -16,8 +16,8 @@ from jaxddp.api import resnet
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
 from jaxddp.models.interface import MODE_ARGUMENTS, Model
-from jaxddp.recipe.network_checks import check_outputs, notices
 from jaxddp.sections.layers import Layers
+from jaxddp.setup.network_checks import check_outputs, notices
 
 EXAMPLE = jnp.zeros((1, 8, 8, 3))
 

@@ -24,8 +24,8 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.variables import trees_of
 from jaxddp.platforms import PLATFORMS
-from jaxddp.recipe import bucket_count
-from jaxddp.recipe.bucket_count import best_count, decide, exposed_seconds, gradient_bytes, hosts_of
+from jaxddp.setup import bucket_count
+from jaxddp.setup.bucket_count import best_count, decide, exposed_seconds, gradient_bytes, hosts_of
 
 MOST = PLATFORMS["gpu"].buckets
 SHAPE = (224, 224, 3)

@@ -20,8 +20,8 @@ from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.loss_scale import LossScale
 from jaxddp.engine.parts.part import Part
-from jaxddp.recipe.configured_metrics import check_name
-from jaxddp.recipe.object_checks import check_parts
+from jaxddp.setup.configured_metrics import check_name
+from jaxddp.setup.user_objects import check_parts
 
 TABLE = random_table(50)
 CLIP = 0.25

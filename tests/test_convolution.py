@@ -25,10 +25,10 @@ from jaxddp.models.ops.cpu_convolution import convolve
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.ops.stems import imagenet_stem, small_stem
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
-from jaxddp.recipe.make_recipe import model_of
-from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.registry import MODELS
+from jaxddp.setup.recipe import model_of
+from jaxddp.setup.user_objects import objects_of_hooks
 
 KERNELS = st.sampled_from([(1, 0), (3, 1), (3, 0), (7, 3), (5, 2)])
 

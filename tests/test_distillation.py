@@ -29,8 +29,8 @@ from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.distillation import Distillation
-from jaxddp.recipe.layout import Layout, TrainingData
 from jaxddp.setup.experiment import make_feed
+from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.resources import Resources
 from jaxddp.workdir.signature import Signature
 

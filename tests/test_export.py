@@ -13,9 +13,9 @@ from support.runs import LEAN, SMALL
 from jaxddp.cli import main
 from jaxddp.mesh import Topology
 from jaxddp.models.variables import shapes_of
-from jaxddp.recipe.make_recipe import model_of
-from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
+from jaxddp.setup.recipe import model_of
+from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
 from jaxddp.workdir.signature import Signature
 

@@ -26,11 +26,11 @@ from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.losses.nll import negative_log_likelihood
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.recipe.configured_losses import class_weights, configured_losses
-from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.make_recipe import make_recipe
-from jaxddp.recipe.user_objects import objects_of_arguments
 from jaxddp.recipe_file import read_recipe
+from jaxddp.setup.configured_losses import class_weights, configured_losses
+from jaxddp.setup.layout import Layout, TrainingData
+from jaxddp.setup.recipe import make_recipe
+from jaxddp.setup.user_objects import objects_of_arguments
 
 LOGITS = np.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
 LABELS, WEIGHTS = np.array([2, 0, 1, 1]), (1.0, 4.0, 0.5)

@@ -30,9 +30,9 @@ from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.bce import binary_cross_entropy, sigmoid_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.recipe.configured_losses import configured_losses
-from jaxddp.recipe.configured_metrics import configured_metrics
 from jaxddp.registry import METRICS
+from jaxddp.setup.configured_losses import configured_losses
+from jaxddp.setup.configured_metrics import configured_metrics
 
 NAMES = tuple("abcde")
 SEVERAL = LabelKind(5, several=True)

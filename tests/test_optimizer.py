@@ -24,12 +24,12 @@ from jaxddp.models.variables import trees_of
 from jaxddp.optimizers.decay import decay_mask
 from jaxddp.optimizers.kernels import BY_NAME, Kernel, Kernels
 from jaxddp.optimizers.sgd import SgdSettings
-from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.make_recipe import make_recipe
-from jaxddp.recipe.user_objects import objects_of_arguments
 from jaxddp.registry import MODELS, OPTIMIZERS
 from jaxddp.schedules.peak import at_batch_size, batch_factor, derivation
 from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.setup.layout import Layout, TrainingData
+from jaxddp.setup.recipe import make_recipe
+from jaxddp.setup.user_objects import objects_of_arguments
 from jaxddp.training.plan import Plan
 
 PEAK = 0.8

@@ -31,10 +31,10 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.data.storage.retry_policy import RetryPolicy
 from jaxddp.models.variables import by_path, shapes_of
-from jaxddp.recipe.make_recipe import model_of
-from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.registry import MODELS
 from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.setup.recipe import model_of
+from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.weights.download import download
 from jaxddp.weights.places import is_local, local_weights
 from jaxddp.weights.published_list import find_published, published_weights

@@ -25,8 +25,8 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.set_metrics import compute_contributions, finish_metrics
 from jaxddp.metrics.average_precision import average_precision
 from jaxddp.metrics.calibration import CalibrationError
-from jaxddp.recipe.configured_metrics import with_user_metrics
 from jaxddp.registry import LOGGERS, METRICS
+from jaxddp.setup.configured_metrics import with_user_metrics
 from jaxddp.training.validation.set_sums import SetSums
 
 NAMES = ("mean_class_accuracy", "confusion", "ece", "map", "f1")

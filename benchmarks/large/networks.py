@@ -10,8 +10,8 @@ from jaxddp.config import Config
 from jaxddp.engine.sharded.sharded_state import sharded_axis
 from jaxddp.models.adapt import adapt
 from jaxddp.models.variables import trees_of
-from jaxddp.recipe.bucket_count import compute_seconds
 from jaxddp.registry import MODELS
+from jaxddp.setup.bucket_count import compute_seconds
 
 CLASSES, IMAGE = 1000, (224, 224, 3)
 DEVICE = "NVIDIA H200"

@@ -21,12 +21,12 @@ from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
-from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.make_recipe import make_recipe
-from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.feed import LONGEST_CHUNK
+from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.prepare import complete_recipe
+from jaxddp.setup.recipe import make_recipe
+from jaxddp.setup.user_objects import objects_of_hooks
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,12 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device
 from jaxddp.mesh import Topology, simulate_cpu_devices
-from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.make_recipe import make_recipe
-from jaxddp.recipe.user_objects import objects_of_hooks
+from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.prepare import prepare
+from jaxddp.setup.recipe import make_recipe
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.device_memory import needs_of_batch
 
 TARGET = 0.2

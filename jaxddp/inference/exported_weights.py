@@ -10,8 +10,8 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import counted
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
-from jaxddp.recipe.make_recipe import model_of
-from jaxddp.recipe.user_objects import objects_of_hooks
+from jaxddp.setup.recipe import model_of
+from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.weights.state_dict import write
 from jaxddp.weights.torch_layout import constants_of, namings_of, published
 from jaxddp.workdir.saved_state import read_run, recipe_of_run

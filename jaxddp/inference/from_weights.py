@@ -12,9 +12,9 @@ from jaxddp.data.source import Source, image_dtype
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
 from jaxddp.platforms import platform_named
-from jaxddp.recipe.make_recipe import model_of
-from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.setup.initial_weights import state_of_weights
+from jaxddp.setup.recipe import model_of
+from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.workdir.signature import Signature
 
 NUM_CLASSES = 1000

@@ -33,10 +33,10 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model
 from jaxddp.overrides import checked
-from jaxddp.recipe.make_recipe import model_of
-from jaxddp.recipe.network_checks import in_precision
-from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.setup.classifier import Classifier
+from jaxddp.setup.network_checks import in_precision
+from jaxddp.setup.recipe import model_of
+from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.validation.predicted_images import MAX_SHOWN, PredictedImages
 from jaxddp.workdir.saved_state import recipe_of_run, restore_state
 from jaxddp.workdir.signature import Signature

@@ -16,7 +16,7 @@ from jaxddp.core.wording import first_line
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.state import TrainState
 from jaxddp.hooks import check_parameters
-from jaxddp.recipe.configured_metrics import check_name
+from jaxddp.setup.configured_metrics import check_name
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.validation.evaluator import Measure
 

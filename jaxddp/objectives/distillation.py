@@ -20,10 +20,10 @@ from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology, device_axes
 from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
-from jaxddp.recipe.layout import Layout
-from jaxddp.recipe.network_checks import reason_of_rejection
 from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.objective_section import Temperature
+from jaxddp.setup.layout import Layout
+from jaxddp.setup.network_checks import reason_of_rejection
 from jaxddp.setup.resources import Resources
 from jaxddp.workdir.digests import checksum
 from jaxddp.workdir.signature import NORMALIZED, Signature

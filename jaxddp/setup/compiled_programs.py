@@ -38,10 +38,10 @@ from jaxddp.engine.step_phases import Phases
 from jaxddp.engine.unequal.unequal_step import UnequalProgram
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
-from jaxddp.recipe.layout import ImageShape, Layout
-from jaxddp.recipe.recipe import Recipe
 from jaxddp.registry import METRICS
 from jaxddp.setup.experiment import Experiment
+from jaxddp.setup.layout import ImageShape, Layout
+from jaxddp.setup.recipe import Recipe
 
 _SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),

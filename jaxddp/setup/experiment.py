@@ -25,13 +25,13 @@ from jaxddp.data.united import UnitedSource, own_part
 from jaxddp.engine.set_metrics import check_set_metric, is_set_metric
 from jaxddp.engine.step_objective import Objective, supervised
 from jaxddp.mesh import Topology
-from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.network_checks import check_sizes
-from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.sections.goal import VAL_EMA
 from jaxddp.sections.objective_section import UNLABELLED_RATIO
 from jaxddp.setup.feed import Feed
+from jaxddp.setup.layout import Layout, TrainingData
+from jaxddp.setup.network_checks import check_sizes
+from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources, check_pixels
 from jaxddp.training.validation.early_stopping import EarlyStopping
 

@@ -21,9 +21,9 @@ from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import shapes_of
-from jaxddp.recipe.layout import ImageShape
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.layers import NO_LAYERS, Layers
+from jaxddp.setup.layout import ImageShape
 from jaxddp.weights.conversion import ImageArrays
 from jaxddp.weights.match import Shapes, listed, match
 from jaxddp.weights.places import WEIGHTS_FILE, local_weights

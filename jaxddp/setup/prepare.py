@@ -16,21 +16,20 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
-from jaxddp.recipe.bucket_count import decide
-from jaxddp.recipe.fine_tuning import fine_tuned
-from jaxddp.recipe.keys_of_hooks import check_keys_of_hooks
-from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.make_recipe import make_recipe
-from jaxddp.recipe.network_checks import brings_weights, check_frozen_state
-from jaxddp.recipe.recipe import Recipe
-from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.bucket_count import decide
 from jaxddp.setup.compiled_programs import CompiledPrograms, settings
 from jaxddp.setup.experiment import Experiment, early_stopping_of, lay_out
+from jaxddp.setup.fine_tuning import fine_tuned
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.setup.joining import join_and_resolve
+from jaxddp.setup.keys_of_hooks import check_keys_of_hooks
+from jaxddp.setup.layout import Layout, TrainingData
+from jaxddp.setup.network_checks import brings_weights, check_frozen_state
+from jaxddp.setup.recipe import Recipe, make_recipe
 from jaxddp.setup.resources import Resources, open_resources
 from jaxddp.setup.run_setup import RunSetup, warn_of_equal_starts
+from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.weights.match import Shapes
 from jaxddp.weights.places import local_weights
 

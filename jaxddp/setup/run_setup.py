@@ -31,14 +31,14 @@ from jaxddp.engine.step import Program, TrainStep
 from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.interface import Model
-from jaxddp.recipe.layout import Layout
-from jaxddp.recipe.network_checks import OWN_WEIGHTS, brings_weights
-from jaxddp.recipe.recipe import Recipe
 from jaxddp.setup.classifier import Classifier
 from jaxddp.setup.compiled_programs import CompiledPrograms, seeded_step
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.feed import LONGEST_CHUNK, Feed, limit_batch_size
+from jaxddp.setup.layout import Layout
+from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights
 from jaxddp.setup.objective_identity import objective_identity
+from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources, check_comparable
 from jaxddp.training.plan import Plan
 from jaxddp.training.run import Chunk, Chunks

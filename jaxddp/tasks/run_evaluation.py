@@ -18,10 +18,6 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.nnx_modules import NNXModel
-from jaxddp.recipe.layout import TrainingData, steps_of
-from jaxddp.recipe.make_recipe import losses_of, metrics_of, model_of, parts_of
-from jaxddp.recipe.network_checks import check_eval_size
-from jaxddp.recipe.user_objects import ObjectSource, objects_of_hooks
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.sections.goal import flat
 from jaxddp.setup.classifier import Classifier
@@ -30,7 +26,11 @@ from jaxddp.setup.experiment import check_normalization
 from jaxddp.setup.feed import eval_batches, limit_batch_size
 from jaxddp.setup.initial_weights import state_of_weights
 from jaxddp.setup.joining import join_and_resolve
+from jaxddp.setup.layout import TrainingData, steps_of
+from jaxddp.setup.network_checks import check_eval_size
+from jaxddp.setup.recipe import losses_of, metrics_of, model_of, parts_of
 from jaxddp.setup.resources import open_validation, open_validation_alone
+from jaxddp.setup.user_objects import ObjectSource, objects_of_hooks
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.plan import Plan

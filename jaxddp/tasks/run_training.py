@@ -14,18 +14,17 @@ from jaxddp.core.message import Option
 from jaxddp.core.phases import phase
 from jaxddp.engine.state import TrainState
 from jaxddp.job.work_status import report_work
-from jaxddp.recipe.configured_metrics import check_requested_metrics
-from jaxddp.recipe.object_checks import check_listeners
-from jaxddp.recipe.user_objects import objects_of_hooks
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.schedules.peak import derivation
+from jaxddp.setup.configured_metrics import check_requested_metrics
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.objective_identity import objective_fingerprints
 from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.state_checks import check_start
+from jaxddp.setup.user_objects import check_listeners, objects_of_hooks
 from jaxddp.tasks.run_shares import settle_shares
 from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit

@@ -21,7 +21,7 @@ from jaxddp.measure.flops import jaxprs_in
 from jaxddp.mesh import AXIS
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.overrides import flatten, plain
-from jaxddp.recipe.recipe import Recipe
+from jaxddp.setup.recipe import Recipe
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 

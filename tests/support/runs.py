@@ -18,14 +18,14 @@ from jaxddp.engine.compiler_options import compiler_options
 from jaxddp.engine.example_loss import Loss
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.recipe.configured_metrics import configured_metrics
-from jaxddp.recipe.layout import Layout, TrainingData
-from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.recipe_files.python_sources import RecipeSources
+from jaxddp.setup.configured_metrics import configured_metrics
 from jaxddp.setup.experiment import Experiment
+from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import open_experiment, prepare
+from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.tasks.run_evaluation import evaluate

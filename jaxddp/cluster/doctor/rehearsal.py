@@ -17,8 +17,8 @@ from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.engine.groups.group_mesh import unstacked_shapes
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
-from jaxddp.recipe.bucket_count import decide
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.bucket_count import decide
 from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.device_memory import needs_of_batch

@@ -1,6 +1,7 @@
-"""Make a recipe: each object is the user's, or the built-in one that the config names."""
+"""The recipe of a run: all objects that determine its result, except the data and the devices."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import optax
 
@@ -8,25 +9,73 @@ from jaxddp.augment.preprocess import Augmentation, Preprocess, check_augmentati
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.message import Key
+from jaxddp.core.wording import kind_of
 from jaxddp.engine.example_loss import ExampleLoss, example_loss
+from jaxddp.engine.initial_state import Transform
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.set_metrics import SetMetric
-from jaxddp.engine.step_objective import Metric, Objective, TrainObjective
+from jaxddp.engine.step_objective import Metric, Objective, TrainObjective, supervised
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, with_cpu_convolutions
 from jaxddp.models.interface import Model
 from jaxddp.optimizers.kernels import BY_NAME, Kernels
-from jaxddp.recipe.configured_losses import configured_losses
-from jaxddp.recipe.configured_metrics import configured_metrics, with_user_metrics
-from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
-from jaxddp.recipe.network_checks import NetworkCheck, brings_weights, check_other_seed, in_precision
-from jaxddp.recipe.object_checks import check_optimizer, check_parts
-from jaxddp.recipe.recipe import Recipe
-from jaxddp.recipe.user_objects import ObjectSource
 from jaxddp.registry import MODELS, OBJECTIVES, OPTIMIZERS
 from jaxddp.schedules.peak import at_batch_size
 from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.sections.goal import Goal
+from jaxddp.setup.configured_losses import configured_losses
+from jaxddp.setup.configured_metrics import configured_metrics, with_user_metrics
+from jaxddp.setup.layout import ImageShape, Layout, TrainingData
+from jaxddp.setup.network_checks import NetworkCheck, brings_weights, check_other_seed, in_precision
+from jaxddp.setup.user_objects import ObjectSource, check_optimizer, check_parts
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All objects that determine the result of a training, except the data and the devices.
+
+    Attributes:
+        loss: the loss of training.
+        eval_loss: the loss of evaluation, with class weights and without label smoothing.
+        objective: a function that takes the supervised objective, which includes the loss, and returns the function
+            that a step minimizes.
+        kernels: the kernels of the network.
+        metrics: metrics in addition to the loss, by name.
+        augmentation: a function that augments one image after the config's augmentation.
+        parts: optional parts of the step.
+        initialize: a function of the initial (params, model_state) that returns new ones.
+        learning_rate: the schedule of the optimizer, for logs; None if it is unknown.
+        schedule: a function of the step number, from 0. The optimizer's updates are multiplied by its result.
+    """
+
+    config: Config = field(repr=False)
+    model: Model
+    optimizer: optax.GradientTransformation = field(repr=False)
+    loss: ExampleLoss
+    eval_loss: ExampleLoss
+    objective: Callable[[Objective], TrainObjective] = supervised
+    kernels: Kernels = BY_NAME
+    metrics: Mapping[str, Metric | SetMetric] = field(default_factory=dict)
+    augmentation: Augmentation | None = None
+    parts: tuple[Part, ...] = ()
+    initialize: Transform | None = None
+    learning_rate: optax.Schedule | None = None
+    schedule: optax.Schedule | None = None
+
+    @property
+    def goal(self) -> Goal:
+        """The metric, the direction and the smoothing by which validations are compared."""
+        return self.config.checkpoint.goal(averages=any(part.beside for part in self.parts))
+
+    def minimized(self, supervised: Objective) -> TrainObjective:
+        """Return the function that a step minimizes. Raises: InputError if the objective returned no function."""
+        train_objective = self.objective(supervised)
+        if not callable(train_objective):
+            raise InputError(
+                f"objective: it returned {kind_of(train_objective)}; return a function (params, model_state, batch, …)"
+            )
+        return train_objective
 
 
 def make_recipe(

@@ -12,14 +12,14 @@ from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.hooks import CALLED
 from jaxddp.models.variables import trees_of
 from jaxddp.overrides import flatten, observed
-from jaxddp.recipe.configured_losses import configured_losses
-from jaxddp.recipe.layout import Layout
-from jaxddp.recipe.recipe import Recipe
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.recipe_files.find_recipe import is_built_in
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.schedules.peak import at_batch_size
 from jaxddp.schedules.warmup import make_schedule
+from jaxddp.setup.configured_losses import configured_losses
+from jaxddp.setup.layout import Layout
+from jaxddp.setup.recipe import Recipe
 
 
 def check_keys_of_hooks(file: RecipeFile, recipe: Recipe, layout: Layout) -> None:

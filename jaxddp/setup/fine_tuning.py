@@ -15,8 +15,8 @@ from jaxddp.models.adapt import with_frozen_norms
 from jaxddp.models.interface import Model, name_of
 from jaxddp.models.variables import PARAMS, parameter_names
 from jaxddp.optimizers.kernels import Kernels
-from jaxddp.recipe.recipe import Recipe
 from jaxddp.sections.layers import Layers, has_prefix, longest_match
+from jaxddp.setup.recipe import Recipe
 from jaxddp.training.plan import Plan
 from jaxddp.weights.match import Shapes
 

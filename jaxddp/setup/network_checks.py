@@ -24,8 +24,8 @@ from jaxddp.models.adapt import FunctionModel, LinenModel, has_dropout, takes_cp
 from jaxddp.models.interface import Model, name_of, other_switches, takes_example_keys
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.models.variables import by_path, path_of, trees_of
-from jaxddp.recipe.layout import ImageShape, Layout, TrainingData
 from jaxddp.sections.layers import NO_LAYERS, Layers
+from jaxddp.setup.layout import ImageShape, Layout, TrainingData
 from jaxddp.weights.match import listed
 
 _log = logging.getLogger("jaxddp.experiment")
