@@ -61,7 +61,7 @@ from benchmarks.rivals.gpu_parts import RIVAL, Cifar, Plan
 from benchmarks.rivals.gpu_results import Refused, Table
 from benchmarks.rivals.gpu_scale import GPU, MODES, SMALL, Scale, write_small_cifar
 from benchmarks.rivals.gpu_table import render
-from jaxddp.core.cache_folder import cache_folder
+from jaxddp.core.files import cache_folder
 
 PARTS = ("gate", "batches", "rounds", "variants", "trace", "cifar")
 

@@ -23,7 +23,7 @@ import jaxddp.registry as registry
 from jaxddp.choices import CHOICES
 from jaxddp.config import Config
 from jaxddp.core.duration import Duration
-from jaxddp.core.message import format_option
+from jaxddp.core.errors import format_option
 from jaxddp.core.ranges import Range
 from jaxddp.keys import SHORT
 from jaxddp.overrides import flatten, plain

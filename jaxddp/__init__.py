@@ -6,8 +6,7 @@ Notebooks and launch scripts use the names of `jaxddp.api`, which this package a
 from typing import TYPE_CHECKING, Any
 
 # This comes first: once JAX is imported, it is unknown whether the user or JAX has set the log level.
-import jaxddp.core.log_level as log_level  # noqa: F401
-from jaxddp.core.log_lines import show_lines
+from jaxddp.core.log import show_lines
 
 if TYPE_CHECKING:
     from jaxddp.api import *  # noqa: F403
@@ -19,7 +18,7 @@ show_lines()
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from jaxddp.core.versions import installed_version
+        from jaxddp.core.libraries import installed_version
 
         return installed_version("jaxddp") or "unknown"
     # `jaxddp.api` is imported on first use, because it imports JAX, which takes seconds. The launcher and the error for

@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted, nearest
 
 _GHOST = re.compile("ghost:([1-9][0-9]{0,7})")

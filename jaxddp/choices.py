@@ -11,8 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key, Words, joined
+from jaxddp.core.errors import InputError, Key, Words, joined
 from jaxddp.overrides import flatten, observed_like, plain, unobserved
 from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Registry
 from jaxddp.sections.dependent_keys import NEEDS

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import os
 import shutil
 import sys
@@ -12,7 +13,6 @@ from jaxddp.command_line.config_words import config_first
 from jaxddp.command_line.standard_streams import make_usable
 from jaxddp.command_line.status_line import StatusLine
 from jaxddp.core.errors import InputError, JaxddpError, Preempted, with_notes
-from jaxddp.core.garbage import collect_rarely
 from jaxddp.core.user_code import describing_errors
 from jaxddp.core.wording import choices, on_screen
 from jaxddp.job.activity import show_on
@@ -78,7 +78,9 @@ def main(arguments: list[str] | None = None) -> int:
     is_program = arguments is None
     words = sys.argv[1:] if arguments is None else arguments
     make_usable(needs_output=words[:1] not in _LONG or bool({*HELP} & {*words}))
-    collect_rarely()
+    # Imports and tracing make many objects that stay. By default Python collects garbage so often that a start takes a
+    # fifth longer: 7.9 s of CPU time in place of 6.3 for the digits.
+    gc.set_threshold(50_000, 20, 20)
     stops = stopping_on_signals(lambda error: _end(*_stopped(error, words), error), is_program=is_program)
     try:
         try:
@@ -141,7 +143,7 @@ def _run(arguments: list[str]) -> int:
         print(usage)
         return 0 if arguments else 2
     if arguments[0] in ("-V", "--version"):
-        from jaxddp.core.versions import versions
+        from jaxddp.core.libraries import versions
 
         print(versions())
         return 0

@@ -18,10 +18,9 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.core.tpu.tpu_errors import readable_tpu_errors
+from jaxddp.core.tpu import readable_tpu_errors
 from jaxddp.core.wording import counted
 
 AXIS = "data"

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Literal, TypeVar
 
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError, about
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key, about
 from jaxddp.core.ranges import Range, real_number
 from jaxddp.core.wording import nearest
 from jaxddp.keys import similar_keys

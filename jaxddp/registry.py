@@ -26,8 +26,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import choices
 
 Entry = TypeVar("Entry")

@@ -4,8 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Range, real_number
 from jaxddp.core.wording import choices, show
 

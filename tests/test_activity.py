@@ -14,7 +14,7 @@ import jaxddp.core.phases as phases
 import jaxddp.job.activity as activity
 from jaxddp.cli import main
 from jaxddp.command_line.status_line import StatusLine
-from jaxddp.core.shown_activity import BYTES, Activity
+from jaxddp.core.phases import BYTES, Activity
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.training.events import RunEnd
 from jaxddp.training.progress.live import LiveDisplay

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from jaxddp.cli import main
-from jaxddp.core.message import format_option
+from jaxddp.core.errors import format_option
 from jaxddp.keys import SHORT
 
 OF_CONFIG = ["train", "eval", "find-lr", "config", "doctor", "data show"]

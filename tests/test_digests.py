@@ -18,8 +18,8 @@ from support.shared import sgd
 import jaxddp
 import jaxddp.data.stream.graph as graph
 from jaxddp.config import Config, DataConfig
-from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.curate.check import check
 from jaxddp.curate.manifest_writer import write_manifest
 from jaxddp.data.images.verify import verify

@@ -16,8 +16,18 @@ from jaxddp.choices import check_read
 from jaxddp.cli import main
 from jaxddp.command_line.error_line import format_error
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError, JaxddpError, Preempted, Unreachable, about, error_from, with_keys_of_file
-from jaxddp.core.message import Key, Option, joined
+from jaxddp.core.errors import (
+    InputError,
+    JaxddpError,
+    Key,
+    Option,
+    Preempted,
+    Unreachable,
+    about,
+    error_from,
+    joined,
+    with_keys_of_file,
+)
 from jaxddp.engine.gradients import Gradients
 from jaxddp.mesh import Topology
 from jaxddp.notebook.arguments import errors_name_arguments

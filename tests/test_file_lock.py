@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.core.file_lock import in_turn, one_at_a_time, whole_folder
+from jaxddp.core.files import in_turn, one_at_a_time, whole_folder
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from jaxddp.core.file_lock import one_at_a_time
+from jaxddp.core.files import one_at_a_time
 with one_at_a_time(Path(sys.argv[1]), 9):
     print("locked", flush=True)
     time.sleep(60)
@@ -22,7 +22,7 @@ with one_at_a_time(Path(sys.argv[1]), 9):
 WRITES = """
 import sys, time
 from pathlib import Path
-from jaxddp.core.file_lock import whole_folder
+from jaxddp.core.files import whole_folder
 with whole_folder(Path(sys.argv[1])) as folder:
     (folder / "large").write_text("x")
     (folder / "deep").mkdir()

@@ -27,8 +27,7 @@ from jaxddp.api import resnet
 from jaxddp.cli import main
 from jaxddp.cluster.doctor import rehearsal
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import text_of
+from jaxddp.core.errors import InputError, text_of
 from jaxddp.data.batch_plan.division import Division
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.step import Program

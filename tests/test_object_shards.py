@@ -14,8 +14,8 @@ from support.forms import CLASSES, FORMS, pictures
 from support.s3 import CREDENTIALS, Server, running_server
 
 from jaxddp.config import DataConfig
-from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder, Shard
 from jaxddp.data.storage.shards import RemoteShards, shard_folder

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxddp.core.private_names as private_names
+import jaxddp.core.libraries as libraries
 from jaxddp.data.formats import tfds
 from jaxddp.engine import compiler_options, reproducible
 from jaxddp.measure import cost, flops
@@ -161,14 +161,14 @@ def test_the_list_has_exactly_the_private_names_in_use():
 @pytest.fixture
 def lines(caplog):
     """Return a function that returns the log lines about missing private names so far."""
-    private_names.warn_missing.cache_clear()
+    libraries.warn_missing.cache_clear()
     return lambda: [record.getMessage() for record in caplog.records if record.name == "jaxddp.libraries"]
 
 
 def test_a_missing_private_name_is_logged_once_with_the_version(lines):
     for _ in range(2):
-        private_names.warn_missing("jax", "jax._src.one", "starts are slow")
-        private_names.warn_missing("no-such-package", "another", "nothing")
+        libraries.warn_missing("jax", "jax._src.one", "starts are slow")
+        libraries.warn_missing("no-such-package", "another", "nothing")
     assert lines() == [
         f"jax {jax.__version__} has no usable jax._src.one: starts are slow",
         "no-such-package has no usable another: nothing",
@@ -188,8 +188,8 @@ def test_a_missing_private_name_is_logged_once_with_the_version(lines):
 )
 def test_a_private_function_is_recognized_by_its_parameters(function, is_recognized):
     module = SimpleNamespace(name=function)
-    assert private_names.function(module, "name", ["a", "b"], ["c"]) is (function if is_recognized else None)
-    assert private_names.function(None, "name", []) is None
+    assert libraries.private_function(module, "name", ["a", "b"], ["c"]) is (function if is_recognized else None)
+    assert libraries.private_function(None, "name", []) is None
 
 
 def cost_of_a_matrix_product() -> cost.Cost:

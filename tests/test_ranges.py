@@ -20,8 +20,7 @@ from jaxddp.cli import main
 from jaxddp.cluster.options import Launch
 from jaxddp.config import Config
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import format_option
+from jaxddp.core.errors import InputError, format_option
 from jaxddp.core.ranges import Range
 from jaxddp.sections.dependent_keys import NEEDS
 

@@ -16,8 +16,8 @@ from support.images import encode
 from support.streams import waves
 
 from jaxddp.config import DataConfig
-from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.storage.record_index import RecordIndex, load_or_build_index
 from jaxddp.data.storage.records import RecordFiles, record_offsets

@@ -23,8 +23,8 @@ from support.peers import Second
 from support.shared import sgd
 
 import jaxddp
-import jaxddp.core.private_names as private_names
-from jaxddp.core.cache_folder import CACHE_VARIABLE
+import jaxddp.core.libraries as libraries
+from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.engine import program_cache as compilation_cache
 from jaxddp.engine.program_cache import PROGRAMS, keep_compiled_programs
 
@@ -180,7 +180,7 @@ def second_process(programs_folder, monkeypatch):
     """Prepare a process that is not the first of a job: it keeps its programs through JAX's private functions."""
     # JAX has no setting for this (`jaxddp.engine.program_cache`). monkeypatch restores the replaced function.
     monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)
-    private_names.warn_missing.cache_clear()
+    libraries.warn_missing.cache_clear()
     # JAX opens its folder at the first compilation, which may have happened long ago.
     jax_cache.reset_cache()
     return monkeypatch

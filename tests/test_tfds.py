@@ -19,8 +19,8 @@ from support.images import encode
 from support.streams import waves
 
 from jaxddp.config import DataConfig
-from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.data.batch import Batch
 from jaxddp.data.formats.tfds import read_tfds
 from jaxddp.data.opening import open_splits

@@ -19,10 +19,10 @@ from jaxddp.cluster.doctor import machine_checks
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.tpu_host import check_options
 from jaxddp.config import ParallelConfig
+from jaxddp.core import tpu
 from jaxddp.core.errors import InputError, JaxddpError, Unreachable
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.core.tpu import tpu_errors
-from jaxddp.core.tpu.tpu_chips import local_chips
+from jaxddp.core.tpu import local_chips
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.job.tpu import eviction_notice
 from jaxddp.mesh import Topology
@@ -56,7 +56,7 @@ def test_chips_are_counted_without_a_backend(environ, files, expected, tmp_path)
 
 @pytest.fixture
 def lock(tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr(tpu_errors, "LOCK_FILE", tmp_path / "libtpu_lockfile")
+    monkeypatch.setattr(tpu, "LOCK_FILE", tmp_path / "libtpu_lockfile")
     return tmp_path / "libtpu_lockfile"
 
 
@@ -114,13 +114,13 @@ def test_a_process_of_another_user_is_not_named(lock, monkeypatch):
 
 
 def test_the_process_that_has_a_chip_open_is_named(lock, tmp_path, monkeypatch):
-    monkeypatch.setattr(tpu_errors, "local_chips", lambda: CHIPS)
+    monkeypatch.setattr(tpu, "local_chips", lambda: CHIPS)
     for pid, target in (("41", "/dev/null"), ("42", "/dev/accel2")):
         (tmp_path / pid / "fd").mkdir(parents=True)
         (tmp_path / pid / "fd" / "7").symlink_to(target)
     with (
         pytest.raises(InputError, match="in use by process 42, which holds /dev/accel2; end that process"),
-        tpu_errors.readable_tpu_errors(proc=tmp_path),
+        tpu.readable_tpu_errors(proc=tmp_path),
     ):
         raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: open(/dev/accel0): Device or resource busy")
 
@@ -142,7 +142,7 @@ def test_another_error_of_libtpu_is_one_line(reason, kind, monkeypatch):
 
 
 def test_other_errors_stay():
-    with pytest.raises(RuntimeError, match="^backend 'cuda'"), tpu_errors.readable_tpu_errors():
+    with pytest.raises(RuntimeError, match="^backend 'cuda'"), tpu.readable_tpu_errors():
         raise RuntimeError("backend 'cuda'")
 
 

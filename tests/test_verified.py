@@ -14,8 +14,8 @@ from support.runs import train_config
 import jaxddp.data.stream.graph as graph
 from jaxddp.cli import main
 from jaxddp.config import DataConfig, load
-from jaxddp.core.cache_folder import CACHE_VARIABLE, cache_folder
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import CACHE_VARIABLE, cache_folder
 from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed_records import read_packed

@@ -20,9 +20,8 @@ from support.forms import CLASSES, FORMS, add_to_tar, example_tables, pictures
 
 import jaxddp.data.storage.tar_index as tar_index
 from jaxddp.config import DataConfig
-from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
-from jaxddp.core.file_lock import in_turn
+from jaxddp.core.files import CACHE_VARIABLE, in_turn
 from jaxddp.curate.check import check
 from jaxddp.data.formats.shard_names import expand
 from jaxddp.data.opening import open_splits, open_tables

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.harness import machine
 from jaxddp.config import DataConfig
-from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.curate.check_report import CheckedSplit, CheckReport
 from jaxddp.curate.image_findings import examine
 from jaxddp.curate.manifest_writer import write_manifest

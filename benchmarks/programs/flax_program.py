@@ -10,8 +10,7 @@ from benchmarks.programs.config_step import shapes
 from benchmarks.rivals.contenders.case import STAGES, Case
 from benchmarks.rivals.contenders.flax_step import ResNet, make_state, make_step
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.mesh import Topology
 
 

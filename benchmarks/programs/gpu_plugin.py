@@ -20,7 +20,7 @@ from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.programs.wheels import fetch_wheels
-from jaxddp.core.cache_folder import cache_folder
+from jaxddp.core.files import cache_folder
 
 FOLDER_VARIABLE = "JAXDDP_GPU_PLUGIN"
 ASSEMBLER = "nvidia-cuda-nvcc-cu12==12.9.86"

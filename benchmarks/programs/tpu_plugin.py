@@ -19,7 +19,7 @@ from jax.experimental import topologies
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.programs.wheels import fetch_wheels
-from jaxddp.core.cache_folder import cache_folder
+from jaxddp.core.files import cache_folder
 
 FOLDER_VARIABLE = "JAXDDP_TPU_PLUGIN"
 

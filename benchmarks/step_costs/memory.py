@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.harness import CHILD_SECONDS, Figures, machine
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.config import Config
-from jaxddp.core.message import text_of
+from jaxddp.core.errors import text_of
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.compiler_options import step_options
 from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device

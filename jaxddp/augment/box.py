@@ -5,8 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 
 
 class Box(NamedTuple):

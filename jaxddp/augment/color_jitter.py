@@ -9,8 +9,7 @@ from jaxddp.augment.ops.blend import blended, gray_of, mean_of
 from jaxddp.augment.ops.hue import TURN, rotate_hue
 from jaxddp.augment.ops.pixel_operation import ONE, check_pixels
 from jaxddp.config import AugmentConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 
 Strengths = tuple[float, float, float, float]
 """The strengths of brightness, contrast and saturation, 0 to 1, and of hue, 0 to 0.5; 0 for none."""

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 
 from jaxddp.augment.box import centered
 from jaxddp.config import AugmentConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 
 
 class Mixing(NamedTuple):

@@ -14,8 +14,7 @@ from jaxddp.augment.mixing import Mixing, mix
 from jaxddp.augment.ops.pixel_operation import check_pixels
 from jaxddp.augment.resize import resized
 from jaxddp.config import AugmentConfig, Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key, Words
+from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.core.wording import first_line, shaped
 from jaxddp.data.batch import Batch
 from jaxddp.registry import AUGMENTATIONS, POLICIES

@@ -21,7 +21,7 @@ import numpy as np
 from jaxddp.augment.ops.magnitudes import IDENTITY, Size, Space, drawn, operate_all, rows
 from jaxddp.augment.ops.pixel_operation import OPERATIONS, check_pixels
 from jaxddp.config import AugmentConfig
-from jaxddp.core.message import Key
+from jaxddp.core.errors import Key
 
 LARGEST = 10
 QUANTILES = 100

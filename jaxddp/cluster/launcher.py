@@ -24,7 +24,7 @@ from jaxddp.cluster.worker import Worker, shared_environment
 from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.tpu.tpu_chips import local_chips
+from jaxddp.core.tpu import local_chips
 from jaxddp.core.wording import counted, nearest
 from jaxddp.job.environment import KEY, RUN_ID
 from jaxddp.job.leader import INHERITED_SOCKET

@@ -7,7 +7,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TypeVar
 
-from jaxddp.core.tpu.tpu_chips import permits
+from jaxddp.core.tpu import permits
 
 Item = TypeVar("Item")
 _GPU = re.compile(r"[0-9]+|(GPU|MIG)-.+")

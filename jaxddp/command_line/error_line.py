@@ -3,8 +3,7 @@
 import shlex
 from collections.abc import Iterator, Sequence
 
-from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.message import Key, format_option, key_of_option
+from jaxddp.core.errors import InputError, JaxddpError, Key, format_option, key_of_option
 from jaxddp.keys import SHORT
 from jaxddp.recipe_files.find_recipe import is_built_in, recipe_path
 from jaxddp.recipe_files.key_lines import line_of

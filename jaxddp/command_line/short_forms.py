@@ -6,8 +6,7 @@ from typing import Any
 
 import tyro
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import format_option, key_of_option
+from jaxddp.core.errors import InputError, format_option, key_of_option
 from jaxddp.keys import SHORT
 from jaxddp.overrides import keys_of
 

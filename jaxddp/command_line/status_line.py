@@ -5,7 +5,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from jaxddp.core.shown_activity import Activity
+from jaxddp.core.phases import Activity
 from jaxddp.core.wording import on_screen
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from jaxddp.command_line.parse import ConfigOfRecipe, option, parse_recipe, parse_weights, workdir_of
 from jaxddp.command_line.terminal import IMPORTING
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import doing
 from jaxddp.keys import HELP
 from jaxddp.recipe_file import RecipeFile

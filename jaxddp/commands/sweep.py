@@ -13,8 +13,7 @@ from jaxddp.command_line.terminal import print_table
 from jaxddp.commands.train import Train
 from jaxddp.commands.train import run as train
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key, key_of_option
+from jaxddp.core.errors import InputError, Key, key_of_option
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Range, Seed
 from jaxddp.core.wording import counted, some

@@ -1,18 +1,24 @@
-"""Reads and writes files without blocking, replaces files atomically, and raises errors that a user can act on."""
+"""Reads, replaces and locks files and folders, and raises errors that a user can act on. No read or write blocks."""
 
-import contextlib
 import errno
+import fcntl
 import json
+import logging
 import os
+import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
-from jaxddp.core.errors import InputError, Unreachable, refused
-from jaxddp.core.message import Words
+from jaxddp.core.errors import InputError, Unreachable, Words, refused
+from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import show
 
+CACHE_VARIABLE = "JAXDDP_CACHE"
+"""Environment variable for the path of the cache folder. The default is `jaxddp` in XDG_CACHE_HOME or ~/.cache."""
 _AWAY = frozenset(
     {
         *(errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN),
@@ -23,10 +29,13 @@ _AWAY = frozenset(
 _LONGEST_NAME = 255
 """The maximum length of a file name in bytes, in nearly every file system."""
 _SERVER_ADVICE = "check the disk or its server, and start again"
+_RETRY_SECONDS = 0.1
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket"}
 
+_log = logging.getLogger("jaxddp.files")
 
-@contextlib.contextmanager
+
+@contextmanager
 def readable_errors(path: Path) -> Iterator[None]:
     """Turn an OSError in the block (disk full, read-only, a file instead of a directory) into an InputError.
 
@@ -44,7 +53,7 @@ def readable_errors(path: Path) -> Iterator[None]:
         raise InputError(f"{path}: cannot be written ({reason}); {advice}") from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def reading(where: Path | str, advice: Words, *, missing: Words | None = None) -> Iterator[None]:
     """Turn an OSError in the block into an InputError about `where`. `missing` is the message for a missing file."""
     try:
@@ -172,7 +181,7 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
             temporary.replace(path)
             _sync_directory(path.parent)
         except BaseException:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 temporary.unlink()
             raise
 
@@ -187,7 +196,113 @@ def _sync_directory(path: Path) -> None:
     # A rename survives a power cut after the directory is synced. Some network file systems cannot sync a directory.
     handle = os.open(path, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def try_lock(file: BinaryIO | int) -> bool:
+    """Lock an open file or folder until it is closed, and return True; False if another process holds the lock.
+
+    Returns True on a file system without locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass  # A file system without locks.
+    return True
+
+
+@contextmanager
+def in_turn(path: Path, patience: float, waiting_for: str = "") -> Iterator[bool]:
+    """Hold the lock of a file during the block. Yield whether it is held; False after a wait of `patience` seconds.
+
+    The folder of the file is made if it does not exist. The lock ends with the process. If the file cannot be written
+    or its file system has no locks, the lock counts as held: every process then does the work itself.
+
+    Args:
+        waiting_for: a description of the work of the other process, which is shown during the wait; "" for none.
+    """
+    try:
+        create(path.parent)
+        lock = open_regular(path, "ab")
+    except (OSError, InputError, Unreachable):
+        yield True
+        return
+    with lock:
+        end = time.monotonic() + patience
+        while not (is_held := try_lock(lock)) and time.monotonic() < end:
+            with doing(f"waiting for another process, which is {waiting_for}") if waiting_for else nullcontext():
+                time.sleep(_RETRY_SECONDS)
+            # The other process makes progress, and the watchdog of the job must not stop this process.
+            moved()
+        yield is_held
+
+
+@contextmanager
+def one_at_a_time(path: Path, patience: float) -> Iterator[None]:
+    """Let only one process run the block at a time; see `in_turn`.
+
+    Args:
+        patience: the longest wait for the other processes, seconds.
+
+    Raises:
+        Unreachable: another process holds the lock for longer.
+    """
+    with in_turn(path, patience) as is_held:
+        if not is_held:
+            raise Unreachable(f"{path}: locked by another process for {patience:.0f} s; end it, and start again")
+        yield
+
+
+@contextmanager
+def whole_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `path`, which is renamed to `path` if the block succeeds.
+
+    The remains of a process that was killed in the block are removed.
+
+    Raises: InputError if the folder cannot be written, or another process writes it now.
+    """
+    temporary = create(path.parent) / f".{path.name}.tmp"
+    with readable_errors(path):
+        handle = _locked_folder(temporary, path)
+        try:
+            if remains := [*temporary.iterdir()]:
+                _log.warning(f"{temporary}: the remains of an earlier command, which was ended; they are removed")
+            for entry in remains:
+                shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            yield temporary
+            temporary.rename(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(handle)
+
+
+def _locked_folder(folder: Path, path: Path) -> int:
+    """Create and lock a folder; return its descriptor. Raises: InputError if another process has the lock."""
+    while True:
+        folder.mkdir(exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+        if not try_lock(handle):
+            os.close(handle)
+            raise InputError(f"{path}: another command is writing there; wait for it, or choose another place")
+        # The other process may have renamed the folder before this process locked it.
+        if folder.exists() and os.path.samestat(os.fstat(handle), os.stat(folder)):
+            return handle
+        os.close(handle)
+
+
+def cache_folder() -> Path:
+    """Return the cache folder, which may not exist yet.
+
+    Raises:
+        InputError: the user has no home directory.
+    """
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "jaxddp")
+    path = os.path.expanduser(os.environ.get(CACHE_VARIABLE) or default)
+    if path.startswith("~"):
+        raise InputError(f"{path}: there is no such home directory", advice=f"set {CACHE_VARIABLE} to a folder")
+    return Path(path).absolute()

@@ -4,8 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import show
 
 Spent = tuple[int, Mapping[str, float]]

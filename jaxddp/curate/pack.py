@@ -15,7 +15,7 @@ from PIL import Image
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, about
-from jaxddp.core.file_lock import whole_folder
+from jaxddp.core.files import whole_folder
 from jaxddp.core.ranges import Range
 from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import first_line, show

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.config import AugmentConfig, DataConfig
-from jaxddp.core.errors import InputError, refused
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key, refused
 from jaxddp.core.wording import counted, shaped, show
 from jaxddp.data.batch import Batch
 from jaxddp.data.columns import check_order, columns

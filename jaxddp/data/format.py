@@ -12,8 +12,7 @@ from typing import Protocol
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.source import SourceTable, Split
 from jaxddp.data.storage.data_root import is_address, is_url

@@ -11,8 +11,7 @@ from typing import cast
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key, Option
+from jaxddp.core.errors import InputError, Key, Option
 from jaxddp.core.phases import doing
 from jaxddp.data.faults import Refuse, pass_faults_to, raise_fault
 from jaxddp.data.format import Format, Match, Place

@@ -9,7 +9,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.core.file_lock import whole_folder
+from jaxddp.core.files import whole_folder
 from jaxddp.core.wording import choices, not_installed
 
 _SIZE = 32

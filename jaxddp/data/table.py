@@ -5,8 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.image_types import PixelFormat
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard

@@ -14,8 +14,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import Peers
 from jaxddp.core.wording import counted, show
 from jaxddp.data.batch import Batch

@@ -6,8 +6,7 @@ import logging
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, about
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key, about
 from jaxddp.core.wording import counted, show
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.opening import open_images

@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-import jaxddp.core.private_names as private_names
+import jaxddp.core.libraries as libraries
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import show
 from jaxddp.engine.buckets import Averaging
 from jaxddp.mesh import Topology
@@ -93,7 +92,7 @@ def _accepted(options: Mapping[str, str], consequence: str) -> dict[str, str]:
     """Return the options that the installed jaxlib accepts. Log the consequence of each rejected one."""
     for name, value in options.items():
         if _rejection_reason(name, value) is not None:
-            private_names.warn_missing("jaxlib", f"option {name}={value}", consequence)
+            libraries.warn_missing("jaxlib", f"option {name}={value}", consequence)
     return {name: value for name, value in options.items() if _rejection_reason(name, value) is None}
 
 

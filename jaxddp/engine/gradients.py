@@ -11,8 +11,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import AVERAGING, Averaging
 from jaxddp.engine.groups.group_mesh import GroupMesh

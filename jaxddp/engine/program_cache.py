@@ -20,10 +20,9 @@ from typing import Any
 
 import jax
 
-import jaxddp.core.private_names as private_names
-from jaxddp.core.cache_folder import CACHE_VARIABLE, cache_folder
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import text_of
+import jaxddp.core.libraries as libraries
+from jaxddp.core.errors import InputError, text_of
+from jaxddp.core.files import CACHE_VARIABLE, cache_folder
 from jaxddp.core.peers import ALONE, Peers
 
 PROGRAMS = "programs"
@@ -83,10 +82,10 @@ def _write_atomically() -> None:
     except ImportError:
         lru_cache = None
     cache, suffix = getattr(lru_cache, "LRUCache", None), getattr(lru_cache, "_CACHE_SUFFIX", None)
-    put = private_names.function(cache, "put", ("self", "key", "value"))
+    put = libraries.private_function(cache, "put", ("self", "key", "value"))
     if cache is None or suffix is None or put is None:
         lost = "a killed process may leave a damaged program in the cache, which is then compiled again at each start"
-        private_names.warn_missing("jax", "jax._src.lru_cache.LRUCache.put", lost)
+        libraries.warn_missing("jax", "jax._src.lru_cache.LRUCache.put", lost)
         return
 
     @functools.wraps(put)
@@ -120,11 +119,11 @@ def _write_in_every_cpu_process(peers: Peers) -> None:
         from jax._src import compilation_cache, compiler
     except ImportError:
         compilation_cache = compiler = None
-    replaced = private_names.function(compiler, "_cache_write", _WRITTEN, ["host_callbacks"])
-    put = private_names.function(compilation_cache, "put_executable_and_time", _PUT)
+    replaced = libraries.private_function(compiler, "_cache_write", _WRITTEN, ["host_callbacks"])
+    put = libraries.private_function(compilation_cache, "put_executable_and_time", _PUT)
     if compiler is None or replaced is None or put is None:
         lost = "on CPUs, this process compiles its programs again at each start"
-        private_names.warn_missing("jax", "jax._src.compiler._cache_write", lost)
+        libraries.warn_missing("jax", "jax._src.compiler._cache_write", lost)
         return
     order = inspect.signature(replaced)
 

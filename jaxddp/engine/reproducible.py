@@ -17,9 +17,8 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
-import jaxddp.core.private_names as private_names
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+import jaxddp.core.libraries as libraries
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import stack_over_devices
 from jaxddp.engine.microbatches import zero_after
@@ -79,7 +78,7 @@ def find_collective(traced: Any, lost: str) -> Any:
         lost: what a log line reports as lost if this release of JAX does not show the axes of a collective.
     """
     if not _can_detect_collectives():
-        private_names.warn_missing("jax", "jaxpr (axes of a collective)", lost)
+        libraries.warn_missing("jax", "jaxpr (axes of a collective)", lost)
     return next(filter(_is_collective, operations_in(traced)), None)
 
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology

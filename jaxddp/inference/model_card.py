@@ -13,7 +13,7 @@ import yaml
 
 from jaxddp.choices import effective_settings
 from jaxddp.config import Config
-from jaxddp.core.versions import installed_version
+from jaxddp.core.libraries import installed_version
 from jaxddp.core.wording import counted, figure, is_share, some
 from jaxddp.overrides import flatten
 from jaxddp.weights.hub_files import HubFile

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-import jaxddp.core.private_names as private_names
+import jaxddp.core.libraries as libraries
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import first_line, not_installed
 
@@ -55,7 +55,7 @@ def _accept_named_sizes_in_pad() -> Iterator[None]:
         shape = library.Shape
     except (ImportError, AttributeError):
         effect = "a network that pads its images may not be exported with dynamic sizes"
-        private_names.warn_missing("jax2onnx", "jax2onnx.plugins.jax.lax.pad.ir", effect)
+        libraries.warn_missing("jax2onnx", "jax2onnx.plugins.jax.lax.pad.ir", effect)
         yield
         return
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.core.file_lock import try_lock
+from jaxddp.core.files import try_lock
 from jaxddp.inference.predictions import Row
 
 _log = logging.getLogger("jaxddp.predictions")

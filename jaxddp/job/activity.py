@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 import jaxddp.core.phases as phases
-from jaxddp.core.shown_activity import Activity
+from jaxddp.core.phases import Activity
 
 PATIENCE_SECONDS = 1.0
 """The activity is shown after this time."""

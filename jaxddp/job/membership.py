@@ -16,10 +16,10 @@ from types import TracebackType
 import jax
 
 from jaxddp.core.errors import InputError, JaxddpError, Preempted
+from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import doing
 from jaxddp.core.user_code import describe_error, is_ctrl_c, remove_description
-from jaxddp.core.versions import installed_version
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
 from jaxddp.job.job_peers import DevicePeers, JobPeers

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.experimental import multihost_utils
 
-import jaxddp.core.private_names as private_names
+import jaxddp.core.libraries as libraries
 from jaxddp.job.tpu.eviction_notice import sigterm_on_eviction
 
 # JAX's `reached_preemption_sync_point` needs a number that increases by 1 in each call. The step number is unsuitable,
@@ -32,7 +32,7 @@ def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
         # This function is in an experimental module, so later versions of JAX may not have it.
         reached_sync_point = getattr(multihost_utils, "reached_preemption_sync_point", None)
         if reached_sync_point is None:
-            private_names.warn_missing("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
+            libraries.warn_missing("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
             yield lambda step: False
             return
         with sigterm_on_eviction():

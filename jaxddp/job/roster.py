@@ -6,8 +6,7 @@ error.
 
 from itertools import islice
 
-from jaxddp.core.errors import Unreachable
-from jaxddp.core.message import Key
+from jaxddp.core.errors import Key, Unreachable
 from jaxddp.core.wording import plural
 from jaxddp.wire.handshake import KEY, Hello
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jaxddp.core.private_names as private_names
+import jaxddp.core.libraries as libraries
 from jaxddp.measure.data_sheets import peak
 from jaxddp.measure.flops import can_read_jaxprs, count_flops
 
@@ -84,5 +84,5 @@ def _memory_of(compiled: Any) -> Any:
     if stats is None or all(hasattr(stats, name) for name in _BYTES):
         return stats
     lost = "the memory that a step needs is unknown, and not compared with the available memory"
-    private_names.warn_missing("jax", "Compiled.memory_analysis()", lost)
+    libraries.warn_missing("jax", "Compiled.memory_analysis()", lost)
     return None

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-import jaxddp.core.private_names as private_names
+import jaxddp.core.libraries as libraries
 
 Flops = Counter[str]
 """Floating-point operations by the dtype of the operands, such as {"bfloat16": 24_000_000_000}."""
@@ -68,7 +68,7 @@ def can_read_jaxprs() -> bool:
         if count_flops(jax.make_jaxpr(sample_program)(*shapes).jaxpr) == expected:
             return True
     lost = "the operations of a step are not counted, and MFU is unknown"
-    private_names.warn_missing("jax", "jaxpr (names of operations and their parameters)", lost)
+    libraries.warn_missing("jax", "jaxpr (names of operations and their parameters)", lost)
     return False
 
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import jax
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key, Option, Words, joined
+from jaxddp.core.errors import InputError, Key, Option, Words, joined
 from jaxddp.core.peers import Peers
 from jaxddp.core.wording import size
 from jaxddp.data.batch_plan.division import Division

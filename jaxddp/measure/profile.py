@@ -8,8 +8,7 @@ from typing import Any
 import jax
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, added_as_note_to
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key, added_as_note_to
 
 FOLDER = "profile"
 """The folder of the trace in a work directory. JAX writes `plugins/profile/TIME/HOST.xplane.pb` into this folder."""

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.models.frozen import freeze_norms
 from jaxddp.models.interface import (
     BY_POSITION,

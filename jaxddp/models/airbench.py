@@ -17,8 +17,7 @@ from jax.typing import DTypeLike
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.models.ops.batch_norm import BatchNorm
 from jaxddp.models.ops.operations import Operations
 from jaxddp.registry import MODELS

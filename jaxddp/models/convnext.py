@@ -15,8 +15,7 @@ from jax.typing import DTypeLike
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Decay
 from jaxddp.models.ops.conv_norm import ModuleFactory, convolutions
 from jaxddp.models.ops.drop_path import add_branch, branch_factors

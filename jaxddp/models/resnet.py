@@ -23,8 +23,7 @@ from jax.typing import DTypeLike
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config, ModelConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.models.ops.blur import blurring
 from jaxddp.models.ops.conv_norm import ModuleFactory, convolutions, norms
 from jaxddp.models.ops.operations import Operations

@@ -17,8 +17,7 @@ from jax.typing import DTypeLike
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Decay
 from jaxddp.models.ops.drop_path import add_branch, branch_factors
 from jaxddp.models.ops.token_windows import merge, pad_to_multiples, partition, relative_positions, shift_mask

@@ -10,8 +10,7 @@ import optax
 from jaxddp.choices import check_read
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError, refused
-from jaxddp.core.message import Key, Words
+from jaxddp.core.errors import InputError, Key, Words, refused
 from jaxddp.core.wording import first_line
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.state import TrainState

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 from jaxddp.choices import check_read
 from jaxddp.config import Config
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, JaxddpError, Key
 from jaxddp.core.ranges import Range
 from jaxddp.core.user_code import describing_errors
 from jaxddp.core.wording import choices, show

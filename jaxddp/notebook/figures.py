@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.selection.chosen import chosen_images

@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.example_loss import Loss

@@ -11,8 +11,7 @@ from jax import lax
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError, about, refused
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key, about, refused
 from jaxddp.core.ranges import Share
 from jaxddp.data.batch import Batch
 from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective

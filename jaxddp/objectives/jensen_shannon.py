@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Factor
 from jaxddp.data.batch import Batch
 from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits

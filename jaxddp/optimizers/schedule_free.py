@@ -7,8 +7,7 @@ from optax import contrib
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Decay, Share
 from jaxddp.optimizers.decay import add_decay
 from jaxddp.optimizers.kernels import BY_NAME, Kernels

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import optax
 
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted
 from jaxddp.registry import SCHEDULES
 from jaxddp.schedules.peak import at_batch_size

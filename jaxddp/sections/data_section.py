@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Count, HeldOut, Range, Seed, Share
 from jaxddp.overrides import check_values, names_of
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxddp.core.message import Key, Words
+from jaxddp.core.errors import Key, Words
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from jaxddp.core.errors import InputError, about
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key, about
 from jaxddp.core.ranges import Factor, WeightDecay
 from jaxddp.core.wording import choices, show
 from jaxddp.overrides import read_number

@@ -5,8 +5,7 @@ from functools import cached_property
 from typing import Annotated
 
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Range
 from jaxddp.overrides import names_of
 from jaxddp.sections.layers import assignments

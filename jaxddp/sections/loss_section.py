@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Positive, real_number
 from jaxddp.core.wording import show
 from jaxddp.overrides import checked

@@ -6,8 +6,7 @@ from typing import Annotated, Literal
 
 from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import about
-from jaxddp.core.message import Key
+from jaxddp.core.errors import Key, about
 from jaxddp.core.ranges import Decay, Range
 from jaxddp.overrides import names_of
 from jaxddp.sections.layers import Layers, assignments

@@ -5,8 +5,7 @@ from functools import cached_property
 from typing import Annotated, Literal
 
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import about
-from jaxddp.core.message import Key
+from jaxddp.core.errors import Key, about
 from jaxddp.core.ranges import Decay, Factor, HeldOut, Period, Positive, Range, Share, SomeShare, WeightDecay
 from jaxddp.overrides import names_of, read_number
 from jaxddp.sections.layers import Groups, assignments

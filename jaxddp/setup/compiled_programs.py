@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.checks.self_test import SelfTest

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import ExampleLoss, example_loss

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key, Words
+from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.core.wording import kind_of
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import check_metric

@@ -11,8 +11,7 @@ import jax
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.config import Config, DataConfig
-from jaxddp.core.errors import InputError, about
-from jaxddp.core.message import Key, Words
+from jaxddp.core.errors import InputError, Key, Words, about
 from jaxddp.core.wording import counted
 from jaxddp.data.batch_plan.balanced_order import BalancedOrder
 from jaxddp.data.batch_plan.division import Division

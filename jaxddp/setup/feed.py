@@ -13,8 +13,7 @@ import numpy as np
 
 from jaxddp.augment.resize import Side
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import doing, reached
 from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import counted, size

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import Peers
 from jaxddp.engine.layerwise import only_trained, thawing, with_factors
 from jaxddp.engine.parts.gradient_norm import GradientNorm

@@ -6,8 +6,7 @@ import jax
 import optax
 
 from jaxddp.choices import with_defaults
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key, Words, joined
+from jaxddp.core.errors import InputError, Key, Words, joined
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.hooks import CALLED
 from jaxddp.models.variables import trees_of

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxddp.config import Config, DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch_plan.division import Division
 from jaxddp.data.batch_plan.growth import Growth
 from jaxddp.data.example_set import labels_of

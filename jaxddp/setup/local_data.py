@@ -3,8 +3,7 @@
 from typing import Any
 
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.overrides import flatten
 
 _REASONS: dict[str, tuple[Any, str]] = {

@@ -13,8 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.config import Config, DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import Peers
 from jaxddp.core.wording import counted, first_line, kind_of
 from jaxddp.engine.step_objective import wide_logits

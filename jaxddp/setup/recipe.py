@@ -7,8 +7,7 @@ import optax
 
 from jaxddp.augment.preprocess import Augmentation, Preprocess, check_augmentation
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import kind_of
 from jaxddp.engine.example_loss import ExampleLoss, example_loss
 from jaxddp.engine.initial_state import Transform

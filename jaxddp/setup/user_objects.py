@@ -8,8 +8,7 @@ from typing import Any
 import optax
 
 from jaxddp.config import Config, ShownImages
-from jaxddp.core.errors import InputError, about, refused
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key, about, refused
 from jaxddp.core.wording import kind_of
 from jaxddp.engine.parts.gradient_norm import GradientNorm
 from jaxddp.engine.parts.part import Part

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
 from jaxddp.cluster.worker import shared_environment
 from jaxddp.core.errors import InputError
-from jaxddp.core.tpu.tpu_chips import local_chips
+from jaxddp.core.tpu import local_chips
 from jaxddp.core.wording import counted
 
 _OF_A_JOB = frozenset({"JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS"})

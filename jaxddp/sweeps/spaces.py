@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from jaxddp.choices import NAMES
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import real_number, whole_number
 from jaxddp.overrides import checked
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.core.message import Option
+from jaxddp.core.errors import InputError, Option, Unreachable
 from jaxddp.core.wording import show
 from jaxddp.sweeps.trials import Trial
 from jaxddp.workdir.lock import is_locked, try_lock

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.sweeps.spaces import MOST_TRIALS, Choices, Space
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")

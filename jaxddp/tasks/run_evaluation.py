@@ -7,8 +7,7 @@ from pathlib import Path
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import phase
 from jaxddp.data.source import Source
 from jaxddp.engine.parts.part import measured_states

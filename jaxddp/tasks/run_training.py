@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Option
+from jaxddp.core.errors import InputError, Option
 from jaxddp.core.phases import phase
 from jaxddp.engine.state import TrainState
 from jaxddp.job.work_status import report_work

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxddp.core.message import Option, Words
+from jaxddp.core.errors import Option, Words
 from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan.division import Division

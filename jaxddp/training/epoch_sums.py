@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxddp.core.errors import InputError, NonFiniteError
-from jaxddp.core.message import Key, Words
+from jaxddp.core.errors import InputError, Key, NonFiniteError, Words
 from jaxddp.core.phases import phase
 from jaxddp.core.wording import counted
 from jaxddp.engine.parts.guard import SKIPPED

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from jaxddp.core.garbage import no_collections
+from jaxddp.core.libraries import no_collections
 from jaxddp.training.listeners.metric_rows import Columns, Series
 from jaxddp.training.validation.predicted_images import PredictedImages, to_drawable
 

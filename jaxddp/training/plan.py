@@ -6,8 +6,7 @@ from fractions import Fraction
 
 from jaxddp.config import Config
 from jaxddp.core.duration import Cadence, Duration
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 
 _MAX_STEPS = 2**31 - 1
 """The largest step that the state can hold: its step is an int32."""

@@ -4,8 +4,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 
-from jaxddp.core.errors import NonFiniteError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import Key, NonFiniteError
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import counted
 from jaxddp.engine.parts.guard import SKIPPED

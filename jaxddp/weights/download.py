@@ -11,9 +11,8 @@ from http.client import HTTPException
 from pathlib import Path
 
 import jaxddp.core.files as files
-from jaxddp.core.cache_folder import cache_folder
 from jaxddp.core.errors import InputError
-from jaxddp.core.file_lock import one_at_a_time
+from jaxddp.core.files import cache_folder, one_at_a_time
 from jaxddp.core.phases import doing, moved
 from jaxddp.data.storage.retry_policy import IncompleteResponse, RetryPolicy, TemporaryFailure
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key, Words
+from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import first_line, not_installed, show
 from jaxddp.data.storage.retry_policy import IncompleteResponse, TemporaryFailure

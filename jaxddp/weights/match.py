@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted, nearest
 from jaxddp.models.published import Naming
 from jaxddp.sections.layers import NO_LAYERS, Layers

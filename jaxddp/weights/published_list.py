@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import nearest
 
 LIBRARIES = ("torchvision", "timm")

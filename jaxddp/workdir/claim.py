@@ -13,8 +13,7 @@ from typing import Any
 import jaxddp.core.files as files
 from jaxddp.choices import CHOICES, DECIDING_KEYS, NAMES, effective_settings, keys_of_choices
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key, Option
+from jaxddp.core.errors import InputError, Key, Option
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import show
 from jaxddp.overrides import flatten

@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
-from jaxddp.core.file_lock import try_lock
-from jaxddp.core.message import Option
+from jaxddp.core.errors import InputError, Option
+from jaxddp.core.files import try_lock
 
 LOCK_FILE = ".lock"
 _RETRY_SECONDS = 0.1

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Option
+from jaxddp.core.errors import InputError, Option
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER

@@ -11,8 +11,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Option
+from jaxddp.core.errors import InputError, Option
 from jaxddp.core.ranges import Range
 from jaxddp.core.wording import counted, shaped, show, some
 from jaxddp.data.arrays import as_pixels

@@ -19,8 +19,8 @@ from support.irregular import KINDS, put_back, replace_by_irregular
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
-from jaxddp.core.cache_folder import CACHE_VARIABLE
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.curate.check import check
 from jaxddp.curate.manifest_writer import write_manifest
 from jaxddp.curate.pack import PackOptions, pack

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 
 OPERATIONS = (
     *("identity", "autocontrast", "equalize", "rotate", "solarize", "color", "posterize"),

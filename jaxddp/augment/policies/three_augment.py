@@ -10,8 +10,7 @@ from jaxddp.augment.color_jitter import color_jitter
 from jaxddp.augment.ops.blend import gray_of
 from jaxddp.augment.ops.gaussian_blur import blur, box_weights
 from jaxddp.config import AugmentConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.registry import POLICIES
 
 JITTER = (0.3, 0.3, 0.3, 0.0)

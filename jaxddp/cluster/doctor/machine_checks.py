@@ -13,11 +13,10 @@ import jaxddp.core.files as files
 from jaxddp.cluster.doctor.allreduce import bus_bandwidth, check_sum, time_all_reduce
 from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import ParallelConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
+from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import Peers
-from jaxddp.core.tpu.tpu_chips import local_chips
-from jaxddp.core.versions import installed_version
+from jaxddp.core.tpu import local_chips
 from jaxddp.core.wording import counted, size
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.tpu.slices import accelerator_type

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 
 
 @dataclass(frozen=True)

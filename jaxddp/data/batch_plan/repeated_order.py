@@ -4,8 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.order import SampleOrder
 
 

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.faults import Refuse
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.array_files import check_names

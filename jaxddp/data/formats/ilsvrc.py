@@ -11,8 +11,7 @@ from os import PathLike
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import show
 from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.format import Match, Place

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from itertools import islice
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted
 from jaxddp.data.format import Place
 from jaxddp.data.source import Split

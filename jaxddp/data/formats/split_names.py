@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import nearest
 from jaxddp.data.source import Split
 

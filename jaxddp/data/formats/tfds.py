@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
-import jaxddp.core.private_names as private_names
+import jaxddp.core.libraries as libraries
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import reached
 from jaxddp.core.wording import counted, first_line, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
@@ -123,14 +122,14 @@ def _open_builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
 
 def _opener(tfds: Any) -> Callable[..., Any]:
     """Return a function that opens a data set from its files only. The public `tfds.builder` also runs its code."""
-    opener = private_names.function(
+    opener = libraries.private_function(
         getattr(tfds.core, "read_only_builder", None), "builder_from_files", ["name"], ["builder_kwargs"]
     )
     if opener is None:
         consequence = (
             "a data set of tensorflow-datasets is opened through the code that made it, which may need more packages"
         )
-        private_names.warn_missing(
+        libraries.warn_missing(
             "tensorflow-datasets", "tensorflow_datasets.core.read_only_builder.builder_from_files", consequence
         )
         return tfds.builder

@@ -5,8 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, refused
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key, refused
 
 _UINT16_MAX = 65_535
 _CHUNK = 1024

@@ -9,8 +9,7 @@ from contextlib import contextmanager, suppress
 import numpy as np
 from PIL import Image
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.images.image_types import DOWNLOAD_AGAIN, MAX_PIXELS, ImageHeader, PillowKind
 
 _MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"))

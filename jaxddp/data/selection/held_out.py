@@ -5,8 +5,7 @@ import math
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import show
 from jaxddp.data.source import Split
 from jaxddp.data.table import ExampleTable

@@ -16,8 +16,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted
 from jaxddp.data.soundness.image_digests import Digests
 from jaxddp.data.source import SourceTable, Table

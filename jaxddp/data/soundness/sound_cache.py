@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxddp.core.cache_folder import cache_folder
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import cache_folder
 from jaxddp.data.images.header import RULES_VERSION
 from jaxddp.data.storage.cache import name_of_folder, read_sealed, write_sealed
 from jaxddp.data.storage.store import Fault, Store

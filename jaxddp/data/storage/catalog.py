@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, about
-from jaxddp.core.message import Option
+from jaxddp.core.errors import InputError, Option, about
 from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.storage.data_root import is_address

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.core.file_lock import in_turn
+from jaxddp.core.files import in_turn
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import first_line, not_installed, show
 from jaxddp.data.storage.local import check_regular

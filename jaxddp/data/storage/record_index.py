@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.cache_folder import CACHE_VARIABLE, cache_folder
+from jaxddp.core.files import CACHE_VARIABLE, cache_folder
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted
 from jaxddp.data.storage.cache import name_of_folder, read_sealed, write_sealed

@@ -13,8 +13,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.storage.cache import CachedStore
 from jaxddp.data.storage.data_root import is_url
 from jaxddp.data.storage.objects import Objects

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from jaxddp.core.cache_folder import cache_folder
 from jaxddp.core.errors import InputError
-from jaxddp.core.file_lock import in_turn
+from jaxddp.core.files import cache_folder, in_turn
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import counted
 from jaxddp.data.faults import Refuse

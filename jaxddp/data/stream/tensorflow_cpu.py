@@ -11,9 +11,9 @@ import functools
 import os
 import sys
 
-import jaxddp.core.private_names as private_names
-from jaxddp.core.garbage import no_collections
-from jaxddp.core.log_level import errors_only
+import jaxddp.core.libraries as libraries
+from jaxddp.core.libraries import no_collections
+from jaxddp.core.log import errors_only
 from jaxddp.core.phases import doing
 
 # TensorFlow reads this variable at its import. oneDNN does not speed up any op of this package, and writes to stderr.
@@ -31,7 +31,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name != "keras":
         raise
-    private_names.warn_missing("TensorFlow", "import without Keras", "every start takes a second longer")
+    libraries.warn_missing("TensorFlow", "import without Keras", "every start takes a second longer")
     sys.modules.pop("keras", None)
     with errors_only():
         import tensorflow as tf

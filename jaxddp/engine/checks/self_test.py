@@ -17,8 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.core.errors import GradientError
-from jaxddp.core.message import Option
+from jaxddp.core.errors import GradientError, Option
 from jaxddp.data.batch import Batch
 from jaxddp.engine.compiler_options import unoptimized_options
 from jaxddp.engine.gradients import Gradients

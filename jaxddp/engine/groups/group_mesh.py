@@ -19,8 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted
 from jaxddp.engine.groups.outer_optimizer import OuterOptimizer
 from jaxddp.engine.state import DEVICE_GROUPS, TrainState

@@ -13,8 +13,7 @@ from jax import lax
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.groups.group_mesh import GroupMesh, without_outer_state
 from jaxddp.engine.parts.iterate_average import is_schedule_free

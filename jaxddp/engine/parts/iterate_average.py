@@ -14,8 +14,7 @@ import jax.numpy as jnp
 import optax
 from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, TrainState

@@ -1,8 +1,7 @@
 """The sizes of the devices' slices of a batch, from `parallel.shares`, and the settings that need equal slices."""
 
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch_plan.division import Division
 from jaxddp.mesh import Topology
 

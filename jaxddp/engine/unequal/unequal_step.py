@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
+from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Contribution
 from jaxddp.engine.reproducible import find_collective

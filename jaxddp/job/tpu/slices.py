@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.core.tpu.tpu_chips import local_chips
+from jaxddp.core.tpu import local_chips
 from jaxddp.core.wording import show
 from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number
 from jaxddp.job.tpu import metadata_server

@@ -17,8 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import jaxddp.core.files as files
-from jaxddp.core.phases import doing, reached
-from jaxddp.core.shown_activity import BYTES
+from jaxddp.core.phases import BYTES, doing, reached
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.training.checkpoints.file_digests import FileVersion, digests_of, file_version, large_files
 from jaxddp.training.checkpoints.manifest_format import Index, StepManifest, sha256

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Option
+from jaxddp.core.errors import InputError, Option
 from jaxddp.core.phases import committing
 
 UNFINISHED_SUFFIX = ".orbax-checkpoint-tmp"

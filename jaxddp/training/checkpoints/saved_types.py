@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key, Option, Words
+from jaxddp.core.errors import InputError, Key, Option, Words
 from jaxddp.core.wording import counted
 from jaxddp.engine.state import TrainState, first_difference, groups_in
 

@@ -11,9 +11,8 @@ from typing import Any, ClassVar, Self
 
 import jaxddp.core.files as files
 from jaxddp.config import Config, LogConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.message import Key
-from jaxddp.core.versions import installed_version
+from jaxddp.core.errors import InputError, Key
+from jaxddp.core.libraries import installed_version
 from jaxddp.core.wording import not_installed
 from jaxddp.overrides import flatten
 from jaxddp.training.events import RunStart

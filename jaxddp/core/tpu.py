@@ -1,4 +1,4 @@
-"""Turns the errors with which JAX does not start on TPUs into one line that names the cause.
+"""TPU chips without JAX: the chips of this machine, and the errors with which JAX does not start on them.
 
 libtpu, the library through which JAX uses TPUs, permits one process on a machine. It locks a file, and its own error
 names the process only if both processes belong to the same user.
@@ -7,12 +7,57 @@ names the process only if both processes belong to the same user.
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.core.tpu.tpu_chips import local_chips
 from jaxddp.core.wording import counted, show
+
+_GOOGLE = "0x1ae0"
+"""The vendor of TPU chips on the PCI bus. Network cards and disks of Google's machines have the same vendor."""
+_NO_CHIPS = ("0x01", "0x02")
+"""The beginning of the PCI classes of disks and of network cards."""
+
+
+def permits(environ: Mapping[str, str], *platforms: str) -> bool:
+    """Return whether JAX_PLATFORMS permits one of some platforms, in lower case. If it is not set, it permits all."""
+    listed = {word.strip() for word in environ.get("JAX_PLATFORMS", "").lower().split(",")} - {""}
+    return not listed or not listed.isdisjoint(platforms)
+
+
+def local_chips(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[Path]:
+    """Return the device files of this machine's TPU chips. The list is empty if JAX_PLATFORMS excludes TPUs.
+
+    Older chips have the files `/dev/accel0`, `/dev/accel1` and so on, newer ones `/dev/vfio/0` and so on, one for each
+    IOMMU group. In a container, there are only the container's files.
+
+    Args:
+        root: the folder that holds `dev` and `sys`.
+    """
+    if not permits(environ, "tpu"):
+        return []
+    numbered = [file for file in (root / "dev/vfio").glob("*") if file.name.isdecimal()]
+    groups = root / "sys/kernel/iommu_groups"
+    files = [file for file in numbered if _has_chip(groups / file.name / "devices")]
+    # A kernel's own class of accelerators has the folder /dev/accel, and its files belong to other vendors.
+    accelerators = [file for file in (root / "dev").glob("accel*") if file.name.removeprefix("accel").isdecimal()]
+    if accelerators and _has_chip(root / "sys/bus/pci/devices"):
+        files += accelerators
+    return sorted(files, key=lambda file: (len(file.name), file.name))
+
+
+def _has_chip(devices: Path) -> bool:
+    """Return whether a folder of PCI devices has a device of Google that is neither a network card nor a disk."""
+    of_google = [vendor.parent for vendor in devices.glob("*/vendor") if _text(vendor) == _GOOGLE]
+    return any(not _text(device / "class").startswith(_NO_CHIPS) for device in of_google)
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except (OSError, ValueError):
+        return ""
+
 
 LOCK_FILE = Path("/tmp/libtpu_lockfile")
 """The file that libtpu locks with `lockf`."""

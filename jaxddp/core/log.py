@@ -1,18 +1,47 @@
-"""The format of the package's log, in notebooks and in terminals.
+"""The format of the package's log, in notebooks and in terminals, and TensorFlow's log level.
 
 A record of level INFO has no prefix. A warning has a prefix, like the errors of the command line.
 
 If a program sets a format for its root logger, the log uses this format. The log does not use the default format of
 `logging.basicConfig()`, such as `WARNING:jaxddp.experiment:`, because absl calls that function. Orbax logs with absl.
+
+The package imports this module first. After JAX is imported, it is unknown who has set TensorFlow's log level.
 """
 
 import logging
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from jaxddp.core.phases import hidden
 from jaxddp.core.wording import on_screen
 
-_NAME = "jaxddp"
+_PACKAGE = "jaxddp"
+_NAME = "TF_CPP_MIN_LOG_LEVEL"
+# When JAX is imported and the variable is not set, JAX sets it to this value.
+_OF_JAX = "1"
+_MAY_BE_OF_JAX = "jax" in sys.modules or os.environ.get(_NAME) != _OF_JAX
+
+
+@contextmanager
+def errors_only() -> Iterator[None]:
+    """Set the level to errors in the block. TensorFlow reads the level when it is imported, so import it in the block.
+
+    TensorFlow's warnings are hidden, because they either precede an exception or need no action. After the block the
+    variable has its previous value, for XLA and for child processes. A level that the user has set does not change.
+    """
+    level = os.environ.get(_NAME)
+    if level is not None and not (level == _OF_JAX and _MAY_BE_OF_JAX):
+        yield
+        return
+    os.environ[_NAME] = "2"
+    try:
+        yield
+    finally:
+        os.environ.pop(_NAME)
+        if level is not None:
+            os.environ[_NAME] = level
 
 
 class _Lines(logging.Handler):
@@ -31,7 +60,7 @@ class _Lines(logging.Handler):
     def format(self, record: logging.LogRecord) -> str:
         """Return the text with a prefix, `jaxddp: warning: …`. A record of level INFO has no prefix."""
         text = "\n".join(map(on_screen, super().format(record).split("\n")))
-        return text if record.levelno < logging.WARNING else f"{_NAME}: {record.levelname.lower()}: {text}"
+        return text if record.levelno < logging.WARNING else f"{_PACKAGE}: {record.levelname.lower()}: {text}"
 
 
 class _RecordFilter(logging.Filter):
@@ -42,7 +71,7 @@ class _RecordFilter(logging.Filter):
         self._handler = handler
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return record.name.partition(".")[0] != _NAME or _has_format(self._handler, record)
+        return record.name.partition(".")[0] != _PACKAGE or _has_format(self._handler, record)
 
 
 def _has_format(handler: logging.Handler, record: logging.LogRecord) -> bool:
@@ -52,7 +81,7 @@ def _has_format(handler: logging.Handler, record: logging.LogRecord) -> bool:
 
 def show_lines() -> None:
     """Print the package's log from level INFO. A level that the program has set does not change."""
-    package = logging.getLogger(_NAME)
+    package = logging.getLogger(_PACKAGE)
     if package.level == logging.NOTSET:
         package.setLevel(logging.INFO)
     if not any(isinstance(handler, _Lines) for handler in package.handlers):

@@ -1,0 +1,68 @@
+"""What the package asks of other libraries: their versions, their private names, and a fast import.
+
+A private name is checked before use, and a warning is logged if it is missing. docs/design.md lists all of them, and
+tests/test_private_names.py checks the list.
+"""
+
+import functools
+import gc
+import inspect
+import logging
+import platform
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+_log = logging.getLogger("jaxddp.libraries")
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def versions() -> str:
+    """Return a line with the versions of this package and of the libraries that affect results."""
+    others = {name: installed_version(name) for name in ("jax", "flax", "optax")} | {
+        "Python": platform.python_version()
+    }
+    known = ", ".join(f"{name} {number}" for name, number in others.items() if number is not None)
+    return f"jaxddp {installed_version('jaxddp') or '(not installed)'} ({known})"
+
+
+def private_function(
+    module: Any, name: str, needed: Collection[str], optional: Collection[str] = ()
+) -> Callable[..., Any] | None:
+    """Return a function of a module, or None if it is missing or has other parameters.
+
+    Its parameters must be all of `needed` and any of `optional`.
+    """
+    found = getattr(module, name, None)
+    if not callable(found):
+        return None
+    parameters = inspect.signature(found).parameters.keys()
+    return found if set(needed) <= parameters <= {*needed, *optional} else None
+
+
+@functools.cache
+def warn_missing(package: str, name: str, consequence: str) -> None:
+    """Warn once that the installed version of a package lacks a private name, and describe the consequence."""
+    # TensorFlow is published as several packages. If the installed package is unknown, the message has no version.
+    which = f"{package} {installed_version(package) or ''}".rstrip()
+    _log.warning(f"{which} has no usable {name}: {consequence}")
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Collect no garbage in the block, for imports of large libraries: they make many objects that stay."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

@@ -1,1 +1,0 @@
-"""TPU chips without JAX: the chips of this machine, and errors with which JAX does not start on them."""
