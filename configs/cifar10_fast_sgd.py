@@ -16,7 +16,7 @@ import optax
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config, load
-from jaxddp.engine.parts.lookahead import Lookahead
+from jaxddp.engine.parts.averages import Lookahead
 from jaxddp.models.airbench import AirbenchSettings, parameter_groups
 from jaxddp.optimizers.momentum import MomentumSettings
 

@@ -26,9 +26,9 @@ from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.initial_state import Transform
+from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step_objective import Metric
 from jaxddp.inference.exported_program import export_program
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.job.environment import find_job
@@ -174,7 +174,7 @@ def prepare_training(
         initialize: a function of the initial (params, model_state) that returns new ones, before weights are loaded.
         parts: optional parts of the training step, see `jaxddp.engine.parts.part.Part`.
         objective: "supervised", "fixmatch", "distillation", or a function of the supervised objective, such as
-            `distillation(run)`; see `jaxddp.engine.step_objective`.
+            `distillation(run)`; see `jaxddp.engine.objective`.
         unlabelled: a second data source for objectives that use one. Its labels are ignored.
         options: further keys of a config, without their section, such as `accumulate=4`; see docs/extending.md.
             `precision` is the dtype of the computation, to which parameters and images are cast for a network that

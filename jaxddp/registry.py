@@ -176,11 +176,11 @@ LOSSES = Registry("loss.name", "jaxddp.losses", "get_loss", has_settings=True)
 """`(config) -> loss`; see `jaxddp.engine.example_loss`. A loss that supports class weights is made by
 `(config, class_weights) -> loss`, where the weights are K floats, or None for no weights."""
 METRICS = Registry("eval.metrics", "jaxddp.metrics")
-"""`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.set_metrics`."""
+"""`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.objective`."""
 OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers", "get_optimizer", has_settings=True)
 """`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
 OBJECTIVES = Registry("objective.name", "jaxddp.objectives", "get_objective", has_settings=True)
-"""`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.step_objective`. The function
+"""`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.objective`. The function
 that takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before
 anything is compiled. `image` is the shape and dtype of an image, and `unlabelled` is whether there is a second,
 unlabelled source."""

@@ -28,7 +28,7 @@ from jaxddp.data.columns import columns
 from jaxddp.data.example_set import Examples
 from jaxddp.data.order import WHOLE, SampleOrder
 from jaxddp.data.source import Source, check_source
-from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.models.ops.batch_norm import BatchNorm
 from jaxddp.workdir.session import lock_for_job
 

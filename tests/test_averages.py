@@ -15,10 +15,9 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.core.errors import InputError
-from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard
-from jaxddp.engine.parts.lookahead import Lookahead
 from jaxddp.engine.parts.part import Part, measured_states
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
 from jaxddp.losses.cross_entropy import softmax_cross_entropy

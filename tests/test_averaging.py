@@ -21,7 +21,7 @@ from jaxddp.api import prepare_training, resnet
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.engine.buckets import Averaging, fill_buckets, order_of_readiness
-from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.compilation import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.mesh import AXIS, Topology

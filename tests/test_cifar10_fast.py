@@ -20,7 +20,7 @@ from support.runs import Recorder, train
 
 from jaxddp.cli import main
 from jaxddp.core.errors import Preempted
-from jaxddp.measure.flops import count_flops
+from jaxddp.measure.cost import count_flops
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, parameter_groups
 from jaxddp.models.ops.whitening import patch_moments, whitening_kernel

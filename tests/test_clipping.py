@@ -16,9 +16,7 @@ import jaxddp
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
-from jaxddp.engine.parts.gradient_norm import GradientNorm
-from jaxddp.engine.parts.guard import Guard
-from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.setup.configured_metrics import check_name
 from jaxddp.setup.user_objects import check_parts

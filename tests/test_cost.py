@@ -28,13 +28,12 @@ from jaxddp.core.errors import InputError, Preempted
 from jaxddp.core.wording import size
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import example_loss
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.programs import Program
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import Program, make_local_step, make_train_step
-from jaxddp.engine.step_objective import Objective
+from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.losses.cross_entropy import cross_entropy
-from jaxddp.measure.cost import Cost, compile_with_cost
-from jaxddp.measure.data_sheets import peak
-from jaxddp.measure.flops import count_flops
+from jaxddp.measure.cost import Cost, compile_with_cost, count_flops, peak
 from jaxddp.measure.memory import bytes_on_a_device
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
@@ -209,7 +208,7 @@ def test_the_doctor_reports_a_steps_memory_even_if_the_backend_reports_none(monk
     detail = rehearsal.step(setup_of(2)).detail
     assert f"{BY_HAND['linear'] / 1e9:.3g} GFLOP a step" in detail and "temporary" in detail
     cost = Cost({"float32": 2 * 10**9}, None)
-    monkeypatch.setattr("jaxddp.engine.step.compile_with_cost", lambda *_: (None, cost))
+    monkeypatch.setattr("jaxddp.engine.programs.compile_with_cost", lambda *_: (None, cost))
     assert rehearsal.step(setup_of(2, share=False)).detail.startswith("2 GFLOP a step; compiled in")
 
 
@@ -250,7 +249,7 @@ def test_a_compiled_program_equals_the_jitted_step_and_donates_the_state():
 def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
     setup, compilations = setup_of(2, cache=cache, share=False), []
     monkeypatch.setattr(
-        "jaxddp.engine.step.compile_with_cost",
+        "jaxddp.engine.programs.compile_with_cost",
         lambda *arguments: compilations.append(arguments) or compile_with_cost(*arguments),
     )
     with jax.log_compiles(), caplog.at_level(logging.WARNING):

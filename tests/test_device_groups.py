@@ -23,14 +23,11 @@ from support.shared import sgd
 from jaxddp.cluster.doctor import rehearsal
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted, ReplicaError
-from jaxddp.engine.checks.replicas import Replicas
-from jaxddp.engine.parts.average import ParameterAverage
-from jaxddp.engine.parts.gradient_norm import GradientNorm
-from jaxddp.engine.parts.guard import Guard
-from jaxddp.engine.parts.lookahead import Lookahead
-from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
+from jaxddp.engine.parts.configured import Plateau
+from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.parts.plateau import Plateau
+from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import EVAL_PARAMS, TrainState, is_sound
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.plan import Plan

@@ -21,9 +21,9 @@ from jaxddp.config import AugmentConfig, Config
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import example_loss
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.engine.step_objective import Objective
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology

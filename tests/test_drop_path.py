@@ -20,8 +20,8 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.buckets import Averaging
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt

@@ -19,8 +19,8 @@ from jaxddp.api import prepare_training, softmax_cross_entropy
 from jaxddp.api import train as fit
 from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
 from jaxddp.core.errors import InputError, Preempted
-from jaxddp.engine.layerwise import thawing, with_factors
-from jaxddp.engine.parts.gradient_norm import GradientNorm
+from jaxddp.engine.optimizer import thawing, with_factors
+from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
 from jaxddp.models.variables import by_path

@@ -24,11 +24,11 @@ from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.data.unlabelled import few_labels
-from jaxddp.engine.checks import self_test
+from jaxddp.engine import self_test
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.fixmatch import ADDED_METRICS, FixMatch, FixMatchSettings

@@ -259,7 +259,7 @@ def uninterrupted_runs():
             return compile_with_cost(function, state, *feed)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("jaxddp.engine.step.compile_with_cost", compiling)
+            patch.setattr("jaxddp.engine.programs.compile_with_cost", compiling)
             runs_of_caches[cache] = UninterruptedRun(setup, *run(copy_of(setup)), compiled)
             # A second run compiles no program.
             run(copy_of(setup))

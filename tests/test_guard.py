@@ -23,11 +23,10 @@ import jaxddp
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted
 from jaxddp.core.peers import ALONE
-from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.objective import MetricSums
+from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
-from jaxddp.engine.parts.guard import SKIPPED, Guard
-from jaxddp.engine.parts.loss_scale import LossScale
-from jaxddp.engine.step_objective import MetricSums
+from jaxddp.engine.parts.guard import SKIPPED, Guard, LossScale
 from jaxddp.setup.non_finite_examples import describe_non_finite
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.epoch_sums import EpochSums

@@ -17,9 +17,9 @@ from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import example_loss
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt

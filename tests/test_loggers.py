@@ -25,7 +25,7 @@ from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.engine.step import make_predict
+from jaxddp.engine.predictions import make_predict
 from jaxddp.recipe_file import read_recipe
 from jaxddp.registry import check_names
 from jaxddp.setup.make_run import make_run

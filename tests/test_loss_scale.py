@@ -21,10 +21,9 @@ from jaxddp.api import prepare_training
 from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine.parts.average import ParameterAverage
+from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
-from jaxddp.engine.parts.guard import Guard
-from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.engine.parts.guard import Guard, LossScale
 from jaxddp.models.ops.stems import small_stem
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
 

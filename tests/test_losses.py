@@ -18,9 +18,9 @@ from jaxddp.config import AugmentConfig, Config
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import example_loss
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
-from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.bce import binary_cross_entropy
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.losses.nll import negative_log_likelihood

@@ -30,7 +30,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError, text_of
 from jaxddp.data.batch_plan.division import Division
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.step import Program
+from jaxddp.engine.programs import Program
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.measure.host_memory import HostMemory
 from jaxddp.measure.memory import Fit, MemoryReport, Needs, bytes_on_a_device, is_out_of_memory, memory_errors

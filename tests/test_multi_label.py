@@ -24,9 +24,9 @@ from jaxddp.data.example_set import labels_of
 from jaxddp.data.labels import LabelKind
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.example_loss import example_loss
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.bce import binary_cross_entropy, sigmoid_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt

@@ -19,8 +19,8 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine.layerwise import only_trained, thawing, with_factors
-from jaxddp.engine.parts.iterate_average import ScheduleFreeAverage, compute_average
+from jaxddp.engine.optimizer import compute_average, only_trained, thawing, with_factors
+from jaxddp.engine.parts.averages import ScheduleFreeAverage
 from jaxddp.mesh import Topology
 from jaxddp.optimizers.decay import decay_mask
 from jaxddp.registry import OPTIMIZERS

@@ -16,9 +16,8 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp.core.errors import InputError
 from jaxddp.engine.initial_state import create_state
-from jaxddp.engine.parts.average import ParameterAverage
-from jaxddp.engine.parts.gradient_norm import GradientNorm
-from jaxddp.engine.parts.lookahead import Lookahead
+from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
+from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.engine.parts.part import Part
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt

@@ -19,8 +19,8 @@ import pytest
 
 import jaxddp.core.libraries as libraries
 from jaxddp.data.formats import tfds
-from jaxddp.engine import compiler_options, reproducible
-from jaxddp.measure import cost, flops
+from jaxddp.engine import compilation, reproducible
+from jaxddp.measure import cost
 from jaxddp.platforms import PLATFORMS
 
 ROOT = Path(__file__).parent.parent
@@ -30,14 +30,13 @@ USED = {
     "jaxddp/data/formats/tfds.py": "read_only_builder",
     "jaxddp/data/stream/tensorflow_cpu.py": "sys.modules['keras']",
     "jaxddp/engine/buckets.py": "eqns",
-    "jaxddp/engine/program_cache.py": "jax._src.compilation_cache jax._src.compiler jax._src.lru_cache _CACHE_SUFFIX "
+    "jaxddp/engine/compilation.py": "jax._src.compilation_cache jax._src.compiler jax._src.lru_cache _CACHE_SUFFIX "
     "_cache_write",
-    "jaxddp/engine/extra_arguments.py": "eqns",
+    "jaxddp/engine/optimizer.py": "eqns",
     "jaxddp/workdir/digests.py": "eqns",
     "jaxddp/job/job_peers.py": "jax.experimental.multihost_utils",
     "jaxddp/job/preemption.py": "jax.experimental.multihost_utils",
-    "jaxddp/measure/cost.py": "memory_analysis",
-    "jaxddp/measure/flops.py": "eqns",
+    "jaxddp/measure/cost.py": "memory_analysis eqns",
     "jaxddp/inference/onnx_file.py": "jax2onnx.plugins.jax.lax.pad",
     "benchmarks/programs/gpu_plugin.py": "jax._src.lib.xla_client _make_compile_only_devices",
     "benchmarks/programs/tpu_plugin.py": "jax.experimental.topologies",
@@ -203,12 +202,12 @@ def raise_key_error(equation):
 
 @pytest.mark.parametrize("function", [raise_key_error, lambda equation: None])
 def test_unreadable_operations_of_a_step_are_not_counted_and_logged_once(monkeypatch, lines, function):
-    flops.can_read_jaxprs.cache_clear()
+    cost.can_read_jaxprs.cache_clear()
     assert cost_of_a_matrix_product().flops == 2 * 4**3 and lines() == []
-    flops.can_read_jaxprs.cache_clear()
-    monkeypatch.setattr(flops, "_multiplications", function)
+    cost.can_read_jaxprs.cache_clear()
+    monkeypatch.setattr(cost, "_multiplications", function)
     costs = [cost_of_a_matrix_product(), cost_of_a_matrix_product()]
-    flops.can_read_jaxprs.cache_clear()
+    cost.can_read_jaxprs.cache_clear()
     assert [product.flops for product in costs] == [0, 0] and costs[0].utilization(1, 1, "cpu") is None
     (line,) = lines()
     assert line.endswith("the operations of a step are not counted, and MFU is unknown")
@@ -237,14 +236,14 @@ def test_an_unavailable_check_for_collectives_is_logged(monkeypatch, lines):
 
 
 def test_a_removed_option_is_left_out_and_logged(monkeypatch, lines):
-    compiler_options.unoptimized_options("cpu"), compiler_options.options_of_one_call("cpu")
+    compilation.unoptimized_options("cpu"), compilation.options_of_one_call("cpu")
     assert lines() == [], "this jaxlib lacks an option"
     removed = {"xla_llvm_disable_expensive_passes", "xla_gpu_deterministic_ops", "xla_cpu_use_fusion_emitters"}
     monkeypatch.setattr(
-        compiler_options, "_rejection_reason", lambda name, value: "No such option" if name in removed else None
+        compilation, "_rejection_reason", lambda name, value: "No such option" if name in removed else None
     )
-    assert compiler_options.unoptimized_options("cpu") == {"xla_backend_optimization_level": "0"}
-    assert compiler_options._accepted(PLATFORMS["gpu"].reproducible_options, "bits") == {}
+    assert compilation.unoptimized_options("cpu") == {"xla_backend_optimization_level": "0"}
+    assert compilation._accepted(PLATFORMS["gpu"].reproducible_options, "bits") == {}
     assert [line.partition(" option ")[2] for line in lines()] == [
         "xla_llvm_disable_expensive_passes=True: the self-test takes longer to compile",
         "xla_gpu_deterministic_ops=True: bits",

@@ -20,7 +20,7 @@ from jaxddp.api import prepare_training, softmax_cross_entropy, train
 from jaxddp.config import Config
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import ReplicaError
-from jaxddp.engine.checks.replicas import Replicas, array_checksums, checksums
+from jaxddp.engine.replicas import Replicas, array_checksums, checksums
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.setup.make_run import make_run

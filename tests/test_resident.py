@@ -27,7 +27,7 @@ from jaxddp.data.columns import stacked_columns
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.table import ExampleTable
-from jaxddp.engine.resident_steps import loops_are_slow, make_resident_steps
+from jaxddp.engine.programs import loops_are_slow, make_resident_steps
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.job.preemption import stop_on_sigterm
 from jaxddp.measure.cost import compile_with_cost
@@ -189,7 +189,7 @@ def test_full_chunks_equal_single_steps_bit_for_bit(devices, monkeypatch):
 def test_each_program_is_compiled_on_first_use_and_reports_the_cost_of_a_step(monkeypatch):
     compiled, programs_by_step = [], []
     monkeypatch.setattr(
-        "jaxddp.engine.step.compile_with_cost",
+        "jaxddp.engine.programs.compile_with_cost",
         lambda *arguments: compiled.append(arguments) or compile_with_cost(*arguments),
     )
     options = {"should_stop": lambda step: bool(programs_by_step.append((step, len(compiled))))}
@@ -214,7 +214,7 @@ def test_the_reported_speed_excludes_compilation(monkeypatch):
         return compile_with_cost(*arguments)
 
     monkeypatch.setattr("jaxddp.training.clock.time", SimpleNamespace(perf_counter=read_clock))
-    monkeypatch.setattr("jaxddp.engine.step.compile_with_cost", slow)
+    monkeypatch.setattr("jaxddp.engine.programs.compile_with_cost", slow)
     _, recorder = run("device", plan_of(8, **LONG_CHUNKS), share=False)
     # The second program is compiled for step 7.
     assert now[0] > 2e6 and [record.step for record in recorder.steps] == [7, 8]

@@ -21,9 +21,9 @@ import jaxddp.engine.gradients
 from jaxddp.api import prepare_training, softmax_cross_entropy, train
 from jaxddp.config import Config
 from jaxddp.core.errors import GradientError, InputError
+from jaxddp.engine import self_test
 from jaxddp.engine.buckets import Averaging
-from jaxddp.engine.checks import self_test
-from jaxddp.engine.checks.self_test import SelfTest
+from jaxddp.engine.self_test import SelfTest
 from jaxddp.mesh import AXIS
 from jaxddp.setup.make_run import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints

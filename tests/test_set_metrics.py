@@ -22,7 +22,7 @@ import jaxddp
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.set_metrics import compute_contributions, finish_metrics
+from jaxddp.engine.objective import compute_contributions, finish_metrics
 from jaxddp.metrics.average_precision import average_precision
 from jaxddp.metrics.calibration import CalibrationError
 from jaxddp.registry import LOGGERS, METRICS

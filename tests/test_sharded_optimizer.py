@@ -24,13 +24,10 @@ from support.runs import Records, setup_of, train
 
 from jaxddp.config import Config
 from jaxddp.core.errors import GradientError, InputError, Preempted
-from jaxddp.engine.checks.replicas import checksums
-from jaxddp.engine.parts.average import ParameterAverage
-from jaxddp.engine.parts.gradient_norm import GradientNorm
-from jaxddp.engine.parts.guard import Guard
-from jaxddp.engine.parts.lookahead import Lookahead
-from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
+from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
+from jaxddp.engine.replicas import checksums
 from jaxddp.engine.sharded.sharded_state import sharded_axis
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
@@ -319,7 +316,7 @@ def test_replicas_are_compared_where_an_array_has_replicas(monkeypatch):
         checksum = checksums(topology, groups)
         return lambda state: compared.append(state) or checksum(state)
 
-    monkeypatch.setattr("jaxddp.engine.checks.replicas.checksums", record)
+    monkeypatch.setattr("jaxddp.engine.replicas.checksums", record)
     changes = CHANGES | {"parallel": {"check_replicas": "10 steps"}}
     state = train(make_setup(True), changes)
     assert largest_difference(jax.device_get(state), trained(True)) == 0

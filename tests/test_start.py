@@ -25,8 +25,8 @@ from support.shared import sgd
 import jaxddp
 import jaxddp.core.libraries as libraries
 from jaxddp.core.files import CACHE_VARIABLE
-from jaxddp.engine import program_cache as compilation_cache
-from jaxddp.engine.program_cache import PROGRAMS, keep_compiled_programs
+from jaxddp.engine import compilation as compilation_cache
+from jaxddp.engine.compilation import PROGRAMS, keep_compiled_programs
 
 DEFAULTS = {
     "jax_compilation_cache_dir": None,
@@ -178,7 +178,7 @@ def test_a_damaged_program_is_replaced(programs_folder):
 @pytest.fixture
 def second_process(programs_folder, monkeypatch):
     """Prepare a process that is not the first of a job: it keeps its programs through JAX's private functions."""
-    # JAX has no setting for this (`jaxddp.engine.program_cache`). monkeypatch restores the replaced function.
+    # JAX has no setting for this (`jaxddp.engine.compilation`). monkeypatch restores the replaced function.
     monkeypatch.setattr(compiler, "_cache_write", compiler._cache_write)
     libraries.warn_missing.cache_clear()
     # JAX opens its folder at the first compilation, which may have happened long ago.

@@ -21,8 +21,8 @@ from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.initial_state import create_state
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
-from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import AXIS
 from jaxddp.metrics.top_k import TopK

@@ -20,7 +20,7 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import figure
-from jaxddp.engine.parts.plateau import Plateau
+from jaxddp.engine.parts.configured import Plateau
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.reports.overview import run_table
 from jaxddp.reports.read_runs import read_runs

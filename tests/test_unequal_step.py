@@ -28,12 +28,9 @@ from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, NonFiniteError
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.parts.average import ParameterAverage
-from jaxddp.engine.parts.gradient_norm import GradientNorm
-from jaxddp.engine.parts.guard import Guard
-from jaxddp.engine.parts.loss_scale import LossScale
-from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.engine.step_phases import Phases
+from jaxddp.engine.parts.averages import ParameterAverage
+from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
+from jaxddp.engine.step import Phases, make_local_step, make_train_step
 from jaxddp.engine.unequal.unequal_step import UnequalProgram
 from jaxddp.setup.non_finite_examples import describe_non_finite
 from jaxddp.tasks.run_shares import settle_shares

@@ -12,7 +12,7 @@ from support.shared import sgd
 
 from jaxddp.augment.views import mean_logits
 from jaxddp.config import Config
-from jaxddp.engine.step import make_predict
+from jaxddp.engine.predictions import make_predict
 
 VAL = random_table(23, seed=1)
 

@@ -11,7 +11,7 @@ import pytest
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.data.source import Source, Table
-from jaxddp.engine.set_metrics import ExamplesMetric, SumsMetric
+from jaxddp.engine.objective import ExamplesMetric, SumsMetric
 from jaxddp.training.events import Listener
 from website import command_line
 from website.documents import linked, with_entries

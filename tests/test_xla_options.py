@@ -13,7 +13,7 @@ from support.shared import sgd
 from jaxddp.api import resnet
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine.compiler_options import compiler_options, options_of_one_call
+from jaxddp.engine.compilation import compiler_options, options_of_one_call
 from jaxddp.engine.initial_state import create_state
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.mesh import Topology

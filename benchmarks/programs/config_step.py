@@ -11,14 +11,14 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.compilation import step_options
 from jaxddp.engine.groups.outer_step import stack
 from jaxddp.engine.initial_state import make_init
-from jaxddp.engine.resident_steps import make_resident_steps
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.programs import make_resident_steps
 from jaxddp.engine.sharded.sharded_state import shardings
 from jaxddp.engine.sharded.sharded_step import make_sharded_step
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.recipe_file import RecipeFile

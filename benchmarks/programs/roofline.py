@@ -17,7 +17,7 @@ from benchmarks.common.harness import Figures
 from benchmarks.programs.counts import between
 from benchmarks.programs.schedule import COLLECTIVE, Kernel, Schedule
 from jaxddp.measure.communication import DGX_H200
-from jaxddp.measure.data_sheets import peak
+from jaxddp.measure.cost import peak
 
 DEVICE = "NVIDIA H200"
 BYTES_A_SECOND = 0.9 * 4.8e12

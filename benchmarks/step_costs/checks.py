@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.harness import CHILD_SECONDS, Figures, alternate, copy, machine, random_images
 from jaxddp.api import prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.engine.checks.replicas import Replicas
+from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import simulate_cpu_devices
 from jaxddp.setup.make_run import make_run

@@ -35,7 +35,7 @@ from jaxddp.command_line.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.core.errors import text_of
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.compilation import step_options
 from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device
 from jaxddp.mesh import Topology, simulate_cpu_devices
 from jaxddp.setup.layout import Layout, TrainingData

@@ -30,7 +30,7 @@ from benchmarks.programs.config_step import Data, compile_step
 from benchmarks.programs.gpu_plugin import compiler_options, described_devices, is_present
 from benchmarks.programs.schedule import Schedule, read_schedule
 from jaxddp.command_line.parse import parse_recipe
-from jaxddp.engine.compiler_options import unoptimized_options
+from jaxddp.engine.compilation import unoptimized_options
 from jaxddp.mesh import Topology, simulate_cpu_devices
 
 DEVICES = 8

@@ -16,11 +16,11 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import AVERAGING, Averaging
 from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.microbatches import merge_states, scan_parts
+from jaxddp.engine.objective import MetricSums, TrainObjective
 from jaxddp.engine.reproducible import SHARDS, mean_of_shards
 from jaxddp.engine.sharded.scattering import Scattering
 from jaxddp.engine.sharded.sharded_state import sharded_specs
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step_objective import MetricSums, TrainObjective
 from jaxddp.engine.unequal.slice_sizes import slice_sizes
 from jaxddp.mesh import Topology, device_axes, varying
 from jaxddp.models.frozen import with_frozen, with_frozen_state, without_frozen
@@ -61,7 +61,7 @@ class Gradients:
             steps; see `jaxddp.engine.sharded.sharded_step`.
         groups: the number of groups of devices; the gradients of different groups are not averaged. See
             `jaxddp.engine.groups.group_mesh`.
-        for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.microbatches` and
+        for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.gradients` and
             `jaxddp.engine.reproducible.add_barrier`.
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.
         settled: layers whose model state does not change.

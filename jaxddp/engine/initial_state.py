@@ -10,7 +10,7 @@ import optax
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import kind_of
-from jaxddp.engine.compiler_options import options_of_one_call
+from jaxddp.engine.compilation import options_of_one_call
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.sharded.sharded_state import shardings

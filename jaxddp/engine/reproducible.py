@@ -22,7 +22,7 @@ from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import stack_over_devices
 from jaxddp.engine.microbatches import zero_after
-from jaxddp.measure.flops import operations_in
+from jaxddp.measure.cost import operations_in
 from jaxddp.mesh import AXIS
 
 SHARDS = 8

@@ -5,7 +5,9 @@ When the step is traced, `shard_map`'s replication checker verifies that the res
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,15 +17,104 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
-from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.gradients import Contribution, Gradients
 from jaxddp.engine.groups.group_mesh import GroupMesh
+from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, combine_devices
+from jaxddp.engine.optimizer import call_update, scale_updates
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.set_metrics import combine_devices
-from jaxddp.engine.state import TrainState, all_finite
-from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective
-from jaxddp.engine.step_phases import Phases
-from jaxddp.measure.cost import Cost, compile_with_cost
+from jaxddp.engine.state import TrainState, all_finite, cast_like, check_types
 from jaxddp.mesh import AXIS, Topology
+from jaxddp.models.frozen import with_frozen, without_frozen
+
+_DROPOUT = 0x64726F
+
+
+@dataclass(frozen=True)
+class Phases:
+    """The phases of a training step, and the objects that they use.
+
+    Attributes:
+        schedule: a function from the step's number, which starts at 0, to a factor of the updates. It is for optimizers
+            without a schedule.
+        parts: optional parts of the step, called in this order; their arrays are in the state.
+        gradients: the computation of the batch's gradient on the devices.
+        shares: the number of slices of the global batch whose sums are averaged.
+    """
+
+    objective: TrainObjective
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule | None
+    parts: Sequence[Part]
+    gradients: Gradients
+    shares: int
+
+    def gradient(self, state: TrainState, batch: Batch, key: jax.Array | None) -> Contribution:
+        """Return the gradient of the global batch from a device's slice of it. Call it inside `jax.shard_map`."""
+        dropout, words = self._keys(state, key)
+        return self.gradients.of_batch(self.objective, state, batch, dropout, **words)
+
+    def slice_gradient(self, state: TrainState, batch: Batch, key: jax.Array | None, device: jax.Array) -> Contribution:
+        """Return the sums over the slice of a device, without communication; see `Gradients.of_slice`."""
+        dropout, words = self._keys(state, key)
+        return self.gradients.of_slice(self.objective, state, batch, dropout, device, **words)
+
+    def combine(self, state: TrainState, contribution: Contribution) -> Contribution:
+        """Return the gradient of the global batch from the results of `slice_gradient`; see `Gradients.combine`."""
+        return self.gradients.combine(state, contribution, self._loss_scale(state))
+
+    def _keys(self, state: TrainState, key: jax.Array | None) -> tuple[jax.Array, dict[str, Any]]:
+        """Return the key of dropout, and the arguments of `Gradients.of_batch` by keyword."""
+        # The key is an argument and not a constant, so that runs with different seeds share one program.
+        run_key = jax.random.key(0) if key is None else key
+        dropout = jax.random.fold_in(jax.random.fold_in(run_key, _DROPOUT), state.step)
+        return dropout, {"train": True, "image_key": run_key, "scale": self._loss_scale(state)}
+
+    def _loss_scale(self, state: TrainState) -> Any:
+        return math.prod(part.loss_scale(state.parts.get(part.name)) for part in self.parts)
+
+    def update(
+        self, state: TrainState, contribution: Contribution, is_finite: Callable[[], jax.Array]
+    ) -> tuple[TrainState, MetricSums]:
+        """Return the next state, and the sums of the step over the global batch.
+
+        Args:
+            contribution: the result of `gradient`.
+            is_finite: returns whether the gradients are finite, bool[].
+
+        Raises:
+            InputError: the optimizer, the model or a part changes the names, shapes or dtypes of the state.
+        """
+        parts, averaged, means = self.parts, contribution.grads, contribution.sums
+        # A part without arrays in the state has the value None.
+        arrays = {part.name: state.parts.get(part.name) for part in parts}
+        grads = averaged
+        for part in parts:
+            grads = part.gradients(arrays[part.name], grads)
+        params = self.gradients.averaging.parameters(state.params)
+        trained = without_frozen(params, self.gradients.frozen)
+        updates, opt_state = call_update(
+            self.optimizer, grads, state.opt_state, trained, value=means.mean_loss, grad=averaged
+        )
+        rates = [] if self.schedule is None else [self.schedule(state.step)]
+        rates += [rate for part in parts if (rate := part.rate_factor(arrays[part.name])) is not None]
+        if rates:
+            rate = functools.reduce(jnp.multiply, rates)
+            updates, opt_state = scale_updates(updates, state.opt_state, opt_state, lambda path: rate)
+        params = with_frozen(optax.apply_updates(trained, updates), params)
+        model_state = cast_like(state.model_state, contribution.model_state)
+        updated_state = state.replace(step=state.step + 1, params=params, model_state=model_state, opt_state=opt_state)
+        new = check_types(state, updated_state)
+        sums = means.replace(values=means.values * self.shares)
+        for part in parts:
+            next_arrays, new = part.update(arrays[part.name], state, new, grads)
+            if part.judges:
+                next_arrays, new = part.judge(next_arrays, state, new, is_finite())
+            if part.name in state.parts:
+                new = new.replace(parts={**new.parts, part.name: next_arrays})
+            new = check_types(state, new, f"the part {part.name!r}")
+            sums = sums.with_scalars(part.report(next_arrays, averaged))
+        return new, sums
+
 
 TrainStep = Callable[..., tuple[TrainState, MetricSums]]
 """(state, batch, the run's random key) -> (next state, sums of this step). Without a key, the key of seed 0 is used."""
@@ -100,53 +191,6 @@ def make_local_step(
     return local_step
 
 
-class Program:
-    """A jitted program of one or several steps, compiled on first use for each set of argument shapes.
-
-    Args:
-        function: a jitted function of the state and a feed (the arguments after the state).
-        steps_in: a function of the feed that returns its number of steps.
-
-    Attributes:
-        cost: the cost of one step for the feed of the last call or preparation; None before the first one.
-    """
-
-    def __init__(self, function: Any, steps_in: Callable[..., int] = lambda *feed: 1):
-        self.function, self._steps_in = function, steps_in
-        self._compiled: dict[Any, tuple[Any, Cost]] = {}
-        self.cost: Cost | None = None
-
-    def __call__(self, state: TrainState, *feed: Any) -> tuple[TrainState, MetricSums]:
-        return self.prepare(state, *feed)(state, *feed)
-
-    def check(self, state: TrainState, *feed: Any) -> None:
-        """Trace the program for a feed. Compilation uses the same trace. Raises: see `make_local_step`."""
-        self.function.eval_shape(state, *feed)
-
-    def prepare(self, state: TrainState, *feed: Any) -> Any:
-        """Return the executable for a feed, which is compiled on first use. The feed may consist of shapes."""
-        if not self.is_ready(*feed):
-            return self._compile(state, *feed)
-        compiled, self.cost = self._compiled[shapes_of(feed)]
-        return compiled
-
-    def is_ready(self, *feed: Any) -> bool:
-        """Return whether the executable for a feed is compiled."""
-        return shapes_of(feed) in self._compiled
-
-    def _compile(self, state: TrainState, *feed: Any) -> Any:
-        compiled, cost = compile_with_cost(self.function, state, *feed)
-        self.cost = cost.per_step(self._steps_in(*feed))
-        self._compiled[shapes_of(feed)] = compiled, self.cost
-        return compiled
-
-
-def shapes_of(feed: Any) -> Any:
-    """Return the cache key of a feed: its structure, shapes and dtypes."""
-    leaves, structure = jax.tree.flatten(feed)
-    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)
-
-
 def make_eval_step(
     local_step: Callable[..., MetricSums], topology: Topology, feed: tuple[P, ...] = (P(AXIS),)
 ) -> EvalStep:
@@ -166,41 +210,3 @@ def make_local_eval_step(objective: Objective) -> EvalStep:
         return sums.replace(values=lax.psum(sums.values, AXIS), sets=combine_devices(sums.sets))
 
     return local_step
-
-
-def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], jax.Array]:
-    """Compile (on first use) the computation of one batch's logits, float[B, K], sharded like the batch."""
-
-    def local_predict(state: TrainState, batch: Batch) -> jax.Array:
-        images = objective.preprocess(batch, train=False).images
-        return objective.predict(state.eval_params, state.model_state, images)
-
-    return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
-
-
-def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
-    """Compile (on first use) the classification of one batch, replicated.
-
-    The compiled function returns the probabilities of the classes, float32[B, K], and the batch's `substituted`. If
-    images may have several labels, the probabilities are the sigmoid of the logits, and otherwise their softmax. They
-    are NaN for an image with a logit that is not finite.
-    """
-    predict, probabilities_of = make_predict(objective, topology), make_probabilities(objective)
-
-    def classify(state: TrainState, batch: Batch) -> tuple[jax.Array, Any]:
-        return probabilities_of(predict(state, batch)), batch.substituted
-
-    return jax.jit(classify, out_shardings=topology.replicated)
-
-
-def make_probabilities(objective: Objective) -> Callable[[jax.Array], jax.Array]:
-    """Return the function from logits to probabilities of classes, float32[B, K]; see `make_classify`."""
-    function = jax.nn.sigmoid if objective.loss.labels.several else jax.nn.softmax
-
-    def probabilities(logits: jax.Array) -> jax.Array:
-        logits = logits.astype(jnp.float32)
-        # XLA may compute any values from logits that are not finite.
-        finite = jnp.isfinite(logits).all(-1, keepdims=True)
-        return jnp.where(finite, function(logits), jnp.nan)
-
-    return probabilities

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxddp.engine.activation_programs import LayerProgram, Pool, make_explain, make_features
+from jaxddp.engine.predictions import LayerProgram, Pool, make_explain, make_features
 from jaxddp.models.activations import HEAD, find_layer, heat_map_layer
 from jaxddp.setup.classifier import Classifier
 

@@ -55,7 +55,7 @@ class OutputStream:
 
     Attributes:
         program: a function of a batch on the devices that returns its outputs and its `substituted`, such as that of
-            `jaxddp.engine.step.make_classify`.
+            `jaxddp.engine.predictions.make_classify`.
         row: the shapes and dtypes of the outputs for one image.
         at_once: images per device. The images in the batch of a device, and their positions, depend on this number
             alone. So the outputs have the same bits on any number of devices.

@@ -18,8 +18,8 @@ from jaxddp.core.wording import counted, show
 from jaxddp.data.example_set import id_of
 from jaxddp.data.selection.chosen import chosen_images
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
-from jaxddp.engine.activation_programs import Pool
 from jaxddp.engine.example_loss import example_loss
+from jaxddp.engine.predictions import Pool
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.fitting import fitted, signature_of_data
 from jaxddp.inference.image_arguments import Images, source_of

@@ -12,7 +12,7 @@ from jaxddp.core.errors import InputError, JaxddpError, Key
 from jaxddp.core.ranges import Range
 from jaxddp.core.user_code import describing_errors
 from jaxddp.core.wording import choices, show
-from jaxddp.engine.checks.self_test import Mode
+from jaxddp.engine.self_test import Mode
 from jaxddp.overrides import checked
 from jaxddp.registry import OBJECTIVES
 

@@ -14,7 +14,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key, about, refused
 from jaxddp.core.ranges import Share
 from jaxddp.data.batch import Batch
-from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective
+from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology, device_axes
 from jaxddp.models.adapt import for_platform

@@ -21,7 +21,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Factor, Share
 from jaxddp.data.batch import Batch
-from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
+from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.registry import OBJECTIVES
@@ -109,7 +109,7 @@ class FixMatch:
 
 @dataclass(frozen=True)
 class _FixMatchObjective:
-    """The FixMatch objective, a `jaxddp.engine.step_objective.TrainObjective`."""
+    """The FixMatch objective, a `jaxddp.engine.objective.TrainObjective`."""
 
     supervised: Objective
     settings: FixMatchSettings

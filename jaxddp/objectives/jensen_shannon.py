@@ -20,7 +20,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Factor
 from jaxddp.data.batch import Batch
-from jaxddp.engine.step_objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
+from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.registry import OBJECTIVES
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from jaxddp.config import Config
-from jaxddp.engine.step_objective import Objective, TrainObjective, supervised
+from jaxddp.engine.objective import Objective, TrainObjective, supervised
 from jaxddp.mesh import Topology
 from jaxddp.registry import OBJECTIVES
 

@@ -34,7 +34,7 @@ def schedule_free(
     """Create schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), like `optax.contrib.schedule_free_adamw`.
 
     The optimizer updates the iterates z, and x is their average. Gradients are computed at y, a point between z and x.
-    Evaluation uses x; see `jaxddp.engine.parts.iterate_average`.
+    Evaluation uses x; see `jaxddp.engine.parts.averages`.
 
     Raises:
         InputError: the schedule is not constant, or the momentum is 0.

@@ -13,7 +13,7 @@ from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_unchecked
 from jaxddp.data.selection.chosen import chosen_images
 from jaxddp.data.source import Source, SourceTable
-from jaxddp.engine.program_cache import keep_compiled_programs
+from jaxddp.engine.compilation import keep_compiled_programs
 from jaxddp.inference.outcome import Outcome
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology

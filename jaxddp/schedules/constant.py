@@ -12,7 +12,7 @@ from jaxddp.schedules.warmup import Steps
 
 @dataclass(frozen=True)
 class PlateauSettings:
-    """The keys of the config section `optimizer` that `jaxddp.engine.parts.plateau.Plateau` reads.
+    """The keys of the config section `optimizer` that `jaxddp.engine.parts.configured.Plateau` reads.
 
     The schedule "plateau" is constant. `Plateau` lowers the learning rate after validations.
     """

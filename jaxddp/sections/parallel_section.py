@@ -32,7 +32,7 @@ class ParallelConfig:
     """Give the same bits on 1, 2, 4 and 8 devices: each batch is computed in 8 fixed shards, which are summed in a
     fixed order. This is slower."""
     xla_options: tuple[str, ...] = ()
-    """XLA options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compiler_options.py."""
+    """XLA options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compilation.py."""
     check_replicas: Duration = field(default_factory=lambda: Duration.parse("1000 steps"))
     """How often to compare the states of all devices. They are also compared before each checkpoint. "0 steps" disables
     the check."""

@@ -29,8 +29,7 @@ from jaxddp.config import Config
 from jaxddp.core.wording import counted, size
 from jaxddp.engine.gradients import Gradients
 from jaxddp.measure.communication import DGX_H200
-from jaxddp.measure.data_sheets import peak
-from jaxddp.measure.flops import can_read_jaxprs, count_flops
+from jaxddp.measure.cost import can_read_jaxprs, count_flops, peak
 from jaxddp.mesh import Topology
 from jaxddp.models.frozen import without_frozen
 from jaxddp.models.interface import Model

@@ -8,7 +8,7 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Views
 from jaxddp.data.source import Source
 from jaxddp.engine.example_loss import ExampleLoss
-from jaxddp.engine.step_objective import Objective
+from jaxddp.engine.objective import Objective
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.setup.compiled_programs import CompiledPrograms
@@ -65,5 +65,5 @@ class Classifier:
         return Evaluator(step, batches, len(source), extra, objective.metrics)
 
     def classify(self) -> Callable[..., Any]:
-        """Return the function (state, batch) -> predictions; see `jaxddp.engine.step.make_classify`."""
+        """Return the function (state, batch) -> predictions; see `jaxddp.engine.predictions.make_classify`."""
         return self.programs.classify(self.objective(), self.topology)

@@ -12,28 +12,20 @@ import numpy as np
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
-from jaxddp.engine.checks.self_test import SelfTest
 from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.groups.outer_step import Between, OuterStep, make_mean_state, make_stack
 from jaxddp.engine.initial_state import make_init
+from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.parts.part import Follow, Part, make_follow
-from jaxddp.engine.resident_steps import gather_batch, make_resident_eval, make_resident_steps, steps_in
+from jaxddp.engine.predictions import make_classify
+from jaxddp.engine.programs import Program, gather_batch, make_resident_eval, make_resident_steps, steps_in
+from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.sharded.sharded_state import make_gather
 from jaxddp.engine.sharded.sharded_step import make_sharded_step
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import (
-    Program,
-    TrainStep,
-    make_classify,
-    make_eval_step,
-    make_local_eval_step,
-    make_local_step,
-    make_train_step,
-)
-from jaxddp.engine.step_objective import MetricSums, Objective
-from jaxddp.engine.step_phases import Phases
+from jaxddp.engine.step import Phases, TrainStep, make_eval_step, make_local_eval_step, make_local_step, make_train_step
 from jaxddp.engine.unequal.unequal_step import UnequalProgram
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model

@@ -9,11 +9,8 @@ from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.core.wording import kind_of
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import check_metric
-from jaxddp.engine.parts.gradient_norm import GRADIENT_NORM
-from jaxddp.engine.parts.guard import SKIPPED
-from jaxddp.engine.parts.loss_scale import LOSS_SCALE
-from jaxddp.engine.set_metrics import SetMetric, check_set_metric, is_set_metric
-from jaxddp.engine.step_objective import Metric
+from jaxddp.engine.objective import Metric, SetMetric, check_set_metric, is_set_metric
+from jaxddp.engine.parts.guard import GRADIENT_NORM, LOSS_SCALE, SKIPPED
 from jaxddp.registry import METRICS
 from jaxddp.training.listeners.notifier import OptionalLogger
 

@@ -21,8 +21,7 @@ from jaxddp.data.example_set import labels_of
 from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.united import UnitedSource, own_part
-from jaxddp.engine.set_metrics import check_set_metric, is_set_metric
-from jaxddp.engine.step_objective import Objective, supervised
+from jaxddp.engine.objective import Objective, check_set_metric, is_set_metric, supervised
 from jaxddp.mesh import Topology
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.sections.goal import VAL_EMA

@@ -25,7 +25,7 @@ from jaxddp.data.columns import columns, stacked_columns
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard, unlabelled_seed
 from jaxddp.data.soundness.bad_images import Substitutes
 from jaxddp.data.source import Source, image_dtype
-from jaxddp.engine.resident_steps import ResidentImages, place_images
+from jaxddp.engine.programs import ResidentImages, place_images
 from jaxddp.measure.memory import images_text, memory_errors
 from jaxddp.mesh import Topology
 from jaxddp.training.epoch_sums import check_substituted

@@ -8,8 +8,8 @@ from typing import Any
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import Peers
-from jaxddp.engine.layerwise import only_trained, thawing, with_factors
-from jaxddp.engine.parts.gradient_norm import GradientNorm
+from jaxddp.engine.optimizer import only_trained, thawing, with_factors
+from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.models.adapt import with_frozen_norms
 from jaxddp.models.interface import Model, name_of
 from jaxddp.models.variables import PARAMS, parameter_names

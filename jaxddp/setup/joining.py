@@ -4,7 +4,7 @@ import logging
 
 from jaxddp.config import Config, ParallelConfig
 from jaxddp.core.peers import Peers
-from jaxddp.engine.program_cache import keep_compiled_programs
+from jaxddp.engine.compilation import keep_compiled_programs
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices

@@ -8,7 +8,7 @@ import jax
 
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
-from jaxddp.engine.checks.replicas import Replicas
+from jaxddp.engine.replicas import Replicas
 from jaxddp.setup.configured_metrics import check_requested_metrics
 from jaxddp.setup.experiment import early_stopping_of
 from jaxddp.setup.non_finite_examples import describe_non_finite

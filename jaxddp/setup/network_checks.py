@@ -16,8 +16,8 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import Peers
 from jaxddp.core.wording import counted, first_line, kind_of
-from jaxddp.engine.step_objective import wide_logits
-from jaxddp.measure.flops import count_flops, operations_in, origins
+from jaxddp.engine.objective import wide_logits
+from jaxddp.measure.cost import count_flops, operations_in, origins
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import FunctionModel, LinenModel, has_dropout, takes_cpu_convolutions
 from jaxddp.models.interface import Model, name_of, other_switches, takes_example_keys

@@ -9,8 +9,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.core.wording import plural
 from jaxddp.data.batch import Batch
+from jaxddp.engine.objective import Objective, targets
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step_objective import Objective, targets
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.setup.feed import Feed
 

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from jaxddp.data.batch import Batch
+from jaxddp.engine.objective import Objective, supervised
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step_objective import Objective, supervised
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.recipe import Recipe
 from jaxddp.workdir.digests import name_and_digest

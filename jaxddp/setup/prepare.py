@@ -10,7 +10,7 @@ from jaxddp.config import Config
 from jaxddp.core.phases import doing, phase
 from jaxddp.engine.groups.outer_step import check_groups
 from jaxddp.engine.initial_state import make_init
-from jaxddp.engine.parts.iterate_average import with_average
+from jaxddp.engine.parts.averages import with_average
 from jaxddp.measure.memory import memory_errors
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform

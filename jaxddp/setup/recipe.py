@@ -11,10 +11,9 @@ from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import kind_of
 from jaxddp.engine.example_loss import ExampleLoss, example_loss
 from jaxddp.engine.initial_state import Transform
+from jaxddp.engine.objective import Metric, Objective, SetMetric, TrainObjective, supervised
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.set_metrics import SetMetric
-from jaxddp.engine.step_objective import Metric, Objective, TrainObjective, supervised
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, with_cpu_convolutions
 from jaxddp.models.interface import Model

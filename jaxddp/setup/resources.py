@@ -16,7 +16,7 @@ from jaxddp.data.opening import open_tables, open_unchecked, open_validation_spl
 from jaxddp.data.source import Source, SourceTable, check_labelled, image_dtype
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
 from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled
-from jaxddp.engine.compiler_options import step_options
+from jaxddp.engine.compilation import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.mesh import Topology
 from jaxddp.setup.local_data import check_placement

@@ -24,11 +24,11 @@ from jaxddp.data.united import VALIDATION, UnitedSource, own_part, unite
 from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.groups.outer_step import OuterStep
-from jaxddp.engine.resident_steps import loops_are_slow
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.programs import Program, loops_are_slow
 from jaxddp.engine.sharded.sharded_state import shardings
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import Program, TrainStep
-from jaxddp.engine.step_objective import Objective
+from jaxddp.engine.step import TrainStep
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.interface import Model
 from jaxddp.setup.classifier import Classifier

@@ -10,7 +10,7 @@ import optax
 from jaxddp.config import Config, ShownImages
 from jaxddp.core.errors import InputError, Key, about, refused
 from jaxddp.core.wording import kind_of
-from jaxddp.engine.parts.gradient_norm import GradientNorm
+from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.engine.parts.part import Part
 from jaxddp.hooks import Hook, check_parameters
 from jaxddp.overrides import checked

@@ -11,8 +11,8 @@ import numpy as np
 from jaxddp.core.errors import InputError, Key, NonFiniteError, Words
 from jaxddp.core.phases import phase
 from jaxddp.core.wording import counted
+from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.engine.parts.guard import SKIPPED
-from jaxddp.engine.step_objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.training.skipped_steps import SkippedSteps
 
 # The host runs ahead of the devices by at most this many steps, or by one chunk if a chunk has more steps. This limits

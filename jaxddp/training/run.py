@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxddp.data.batch_plan.division import Division
-from jaxddp.engine.checks.replicas import Replicas
-from jaxddp.engine.checks.self_test import SelfTest
 from jaxddp.engine.groups.group_mesh import GroupMesh, unstacked_shapes
 from jaxddp.engine.groups.outer_step import Between, OuterStep
 from jaxddp.engine.parts.part import Follow, Part
+from jaxddp.engine.programs import Program
+from jaxddp.engine.replicas import Replicas
+from jaxddp.engine.self_test import SelfTest
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import Program
 from jaxddp.measure.cost import Cost
 from jaxddp.mesh import Topology
 from jaxddp.training.checkpoints.manager import Checkpoints

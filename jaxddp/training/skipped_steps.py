@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from jaxddp.core.errors import Key, NonFiniteError
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import counted
-from jaxddp.engine.parts.guard import SKIPPED
-from jaxddp.engine.parts.loss_scale import LOSS_SCALE
+from jaxddp.engine.parts.guard import LOSS_SCALE, SKIPPED
 
 _log = logging.getLogger("jaxddp.training")
 

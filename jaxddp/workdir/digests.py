@@ -13,11 +13,11 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.data.source import Source
-from jaxddp.engine.extra_arguments import call_update
+from jaxddp.engine.objective import is_set_metric
+from jaxddp.engine.optimizer import call_update
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.set_metrics import is_set_metric
 from jaxddp.engine.state import TrainState, array_types
-from jaxddp.measure.flops import jaxprs_in
+from jaxddp.measure.cost import jaxprs_in
 from jaxddp.mesh import AXIS
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.overrides import flatten, plain

@@ -25,7 +25,7 @@ from benchmarks.rivals.gpu_results import Refused, Table
 from benchmarks.rivals.gpu_scale import GPU
 from benchmarks.rivals.gpu_table import render
 from jaxddp.core.errors import InputError
-from jaxddp.engine.compiler_options import compiler_options
+from jaxddp.engine.compilation import compiler_options
 from jaxddp.models.ops.cpu_convolution import convolve
 
 ABOUT = {"case": "a network", "device": "a device"}

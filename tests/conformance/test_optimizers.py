@@ -35,7 +35,7 @@ from support.runs import setup_of, train
 
 from jaxddp.config import Config
 from jaxddp.core.errors import Preempted
-from jaxddp.engine.layerwise import only_trained, with_factors
+from jaxddp.engine.optimizer import only_trained, with_factors
 from jaxddp.optimizers.decay import decay_mask
 from jaxddp.registry import OPTIMIZERS, SCHEDULES
 from jaxddp.schedules.warmup import Steps, make_schedule

@@ -23,14 +23,10 @@ from support.shared import sgd
 
 from jaxddp.core.errors import Preempted
 from jaxddp.engine import parts
-from jaxddp.engine.parts.average import ParameterAverage
-from jaxddp.engine.parts.gradient_norm import GradientNorm
-from jaxddp.engine.parts.guard import Guard
-from jaxddp.engine.parts.iterate_average import ScheduleFreeAverage
-from jaxddp.engine.parts.lookahead import Lookahead
-from jaxddp.engine.parts.loss_scale import LossScale
+from jaxddp.engine.parts.averages import Lookahead, ParameterAverage, ScheduleFreeAverage
+from jaxddp.engine.parts.configured import Plateau
+from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.parts.plateau import Plateau
 from jaxddp.engine.state import EVAL_PARAMS
 from jaxddp.training.checkpoints.manager import Checkpoints
 

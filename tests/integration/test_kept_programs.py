@@ -11,7 +11,7 @@ SCRIPT = """
 import collections, json, sys
 import jax.monitoring, numpy as np, optax
 import jaxddp
-import jaxddp.engine.compiler_options as compiler_options
+import jaxddp.engine.compilation as compiler_options
 
 events = collections.Counter()
 jax.monitoring.register_event_listener(lambda event, **_: events.update([event.rpartition("/")[2]]))

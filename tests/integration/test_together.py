@@ -55,7 +55,7 @@ STOPPING = """
 import os
 import optax
 import jaxddp
-from jaxddp.engine.parts.plateau import Plateau
+from jaxddp.engine.parts.configured import Plateau
 
 from support.data import random_table
 from support.networks import linear_model

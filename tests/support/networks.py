@@ -13,8 +13,8 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import example_loss
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step_objective import Objective
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics.top_k import TopK

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 import optax
 from network import Network
 
-from jaxddp.engine.parts.gradient_norm import GradientNorm
+from jaxddp.engine.parts.guard import GradientNorm
 
 def get_model(config, num_classes):
     return Network(num_classes)

@@ -14,7 +14,7 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.example_set import labels_of
-from jaxddp.engine.compiler_options import compiler_options
+from jaxddp.engine.compilation import compiler_options
 from jaxddp.engine.example_loss import Loss
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt

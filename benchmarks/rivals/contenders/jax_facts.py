@@ -19,7 +19,7 @@ from benchmarks.rivals.contenders.case import Task
 from benchmarks.rivals.contenders.jaxddp_parts import make_parts
 from benchmarks.rivals.contenders.outcome import add_result, attempt
 from jaxddp.data.batch import Batch
-from jaxddp.measure.flops import count_flops
+from jaxddp.measure.cost import count_flops
 from jaxddp.setup.run_setup import RunSetup
 
 RUNS, REPEATS = 5, 10

@@ -23,7 +23,7 @@ from benchmarks.common.harness import Figures
 from benchmarks.rivals.contenders.case import Task
 from benchmarks.rivals.contenders.outcome import add_result, attempt, reason
 from benchmarks.rivals.contenders.step_variants import BASE, VARIANTS, Variant, variant_makers
-from jaxddp.engine.step_objective import MetricSums
+from jaxddp.engine.objective import MetricSums
 from jaxddp.measure.cost import compile_with_cost
 
 # In bfloat16 a different order of additions shows in the third digit.

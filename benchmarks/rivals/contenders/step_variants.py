@@ -21,8 +21,8 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.rivals.contenders.case import Task
 from benchmarks.rivals.contenders.jaxddp_parts import make_parts
 from jaxddp.engine.buckets import Averaging
-from jaxddp.engine.compiler_options import compiler_options
-from jaxddp.engine.resident_steps import make_resident_steps
+from jaxddp.engine.compilation import compiler_options
+from jaxddp.engine.programs import make_resident_steps
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import TrainStep, make_local_step, make_train_step
 from jaxddp.mesh import AXIS

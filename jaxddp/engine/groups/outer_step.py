@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import InputError, Key
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.groups.group_mesh import GroupMesh, without_outer_state
-from jaxddp.engine.parts.iterate_average import is_schedule_free
-from jaxddp.engine.parts.lookahead import Lookahead
+from jaxddp.engine.optimizer import is_schedule_free
+from jaxddp.engine.parts.averages import Lookahead
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import DEVICE_GROUPS, NUMBERS, TrainState
 from jaxddp.mesh import AXIS, GROUP

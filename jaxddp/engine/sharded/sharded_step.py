@@ -17,11 +17,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Contribution, Gradients
+from jaxddp.engine.objective import MetricSums, TrainObjective
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.sharded.sharded_state import shardings
 from jaxddp.engine.state import TrainState, all_finite
-from jaxddp.engine.step_objective import MetricSums, TrainObjective
-from jaxddp.engine.step_phases import Phases
+from jaxddp.engine.step import Phases
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.frozen import without_frozen
 

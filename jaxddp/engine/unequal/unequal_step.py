@@ -21,11 +21,11 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Contribution
+from jaxddp.engine.objective import MetricSums
+from jaxddp.engine.programs import Program, shapes_of
 from jaxddp.engine.reproducible import find_collective
 from jaxddp.engine.state import TrainState, all_finite
-from jaxddp.engine.step import Program, shapes_of
-from jaxddp.engine.step_objective import MetricSums
-from jaxddp.engine.step_phases import Phases
+from jaxddp.engine.step import Phases
 from jaxddp.engine.unequal.device_groups import DeviceGroup, groups_of, join_groups
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology, varying
@@ -64,7 +64,7 @@ class UnequalProgram(Program):
     """The programs of a step, compiled on first use for each set of argument shapes.
 
     It is called like the program of `jaxddp.engine.step.make_train_step`, or like that of a single step of
-    `jaxddp.engine.resident_steps.make_resident_steps`.
+    `jaxddp.engine.programs.make_resident_steps`.
 
     Args:
         phases: the phases of the step.

@@ -12,7 +12,7 @@ import jaxddp.core.files as files
 from jaxddp.config import Config
 from jaxddp.data.example_set import labels_of
 from jaxddp.data.source import SourceTable
-from jaxddp.engine.activation_programs import Pool
+from jaxddp.engine.predictions import Pool
 from jaxddp.inference.completed_rows import Progress, RowCounts, checked_rows, completed_rows
 from jaxddp.inference.features import feature_formats
 from jaxddp.inference.features.feature_formats import FeatureColumns

@@ -10,9 +10,8 @@ import jax
 
 from jaxddp.core.phases import doing, moved, phase, reached
 from jaxddp.core.wording import speed
-from jaxddp.engine.set_metrics import finish_metrics
+from jaxddp.engine.objective import MetricSums, finish_metrics
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step_objective import MetricSums
 from jaxddp.training.validation.set_sums import SetSums
 
 # More frequent reports would make the devices wait for the host.
@@ -32,7 +31,7 @@ class Measured(NamedTuple):
         metrics: all metrics by name (means over the examples, and metrics over the whole set), and `count`, the number
             of examples.
         sets: the arrays from which each metric over the whole set was computed, by its name; see
-            `jaxddp.engine.set_metrics`.
+            `jaxddp.engine.objective`.
     """
 
     metrics: dict[str, float]

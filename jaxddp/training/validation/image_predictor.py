@@ -25,8 +25,8 @@ class ImagePredictor:
     The images are read and cropped as for evaluation, once, at the first call.
 
     Attributes:
-        program: see `jaxddp.engine.step.make_classify`; with `explains`, see
-            `jaxddp.engine.activation_programs.make_explain`.
+        program: see `jaxddp.engine.predictions.make_classify`; with `explains`, see
+            `jaxddp.engine.predictions.make_explain`.
         rows: int[n], the rows of the images in the source.
         max_batch_size: the largest number of images in a batch; a multiple of the number of devices.
         explains: whether the program also returns heat maps.

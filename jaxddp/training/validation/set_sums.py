@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxddp.engine.set_metrics import BatchArrays
+from jaxddp.engine.objective import BatchArrays
 
 _ON_DEVICES = 4
 """The largest number of batches whose examples have not been fetched yet."""
 
 
 class SetSums:
-    """The contributions of the batches so far; `jaxddp.engine.set_metrics.combine_devices` returns them for a batch."""
+    """The contributions of the batches so far; `jaxddp.engine.objective.combine_devices` returns them for a batch."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] = {}

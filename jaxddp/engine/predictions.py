@@ -1,4 +1,4 @@
-"""Programs that read a layer of a network: features of images, and heat maps for predicted classes.
+"""Programs that predict: the logits and classes of images, features of a layer, and heat maps for predicted classes.
 
 Heat maps are those of Grad-CAM (Selvaraju et al. 2017, arXiv:1610.02391).
 """
@@ -14,9 +14,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.data.batch import Batch
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_probabilities
-from jaxddp.engine.step_objective import Objective
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.activations import LayerCall, activation
 from jaxddp.models.interface import Model
@@ -25,6 +24,44 @@ Pool = Literal["mean", "none"]
 """What is done with the output of a layer [B, …, C]: "mean" averages it to [B, C], and "none" leaves it."""
 LayerProgram = Callable[[TrainState, Batch], tuple[Any, Any]]
 """(state, batch) -> (values of the images, with B in front, and the batch's `substituted`), replicated."""
+
+
+def make_predict(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], jax.Array]:
+    """Compile (on first use) the computation of one batch's logits, float[B, K], sharded like the batch."""
+
+    def local_predict(state: TrainState, batch: Batch) -> jax.Array:
+        images = objective.preprocess(batch, train=False).images
+        return objective.predict(state.eval_params, state.model_state, images)
+
+    return jax.jit(jax.shard_map(local_predict, mesh=topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P(AXIS)))
+
+
+def make_classify(objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], tuple[jax.Array, Any]]:
+    """Compile (on first use) the classification of one batch, replicated.
+
+    The compiled function returns the probabilities of the classes, float32[B, K], and the batch's `substituted`. If
+    images may have several labels, the probabilities are the sigmoid of the logits, and otherwise their softmax. They
+    are NaN for an image with a logit that is not finite.
+    """
+    predict, probabilities_of = make_predict(objective, topology), make_probabilities(objective)
+
+    def classify(state: TrainState, batch: Batch) -> tuple[jax.Array, Any]:
+        return probabilities_of(predict(state, batch)), batch.substituted
+
+    return jax.jit(classify, out_shardings=topology.replicated)
+
+
+def make_probabilities(objective: Objective) -> Callable[[jax.Array], jax.Array]:
+    """Return the function from logits to probabilities of classes, float32[B, K]; see `make_classify`."""
+    function = jax.nn.sigmoid if objective.loss.labels.several else jax.nn.softmax
+
+    def probabilities(logits: jax.Array) -> jax.Array:
+        logits = logits.astype(jnp.float32)
+        # XLA may compute any values from logits that are not finite.
+        finite = jnp.isfinite(logits).all(-1, keepdims=True)
+        return jnp.where(finite, function(logits), jnp.nan)
+
+    return probabilities
 
 
 def make_features(

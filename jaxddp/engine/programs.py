@@ -1,6 +1,7 @@
 """Steps on a data set in device memory. One call runs several steps, and each step gathers its images on the device."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,9 +12,10 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.data.batch import Batch
 from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.microbatches import scan_range
+from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import EvalStep, TrainStep, make_eval_step, make_train_step
-from jaxddp.engine.step_objective import MetricSums, Objective
+from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.platforms import platform_named
 
@@ -138,3 +140,50 @@ def place_images(
         images = jax.block_until_ready(write(images, placed, topology.replicate(np.int32(start))))
         start += len(placed)
     return images
+
+
+class Program:
+    """A jitted program of one or several steps, compiled on first use for each set of argument shapes.
+
+    Args:
+        function: a jitted function of the state and a feed (the arguments after the state).
+        steps_in: a function of the feed that returns its number of steps.
+
+    Attributes:
+        cost: the cost of one step for the feed of the last call or preparation; None before the first one.
+    """
+
+    def __init__(self, function: Any, steps_in: Callable[..., int] = lambda *feed: 1):
+        self.function, self._steps_in = function, steps_in
+        self._compiled: dict[Any, tuple[Any, Cost]] = {}
+        self.cost: Cost | None = None
+
+    def __call__(self, state: TrainState, *feed: Any) -> tuple[TrainState, MetricSums]:
+        return self.prepare(state, *feed)(state, *feed)
+
+    def check(self, state: TrainState, *feed: Any) -> None:
+        """Trace the program for a feed. Compilation uses the same trace. Raises: see `make_local_step`."""
+        self.function.eval_shape(state, *feed)
+
+    def prepare(self, state: TrainState, *feed: Any) -> Any:
+        """Return the executable for a feed, which is compiled on first use. The feed may consist of shapes."""
+        if not self.is_ready(*feed):
+            return self._compile(state, *feed)
+        compiled, self.cost = self._compiled[shapes_of(feed)]
+        return compiled
+
+    def is_ready(self, *feed: Any) -> bool:
+        """Return whether the executable for a feed is compiled."""
+        return shapes_of(feed) in self._compiled
+
+    def _compile(self, state: TrainState, *feed: Any) -> Any:
+        compiled, cost = compile_with_cost(self.function, state, *feed)
+        self.cost = cost.per_step(self._steps_in(*feed))
+        self._compiled[shapes_of(feed)] = compiled, self.cost
+        return compiled
+
+
+def shapes_of(feed: Any) -> Any:
+    """Return the cache key of a feed: its structure, shapes and dtypes."""
+    leaves, structure = jax.tree.flatten(feed)
+    return structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves)

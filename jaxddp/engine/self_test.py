@@ -19,11 +19,11 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.core.errors import GradientError, Option
 from jaxddp.data.batch import Batch
-from jaxddp.engine.compiler_options import unoptimized_options
+from jaxddp.engine.compilation import unoptimized_options
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step_objective import TrainObjective
-from jaxddp.measure.flops import operations_in
+from jaxddp.measure.cost import operations_in
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.frozen import without_frozen
 from jaxddp.models.variables import path_of

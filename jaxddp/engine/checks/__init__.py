@@ -1,1 +1,0 @@
-"""Checks that the devices compute the right gradient and hold the same state."""

@@ -1,0 +1,149 @@
+"""Averages of parameters: an exponential moving average, Lookahead, and that of a schedule-free optimizer."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxddp.core.errors import InputError, Key
+from jaxddp.core.ranges import Decay, Period
+from jaxddp.engine.optimizer import compute_average, is_schedule_free
+from jaxddp.engine.parts.part import Part
+from jaxddp.engine.state import EVAL_PARAMS, TrainState
+from jaxddp.overrides import check_values, checked
+
+
+@dataclass(frozen=True)
+class ParameterAverage(Part):
+    """An exponential moving average of the parameters that starts at the fresh parameters.
+
+    The decay of step t, which starts at 0, warms up as min(decay, (1 + t)/(10 + t)), like TensorFlow's
+    `ExponentialMovingAverage`. So the fresh parameters have little weight even after a short run. If `every` is K, the
+    average is updated after each K-th step with the decay to the power of K. So the average covers the same number of
+    steps for every K. (torchvision's references and pycls multiply 1 - decay by K, which is equal to first order.)
+
+    Evaluation of the average uses the model state of the trained parameters, such as batch norm statistics.
+
+    Attributes:
+        decay: the decay of one step, 0 <= decay < 1.
+        every: the number of steps between updates, at least 1.
+        warmup: whether the decay warms up.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+
+    decay: Decay
+    name: str = "average"
+    every: Period = 1
+    warmup: bool = True
+    beside = True
+
+    def __post_init__(self) -> None:
+        check_values(self, "ParameterAverage: ")
+
+    def init(self, params: Any, model_state: Any) -> Any:
+        # Copy, because a donated state must not hold a buffer twice.
+        return {EVAL_PARAMS: jax.tree.map(jnp.copy, params)}
+
+    def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
+        step = before.step.astype(jnp.float32)
+        decay = jnp.minimum(self.decay, (1 + step) / (10 + step)) if self.warmup else jnp.float32(self.decay)
+        if self.every > 1:
+            decay = decay**self.every
+
+        def average(old: jax.Array, new: jax.Array) -> jax.Array:
+            moved = old + (1 - decay).astype(new.dtype) * (new - old)
+            return moved if self.every == 1 else jnp.where(after.step % self.every == 0, moved, old)
+
+        return {EVAL_PARAMS: jax.tree.map(average, own[EVAL_PARAMS], after.params)}, after
+
+
+@dataclass(frozen=True)
+class Lookahead(Part):
+    """Lookahead (Zhang et al. 2019, arXiv:1907.08610), with a decay that may change over the run.
+
+    The changing decay is from Jordan 2024 (arXiv:2404.00498, section 3.4). Every `period` steps
+    slow = decay * slow + (1 - decay) * trained, and training continues from the slow weights. After the last step of
+    the run the slow weights replace the trained weights. The rule
+    applies to the model's running statistics, too. The model's other arrays do not change.
+
+    Attributes:
+        period: the number of steps between updates of the slow weights.
+        decay: a function of the number of completed steps that returns the decay, 0 to 1.
+        total_steps: the number of steps of the run.
+    """
+
+    period: Period
+    decay: optax.Schedule
+    total_steps: int
+    name: str = "lookahead"
+
+    def __post_init__(self) -> None:
+        checked(self.period, Period, "Lookahead: period")
+
+    def init(self, params: Any, model_state: Any) -> Any:
+        # Copy, because a donated state must not hold a buffer twice.
+        return jax.tree.map(jnp.copy, {"params": params, "model_state": model_state})
+
+    def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
+        due, decay = after.step % self.period == 0, jnp.asarray(self.decay(after.step))
+        trained = {"params": after.params, "model_state": after.model_state}
+
+        def update_slow(slow: jax.Array, fast: jax.Array) -> jax.Array:
+            if not jnp.issubdtype(fast.dtype, jnp.inexact):
+                return fast
+            return jnp.where(due, fast + decay.astype(fast.dtype) * (slow - fast), slow)
+
+        slow = jax.tree.map(update_slow, own, trained)
+        restarts = due | (after.step >= self.total_steps)
+        weights = jax.tree.map(lambda slow, fast: jnp.where(restarts, slow, fast), slow, trained)
+        return slow, after.replace(params=weights["params"], model_state=weights["model_state"])
+
+
+@dataclass(frozen=True)
+class ScheduleFreeAverage(Part):
+    """Keeps x in the state, so that evaluation, prediction and export need no optimizer.
+
+    This part is added automatically if the optimizer is schedule-free. The running statistics of batch norm are those
+    of the network with the parameters y.
+    """
+
+    name: str = "schedule_free"
+
+    def init(self, params: Any, model_state: Any) -> Any:
+        # Copy, because a donated state must not hold a buffer twice.
+        return {EVAL_PARAMS: jax.tree.map(jnp.copy, params)}
+
+    def update(self, own: Any, before: TrainState, after: TrainState, grads: Any) -> tuple[Any, TrainState]:
+        return {EVAL_PARAMS: compute_average(after.opt_state, after.params)}, after
+
+
+def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:
+    """Add a `ScheduleFreeAverage` to the parts, before any guard, if the optimizer is schedule-free.
+
+    Args:
+        opt_state: the optimizer's state, or its shapes.
+
+    Raises:
+        InputError: the parts already include a parameter average, or they include Lookahead, which changes y but not z.
+    """
+    if not is_schedule_free(opt_state):
+        return tuple(parts)
+    if any(part.beside for part in parts):
+        raise InputError(
+            Key("train.ema"),
+            ": a schedule-free optimizer averages its parameters itself",
+            advice="leave one of them out",
+        )
+    if any(isinstance(part, Lookahead) for part in parts):
+        raise InputError(
+            Key("train.lookahead"),
+            ": a schedule-free optimizer averages its steps itself",
+            advice="leave one of them out",
+        )
+    other_parts, judging_parts = ([part for part in parts if part.judges is judges] for judges in (False, True))
+    return (*other_parts, ScheduleFreeAverage(), *judging_parts)
