@@ -102,12 +102,9 @@ def test_the_tables_of_timeouts_and_phases_match_the_code():
     assert limits == {name: phases.Progress(name, 0, 0.0).limit(1.0) for name in names}
 
 
-def test_the_table_of_scripts_has_every_file_of_launch():
-    page = (ROOT / "docs/scaling.md").read_text()
-    (table,) = re.findall(r"^\| script \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
-    assert sorted(re.findall(r"^\| `(launch/[\w.-]+)`", table, re.MULTILINE)) == sorted(
-        file.relative_to(ROOT).as_posix() for file in (ROOT / "launch").iterdir() if file.is_file()
-    )
+def test_the_page_has_every_script_of_launch():
+    files = {file.relative_to(ROOT).as_posix() for file in (ROOT / "launch").iterdir() if file.is_file()}
+    assert not files.difference(spans((ROOT / "docs/scaling.md").read_text()))
 
 
 def test_the_table_of_decorators_has_every_registry():
