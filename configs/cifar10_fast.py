@@ -23,8 +23,7 @@ from optax import contrib
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config, load
-from jaxddp.models.airbench import WHITENING, parameter_groups
-from jaxddp.models.ops.whitening import initialize_whitening
+from jaxddp.models.airbench import WHITENING, initialize_whitening, parameter_groups
 from jaxddp.optimizers.momentum import MomentumSettings
 
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3

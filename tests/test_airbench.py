@@ -18,8 +18,16 @@ from jaxddp.core.errors import InputError
 from jaxddp.engine.initial_state import make_init
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, for_platform
-from jaxddp.models.airbench import Airbench, global_max, identity_like, parameter_groups
-from jaxddp.models.ops.whitening import EPSILON, initialize_whitening, patch_moments, whitening_kernel
+from jaxddp.models.airbench import (
+    EPSILON,
+    Airbench,
+    global_max,
+    identity_like,
+    initialize_whitening,
+    parameter_groups,
+    patch_moments,
+    whitening_kernel,
+)
 from jaxddp.registry import MODELS
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)

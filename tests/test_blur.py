@@ -15,10 +15,8 @@ from support.shared import sgd, topology_of
 
 from jaxddp.config import Config
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.models.ops.blur import blur
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.ops.stems import imagenet_stem, small_stem
-from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet
+from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet, blur, imagenet_stem, small_stem
 from jaxddp.registry import MODELS
 
 
@@ -129,7 +127,7 @@ def test_a_resnet_blurs_before_each_strided_convolution_of_sixteen_or_more_chann
 def test_the_stem_and_narrow_images_are_not_blurred(width, blurred_widths, monkeypatch):
     blurred_channels, images = [], jax.ShapeDtypeStruct((1, 32, 32, 3), jnp.float32)
     monkeypatch.setattr(
-        "jaxddp.models.ops.blur.blur", lambda x, stride=1: blurred_channels.append(x.shape[-1]) or blur(x, stride)
+        "jaxddp.models.resnet.blur", lambda x, stride=1: blurred_channels.append(x.shape[-1]) or blur(x, stride)
     )
     net = network("basic", blur_pool=True, width=width, stem=imagenet_stem, dtype="float32", param_dtype="float32")
     jax.eval_shape(net.init, jax.random.key(0), images)

@@ -22,8 +22,7 @@ from jaxddp.cli import main
 from jaxddp.core.errors import Preempted
 from jaxddp.measure.cost import count_flops
 from jaxddp.models.adapt import adapt, for_platform
-from jaxddp.models.airbench import Airbench, parameter_groups
-from jaxddp.models.ops.whitening import patch_moments, whitening_kernel
+from jaxddp.models.airbench import Airbench, parameter_groups, patch_moments, whitening_kernel
 from jaxddp.recipe_file import read_recipe
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.setup.experiment import Experiment

@@ -23,8 +23,7 @@ from jaxddp.models.adapt import adapt, for_platform, with_cpu_convolutions
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.ops.cpu_convolution import convolve
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.ops.stems import imagenet_stem, small_stem
-from jaxddp.models.resnet import BASIC, Architecture, ResNet
+from jaxddp.models.resnet import BASIC, Architecture, ResNet, imagenet_stem, small_stem
 from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.registry import MODELS
 from jaxddp.setup.recipe import model_of

@@ -25,7 +25,7 @@ from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt
-from jaxddp.models.ops.drop_path import add_branch, branch_factors
+from jaxddp.models.ops.layers import add_branch, branch_factors
 from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize
 from jaxddp.registry import MODELS

@@ -12,11 +12,8 @@ from support.networks import with_two_blocks
 from jaxddp.core.errors import InputError
 from jaxddp.models.inverted_residual import InvertedResidualNetwork
 from jaxddp.models.mobilenet import ARCHITECTURES
-from jaxddp.models.ops.conv_norm import nearest_multiple
-from jaxddp.models.ops.drop_path import branch_factors
-from jaxddp.models.ops.dropout import dropout
-from jaxddp.models.ops.residual_block import halve
-from jaxddp.models.ops.squeeze_excitation import SqueezeExcitation
+from jaxddp.models.ops.layers import SqueezeExcitation, branch_factors, dropout, nearest_multiple
+from jaxddp.models.resnet import halve
 
 KEYS = functools.partial(jax.random.split, jax.random.key(5))
 

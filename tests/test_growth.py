@@ -24,7 +24,7 @@ from support.runs import LEAN, RECIPE, Recorder, fails, metrics
 from support.shared import sgd
 
 import jaxddp
-from jaxddp.augment.resize import Side, resized
+from jaxddp.augment.geometry import Side, resized
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError, Preempted

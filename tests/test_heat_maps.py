@@ -26,8 +26,7 @@ from jaxddp.inference.prediction_file import PredictionOutput, write_predictions
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.activations import LayerCall, activation, heat_map_layer
 from jaxddp.models.adapt import adapt
-from jaxddp.models.ops.stems import small_stem
-from jaxddp.models.resnet import ARCHITECTURES, ResNet
+from jaxddp.models.resnet import ARCHITECTURES, ResNet, small_stem
 from jaxddp.models.vit import ViT, ViTSize
 from jaxddp.training.pictures import heat_map_over
 

@@ -24,8 +24,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard, LossScale
-from jaxddp.models.ops.stems import small_stem
-from jaxddp.models.resnet import BASIC, Architecture, ResNet
+from jaxddp.models.resnet import BASIC, Architecture, ResNet, small_stem
 
 TABLE = random_table(48, image=8)
 

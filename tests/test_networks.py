@@ -18,7 +18,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.convnext import ConvNeXt
-from jaxddp.models.ops.gelu import gelu
+from jaxddp.models.ops.layers import gelu
 from jaxddp.models.regnet import ARCHITECTURES
 from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize

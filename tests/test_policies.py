@@ -17,13 +17,18 @@ from support.runs import setup_of
 from support.shared import sgd
 from support.torchvision_golden import FILE, decoded, image
 
-from jaxddp.augment.color_jitter import adjusted, draw, from_settings
-from jaxddp.augment.ops.apply import operate
-from jaxddp.augment.ops.blend import gray_of
-from jaxddp.augment.ops.gaussian_blur import blur, box_weights
-from jaxddp.augment.ops.hue import TURN, rotate_hue
-from jaxddp.augment.ops.magnitudes import IDENTITY, operate_all, row, rows
-from jaxddp.augment.ops.pixel_operation import ONE, OPERATIONS, PixelOperation
+from jaxddp.augment.color import TURN, adjusted, blur, box_weights, color_jitter_from, draw, rotate_hue
+from jaxddp.augment.operations import (
+    IDENTITY,
+    ONE,
+    OPERATIONS,
+    PixelOperation,
+    gray_of,
+    operate,
+    operate_all,
+    row,
+    rows,
+)
 from jaxddp.augment.policies import augmix, auto_augment, three_augment, trivial_augment
 from jaxddp.augment.preprocess import _MIX, _STREAMS, _THEN, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
@@ -306,7 +311,7 @@ def test_color_jitter_draws_its_order_and_amounts_uniformly():
 
 
 def test_color_jitter_applies_its_steps_in_the_drawn_order():
-    apply = jax.jit(from_settings(AugmentConfig(color_jitter=JITTER)))
+    apply = jax.jit(color_jitter_from(AugmentConfig(color_jitter=JITTER)))
     step = jax.jit(adjusted)
     for key in keys(6, seed=3):
         order, amounts = draw(key, JITTER, [0, 1, 2, 3])
@@ -319,11 +324,11 @@ def test_color_jitter_applies_its_steps_in_the_drawn_order():
 def test_a_strength_of_0_leaves_its_property():
     """Without hue, the order of the channels of a pixel stays; with saturation alone, gray stays gray."""
     for strengths, is_same in [((0.0, 0.0, 0.0, 0.0), True), ((0.0, 0.0, 1.0, 0.0), False)]:
-        apply = from_settings(AugmentConfig(color_jitter=strengths))
+        apply = color_jitter_from(AugmentConfig(color_jitter=strengths))
         changed = np.array(apply(jax.random.key(0), jnp.array(PHOTO)))
         assert (changed == PHOTO).all() == is_same
     gray = PHOTO[..., :1]
-    apply = from_settings(AugmentConfig(color_jitter=(0.0, 0.0, 1.0, 0.5)))
+    apply = color_jitter_from(AugmentConfig(color_jitter=(0.0, 0.0, 1.0, 0.5)))
     assert (np.array(apply(jax.random.key(0), jnp.array(gray))) == gray).all()
 
 

@@ -20,8 +20,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.models.ops.stems import small_stem
-from jaxddp.models.resnet import BASIC, Architecture, ResNet
+from jaxddp.models.resnet import BASIC, Architecture, ResNet, small_stem
 from jaxddp.setup.network_checks import check_outputs, dtypes_of_products, in_precision
 from jaxddp.setup.prepare import initialize
 from jaxddp.setup.run_setup import RunSetup

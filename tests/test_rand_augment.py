@@ -11,10 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from jaxddp.augment.ops.apply import operate
-from jaxddp.augment.ops.magnitudes import rows
-from jaxddp.augment.ops.pixel_operation import OPERATIONS, PixelOperation
-from jaxddp.augment.ops.warp import FILL
+from jaxddp.augment.operations import FILL, OPERATIONS, PixelOperation, operate, rows
 from jaxddp.augment.rand_augment import rand_augment, rand_space
 from jaxddp.config import AugmentConfig, load
 

@@ -56,7 +56,7 @@ import sys
 import jax
 jax.config.update("jax_num_cpu_devices", 8)
 from jaxddp.models.resnet import BASIC, Architecture, ResNet
-from jaxddp.models.ops.stems import small_stem
+from jaxddp.models.resnet import small_stem
 from support.data import CLASSES
 from support.exact import bytes_of, trained
 network = ResNet(Architecture((1, 1), BASIC), CLASSES, width=4, stem=small_stem)

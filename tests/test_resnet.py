@@ -15,7 +15,6 @@ from support.cases import rare_case
 from jaxddp.api import resnet
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import for_platform
-from jaxddp.models.ops.stems import small_stem
 from jaxddp.models.resnet import (
     BASIC,
     BOTTLENECK,
@@ -23,6 +22,7 @@ from jaxddp.models.resnet import (
     Architecture,
     ResidualBlock,
     ResNet,
+    small_stem,
 )
 
 COUNTS = {

@@ -28,8 +28,7 @@ from jaxddp.mesh import AXIS
 from jaxddp.metrics.top_k import TopK
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench
-from jaxddp.models.ops.stems import small_stem
-from jaxddp.models.resnet import BASIC, Architecture, ResNet
+from jaxddp.models.resnet import BASIC, Architecture, ResNet, small_stem
 
 PLAIN = SmallNet(dtype=jnp.float64)
 LINEAR = linear_model()

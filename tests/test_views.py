@@ -10,7 +10,7 @@ from support.networks import SmallNet
 from support.runs import setup_of
 from support.shared import sgd
 
-from jaxddp.augment.views import mean_logits
+from jaxddp.augment.geometry import mean_logits
 from jaxddp.config import Config
 from jaxddp.engine.predictions import make_predict
 

@@ -14,15 +14,15 @@ from support.runs import setup_of, train
 from support.shared import sgd
 
 import jaxddp.training.pictures as pictures
+from jaxddp.augment.geometry import Side
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
-from jaxddp.augment.resize import Side
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.curate.image_findings import examine
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_tables
 from jaxddp.data.source import Source, image_dtype
-from jaxddp.models.ops.whitening import patch_moments
+from jaxddp.models.airbench import patch_moments
 
 SIZE, COUNT = 6, 20
 PLAIN = DataConfig(image_size=SIZE, crop="whole", mean=(0.5,), std=(0.25,), augment=AugmentConfig(flip=False))

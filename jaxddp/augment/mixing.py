@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment.box import centered
+from jaxddp.augment.geometry import centered
 from jaxddp.config import AugmentConfig
 from jaxddp.core.errors import InputError, Key
 

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment import color_jitter, erase, pad, rand_augment
-from jaxddp.augment.flip import alternate_flip, flip
+from jaxddp.augment import color, geometry, rand_augment
+from jaxddp.augment.geometry import alternate_flip, flip, resized
 from jaxddp.augment.mixing import Mixing, mix
-from jaxddp.augment.ops.pixel_operation import check_pixels
-from jaxddp.augment.resize import resized
+from jaxddp.augment.operations import check_pixels
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.core.wording import first_line, shaped
@@ -27,11 +26,11 @@ _AUGMENT = 0x696D67
 # The augmentations of pixels with a setting of their own, in the order of use.
 _OF_PIXELS: dict[str, Callable[[AugmentConfig], Augmentation]] = {
     "flip": lambda settings: flip,
-    "pad": pad.from_settings,
+    "pad": geometry.padded_crop_from,
     "rand_augment": rand_augment.from_settings,
     "policy": lambda settings: POLICIES.get(settings.policy or "")(settings),
-    "color_jitter": color_jitter.from_settings,
-    "cutout": erase.cutout_from,
+    "color_jitter": color.color_jitter_from,
+    "cutout": geometry.cutout_from,
 }
 # Each use of an example's key has its own random stream. A number is never changed, so that old runs resume.
 _MIX, _THEN, _EXTRA = 5, 6, 7
@@ -129,7 +128,7 @@ class Preprocess:
             )
         image = self._normalize(image)
         if self.augment.erase:
-            image = erase.erase_from(self.augment)(jax.random.fold_in(key, _STREAMS["erase"]), image)
+            image = geometry.erase_from(self.augment)(jax.random.fold_in(key, _STREAMS["erase"]), image)
         if self.extra is not None:
             image = _apply_checked("augmentation", self.extra, jax.random.fold_in(key, _EXTRA), image)
         return image

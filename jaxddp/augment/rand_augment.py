@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.ops.magnitudes import IDENTITY, Size, Space, drawn, operate_all, rows
-from jaxddp.augment.ops.pixel_operation import OPERATIONS, check_pixels
+from jaxddp.augment.operations import IDENTITY, OPERATIONS, Size, Space, check_pixels, drawn, operate_all, rows
 from jaxddp.config import AugmentConfig
 from jaxddp.core.errors import Key
 

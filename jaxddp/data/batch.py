@@ -27,7 +27,7 @@ class Batch(NamedTuple):
     """float32[B], 1 if the image is unusable and another example's image replaces it. In a batch that spans two epochs,
     it is 0 for all examples of the second epoch. None if images are never substituted."""
     side: Any = None
-    """`jaxddp.augment.resize.Side`, a static value without arrays: the size to which the device resizes training
+    """`jaxddp.augment.geometry.Side`, a static value without arrays: the size to which the device resizes training
     images; None if the images keep their size."""
     unlabelled: Any = None
     """A `Batch` of unlabelled examples (label -1) from a second source; its size is a multiple of B. None without a

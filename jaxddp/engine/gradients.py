@@ -23,7 +23,7 @@ from jaxddp.engine.sharded.sharded_state import sharded_specs
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.unequal.slice_sizes import slice_sizes
 from jaxddp.mesh import Topology, device_axes, varying
-from jaxddp.models.frozen import with_frozen, with_frozen_state, without_frozen
+from jaxddp.models.variables import with_frozen, with_frozen_state, without_frozen
 from jaxddp.platforms import platform_named
 from jaxddp.sections.layers import NO_LAYERS, Layers
 

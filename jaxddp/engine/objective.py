@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxddp.augment.geometry import mean_logits
 from jaxddp.augment.mixing import Mixing
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.augment.views import mean_logits
 from jaxddp.config import Views
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, shaped

@@ -21,8 +21,7 @@ from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import kind_of
-from jaxddp.models.frozen import without_frozen
-from jaxddp.models.variables import path_of
+from jaxddp.models.variables import path_of, without_frozen
 from jaxddp.sections.layers import Layers
 
 _MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) argument")

@@ -25,8 +25,7 @@ from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import operations_in
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.frozen import without_frozen
-from jaxddp.models.variables import path_of
+from jaxddp.models.variables import path_of, without_frozen
 from jaxddp.platforms import platform_named
 
 EXAMPLES_PER_DEVICE, MOST_DEVICES = 2, 8

@@ -24,7 +24,7 @@ from jaxddp.engine.optimizer import call_update, scale_updates
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, all_finite, cast_like, check_types
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.frozen import with_frozen, without_frozen
+from jaxddp.models.variables import with_frozen, without_frozen
 
 _DROPOUT = 0x64726F
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError, Key
-from jaxddp.models.frozen import freeze_norms
 from jaxddp.models.interface import (
     BY_POSITION,
     MODE_ARGUMENTS,
@@ -29,7 +28,7 @@ from jaxddp.models.interface import (
 )
 from jaxddp.models.nnx_modules import NNXModel, takes_rngs
 from jaxddp.models.ops.operations import Convolution, Operations
-from jaxddp.models.variables import path_of
+from jaxddp.models.variables import freeze_norms, path_of
 from jaxddp.platforms import platform_named
 from jaxddp.sections.layers import NO_LAYERS, Layers
 

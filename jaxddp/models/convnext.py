@@ -17,9 +17,7 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Decay
-from jaxddp.models.ops.conv_norm import ModuleFactory, convolutions
-from jaxddp.models.ops.drop_path import add_branch, branch_factors
-from jaxddp.models.ops.gelu import gelu
+from jaxddp.models.ops.layers import ModuleFactory, add_branch, branch_factors, convolutions, gelu
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.registry import MODELS

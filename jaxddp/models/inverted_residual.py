@@ -16,11 +16,18 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxddp.models.ops.conv_norm import Activation, ConvNorm, ModuleFactory, convolutions, norms
-from jaxddp.models.ops.drop_path import add_branch, branch_factors
-from jaxddp.models.ops.dropout import dropout
+from jaxddp.models.ops.layers import (
+    Activation,
+    ConvNorm,
+    ModuleFactory,
+    SqueezeExcitation,
+    add_branch,
+    branch_factors,
+    convolutions,
+    dropout,
+    norms,
+)
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.ops.squeeze_excitation import SqueezeExcitation
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS
 
@@ -92,7 +99,7 @@ class InvertedResidual(nn.Module):
     f is a 1x1 convolution, a depthwise convolution, squeeze and excitation, and a 1x1 convolution without activation.
 
     Attributes:
-        conv, norm: factories of the layers; see `jaxddp.models.ops.conv_norm`.
+        conv, norm: factories of the layers; see `jaxddp.models.ops.layers`.
         squeeze: a factory of squeeze and excitation, called with its number of features and its name.
     """
 

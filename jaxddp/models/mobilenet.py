@@ -15,7 +15,7 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import Decay
 from jaxddp.models.inverted_residual import Block, InvertedResidualNetwork, InvertedResidualSizes
-from jaxddp.models.ops.conv_norm import nearest_multiple
+from jaxddp.models.ops.layers import nearest_multiple
 from jaxddp.registry import MODELS
 
 _STEM = 16

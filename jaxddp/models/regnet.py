@@ -16,9 +16,8 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxddp.config import Config
-from jaxddp.models.ops.conv_norm import ConvNorm, ModuleFactory, convolutions, nearest_multiple, norms
+from jaxddp.models.ops.layers import ConvNorm, ModuleFactory, SqueezeExcitation, convolutions, nearest_multiple, norms
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.ops.squeeze_excitation import SqueezeExcitation
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS
 from jaxddp.registry import MODELS
@@ -99,7 +98,7 @@ class RegNetBlock(nn.Module):
         features: the number of features of each convolution.
         groups: the number of groups of the 3x3 convolution.
         stride: 1, or 2 to halve the height and the width.
-        conv, norm: factories of the layers; see `jaxddp.models.ops.conv_norm`.
+        conv, norm: factories of the layers; see `jaxddp.models.ops.layers`.
         dtype, param_dtype: those of the squeeze and excitation.
     """
 

@@ -19,21 +19,214 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.typing import DTypeLike
 
 from jaxddp.choices import settings_of
 from jaxddp.config import Config, ModelConfig
 from jaxddp.core.errors import InputError, Key
-from jaxddp.models.ops.blur import blurring
-from jaxddp.models.ops.conv_norm import ModuleFactory, convolutions, norms
-from jaxddp.models.ops.operations import Operations
-from jaxddp.models.ops.residual_block import Convolution, ResidualBlock
-from jaxddp.models.ops.squeeze_excitation import SqueezeExcitation
-from jaxddp.models.ops.stems import STEMS, imagenet_stem
+from jaxddp.models.ops.layers import ModuleFactory, SqueezeExcitation, convolutions, nearest_multiple, norms
+from jaxddp.models.ops.operations import MaxPool, Operations
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init, lookup
 from jaxddp.registry import MODELS
 from jaxddp.sections.model_section import Stem, Width
+
+_LEAST_BLURRED_CHANNELS = 16
+_BLUR_WEIGHTS = (1, 2, 1)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def blur(images: jax.Array, stride: int = 1) -> jax.Array:
+    """Convolve each channel with [1, 2, 1] x [1, 2, 1] / 16 and zero padding: [B, H, W, C] -> [B, H', W', C].
+
+    H' is ceil(H / stride). Images may have any float dtype. Sums are computed in float32 or wider, and
+    rounded once. Only
+    reverse-mode differentiation is supported, not `jax.jvp`.
+    """
+    wide = jnp.promote_types(images.dtype, jnp.float32)
+    batch, height, width, channels = images.shape
+    rows, columns = ((side - 1) // stride * stride + 1 for side in (height, width))
+    padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)))
+
+    def shifted(row: int, column: int) -> jax.Array:
+        stop = (batch, row + rows, column + columns, channels)
+        return lax.slice(padded, (0, row, column, 0), stop, (1, stride, stride, 1)).astype(wide)
+
+    # XLA sums the nine slices in one pass over memory, while a separable filter takes two passes. On a CPU the sum
+    # takes an eighth of the time of XLA's depthwise convolution.
+    taps = [
+        row_weight * column_weight / 16 * shifted(row, column)
+        for row, row_weight in enumerate(_BLUR_WEIGHTS)
+        for column, column_weight in enumerate(_BLUR_WEIGHTS)
+    ]
+    return functools.reduce(jnp.add, taps).astype(images.dtype)
+
+
+def _blur_forward(images: jax.Array, stride: int) -> tuple[jax.Array, tuple[int, ...]]:
+    return blur(images, stride), images.shape
+
+
+def _blur_backward(stride: int, shape: tuple[int, ...], grads: jax.Array) -> tuple[jax.Array]:
+    # A symmetric filter is its own transpose. The gradient that JAX derives would add nine images, one by one.
+    margins = [
+        (0, side - (outputs - 1) * stride - 1, stride - 1)
+        for side, outputs in zip(shape[1:3], grads.shape[1:3], strict=True)
+    ]
+    spread = lax.pad(grads, jnp.zeros((), grads.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
+    return (blur(spread),)
+
+
+blur.defvjp(_blur_forward, _blur_backward)
+
+
+def blurring(conv: ModuleFactory) -> ModuleFactory:
+    """Wrap a factory of convolutions: strided convolutions first blur images that have 16 channels or more.
+
+    The ResNets of FFCV (github.com/libffcv/ffcv-imagenet, `BlurPoolConv2d`) do the same: they blur before each strided
+    convolution except the stem's, and not before the max pool. A blur has no parameters, and the convolutions keep
+    their names.
+
+    Args:
+        conv: a factory that is called as `conv(features, kernel=3, stride=2, name="conv1")`.
+    """
+
+    def factory(features: int, *, kernel: int, stride: int, **options: Any) -> Any:
+        if stride == 1:
+            return conv(features, kernel=kernel, stride=1, **options)
+
+        def convolve(images: jax.Array) -> jax.Array:
+            if images.shape[-1] < _LEAST_BLURRED_CHANNELS:
+                return conv(features, kernel=kernel, stride=stride, **options)(images)
+            if kernel == 1:
+                # A 1x1 convolution reads only the pixels that the strided blur computes.
+                return conv(features, kernel=1, stride=1, **options)(blur(images, stride))
+            return conv(features, kernel=kernel, stride=stride, **options)(blur(images))
+
+        return convolve
+
+    return factory
+
+
+def imagenet_stem(
+    images: jax.Array, features: int, conv: ModuleFactory, norm: ModuleFactory, max_pool: MaxPool
+) -> jax.Array:
+    """Apply a 7x7 convolution and a 3x3 max pool, each with stride 2: [B, H, W, C] -> [B, H/4, W/4, features]."""
+    x = conv(features, kernel=7, stride=2, name="conv1")(images)
+    return max_pool(norm(name="bn1")(x, relu=True), 3, 2, 1)
+
+
+def small_stem(
+    images: jax.Array, features: int, conv: ModuleFactory, norm: ModuleFactory, max_pool: MaxPool
+) -> jax.Array:
+    """Apply a 3x3 convolution with stride 1, for images of about 32 pixels: [B, H, W, C] -> [B, H, W, features]."""
+    return norm(name="bn1")(conv(features, kernel=3, stride=1, name="conv1")(images), relu=True)
+
+
+def deep_stem(
+    images: jax.Array, features: int, conv: ModuleFactory, norm: ModuleFactory, max_pool: MaxPool
+) -> jax.Array:
+    """Apply three 3x3 convolutions, the first with stride 2, and the max pool: [B, H, W, C] -> [B, H/4, W/4, features].
+
+    Source: He et al. 2019, "Bag of tricks for image classification" (arXiv:1812.01187), ResNet-C.
+    """
+    x = images
+    for number, stride in ((1, 2), (2, 1)):
+        x = conv(max(1, features // 2), kernel=3, stride=stride, name=f"stem_conv{number}")(x)
+        x = norm(name=f"stem_bn{number}")(x, relu=True)
+    x = conv(features, kernel=3, stride=1, name="stem_conv3")(x)
+    return max_pool(norm(name="bn1")(x, relu=True), 3, 2, 1)
+
+
+STEMS = {"imagenet": imagenet_stem, "small": small_stem, "deep": deep_stem}
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """One convolution of a block.
+
+    Attributes:
+        kernel: the side of the kernel.
+        expansion: the number of features, as a multiple of the block's `features`.
+        strided: whether this convolution has the block's stride.
+        groups: the number of groups of channels.
+    """
+
+    kernel: int
+    expansion: int = 1
+    strided: bool = False
+    groups: int = 1
+
+
+class ResidualBlock(nn.Module):
+    """A residual block, relu(shortcut(x) + f(x)), where f is the block's convolutions, each with a batch norm.
+
+    Attributes:
+        convolutions: the convolutions of f; a `strided` one has the block's stride.
+        features: the number of features of a convolution with expansion 1. The output has `features` times the last
+            expansion.
+        stride: 1, or 2 to halve the height and the width.
+        zero_init_last_scale: initialize the last scale to zero, so that the block starts as the identity.
+        conv, norm: factories of the layers; see `ResNet.layers`.
+        shortcut_norm: whether a shortcut that changes the shape has a batch norm after its convolution. Otherwise the
+            convolution has a bias.
+        pooled_shortcut: whether a shortcut with a stride takes the mean of 2x2 pixels before its convolution, which
+            then has no stride.
+        squeeze: a factory of squeeze and excitation before the addition, which squeezes to a sixteenth of the features,
+            as timm does; None for none.
+    """
+
+    convolutions: tuple[Convolution, ...]
+    features: int
+    stride: int
+    zero_init_last_scale: bool
+    conv: ModuleFactory
+    norm: ModuleFactory
+    shortcut_norm: bool = True
+    pooled_shortcut: bool = False
+    squeeze: ModuleFactory | None = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        y, last = x, len(self.convolutions)
+        for i, convolution in enumerate(self.convolutions, start=1):
+            features = self.features * convolution.expansion
+            stride = self.stride if convolution.strided else 1
+            options = {"kernel": convolution.kernel, "stride": stride, "groups": convolution.groups}
+            y = self.conv(features, **options, name=f"conv{i}")(y)
+            if i < last:
+                y = self.norm(name=f"bn{i}")(y, relu=True)
+        scale_init = nn.initializers.zeros if self.zero_init_last_scale else nn.initializers.ones
+        norm = self.norm(name=f"bn{last}", scale_init=scale_init)
+        if self.squeeze is None:
+            return norm(y, residual=self.shortcut(x, y.shape), relu=True)
+        squeezed = nearest_multiple(y.shape[-1] / 16, least=0)
+        y = self.squeeze(squeezed, name="se")(norm(y))
+        return nn.relu(self.shortcut(x, y.shape) + y)
+
+    def shortcut(self, x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Convert the input to the shape of the output."""
+        if x.shape == shape:
+            return x
+        stride = self.stride
+        if self.pooled_shortcut and stride == 2:
+            x, stride = halve(x), 1
+        options = {"kernel": 1, "stride": stride, "use_bias": not self.shortcut_norm}
+        x = self.conv(shape[-1], **options, name="downsample_conv")(x)
+        return self.norm(name="downsample_bn")(x) if self.shortcut_norm else x
+
+
+def halve(images: jax.Array) -> jax.Array:
+    """Take the means of squares of 2x2 pixels: [B, H, W, C] -> [B, ceil(H / 2), ceil(W / 2), C].
+
+    If a side is odd, the last means are those of the remaining pixels.
+    """
+    batch, height, width, channels = images.shape
+    if height % 2 or width % 2:
+        images = jnp.pad(images, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    squares = images.reshape(batch, (height + 1) // 2, 2, (width + 1) // 2, 2, channels)
+    wide = jnp.promote_types(images.dtype, jnp.float32)
+    return squares.mean((2, 4), dtype=wide).astype(images.dtype)
 
 
 @dataclass(frozen=True)
@@ -104,7 +297,7 @@ class ResNet(nn.Module):
             identity.
         shortcut_norm: whether shortcuts that change the shape have a batch norm, as in the paper. Otherwise they have
             a bias.
-        blur_pool: blur images before each strided convolution; see `jaxddp.models.ops.blur`.
+        blur_pool: blur images before each strided convolution; see `jaxddp.models.resnet`.
         axis_name: the mesh axis over which training averages batch statistics; None for statistics of each device.
         group: the number of consecutive images that training normalizes together; None for all images of a device.
         dtype: the dtype of the computation. The mean over pixels and the head use float32 or wider.
@@ -178,7 +371,7 @@ class ResNet(nn.Module):
     def layers(self, train: bool) -> tuple[ModuleFactory, ModuleFactory]:
         """Return the factories of all convolutions and of all batch norms.
 
-        See `jaxddp.models.ops.conv_norm`.
+        See `jaxddp.models.ops.layers`.
         """
         operations = self.operations or Operations()
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}

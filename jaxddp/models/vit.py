@@ -19,8 +19,7 @@ from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Decay
-from jaxddp.models.ops.drop_path import add_branch, branch_factors
-from jaxddp.models.ops.transformer import Attention, Mlp, dense_init, patch_embedding
+from jaxddp.models.ops.layers import Attention, Mlp, add_branch, branch_factors, dense_init, patch_embedding
 from jaxddp.models.published import Naming, PositionGrid, depth_of, naming
 from jaxddp.registry import MODELS
 

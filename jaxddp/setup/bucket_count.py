@@ -31,8 +31,8 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.measure.communication import DGX_H200
 from jaxddp.measure.cost import can_read_jaxprs, count_flops, peak
 from jaxddp.mesh import Topology
-from jaxddp.models.frozen import without_frozen
 from jaxddp.models.interface import Model
+from jaxddp.models.variables import without_frozen
 from jaxddp.platforms import platform_named
 
 WINDOW = 0.2

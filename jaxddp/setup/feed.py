@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxddp.augment.resize import Side
+from jaxddp.augment.geometry import Side
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import doing, reached

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from jaxddp.config import Config
-from jaxddp.models.frozen import with_frozen, without_frozen
+from jaxddp.models.variables import with_frozen, without_frozen
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.sections.layers import NO_LAYERS

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.ops.magnitudes import IDENTITY, PixelOperation, Size, Space, drawn, operate_all, rows
+from jaxddp.augment.operations import IDENTITY, PixelOperation, Size, Space, drawn, operate_all, rows
 from jaxddp.config import AugmentConfig
 from jaxddp.registry import POLICIES
 

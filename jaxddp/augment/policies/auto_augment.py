@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.ops.magnitudes import IDENTITY, Size, Space, drawn, operate_all, rows
+from jaxddp.augment.operations import IDENTITY, Size, Space, drawn, operate_all, rows
 from jaxddp.registry import POLICIES
 
 BINS = 10

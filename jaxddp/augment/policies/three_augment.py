@@ -6,9 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.color_jitter import color_jitter
-from jaxddp.augment.ops.blend import gray_of
-from jaxddp.augment.ops.gaussian_blur import blur, box_weights
+from jaxddp.augment.color import blur, box_weights, color_jitter
+from jaxddp.augment.operations import gray_of
 from jaxddp.config import AugmentConfig
 from jaxddp.core.errors import InputError, Key
 from jaxddp.registry import POLICIES
@@ -54,7 +53,7 @@ def one_of_three(planes: jax.Array, choice: jax.Array, weights: jax.Array) -> ja
 
     Args:
         choice: int32[].
-        weights: the weights of the blur, uint32[3]; see `jaxddp.augment.ops.gaussian_blur.box_weights`.
+        weights: the weights of the blur, uint32[3]; see `jaxddp.augment.color.box_weights`.
     """
     gray = jnp.broadcast_to(gray_of(planes.astype(jnp.int32)), planes.shape).astype(planes.dtype)
     solarized = jnp.where(planes < THRESHOLD, planes, 255 - planes)

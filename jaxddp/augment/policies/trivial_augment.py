@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.ops.apply import operate
-from jaxddp.augment.ops.magnitudes import Space, drawn, rows
-from jaxddp.augment.ops.pixel_operation import OPERATIONS
+from jaxddp.augment.operations import OPERATIONS, Space, drawn, operate, rows
 from jaxddp.config import AugmentConfig
 from jaxddp.registry import POLICIES
 

@@ -21,7 +21,7 @@ from jaxddp.engine.parts.averages import Lookahead
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import DEVICE_GROUPS, NUMBERS, TrainState
 from jaxddp.mesh import AXIS, GROUP
-from jaxddp.models.frozen import with_frozen, with_frozen_state, without_frozen
+from jaxddp.models.variables import with_frozen, with_frozen_state, without_frozen
 
 Between = Callable[[TrainState], TrainState]
 """A function of the state that is called between two steps."""

@@ -23,7 +23,7 @@ from jaxddp.engine.sharded.sharded_state import shardings
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.engine.step import Phases
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.frozen import without_frozen
+from jaxddp.models.variables import without_frozen
 
 ShardedStep = Callable[..., tuple[TrainState, MetricSums]]
 """(state, batch, key) -> (next state, sums of this step), for global arrays. Call it inside `jax.jit`."""

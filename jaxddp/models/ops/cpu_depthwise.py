@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-import jaxddp.models.ops.cpu_transposed as cpu_transposed
+from jaxddp.models.ops.cpu_grouped import strided_images_gradient
 
 
 def is_depthwise(images: jax.Array, kernel: jax.Array) -> bool:
@@ -34,7 +34,7 @@ def images_gradient(
     if stride == 1:
         return product(grads, kernel[::-1, ::-1], 1, kernel.shape[0] - 1 - padding)
     valid = functools.partial(product, stride=1, padding=0)
-    return cpu_transposed.images_gradient(valid, grads, kernel, shape, stride, padding)
+    return strided_images_gradient(valid, grads, kernel, shape, stride, padding)
 
 
 def kernel_gradient(

@@ -1,0 +1,214 @@
+"""Augmentations that move or fill pixels: flips, crops, cutout, random erasing, resizing, and views for evaluation."""
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxddp.config import AugmentConfig, Views
+from jaxddp.core.errors import InputError, Key
+from jaxddp.registry import AUGMENTATIONS
+
+
+class Box(NamedTuple):
+    """A rectangle with fields int32[]. It may extend beyond the image; pixels outside the image are ignored."""
+
+    top: jax.Array
+    left: jax.Array
+    height: jax.Array
+    width: jax.Array
+
+    def mask(self, height: int, width: int) -> jax.Array:
+        """Return a mask, bool[height, width], of the pixels of an image that are in the box."""
+        row, column = jnp.arange(height)[:, None] - self.top, jnp.arange(width) - self.left
+        return (row >= 0) & (row < self.height) & (column >= 0) & (column < self.width)
+
+
+def centered(key: jax.Array, image_height: int, image_width: int, height: jax.Array, width: jax.Array) -> Box:
+    """Draw a box of this height and width, int32[] each. Its centre is uniform over the pixels of the image."""
+    row, column = jax.random.randint(key, (2,), 0, jnp.array([image_height, image_width]), jnp.int32)
+    return Box(row - height // 2, column - width // 2, height, width)
+
+
+def check_side(key: str, pixels: int, image: jax.Array) -> None:
+    """Raise `InputError` if `data.augment.KEY` is larger than the shorter side of an image, [H, W, C]."""
+    side = min(image.shape[:2])
+    if pixels > side:
+        raise InputError(
+            Key(f"data.augment.{key}", pixels), f": expected 0 to {side} pixels, at most the image's shorter side"
+        )
+
+
+def flip(key: jax.Array, image: jax.Array) -> jax.Array:
+    """Flip an image [H, W, C] left to right with probability 1/2."""
+    return jnp.where(jax.random.bernoulli(key), image[:, ::-1], image)
+
+
+def vertical_flip(key: jax.Array, image: jax.Array) -> jax.Array:
+    """Flip an image [H, W, C] top to bottom with probability 1/2."""
+    return jnp.where(jax.random.bernoulli(key), image[::-1], image)
+
+
+def alternate_flip(key: jax.Array, epoch: jax.Array, image: jax.Array) -> jax.Array:
+    """Flip an image [H, W, C] left to right in every other epoch (Jordan 2024, arXiv:2404.00498, section 3.6).
+
+    In a short run, the two versions of an image appear more equally often than with random flips.
+
+    Args:
+        key: the same random key in all epochs. The image is flipped in epoch 0 with probability 1/2.
+    """
+    return jnp.where(jax.random.bernoulli(key) ^ (epoch % 2 == 1), image[:, ::-1], image)
+
+
+AUGMENTATIONS.add("vertical_flip")(lambda settings: vertical_flip)
+
+
+def padded_crop_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return a function that pads an image [H, W, C] by the config's margin, and crops it.
+
+    The crop has the size of the image and a random position. The margin is black or reflected.
+    """
+    pad, mode = settings.pad, "reflect" if settings.border == "reflect" else "constant"
+
+    def padded_crop(key: jax.Array, image: jax.Array) -> jax.Array:
+        check_side("pad", pad, image)
+        top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
+        padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)), mode)
+        return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
+
+    return padded_crop
+
+
+ASPECT = (0.3, 1 / 0.3)
+TRIES = 10
+
+
+def cutout_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return cutout (DeVries & Taylor 2017, arXiv:1708.04552): a function that sets a square of an image to 0.
+
+    The side of the square is `settings.cutout`. Its centre is uniform over the pixels of the image, uint8[H, W, C]. The
+    authors set normalized images to 0, the mean colour.
+    """
+
+    def cutout(key: jax.Array, image: jax.Array) -> jax.Array:
+        check_side("cutout", settings.cutout, image)
+        height, width, _ = image.shape
+        side = jnp.int32(settings.cutout)
+        square = centered(key, height, width, side, side)
+        return jnp.where(square.mask(height, width)[..., None], 0, image).astype(image.dtype)
+
+    return cutout
+
+
+def erase_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """Return random erasing: a function that fills a rectangle of a normalized image, float[H, W, C].
+
+    An image is erased with probability `settings.erase`. The fill "mean" is 0, the mean colour, as in torchvision's
+    recipes (RE-M of Zhong et al. 2017, arXiv:1708.04896). "noise" draws each value from the standard normal
+    distribution, as timm's mode "pixel" does.
+    """
+
+    def erase(key: jax.Array, image: jax.Array) -> jax.Array:
+        height, width, _ = image.shape
+        hit_key, box_key, fill_key = jax.random.split(key, 3)
+        is_erased = jax.random.bernoulli(hit_key, jnp.float32(settings.erase))
+        is_noise = settings.erase_fill == "noise"
+        fill = jax.random.normal(fill_key, image.shape, image.dtype) if is_noise else 0
+        box = erasing_box(box_key, height, width, settings.erase_area)
+        return jnp.where(is_erased & box.mask(height, width)[..., None], fill, image)
+
+    return erase
+
+
+def erasing_box(key: jax.Array, image_height: int, image_width: int, bounds: tuple[float, float]) -> Box:
+    """Draw the rectangle of random erasing. It is completely inside the image, or empty.
+
+    Its share of the area is uniform in `bounds`, its aspect ratio (height / width) log-uniform in `ASPECT`, and its
+    position uniform. Wide and tall rectangles are equally likely. The first of `TRIES` draws that fits the image is
+    used.
+    """
+    area, aspect, top, left = jax.random.uniform(key, (4, TRIES), jnp.float32)
+    area = (bounds[0] + area * (bounds[1] - bounds[0])) * (image_height * image_width)
+    low, high = jnp.log(jnp.array(ASPECT, jnp.float32))
+    aspect = jnp.exp(low + aspect * (high - low))
+    height = jnp.round(jnp.sqrt(area * aspect)).astype(jnp.int32)
+    width = jnp.round(jnp.sqrt(area / aspect)).astype(jnp.int32)
+    fits = (height >= 1) & (height <= image_height) & (width >= 1) & (width <= image_width)
+    # The product can be rounded up to one more than the last position.
+    top = jnp.minimum((top * (image_height - height + 1)).astype(jnp.int32), image_height - height)
+    left = jnp.minimum((left * (image_width - width + 1)).astype(jnp.int32), image_width - width)
+    first = jnp.argmax(fits)
+    size = jnp.where(fits[first], jnp.stack([height, width])[:, first], 0)
+    return Box(top[first], left[first], size[0], size[1])
+
+
+_UPWARD_BIAS = 1 / 32
+"""The value that is added before rounding, in levels: above any rounding error, and too small to be visible."""
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Side:
+    """The side, in pixels, to which the images of a batch are resized. Like a shape, it is static under tracing.
+
+    Attributes:
+        interpolation: "bilinear" or "bicubic".
+    """
+
+    pixels: int
+    interpolation: str = "bilinear"
+
+
+def resized(images: jax.Array, side: Side, dtype: Any) -> jax.Array:
+    """Resize pixels [B, H, W, C] to [B, side, side, C] of the same dtype, with floating-point operations in `dtype`.
+
+    The resize is antialiased, by `jax.image.resize`. The mean of a few pixels is often halfway between two levels. Its
+    rounding would depend on the last bits of a sum, which may depend on the number of devices. So values near the
+    middle are always rounded up.
+    """
+    shape = (len(images), side.pixels, side.pixels, images.shape[-1])
+    method = {"bilinear": "bilinear", "bicubic": "cubic"}[side.interpolation]
+    means = jax.image.resize(images.astype(dtype), shape, method, antialias=True)
+    if jnp.issubdtype(images.dtype, jnp.floating):
+        return means.astype(images.dtype)
+    levels = jnp.floor(means + (0.5 + _UPWARD_BIAS))
+    if side.interpolation == "bicubic":
+        # Some weights are negative.
+        levels = jnp.clip(levels, 0, jnp.iinfo(images.dtype).max)
+    return levels.astype(images.dtype)
+
+
+def mean_logits(classify: Callable[[jax.Array], jax.Array], images: jax.Array, views: Views) -> jax.Array:
+    """Return the mean logits, float[B, K] in float32 or wider, over views of normalized images [B, H, W, C].
+
+    Args:
+        classify: a function of images that returns logits.
+        views: "one" is the image alone. "mirror" is the image and its mirror image, with equal weights.
+            "mirror_translate" (Jordan 2024, arXiv:2404.00498) adds four views: the image translated by one pixel down
+            and right, the image translated by one pixel up and left, and the mirror images of both. The border is
+            reflected. The four added views have half of the total weight.
+    """
+    if views == "one":
+        return classify(images)
+
+    def wide(view: jax.Array) -> jax.Array:
+        logits = classify(view)
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+    return functools.reduce(jnp.add, (weight * wide(view) for weight, view in _weighted(images, views)))
+
+
+def _weighted(images: jax.Array, views: Views) -> Iterator[tuple[float, jax.Array]]:
+    copies = [(1.0, images)] if views == "mirror" else [(0.5, images), *((0.25, copy) for copy in _translated(images))]
+    for weight, copy in copies:
+        yield weight / 2, copy
+        yield weight / 2, copy[:, :, ::-1]
+
+
+def _translated(images: jax.Array) -> tuple[jax.Array, jax.Array]:
+    height, width = images.shape[1:3]
+    padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
+    return padded[:, :height, :width], padded[:, 2:, 2:]

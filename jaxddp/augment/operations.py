@@ -1,0 +1,293 @@
+"""The operations of RandAugment and the policies on one image: warps, table lookups and blends.
+
+Under `vmap`, `jax.lax.switch` would compute every operation for every image. So `operate` computes a warp, a table
+lookup and a blend once each. One of these three performs the drawn operation, and the parameters of the other two leave
+the image unchanged.
+
+Pixels and positions are computed in integers, with fractions in units of 1/`ONE`, so results are the same on any
+device. Operations use images with the channels first, [C, H, W]. A TPU pads the last axis to a multiple of 128, so an
+image with three channels last would take 43 times its memory.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxddp.core.errors import InputError, Key
+
+OPERATIONS = (
+    *("identity", "autocontrast", "equalize", "rotate", "solarize", "color", "posterize"),
+    *("contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
+)
+"""The 14 operations of RandAugment and TrivialAugment, in the order of the RandAugment paper."""
+SOLARIZE_ADD = len(OPERATIONS)
+"""The number of an operation of timm's RandAugment: brighten the pixels below 128."""
+ONE = 1 << 16
+"""The unit of a fraction."""
+
+
+class PixelOperation(NamedTuple):
+    """Operations with their parameters, int32[] or int32[n] each. Those of other operations do not change an image.
+
+    Attributes:
+        operation: the index in `OPERATIONS`, or `SOLARIZE_ADD`.
+        cos, sin: of the angle of the rotation, in units of 1/`ONE`.
+        shear_x, shear_y: the shear along each axis, in units of 1/`ONE`.
+        translate_x, translate_y: the translation along each axis, in pixels.
+        threshold: solarize inverts pixels of this value and above.
+        dropped: the number of lower bits that posterize sets to 0.
+        factor: the weight of the image in a blend, in units of 1/`ONE`.
+        added: the value that `SOLARIZE_ADD` adds.
+    """
+
+    operation: jax.Array
+    cos: jax.Array
+    sin: jax.Array
+    shear_x: jax.Array
+    shear_y: jax.Array
+    translate_x: jax.Array
+    translate_y: jax.Array
+    threshold: jax.Array
+    dropped: jax.Array
+    factor: jax.Array
+    added: jax.Array
+
+    def matches(self, *names: str) -> list[jax.Array]:
+        """Return, for each name of `OPERATIONS` or "solarize_add", bool[]: whether this operation was drawn."""
+        return [self.operation == number_of(name) for name in names]
+
+
+def number_of(name: str) -> int:
+    """Return the number of an operation: its index in `OPERATIONS`, or `SOLARIZE_ADD`."""
+    return SOLARIZE_ADD if name == "solarize_add" else OPERATIONS.index(name)
+
+
+def check_pixels(setting: Key, image: jax.Array, advice: str) -> None:
+    """Check that an augmentation can process an image, [H, W, C].
+
+    Args:
+        setting: the key that enables the augmentation, with its value.
+        advice: the correction, if the images are unsuitable.
+
+    Raises:
+        InputError: the image has not 1 or 3 channels, or is not uint8.
+    """
+    if image.shape[-1] not in (1, 3):
+        raise InputError(
+            setting, f": needs images with 1 or 3 channels, and these have {image.shape[-1]}", advice=advice
+        )
+    if image.dtype == jnp.uint16:
+        raise InputError(setting, ": needs 8-bit pixels, and the images have 16 bits", advice=advice)
+    if image.dtype != jnp.uint8:
+        raise InputError(setting, f": needs pixels, and the images are normalized {image.dtype}", advice=advice)
+
+
+_LUMA = (19595, 38470, 7471)
+"""The weights of red, green and blue (ITU-R 601-2), in units of 1/`ONE`."""
+
+
+def blend(image: jax.Array, operation: PixelOperation) -> jax.Array:
+    """Blend uint8[C, H, W] with the degenerate image of an operation."""
+    pixels = image.astype(jnp.int32)
+    gray = gray_of(pixels)
+    degenerates = {
+        "color": gray,
+        "contrast": mean_of(gray),
+        "brightness": jnp.int32(0),
+        "sharpness": _smooth(pixels),
+    }
+    shaped = [jnp.broadcast_to(degenerate, image.shape) for degenerate in degenerates.values()]
+    degenerate = jnp.select(operation.matches(*degenerates), shaped, pixels)
+    factor = operation.factor
+    return blended(pixels, degenerate, factor).astype(image.dtype)
+
+
+def blended(pixels: jax.Array, degenerate: jax.Array, factor: jax.Array) -> jax.Array:
+    """Return degenerate + factor * (pixels - degenerate), rounded and clipped to 0..255, int32.
+
+    Args:
+        factor: in units of 1/`ONE`.
+    """
+    return jnp.clip(degenerate + (factor * (pixels - degenerate) + ONE // 2) // ONE, 0, 255)
+
+
+def gray_of(pixels: jax.Array) -> jax.Array:
+    """Return the luma of int32[C, H, W], [1, H, W] of the same dtype. Pixels of 16 bits need uint32."""
+    if len(pixels) == 1:
+        return pixels
+    return ((pixels * jnp.array(_LUMA, pixels.dtype)[:, None, None]).sum(0, keepdims=True) + ONE // 2) // ONE
+
+
+def mean_of(gray: jax.Array) -> jax.Array:
+    """Return the rounded mean of int32[1, H, W], int32[]."""
+    count = gray.size
+    return (gray.sum(dtype=jnp.int32) + count // 2) // count
+
+
+def _smooth(pixels: jax.Array) -> jax.Array:
+    """Average each pixel (weight 5) with its eight neighbours (weight 1). Pixels at the border are not changed."""
+    rows = pixels[:, :-2] + pixels[:, 1:-1] + pixels[:, 2:]
+    around = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+    inner = pixels[:, 1:-1, 1:-1]
+    return pixels.at[:, 1:-1, 1:-1].set((around + 4 * inner + 6) // 13)
+
+
+def look_up(image: jax.Array, operation: PixelOperation) -> jax.Array:
+    """Map the values of each channel of uint8[C, H, W] by a lookup table."""
+    channels = len(image)
+    # On a CPU, counting and lookup on one flat axis are several times faster than on two axes (channel and value).
+    indices = (image.astype(jnp.int32) + 256 * jnp.arange(channels, dtype=jnp.int32)[:, None, None]).reshape(-1)
+    histogram = jnp.zeros(256 * channels, jnp.int32).at[indices].add(1, mode="promise_in_bounds")
+    histogram = histogram.reshape(channels, 256)
+    values = jnp.arange(256, dtype=jnp.int32)
+    threshold, dropped = operation.threshold, operation.dropped
+    tables = {
+        "autocontrast": jax.vmap(_autocontrast_table)(histogram),
+        "equalize": jax.vmap(_equalize_table)(histogram),
+        "solarize": jnp.where(values < threshold, values, 255 - values),
+        "posterize": values >> dropped << dropped,
+        "solarize_add": jnp.where(values < 128, jnp.minimum(values + operation.added, 255), values),
+    }
+    shaped = [jnp.broadcast_to(table, histogram.shape) for table in tables.values()]
+    table = jnp.select(operation.matches(*tables), shaped, values).astype(image.dtype)
+    return table.reshape(-1).at[indices].get(mode="promise_in_bounds").reshape(image.shape)
+
+
+def _autocontrast_table(histogram: jax.Array) -> jax.Array:
+    """Return the lookup table of autocontrast, int32[256]: the darkest value becomes 0, the brightest 255.
+
+    An image with a single value is not changed.
+    """
+    values = jnp.arange(256, dtype=jnp.int32)
+    low, high = _value_range(histogram)
+    stretched = (values - low) * 255 // jnp.maximum(high - low, 1)
+    return jnp.where(high > low, jnp.clip(stretched, 0, 255), values)
+
+
+def _equalize_table(histogram: jax.Array) -> jax.Array:
+    """Return the lookup table of equalize, int32[256]: a value becomes the number of darker pixels, scaled to 255."""
+    _, high = _value_range(histogram)
+    step = (histogram.sum() - histogram[high]) // 255
+    below = jnp.cumsum(histogram) - histogram
+    spread = (step // 2 + below) // jnp.maximum(step, 1)
+    return jnp.where(step > 0, jnp.minimum(spread, 255), jnp.arange(256))
+
+
+def _value_range(histogram: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return the darkest and the brightest value of a histogram."""
+    occurs = histogram > 0
+    return jnp.argmax(occurs), 255 - jnp.argmax(occurs[::-1])
+
+
+FILL = 128
+"""The gray that fills pixels outside a warped image, as in the code of the authors of AutoAugment."""
+
+
+def warp(image: jax.Array, operation: PixelOperation) -> jax.Array:
+    """Warp uint8[C, H, W] by nearest neighbour: each pixel gets the value at the source position of its centre.
+
+    Rotation is counter-clockwise about the image's centre. Shear moves a row or column by a fraction of its distance
+    from the top or left border. Translation is by whole pixels. Up to a side of 10,000 pixels, a position that does not
+    fit into int32 is far outside the image, and stays outside after the overflow.
+    """
+    _, height, width = image.shape
+    cos, sin = operation.cos, operation.sin
+    # Twice the position of the centre of each pixel, because these are integers.
+    y, x = 2 * jnp.arange(height, dtype=jnp.int32)[:, None] + 1, 2 * jnp.arange(width, dtype=jnp.int32) + 1
+    down, right = y - height, x - width
+    row = sin * right + cos * down + operation.shear_y * x + ONE * height
+    column = cos * right - sin * down + operation.shear_x * y + ONE * width
+    row = row // (2 * ONE) + operation.translate_y
+    column = column // (2 * ONE) + operation.translate_x
+    inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    moved = image.at[:, row, column].get(mode="clip")
+    return jnp.where(inside, moved, FILL).astype(image.dtype)
+
+
+def operate(planes: jax.Array, operation: PixelOperation) -> jax.Array:
+    """Apply one operation to one image, uint8[C, H, W]; C is 1 or 3."""
+    return blend(look_up(warp(planes, operation), operation), operation)
+
+
+Size = tuple[int, int]
+"""(height, width) of an image, in pixels."""
+
+
+class Space(NamedTuple):
+    """The magnitudes of one operation from which a policy draws.
+
+    The units are: shear: pixels for each pixel; translate: pixels; rotate: degrees; posterize: the number of upper bits
+    that are kept; solarize: the lowest value that is inverted; solarize_add: the added value; blends: the distance of
+    the factor from 1.
+
+    Attributes:
+        magnitudes: float64[n].
+        is_signed: whether the opposite of a magnitude is equally likely.
+    """
+
+    magnitudes: np.ndarray
+    is_signed: bool
+
+
+IDENTITY = (number_of("identity"), ONE, 0, 0, 0, 0, 0, 256, 0, ONE, 0)
+"""The parameters that do not change an image."""
+
+
+def row(name: str, magnitude: float) -> tuple[int, ...]:
+    """Return the parameters of an operation, in the order of the fields of `PixelOperation`.
+
+    Args:
+        name: a name of `OPERATIONS`, "solarize_add" or "invert".
+        magnitude: in the unit of `Space`; negative for the opposite direction. A positive translation moves the image
+            to the right or down, as in torchvision.
+    """
+    if name == "invert":
+        name, magnitude = "solarize", 0
+    changed: dict[str, int] = {"operation": number_of(name)}
+    if name == "rotate":
+        angle = math.radians(magnitude)
+        changed |= {"cos": round(ONE * math.cos(angle)), "sin": round(ONE * math.sin(angle))}
+    elif name in ("shear_x", "shear_y"):
+        changed[name] = round(ONE * magnitude)
+    elif name in ("translate_x", "translate_y"):
+        changed[name] = -int(magnitude)
+    elif name == "solarize":
+        changed["threshold"] = math.ceil(magnitude)
+    elif name == "solarize_add":
+        changed["added"] = round(magnitude)
+    elif name == "posterize":
+        changed["dropped"] = 8 - round(magnitude)
+    elif name in ("color", "contrast", "brightness", "sharpness"):
+        changed["factor"] = ONE + round(ONE * magnitude)
+    values = dict(zip(PixelOperation._fields, IDENTITY, strict=True)) | changed
+    return tuple(values[field] for field in PixelOperation._fields)
+
+
+def rows(space: Mapping[str, Space], name: str) -> list[list[tuple[int, ...]]]:
+    """Return the parameters of an operation for each magnitude of its space, in both directions.
+
+    The two directions of an operation without a sign are equal. An operation that is not in the space has no magnitude.
+    """
+    if name not in space:
+        return [2 * [row(name, 0)]]
+    magnitudes, is_signed = space[name]
+    return [[row(name, each), row(name, -each if is_signed else each)] for each in magnitudes]
+
+
+def drawn(table: np.ndarray, index: jax.Array) -> PixelOperation:
+    """Return the rows of a table, int[n, number of parameters], at indices int32[...]."""
+    return PixelOperation(*jnp.unstack(jnp.array(table, jnp.int32)[index], axis=-1))
+
+
+def operate_all(planes: jax.Array, parameters: PixelOperation) -> jax.Array:
+    """Apply operations one after the other to uint8[C, H, W].
+
+    Args:
+        parameters: int32[n] each.
+    """
+    # The operations run in a loop, so the compile time does not grow with their number.
+    return jax.lax.scan(lambda image, one: (operate(image, one), None), planes, parameters)[0]
