@@ -30,7 +30,7 @@ from jaxddp.overrides import flatten, plain
 from jaxddp.training.checkpoints.run_identity import MAY_CHANGE
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/keys.md", "docs/recipes.md", "docs/runs.md", "docs/design.md")
+PAGES = ("docs/keys.md", "docs/recipes.md", "docs/runs.md")
 MARKED_LIST = re.compile(r"(<!-- list (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 REGISTRIES = (
     "MODELS",
@@ -158,18 +158,6 @@ def changeable_keys() -> str:
     return textwrap.fill(text, 120, break_on_hyphens=False) + "\n"
 
 
-def private_name_table() -> str:
-    """Return a table of the private names of libraries by file, from the list in `tests/test_private_names.py`."""
-    source = ast.parse((ROOT / "tests/test_private_names.py").read_text())
-    (by_file,) = (
-        ast.literal_eval(node.value)
-        for node in source.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "USED"
-    )
-    rows = [f"| `{file}` | {', '.join(f'`{name}`' for name in names.split())} |" for file, names in by_file.items()]
-    return "\n".join(["| file | private names |", "|---|---|", *rows, ""])
-
-
 def short_form_table() -> str:
     """Return a table of the short forms of options."""
     rows = [f"| `{format_option(short)}` | `{key}` |" for short, key in sorted(SHORT.items())]
@@ -181,7 +169,6 @@ LISTS: dict[str, Callable[[], str]] = {
     "choices": choice_table,
     "short_forms": short_form_table,
     "resume": changeable_keys,
-    "private_names": private_name_table,
 }
 
 
