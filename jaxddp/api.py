@@ -19,8 +19,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.files import check_path
 from jaxddp.core.wording import choices
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.example_set import labels_of
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
+from jaxddp.data.labels import labels_of
 from jaxddp.data.sample import write_sample
 from jaxddp.data.source import Source, check_labelled, check_source
 from jaxddp.data.table import ExampleTable

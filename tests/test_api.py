@@ -24,9 +24,8 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp import InputError, prepare_training, train
 from jaxddp.core.errors import Preempted
-from jaxddp.data.columns import columns
-from jaxddp.data.example_set import Examples
-from jaxddp.data.order import WHOLE, SampleOrder
+from jaxddp.data.labels import Examples
+from jaxddp.data.order import WHOLE, SampleOrder, columns
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.models.ops.batch_norm import BatchNorm

@@ -15,8 +15,7 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.batch_plan.balanced_order import BalancedOrder
-from jaxddp.data.order import Shard
+from jaxddp.data.order import BalancedOrder, Shard
 
 BALANCED = DataConfig(sampling="balanced", image_size=6, crop="whole", augment=AugmentConfig(flip=True))
 CASES = st.tuples(

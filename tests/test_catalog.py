@@ -10,7 +10,7 @@ import jaxddp
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.opening import open_splits
-from jaxddp.data.storage.catalog import CATALOG_VARIABLE, DatasetEntry, find_dataset, resolve
+from jaxddp.data.storage.root import CATALOG_VARIABLE, DatasetEntry, find_dataset, resolve
 from jaxddp.recipe_files.find_recipe import configs_folder
 
 CATALOG = """

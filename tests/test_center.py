@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.cases import essential_and_rare
 
-from jaxddp.data.stream.decode import eval_image, train_image
-from jaxddp.data.stream.windows import Interpolation, resize
+from jaxddp.data.stream.decode import Interpolation, eval_image, resize, train_image
 
 REAL = Path(
     os.environ.get("JAXDDP_IMAGENET_SAMPLE", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")

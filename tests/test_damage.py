@@ -18,10 +18,9 @@ from support.damage import HEADERS, SMALL, STRETCHES, Damage, resized, size_of, 
 from support.images import EOI, PNGS, chunks, encode, passes, picture, png, segment, ycck
 
 from jaxddp.core.errors import InputError
-from jaxddp.curate.image_findings import examine_file
+from jaxddp.curate.check import examine_file
 from jaxddp.data.images.header import PNG_START
-from jaxddp.data.images.jpeg import MAX_LEFT_OVER
-from jaxddp.data.images.verify import verify
+from jaxddp.data.images.verify import MAX_LEFT_OVER, verify
 
 PHOTOGRAPHS = Path(
     os.environ.get("JAXDDP_PHOTOGRAPHS", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")

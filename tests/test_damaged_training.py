@@ -19,7 +19,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.soundness.bad_images import Omissions
+from jaxddp.data.soundness import Omissions
 from jaxddp.data.table import ExampleTable
 
 INTACT = encode(picture(170, 210), quality=90)

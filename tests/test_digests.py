@@ -16,17 +16,15 @@ from support.networks import linear_model
 from support.shared import sgd
 
 import jaxddp
-import jaxddp.data.stream.graph as graph
+import jaxddp.data.stream.pipeline as graph
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
-from jaxddp.curate.check import check
-from jaxddp.curate.manifest_writer import write_manifest
+from jaxddp.curate.check import check, write_manifest
 from jaxddp.data.images.verify import verify
-from jaxddp.data.opening import open_splits, open_tables
+from jaxddp.data.opening import labelled_and_unlabelled, open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
-from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.workdir.paths import with_absolute_paths
 
 N, BATCH, BAD_ROW = 8, 4, 3

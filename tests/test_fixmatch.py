@@ -23,7 +23,7 @@ from jaxddp.cli import main
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
-from jaxddp.data.unlabelled import few_labels
+from jaxddp.data.selection import few_labels
 from jaxddp.engine import self_test
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.gradients import Gradients
@@ -371,7 +371,7 @@ class NoSource:
         ({"metrics": {"pseudo_labels": lambda logits, labels: logits[:, 0]}}, "objective=fixmatch already "
          "measures pseudo_labels; give the metric another name"),
         ({"data": DataConfig(labels_per_class=4)}, "data.labels_per_class=4: from Python, give the table that "
-         "jaxddp.data.unlabelled.few_labels makes"),
+         "jaxddp.data.selection.few_labels makes"),
         ({"data": DataConfig(unlabelled="train")}, "unlabelled='train': from Python, give a table as unlabelled"),
     ],
 )  # fmt: skip

@@ -19,7 +19,7 @@ from support.trained import random_run
 
 import jaxddp
 from jaxddp.core.errors import InputError
-from jaxddp.data.inputs import open_inputs
+from jaxddp.data.opening import open_inputs
 from jaxddp.engine.predictions import grad_cam
 from jaxddp.inference.heat_map_files import HeatMapFiles
 from jaxddp.inference.prediction_file import PredictionOutput, write_predictions

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.batch_plan.host_order import HostEvalOrder, UnitedOrder, most_in_batch, places_of_host
-from jaxddp.data.order import Shard
+from jaxddp.data.order import HostEvalOrder, Shard, UnitedOrder, most_in_batch, places_of_host
 
 HOSTS = st.lists(st.integers(1, 60), min_size=1, max_size=6).map(tuple)
 SIZES = HOSTS.flatmap(lambda sizes: st.tuples(st.just(sizes), st.integers(1, sum(sizes))))

@@ -21,11 +21,9 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
-from jaxddp.data.batch_plan.host_order import UnitedOrder
-from jaxddp.data.columns import columns
-from jaxddp.data.example_set import labels_of
+from jaxddp.data.labels import labels_of
 from jaxddp.data.opening import open_splits
-from jaxddp.data.order import EvalOrder, SampleOrder, Shard
+from jaxddp.data.order import EvalOrder, SampleOrder, Shard, UnitedOrder, columns
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
 from jaxddp.setup.local_data import check_placement
 from jaxddp.setup.non_finite_examples import describe_non_finite

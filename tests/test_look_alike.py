@@ -25,7 +25,7 @@ from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.numpy_files import read_numpy
 from jaxddp.data.formats.packed_records import MANIFEST, read_packed
 from jaxddp.data.formats.parquet_files import ParquetTables
-from jaxddp.data.storage.catalog import CATALOG_VARIABLE, resolve
+from jaxddp.data.storage.root import CATALOG_VARIABLE, resolve
 
 CELL = pa.struct([("bytes", pa.binary())])
 ALIKE = {

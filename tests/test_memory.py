@@ -28,7 +28,7 @@ from jaxddp.cli import main
 from jaxddp.cluster.doctor import rehearsal
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, text_of
-from jaxddp.data.batch_plan.division import Division
+from jaxddp.data.batch_plan import Division
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.programs import Program
 from jaxddp.measure.cost import Cost, compile_with_cost

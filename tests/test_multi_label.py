@@ -19,10 +19,8 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.columns import columns, stacked_columns
-from jaxddp.data.example_set import labels_of
-from jaxddp.data.labels import LabelKind
-from jaxddp.data.order import EvalOrder
+from jaxddp.data.labels import LabelKind, labels_of
+from jaxddp.data.order import EvalOrder, columns, stacked_columns
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState

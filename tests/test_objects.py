@@ -35,10 +35,9 @@ from jaxddp.core.errors import InputError, JaxddpError, Unreachable
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
-from jaxddp.data.soundness.bad_images import Substitutes
-from jaxddp.data.storage.cache import CachedStore
-from jaxddp.data.storage.objects import Objects
-from jaxddp.data.storage.retry_policy import RetryPolicy
+from jaxddp.data.soundness import Substitutes
+from jaxddp.data.storage.objects import Objects, RetryPolicy
+from jaxddp.data.storage.store import CachedStore
 from jaxddp.data.table import ExampleTable
 
 if not os.environ.get("CI"):

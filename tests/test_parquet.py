@@ -24,8 +24,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.curate.check import check
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.storage.parquet import ParquetFiles
 from jaxddp.data.storage.shards import LocalShards
+from jaxddp.data.storage.tables import ParquetFiles
 from jaxddp.data.table import ExampleTable
 
 SIZE = 4

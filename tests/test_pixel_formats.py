@@ -13,10 +13,10 @@ from PIL import Image
 
 import jaxddp.data.stream.decode as decode
 from jaxddp.core.errors import InputError
-from jaxddp.curate.image_findings import examine_file
+from jaxddp.curate.check import examine_file
 from jaxddp.curate.pack import PackOptions, packed_image
-from jaxddp.data.images.header import parse_header
-from jaxddp.data.images.image_types import ImageHeader, PixelFormat
+from jaxddp.data.batch import PixelFormat
+from jaxddp.data.images.header import ImageHeader, parse_header
 from jaxddp.data.images.verify import verify
 from jaxddp.data.stream.decode import eval_image, train_image
 from jaxddp.data.stream.tensorflow_cpu import tf

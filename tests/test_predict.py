@@ -24,7 +24,7 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.data.formats.ilsvrc import TEST_CSV
-from jaxddp.data.inputs import open_inputs
+from jaxddp.data.opening import open_inputs
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.output_stream import BatchOutputs, images_at_once

@@ -29,7 +29,7 @@ from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.data.storage.retry_policy import RetryPolicy
+from jaxddp.data.storage.objects import RetryPolicy
 from jaxddp.models.variables import by_path, shapes_of
 from jaxddp.registry import MODELS
 from jaxddp.setup.prepare import initialize, open_experiment

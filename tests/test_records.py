@@ -19,8 +19,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.storage.record_index import RecordIndex, load_or_build_index
-from jaxddp.data.storage.records import RecordFiles, record_offsets
+from jaxddp.data.storage.records import RecordFiles, RecordIndex, load_or_build_index, record_offsets
 from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
 
@@ -374,7 +373,7 @@ def test_two_processes_may_build_the_index_at_the_same_time(folder: Path, tmp_pa
     import json, sys, time
     from pathlib import Path
     import numpy as np
-    from jaxddp.data.storage.record_index import RecordIndex, load_or_build_index
+    from jaxddp.data.storage.records import RecordIndex, load_or_build_index
 
     folder, own_mark, other_mark = map(Path, sys.argv[1:])
 

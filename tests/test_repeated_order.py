@@ -16,9 +16,7 @@ import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.batch_plan.balanced_order import BalancedOrder
-from jaxddp.data.batch_plan.repeated_order import RepeatedOrder
-from jaxddp.data.order import SampleOrder, Shard
+from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, Shard
 from jaxddp.setup.experiment import make_order
 from jaxddp.setup.local_data import check_placement
 

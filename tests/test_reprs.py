@@ -10,8 +10,8 @@ from support.runs import setup_of
 from support.shared import sgd
 
 import jaxddp
-from jaxddp.data.batch_plan.balanced_order import BalancedOrder
 from jaxddp.data.labels import LabelSets, as_members
+from jaxddp.data.order import BalancedOrder
 from jaxddp.inference.outcome import Outcome
 from jaxddp.inference.predictions import Predictions
 from jaxddp.training.events import RunStart

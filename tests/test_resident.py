@@ -23,9 +23,8 @@ from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig, load
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.columns import stacked_columns
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
-from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.order import EvalOrder, SampleOrder, stacked_columns
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.programs import loops_are_slow, make_resident_steps
 from jaxddp.engine.step import make_local_step, make_train_step

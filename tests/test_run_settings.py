@@ -21,7 +21,7 @@ from jaxddp.commands.train import Train
 from jaxddp.config import Config, LossConfig, load
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.storage.catalog import CATALOG_VARIABLE
+from jaxddp.data.storage.root import CATALOG_VARIABLE
 from jaxddp.recipe_files.find_recipe import recipe_path
 from jaxddp.workdir.claim import EVALUATION_KEYS, check_evaluation
 from jaxddp.workdir.paths import absolute, absolute_settings, with_absolute_paths

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from jaxddp.cluster.elastic_sizes import sharing_problem
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.data.columns import columns
-from jaxddp.data.order import SampleOrder, Shard
+from jaxddp.data.order import SampleOrder, Shard, columns
 from jaxddp.engine.gradients import Gradients
 from jaxddp.mesh import Topology
 from jaxddp.setup.measured_shares import shares_of

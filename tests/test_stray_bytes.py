@@ -10,8 +10,8 @@ from support.images import encode, picture
 from jaxddp.config import DataConfig
 from jaxddp.curate.check import check
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.images.header import DHT, jpeg_segments, without_stray_bytes
-from jaxddp.data.images.verify import verify
+from jaxddp.data.images.header import DHT, jpeg_segments
+from jaxddp.data.images.verify import verify, without_stray_bytes
 from jaxddp.data.order import EvalOrder
 
 WHOLE = encode(picture(48, 40), quality=90)

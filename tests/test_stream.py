@@ -37,12 +37,22 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
-from jaxddp.data.soundness.bad_images import Omissions
-from jaxddp.data.storage.local import LocalFiles
-from jaxddp.data.stream.decode import decode_and_resize, decode_window, eval_image, train_image
+from jaxddp.data.soundness import Omissions
+from jaxddp.data.storage.store import LocalFiles
+from jaxddp.data.stream.decode import (
+    ASPECT,
+    Area,
+    crop_area,
+    decode_and_resize,
+    decode_window,
+    eval_image,
+    example_keys,
+    random_area_window,
+    resize,
+    train_image,
+)
 from jaxddp.data.stream.pipeline import BATCHES_AHEAD, _fetched
 from jaxddp.data.stream.tensorflow_cpu import tf
-from jaxddp.data.stream.windows import ASPECT, Area, crop_area, example_keys, random_area_window, resize
 from jaxddp.data.table import ExampleTable
 
 
@@ -251,7 +261,7 @@ def test_crops_are_distributed_as_defined(size: tuple[int, int]):
 def test_crop_bounds_are_kept(monkeypatch: pytest.MonkeyPatch):
     central = windows((100, 1000), (1.0, 1.0), 5)
     assert {tuple(window) for window in central} == {(0, (1000 - 133) // 2, 100, 133)}
-    monkeypatch.setattr("jaxddp.data.stream.windows.ASPECT", (1.0, 1.0))
+    monkeypatch.setattr("jaxddp.data.stream.decode.ASPECT", (1.0, 1.0))
     drawn = windows((400, 300), (0.5, 0.5), 50)
     assert set(drawn[:, 2]) == set(drawn[:, 3]) == {round(math.sqrt(0.5 * 400 * 300))}
 

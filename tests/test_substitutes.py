@@ -17,9 +17,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.header import parse_header
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
-from jaxddp.data.soundness.bad_images import Substitutes
-from jaxddp.data.stream.decode import train_image
-from jaxddp.data.stream.windows import example_keys
+from jaxddp.data.soundness import Substitutes
+from jaxddp.data.stream.decode import example_keys, train_image
 from jaxddp.data.table import ExampleTable
 
 NUM_EXAMPLES, CLASSES, BATCH = 18, 3, 6

@@ -15,11 +15,10 @@ from support.ilsvrc import IMAGES, synset, write_csv, write_tree
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.example_set import labels_of
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
+from jaxddp.data.labels import balanced_rows, chosen_classes, labels_of
 from jaxddp.data.opening import open_splits
-from jaxddp.data.selection.subset import balanced_rows, chosen_classes
 from jaxddp.data.source import check_labelled
 from jaxddp.data.table import ExampleTable
 

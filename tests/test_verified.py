@@ -11,7 +11,7 @@ from support.ilsvrc import write_tree
 from support.networks import linear_model
 from support.runs import train_config
 
-import jaxddp.data.stream.graph as graph
+import jaxddp.data.stream.pipeline as graph
 from jaxddp.cli import main
 from jaxddp.config import DataConfig, load
 from jaxddp.core.errors import InputError
@@ -20,7 +20,7 @@ from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed_records import read_packed
 from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
-from jaxddp.data.soundness.sound_cache import Verified
+from jaxddp.data.soundness import Verified
 from jaxddp.data.table import ExampleTable
 
 DATA = DataConfig(image_size=16, resize=16, crop="whole")
@@ -198,7 +198,7 @@ def test_a_stream_that_is_dropped_caches_its_verified_images(root: Path, verific
 
 def test_the_cache_is_written_every_ten_minutes(root: Path, monkeypatch: pytest.MonkeyPatch):
     # The interval is private, since users need not set it.
-    monkeypatch.setattr("jaxddp.data.soundness.sound_cache._SECONDS", -1.0)
+    monkeypatch.setattr("jaxddp.data.soundness._SECONDS", -1.0)
     table = train_solutions(root)
     table.check(DATA)
     batches = iter(table.train_batches(SampleOrder(N, 4, seed=0), DATA, range(1000)))
@@ -234,7 +234,7 @@ def test_images_of_packed_sets_are_verified_again_after_a_change_of_their_shards
 
 def test_a_cache_file_does_not_grow_without_end(root: Path, monkeypatch: pytest.MonkeyPatch):
     # The bound is private. The test would need a million files to reach the real bound.
-    monkeypatch.setattr("jaxddp.data.soundness.sound_cache._MAX_ENTRIES", 10)
+    monkeypatch.setattr("jaxddp.data.soundness._MAX_ENTRIES", 10)
     for _ in range(4):
         for path in root.rglob("*.JPEG"):
             os.utime(path)
@@ -259,7 +259,7 @@ def test_no_two_rows_of_a_shard_have_the_same_identity():
 
 def test_other_rules_invalidate_the_cache(root: Path, monkeypatch: pytest.MonkeyPatch):
     mark_verified(train_solutions(root))
-    monkeypatch.setattr("jaxddp.data.soundness.sound_cache.RULES_VERSION", 1_000)
+    monkeypatch.setattr("jaxddp.data.soundness.RULES_VERSION", 1_000)
     assert len(mark_verified(train_solutions(root))) == N
 
 

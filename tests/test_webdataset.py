@@ -18,16 +18,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.forms import CLASSES, FORMS, add_to_tar, example_tables, pictures
 
-import jaxddp.data.storage.tar_index as tar_index
+import jaxddp.data.storage.tar as tar_index
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE, in_turn
 from jaxddp.curate.check import check
-from jaxddp.data.formats.shard_names import expand
+from jaxddp.data.formats.splits import expand
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder, Shard
-from jaxddp.data.storage.tar_files import _read_image
-from jaxddp.data.storage.tar_samples import find_samples
+from jaxddp.data.storage.tar import _read_image, find_samples
 from jaxddp.data.table import ExampleTable
 
 TRUTH = pictures()

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from jaxddp.data.storage.local import LocalFiles
+from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
 
 PHOTOGRAPHS, PHOTOGRAPH_SIZE, CLASSES = 512, 128, 10

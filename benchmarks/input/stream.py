@@ -36,8 +36,8 @@ from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed_records import read_packed
 from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.stream.decode import example_keys, random_area_window, resize
 from jaxddp.data.stream.tensorflow_cpu import tf
-from jaxddp.data.stream.windows import example_keys, random_area_window, resize
 from jaxddp.data.table import ExampleTable
 
 TORCH_LOADER = Path(__file__).with_name("torch_loader.py")

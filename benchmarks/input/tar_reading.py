@@ -25,8 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxddp.data.storage.shards import LocalShards
-from jaxddp.data.storage.tar_files import TarFiles
-from jaxddp.data.storage.tar_samples import BLOCK, Samples, find_samples
+from jaxddp.data.storage.tar import BLOCK, Samples, TarFiles, find_samples
 from jaxddp.data.stream.tensorflow_cpu import tf
 
 

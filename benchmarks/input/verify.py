@@ -28,15 +28,12 @@ from benchmarks.common.harness import machine
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
-from jaxddp.curate.check_report import CheckedSplit, CheckReport
-from jaxddp.curate.image_findings import examine
-from jaxddp.curate.manifest_writer import write_manifest
+from jaxddp.curate.check import CheckedSplit, CheckReport, examine, write_manifest
 from jaxddp.data.formats.ilsvrc import train_solutions
-from jaxddp.data.images.header import SOS, jpeg_segments, strip_metadata
-from jaxddp.data.images.jpeg import bytes_left_over
-from jaxddp.data.images.verify import verify
+from jaxddp.data.images.header import SOS, jpeg_segments
+from jaxddp.data.images.verify import bytes_left_over, strip_metadata, verify
+from jaxddp.data.manifest import ImageManifest
 from jaxddp.data.order import SampleOrder
-from jaxddp.data.soundness.image_manifest import ImageManifest
 from jaxddp.data.table import ExampleTable
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))

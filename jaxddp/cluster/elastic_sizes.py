@@ -8,7 +8,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.wording import counted
-from jaxddp.data.batch_plan.division import Division
+from jaxddp.data.batch_plan import Division
 
 _SIMULATED = Range(1, 100_000)
 

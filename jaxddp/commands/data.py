@@ -104,8 +104,7 @@ def run(arguments: list[str]) -> int:
 
 def _check(arguments: list[str]) -> int:
     options = parse(CheckData, CheckData(), "jaxddp data check", arguments)
-    from jaxddp.curate.check import check
-    from jaxddp.curate.manifest_writer import manifest_path, write_manifest
+    from jaxddp.curate.check import check, manifest_path, write_manifest
     from jaxddp.curate.progress_bar import ProgressBar
 
     # A file that both splits use is read twice. The dict keeps its faults from being printed twice.
@@ -164,7 +163,7 @@ def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[s
     """Open the splits of the data set. Faults are passed to `report_fault`. Without it, the first fault is raised."""
     from jaxddp.data.faults import raise_fault
     from jaxddp.data.opening import open_splits
-    from jaxddp.data.storage.catalog import find_dataset
+    from jaxddp.data.storage.root import find_dataset
 
     place = find_dataset(options.path)
     splits = {key: getattr(options, key) or getattr(place, key) for key in ("train", "val")}

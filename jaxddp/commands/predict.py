@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> int:
         raise InputError(f"{options.out}: is one of the images; give another --out")
     with doing(IMPORTING):
         from jaxddp.curate.progress_bar import ProgressBar
-        from jaxddp.data.inputs import open_inputs
+        from jaxddp.data.opening import open_inputs
         from jaxddp.inference.prediction_file import PredictionOutput, write_predictions
         from jaxddp.inference.trained import restore_run
         from jaxddp.job.environment import find_job

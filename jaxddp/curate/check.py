@@ -1,21 +1,317 @@
 """`jaxddp data check`: reads a data set once, and finds images that cannot be used or are unusual."""
 
+import hashlib
+import json
 import os
+import threading
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import readable_errors, replace
 from jaxddp.core.threads import map_in_threads
-from jaxddp.curate.check_report import CheckedSplit, CheckReport
-from jaxddp.curate.image_findings import examine
+from jaxddp.core.wording import counted, plural, some, span
 from jaxddp.curate.progress_bar import ProgressBar
-from jaxddp.data.source import SourceTable
+from jaxddp.data.faults import find_repeats
+from jaxddp.data.images.header import EOI, SOS, Segment, jpeg_segments, parse_header
+from jaxddp.data.images.verify import open_sound, verify, without_stray_bytes
+from jaxddp.data.labels import labels_of
+from jaxddp.data.manifest import VERSION, manifest_name
+from jaxddp.data.source import SourceTable, Table, image_dtype
 
+LARGE = 20_000_000
+"""Images with more pixels are decoded one at a time, whatever the number of threads, to bound the memory."""
+
+_ORIENTATION = 0x0112
+_KINDS = {
+    "jpeg": (".jpeg", ".jpg"),
+    "png": (".png",),
+    "webp": (".webp",),
+    "tiff": (".tif", ".tiff"),
+    "bmp": (".bmp",),
+    "ppm": (".ppm", ".pgm"),
+}
+_SUFFIXES = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes}
+_large_images = threading.Lock()
+DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
+WARNINGS = (CONTRADICTION, LEAK)
+"""The kinds of notes on images that distort the measured accuracy. Such images do not stop a run: ImageNet has some."""
+_COLUMNS = np.dtype(
+    [("sha256", "V32"), ("bytes", "i8"), ("height", "i4"), ("width", "i4"), ("kind", "S5"), ("mode", "S8")]
+)
+_ADVICE = {
+    "row": "take their rows out of the table",
+    "file": "take the files out of the folder",
+    "record": "write the records again without them",
+}
+"""The advice for images that cannot be repaired, by `CheckedSplit.made_of`."""
 _MIN_THREADS = 8
+
+
+@dataclass(frozen=True)
+class ImageFindings:
+    """The findings about one image."""
+
+    sha256: bytes | None = None
+    """The SHA-256 of the file, or of an array's pixels; None if the image could not be read."""
+    size: int = 0
+    """The size of the file in bytes."""
+    kind: str | None = None
+    """jpeg, png, webp, tiff, bmp, ppm, or array. Kind, height and width are None if the header cannot be used."""
+    height: int | None = None
+    width: int | None = None
+    mode: str | None = None
+    """Pillow's name of the color space: L, RGB, CMYK, P, RGBA, ...; for an array, the number of channels."""
+    notes: tuple[str, ...] = ()
+    """Unusual properties that do not prevent training, each as `kind: detail`."""
+    fault: str | None = None
+    """The reason why training cannot use the image; None if it can."""
+    has_stray_bytes: bool = False
+    """Whether the file has stray bytes, which are removed each time before it is decoded."""
+
+
+def examine(source: SourceTable, row: int) -> ImageFindings:
+    """Read, hash and verify a row's image. Raises: Unreachable if its store does not answer."""
+    name = source.name(row)
+    try:
+        data = source.read(row)
+    except InputError as error:
+        return ImageFindings(fault=str(error).removeprefix(f"{name}: "))
+    if source.pixel_shape is None:
+        return examine_file(data, name)
+    image = np.frombuffer(data, image_dtype(source, source.default_data())).reshape(source.pixel_shape)
+    height, width, channels = image.shape
+    notes = ("constant: every pixel is the same",) if (image == image[0, 0]).all() else ()
+    return ImageFindings(hashlib.sha256(data).digest(), len(data), "array", height, width, str(channels), notes)
+
+
+def examine_file(data: bytes, name: str) -> ImageFindings:
+    """Examine an encoded image, and compare the extension of its name with its content."""
+    digest, size = hashlib.sha256(data).digest(), len(data)
+    try:
+        header = parse_header(data)
+    except InputError as error:
+        return ImageFindings(digest, size, fault=str(error))
+    fields: dict = {"kind": header.kind, "height": header.height, "width": header.width}
+    try:
+        with _large_images if header.height * header.width > LARGE else nullcontext():
+            left_over = verify(data).left_over
+            mode, notes = _describe(data)
+    except InputError as error:
+        return ImageFindings(digest, size, **fields, fault=str(error))
+    suffix = name[name.rfind(".") :]
+    if _SUFFIXES.get(suffix.lower(), header.kind) != header.kind:
+        notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded by its content, not its name")
+    if left_over:
+        notes.append(f"bytes left over: {left_over} behind the last pixel")
+    if header.kind == "jpeg":
+        notes += _stray_bytes(data)
+    has_stray_bytes = without_stray_bytes(data, left_over) is not data
+    return ImageFindings(digest, size, **fields, mode=mode, notes=tuple(notes), has_stray_bytes=has_stray_bytes)
+
+
+def _describe(data: bytes) -> tuple[str, list[str]]:
+    """Return the color space of a sound image, and notes on its unusual properties. Raises: see `open_sound`."""
+    with open_sound(data) as image:
+        mode, info, is_turned = image.mode, image.info, image.format == "TIFF"
+        try:
+            orientation = image.getexif().get(_ORIENTATION, 1)
+        except Exception:  # Broken metadata can cause any error, and no pixel depends on the metadata.
+            orientation = 1
+    notes = []
+    if mode == "CMYK":
+        kind = "YCCK" if info.get("adobe_transform") == 2 else "CMYK"
+        inverted = "Adobe's inverted kind" if "adobe" in info else "read as not inverted, as Adobe's marker is absent"
+        notes.append(f"{kind}: {inverted}; converted to RGB")
+    if mode in ("L", "1", "LA") or mode.startswith("I"):
+        notes.append("gray: repeated as RGB")
+    if mode.startswith("I"):
+        notes.append("16 bits: the upper 8 are kept")
+    if mode in ("LA", "RGBA", "PA") or "transparency" in info:
+        notes.append("transparency: dropped")
+    if orientation not in (0, 1) and not is_turned:
+        notes.append(f"EXIF orientation: {orientation}, which is ignored; the image is used as stored")
+    return mode, notes
+
+
+def _stray_bytes(data: bytes) -> list[str]:
+    """Return notes on the bytes of a JPEG that belong to no segment."""
+    notes, previous = [], Segment(0, 0, 0, 2)
+    for segment in jpeg_segments(data):
+        # Fill bytes may precede a marker.
+        gap = data[previous.end : segment.start].rstrip(b"\xff") if previous.marker != SOS else b""
+        if gap:
+            notes.append(f"extraneous bytes: {len(gap)} before a marker")
+        previous = segment
+    if previous.marker == EOI and previous.end < len(data):
+        notes.append(f"bytes after the end: {len(data) - previous.end}")
+    return notes
+
+
+class CheckedSplit:
+    """One split and its findings.
+
+    Attributes:
+        columns: the `ImageFindings` of each row, as a structured array [N]; a field that is None becomes zero or empty.
+        notes, faults: dicts from a row to its notes, and to its fault; rows without notes or a fault are absent.
+    """
+
+    def __init__(self, name: str, source: Table):
+        self.name, self.source = name, source
+        self.columns = np.zeros(len(source), _COLUMNS)
+        self.notes: dict[int, tuple[str, ...]] = {}
+        self.faults: dict[int, str] = {}
+        # Rows with equal notes share one tuple, because a split may have millions of rows.
+        self._shared_notes: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def add(self, row: int, findings: ImageFindings) -> None:
+        size = (findings.height or 0, findings.width or 0)
+        formats = ((findings.kind or "").encode(), (findings.mode or "").encode())
+        self.columns[row] = (findings.sha256 or bytes(32), findings.size, *size, *formats)
+        if findings.notes:
+            self.notes[row] = self._shared_notes.setdefault(findings.notes, findings.notes)
+        if findings.fault is not None:
+            self.faults[row] = findings.fault
+
+    def add_note(self, row: int, note: str) -> None:
+        self.notes[row] = (*self.notes.get(row, ()), note)
+
+    def name_of(self, row: int) -> str:
+        """Return a readable name of a row's image."""
+        name = self.source.name(row)
+        # Images of arrays are named by their row alone, so the name of the split is added.
+        return f"{self.name} {name}" if self.source.record(row).path is None else name
+
+    def class_of(self, row: int) -> str | None:
+        """Return the id of a row's class, or several ids joined by semicolons; None if the class is unknown."""
+        labels = labels_of(self.source)
+        return ";".join(labels.ids[label] for label in labels.of(row)) or None
+
+    @property
+    def made_of(self) -> str:
+        """The unit that holds one example: a row, a file, a record or an image."""
+        return getattr(self.source, "made_of", "image")
+
+    @property
+    def per_class(self) -> np.ndarray:
+        """The number of images of each class, int64[K], including images with faults."""
+        return labels_of(self.source).counts
+
+
+class CheckReport:
+    """The splits of a check, with a note on each image that has the same content as an earlier image.
+
+    A `duplicate` is in the same split and class as the earlier image, a `contradiction` is in another class, and a
+    `leak` is in another split.
+
+    Attributes:
+        refused: a message for each row or file of the data set that was rejected and is in no split.
+    """
+
+    def __init__(self, splits: Sequence[CheckedSplit], refused: Sequence[str] = ()):
+        self.splits, self.refused = tuple(splits), tuple(refused)
+        for split, row, first_split, first_row in _repeats(splits):
+            this_class, first_class = split.class_of(row), first_split.class_of(first_row)
+            where = f"the same content as {first_split.name_of(first_row)}"
+            if this_class is not None and first_class is not None and this_class != first_class:
+                split.add_note(
+                    row, f"{CONTRADICTION}: {where}, which is of class {first_class}, and this of {this_class}"
+                )
+            if split is not first_split:
+                split.add_note(row, f"{LEAK}: {where}, of split {first_split.name}")
+            elif this_class == first_class:
+                split.add_note(row, f"{DUPLICATE}: {where}")
+
+    @property
+    def num_faults(self) -> int:
+        return len(self.refused) + sum(len(split.faults) for split in self.splits)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the summary of each split, made of JSON types."""
+        return {split.name: _summary(split) | _missing_classes(self.splits[0], split) for split in self.splits}
+
+    def lines(self) -> list[str]:
+        """Return the summary as readable lines, several for each split."""
+        lines = [line for name, summary in self.summary().items() for line in _lines(name, summary)]
+        if self.refused:
+            lines.insert(
+                0,
+                f"faults in the listing of images: {len(self.refused):,}; correct them, since a run ends at the first",
+            )
+        return lines
+
+
+def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, CheckedSplit, int]]:
+    """Return (split, row, first split, first row) for every sound image with the content of an earlier image."""
+    rows = [np.array([row for row in range(len(s.source)) if row not in s.faults], np.int64) for s in splits]
+    digests = np.concatenate([s.columns["sha256"][sound] for s, sound in zip(splits, rows, strict=True)])
+    split_index = np.repeat(np.arange(len(splits)), [len(sound) for sound in rows])
+    row = np.concatenate(rows)
+    return [
+        (splits[split_index[repeat]], int(row[repeat]), splits[split_index[first]], int(row[first]))
+        for repeat, first in find_repeats(digests)
+    ]
+
+
+def _summary(split: CheckedSplit) -> dict[str, Any]:
+    kinds, counts = np.unique(split.columns["kind"], return_counts=True)
+    noted = Counter(kind for notes in split.notes.values() for kind in {note.partition(":")[0] for note in notes})
+    per_class = split.per_class
+    summary: dict[str, Any] = {
+        "examples": len(split.source),
+        "made_of": split.made_of,
+        "fingerprint": split.source.fingerprint,
+        "bytes": int(split.columns["bytes"].sum()),
+        "faults": len(split.faults),
+        "kinds": {os.fsdecode(kind): int(n) for kind, n in zip(kinds, counts, strict=True) if kind},
+        "notes": dict(noted.most_common()),
+        "classes": len(per_class),
+    }
+    if len(per_class):
+        summary["images_a_class"] = {
+            "least": int(per_class.min()),
+            "median": float(np.median(per_class)),
+            "most": int(per_class.max()),
+        }
+        summary["empty_classes"] = [split.source.class_ids[label] for label in np.flatnonzero(per_class == 0)]
+    return summary
+
+
+def _missing_classes(first: CheckedSplit, split: CheckedSplit) -> dict[str, Any]:
+    """Return the classes with images in the first split and none in this split."""
+    if split is first or not len(split.source.class_ids):
+        return {}
+    classes = {split.source.class_ids[label] for label in np.flatnonzero(split.per_class)}
+    of_first = [first.source.class_ids[label] for label in np.flatnonzero(first.per_class)]
+    return {f"classes_of_{first.name}_lacking": [class_id for class_id in of_first if class_id not in classes]}
+
+
+def _lines(name: str, summary: dict[str, Any]) -> list[str]:
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in summary["kinds"].items())
+    images = counted(summary["examples"], summary["made_of"])
+    lines = [f"{name}: {images} ({kinds or 'none readable'}), {summary['faults']:,} cannot be used"]
+    if summary["faults"] and (advice := _ADVICE.get(summary["made_of"])):
+        lines.append(f"{name}: repair or replace the images that cannot be used, or {advice}")
+    if balance := summary.get("images_a_class"):
+        least, most = balance["least"], balance["most"]
+        median = f", median {balance['median']:,g}" if least < most else ""
+        images_a_class = f"{span(least, most)} {plural(most, 'image')} a class{median}"
+        lines.append(f"{name}: {counted(summary['classes'], 'class')}, {images_a_class}")
+    for key, classes in summary.items():
+        if isinstance(classes, list) and classes:
+            lines.append(f"{name}: {key.replace('_', ' ')}: {len(classes):,} ({some(classes)})")
+    for kind, n in summary["notes"].items():
+        lines.append(f"{name}: {'warning' if kind in WARNINGS else 'note'}: {kind}: {n:,}")
+    return lines
 
 
 def check(
@@ -75,3 +371,51 @@ def _sound_rows(source: SourceTable) -> Iterator[np.ndarray]:
         yield source.verified.sound
     finally:
         source.verified.write_cache()
+
+
+def manifest_path(root: Path, override: Path | None) -> Path:
+    """Return the path of a data set's manifest: `override`, or a file named after the root in the working directory.
+
+    Raises: InputError if the file cannot be written, or the default path is inside the data set.
+    """
+    path = (override or Path(manifest_name(root))).absolute()
+    if override is None and path.resolve().is_relative_to(root.resolve()):
+        raise InputError(f"{path}: is inside the data set; give the manifest's place with --manifest")
+    if path.is_dir():
+        raise InputError(f"{path}: is a directory; give --manifest a file")
+    # Test writing here. Otherwise an error would appear only after the check, which may take an hour.
+    with readable_errors(path):
+        probe = path.with_name(f".{path.name}.tmp")
+        probe.touch()
+        probe.unlink()
+    return path
+
+
+def write_manifest(report: CheckReport, path: Path) -> None:
+    """Write the manifest atomically. Raises: InputError if it cannot be written.
+
+    The first line holds `manifest`, the version of the format; `splits`, the summary of each split; and `refused`, a
+    message for each row or file that was rejected. Each other line describes an image, in the order of the rows; a
+    missing value is null.
+    """
+    images = (_image(split, row) for split in report.splits for row in range(len(split.source)))
+    lines = chain([{"manifest": VERSION, "splits": report.summary(), "refused": report.refused}], images)
+    replace(path, (json.dumps(line).encode() + b"\n" for line in lines))
+
+
+def _image(split: CheckedSplit, row: int) -> dict[str, Any]:
+    column = split.columns[row]
+    digest = column["sha256"].tobytes()
+    return {
+        "split": split.name,
+        **split.source.record(row)._asdict(),
+        "class": split.class_of(row),
+        "bytes": int(column["bytes"]),
+        "sha256": digest.hex() if any(digest) else None,
+        "kind": column["kind"].decode() or None,
+        "height": int(column["height"]) or None,
+        "width": int(column["width"]) or None,
+        "mode": column["mode"].decode() or None,
+        "notes": split.notes.get(row, ()),
+        "fault": split.faults.get(row),
+    }

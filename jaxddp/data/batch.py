@@ -1,7 +1,11 @@
 """`Batch`: the input of the training step, as arrays on the host or on the devices."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from jaxddp.config import DataConfig
 from jaxddp.core.wording import shaped
 
 
@@ -37,3 +41,23 @@ class Batch(NamedTuple):
         columns = {name: column for name, column in self._asdict().items() if column is not None}
         fields = (f"{name}={shaped(it) if hasattr(it, 'shape') else repr(it)}" for name, it in columns.items())
         return f"Batch({', '.join(fields)})"
+
+
+@dataclass(frozen=True)
+class PixelFormat:
+    """The channels and bits to which every file of a data set is decoded."""
+
+    channels: int = 3
+    """1 gray (the luma of RGB, ITU-R BT.601), 3 RGB, 4 RGBA (opaque where the file has no alpha)."""
+    bits: int = 8
+    """8 or 16. Conversion to 8 bits keeps the upper 8; conversion to 16 repeats the 8 bits, so white stays white."""
+
+    @classmethod
+    def of(cls, data: DataConfig) -> "PixelFormat":
+        """Return the format of a config."""
+        return cls(data.channels, data.bits)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype of the pixels: uint8 or uint16."""
+        return np.dtype(np.uint8 if self.bits == 8 else np.uint16)

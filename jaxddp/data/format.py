@@ -15,7 +15,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.source import SourceTable, Split
-from jaxddp.data.storage.data_root import is_address, is_url
+from jaxddp.data.storage.root import is_address, is_url
 from jaxddp.data.storage.shards import ShardFolder, shard_folder, split_address
 
 

@@ -1,13 +1,21 @@
-"""Labels: the class or classes of each of N examples."""
+"""Labelled examples: their protocol, the class or classes of each of N examples, and the selection of classes."""
 
-from collections.abc import Iterable
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import counted, show
-from jaxddp.data.selection.subset import balanced_rows, chosen_classes
+from jaxddp.core.wording import counted, nearest, show, some
+
+ClassSelection = str | Iterable[int | str] | None
+"""`"0:200"` (start and stop, as in Python), `"n01440764,n01443537"`, a sequence of indices or ids, or None for all."""
+_RANGE = re.compile(r"\s*(-?[0-9]{1,9})\s*:\s*(-?[0-9]{1,9})\s*")
+_FORMS = "give a range such as '0:200', or class ids such as 'n01440764,n01443537'"
+_TAKE_KEY = 0x7A6B65
 
 
 @dataclass(frozen=True)
@@ -173,3 +181,146 @@ def as_members(sets: list[list[int]]) -> np.ndarray:
     """Convert lists of class indices to the array `LabelSets.members`."""
     # From tuples of equal length, `np.array` would make a matrix.
     return np.fromiter((tuple(sorted(classes)) for classes in sets), object, len(sets))
+
+
+def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str]) -> np.ndarray:
+    """Return the indices of the chosen classes, int64[K], in ascending order.
+
+    Raises:
+        InputError: a class id is unknown, an index is out of bounds, a class is chosen twice, or no class is chosen.
+    """
+    where = f"classes {show(classes)}"
+    items = _items(classes, where)
+    if isinstance(items, range) and items:
+        # The ends are checked first, so a range of a billion classes is rejected without a list of its items.
+        _check_bounds((items[0], items[-1]), len(class_ids), where)
+    position = {class_id: index for index, class_id in enumerate(class_ids)}
+    indices = [_index(item, position, where) for item in items]
+    if not indices:
+        raise InputError(f"{where}: selects no class; {_FORMS}")
+    chosen, counts = np.unique(np.array(indices, np.int64), return_counts=True)
+    if counts.max() > 1:
+        raise InputError(f"{where}: names {class_ids[chosen[counts.argmax()]]} twice; name each class once")
+    return chosen
+
+
+def balanced_rows(label: np.ndarray, limit: int) -> np.ndarray:
+    """Return `limit` of N rows, int64, ascending, in proportion to the classes; all rows if N is at most `limit`.
+
+    The choice depends only on the labels and the limit. The rows of a smaller limit are a subset of those of a larger
+    limit. The m rows of a class, in a fixed pseudo-random order, get the ranks 1/2m, 3/2m, 5/2m, ...; the rows with the
+    smallest ranks are chosen (Webster's method of apportionment).
+
+    Raises: InputError if the limit is below 1.
+    """
+    if limit < 1:
+        raise InputError(f"limit {limit}: selects no example; give a limit of 1 or more")
+    if limit >= len(label):
+        return np.arange(len(label))
+    # The raw words of a counter-based generator are fixed; NumPy's permutations may change from release to release.
+    word = np.random.Philox(key=_TAKE_KEY).random_raw(len(label))
+    by_class = np.lexsort((word, label))
+    _, start, count = np.unique(label[by_class], return_index=True, return_counts=True)
+    rank = np.arange(len(label)) - np.repeat(start, count)
+    place = (rank + 0.5) / np.repeat(count, count)
+    return np.sort(by_class[np.lexsort((word[by_class], place))[:limit]])
+
+
+def _items(classes: str | Iterable[int | str], where: str) -> Iterable[int | str]:
+    if isinstance(classes, str):
+        if span := _RANGE.fullmatch(classes):
+            return range(int(span[1]), int(span[2]))
+        return [part.strip() for part in classes.split(",") if part.strip()]
+    if not isinstance(classes, Iterable):
+        raise InputError(f"{where}: is of type {type(classes).__name__}; {_FORMS}")
+    return classes
+
+
+def _index(item: int | str, position: Mapping[str, int], where: str) -> int:
+    if isinstance(item, str):
+        if item not in position:
+            hint = nearest(item, position)
+            raise InputError(f"{where}: unknown class {show(item)} of {len(position)}{hint or f'; {_FORMS}'}")
+        return position[item]
+    try:
+        index = operator.index(item)
+    except TypeError:
+        raise InputError(f"{where}: {show(item)} is neither an index nor a class id; {_FORMS}") from None
+    _check_bounds((index,), len(position), where)
+    return index
+
+
+def _check_bounds(indices: Iterable[int], count: int, where: str) -> None:
+    if any(not 0 <= index < count for index in indices):
+        raise InputError(f"{where}: out of bounds, there are {count} classes; stay within 0:{count}")
+
+
+class Record(NamedTuple):
+    """The identification of one example, with values that JSON can represent."""
+
+    id: str | int
+    """The id of the example; its row number if it has no id."""
+    path: str | None = None
+    """The file in the data set that holds the image; None if the image is in memory."""
+    offset: int | None = None
+    """The position of the image's record in the file `path`; None if the whole file is the image."""
+
+
+class Examples(Protocol):
+    """N examples of K classes."""
+
+    # An attribute and not a property, because type checkers do not accept a `cached_property` in place of a property.
+    fingerprint: Any
+    """A string that differs between two data sets if an example or a class differs."""
+
+    @property
+    def labels(self) -> np.ndarray:
+        """int32[N], the class index of each example, 0..K-1; -1 if the class is unknown.
+
+        Multi-hot uint8[N, K] if examples may have several labels or none.
+        """
+        ...
+
+    @property
+    def class_ids(self) -> tuple[str, ...]:
+        """The ids of the K classes, by which data sets are compared. The id of a class without an id is its name."""
+        ...
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """K readable names."""
+        ...
+
+    @property
+    def num_classes(self) -> int:
+        """The number K of classes."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    @property
+    def pixel_shape(self) -> tuple[int, int, int] | None:
+        """(H, W, C) of each image if images are stored as pixels; None if they are encoded files."""
+        ...
+
+    def name(self, row: int) -> str:
+        """Return a readable name of a row's image, such as its path."""
+        ...
+
+
+def id_of(examples: Examples, row: int) -> str:
+    """Return the id of a row from its record; the row number if the examples have no records."""
+    record = getattr(examples, "record", Record)
+    return str(record(row).id)
+
+
+def labels_of(examples: Examples) -> Labels:
+    """Return the labels of examples, with the ids and names of the classes."""
+    return Labels(examples.labels, tuple(examples.class_ids), tuple(examples.class_names))
+
+
+def one_line_repr(examples: Examples, images: str) -> str:
+    """Return a one-line `repr` of examples: their number, their classes, and `images`, a description of the images."""
+    names = f" ({some(examples.class_names)})" if examples.num_classes else ""
+    classes = f"{counted(examples.num_classes, 'class')}{names}"
+    return f"{type(examples).__name__}({counted(len(examples), 'example')} of {classes}, {images})"

@@ -5,16 +5,25 @@ position in the data, and the global batches are the same for any number of host
 """
 
 import itertools
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence, Sized
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Count, Seed
 from jaxddp.core.wording import counted
+from jaxddp.data.batch import Batch
 from jaxddp.overrides import check_values
+
+# The second word of Philox's key in `unlabelled_seed`. The second word in `permutation` is the epoch, which is always
+# smaller, so the two functions never use the same key.
+_UNLABELLED_KEY = 0x756E6C6162656C
+# The second word of Philox's key in `_seed_of_host`, without the number of the process. It is larger than any epoch.
+_HOST_KEY = 0x686F7374 << 32
 
 
 class Shard(NamedTuple):
@@ -90,9 +99,6 @@ class Shard(NamedTuple):
 
 WHOLE = Shard()
 """The whole global batch."""
-# The second word of Philox's key in `unlabelled_seed`. The second word in `permutation` is the epoch, which is always
-# smaller, so the two functions never use the same key.
-_UNLABELLED_KEY = 0x756E6C6162656C
 
 
 @dataclass(frozen=True)
@@ -217,3 +223,348 @@ def positions(step: int, batch_size: int) -> np.ndarray:
     if step < 0:
         raise InputError(f"step {step}: the first step is 0")
     return step * batch_size + np.arange(batch_size, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class ClassRows:
+    """The rows of each class with examples: int64[n] for each class, ascending."""
+
+    of_class: tuple[np.ndarray, ...]
+
+    def __repr__(self) -> str:
+        return f"ClassRows({counted(sum(map(len, self.of_class)), 'row')} of {counted(len(self.of_class), 'class')})"
+
+    @classmethod
+    def of(cls, labels: np.ndarray) -> "ClassRows":
+        """Group the rows of labels int[N], 0 or more, by class."""
+        by_class = np.argsort(labels, kind="stable")
+        counts = np.bincount(labels)
+        return cls(tuple(np.split(by_class, np.cumsum(counts[counts > 0])[:-1])))
+
+
+@dataclass(frozen=True)
+class BalancedOrder(SampleOrder):
+    """A shuffled order in which each of K classes has N / K (rounded up or down) of the N positions of an epoch.
+
+    The examples of a class appear in rounds: each round is a new permutation of all examples of the class. A batch
+    depends only on (labels, batch size, seed, step). Classes without examples are ignored.
+    """
+
+    classes: ClassRows
+
+    @classmethod
+    def of(cls, labels: np.ndarray, batch_size: int, seed: int) -> "BalancedOrder":
+        """Create an order from the labels, int[N], of all examples. Raises: see `SampleOrder`."""
+        return cls(len(labels), batch_size, seed, ClassRows.of(labels))
+
+    def rows(self, step: int) -> np.ndarray:
+        """Return the rows of the global batch, int64[batch_size]."""
+        return self._of_epochs(step, 0)
+
+    def epochs(self, step: int) -> np.ndarray:
+        """Return the number of earlier appearances of each row of `rows(step)`, int64[batch_size]."""
+        return self._of_epochs(step, 1)
+
+    def _of_epochs(self, step: int, column: int) -> np.ndarray:
+        epoch_indices, places = np.divmod(positions(step, self.batch_size), self.num_examples)
+        values = np.empty_like(places)
+        for epoch in np.unique(epoch_indices):
+            inside = epoch_indices == epoch
+            values[inside] = _epoch_rows(self.classes, self.num_examples, self.seed, int(epoch))[column][places[inside]]
+        return values
+
+
+@lru_cache(maxsize=4)
+def _epoch_rows(classes: ClassRows, num_examples: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return (rows, number of earlier appearances of each row), int64[num_examples] each, of epoch `epoch`.
+
+    Before shuffling, consecutive positions of the stream have consecutive classes, in a cycle. So the classes that
+    appear once more than others change from epoch to epoch. Then the positions of the epoch are permuted.
+    """
+    count, begin = len(classes.of_class), epoch * num_examples
+    turns = (begin + permutation(num_examples, seed, epoch)) % count
+    by_class = np.argsort(turns, kind="stable")
+    bounds = np.searchsorted(turns[by_class], np.arange(count + 1))
+    rows, before = np.empty((2, num_examples), np.int64)
+    for place, class_rows in enumerate(classes.of_class):
+        positions_of_class = by_class[bounds[place] : bounds[place + 1]]
+        first = (begin + count - 1 - place) // count
+        rounds, within = np.divmod(first + np.arange(len(positions_of_class)), len(class_rows))
+        if len(positions_of_class):
+            orders = _class_orders(len(class_rows), seed, place, int(rounds[0]), int(rounds[-1]))
+            rows[positions_of_class] = class_rows[orders[rounds - rounds[0], within]]
+            before[positions_of_class] = rounds
+    return rows, before
+
+
+def _class_orders(size: int, seed: int, place: int, first: int, last: int) -> np.ndarray:
+    """Return the permutations of the examples of a class in rounds `first` to `last`, int64[rounds, size].
+
+    As in `permutation`, the examples are sorted by raw words of Philox. Each class has its own stream of words.
+    """
+    block, spare = divmod(first * size, 4)
+    # The third word of the counter is above 0 here and 0 in `permutation`, so the random words differ.
+    words = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=[block, 0, place + 1, 0])
+    drawn = words.random_raw(spare + (last - first + 1) * size)[spare:]
+    return np.argsort(drawn.reshape(-1, size), axis=1, kind="stable")
+
+
+@dataclass(frozen=True)
+class RepeatedOrder(SampleOrder):
+    """An order of batches with m copies of B / m examples (Hoffer et al. 2020, arXiv:1901.09335).
+
+    The examples of a batch are those of a batch of the size B / m in another order. First come all examples once, then
+    all examples again, and so on. So mixing pairs two different examples if B / m is above 1, and on m or more devices
+    no microbatch of a device has two copies.
+
+    An epoch is still N consecutive positions, as in DeiT. It has m copies of N / m examples, and m epochs have m
+    copies of each example. The copies have consecutive values of `epochs`, so their random numbers differ.
+
+    Attributes:
+        base: the order of the examples. It gets the seed of this order.
+        repeats: m.
+    """
+
+    base: SampleOrder
+    repeats: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "base", replace(self.base, seed=self.seed))
+
+    @classmethod
+    def of(cls, order: SampleOrder, repeats: int) -> "RepeatedOrder":
+        """Return the order whose batches have `repeats` copies of the batches of `order`."""
+        return cls(order.num_examples, order.batch_size * repeats, order.seed, order, repeats)
+
+    def rows(self, step: int) -> np.ndarray:
+        """Return the rows of the global batch, int64[batch_size]."""
+        return np.tile(self.base.rows(step), self.repeats)
+
+    def epochs(self, step: int) -> np.ndarray:
+        """Return the number of earlier appearances of each row of `rows(step)`, int64[batch_size]."""
+        copies = np.arange(self.repeats, dtype=np.int64)[:, None]
+        return (self.repeats * self.base.epochs(step) + copies).reshape(-1)
+
+
+def check_repeats(repeats: int, batch_size: int) -> None:
+    """Raise `InputError` if a batch does not have the same number of copies of each example."""
+    if batch_size % repeats:
+        lower = batch_size // repeats * repeats
+        sizes = " or ".join(str(size) for size in (lower, lower + repeats) if size)
+        raise InputError(
+            Key("data.repeats", repeats),
+            " does not divide ",
+            Key("train.batch_size", batch_size),
+            advice=f"a batch of {sizes} would do",
+        )
+
+
+@dataclass(frozen=True)
+class UnitedOrder(SampleOrder):
+    """The training order over the union of the examples of all processes. A batch depends only on its fields and step.
+
+    Process h has n_h examples, and N is their sum. An epoch is N consecutive positions of the stream, as in
+    `SampleOrder`. Each position belongs to one process, by an interleaving that is the same in all epochs: the j-th
+    example of process h has the key (2j + 1) / (2 n_h), and the positions follow the keys. So process h has about
+    B * n_h / N examples of each batch. Its j-th example of an epoch is element j of a permutation of its own rows.
+
+    The arrays of a batch have the same number of slots for each process, because the shapes of a compiled step are
+    static. This number is the largest number of examples that any batch takes from any process. The other slots are
+    padding.
+
+    Row r of process h is row n_0 + ... + n_(h-1) + r of the union.
+
+    Attributes:
+        sizes: the number of examples of each process.
+        slots: the number of slots of each process in a batch, at least the largest `most_in_batch`.
+    """
+
+    sizes: tuple[int, ...]
+    slots: int
+
+    @classmethod
+    def of(cls, sizes: Sequence[int], batch_size: int, seed: int, slots: int) -> "UnitedOrder":
+        """Create an order from the numbers of examples of the processes. Raises: see `SampleOrder`."""
+        return cls(sum(sizes), batch_size, seed, tuple(sizes), slots)
+
+    @property
+    def num_slots(self) -> int:
+        return self.slots * len(self.sizes)
+
+    def of_host(self, host: int) -> "HostOrder":
+        """Return the order of the examples of one process."""
+        return HostOrder(self.sizes[host], self.slots, self.seed, self, host)
+
+    def rows(self, step: int) -> np.ndarray:
+        """Return the rows of the slots in the union, int64[num_slots], by process; -1 for padding."""
+        hosts = [self.of_host(host) for host in range(len(self.sizes))]
+        return np.concatenate([np.where(host.mask(step) > 0, host.rows(step) + host.first_row, -1) for host in hosts])
+
+    def epochs(self, step: int) -> np.ndarray:
+        """Return the epoch of each slot of `rows(step)`, int64[num_slots]."""
+        return np.concatenate([self.of_host(host).epochs(step) for host in range(len(self.sizes))])
+
+    def epoch_indices(self, step: int) -> np.ndarray:
+        return self.epochs(step)
+
+
+@dataclass(frozen=True)
+class HostOrder(SampleOrder):
+    """The part of a `UnitedOrder` for one process, as an order of its own rows.
+
+    The examples come first. Each further slot repeats one of them, or the next example of the process if this batch
+    takes none from it. So batch norm sees real images only. `mask` tells examples from repeated ones.
+
+    Attributes:
+        num_examples: the number of examples of the process.
+        batch_size: the number of slots of the process.
+        seed: the seed of the run, from which random crops are drawn.
+    """
+
+    united: UnitedOrder
+    host: int
+
+    def __post_init__(self) -> None:
+        """Check nothing: a batch may have more slots than the process has examples."""
+
+    @property
+    def first_row(self) -> int:
+        """The row in the union of the first example of the process."""
+        return sum(self.united.sizes[: self.host])
+
+    def count(self, step: int) -> int:
+        """Return the number of examples of a batch that are of this process."""
+        first, end = self._bounds(step)
+        return end - first
+
+    def mask(self, step: int) -> np.ndarray:
+        """Return 1 for each slot with an example, and 0 for padding: float32[batch_size]."""
+        return (np.arange(self.batch_size) < self.count(step)).astype(np.float32)
+
+    def rows(self, step: int) -> np.ndarray:
+        """Return the rows of the slots in the table of the process, int64[batch_size]."""
+        epochs, places = np.divmod(self._turns(step), self.num_examples)
+        rows, seed = np.empty_like(places), _seed_of_host(self.seed, self.host)
+        for epoch in np.unique(epochs):
+            inside = epochs == epoch
+            rows[inside] = permutation(self.num_examples, seed, int(epoch))[places[inside]]
+        return rows
+
+    def epoch_indices(self, step: int) -> np.ndarray:
+        return self._turns(step) // self.num_examples
+
+    def first_epoch(self, step: int) -> int:
+        return self.united.first_epoch(step)
+
+    def _turns(self, step: int) -> np.ndarray:
+        """Return the place of each slot in the stream of the examples of this process, int64[batch_size]."""
+        first, end = self._bounds(step)
+        return first + np.arange(self.batch_size, dtype=np.int64) % max(end - first, 1)
+
+    def _bounds(self, step: int) -> tuple[int, int]:
+        """Return the places, in the stream of this process, of the first example of a batch and of the next batch."""
+        size = self.united.batch_size
+        return self._before(step * size), self._before((step + 1) * size)
+
+    def _before(self, position: int) -> int:
+        """Return the number of examples of this process before a position of the stream of all processes."""
+        epoch, place = divmod(position, self.united.num_examples)
+        return epoch * self.num_examples + int(np.searchsorted(places_of_host(self.united.sizes, self.host), place))
+
+
+@dataclass(frozen=True)
+class HostEvalOrder(EvalOrder):
+    """The evaluation order of one process: its rows, and then batches of padding until all processes are done.
+
+    Attributes:
+        batches: the number of batches, the same on all processes.
+    """
+
+    batches: int
+
+    @property
+    def num_batches(self) -> int:
+        return self.batches
+
+
+@lru_cache(maxsize=16)
+def places_of_host(sizes: tuple[int, ...], host: int) -> np.ndarray:
+    """Return the places in an epoch of the examples of a process: int64[n_h], ascending, read-only.
+
+    The comparison of keys is exact, in integers. Of equal keys the key of the lower process comes first.
+    """
+    count = sizes[host]
+    keys = 2 * np.arange(count, dtype=np.int64) + 1
+    places = np.arange(count, dtype=np.int64)
+    others = Counter((size, other > host) for other, size in enumerate(sizes) if other != host)
+    for (size, is_later), hosts in others.items():
+        # Example m of the other process comes first if (2m + 1) * count is below keys * size, or equal to it if the
+        # process is earlier.
+        places += hosts * (((keys * size - is_later) // count + 1) // 2)
+    places.flags.writeable = False
+    return places
+
+
+def most_in_batch(sizes: tuple[int, ...], host: int, batch_size: int) -> int:
+    """Return the largest number of examples of a process among any `batch_size` consecutive positions."""
+    places = places_of_host(sizes, host)
+    two_epochs = np.concatenate([places, places + sum(sizes)])
+    return int((np.searchsorted(two_epochs, places + batch_size) - np.arange(len(places))).max())
+
+
+def _seed_of_host(seed: int, host: int) -> int:
+    """Return the seed of the permutations of a process, so that processes of equal sizes have different ones."""
+    return int(np.random.Philox(key=np.array([seed, _HOST_KEY + host], np.uint64)).random_raw()) >> 1
+
+
+@dataclass(frozen=True)
+class ChosenOrder(EvalOrder):
+    """An evaluation order of the rows `chosen` only."""
+
+    chosen: tuple[int, ...] = field(default=(), repr=False)
+
+    @property
+    def num_batches(self) -> int:
+        return -(-len(self.chosen) // self.batch_size)
+
+    def rows(self, step: int) -> np.ndarray:
+        rows = self.chosen[step * self.batch_size : (step + 1) * self.batch_size]
+        return np.array([*rows, *[-1] * (self.batch_size - len(rows))], np.int64)
+
+
+def columns(labels: np.ndarray, order: Order, step: int, shard: Shard = WHOLE) -> Batch:
+    """Return one shard of the batch of a step, without images. Padding has 0 as mask, label and row.
+
+    Raises: see `Shard.of`.
+    """
+    rows = shard.of(order.rows(step))
+    real = rows >= 0
+    row = np.where(real, rows, 0).astype(np.int32)
+    several = labels.ndim == 2
+    return Batch(
+        image=None,
+        label=np.where(real[:, None] if several else real, labels[row], 0).astype(np.uint8 if several else np.int32),
+        mask=real.astype(np.float32),
+        row=row,
+        epoch=shard.of(order.epochs(step), padding=0).astype(np.int32),
+    )
+
+
+def stacked_columns(labels: np.ndarray, order: Order, steps: range, shard: Shard = WHOLE) -> Batch:
+    """Return the `columns` of several steps, stacked on axis 1: arrays [B, len(steps)].
+
+    The batch axis remains the first axis, so `Topology.place` shards the result like a batch.
+    """
+    batches = [columns(labels, order, step, shard) for step in steps]
+    return Batch(*(None if parts[0] is None else np.stack(parts, axis=1) for parts in zip(*batches, strict=True)))
+
+
+def check_order(examples: Sized, order: Order, shard: Shard) -> None:
+    """Raise `InputError` if an order does not fit the examples or the shard."""
+    if order.num_examples != len(examples):
+        raise InputError(
+            f"an order of {counted(order.num_examples, 'example')}, but the data set has "
+            f"{len(examples)}: make an order for this data set"
+        )
+    shard.of(order.rows(0))

@@ -13,10 +13,9 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, refused
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
-from jaxddp.data.example_set import Examples, Record, labels_of
+from jaxddp.data.labels import ClassSelection, Examples, Record, labels_of
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
-from jaxddp.data.selection.subset import ClassSelection
-from jaxddp.data.soundness.bad_images import Substitutes
+from jaxddp.data.soundness import Substitutes
 
 Split = Literal["train", "val"]
 """The splits of a data set: training and validation."""
@@ -25,7 +24,7 @@ Split = Literal["train", "val"]
 class Source(Examples, Protocol):
     """Examples that can be iterated in batches for training and evaluation.
 
-    A batch has NumPy arrays with the shard of one process; see `Batch`. `jaxddp.data.columns` makes all fields except
+    A batch has NumPy arrays with the shard of one process; see `Batch`. `jaxddp.data.order` makes all fields except
     the images. The methods that return iterators check their arguments immediately. Work in the background ends when
     the iterator is closed or deleted. Pixels are uint8; a source with another dtype also has a method
     `image_dtype(data)`, which returns it.

@@ -1,20 +1,186 @@
-"""`ExampleTable`: a `StoredTable` that yields batches."""
+"""`ExampleTable`: the ids, files and labels of images in a store, which also yields batches."""
 
-from collections.abc import Iterator
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Self
 
 import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key
-from jaxddp.data.batch import Batch
-from jaxddp.data.images.image_types import PixelFormat
+from jaxddp.core.wording import counted
+from jaxddp.data.batch import Batch, PixelFormat
+from jaxddp.data.faults import Refuse
+from jaxddp.data.labels import ClassSelection, Labels, LabelSets, Record, chosen_classes, labels_of, one_line_repr
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
-from jaxddp.data.soundness.bad_images import Omissions, Substitutes
-from jaxddp.data.stored_table import StoredTable
+from jaxddp.data.soundness import Digests, Omissions, Substitutes, Verified
+from jaxddp.data.storage.store import Store, links_out
 
 
-class ExampleTable(StoredTable):
-    """A table of images in a store that also yields batches."""
+@dataclass(frozen=True, eq=False)
+class ExampleTable:
+    """N examples of K classes. The fields are columns; see `Examples` for those without a docstring here."""
+
+    store: Store
+    """The store of the images: a directory, record files, or an object store."""
+    id: np.ndarray
+    """bytes 'S'[N], the id of each example in UTF-8."""
+    path: np.ndarray
+    """bytes 'S'[N], the path in the store of the file with the image, with forward slashes, in UTF-8."""
+    labels: np.ndarray
+    class_ids: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
+    """The names of the classes; by default the ids."""
+    class_indices: tuple[int, ...] = ()
+    """The index of each class in the whole data set; by default 0 to K-1."""
+    offset: np.ndarray | None = None
+    """int64[N], the position of the image's record in its file; None if each file has one image."""
+    label_sets: LabelSets | None = None
+    """The classes of each example; None if no example has several. The label of an example with several classes is -1
+    until `with_several_labels` makes the labels multi-hot."""
+    made_of: Literal["row", "file", "record"] = "row"
+    """The origin of an example, for messages: a row of a listing, a file of a folder, or a record of a file."""
+    digests: Digests | None = None
+    """The checksums with which files are compared when they are read; None if there are no checksums."""
+
+    pixel_shape = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_names", self.class_names or self.class_ids)
+        object.__setattr__(self, "class_indices", self.class_indices or tuple(range(self.num_classes)))
+
+    def __len__(self) -> int:
+        return len(self.id)
+
+    def __repr__(self) -> str:
+        return one_line_repr(self, f"the first is {self.name(0)}" if len(self) else "none")
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_ids)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The SHA-256, in hex, of ids, paths, labels, classes and offsets, without the location of the store."""
+        digest = hashlib.sha256(b"jaxddp example table 1\n")
+        class_ids = np.array([class_id.encode() for class_id in self.class_ids], "S")
+        for column in (self.id, self.path, class_ids):
+            # After a selection, the dtype may be wider than needed. The hash uses the length of the longest value.
+            width = int(np.strings.str_len(column).max(initial=1))
+            digest.update(b"%d %d\n" % (len(column), width))
+            digest.update(column.astype(f"S{width}").tobytes())
+        digest.update(labels_of(self).single.astype("<i4").tobytes())
+        if self.offset is not None:
+            digest.update(self.offset.astype("<i8").tobytes())
+        if self.label_sets is not None:
+            digest.update(repr(self.label_sets.members.tolist()).encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def verified(self) -> Verified:
+        """The images that were verified and are sound."""
+        return Verified(self.store, self.path, self.offset)
+
+    def check(self, data: DataConfig) -> None:
+        if faults := self.verified.check_files():
+            row, fault = faults[0]
+            raise InputError(
+                f"{self.name(row)}: {fault} ({len(faults)} of {counted(len(self), 'image')} cannot be used); put "
+                "these images back, or take them out of the data set"
+            )
+
+    # --- Single images ---
+
+    def name(self, row: int) -> str:
+        return self.store.name(*self._place(row))
+
+    def read(self, row: int) -> bytes:
+        return self.store.read(*self._place(row))
+
+    def record(self, row: int) -> Record:
+        offset = None if self.offset is None else int(self.offset[row])
+        return Record(os.fsdecode(self.id[row]), os.fsdecode(self.path[row]), offset)
+
+    def places(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return (files, bytes 'S'[n], offsets, int64[n]) of int[n] rows, for `Store.in_graph`."""
+        files = np.strings.add(os.path.join(os.fsencode(self.store.root or ""), b""), self.path[rows])
+        return files, np.zeros(len(rows), np.int64) if self.offset is None else self.offset[rows]
+
+    def _place(self, row: int) -> tuple[bytes, int]:
+        return bytes(self.path[row]), 0 if self.offset is None else int(self.offset[row])
+
+    # --- Other tables ---
+
+    def select(self, classes: ClassSelection) -> Self:
+        if classes is None:
+            return self
+        sets, within = self.label_sets, labels_of(self)
+        if sets is not None:
+            within = replace(within, values=sets.first_of(chosen_classes(classes, self.class_ids)))
+        chosen, rows, labels = within.select(classes, os.fsdecode(self.path[0]))
+        indices = tuple(self.class_indices[label] for label in chosen)
+        table = replace(self.rows(rows)._labelled(labels), class_indices=indices)
+        if sets is not None:
+            table = table.with_label_sets(sets.rows(rows).select(chosen))
+        return table.with_several_labels() if labels_of(self).several else table
+
+    def take(self, limit: int) -> Self:
+        return self.rows(labels_of(self).share(limit))
+
+    def rows(self, rows: np.ndarray) -> Self:
+        offset = None if self.offset is None else self.offset[rows]
+        sets = None if self.label_sets is None else self.label_sets.rows(rows)
+        columns = {"id": self.id[rows], "path": self.path[rows], "labels": self.labels[rows]}
+        digests = None if self.digests is None else self.digests.rows(rows)
+        return replace(self, **columns, offset=offset, label_sets=sets, digests=digests)
+
+    def without(self, rows: Sequence[int]) -> Self:
+        """Return all examples except the given rows. Raises: InputError if no example is left."""
+        if not rows:
+            return self
+        left = np.delete(np.arange(len(self)), rows)
+        if not len(left):
+            raise InputError(
+                f"{self.name(0)}: this {self.made_of} cannot be used, and no other can; repair at least one"
+            )
+        return self.rows(left)
+
+    def without_links_out(self, where: Callable[[int], str], refuse: Refuse) -> Self:
+        """Return all examples except those whose path leads out of the root through a symbolic link.
+
+        Args:
+            where: returns the file and line of the listing that contain a row of this table, for messages.
+            refuse: is called with a message for each of these examples.
+        """
+        faults = links_out(self.store.root, self.path) if self.store.root else []
+        for row, fault in faults:
+            refuse(f"{where(row)}: {fault}; put the file itself into the root, or remove the row")
+        return self.without([row for row, _ in faults])
+
+    def without_labels(self) -> Self:
+        unknown = Labels(np.full(len(self), -1, np.int32), (), ())
+        return replace(self._labelled(unknown), class_indices=(), label_sets=None)
+
+    def with_label_sets(self, sets: LabelSets) -> Self:
+        """Return the examples with the classes of `sets`; with single labels if no example has several classes."""
+        return replace(self, labels=sets.labels, label_sets=sets if sets.several.any() else None)
+
+    def with_several_labels(self) -> Self:
+        """Return the examples with multi-hot labels, uint8[N, K]."""
+        labels = labels_of(self)
+        if labels.several:
+            return self
+        if self.label_sets is not None:
+            return replace(self, labels=self.label_sets.rows_of_classes(self.num_classes))
+        return replace(self, labels=(labels.values[:, None] == np.arange(self.num_classes)).astype(np.uint8))
+
+    def _labelled(self, labels: Labels) -> Self:
+        return replace(self, labels=labels.values, class_ids=labels.ids, class_names=labels.names)
+
+    # --- Batches ---
 
     def default_data(self) -> DataConfig:
         return DataConfig()
@@ -69,9 +235,8 @@ class ExampleTable(StoredTable):
         files that `verified` marks as sound. With `data.verify="never"`, no file is verified. The iterator raises
         `Unreachable` if the store does not answer within its deadline.
         """
-        from jaxddp.data.stream.graph import TrainPixels
-        from jaxddp.data.stream.pipeline import Pipeline
-        from jaxddp.data.stream.windows import crop_area
+        from jaxddp.data.stream.decode import crop_area
+        from jaxddp.data.stream.pipeline import Pipeline, TrainPixels
 
         pixels = TrainPixels(data.image_size, PixelFormat.of(data), crop_area(data), data.interpolation)
         return Pipeline(self, order, pixels, steps, shard, substitutes, data.verify != "never").batches()
@@ -87,8 +252,7 @@ class ExampleTable(StoredTable):
 
         Raises: see `train_batches` and `check_evaluation`.
         """
-        from jaxddp.data.stream.graph import EvalPixels
-        from jaxddp.data.stream.pipeline import Pipeline
+        from jaxddp.data.stream.pipeline import EvalPixels, Pipeline
 
         self.check_evaluation(data)
         squash = data.eval_crop == "squash"

@@ -18,14 +18,15 @@ from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import Peers
 from jaxddp.core.wording import counted, show
 from jaxddp.data.batch import Batch
-from jaxddp.data.batch_plan.host_order import HostEvalOrder, UnitedOrder, most_in_batch
-from jaxddp.data.example_set import labels_of
 from jaxddp.data.faults import check_distinct
-from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard
-from jaxddp.data.soundness.bad_images import Substitutes
+from jaxddp.data.labels import labels_of
+from jaxddp.data.order import WHOLE, EvalOrder, HostEvalOrder, Order, SampleOrder, Shard, UnitedOrder, most_in_batch
+from jaxddp.data.soundness import Substitutes
 from jaxddp.data.source import Source, image_dtype
 
 _log = logging.getLogger("jaxddp.experiment")
+VALIDATION = "validation data"
+"""The name of validation data in `unite`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,10 +228,6 @@ def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:
         )
     host, all_counts = peers.process_index, np.array(totals)
     return UnitedSource(source, host, tuple(sizes), class_ids, class_names, all_counts, digest, new_labels)
-
-
-VALIDATION = "validation data"
-"""The name of validation data in `unite`."""
 
 
 def _facts(source: Source, data: DataConfig) -> Mapping[str, str]:

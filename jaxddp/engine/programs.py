@@ -37,7 +37,7 @@ def make_resident_steps(
     """Compile several optimizer steps as one program, on first use for each number of steps.
 
     The compiled function takes a state, whose memory is donated; the images of each source from `place_images`; the
-    placed columns from `jaxddp.data.columns.stacked_columns`; and the run's key. It runs one step for each batch of the
+    placed columns from `jaxddp.data.order.stacked_columns`; and the run's key. It runs one step for each batch of the
     columns. The number of batches is static, and a single step has no loop. The function returns the next state and the
     sums of each step, [steps, metrics, 2].
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import show
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.inputs import open_inputs
+from jaxddp.data.opening import open_inputs
 from jaxddp.data.source import Source
 from jaxddp.workdir.signature import Signature
 

@@ -17,7 +17,7 @@ from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import EvalOrder, Shard
-from jaxddp.data.soundness.bad_images import Omissions
+from jaxddp.data.soundness import Omissions
 from jaxddp.data.source import Source
 from jaxddp.mesh import Topology
 

@@ -15,8 +15,8 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, show
-from jaxddp.data.example_set import id_of
-from jaxddp.data.selection.chosen import chosen_images
+from jaxddp.data.labels import id_of
+from jaxddp.data.selection import chosen_images
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.predictions import Pool
@@ -84,7 +84,7 @@ class TrainedRun:
         Args:
             images: an array, uint8, uint16 or floats [N, H, W, C] as for an `ArrayTable`, of the size that the network
                 was trained on; a folder, a CSV file or a test listing, or paths of files (see
-                `jaxddp.data.inputs.open_inputs`); or a source.
+                `jaxddp.data.opening.open_inputs`); or a source.
 
         Returns:
             The predictions of all images, in order. An unusable file has an error instead of a prediction.

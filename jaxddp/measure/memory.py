@@ -19,7 +19,7 @@ import jax
 from jaxddp.core.errors import InputError, Key, Option, Words, joined
 from jaxddp.core.peers import Peers
 from jaxddp.core.wording import size
-from jaxddp.data.batch_plan.division import Division
+from jaxddp.data.batch_plan import Division
 from jaxddp.measure.cost import Cost
 from jaxddp.measure.host_memory import HostMemory, host_memory
 from jaxddp.mesh import Topology

@@ -27,7 +27,7 @@ def check_data(data: Any) -> DataConfig | None:
     if not isinstance(data, DataConfig):
         raise refused("data", data, "give a jaxddp.DataConfig, such as DataConfig(image_size=64)")
     if data.labels_per_class is not None:
-        advice = ": from Python, give the table that jaxddp.data.unlabelled.few_labels makes"
+        advice = ": from Python, give the table that jaxddp.data.selection.few_labels makes"
         raise InputError(Key("data.labels_per_class", data.labels_per_class), advice)
     if data.unlabelled is not None:
         raise InputError(Key("data.unlabelled", data.unlabelled), ": from Python, give a table as unlabelled")

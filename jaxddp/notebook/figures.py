@@ -7,7 +7,7 @@ import numpy as np
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.selection.chosen import chosen_images
+from jaxddp.data.selection import chosen_images
 from jaxddp.data.source import Source
 from jaxddp.data.united import UnitedSource
 from jaxddp.engine.state import TrainState

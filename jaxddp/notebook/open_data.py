@@ -8,7 +8,7 @@ from jaxddp.core.files import check_path
 from jaxddp.core.ranges import HeldOut
 from jaxddp.data.opening import open_full_splits
 from jaxddp.data.source import Source
-from jaxddp.data.storage.catalog import find_dataset
+from jaxddp.data.storage.root import find_dataset
 from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.overrides import checked
 

@@ -7,7 +7,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Key
-from jaxddp.data.example_set import labels_of
+from jaxddp.data.labels import labels_of
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.state import TrainState

@@ -11,7 +11,7 @@ from PIL import Image
 
 from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_unchecked
-from jaxddp.data.selection.chosen import chosen_images
+from jaxddp.data.selection import chosen_images
 from jaxddp.data.source import Source, SourceTable
 from jaxddp.engine.compilation import keep_compiled_programs
 from jaxddp.inference.outcome import Outcome

@@ -13,12 +13,9 @@ from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError, Key, Words, about
 from jaxddp.core.wording import counted
-from jaxddp.data.batch_plan.balanced_order import BalancedOrder
-from jaxddp.data.batch_plan.division import Division
-from jaxddp.data.batch_plan.growth import Growth
-from jaxddp.data.batch_plan.repeated_order import RepeatedOrder, check_repeats
-from jaxddp.data.example_set import labels_of
-from jaxddp.data.order import SampleOrder, unlabelled_seed
+from jaxddp.data.batch_plan import Division, Growth
+from jaxddp.data.labels import labels_of
+from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, check_repeats, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.united import UnitedSource, own_part
 from jaxddp.engine.objective import Objective, check_set_metric, is_set_metric, supervised

@@ -18,12 +18,18 @@ from jaxddp.core.phases import doing, reached
 from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import counted, size
 from jaxddp.data.batch import Batch
-from jaxddp.data.batch_plan.division import Division
-from jaxddp.data.batch_plan.growth import Growth
-from jaxddp.data.batch_plan.host_order import UnitedOrder
-from jaxddp.data.columns import columns, stacked_columns
-from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard, unlabelled_seed
-from jaxddp.data.soundness.bad_images import Substitutes
+from jaxddp.data.batch_plan import Division, Growth
+from jaxddp.data.order import (
+    WHOLE,
+    EvalOrder,
+    SampleOrder,
+    Shard,
+    UnitedOrder,
+    columns,
+    stacked_columns,
+    unlabelled_seed,
+)
+from jaxddp.data.soundness import Substitutes
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.programs import ResidentImages, place_images
 from jaxddp.measure.memory import images_text, memory_errors

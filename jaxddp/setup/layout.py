@@ -9,11 +9,9 @@ import numpy as np
 
 from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError, Key
-from jaxddp.data.batch_plan.division import Division
-from jaxddp.data.batch_plan.growth import Growth
-from jaxddp.data.example_set import labels_of
-from jaxddp.data.labels import LabelKind
-from jaxddp.data.selection.chosen import sample_images
+from jaxddp.data.batch_plan import Division, Growth
+from jaxddp.data.labels import LabelKind, labels_of
+from jaxddp.data.selection import sample_images
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.data.united import class_counts, own_part
 from jaxddp.engine.gradients import Gradients

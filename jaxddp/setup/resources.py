@@ -11,11 +11,11 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted
-from jaxddp.data.example_set import labels_of
-from jaxddp.data.opening import open_tables, open_unchecked, open_validation_split
+from jaxddp.data.labels import labels_of
+from jaxddp.data.opening import labelled_and_unlabelled, open_tables, open_unchecked, open_validation_split
+from jaxddp.data.selection import few_labels
 from jaxddp.data.source import Source, SourceTable, check_labelled, image_dtype
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
-from jaxddp.data.unlabelled import few_labels, labelled_and_unlabelled
 from jaxddp.engine.compilation import step_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.mesh import Topology

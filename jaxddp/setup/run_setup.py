@@ -16,8 +16,8 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
-from jaxddp.data.batch_plan.division import Division
-from jaxddp.data.example_set import labels_of
+from jaxddp.data.batch_plan import Division
+from jaxddp.data.labels import labels_of
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.united import VALIDATION, UnitedSource, own_part, unite

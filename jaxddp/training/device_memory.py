@@ -8,7 +8,7 @@ import jax
 from jaxddp.core.errors import Option, Words
 from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
-from jaxddp.data.batch_plan.division import Division
+from jaxddp.data.batch_plan import Division
 from jaxddp.engine.groups.group_mesh import unstacked_shapes
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import compile_with_cost

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxddp.data.batch_plan.division import Division
+from jaxddp.data.batch_plan import Division
 from jaxddp.engine.groups.group_mesh import GroupMesh, unstacked_shapes
 from jaxddp.engine.groups.outer_step import Between, OuterStep
 from jaxddp.engine.parts.part import Follow, Part

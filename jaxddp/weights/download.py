@@ -14,7 +14,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import cache_folder, one_at_a_time
 from jaxddp.core.phases import doing, moved
-from jaxddp.data.storage.retry_policy import IncompleteResponse, RetryPolicy, TemporaryFailure
+from jaxddp.data.storage.objects import IncompleteResponse, RetryPolicy, TemporaryFailure
 
 URL_VARIABLE = "JAXDDP_TORCHVISION_URL"
 """Environment variable for the address of a mirror of torchvision's files."""

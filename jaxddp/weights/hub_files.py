@@ -14,7 +14,7 @@ from typing import Any
 from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import first_line, not_installed, show
-from jaxddp.data.storage.retry_policy import IncompleteResponse, TemporaryFailure
+from jaxddp.data.storage.objects import IncompleteResponse, TemporaryFailure
 from jaxddp.weights.download import RETRY_POLICY, host_lock, sha256_of
 
 SCHEME = "hf://"

@@ -10,10 +10,10 @@ import jaxddp.core.files as files
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.data.soundness.image_manifest import find_manifest
-from jaxddp.data.storage import catalog
-from jaxddp.data.storage.data_root import is_address
-from jaxddp.data.unlabelled import TRAIN
+from jaxddp.data.manifest import find_manifest
+from jaxddp.data.opening import TRAIN
+from jaxddp.data.storage import root
+from jaxddp.data.storage.root import is_address
 from jaxddp.overrides import flatten
 from jaxddp.weights.places import is_local
 
@@ -86,6 +86,6 @@ def _absolute_paths(flat: Mapping[str, Any]) -> dict[str, str]:
 
 def _catalog_settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of datasets.toml for a name, as keys of `data`. Values in `data` take precedence."""
-    entry = dataclasses.asdict(catalog.resolve(data["name"]))
+    entry = dataclasses.asdict(root.resolve(data["name"]))
     settings = {key: data.get(key) or entry[key] for key in ("train", "val", "classes")}
     return {**settings, "path": entry["path"], "name": None}

@@ -14,10 +14,8 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Option
 from jaxddp.core.ranges import Range
 from jaxddp.core.wording import counted, shaped, show, some
-from jaxddp.data.arrays import as_pixels
-from jaxddp.data.example_set import labels_of
-from jaxddp.data.images.float_pixels import widened
-from jaxddp.data.labels import LabelKind
+from jaxddp.data.arrays import as_pixels, widened
+from jaxddp.data.labels import LabelKind, labels_of
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.overrides import checked
 from jaxddp.recipe_file import RUN_ID

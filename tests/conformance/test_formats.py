@@ -21,8 +21,7 @@ from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
-from jaxddp.curate.check import check
-from jaxddp.curate.manifest_writer import write_manifest
+from jaxddp.curate.check import check, write_manifest
 from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_splits, open_tables

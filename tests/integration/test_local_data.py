@@ -21,7 +21,7 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.batch_plan.host_order import UnitedOrder
+from jaxddp.data.order import UnitedOrder
 
 ONLY_OWN = """
 import os, sys

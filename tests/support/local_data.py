@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.batch_plan.host_order import UnitedOrder
-from jaxddp.data.order import SampleOrder
+from jaxddp.data.order import SampleOrder, UnitedOrder
 from support.data import CLASSES
 
 

@@ -13,7 +13,7 @@ import optax
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
-from jaxddp.data.example_set import labels_of
+from jaxddp.data.labels import labels_of
 from jaxddp.engine.compilation import compiler_options
 from jaxddp.engine.example_loss import Loss
 from jaxddp.mesh import Topology

@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.storage.local import LocalFiles
+from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.stream.decode import decode_window
 from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable

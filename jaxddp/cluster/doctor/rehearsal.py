@@ -10,10 +10,9 @@ from jaxddp.cluster.doctor.machine_checks import Finding
 from jaxddp.config import Config
 from jaxddp.core.wording import counted, speed
 from jaxddp.data.batch import Batch
-from jaxddp.data.opening import open_tables
+from jaxddp.data.opening import labelled_and_unlabelled, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
-from jaxddp.data.unlabelled import labelled_and_unlabelled
 from jaxddp.engine.groups.group_mesh import unstacked_shapes
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.memory import Fit, MemoryReport, Needs

@@ -23,6 +23,8 @@ from jaxddp.registry import FORMATS
 
 _PLANES = (3, 32, 32)
 _PIXELS = 3 * 32 * 32
+_CIFAR10 = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "val": ("test_batch.bin",)}
+_CIFAR100 = {"train": ("train.bin",), "val": ("test.bin",)}
 
 
 class _Version(NamedTuple):
@@ -34,8 +36,6 @@ class _Version(NamedTuple):
     label_bytes: int
 
 
-_CIFAR10 = {"train": tuple(f"data_batch_{i}.bin" for i in range(1, 6)), "val": ("test_batch.bin",)}
-_CIFAR100 = {"train": ("train.bin",), "val": ("test.bin",)}
 _VERSIONS = (
     _Version("cifar-10-batches-bin", _CIFAR10, "batches.meta.txt", label_bytes=1),
     _Version("cifar-100-binary", _CIFAR100, "fine_label_names.txt", label_bytes=2),

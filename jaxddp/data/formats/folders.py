@@ -23,8 +23,8 @@ from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.source import Split
-from jaxddp.data.storage.data_root import open_root
-from jaxddp.data.storage.local import LocalFiles, link_out
+from jaxddp.data.storage.root import open_root
+from jaxddp.data.storage.store import LocalFiles, link_out
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 

@@ -21,7 +21,7 @@ from jaxddp.core.errors import InputError, Key
 from jaxddp.data.faults import Refuse
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.array_files import check_names
-from jaxddp.data.formats.split_names import split_name
+from jaxddp.data.formats.splits import split_name
 from jaxddp.data.formats.table_columns import (
     REFUSED,
     Classes,
@@ -33,8 +33,7 @@ from jaxddp.data.formats.table_columns import (
     label_cells,
 )
 from jaxddp.data.source import Split
-from jaxddp.data.storage.arrow_rows import ArrowRows, image_lengths
-from jaxddp.data.storage.prepared_datasets import import_datasets, is_saved, open_prepared, open_saved
+from jaxddp.data.storage.tables import ArrowRows, image_lengths, import_datasets, is_saved, open_prepared, open_saved
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 

@@ -25,7 +25,7 @@ from jaxddp.core.wording import counted, show, size
 from jaxddp.data.faults import Refuse, pass_faults_to
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.array_files import check_names
-from jaxddp.data.formats.shard_names import find_shards, has_shards
+from jaxddp.data.formats.splits import find_shards, has_shards
 from jaxddp.data.formats.table_columns import (
     REFUSED,
     Classes,
@@ -37,9 +37,9 @@ from jaxddp.data.formats.table_columns import (
     label_cells,
 )
 from jaxddp.data.source import Split
-from jaxddp.data.storage.parquet import MAX_CACHED, WRITE_AGAIN, ParquetFiles, as_input_errors, open_parquet
 from jaxddp.data.storage.records import record_columns
 from jaxddp.data.storage.shards import ShardFile, ShardFolder, with_cache
+from jaxddp.data.storage.tables import MAX_CACHED, WRITE_AGAIN, ParquetFiles, as_input_errors, open_parquet
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 

@@ -26,11 +26,10 @@ from jaxddp.core.phases import reached
 from jaxddp.core.wording import counted, first_line, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.split_names import split_name
+from jaxddp.data.formats.splits import split_name
 from jaxddp.data.source import Split
-from jaxddp.data.storage.local import check_regular
-from jaxddp.data.storage.record_index import RecordIndex, load_or_build_index
-from jaxddp.data.storage.records import ArrayRecords, RecordFiles, record_columns
+from jaxddp.data.storage.records import ArrayRecords, RecordFiles, RecordIndex, load_or_build_index, record_columns
+from jaxddp.data.storage.store import check_regular
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 

@@ -1,6 +1,6 @@
 """Reads tar files of WebDataset, whose samples are files that share a key: `000017.jpg` and `000017.cls`.
 
-`jaxddp.data.formats.shard_names` finds the files, and `jaxddp.data.storage.tar_samples` their samples. The first run
+`jaxddp.data.formats.splits` finds the files, and `jaxddp.data.storage.tar` their samples. The first run
 indexes the position of every image, so images are read in any order, and a resumed run continues exactly. An id is the
 path of the shard and the key. Labels are numbers, whose names are in `classes.txt` or `classes.json` beside the
 shards; or names, and then the classes are the sorted labels of the training split. One label that is a name makes all
@@ -19,13 +19,11 @@ from jaxddp.core.wording import counted, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.array_files import as_input_errors, check_names, numbered_names
-from jaxddp.data.formats.shard_names import find_shards, has_shards
+from jaxddp.data.formats.splits import find_shards, has_shards
 from jaxddp.data.formats.table_columns import Classes
 from jaxddp.data.source import Split
 from jaxddp.data.storage.shards import ShardFile, ShardFolder, with_cache
-from jaxddp.data.storage.tar_files import TarFiles
-from jaxddp.data.storage.tar_index import load_or_build_samples
-from jaxddp.data.storage.tar_samples import Samples
+from jaxddp.data.storage.tar import Samples, TarFiles, load_or_build_samples
 from jaxddp.data.table import ExampleTable
 from jaxddp.registry import FORMATS
 

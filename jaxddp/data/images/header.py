@@ -1,28 +1,37 @@
-"""Parses the headers of image files, and the marker segments of a JPEG (ITU-T T.81, B.1.1), without decoding.
+"""The header of an image file, the marker segments of a JPEG, and the kinds of files that only Pillow can read.
 
-This module finds faults that no decoder reports. In a test, 180 progressive files were cut between two scans
-and closed with an end marker: TurboJPEG in its strict mode and Pillow accepted all of them, and `has_every_scan`
-rejected all. These decoders cannot skip metadata, and an error in the metadata can hide an error in the image, so
-`strip_metadata` removes the metadata. Finding the segments of a file of 53 kB takes 28 microseconds; Pillow takes 20 to
-read the header alone.
+Nothing of a JPEG (ITU-T T.81, B.1.1) or PNG is decoded here. Finding the segments of a file of 53 kB takes 28
+microseconds; Pillow takes 20 to read the header alone. WebP, TIFF, BMP and PPM are read with Pillow, because TensorFlow
+cannot decode all such files.
 """
 
+import ctypes
+import io
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
-from typing import NamedTuple
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from jaxddp.core.errors import InputError
-from jaxddp.data.images.image_types import DOWNLOAD_AGAIN, MAX_PIXELS, ImageHeader, PillowKind
+import numpy as np
+from PIL import Image
 
-RULES_VERSION = 3
-"""The version of the rules of `verify`. Increase it if they become stricter, so that every image is verified again."""
+from jaxddp.core.errors import InputError, Key
 
+MAX_PIXELS = 100_000_000
+"""The largest number of pixels of an image. Without a limit, a file of a few kilobytes could need gigabytes."""
+
+DOWNLOAD_AGAIN = "download it again or leave it out"
+"""The advice for a damaged file."""
+
+PillowKind = Literal["webp", "tiff", "bmp", "ppm"]
+"""The kinds of files that Pillow decodes; "ppm" is also PGM and PBM."""
+Kind = Literal["jpeg", "png"] | PillowKind
 JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
 PNG_START = b"\x89PNG\r\n\x1a\n"
 PNG_END = b"\x00\x00\x00\x00IEND\xaeB`\x82"
-
 DHT, EOI, SOS, DRI = 0xC4, 0xD9, 0xDA, 0xDD
 FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
@@ -30,17 +39,37 @@ PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 # are valid arithmetic codes, and the decoder continues past the end of the data, so it cannot detect missing data.
 HUFFMAN_FRAMES = frozenset((0xC0, 0xC1, 0xC2))
 APP0, APP14, COMMENT = 0xE0, 0xEE, 0xFE
-
 # The marker of a segment. A stuffed zero in entropy-coded data and a restart marker begin no segment.
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd8\xff]")
-_COEFFICIENTS = 64
-
 _STARTS: tuple[tuple[bytes, PillowKind], ...] = (
     (rb"RIFF....WEBP", "webp"),
     (rb"II[*+]\0|MM\0[*+]", "tiff"),
     (rb"BM", "bmp"),
     (rb"P[1-6][ \t\r\n#]", "ppm"),
 )
+_MODES = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"))
+_GRAY16 = frozenset(("I;16", "I;16B", "I;16L"))
+_DEPTHS = {1, 2, 4, 8, 16}
+_MAX_BYTE = 255
+_WIDEN = 257
+"""65535 / 255, the factor from 8 to 16 bits."""
+# Tags of TIFF 6.0, section 8.
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 262, 0
+_libtiff_errors = threading.local()
+"""`lines` holds libtiff's errors in the file that the current thread reads. Pillow does not report all of them."""
+
+
+@dataclass(frozen=True)
+class ImageHeader:
+    """The kind of a file, read from its content and not its name, and the size of its image in pixels."""
+
+    kind: Kind
+    height: int
+    width: int
+    left_over: int = field(default=0, compare=False)
+    """The number of bytes after the image data on which no pixel depends; `verify` counts them."""
+    bits: int = field(default=8, compare=False)
+    """The bits of a value: 1, 2, 4, 8 or 16 in a PNG; in other kinds 16, or 8 if the values have 8 bits or fewer."""
 
 
 def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> ImageHeader:
@@ -68,10 +97,7 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
         header = ImageHeader("png", **size, bits=bits)
         end = None if PNG_END in data else "IEND chunk"
     elif (kind := _pillow_kind(data)) is not None:
-        # Pillow takes a while to import, and most data sets do not need it.
-        from jaxddp.data.images.pillow import pillow_header
-
-        header, end = pillow_header(data, kind), None
+        header, end = _pillow_header(data, kind), None
     else:
         description = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
         raise InputError(f"not a JPEG, PNG, WebP, TIFF, BMP or PPM but {description}; convert it or leave it out")
@@ -127,68 +153,100 @@ def jpeg_segments(data: bytes) -> Iterator[Segment]:
             return
 
 
-def strip_metadata(data: bytes, segments: Sequence[Segment], *, adobe: bool = False) -> tuple[bytes, list[Segment]]:
-    """Return a JPEG and its segments, without metadata and without bytes that belong to no segment.
+def _pillow_header(data: bytes, kind: PillowKind) -> ImageHeader:
+    """Return the header of a file. Raises: InputError if it is damaged, or its pixels are not supported."""
+    with _open_image(data, kind) as image:
+        return ImageHeader(kind, image.height, image.width, bits=_checked_bits(image))
 
-    No coefficient depends on the removed bytes. Adobe's marker, which holds the color space, stays only with `adobe`.
+
+def check_pillow(data: bytes, kind: PillowKind) -> None:
+    """Decode a file to its last pixel. Raises: InputError if it is cut short or damaged."""
+    with _open_image(data, kind) as image:
+        image.load()
+
+
+def decode_pillow(data: bytes, kind: PillowKind, channels: int, bits: int) -> np.ndarray:
+    """Return the pixels, uint8 or uint16 [H, W, channels]; `channels` is 3 or 4, as in `PixelFormat`.
+
+    Raises:
+        InputError: the file is damaged, or `bits` is 16 and the file has colors of 16 bits. Pillow would read only the
+            upper 8 bits of these colors.
     """
-    view = memoryview(data)
-    parts, new_segments, start = [view[:2]], [], 2
-    for segment, following in zip(segments, [*segments[1:], None], strict=True):
-        metadata = APP0 <= segment.marker < APP0 + 16 or segment.marker == COMMENT
-        if metadata and not (adobe and segment.marker == APP14):
-            continue
-        end = following.start if following and segment.marker == SOS else segment.end
-        parts.append(view[segment.start : end])
-        new_segments.append(Segment(segment.marker, start, start + 2, start + segment.end - segment.start))
-        start += len(parts[-1])
-    return b"".join(parts), new_segments
+    with _open_image(data, kind) as image:
+        depth = _checked_bits(image)
+        if image.mode in _GRAY16 or (kind == "ppm" and image.mode == "I"):
+            gray = np.asarray(image).astype(np.uint16)
+            rgba = np.stack([gray, gray, gray, np.full_like(gray, 0xFFFF)], axis=-1)[..., :channels]
+            return rgba if bits == 16 else (rgba >> 8).astype(np.uint8)
+        if depth == bits == 16:
+            raise InputError(
+                f"a {kind.upper()} with colors of 16 bits, of which only the upper 8 can be read",
+                advice=("save it as PNG, or set ", Key("data.bits"), " 8"),
+            )
+        pixels = np.asarray(image.convert("RGBA"))[..., :channels]
+        return pixels if bits == 8 else pixels * np.uint16(_WIDEN)
 
 
-def has_every_scan(data: bytes, segments: Iterable[Segment]) -> bool:
-    """Return whether the scans contain every coefficient of every component to its last bit (T.81, G.1.1.1).
+def _checked_bits(image: Image.Image) -> int:
+    """Return the number of bits per value, at least 8.
 
-    A progressive file that was cut between two scans and closed with an end marker decodes without an error, to a
-    coarse image. A file with one scan for each component also decodes without an error if its last scans are missing.
+    Raises: InputError if there are several images or unsupported values.
     """
-    bits_left: dict[int, list[int | None]] = {}
-    progressive = False
-    for marker, _, body, end in segments:
-        if marker in FRAMES:
-            progressive = marker in PROGRESSIVE
-            unsent = [None] * (_COEFFICIENTS if progressive else 1)
-            bits_left |= {component: [*unsent] for component in data[body + 8 : end : 3]}
-        elif marker == SOS:
-            first, last, low = (data[end - 3], data[end - 2], data[end - 1] & 15) if progressive else (0, 0, 0)
-            for component in data[body + 3 : end - 3 : 2]:
-                bits = bits_left.get(component, [])
-                bits[first : last + 1] = [low] * len(bits[first : last + 1])
-    return all(not any(bit != 0 for bit in bits) for bits in bits_left.values())
+    frames = getattr(image, "n_frames", 1)
+    if frames > 1:
+        raise InputError(f"holds {frames} images; keep one image per file")
+    if image.format == "PPM":
+        # Pillow's mode of gray with 16 bits is "I". For other values, the decoder has the largest value as an argument.
+        arguments = image.tile[0][3]  # pyright: ignore[reportAttributeAccessIssue]: only an `ImageFile` has it
+        return 16 if image.mode == "I" or (isinstance(arguments, tuple) and arguments[1] > _MAX_BYTE) else 8
+    tags = getattr(image, "tag_v2", {})
+    depths = {*tags.get(_BITS_PER_SAMPLE, (8,))}
+    inverted = image.mode in _GRAY16 and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    if image.mode not in _MODES | _GRAY16 or not depths <= _DEPTHS or inverted:
+        description = "16 bits with white as 0" if inverted else f"mode {image.mode} with {max(depths)} bits"
+        raise InputError(f"pixels of {description}, which are not supported; convert it to 8 or 16 bits, gray or RGB")
+    return max(8, *depths)
 
 
-def without_stray_bytes(data: bytes, left_over: int) -> bytes:
-    """Return the image without stray bytes between segments and after the last block; `data` itself if there are none.
-
-    Decoders skip stray bytes, and libjpeg reports them on stderr without the name of a file.
-
-    Args:
-        data: a file that `verify` accepts.
-        left_over: the number of bytes after the last block, from `verify`.
-    """
-    if not data.startswith(JPEG_START):
-        return data
-    segments = [*jpeg_segments(data)]
-    parts, strays, position = [data[:2]], left_over > 0, 2
-    for segment, following in pairwise(segments):
-        strays |= not _is_fill(data[position : segment.start])
-        position = following.start if segment.marker == SOS else segment.end
-        parts.append(data[segment.start : position])
-    if not strays and _is_fill(data[position : segments[-1].start]):
-        return data
-    last = parts.pop()
-    parts.append(last[: len(last.rstrip(b"\xff")) - left_over])
-    return b"".join([*parts, JPEG_END])
+@contextmanager
+def _open_image(data: bytes, kind: PillowKind) -> Iterator[Image.Image]:
+    """Open a Pillow image, and turn any error of Pillow in the block into an `InputError`."""
+    _libtiff_errors.lines = []
+    try:
+        with Image.open(io.BytesIO(data), formats=(kind.upper(),)) as image:
+            yield image
+        if _libtiff_errors.lines:
+            raise InputError(f"damaged: {_libtiff_errors.lines[0]}; {DOWNLOAD_AGAIN}")
+    except InputError:
+        raise
+    except Image.DecompressionBombError:
+        raise InputError(f"more pixels than the limit of {MAX_PIXELS:,}; shrink it or leave it out") from None
+    except Image.UnidentifiedImageError:
+        raise InputError(f"damaged: no header of a {kind.upper()} file; {DOWNLOAD_AGAIN}") from None
+    # A damaged header can cause any error.
+    except Exception as error:
+        reason = next(iter(_libtiff_errors.lines), None) or error or type(error).__name__
+        raise InputError(f"damaged: {reason}; {DOWNLOAD_AGAIN}") from None
 
 
-def _is_fill(between: bytes) -> bool:
-    return not between.strip(b"\xff")
+@ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
+def _store_error(module: bytes | None, format_string: bytes | None, values: int | None) -> None:
+    # The values are left out, because their C type differs between machines.
+    # The file name is left out, because Pillow calls every file tempfile.tif.
+    where = b"" if module is None or b"." in module else module
+    words = [b"libtiff", where, (format_string or b"").partition(b"%")[0].strip()]
+    getattr(_libtiff_errors, "lines", []).append(": ".join(word.decode(errors="replace") for word in words if word))
+
+
+def _catch_libtiff_errors() -> None:
+    """Make libtiff pass its errors to `_store_error`. By default it writes them to stderr without a file name."""
+    # The symbols of a linked library are found through the extension module.
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(Image.core.__file__)
+        for name, handler in (("TIFFSetErrorHandler", _store_error), ("TIFFSetWarningHandler", None)):
+            set_handler = getattr(library, name)
+            set_handler.argtypes, set_handler.restype = [ctypes.c_void_p], ctypes.c_void_p
+            set_handler(ctypes.cast(handler, ctypes.c_void_p) if handler else None)
+
+
+_catch_libtiff_errors()

@@ -14,11 +14,10 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Key
-from jaxddp.data.storage.cache import CachedStore
-from jaxddp.data.storage.data_root import is_url
 from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.records import missing_files
-from jaxddp.data.storage.store import Fault, Store
+from jaxddp.data.storage.root import is_url
+from jaxddp.data.storage.store import CachedStore, Fault, Store
 
 _READ_AHEAD = 1 << 16
 """The least number of bytes that are requested from an object at a time. The headers of small images come together."""

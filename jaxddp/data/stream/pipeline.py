@@ -1,10 +1,12 @@
 """A tf.data pipeline for one shard: a producer of file names, a graph that decodes images, and a consumer.
 
-The graph takes file names and keys, and returns pixels. The consumer computes labels, masks, rows and epochs from the
-order, and adds them to the pixels. The pipeline has no state between batches. After an unusable image is substituted,
-the pipeline starts again at the step with that image.
+The graph takes file names and keys, and returns pixels. It is traced once for equal settings. The consumer computes
+labels, masks, rows and epochs from the order, and adds them to the pixels. The pipeline has no state between batches.
+After an unusable image is substituted, the pipeline starts again at the step with that image.
 """
 
+import functools
+import hashlib
 import itertools
 import os
 import weakref
@@ -17,40 +19,125 @@ from typing import Any
 import numpy as np
 
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.data.batch import Batch
-from jaxddp.data.columns import check_order, columns
-from jaxddp.data.images.verify import verify
-from jaxddp.data.order import Order, Shard
-from jaxddp.data.soundness.bad_images import Omissions, Substitutes
-from jaxddp.data.stored_table import StoredTable
-from jaxddp.data.stream.decode import check_decoding
-from jaxddp.data.stream.graph import REFUSED, SOUND, Pixels, pixel_graph
+from jaxddp.data.batch import Batch, PixelFormat
+from jaxddp.data.images.verify import verify, without_stray_bytes
+from jaxddp.data.order import Order, Shard, check_order, columns
+from jaxddp.data.soundness import Omissions, Substitutes
+from jaxddp.data.stream.decode import Area, Interpolation, check_decoding, eval_image, example_keys, train_image
 from jaxddp.data.stream.tensorflow_cpu import keep_freed_memory, tf
-from jaxddp.data.stream.windows import example_keys
 
+MOST_GRAPHS = 16
+REFUSED, SOUND, STRAY = range(3)
+"""The verdicts that `verify_image` returns."""
 PREFETCH_BATCHES = 2
 """The largest number of finished batches in the queue; it limits the memory."""
-
 FETCH_THREADS = 32
 """The number of images that are fetched concurrently from a store that the graph cannot read."""
-
 BATCHES_AHEAD = 2
 """The number of batches of encoded images that are fetched before they are decoded."""
-
 Images = Iterator[tuple[np.ndarray, np.ndarray]]
 """Batches of pixels and verdicts.
 
 For a rejected image, the graph returns black pixels. It raises no error, because every thread would print a traceback.
 """
-
 _NO_IMAGES = np.zeros(0), np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True)
+class TrainPixels:
+    """A function of an encoded image, a string scalar, and a key, int64[2], to pixels [S, S, C]; see `train_image`."""
+
+    image_size: int
+    format: PixelFormat
+    area: Area | None
+    interpolation: Interpolation
+
+    def __call__(self, encoded: Any, key: Any) -> Any:
+        return train_image(encoded, key, self.area, self.image_size, self.format, self.interpolation)
+
+
+@dataclass(frozen=True)
+class EvalPixels:
+    """A function of an encoded image to the pixels for evaluation; the key is ignored. See `eval_image`."""
+
+    image_size: int
+    format: PixelFormat
+    resize: int
+    interpolation: Interpolation
+    squash: bool
+
+    def __call__(self, encoded: Any, key: Any) -> Any:
+        size = self.image_size, self.resize
+        return eval_image(encoded, *size, self.format, self.interpolation, squash=self.squash)
+
+
+Pixels = TrainPixels | EvalPixels
+
+
+@functools.lru_cache(maxsize=MOST_GRAPHS)
+def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
+    """Return a graph function (key, verifies, digest, *place) -> (pixels, verdict); see `verify_image`.
+
+    Args:
+        read: the result of `Store.in_graph`: a function of `place`, which is (path, offset). If `read` is None, `place`
+            is the encoded image.
+    """
+    places = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)][: 2 if read else 1]
+
+    arguments = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.string)
+
+    @tf.function(input_signature=(*arguments, *places), autograph=False)
+    def load(key: Any, verifies: Any, digest: Any, *place: Any) -> Any:
+        image, verdict = verify_image(read(*place) if read else place[0], verifies, digest)
+        shape = pixels.image_size, pixels.image_size, pixels.format.channels
+        black = functools.partial(tf.zeros, shape, pixels.format.dtype)
+        return tf.cond(verdict == REFUSED, black, lambda: pixels(image, key)), verdict
+
+    return load
+
+
+def verify_image(data: Any, verifies: Any, digest: Any) -> tuple[Any, Any]:
+    """Verify an encoded image; return the image and an int32 verdict.
+
+    The verdict is `REFUSED`, `SOUND`, or `STRAY`. `STRAY` means that the image is sound after removal of bytes that do
+    not belong to it, and the image is returned without these bytes.
+
+    Args:
+        verifies: bool scalar, whether to verify the image; if False, only the digest is compared.
+        digest: string scalar, the expected SHA-256; empty to accept any digest.
+    """
+    digest_verdict = tf.cond(
+        tf.strings.length(digest) > 0,
+        lambda: tf.ensure_shape(tf.numpy_function(_compare_digest, [data, digest], tf.int32), []),
+        lambda: tf.constant(SOUND),
+    )
+    image, verdict = tf.cond(
+        verifies & (digest_verdict == SOUND),
+        lambda: tuple(tf.numpy_function(_verify_bytes, [data], (tf.string, tf.int32))),
+        lambda: (data, digest_verdict),
+    )
+    return tf.ensure_shape(image, []), tf.ensure_shape(verdict, [])
+
+
+def _compare_digest(data: bytes, digest: bytes) -> np.int32:
+    return np.int32(SOUND if hashlib.sha256(data).digest() == digest else REFUSED)
+
+
+def _verify_bytes(data: bytes) -> tuple[bytes, np.int32]:
+    try:
+        left_over = verify(data).left_over
+    except InputError:
+        return data, np.int32(REFUSED)
+    image = without_stray_bytes(data, left_over)
+    return image, np.int32(SOUND if image is data else STRAY)
 
 
 @dataclass(frozen=True)
 class Pipeline:
     """A pipeline for one shard of the batches of some steps."""
 
-    table: StoredTable
+    table: Any
+    """The `ExampleTable`, which imports this module."""
     order: Order
     """The order of the examples. Its seed is also the seed of the random crops."""
     pixels: Pixels
@@ -216,7 +303,7 @@ class Pipeline:
         return columns(self.table.labels, self.order, step, self.shard)
 
 
-def _fetched(table: StoredTable, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray]]:
+def _fetched(table: Any, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray]]:
     """Yield the encoded images of each batch, fetched in advance by threads. The threads end with the iterator."""
     pending: deque[list[Future[bytes]]] = deque()
 

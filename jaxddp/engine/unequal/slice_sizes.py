@@ -2,7 +2,7 @@
 
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
-from jaxddp.data.batch_plan.division import Division
+from jaxddp.data.batch_plan import Division
 from jaxddp.mesh import Topology
 
 

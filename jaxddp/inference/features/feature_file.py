@@ -10,7 +10,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import Config
-from jaxddp.data.example_set import labels_of
+from jaxddp.data.labels import labels_of
 from jaxddp.data.source import SourceTable
 from jaxddp.engine.predictions import Pool
 from jaxddp.inference.completed_rows import Progress, RowCounts, checked_rows, completed_rows

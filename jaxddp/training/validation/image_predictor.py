@@ -10,8 +10,7 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import Shard
-from jaxddp.data.selection.chosen import ChosenOrder
+from jaxddp.data.order import ChosenOrder, Shard
 from jaxddp.data.source import Source
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology

@@ -1,6 +1,6 @@
 """The manifest of `jaxddp data check`, and the comparison of images with it.
 
-A manifest is a JSON Lines file, written by `jaxddp.curate.manifest_writer`. The first line describes the data set, and
+A manifest is a JSON Lines file, written by `jaxddp.curate.check`. The first line describes the data set, and
 each further line describes one image.
 """
 
@@ -18,9 +18,9 @@ import jaxddp.core.files as files
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted
-from jaxddp.data.soundness.image_digests import Digests
+from jaxddp.data.soundness import Digests
 from jaxddp.data.source import SourceTable, Table
-from jaxddp.data.storage.data_root import is_address
+from jaxddp.data.storage.root import is_address
 from jaxddp.data.table import ExampleTable
 
 VERSION = 1

@@ -1,4 +1,4 @@
-"""Finds the shards of each split of a data set by their names.
+"""Finds the splits of a data set by their names: named splits such as `test`, or the shards of each split.
 
 ROOT/train/*.tar and ROOT/val/*.tar             or valid/, validation/, test/: the first of these that exists
 ROOT/train-000.tar and ROOT/val-000.tar         or any name with these words, such as imagenet1k-validation-07.tar
@@ -7,12 +7,13 @@ ROOT/shards-{000000..000146}.tar                a pattern with ranges, lists `{a
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
 
+from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import counted
+from jaxddp.core.wording import counted, nearest
 from jaxddp.data.format import Place
 from jaxddp.data.source import Split
 from jaxddp.data.storage.shards import ShardFolder
@@ -139,3 +140,33 @@ def _by_name(folder: ShardFolder, suffix: str, within: str = "") -> dict[Split, 
 
 def _with_suffix(paths: list[str], suffix: str) -> list[str]:
     return [path for path in paths if path.endswith(suffix)]
+
+
+def split_name(
+    where: object, splits: Iterable[str], split: Split, data: DataConfig, usual: Mapping[Split, Sequence[str]]
+) -> str | None:
+    """Return the name of a split in a data set; None if it has none.
+
+    Args:
+        where: the data set, for messages.
+        splits: the names of the splits that the data set has.
+        data: the config; `data.train` and `data.val` name splits.
+        usual: the names of each split if the config names none; the first that exists is used.
+
+    Raises: InputError if the config's name is unknown, or is that of both splits.
+    """
+    names = [*splits]
+    named, other = getattr(data, split), data.train if split == "val" else data.val
+    if named is None:
+        return next((name for name in usual[split] if name in names and name != other), None)
+    if named not in names:
+        raise InputError(
+            Key(f"data.{split}", named),
+            f": {where} has no such split{nearest(named, names)}",
+            advice=f"its splits are {', '.join(names)}",
+        )
+    if named == other:
+        raise InputError(
+            Key("data.val", named), ": is also the training split", advice=f"the splits are {', '.join(names)}"
+        )
+    return named

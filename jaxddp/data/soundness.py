@@ -1,0 +1,250 @@
+"""The soundness of a table's images: checksums, a cache of verified images, and substitutes for bad ones.
+
+The cache identifies an image by a digest of its file's path below the root, size, and times of modification and change
+(see `Store.faults`). So a changed image is verified again, and any selection of classes can use the cache. The digests
+of a root are in the cache folder, in one file (a part) for each process of a job. To add digests, a process reads its
+part and replaces the file atomically. If two jobs do this at the same time, digests of one job may be lost, and these
+images are verified again.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jaxddp.core.errors import InputError
+from jaxddp.core.files import cache_folder
+from jaxddp.data.labels import Examples, labels_of
+from jaxddp.data.storage.store import Fault, Store, name_of_folder, read_sealed, write_sealed
+
+_SHOWN = 12
+"""The number of hex digits of a digest in a message."""
+_log = logging.getLogger("jaxddp.data")
+_FOLDER = "verified"
+_PARTS = 64
+_MAX_ENTRIES = 4_000_000
+"""The largest number of digests in a part, 8 bytes each. A larger part is cut to digests of the images of this run."""
+_SECONDS = 600.0
+"""The shortest time between two writes of the cache."""
+# The garbage collector may close a batch iterator, which writes the cache, while another iterator writes it.
+_writing = threading.RLock()
+RULES_VERSION = 3
+"""The version of the rules of `verify`. Increase it if they become stricter, so that every image is verified again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Digests:
+    """The checksums in a manifest of the files of N rows.
+
+    Attributes:
+        manifest: the path of the manifest, for messages.
+        sha256: void 'V32'[N]; zeros for a row that is not in the manifest.
+    """
+
+    manifest: str
+    sha256: np.ndarray
+
+    @property
+    def unlisted(self) -> np.ndarray:
+        """The rows that are not in the manifest, int64[n]."""
+        return np.flatnonzero(self.sha256 == np.void(bytes(32)))
+
+    def rows(self, rows: np.ndarray) -> "Digests":
+        """Return the digests of int[n] rows, in that order."""
+        return Digests(self.manifest, self.sha256[rows])
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """Return the digests of int[n] rows as an object array of n bytes strings, 32 bytes each."""
+        # The dtype 'S32' would drop trailing zeros.
+        return np.array(self.sha256[rows].tolist(), object)
+
+    def fault(self, row: int, data: bytes) -> str | None:
+        """Return a message about the difference between a row's file and the manifest; None if they agree."""
+        expected, actual = self.sha256[row].tobytes(), hashlib.sha256(data).digest()
+        if actual == expected:
+            return None
+        if not any(expected):
+            return f"{self.manifest} does not list it; run `jaxddp data check` again"
+        listed = f"{expected.hex()[:_SHOWN]}… in {self.manifest}"
+        advice = "put the file back, or run `jaxddp data check` again if the change is intended"
+        return f"its SHA-256 is {actual.hex()[:_SHOWN]}…, and {listed}; {advice}"
+
+
+class Substitutes:
+    """Substitutes for unusable images: each is replaced by the next usable image of the same class or set of classes.
+
+    Each host finds unusable images only among the images that it reads. If a substitute is unusable too, the host takes
+    the next image, so all hosts arrive at the same substitute.
+    """
+
+    def __init__(self, examples: Examples):
+        self._labels, self._name = labels_of(examples), examples.name
+        self._codes = self._labels.codes
+        self._unusable: set[int] = set()
+
+    def resolve(self, rows: np.ndarray) -> np.ndarray:
+        """Return int[n] rows with each unusable row replaced by the row of its substitute."""
+        if not self._unusable:
+            return rows
+        return np.array([self._substitute(row) for row in rows.tolist()], rows.dtype)
+
+    def refuse(self, row: int, fault: str) -> None:
+        """Mark a row as unusable, and log its fault and substitute. Raises: InputError if there is no substitute."""
+        self._unusable.add(row)
+        substitute = self._substitute(row)
+        if substitute in self._unusable:
+            names = ", ".join(self._labels.names[label] for label in self._labels.of(row))
+            raise InputError(f"{fault}; and no image{names and f' of class {names}'} is left to substitute")
+        _log.warning("%s; its substitute is %s", fault, self._name(substitute))
+
+    def _substitute(self, row: int) -> int:
+        """Return the next usable row of the same class, cyclically; the row itself if there is none."""
+        if row not in self._unusable:
+            return row
+        codes = self._codes
+        rows = np.flatnonzero(codes == codes[row])
+        following = np.roll(rows, -int(np.searchsorted(rows, row))).tolist()
+        return next((other for other in following if other not in self._unusable), row)
+
+
+class Omissions:
+    """The unusable rows of a source, which predictions omit.
+
+    It has the interface of `Substitutes`. In place of unusable images, the first usable images of the source are read,
+    and `Batch.substituted` marks these examples.
+
+    Attributes:
+        faults: a dict from each unusable row to a message.
+    """
+
+    def __init__(self, num_examples: int):
+        self.faults: dict[int, str] = {}
+        self._num_examples = num_examples
+
+    @property
+    def omits_all(self) -> bool:
+        """Whether all rows are unusable."""
+        return len(self.faults) == self._num_examples
+
+    def resolve(self, rows: np.ndarray) -> np.ndarray:
+        """Return int[n] rows with each unusable row replaced by the row of its substitute."""
+        unusable = np.isin(rows, np.fromiter(self.faults, rows.dtype, len(self.faults)))
+        if not unusable.any():
+            return rows
+        left = np.setdiff1d(np.arange(self._num_examples, dtype=rows.dtype), list(self.faults))
+        resolved = rows.copy()
+        resolved[unusable] = left[np.arange(unusable.sum()) % len(left)]
+        return resolved
+
+    def refuse(self, row: int, fault: str) -> None:
+        """Mark a row as unusable. Raises: InputError if no row is left."""
+        self.faults[row] = fault
+        if self.omits_all:
+            raise InputError(f"{fault}; and no image is left that can be used")
+
+
+class Verified:
+    """The rows of a table whose images are sound, as verified by this process or an earlier one.
+
+    Attributes:
+        sound: bool[N], True for each row that was verified.
+    """
+
+    def __init__(self, store: Store, paths: np.ndarray, offset: np.ndarray | None = None):
+        self._store, self._paths, self._offset = store, paths, offset
+        self.sound = np.zeros(len(paths), bool)
+        # The digest of each file; 0 if the file cannot be identified.
+        self._identity = np.zeros(len(paths), np.uint64)
+        self._cached = self.sound.copy()
+        self._next_write = time.monotonic() + _SECONDS
+
+    def check_files(self) -> list[Fault]:
+        """Mark the images that are in the cache and unchanged as sound. Return the `faults` of the store."""
+        identity = np.zeros(len(self._paths), np.uint64)
+        faults = self._store.faults(self._paths, identity)
+        if self._offset is not None:
+            identity = np.where(identity == 0, 0, _mixed(identity + self._offset.astype(np.uint64)))
+        self.sound &= (identity == self._identity) | (self._identity == 0)
+        self._identity = identity
+        if self._store.root is not None:
+            parts = [np.zeros(0, np.uint64)]
+            # The cache folder may be missing.
+            with suppress(OSError, InputError):
+                parts += [_read(file) for file in _parts(self._store.root)]
+            self._cached = np.isin(identity, np.concatenate(parts)) & (identity != 0)
+            self.sound |= self._cached
+        return faults
+
+    def check_local_files(self) -> None:
+        """Call `check_files` if the images are in a local store."""
+        if self._store.root is not None:
+            self.check_files()
+
+    def add(self, rows: np.ndarray, part: int = 0) -> None:
+        """Mark int[n] rows as sound, and write the cache if ten minutes have passed since the last write."""
+        self.sound[rows] = True
+        if time.monotonic() > self._next_write:
+            self.write_cache(part)
+
+    def write_cache(self, part: int = 0) -> None:
+        """Write new digests to the part of one process of a job. A failure is only logged."""
+        self._next_write = time.monotonic() + _SECONDS
+        identified = self._identity != 0
+        new, lost = self.sound & ~self._cached & identified, self._cached & ~self.sound
+        if self._store.root is None or not (new | lost).any():
+            return
+        try:
+            with _writing:
+                self._write(_part(self._store.root, part), new)
+                # Remove the digests of images that are damaged although their files have the same sizes and times.
+                for file in _parts(self._store.root) if lost.any() else ():
+                    _put(file, np.setdiff1d(_read(file), self._identity[lost]))
+        # The cache folder, permission or disk space may be missing.
+        except (OSError, InputError) as error:
+            _log.debug("the cache of verified images of %s cannot be written (%s)", self._store.root, error)
+        self._cached = self.sound & identified
+
+    def _write(self, file: Path, new: np.ndarray) -> None:
+        digests = np.union1d(_read(file), self._identity[new])
+        if len(digests) > _MAX_ENTRIES:
+            digests = np.unique(self._identity[self.sound])[:_MAX_ENTRIES]
+        _put(file, digests)
+
+
+def _part(root: Path, part: int) -> Path:
+    """Return the file of a part. Raises: InputError; see `cache_folder`."""
+    return cache_folder() / _FOLDER / f"{name_of_folder(root)}-{RULES_VERSION}.{part % _PARTS}"
+
+
+def _parts(root: Path) -> list[Path]:
+    first = _part(root, 0)
+    return sorted(first.parent.glob(f"{first.stem}.*"))
+
+
+def _put(file: Path, digests: np.ndarray) -> None:
+    write_sealed(file, digests.astype("<u8").tobytes())
+
+
+def _read(file: Path) -> np.ndarray:
+    """Return the digests of a part, uint64[n]; empty if the file is damaged or cannot be read. Damage is logged."""
+    try:
+        content = read_sealed(file)
+    except OSError:
+        return np.zeros(0, np.uint64)
+    if content is None:
+        _log.warning("%s: damaged, and ignored; images are verified again", file)
+        return np.zeros(0, np.uint64)
+    return np.frombuffer(content, "<u8").astype(np.uint64)
+
+
+def _mixed(numbers: np.ndarray) -> np.ndarray:
+    """Map uint64 numbers one-to-one to numbers that look random (SplitMix64, Steele et al. 2014)."""
+    z = numbers + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -1,0 +1,363 @@
+"""Images in a column of a table: Parquet files, and data sets of the library `datasets`.
+
+Each cell is a struct with a field `bytes`. Parquet files are on this machine or below a URL. They are read one row
+group at a time, from an object store by ranges of bytes. The most recently used row groups stay in memory.
+
+The files of `datasets` are mapped into memory. A data set of the Hugging Face Hub is downloaded once, by one process of
+each machine; the others wait, and then read its cache. The library reads the variables HF_HOME, HF_ENDPOINT, HF_TOKEN
+and HF_DATASETS_OFFLINE.
+"""
+
+import functools
+import hashlib
+import os
+import sys
+import threading
+import time
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError, JaxddpError, Unreachable
+from jaxddp.core.files import in_turn, open_regular
+from jaxddp.core.phases import doing, moved
+from jaxddp.core.wording import first_line, not_installed, show
+from jaxddp.data.storage.shards import ShardFile, ShardFolder
+from jaxddp.data.storage.store import Fault, check_regular
+
+MAX_CACHED = 1 << 30
+"""The largest size of all row groups in memory, in bytes."""
+WRITE_AGAIN = "download it again, or write it again"
+_AT_ONCE = 10_000
+"""The number of rows whose lengths are read at a time."""
+T = TypeVar("T")
+_SECONDS = 6 * 3600.0
+"""The longest preparation of a data set, and the longest wait for another process that prepares it."""
+_PAUSE = 0.5
+
+
+class ParquetFiles:
+    """Parquet files below a directory or a URL. An offset is the number of a row in its file.
+
+    Args:
+        column: the column of structs with a field `bytes`.
+        max_cached: the largest size of the row groups that stay in memory, in bytes, and of those that threads read at
+            the same time. One group may be larger.
+    """
+
+    def __init__(self, folder: ShardFolder, column: str, max_cached: int = MAX_CACHED):
+        self.folder, self.column = folder, column
+        self._groups = _RowGroups(max_cached)
+        self._layouts: dict[bytes, tuple[list[int], list[int]]] = {}
+
+    @property
+    def root(self) -> Path | None:
+        return self.folder.root
+
+    def name(self, path: bytes, offset: int = 0) -> str:
+        return f"{self.folder.name(os.fsdecode(path))}, row {offset}"
+
+    def read(self, path: bytes, offset: int = 0) -> bytes:
+        file = ShardFile(self.folder, os.fsdecode(path))
+        if path not in self._layouts:
+            # Two threads may compute the same lists at the same time, which does no harm.
+            self._layouts[path] = _layout(file)
+        starts, sizes = self._layouts[path]
+        number = bisect_right(starts, offset) - 1
+        cells = self._groups.get((path, number), sizes[number], lambda: self._cells(file, number))
+        cell = cells[offset - starts[number]].as_py()
+        if not cell or not cell["bytes"]:
+            raise InputError(
+                f"{self.name(path, offset)}: {self.column!r} holds no bytes; write the file again with its images in it"
+            )
+        return cell["bytes"]
+
+    # TensorFlow cannot read Parquet files.
+    def in_graph(self) -> None: ...
+
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
+        return self.folder.faults(paths, identity)
+
+    def _cells(self, file: ShardFile, number: int) -> Any:
+        with open_parquet(file) as parquet, as_input_errors(file):
+            return parquet.read_row_group(number, columns=[f"{self.column}.bytes"]).column(0)
+
+
+@dataclass(eq=False)
+class _Group:
+    lock: Any = field(default_factory=threading.Lock)
+    cells: Any = None
+    """The column of structs; None until the group is read."""
+
+
+class _RowGroups:
+    """The most recently used row groups: at most `max_cached` bytes, or one group that is larger."""
+
+    def __init__(self, max_cached: int):
+        self._max_cached, self._cached, self._being_read = max_cached, 0, 0
+        self._groups: OrderedDict[tuple[bytes, int], _Group] = OrderedDict()
+        self._lock, self._room = threading.Lock(), threading.Condition()
+
+    def get(self, key: tuple[bytes, int], size: int, read: Callable[[], Any]) -> Any:
+        with self._lock:
+            group = self._groups.setdefault(key, _Group())
+            self._groups.move_to_end(key)
+        # The first thread reads the group; other threads that need it wait.
+        with group.lock:
+            if group.cells is None:
+                with self._reserved(size):
+                    group.cells = read()
+                self._count(group)
+            return group.cells
+
+    @contextmanager
+    def _reserved(self, size: int) -> Iterator[None]:
+        """Wait until the groups that are being read have at most `max_cached` bytes together with another group."""
+        with self._room:
+            self._room.wait_for(lambda: not self._being_read or self._being_read + size <= self._max_cached)
+            self._being_read += size
+        try:
+            yield
+        finally:
+            with self._room:
+                self._being_read -= size
+                self._room.notify_all()
+
+    def _count(self, new: _Group) -> None:
+        with self._lock:
+            self._cached += new.cells.nbytes
+            for key, group in list(self._groups.items()):
+                if self._cached <= self._max_cached:
+                    return
+                # A group that is being read is counted when it is complete.
+                if group is not new and group.cells is not None:
+                    self._cached -= group.cells.nbytes
+                    del self._groups[key]
+
+
+def _layout(file: ShardFile) -> tuple[list[int], list[int]]:
+    """Return the first row of each row group, and its size in bytes without compression."""
+    with open_parquet(file) as parquet:
+        groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
+    return list(accumulate([group.num_rows for group in groups[:-1]], initial=0)), [
+        group.total_byte_size for group in groups
+    ]
+
+
+@contextmanager
+def open_parquet(file: ShardFile) -> Iterator[Any]:
+    """Open a `pyarrow.parquet.ParquetFile`. Raises: InputError if it is damaged, or pyarrow is missing."""
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise InputError(f"{file}: {not_installed('pyarrow', 'parquet')}") from None
+    with as_input_errors(file):
+        if file.folder.root is None:
+            # Parts of a row group that are near each other come in one request.
+            source, options = file.folder.open(file.path), {"pre_buffer": True}
+        else:
+            source, options = file.folder.root / file.path, {"memory_map": True}
+            # pyarrow would wait for a FIFO.
+            open_regular(source).close()
+        parquet = pyarrow.parquet.ParquetFile(source, page_checksum_verification=True, **options)
+    with parquet:
+        yield parquet
+
+
+@contextmanager
+def as_input_errors(file: ShardFile) -> Iterator[None]:
+    """Turn an error of pyarrow in the block into an `InputError` about the file."""
+    import pyarrow
+
+    try:
+        yield
+    except JaxddpError:
+        raise
+    except FileNotFoundError:
+        raise InputError(f"{file}: no such file; {WRITE_AGAIN}") from None
+    # The errors of pyarrow have many classes; most are ValueErrors or OSErrors.
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = first_line(error) or type(error).__name__
+        raise InputError(f"{file}: damaged, or not a Parquet file ({reason}); {WRITE_AGAIN}") from None
+
+
+class ArrowRows:
+    """The images of one split. An offset is the number of a row.
+
+    Args:
+        where: a readable name of the split, for messages.
+        rows: a `datasets.Dataset` in the format "arrow", whose only column holds structs of `bytes` and `path`.
+        arrow_files: the files of the table; none if the table is not in files, or images are in other files.
+    """
+
+    def __init__(self, where: str, rows: Any, arrow_files: Sequence[Path]):
+        self.where, self._rows, self._files = where, rows, [*arrow_files]
+
+    @property
+    def root(self) -> Path | None:
+        return self._files[0].parent if self._files else None
+
+    def name(self, path: bytes, offset: int = 0) -> str:
+        return f"{self.where}, row {offset}"
+
+    def read(self, path: bytes, offset: int = 0) -> bytes:
+        name = self.name(path, offset)
+        cell = self._rows[offset].column(0)[0].as_py() or {}
+        if cell.get("bytes"):
+            return cell["bytes"]
+        if not cell.get("path") or not os.path.isabs(cell["path"]):
+            raise InputError(f"{name}: holds no image; write the data set again with its images in it")
+        with files.reading(f"{name}, {cell['path']}", "make it a readable file", missing="missing image; put it back"):
+            return files.read(cell["path"])
+
+    # TensorFlow cannot read Arrow's tables.
+    def in_graph(self) -> None: ...
+
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
+        digest = hashlib.blake2b(digest_size=8)
+        for file in self._files:
+            try:
+                status = file.stat()
+            except OSError as error:
+                return [(row, f"its file {file} cannot be read ({error.strerror})") for row in range(len(paths))]
+            digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}\n".encode())
+        if identity is not None and self._files:
+            identity[:] = int.from_bytes(digest.digest()) or 1
+        return []
+
+
+def image_lengths(rows: Any) -> np.ndarray:
+    """Return the size of each image in bytes, int64[N]; -1 if the table does not hold its bytes. No image is read."""
+    import pyarrow.compute
+
+    lengths = np.full(len(rows), -1, np.int64)
+    for start in range(0, len(rows), _AT_ONCE):
+        for chunk in rows[start : start + _AT_ONCE].column(0).chunks:
+            sizes = pyarrow.compute.call_function("binary_length", [chunk.field("bytes")])
+            lengths[start : start + len(chunk)] = pyarrow.compute.fill_null(sizes, -1).to_numpy(zero_copy_only=False)
+            start += len(chunk)
+    return lengths
+
+
+def import_datasets(where: str) -> Any:
+    """Return the library `datasets`. Raises: InputError if it is not installed."""
+    try:
+        import datasets
+    except ImportError:
+        raise InputError(f"{where}: {not_installed('datasets', 'datasets')}") from None
+    return datasets
+
+
+def is_saved(folder: Path) -> bool:
+    """Return whether a folder was written by `save_to_disk`."""
+    return (folder / "dataset_dict.json").is_file() or all(
+        (folder / name).is_file() for name in ("state.json", "dataset_info.json")
+    )
+
+
+def open_saved(folder: Path) -> Mapping[str, Any]:
+    """Return the splits that `save_to_disk` wrote to a folder; a data set alone is "train". Raises: InputError."""
+    datasets = import_datasets(str(folder))
+    check_regular(folder, "save the data set again")
+    try:
+        opened = datasets.load_from_disk(str(folder))
+    # The library documents no types of errors for damaged files.
+    except Exception as error:
+        where = _damaged_file(datasets, folder) or folder
+        raise InputError(f"{where}: cannot be opened ({_reason(error)}); save the data set again") from None
+    return opened if isinstance(opened, dict) else {"train": opened}
+
+
+def _damaged_file(datasets: Any, folder: Path) -> Path | None:
+    """Return the first file of a saved data set that cannot be read. The messages of Arrow do not name it."""
+    for file in sorted(folder.rglob("*.arrow")):
+        try:
+            datasets.Dataset.from_file(str(file))
+        except Exception:
+            return file
+    return None
+
+
+@functools.lru_cache(maxsize=4)
+def open_prepared(name: str, config: str | None, revision: str | None) -> Mapping[str, Any]:
+    """Return the splits of a data set of the hub, or of a folder with data files; download and prepare it if needed.
+
+    Both splits of a run come from one call, so they are of one revision.
+
+    Args:
+        name: `owner/name`, `name` or a folder.
+        config: the name of a configuration (subset); None for the only or default one.
+        revision: a branch, tag or commit; None for the default branch.
+
+    Raises:
+        InputError: there is no such data set, or its files cannot be used.
+        Unreachable: the hub does not answer, or the data set is not prepared after six hours.
+    """
+    address = f"hf:{name}"
+    datasets = import_datasets(address)
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    digest = hashlib.sha256(repr((name, config, revision)).encode()).hexdigest()[:16]
+    lock = Path(datasets.config.HF_DATASETS_CACHE) / f"jaxddp-{digest}.lock"
+
+    if Path(name).is_dir():
+        check_regular(Path(name), "put the file there")
+
+    def prepare() -> Mapping[str, Any]:
+        return datasets.load_dataset(name, config, revision=revision)
+
+    with in_turn(lock, _SECONDS, f"preparing {address}") as is_held:
+        if not is_held:
+            raise Unreachable(f"{address}: another process still prepares it after {_SECONDS / 3600:.0f} hours; end it")
+        try:
+            with doing(f"preparing {address}"):
+                return _in_thread(prepare, _SECONDS, address)
+        except (InputError, Unreachable):
+            raise
+        except (ConnectionError, TimeoutError) as error:
+            raise Unreachable(
+                f"{address}: the hub cannot be reached, and the data set is not in the cache ({_reason(error)}); check "
+                "the network, HF_ENDPOINT and HF_DATASETS_OFFLINE, and start again"
+            ) from None
+        except Exception as error:
+            raise InputError(
+                f"{address}: cannot be opened ({_reason(error)}); write hf:OWNER/NAME, with :CONFIG for one of several "
+                "configurations, and log in for a data set that needs it"
+            ) from None
+
+
+def _in_thread(call: Callable[[], T], seconds: float, address: str) -> T:
+    """Return the result of a call in a thread. Meanwhile this thread reports progress to the watchdog of the job."""
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            errors.append(error)
+
+    # The thread of a download that never ends must not keep the process alive.
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    until = time.monotonic() + seconds
+    while thread.is_alive() and time.monotonic() < until:
+        thread.join(_PAUSE)
+        moved()
+    if errors:
+        raise errors[0]
+    if not results:
+        raise Unreachable(f"{address}: is not prepared after {seconds / 3600:.0f} hours; check the network")
+    return results[0]
+
+
+def _reason(error: Exception) -> str:
+    return show(first_line(error) or type(error).__name__)
