@@ -267,10 +267,10 @@ def test_cpu_devices_without_a_known_memory_report_the_memory_of_the_host(free, 
         free_memory=lambda: free, platform=platform, device_kind="a kind", mesh=SimpleNamespace(local_devices=[device])
     )
     needs = Needs(12, 0, 5, 0)
-    report = MemoryReport.of(needs, topology, jnp.zeros(3))  # pyright: ignore[reportArgumentType]
+    report = MemoryReport.of(needs, topology, jnp.zeros(3), later=8)  # pyright: ignore[reportArgumentType]
     assert (report.room, report.host is not None) == (None if free is None else 62, has_host)
-    # The step also needs the memory of its process, without the arguments that are already there.
-    process = report.host.used - 12 if report.host else 0
+    # The step also needs the memory of its process and later imports, without the arguments that are already there.
+    process = report.host.used + 8 - 12 if report.host else 0
     assert report.needs == dataclasses.replace(needs, process=process)
     assert report.needs.total == 17 + process
 
@@ -447,10 +447,23 @@ def test_a_validation_that_runs_out_of_memory_suggests_a_smaller_eval_batch_size
     run = make_run(runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), random_table(20)))
     with pytest.raises(
         InputError,
-        match=r"^memory ran out in the validation after step 2 \(Out .*\): the step needs .*"
+        match=r"^memory ran out in the validation after step 2 \(Out .*\): the memory that the validation needs .*"
         r"; lower --eval.batch-size$",
     ):
         fit(run)
+
+
+def test_a_validation_that_does_not_fit_ends_before_it_runs_and_suggests_a_batch_size_that_fits(monkeypatch):
+    def validated(batch_size: int) -> Any:
+        evaluation = {"eval": {"batch_size": batch_size, "every": "2 steps"}}
+        return make_run(runs.changed(small_setup(), changes(2) | evaluation, random_table(96)))
+
+    monkeypatch.setattr(Topology, "free_memory", lambda _: 20_000)
+    with pytest.raises(InputError, match=r"^the validation needs .* on each device .*, and cpu has .*; ") as caught:
+        fit(validated(96))
+    advice = re.fullmatch(r"--eval.batch-size (\d+) would need about .*", str(caught.value).split("; ")[1])
+    assert advice is not None and 8 < int(advice[1]) < 96
+    assert int(fit(validated(int(advice[1]))).step) == 2
 
 
 @dataclasses.dataclass(frozen=True)

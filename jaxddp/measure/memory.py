@@ -31,6 +31,8 @@ SPARED = 0.1
 CPU_TEMPORARY = 1.1
 """The factor of XLA's temporary memory on a CPU. XLA does not count the memory in which kernels rearrange operands; see
 docs/design.md."""
+TENSORFLOW = 470_000_000
+"""The bytes of TensorFlow and clu in a process that imports them."""
 _LONGEST_REASON = 200
 
 
@@ -130,14 +132,18 @@ class MemoryReport:
     host: HostMemory | None
 
     @classmethod
-    def of(cls, needs: Needs | None, topology: Topology, arguments: Any) -> "MemoryReport":
-        """Create the report of this process. Memory of `arguments` that are on a device counts as available."""
+    def of(cls, needs: Needs | None, topology: Topology, arguments: Any, later: int = 0) -> "MemoryReport":
+        """Create the report of this process. Memory of `arguments` that are on a device counts as available.
+
+        Args:
+            later: the bytes of libraries that the process will import.
+        """
         free = topology.free_memory()
         room = None if free is None else free + bytes_on_a_device(arguments)
         host = host_memory() if free is None and topology.platform == "cpu" else None
         devices = len(topology.mesh.local_devices)
         if needs is not None and host is not None:
-            needs = replace(needs, process=max(host.used // devices - bytes_on_a_device(arguments), 0))
+            needs = replace(needs, process=max((host.used + later) // devices - bytes_on_a_device(arguments), 0))
         return cls(needs, topology.device_kind, devices, room, host)
 
     def to_json(self) -> str:
@@ -161,12 +167,14 @@ class Fit:
         needs: the needs of the step; None if unknown.
         room: the bytes available to the step on that device; None if unknown.
         available: a phrase about `room` for messages.
+        section: the section of the keys that change the division: "train" for a step, "eval" for a validation.
     """
 
     division: Division
     needs: Needs | None = None
     room: int | None = None
     available: str = ""
+    section: str = "train"
 
     @classmethod
     def of(cls, division: Division, reports: Sequence[MemoryReport]) -> "Fit":
@@ -218,19 +226,22 @@ class Fit:
         return self if other is None else replace(self, needs=needs.with_estimates(now, other, then))
 
     def __str__(self) -> str:
+        user = "step" if self.section == "train" else "validation"
         if self.needs is None:
-            return "the memory that the step needs is unknown"
-        return f"the step needs {self.needs}" + (f", and {self.available}" if self.available else "")
+            return f"the memory that the {user} needs is unknown"
+        return f"the {user} needs {self.needs}" + (f", and {self.available}" if self.available else "")
 
     def advice(self) -> Words:
-        """Return advice: a value of `accumulate` or a batch size that fits.
+        """Return advice: a batch size that fits or, for a step, a value of `accumulate`.
 
         If memory ran out although the step was expected to fit, the suggested value needs less memory than the step.
         """
-        needs, now = self.needs, self.division
+        needs, now, trains = self.needs, self.division, self.section == "train"
+        batch_size = f"{self.section}.batch_size"
         if needs is None or needs.scratch is None:
-            return ("raise ", Option("train.accumulate"), ", or lower ", Option("train.batch_size"))
-        finer = next((then for then in now.finer_divisions() if needs.estimate_bytes(now, then) <= self._limit), None)
+            return (*(("raise ", Option("train.accumulate"), ", or ") if trains else ()), "lower ", Option(batch_size))
+        divisions = now.finer_divisions() if trains else ()
+        finer = next((then for then in divisions if needs.estimate_bytes(now, then) <= self._limit), None)
         smaller = now.largest_that_fits(lambda then: needs.estimate_bytes(now, then) <= self._limit)
 
         def need(then: Division) -> str:
@@ -240,11 +251,12 @@ class Fit:
         if finer is not None:
             choices.append((Option("train.accumulate", finer.accumulate), f" {need(finer)}"))
         if smaller is not None:
-            choices.append((Option("train.batch_size", smaller.batch_size), f" {need(smaller)}"))
+            choices.append((Option(batch_size, smaller.batch_size), f" {need(smaller)}"))
         if not choices:
             least = replace(now, accumulate=1).smallest
             alone = f"even {now.group_size} at a time {need(least)}"
-            choices.append(f"no accumulate and no batch size would help ({alone}); choose a smaller network")
+            keys = "no accumulate and no batch size" if trains else "no batch size"
+            choices.append(f"{keys} would help ({alone}); choose a smaller network")
         if needs.images:
             choices.append(("set ", Key("data.cache"), " to none"))
         return joined(", or ", choices)

@@ -1,28 +1,33 @@
-"""Device memory of a run: checked before the first step, and reported if it runs out later."""
+"""Device memory of a run: checked before the first step and validation, and reported if it runs out later."""
 
+import sys
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import jax
 
-from jaxddp.core.errors import Option, Words
+from jaxddp.core.errors import Words
 from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan import Division
 from jaxddp.engine.groups.group_mesh import unstacked_shapes
+from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.state import TrainState
+from jaxddp.engine.step import EvalStep
 from jaxddp.measure.cost import compile_with_cost
-from jaxddp.measure.memory import Fit, MemoryReport, Needs, agreed_fit, memory_errors
+from jaxddp.measure.memory import TENSORFLOW, Fit, MemoryReport, Needs, agreed_fit, memory_errors
 from jaxddp.mesh import Topology
 from jaxddp.training.run import Run
 
 
 class Memory:
-    """The check that a run's step fits the memory of the devices, and the errors for allocations that fail later."""
+    """The check that a run fits the memory of the devices, and the errors for allocations that fail later."""
 
     def __init__(self, run: Run):
         self._run = run
         self._fit: Fit | None = None
+        self._validation: Fit | None = None
         self.step = 0
         """The last step that was dispatched."""
 
@@ -43,11 +48,34 @@ class Memory:
         steps, topology = self._run.steps, self._run.topology
         program, division = steps.program, steps.division
         needs = None if program.cost is None else Needs.of(program.cost, unstacked_shapes(state).params, topology)
-        self._fit = agreed_fit(division, MemoryReport.of(needs, topology, (state, feed)), topology.peers)
+        # A logger imports TensorFlow at the first record, which is after this check.
+        listeners = self._run.listeners if topology.peers.is_first and "tensorflow" not in sys.modules else ()
+        later = TENSORFLOW if any(getattr(each, "imports_tensorflow", False) for each in listeners) else 0
+        report = MemoryReport.of(needs, topology, (state, feed), later)
+        self._fit = agreed_fit(division, report, topology.peers)
         with phase("compile"):
             self._fit.check(
                 lambda other: needs_of_batch(other, division, program.function, state, feed_shapes, topology)
             )
+
+    def checked(self, step: EvalStep) -> EvalStep:
+        """Return an evaluation step whose first call in the run checks that the validation fits; see `check`."""
+
+        def checked_step(state: TrainState, *feed: Any) -> MetricSums:
+            if self._validation is None:
+                self._check_validation(step, state, feed)
+            return step(state, *feed)
+
+        return checked_step
+
+    def _check_validation(self, step: Any, state: TrainState, feed: tuple[Any, ...]) -> None:
+        topology = self._run.topology
+        division = Division(len(feed[-1].row), topology.num_devices)
+        # JAX keeps the executable for the call. The program uses, and its memory counts, only a part of the state.
+        needs = Needs.of(compile_with_cost(step, state, *feed)[1], (), topology)
+        report = MemoryReport.of(needs, topology, (state.eval_params, state.model_state, feed))
+        self._validation = replace(agreed_fit(division, report, topology.peers), section="eval")
+        self._validation.check(lambda other: needs_of_batch(other, division, step, state, feed, topology))
 
     def during_steps(self) -> AbstractContextManager[None]:
         """Return a context that turns a failed allocation during the steps into an `InputError`."""
@@ -66,7 +94,8 @@ class Memory:
         """Return a context that turns a failed allocation during the validation after `step` into an `InputError`."""
 
         def advice() -> Words:
-            return (f"{self._fit}; " if self._fit else "", "lower ", Option("eval.batch_size"))
+            fit = self._validation or Fit(self._run.steps.division, section="eval")
+            return (f"{fit}; ", fit.advice())
 
         return memory_errors(lambda: f"in the validation after step {step}", advice)
 

@@ -281,7 +281,8 @@ class _Loop:
 
         with self.memory.during_validation(step):
             whole = self.run.steps.whole(state)
-            records = self.measure(evaluator, step, whole, stop_if_requested)
+            checked = replace(evaluator, step=self.memory.checked(evaluator.step))
+            records = self.measure(checked, step, whole, stop_if_requested)
         measured = flat(self.measure.last)
         # The user's metrics may differ between processes, but all processes must stop at the same step.
         metrics = json.loads(self.peers.from_first("validation metrics", lambda: json.dumps(measured, default=float)))

@@ -87,6 +87,7 @@ class OptionalLogger(Listener):
         self._step, self._failed_logger = 0, None
         self.wants_predictions = getattr(logger, "wants_predictions", 0)
         self.wants_metrics = getattr(logger, "wants_metrics", ())
+        self.imports_tensorflow = getattr(logger, "imports_tensorflow", False)
 
     def start(self, run: RunStart) -> None:
         self._step = run.start_step

@@ -29,6 +29,9 @@ class TensorBoard(RowListener):
     removes the event files in the directory. Raises: InputError if the directory cannot be written.
     """
 
+    imports_tensorflow = True
+    """The check of the memory before the first step counts TensorFlow."""
+
     def __init__(self, directory: Path, images: int = 0):
         self._directory = directory
         self._writer: Any = None
