@@ -13,11 +13,12 @@ from jaxddp.command_line.config_words import config_first
 from jaxddp.command_line.standard_streams import make_usable
 from jaxddp.command_line.status_line import StatusLine
 from jaxddp.core.errors import InputError, JaxddpError, Preempted, with_notes
+from jaxddp.core.peers import joined
+from jaxddp.core.phases import show_on
+from jaxddp.core.process_exit import StopRequested, stopping_on_signals
 from jaxddp.core.user_code import describing_errors
 from jaxddp.core.wording import choices, on_screen
-from jaxddp.job.activity import show_on
-from jaxddp.job.process_exit import StopRequested, stopping_on_signals
-from jaxddp.job.work_status import report_work
+from jaxddp.job.environment import report_work
 from jaxddp.keys import HELP
 from jaxddp.recipe_files.find_recipe import config_names
 
@@ -129,9 +130,7 @@ def _error_line(error: JaxddpError, arguments: list[str]) -> str:
 
 def _end(line: str, code: int, error: BaseException) -> int:
     line = on_screen(with_notes(line, error))
-    # The process cannot have joined a job unless this module was imported. A signal may interrupt the import.
-    if abandon := getattr(sys.modules.get("jaxddp.job.membership"), "abandon", None):
-        abandon(line, code)
+    joined().abandon(line, code)
     sys.stderr.write(f"jaxddp: {line}\n")
     sys.stderr.flush()
     return code

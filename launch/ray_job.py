@@ -35,9 +35,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 import jaxddp.cluster.starter as starter
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.wording import first_line
+from jaxddp.job.control_plane import INHERITED_SOCKET
 from jaxddp.job.environment import KEY, RUN_ID
-from jaxddp.job.leader import INHERITED_SOCKET
-from jaxddp.job.ports import listen
+from jaxddp.wire.addresses import listen
 
 FORWARDED = ("JAX_PLATFORMS", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS", "JAXDDP_CACHE", "JAXDDP_DATASETS")
 """Environment variables of this machine that are set in all processes. Other variables come from their machines."""

@@ -50,7 +50,7 @@ import pytest
 from hypothesis import settings
 from support.longest import LONGEST
 
-import jaxddp.job.activity as activity
+import jaxddp.core.phases as activity
 
 # Tests compare whole outputs. On a busy machine they would contain an activity that takes more than a second.
 activity.PATIENCE_SECONDS = 3600.0

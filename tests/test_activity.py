@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import pytest
 from support.listeners import run_start
 
+import jaxddp.core.phases as activity
 import jaxddp.core.phases as phases
-import jaxddp.job.activity as activity
 from jaxddp.cli import main
 from jaxddp.command_line.status_line import StatusLine
 from jaxddp.core.phases import BYTES, Activity

@@ -15,13 +15,10 @@ from hypothesis import strategies as st
 from support.strangers import FACTS, HELLO, STRANGERS, answers, changed
 
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.job.control_plane import ControlPlane
+from jaxddp.job.control_plane import ControlPlane, Follower, Reply, Value
 from jaxddp.job.environment import Job
-from jaxddp.job.follower import Follower
-from jaxddp.job.process_messages import CODEC, Alive, Lost, Reply, Value
-from jaxddp.job.watchdog import Loss, Timeouts
-from jaxddp.wire.codec import LENGTH, Malformed, encode
-from jaxddp.wire.handshake import Challenge, Hello, Refusal, Welcome
+from jaxddp.job.watchdog import Alive, Loss, Lost, Timeouts
+from jaxddp.wire.messages import LENGTH, Challenge, Hello, Malformed, Refusal, Welcome, decode, encode
 
 
 def finish_and_leave(pool: ThreadPoolExecutor, planes: Sequence[ControlPlane]) -> None:
@@ -66,7 +63,7 @@ class TwoProcesses:
     def agree(self) -> None:
         """Let both processes exchange a value."""
         planes = [self.first.result(20), self.second]
-        values = [self.pool.submit(plane.decide, "name", str(n), ",".join, 20) for n, plane in enumerate(planes)]
+        values = [self.pool.submit(plane.decide, "name", str(n), ",".join) for n, plane in enumerate(planes)]
         assert [future.result(20) for future in values] == ["0,1", "0,1"]
 
     def close(self) -> None:
@@ -78,7 +75,7 @@ class TwoProcesses:
 def test_unknown_clients_cannot_end_a_job_before_or_after_its_start(key, monkeypatch):
     # Connections are served concurrently, so a silent connection does not delay the start. The time limit for a silent
     # connection is private, because users have no reason to change it.
-    monkeypatch.setattr("jaxddp.wire.admission._HELLO_SECONDS", 600.0)
+    monkeypatch.setattr("jaxddp.wire.connection._HELLO_SECONDS", 600.0)
     job = TwoProcesses(key)
     connections_before = [job.connect_stranger(content) for content in STRANGERS.values()]
     job.second = job.plane(1)
@@ -167,7 +164,7 @@ def test_a_process_that_ended_before_the_start_can_join_again():
                 assert [type(message) for message in answers(connection)] == [Challenge]
         others = [pool.submit(ControlPlane.join, Job(job.coordinator, 3, n), FACTS, 30, end=print) for n in (1, 2)]
         planes = [first.result(40), *(future.result(40) for future in others)]
-        values = [pool.submit(plane.decide, "name", str(n), ",".join, 20) for n, plane in enumerate(planes)]
+        values = [pool.submit(plane.decide, "name", str(n), ",".join) for n, plane in enumerate(planes)]
         assert [future.result(20) for future in values] == ["0,1,2"] * 3
         finish_and_leave(pool, planes)
 
@@ -177,8 +174,8 @@ def test_all_processes_get_the_value_or_the_error_of_process_0():
     job.second = job.plane(1)
     first = job.first.result(20)
 
-    assert first.broadcast("a number", lambda: "7", 20) == "7"
-    assert job.second.broadcast("a number", lambda: "8", 20) == "7"
+    assert first.from_first("a number", lambda: "7") == "7"
+    assert job.second.from_first("a number", lambda: "8") == "7"
     for error in (InputError("step 4 is damaged"), Unreachable("the server of files is away")):
 
         def fails(error: Exception = error) -> str:
@@ -186,7 +183,7 @@ def test_all_processes_get_the_value_or_the_error_of_process_0():
 
         for plane in (first, job.second):
             with pytest.raises(type(error), match=f"^{error}$"):
-                plane.broadcast("a checkpoint", fails, 20)
+                plane.from_first("a checkpoint", fails)
     job.close()
 
 
@@ -205,13 +202,14 @@ def test_a_process_that_rejoins_while_the_job_ends_is_rejected_with_exit_code_1(
 def test_an_error_names_processes_at_different_exchanges():
     job = TwoProcesses()
     job.second = job.plane(1)
-    first = job.pool.submit(job.first.result(20).decide, "seed", "0", ",".join, 20)
+    first = job.pool.submit(job.first.result(20).decide, "seed", "0", ",".join)
     message = "seed: process 1 is at 'the steps' instead; does it run the same program"
     with pytest.raises(InputError, match="the steps: process 0 is at 'seed' instead; does it run the same program"):
-        job.second.decide("the steps", "1", ",".join, 20)
+        job.second.decide("the steps", "1", ",".join)
     with pytest.raises(InputError, match=message):
         first.result(20)
-    unanswered = job.pool.submit(job.first.result(20).decide, "seed", "0", ",".join, 0.2)
+    job.first.result(20).timeouts = Timeouts(silence=0.1, stall=0)
+    unanswered = job.pool.submit(job.first.result(20).decide, "seed", "0", ",".join)
     with pytest.raises(Unreachable, match=r"seed: process 1 gave no value in 0.2 s; does it run the same program\?"):
         unanswered.result(20)
     job.close()
@@ -234,7 +232,7 @@ def test_one_thread_serves_a_hundred_processes_that_meet_and_exchange_and_loses_
         for process, follower in enumerate(followers, 1):
             follower.send(Value(0, "name", str(process)))
         replies = await asyncio.gather(*(follower.answer(0, "name", 20) for follower in followers))
-        assert {reply.text for reply in replies} == {str(sum(range(count)))}
+        assert {*replies} == {str(sum(range(count)))}
         followers[-1].watchdog.close()
         for connection in followers[-1].send(Alive()):
             connection.writer.transport.abort()
@@ -248,7 +246,7 @@ def test_one_thread_serves_a_hundred_processes_that_meet_and_exchange_and_loses_
             Job(coordinator, count, 0, key="k"), FACTS, 30, end=lambda loss: lost_processes.append(loss.process)
         )
         assert [thread.name for thread in set(threading.enumerate()) - threads_before] == ["jaxddp-job"]
-        assert plane.decide("name", "0", lambda texts: str(sum(map(int, texts))), 20) == str(sum(range(count)))
+        assert plane.decide("name", "0", lambda texts: str(sum(map(int, texts)))) == str(sum(range(count)))
         first.result(60)
     assert lost_processes == [count - 1] * (count - 1)
 
@@ -256,7 +254,7 @@ def test_one_thread_serves_a_hundred_processes_that_meet_and_exchange_and_loses_
 @given(st.binary(max_size=200))
 def test_any_bytes_decode_to_a_message_or_raise_malformed(content):
     with contextlib.suppress(Malformed):
-        assert CODEC.decode(encode(CODEC.decode(content))[LENGTH:]) == CODEC.decode(content)
+        assert decode(encode(decode(content))[LENGTH:]) == decode(content)
 
 
 _VALUES = st.recursive(
@@ -272,9 +270,9 @@ def test_fields_have_their_types_or_the_message_is_malformed(message, data):
     name = data.draw(st.sampled_from(sorted(fields)))
     fields[name] = data.draw(_VALUES)
     with contextlib.suppress(Malformed):
-        decoded = CODEC.decode(json.dumps(fields).encode())
+        decoded = decode(json.dumps(fields).encode())
         for field, annotation in vars(type(decoded)).get("__annotations__", {}).items():
             value = getattr(decoded, field)
             assert annotation is not str or isinstance(value, str)
             assert not isinstance(value, bool) and isinstance(value, float) == (field == "idle")
-        assert CODEC.decode(encode(decoded)[LENGTH:]) == decoded
+        assert decode(encode(decoded)[LENGTH:]) == decoded

@@ -96,7 +96,7 @@ def test_eval_prints_the_metrics_of_the_run(finished_run, data, capfd):
 @pytest.mark.parametrize("peers", [ALONE, Second()])
 def test_only_one_process_of_a_job_prints_the_metrics_of_eval(peers, data, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr("jaxddp.tasks.run_evaluation.evaluate", lambda *arguments: {"loss": 0.5, "top1": 1.0})
-    monkeypatch.setattr("jaxddp.job.membership.peers", lambda: peers)
+    monkeypatch.setattr("jaxddp.core.peers.joined", lambda: peers)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
     shown = f"loss: 0.5\ntop1: 1\n{tmp_path}: loss 0.5000 top-1 100.00%\n"
     assert capfd.readouterr().out == (shown if peers.is_first else "")

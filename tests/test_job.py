@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.job.control_plane import ControlPlane
-from jaxddp.job.environment import Job, find_job
-from jaxddp.job.leader import INHERITED_SOCKET
-from jaxddp.job.roster import Roster
-from jaxddp.wire.codec import MOST_PROCESSES
+from jaxddp.job.control_plane import ControlPlane, absence
+from jaxddp.job.environment import INHERITED_SOCKET, Job, find_job
+from jaxddp.wire.messages import MOST_PROCESSES
 
 JOB = {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1234", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
 TORCHRUN = {"MASTER_ADDR": "h0", "MASTER_PORT": "29500", "WORLD_SIZE": "8", "RANK": "5", "LOCAL_RANK": "1"}
@@ -448,7 +446,7 @@ def test_an_error_names_a_process_that_never_joins():
 
 
 def test_absent_processes_of_the_largest_job_are_listed_quickly():
-    absent = Roster(MOST_PROCESSES, "h").absence_error(60, "h")
+    absent = absence(MOST_PROCESSES, {0: "h"}, 60, "h")
     assert str(absent).startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")
 
 

@@ -23,7 +23,7 @@ import jaxddp.core.phases as phases
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted
 from jaxddp.engine.state import TrainState
-from jaxddp.job.work_status import report_work
+from jaxddp.job.environment import report_work
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.clock import Clock

@@ -17,7 +17,6 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
-from jaxddp.job.job_peers import JobPeers
 from jaxddp.job.membership import join
 from jaxddp.job.watchdog import Timeouts
 from jaxddp.mesh import Topology
@@ -50,7 +49,7 @@ def job() -> Iterator[list[Peers]]:
     jobs = [Job(coordinator, COUNT, process) for process in range(COUNT)]
     with ThreadPoolExecutor(COUNT) as pool:
         planes = list(pool.map(lambda process_job: ControlPlane.join(process_job, {}, 30, end=print), jobs))
-        yield [JobPeers(plane) for plane in planes]
+        yield [*planes]
         assert all(pool.map(ControlPlane.finish, planes))
         for plane in planes:
             plane.leave()

@@ -118,7 +118,7 @@ def test_the_text_of_progress_has_seconds_step_and_phase():
 ALONE = """
 import sys, threading
 import jaxddp.core.phases as phases
-from jaxddp.job.watchdog import watch_alone
+from jaxddp.core.process_exit import watch_alone
 
 watch_alone(0.5)
 {body}

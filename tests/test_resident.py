@@ -28,7 +28,7 @@ from jaxddp.data.order import EvalOrder, SampleOrder, stacked_columns
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.programs import loops_are_slow, make_resident_steps
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.job.preemption import stop_on_sigterm
+from jaxddp.job.membership import stop_on_sigterm
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import Topology
 from jaxddp.setup import feed

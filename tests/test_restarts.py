@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator
 import pytest
 from support.launches import FAILING, GENERATION, SAVING, LaunchResult, Machine, machines, plain_environment, program
 
-import jaxddp.job.work_status as work_status
+import jaxddp.job.environment as work_status
 from jaxddp.cluster.elastic_sizes import valid_machine_counts
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.restarts import Budget, End, Restart, decide
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.job.work_status import STATUS_PIPE, WorkStatus, report_work
+from jaxddp.job.environment import STATUS_PIPE, WorkStatus, report_work
 
 SAVED = End(75, "asked to stop")
 KILLED = End(137, "process 1: killed by SIGKILL")

@@ -11,8 +11,7 @@ import pytest
 import jaxddp.job.schedulers as schedulers
 from jaxddp.core.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.process_tree import launcher_of
-from jaxddp.job.schedulers import port_of, reachable_address
+from jaxddp.job.schedulers import launcher_of, port_of, reachable_address
 
 SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9\n10.0.0.5", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NUM_GPUS_PER_NODE": "8",

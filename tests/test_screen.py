@@ -19,14 +19,12 @@ from support.listeners import TOTAL, drive, evaluation_record, run_start, step_r
 from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import on_screen
-from jaxddp.job.process_messages import CODEC
-from jaxddp.job.roster import Roster
+from jaxddp.job.control_plane import conflict
 from jaxddp.training.events import RunEnd, Usage
 from jaxddp.training.progress import display as screen
 from jaxddp.training.progress import lines
 from jaxddp.training.progress.display import PlainLines
-from jaxddp.wire.codec import LENGTH, encode
-from jaxddp.wire.handshake import Hello
+from jaxddp.wire.messages import LENGTH, Hello, decode, encode
 
 USED = Usage(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
 
@@ -50,9 +48,9 @@ def test_control_characters_in_names_are_shown_and_not_executed(capsys) -> None:
 
 
 def test_control_characters_in_a_strangers_host_name_are_shown_and_not_executed() -> None:
-    hello = CODEC.decode(encode(Hello(5, 2, "", "evil\x1b[2J", {}, "", ""))[LENGTH:])
+    hello = decode(encode(Hello(5, 2, "", "evil\x1b[2J", {}, "", ""))[LENGTH:])
     assert isinstance(hello, Hello)
-    reason = Roster(2, "first").conflict(hello)
+    reason = conflict(hello, 2, {0: "first"})
     assert reason is not None and r"JAX_PROCESS_ID=5 on evil\x1b[2J: " in reason
 
 

@@ -12,9 +12,9 @@ from support.metadata import MetadataServer, serving, write_chips
 
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.job import tpu
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.tpu import metadata_server, slices
-from jaxddp.job.tpu.slices import accelerator_type
+from jaxddp.job.tpu import accelerator_type
 
 GKE = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-8", "TPU_TOPOLOGY": "2x4", "TPU_SKIP_MDS_QUERY": "true",
@@ -204,7 +204,7 @@ def test_values_that_contradict_each_other_are_an_error(environ, message):
 @pytest.fixture(autouse=True)
 def forget():
     """Forget the answers for the ports of other tests."""
-    metadata_server._attributes_or_problem.cache_clear()
+    tpu._attributes_or_problem.cache_clear()
 
 
 @pytest.fixture
@@ -306,7 +306,7 @@ def answer_nonsense(server: MetadataServer) -> None:
 )
 def test_without_the_metadata_server_a_process_does_not_train_alone(fault, message, server, machine, monkeypatch):
     # The bound is the same for all faults. A hanging server would otherwise hold the process for a minute.
-    monkeypatch.setattr(metadata_server, "SECONDS", 0.5)
+    monkeypatch.setattr(tpu, "METADATA_SECONDS", 0.5)
     fault(server)
     with pytest.raises(Unreachable) as error:
         find_job(server.environ, machine)
@@ -321,7 +321,7 @@ def test_without_the_metadata_server_a_process_does_not_train_alone(fault, messa
 
 @pytest.mark.parametrize("words", [["--version"], ["--help"], ["train", "digits", "--help"], ["runs", "{empty}"]])
 def test_commands_without_a_job_do_not_ask(words, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(slices, "local_chips", lambda *_: [Path("/dev/accel0")])
+    monkeypatch.setattr(tpu, "local_chips", lambda *_: [Path("/dev/accel0")])
     # JAX sets it where it finds no chips.
     monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
     for name, value in server.environ.items():

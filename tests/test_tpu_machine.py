@@ -23,8 +23,8 @@ from jaxddp.core import tpu
 from jaxddp.core.errors import InputError, JaxddpError, Unreachable
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.tpu import local_chips
-from jaxddp.job.preemption import stop_on_sigterm
-from jaxddp.job.tpu import eviction_notice
+from jaxddp.job.membership import stop_on_sigterm
+from jaxddp.job.tpu import sigterm_on_eviction
 from jaxddp.mesh import Topology
 
 CHIPS = [Path(f"/dev/accel{n}") for n in range(4)]
@@ -268,9 +268,8 @@ def test_an_eviction_stops_the_run(path, value, tmp_path, monkeypatch, caplog):
     root = write_chips(tmp_path, "dev/accel0")
     calm = {"preempted": "FALSE", "maintenance-event": "NONE"}
     with serving(calm) as server:
-        watch = eviction_notice.sigterm_on_eviction
         monkeypatch.setattr(
-            "jaxddp.job.preemption.sigterm_on_eviction", lambda: watch(server.environ, root, period=0.01)
+            "jaxddp.job.membership.sigterm_on_eviction", lambda: sigterm_on_eviction(server.environ, root, period=0.01)
         )
         with caplog.at_level(logging.WARNING), stop_on_sigterm() as stop:
             wait_until(lambda: len(server.asked) > 4)
@@ -289,9 +288,9 @@ def test_other_machines_watch_nothing(tmp_path):
         return "eviction notice" in {thread.name for thread in threading.enumerate()}
 
     with serving({}) as server:
-        with eviction_notice.sigterm_on_eviction(server.environ, tmp_path, period=0.01):
+        with sigterm_on_eviction(server.environ, tmp_path, period=0.01):
             assert not has_watcher()
-        with eviction_notice.sigterm_on_eviction(server.environ, write_chips(tmp_path, "dev/accel0")):
+        with sigterm_on_eviction(server.environ, write_chips(tmp_path, "dev/accel0")):
             assert has_watcher()
     assert server.asked == [] and not has_watcher()
 

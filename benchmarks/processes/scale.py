@@ -57,8 +57,8 @@ from benchmarks.programs.projection import (
 from jaxddp.api import prepare_training, resnet
 from jaxddp.cluster.doctor.allreduce import time_all_reduce
 from jaxddp.config import DataConfig
+from jaxddp.core.peers import joined
 from jaxddp.engine.state import TrainState
-from jaxddp.job.membership import peers
 from jaxddp.measure.communication import ring
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
@@ -267,7 +267,7 @@ def setup_alone(setup: RunSetup, placed: list[Any]) -> tuple[Any, TrainState, li
 
 
 def turn(step: Any, state: TrainState, batches: list[Any], steps: int) -> float:
-    peers().exchange("turn", "")
+    joined().exchange("turn", "")
     return time_steps(step, state, islice(cycle(batches), steps))
 
 
@@ -275,7 +275,7 @@ def full_turn(step: Any, setup: RunSetup, steps: int) -> float:
     # A turn must produce as many batches as it uses, so the buffers are full at its start and at its end.
     stream = setup.batches(0, BUFFERED + steps + BUFFERED)
     state = take_steps(step, copy(setup.state), islice(stream, BUFFERED))
-    peers().exchange("turn", "")
+    joined().exchange("turn", "")
     return time_steps(step, state, islice(stream, steps))
 
 

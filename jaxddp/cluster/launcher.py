@@ -26,10 +26,9 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.tpu import local_chips
 from jaxddp.core.wording import counted, nearest
-from jaxddp.job.environment import KEY, RUN_ID
-from jaxddp.job.leader import INHERITED_SOCKET
-from jaxddp.wire.codec import MOST_PROCESSES
-from jaxddp.wire.file_limit import raise_file_limit
+from jaxddp.job.environment import INHERITED_SOCKET, KEY, RUN_ID
+from jaxddp.wire.connection import raise_file_limit
+from jaxddp.wire.messages import MOST_PROCESSES
 
 GENERATION = "JAXDDP_GENERATION"
 """The environment variable with the number, from 0, of the generation, which is one start of the whole job."""
@@ -61,7 +60,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     JAX_PROCESS_ID, JAXDDP_RUN_ID and JAXDDP_GENERATION. If the job has one machine, it also has JAXDDP_JOB_KEY;
     if GPUs are divided, also CUDA_VISIBLE_DEVICES. Process 0 of the job also inherits a socket that listens at the
     coordinator's address; JAXDDP_COORDINATOR_FD holds its file descriptor. JAXDDP_STATUS_FD holds the file descriptor
-    of a pipe; see `jaxddp.job.work_status`. The output of process R is written to `process-R.log`, and shown line by
+    of a pipe; see `jaxddp.job.environment`. The output of process R is written to `process-R.log`, and shown line by
     line with the prefix `[R] `.
 
     Args:

@@ -8,9 +8,9 @@ from typing import Annotated, NamedTuple
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.ranges import Range, Seconds, whole
 from jaxddp.core.wording import show
-from jaxddp.job.ports import split_address
 from jaxddp.keys import HELP
 from jaxddp.overrides import check_values, checked
+from jaxddp.wire.addresses import split_address
 
 _EXAMPLE = "jaxddp launch --processes 2 -- train digits"
 _Machines, _ANY = Annotated[int, Range(1, 100_000)], Range(0, 10**18)

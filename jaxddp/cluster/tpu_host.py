@@ -7,8 +7,8 @@ from pathlib import Path
 from jaxddp.cluster.options import Launch
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted
+from jaxddp.job import tpu
 from jaxddp.job.env_variables import Environ
-from jaxddp.job.tpu import slices
 
 _ON_CPU = "or compute only on the CPU with --gpus 0 --processes P"
 
@@ -30,8 +30,8 @@ def check_options(options: Launch, chips: Sequence[Path], environ: Environ = os.
         raise InputError(f"--gpus {options.gpus}: {machine}; leave out --gpus, {_ON_CPU}")
     if options.processes not in (None, 1):
         raise InputError(f"--processes {options.processes}: {machine}; leave out --processes, {_ON_CPU}")
-    place = slices.with_metadata(environ)
-    hosts, process = slices.process_count(place), slices.process(place)
+    place = tpu.with_metadata(environ)
+    hosts, process = tpu.process_count(place), tpu.process(place)
     if hosts is None:
         return
     machines = options.machines

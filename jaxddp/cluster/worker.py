@@ -12,8 +12,7 @@ from pathlib import Path
 
 from jaxddp.cluster.process_output import Output
 from jaxddp.core.errors import InputError
-from jaxddp.job.leader import INHERITED_SOCKET
-from jaxddp.job.work_status import STATUS_PIPE, WorkStatus
+from jaxddp.job.environment import INHERITED_SOCKET, STATUS_PIPE, WorkStatus
 
 _PER_PROCESS_VARIABLES = frozenset({INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"})
 _STARTER = Path(__file__).with_name("starter.py")

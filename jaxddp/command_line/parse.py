@@ -29,7 +29,7 @@ from jaxddp.command_line.value_types import rules
 from jaxddp.config import Config
 from jaxddp.core.errors import HelpPrinted, InputError
 from jaxddp.core.phases import phase
-from jaxddp.job.watchdog import watch_alone
+from jaxddp.core.process_exit import watch_alone
 from jaxddp.keys import HELP, similar_keys
 from jaxddp.overrides import check_values, checked, flatten, keys_of
 from jaxddp.recipe_file import RecipeFile, TakenSettings, read_recipe

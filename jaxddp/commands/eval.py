@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
     """
     options, file = parse_eval(arguments)
     with doing(IMPORTING):
-        from jaxddp.job.membership import peers
+        from jaxddp.core.peers import joined
         from jaxddp.tasks.run_evaluation import evaluate, evaluate_weights
         from jaxddp.training.progress.lines import format_metrics
 
@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
         measured, name = evaluate_weights(file), str(file.config.model.weights or file.path)
     else:
         measured, name = evaluate(file, options.workdir, options.step), str(options.workdir)
-    if peers().is_first:
+    if joined().is_first:
         print(*(f"{metric}: {_as_text(value)}" for metric, value in measured.items()), sep="\n")
         print(f"{name}: {format_metrics({key: value for key, value in measured.items() if key != 'step'})}")
     return 0

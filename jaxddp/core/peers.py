@@ -83,6 +83,14 @@ class Peers:
         """
         return decide([text])
 
+    def abandon(self, reason: str, code: int) -> None:
+        """In a job, send the others the reason, and end this process at once. Otherwise return.
+
+        If another process was lost first, this process ends with the reason and exit code of that loss. If both reasons
+        are equal, all processes have the same fault, and each process reports its own. After a preemption, return, too:
+        all processes stop at the same step, and a process that is done must not end a process that still saves.
+        """
+
     def spent(self) -> Mapping[int, Spent]:
         """Return the steps and seconds of each process; complete on process 0 only, and empty without a job."""
         return {}
@@ -90,6 +98,18 @@ class Peers:
 
 ALONE = Peers()
 """The peers of a process without a job."""
+_joined = ALONE
+
+
+def joined() -> Peers:
+    """Return the peers of this process; `ALONE` before it joins a job. Prefer to pass the peers as an argument."""
+    return _joined
+
+
+def record_joined(peers: Peers) -> None:
+    """Set the result of `joined`, because this process has joined a job."""
+    global _joined
+    _joined = peers
 
 
 def _first_that_differs(digests: list[str]) -> str:

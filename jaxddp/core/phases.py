@@ -3,14 +3,14 @@
 The training code reports its progress to this module, and the job's watchdog reads it (`jaxddp.job.watchdog`). No
 result depends on the progress. Progress is the start or the end of a phase, the end of a step, or a call of `moved`
 within a phase. A phase can have a description for users, which is passed to a listener during the phase
-(`jaxddp.job.activity`), and an amount of work, of which `reached` reports the completed part.
+(`jaxddp.core.phases`), and an amount of work, of which `reached` reports the completed part.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from jaxddp.core.wording import counted, duration, size
 
@@ -310,3 +310,65 @@ def stuck(processes: Mapping[int, Progress], timeout: float) -> int | None:
     busy = {process: state for process, state in watched.items() if not state.waits}
     over = {process: state for process, state in (busy or watched).items() if state.idle > state.limit(timeout)}
     return min(over, key=lambda process: (over[process].step, -over[process].idle, process), default=None)
+
+
+PATIENCE_SECONDS = 1.0
+"""The activity is shown after this time."""
+_UPDATE_SECONDS = 1.0
+
+
+class Screen(Protocol):
+    """Displays the current activity."""
+
+    def show(self, activity: Activity, /) -> None:
+        """Display an activity. This is called repeatedly while the activity lasts."""
+        ...
+
+    def clear(self) -> None:
+        """Remove the activity, because it ends or the next activity begins."""
+        ...
+
+
+@contextmanager
+def show_on(screen: Screen) -> Iterator[None]:
+    """Show long activities on a screen during the block. At its end, clear the screen and end the thread."""
+    shown = _ScreenThread(screen)
+    shown.start()
+    try:
+        with reported_to(shown.begin):
+            yield
+    finally:
+        shown.end()
+
+
+class _ScreenThread(threading.Thread):
+    def __init__(self, screen: Screen):
+        super().__init__(name="jaxddp-activity", daemon=True)
+        self._screen, self._condition = screen, threading.Condition()
+        self._name, self._began, self._is_over = "", 0.0, False
+
+    def begin(self, name: str) -> None:
+        """Set the current activity; "" means that there is none."""
+        with self._condition:
+            self._screen.clear()
+            self._name, self._began = name, time.monotonic()
+            self._condition.notify()
+
+    def end(self) -> None:
+        with self._condition:
+            self._is_over = True
+            self._condition.notify()
+        self.join()
+
+    def run(self) -> None:
+        while not self._is_over:
+            with self._condition:
+                seconds = time.monotonic() - self._began
+                is_long = seconds >= PATIENCE_SECONDS
+                if self._name and is_long:
+                    self._screen.show(activity())
+                self._condition.wait(_UPDATE_SECONDS if is_long or not self._name else PATIENCE_SECONDS - seconds)
+                is_elsewhere = not self._name and not self._is_over
+            if is_elsewhere:
+                # Another display may show the activity, such as the live display of a run.
+                repeat()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.wording import show
-from jaxddp.wire.codec import MOST_PROCESSES
+from jaxddp.wire.messages import MOST_PROCESSES
 
 Environ = Mapping[str, str]
 COUNT, INDEX = Range(1, MOST_PROCESSES), Range(0, MOST_PROCESSES - 1)

@@ -3,22 +3,32 @@
 `schedulers.py` defines the variables of each launcher and scheduler. This module does not start a JAX backend.
 """
 
+import contextlib
+import functools
 import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 
 from jaxddp.core.errors import InputError, about
+from jaxddp.core.phases import working
 from jaxddp.core.wording import show
-from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number, text
-from jaxddp.job.ports import split_address
+from jaxddp.job.env_variables import COUNT, FILE_DESCRIPTORS, INDEX, Environ, EnvValue, lookup, number, text
 from jaxddp.job.schedulers import EXPLICIT, SCHEDULERS, TPU, Scheduler
-from jaxddp.job.tpu.slices import with_metadata
-from jaxddp.wire.handshake import KEY, Identity
+from jaxddp.job.tpu import with_metadata
+from jaxddp.wire.addresses import split_address
+from jaxddp.wire.messages import KEY, Identity
 
 RUN_ID = "JAXDDP_RUN_ID"
+INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"
+"""The environment variable with the file descriptor of the socket that the launcher already listens on."""
+STATUS_PIPE = "JAXDDP_STATUS_FD"
+"""The environment variable with the file descriptor of the writable end of the pipe."""
+_BEGIN, _END, _QUIT = b"+", b"-", b"!"
+"""`_QUIT` means that the user's code ended the process, so a restarted process would end in the same way."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +74,7 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
     The coordinator's address, the number of processes and the id of this process are looked up separately: first in
     JAX's variables, then in the variables of the scheduler that started this process, then in those of all other
     schedulers. With `JAX_NUM_PROCESSES=1` and no process id in JAX's variables, this is a single process, and no other
-    variable is read. On a TPU VM, Google's metadata server is asked, too; see `jaxddp.job.tpu.slices.with_metadata`.
+    variable is read. On a TPU VM, Google's metadata server is asked, too; see `jaxddp.job.tpu.with_metadata`.
 
     Args:
         root: the folder that holds `dev` and `sys`, which show the TPU chips of this machine.
@@ -158,3 +168,84 @@ def _missing(address: EnvValue | None, count: EnvValue | None, process: EnvValue
     missing = [name for name, part in parts.items() if part is None]
     advice = f"set {'it' if len(missing) == 1 else 'them'}, or JAX_NUM_PROCESSES=1 for a single process"
     return InputError(f"environment: {present} set but not {' and '.join(missing)}; {advice}")
+
+
+@contextlib.contextmanager
+def report_work() -> Iterator[None]:
+    """Report to the launcher that this process works during the block, and measure its time. Blocks can be nested."""
+    _write(_BEGIN)
+    try:
+        with working():
+            yield
+    except (SystemExit, GeneratorExit):
+        _write(_QUIT)
+        raise
+    finally:
+        _write(_END)
+
+
+def _write(status: bytes) -> None:
+    if (pipe := _pipe()) is not None:
+        # The work continues if the launcher is gone or does not read.
+        with contextlib.suppress(OSError):
+            os.write(pipe, status)
+
+
+@functools.cache
+def _pipe() -> int | None:
+    found = lookup(os.environ, STATUS_PIPE)
+    # A child of this process must not write to this pipe.
+    os.environ.pop(STATUS_PIPE, None)
+    if found is None:
+        return None
+    pipe = number(found, FILE_DESCRIPTORS)
+    with contextlib.suppress(OSError):
+        if stat.S_ISFIFO(os.fstat(pipe).st_mode):
+            os.set_blocking(pipe, False)
+            return pipe
+    return None
+
+
+class WorkStatus:
+    """The status of a process, which the launcher reads from a pipe.
+
+    Attributes:
+        has_quit: whether the user's code ended the process, for example by `sys.exit`.
+    """
+
+    def __init__(self, pipe: int):
+        self._pipe: int | None = pipe
+        self._depth, self.has_quit = 0, False
+
+    @classmethod
+    @contextlib.contextmanager
+    def open(cls) -> "Iterator[tuple[WorkStatus, int]]":
+        """Yield a status, and the writable end of its pipe, for a process that is started in the block."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        status = cls(reading)
+        try:
+            yield status, writing
+        except BaseException:
+            status.close()
+            raise
+        finally:
+            os.close(writing)
+
+    @property
+    def is_working(self) -> bool:
+        """Whether the process is working."""
+        return self._depth > 0
+
+    def read(self) -> None:
+        """Read the reports that the process has written so far."""
+        with contextlib.suppress(BlockingIOError):
+            while self._pipe is not None and (data := os.read(self._pipe, 4096)):
+                self._depth += data.count(_BEGIN) - data.count(_END)
+                self.has_quit = self.has_quit or _QUIT in data
+
+    def close(self) -> None:
+        """Close the pipe."""
+        if self._pipe is not None:
+            os.close(self._pipe)
+            self._pipe = None

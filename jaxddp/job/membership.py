@@ -1,4 +1,4 @@
-"""Joins a job and leaves it, either cleanly or after a failure.
+"""Joins a job and leaves it: cleanly, after a failure, or on SIGTERM.
 
 If a program called `jax.distributed.initialize` itself, its processes exchange values through their devices, and each
 process watches only itself.
@@ -6,28 +6,37 @@ process watches only itself.
 
 import atexit
 import contextlib
+import functools
+import itertools
+import json
 import math
 import os
 import platform
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
-from jaxddp.core.errors import InputError, JaxddpError, Preempted
-from jaxddp.core.libraries import installed_version
-from jaxddp.core.peers import ALONE, Peers
+import jaxddp.core.libraries as libraries
+from jaxddp.core.errors import InputError, JaxddpError, Preempted, Unreachable, error_from
+from jaxddp.core.peers import ALONE, Peers, joined, record_joined
 from jaxddp.core.phases import doing
+from jaxddp.core.process_exit import end_now, show_stacks_on_signal, stop_watching_alone, watch_alone
 from jaxddp.core.user_code import describe_error, is_ctrl_c, remove_description
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
-from jaxddp.job.job_peers import DevicePeers, JobPeers
-from jaxddp.job.process_exit import end_now, show_stacks_on_signal
-from jaxddp.job.watchdog import Timeouts, stop_watching_alone, watch_alone
+from jaxddp.job.tpu import sigterm_on_eviction
+from jaxddp.job.watchdog import Timeouts
 
-_plane: ControlPlane | None = None
-"""The control plane of this process; None before it has joined a job."""
+# JAX's `reached_preemption_sync_point` needs a number that increases by 1 in each call. The step number is unsuitable,
+# because one dispatch may have several steps, and validation has none. So `_calls` counts the calls over all runs of
+# the process. No other code may call JAX's function.
+_calls = itertools.count(1)
 
 
 def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: float = 600, shutdown: float = 60) -> Peers:
@@ -45,28 +54,30 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
         shutdown: seconds to wait for the other processes at the end.
 
     Returns:
-        The `peers` of this process.
+        The peers of this process.
 
     Raises:
         Unreachable: the processes do not reach each other in time.
         InputError: the versions or ids of the processes conflict; see `ControlPlane.join`.
     """
-    global _plane
     show_stacks_on_signal()
     if job is None or jax.distributed.is_initialized():
-        if _plane is None:
+        if joined() is ALONE and jax.distributed.is_initialized():
+            record_joined(DevicePeers())
+        if not isinstance(joined(), ControlPlane):
             watch_alone(stall)
-        return peers()
+        return joined()
     with doing(f"meeting {job.num_processes} processes"):
-        _plane = ControlPlane.join(job, _versions(), start, timeouts=Timeouts(silence, stall, shutdown))
+        plane = ControlPlane.join(job, _versions(), start, timeouts=Timeouts(silence, stall, shutdown))
+    record_joined(plane)
     stop_watching_alone()
-    sys.excepthook = _on_exception
+    sys.excepthook = functools.partial(_on_exception, plane)
     if job.process_id == 0:
         print(f"joined: {job}", flush=True)
     try:
         with _without_proxies():
             jax.distributed.initialize(
-                _plane.jax_address,
+                plane.jax_address,
                 job.num_processes,
                 job.process_id,
                 local_device_ids=job.local_device_ids,
@@ -75,7 +86,7 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
                 # The watchdog must detect a loss before JAX does, because only the watchdog names the process.
                 heartbeat_timeout_seconds=math.ceil(silence * 3),
                 shutdown_timeout_seconds=math.ceil(shutdown),
-                coordinator_bind_address=_plane.jax_address if job.process_id == 0 else None,
+                coordinator_bind_address=plane.jax_address if job.process_id == 0 else None,
             )
     except RuntimeError as error:
         if "before any JAX" not in str(error):
@@ -84,40 +95,86 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
             "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
             "file use JAX inside its functions only"
         ) from error
-    atexit.register(_leave, _plane)
-    return peers()
-
-
-def peers() -> Peers:
-    """Return the processes of this process's job; `ALONE` without a job.
-
-    Prefer to pass the peers as an argument.
-    """
-    if _plane is not None:
-        return JobPeers(_plane)
-    return DevicePeers() if jax.distributed.is_initialized() else ALONE
+    atexit.register(_leave, plane)
+    return plane
 
 
 def abandon(reason: str, code: int) -> None:
-    """In a job, send the others the reason, and end this process at once. Outside a job, return.
+    """In a job, send the others the reason, and end this process at once; see `Peers.abandon`."""
+    joined().abandon(reason, code)
 
-    If another process was lost first, this process ends with the reason and exit code of that loss. If both reasons are
-    equal, all processes have the same fault, and each process reports its own. After a preemption, return, too: all
-    processes stop at the same step, and a process that is done must not end a process that still saves.
+
+@contextlib.contextmanager
+def stop_on_sigterm() -> Iterator[Callable[[int], bool]]:
+    """Catch SIGTERM in the block. Yield a function to call between steps and batches; it returns whether to stop.
+
+    In a job, JAX's coordination service catches the signal in any process, and makes all processes stop at the same
+    call. So all processes must call the function equally often.
     """
-    if _plane is None or code == Preempted.exit_code:
+    if jax.process_count() > 1:
+        # This function is in an experimental module, so later versions of JAX may not have it.
+        reached_sync_point = getattr(multihost_utils, "reached_preemption_sync_point", None)
+        if reached_sync_point is None:
+            libraries.warn_missing("jax", "reached_preemption_sync_point", "SIGTERM ends a job without saving")
+            yield lambda step: False
+            return
+        with sigterm_on_eviction():
+            yield lambda step: reached_sync_point(next(_calls))
         return
-    loss, own_reason = _plane.watchdog.loss(), f"ended: {reason}"
-    if loss is not None and loss.reason != own_reason:
-        end_now(str(loss), loss.code)
-    _plane.fail(own_reason, code)
-    end_now(reason, code)
+    # Python handles signals only in the main thread. A program that trains in another thread handles SIGTERM itself.
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda step: False
+        return
+    stop_requested = threading.Event()
+    previous_handler = signal.signal(signal.SIGTERM, lambda *_: stop_requested.set())
+    try:
+        with sigterm_on_eviction():
+            yield lambda step: stop_requested.is_set()
+    finally:
+        signal.signal(signal.SIGTERM, previous_handler)
+
+
+class DevicePeers(Peers):
+    """The processes of a program that called `jax.distributed.initialize` itself.
+
+    The processes exchange values through their devices. Each process watches only itself.
+    """
+
+    @property
+    def process_index(self) -> int:
+        return jax.process_index()
+
+    @property
+    def process_count(self) -> int:
+        return jax.process_count()
+
+    def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
+        texts, answer, error, code = _gather(text), "", None, 0
+        if self.is_first:
+            try:
+                answer = decide(texts)
+            except (InputError, Unreachable) as caught:
+                error, code = caught.to_json(), caught.exit_code
+        answer, error, code = json.loads(_gather(json.dumps([answer, error, code]))[0])
+        if error is not None:
+            raise error_from(code, error)
+        return answer
+
+
+def _gather(text: str) -> list[str]:
+    """Return the texts of all processes, in the order of their ids."""
+    encoded = np.frombuffer(text.encode(), np.uint8)
+    lengths = np.asarray(multihost_utils.process_allgather(np.array([len(encoded)])))[:, 0]
+    padded = np.zeros(max(int(lengths.max()), 1), np.uint8)
+    padded[: len(encoded)] = encoded
+    rows = np.asarray(multihost_utils.process_allgather(padded))
+    return [row[:length].tobytes().decode() for row, length in zip(rows, lengths, strict=True)]
 
 
 def _versions() -> dict[str, str]:
     """Return the versions that must be equal, so that all processes compile the same program."""
     packages = ("jaxddp", "jax", "jaxlib", "flax", "optax")
-    versions = {f"{package}'s version": installed_version(package) or "not installed" for package in packages}
+    versions = {f"{package}'s version": libraries.installed_version(package) or "not installed" for package in packages}
     return {"Python": ".".join(platform.python_version_tuple()[:2])} | versions
 
 
@@ -146,16 +203,17 @@ def _without_proxies() -> Iterator[None]:
         os.environ.update(hidden)
 
 
-def _on_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _on_exception(
+    plane: ControlPlane, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
     """Handle an uncaught exception, so that the other processes do not wait for this one."""
-    if isinstance(error, Preempted) and _plane is not None:
-        _leave(_plane)
+    if isinstance(error, Preempted):
+        _leave(plane)
         end_now(str(error), error.exit_code)
     if isinstance(error, JaxddpError):
-        abandon(describe_error(error), error.exit_code)
-    loss = _plane.watchdog.loss() if _plane is not None else None
-    if loss is None:
+        plane.abandon(describe_error(error), error.exit_code)
+    if plane.watchdog.loss() is None:
         # The description is removed here, because `abandon` writes it as the last line.
         remove_description(error)
         sys.__excepthook__(kind, error, trace)
-    abandon(describe_error(error), 130 if is_ctrl_c(error) else 1)
+    plane.abandon(describe_error(error), 130 if is_ctrl_c(error) else 1)

@@ -2,20 +2,21 @@
 
 Sources: the documentation of SLURM (srun), Open MPI 4 and 5, Intel MPI, torchrun, AWS Batch (multi-node parallel jobs)
 and SkyPilot (distributed jobs); the source of Kubeflow's Trainer and Training Operator 1.9, of xpk and of submitit.
-`tpu/slices.py` has those for TPUs.
+`tpu.py` has those for TPUs.
 """
 
 import hashlib
+import os
 import re
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from jaxddp.core.errors import InputError
+from jaxddp.job import tpu
 from jaxddp.job.env_variables import INDEX, Environ, EnvValue, lookup, number
-from jaxddp.job.ports import LOOPBACK, is_loopback
-from jaxddp.job.process_tree import launcher_of
-from jaxddp.job.tpu import slices
+from jaxddp.wire.addresses import LOOPBACK, is_loopback
 
 Lookup = Callable[[Environ], EnvValue | None]
 
@@ -186,7 +187,7 @@ def _skypilot_address(environ: Environ) -> EnvValue | None:
 
 def _tpu_address(environ: Environ) -> EnvValue | None:
     """Return the first host of slice 0, with a port that is equal on all hosts, where one job at a time runs."""
-    first = slices.coordinator(environ)
+    first = tpu.coordinator(environ)
     return EnvValue(f"{first.value}:{port_of(first.value)}", first.variable) if first else None
 
 
@@ -208,7 +209,7 @@ def _jax_address(environ: Environ) -> EnvValue | None:
     return _host_and_port("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT")(environ) or address
 
 
-TPU = Scheduler(slices.process, slices.process_count, _tpu_address)
+TPU = Scheduler(tpu.process, tpu.process_count, _tpu_address)
 """The variables of GKE's TPU nodes and the metadata of TPU VMs. libtpu numbers the hosts in the same way."""
 EXPLICIT = Scheduler(variable("JAX_PROCESS_ID"), variable("JAX_NUM_PROCESSES"), _jax_address)
 """The variables that `jaxddp launch`, Kubeflow's JAX runtime or a user sets. They take precedence."""
@@ -281,3 +282,37 @@ SCHEDULERS = (
     # A Kubernetes Indexed Job sets only the process id.
     Scheduler(variable("JOB_COMPLETION_INDEX")),
 )
+
+
+_MOST_ANCESTORS = 1000
+
+
+def launcher_of(variable: str, proc: Path = Path("/proc")) -> int:
+    """Return the id of the nearest ancestor that was started without an environment variable, which it sets itself.
+
+    If the ancestors cannot be read, return the id of the parent process.
+
+    Args:
+        proc: the folder with the processes of the kernel.
+    """
+    parent = process = os.getppid()
+    for _ in range(_MOST_ANCESTORS):
+        try:
+            if not _has(variable, proc / str(process) / "environ"):
+                return process
+            process = _parent(proc / str(process) / "stat")
+        except OSError:
+            # A wrapper belongs to the user of this process, who may read it, so this is the launcher.
+            return process
+        except (ValueError, IndexError):
+            break
+    return parent
+
+
+def _has(variable: str, environ: Path) -> bool:
+    return any(setting.startswith(f"{variable}=".encode()) for setting in environ.read_bytes().split(b"\0"))
+
+
+def _parent(stat: Path) -> int:
+    # The name of the program, in parentheses, may contain any character.
+    return int(stat.read_bytes().rpartition(b")")[2].split()[1])

@@ -4,24 +4,57 @@ Process 0 is connected to all others. The connection of a killed process closes.
 more heartbeats. A process that fails sends the reason before it ends. Process 0 sends each loss to all others. JAX
 detects some losses, through a failing collective or its own heartbeat. But JAX does not name the process, and does not
 always raise a Python exception. The heartbeats include the progress of each process, from which process 0 determines
-the stuck process. A process outside a job has a separate watchdog (`watch_alone`).
+the stuck process. A process outside a job has a separate watchdog (`jaxddp.core.process_exit.watch_alone`).
 """
 
 import asyncio
-import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jaxddp.core.phases as phases
-from jaxddp.core.phases import Progress
-from jaxddp.job.process_exit import end_now, show_stacks
-from jaxddp.job.process_messages import Alive, Done, Left, Lost
+from jaxddp.core.phases import OUTSIDE, Progress
+from jaxddp.core.process_exit import STALL_ADVICE, end_now, show_stacks
 from jaxddp.wire.connection import Connection
+from jaxddp.wire.messages import Elapsed, ExitCode, Message, Number, Shown
 
-_ADVICE = "if it takes that long, raise parallel.stall_timeout"
+
+@dataclass(frozen=True)
+class Alive(Message):
+    """A heartbeat, with the progress of the sender and its seconds in each phase; see `jaxddp.core.phases`."""
+
+    phase: Shown = OUTSIDE
+    step: Number = 0
+    idle: Elapsed = 0.0
+    spent: dict[str, Elapsed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """The sender is done. It ends when all processes are done."""
+
+
+@dataclass(frozen=True)
+class Left(Message):
+    """The sender closes its connection cleanly, which is not a loss."""
+
+
+@dataclass(frozen=True)
+class Lost(Message):
+    """A process ended before the job did, or made no progress. All other processes end with its exit code.
+
+    `stacks` selects the processes that first write the stacks of their threads: "none", "own" (the lost process) or
+    "all".
+    """
+
+    process: Number
+    reason: Shown
+    code: ExitCode
+    stacks: str = "none"
+
+
 _BEAT_SECONDS = 1.0
 
 # A process whose collective fails waits up to this time for the reason of the loss. A process that still computes after
@@ -55,7 +88,7 @@ class Loss:
 
     Attributes:
         code: the exit code of all other processes.
-        stacks: see `jaxddp.job.process_messages.Lost`.
+        stacks: see `jaxddp.job.control_plane.Lost`.
     """
 
     process: int
@@ -184,7 +217,7 @@ class Watchdog:
             # If several processes are not waiting for others, each of them may be the cause.
             is_alone = not stuck.waits and all(one.waits for other, one in processes.items() if other != process)
             stacks, logs = ("own", "its log has") if is_alone else ("all", "the log of each process has")
-            reason = f"{stuck}{self._host_suffix(process)}; {logs} the stacks of its threads; {_ADVICE}"
+            reason = f"{stuck}{self._host_suffix(process)}; {logs} the stacks of its threads; {STALL_ADVICE}"
             self.report(Loss(process, reason, 1, stacks))
 
     def _host_suffix(self, process: int) -> str:
@@ -201,43 +234,3 @@ def end_process(loss: Loss) -> None:
     """End this process after `GRACE_SECONDS`, in which the main thread may fail because of the loss, and report it."""
     # A normal exit would wait at JAX's shutdown barrier.
     asyncio.get_running_loop().call_later(GRACE_SECONDS, end_now, str(loss), loss.code)
-
-
-_lock = threading.Lock()
-_alone: "_WatchdogThread | None" = None
-
-
-def watch_alone(stall: float) -> None:
-    """Watch a process outside a job: end this process when it makes no progress for `stall` seconds.
-
-    After several calls, the last value of `stall` applies.
-    """
-    global _alone
-    with _lock:
-        if _alone is None:
-            _alone = _WatchdogThread(stall)
-            _alone.start()
-        _alone.stall = stall
-
-
-def stop_watching_alone() -> None:
-    """Undo `watch_alone`, because the watchdog of a job replaces it."""
-    with _lock:
-        if _alone is not None:
-            _alone.stall = math.inf
-
-
-class _WatchdogThread(threading.Thread):
-    def __init__(self, stall: float):
-        super().__init__(name="jaxddp-watchdog", daemon=True)
-        self.stall = stall
-
-    def run(self) -> None:
-        while True:
-            begin, interval = time.monotonic(), min(_BEAT_SECONDS, self.stall / 4)
-            time.sleep(interval)
-            phases.subtract_idle(time.monotonic() - begin - interval)
-            progress = phases.progress()
-            if phases.stuck({0: progress}, self.stall) is not None:
-                show_stacks()
-                end_now(f"this process {progress}; the stacks of its threads are above; {_ADVICE}", 1)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxddp.core.errors import InputError, Option
 from jaxddp.core.phases import phase
 from jaxddp.engine.state import TrainState
-from jaxddp.job.work_status import report_work
+from jaxddp.job.environment import report_work
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.schedules.peak import derivation

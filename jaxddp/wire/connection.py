@@ -2,10 +2,33 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any
+import resource
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
 
-from jaxddp.wire.codec import LENGTH, Codec, Malformed, encode
+from jaxddp.core.errors import InputError, error_of
+from jaxddp.core.wording import plural, show
+from jaxddp.wire.messages import (
+    BACKLOG,
+    KEY,
+    LENGTH,
+    PROTOCOL,
+    Challenge,
+    Hello,
+    Identity,
+    Malformed,
+    Refusal,
+    Welcome,
+    decode,
+    encode,
+    is_from_server,
+    is_proven,
+    make_hello,
+    new_challenge,
+)
 
 LONGEST_OF_STRANGER, LONGEST = 1 << 16, 1 << 28
 """The maximum number of bytes of a message, before and after the peer has proved that it belongs to the job."""
@@ -14,8 +37,8 @@ LONGEST_OF_STRANGER, LONGEST = 1 << 16, 1 << 28
 class Connection:
     """Sends and receives messages. Only the thread of the event loop calls its methods."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, codec: Codec):
-        self.reader, self.writer, self._codec = reader, writer, codec
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self.reader, self.writer = reader, writer
 
     def send(self, message: Any) -> None:
         """Send a message without waiting. If the peer is gone, the message is dropped, and `receive` returns None."""
@@ -28,7 +51,7 @@ class Connection:
             length = int.from_bytes(await self.reader.readexactly(LENGTH), "big")
             if length > longest:
                 raise Malformed(f"{length} bytes")
-            return self._codec.decode(await self.reader.readexactly(length))
+            return decode(await self.reader.readexactly(length))
         except (OSError, asyncio.IncompleteReadError):
             return None
 
@@ -43,3 +66,255 @@ class Connection:
         with contextlib.suppress(OSError):
             self.writer.close()
             await self.writer.wait_closed()
+
+
+Result = TypeVar("Result")
+
+_FLUSH_SECONDS = 2.0
+
+
+class NetworkThread:
+    """Runs an event loop in its own thread. Other threads of the process call these methods."""
+
+    def __init__(self, name: str):
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def result(self, coroutine: Coroutine[Any, Any, Result], seconds: float | None = None) -> Result:
+        """Run a coroutine, and return its result. Raises TimeoutError if it takes longer than `seconds`."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(seconds)
+
+    def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Start a coroutine without waiting for it."""
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def call(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call a function in the event loop, without waiting for it."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def close(self) -> None:
+        """Cancel all coroutines, which close their connections, and end the thread."""
+        with contextlib.suppress(TimeoutError):
+            self.result(_cancel_all(), _FLUSH_SECONDS)
+        self.call(self._loop.stop)
+        self._thread.join(_FLUSH_SECONDS)
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_OTHER_FILES = 1024
+
+
+def raise_file_limit(files: int) -> None:
+    """Raise the limit of open files of this process for a number of files, as far as the system permits it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    required = files + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < required:
+        limit = required if hard == resource.RLIM_INFINITY else min(required, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
+
+
+_HELLO_SECONDS = 5.0
+_MOST_PENDING = 64
+
+
+async def start_server(
+    listener: socket.socket, serve: Callable[[Connection], Coroutine[Any, Any, None]]
+) -> asyncio.Server:
+    """Call `serve` for each connection, and close the connection afterwards."""
+
+    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connection = Connection(reader, writer)
+        try:
+            await serve(connection)
+        except (OSError, asyncio.CancelledError):
+            # The peer is gone, or the server closes. Python 3.11 would print the traceback of a cancelled task.
+            pass
+        finally:
+            await connection.close()
+
+    return await asyncio.start_server(serve_and_close, sock=listener, backlog=BACKLOG)
+
+
+class Admission:
+    """Authenticates clients.
+
+    Each client has 5 s to send its hello. If too many clients have not sent a hello, the oldest connection is closed.
+
+    Args:
+        identity: the server's process id, run id and key. A client must have the same run id and key.
+        facts: values by name, which must be equal in the client and the server.
+        advice: what to do if the facts differ.
+        noun: the noun for a client in messages: "process" or "machine".
+        other_run: the reason for the refusal of a client with another run id.
+        expected: the number of clients that may connect at once, in addition to 64 strangers.
+
+    Attributes:
+        num_strangers: the number of clients that were refused because of another run id or key.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        facts: Mapping[str, str],
+        noun: str,
+        *,
+        other_run: str,
+        advice: str,
+        expected: int = 0,
+    ):
+        self._identity, self._facts, self._noun = identity, dict(facts), noun
+        self._other_run, self._advice = other_run, advice
+        self._most_pending, self._pending = _MOST_PENDING + expected, dict[asyncio.Task[None], None]()
+        self.num_strangers = 0
+
+    async def authenticate(self, connection: Connection) -> Hello | None:
+        """Return the hello of a client of this job; None for any other client, which is refused."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._pending[task] = None
+        if len(self._pending) > self._most_pending:
+            next(iter(self._pending)).cancel()
+        challenge = new_challenge()
+        try:
+            async with asyncio.timeout(_HELLO_SECONDS):
+                connection.send(challenge)
+                hello = await connection.receive(LONGEST_OF_STRANGER)
+        except (Malformed, TimeoutError):
+            return None
+        finally:
+            self._pending.pop(task, None)
+        if not isinstance(hello, Hello):
+            return None
+        if hello.run_id != self._identity.run_id:
+            reason = self._other_run
+        elif self._identity.key and not is_proven(hello, challenge, self._identity.key):
+            reason = other_key(self._noun)
+        else:
+            return hello
+        self.num_strangers += 1
+        connection.send(Refusal(reason))
+        return None
+
+    def difference(self, hello: Hello) -> str | None:
+        """Return a line about the first fact that differs between a client and the server; None if all are equal."""
+        client = f"{self._noun} {hello.process} on {hello.host}"
+        if hello.proof and not self._identity.key:
+            return f"{KEY} is set in {client}, and not in {self._noun} 0; set it in all"
+        for name, value in self._facts.items():
+            if hello.facts.get(name) != value:
+                other = show(hello.facts.get(name))
+                values = f"{self._noun} 0 has {show(value)}, {client} has {other}"
+                return f"{name} differs: {values}; {self._advice}"
+        return None
+
+
+def other_key(noun: str) -> str:
+    """Return the error of a server or client whose peer has another key."""
+    return f"{KEY} differs from that of {noun} 0; give all {plural(2, noun)} of a job the same key"
+
+
+T = TypeVar("T")
+
+_RETRY_SECONDS, _CONNECT_SECONDS = 0.2, 5.0
+
+
+class NotReached(Exception):
+    """The server was not reached in time. The text is the error of the last attempt."""
+
+
+class Client:
+    """Joins a job.
+
+    Args:
+        facts: values by name, which must be equal in the client and the server.
+        noun: the noun for a client in messages: "process" or "machine".
+        server: the server's description in the error about another program at its address, followed by advice.
+    """
+
+    def __init__(self, identity: Identity, facts: Mapping[str, str], *, noun: str, server: str):
+        self._identity, self._facts, self._noun = identity, facts, noun
+        self._wrong_server = f"the program at this address is not {server}"
+
+    async def connect(self, host: str, port: int, deadline: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
+        """Connect to a server, and return the result of `greet` for the connection.
+
+        After an OSError of the connection or of `greet`, this method tries again. Any error of `greet` closes the
+        connection.
+
+        Args:
+            deadline: when to stop trying, a time of the monotonic clock.
+
+        Raises:
+            NotReached: no server was reached before `deadline`.
+            InputError: the host's name is invalid.
+        """
+        reason = "no answer"
+        while (remaining := deadline - time.monotonic()) > 0:
+            try:
+                async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
+                    connection = Connection(*await _open(host, port))
+                try:
+                    return await greet(connection)
+                except BaseException:
+                    await connection.close()
+                    raise
+            except socket.gaierror as error:
+                reason = f"its name cannot be resolved: {error.strerror}"
+            except OSError as error:
+                reason = error.strerror or str(error) or reason
+            await asyncio.sleep(min(_RETRY_SECONDS, remaining))
+        raise NotReached(reason)
+
+    async def challenge(self, connection: Connection) -> Challenge:
+        """Return the server's first message.
+
+        Raises:
+            ConnectionResetError: the server closed the connection.
+            InputError: the server uses another protocol.
+        """
+        challenge = await self._receive(connection)
+        if not isinstance(challenge, Challenge) or challenge.protocol != PROTOCOL:
+            raise InputError(self._wrong_server)
+        return challenge
+
+    async def join(self, connection: Connection, challenge: Challenge) -> str:
+        """Answer the challenge, and return the address of JAX's coordinator once this client has joined.
+
+        Raises:
+            ConnectionResetError: the server closed the connection.
+            InputError, Unreachable: the server refused this client, for the reason in the message.
+            InputError: the server has another key.
+        """
+        own_hello = make_hello(self._identity, challenge, self._facts)
+        connection.send(own_hello)
+        answer = await self._receive(connection)
+        if isinstance(answer, Refusal):
+            raise error_of(answer.code, answer.reason)
+        if not isinstance(answer, Welcome):
+            raise InputError(self._wrong_server)
+        if not is_from_server(answer, own_hello, self._identity.key):
+            raise InputError(other_key(self._noun))
+        return answer.jax_address
+
+    async def _receive(self, connection: Connection) -> Any:
+        try:
+            message = await connection.receive(LONGEST_OF_STRANGER)
+        except Malformed:
+            raise InputError(self._wrong_server) from None
+        if message is None:
+            raise ConnectionResetError("it closed the connection")
+        return message
+
+
+async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    try:
+        return await asyncio.open_connection(host, port)
+    except UnicodeError:
+        raise InputError(f"there is no host {host!r}; give its name or address") from None

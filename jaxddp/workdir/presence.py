@@ -13,8 +13,7 @@ from pathlib import Path
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import COMMIT, progress
-from jaxddp.job.membership import abandon
-from jaxddp.job.process_exit import end_now
+from jaxddp.core.process_exit import end_now
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, INDEX
 from jaxddp.training.checkpoints.orbax_errors import UNFINISHED_SUFFIX
@@ -181,5 +180,5 @@ def _watch(presence: Presence, finished: threading.Event, peers: Peers) -> None:
         may_wait = not peers.is_alone or progress().phase in ("save", COMMIT)
         # The check is repeated, because a file server may have shown an older state.
         if may_wait and (fault := presence.fault()) is not None:
-            abandon(fault, InputError.exit_code)
+            peers.abandon(fault, InputError.exit_code)
             end_now(fault, InputError.exit_code)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Option
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.job.preemption import stop_on_sigterm
+from jaxddp.job.membership import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
 from jaxddp.recipe_file import COPY_FOLDER
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE

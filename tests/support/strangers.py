@@ -4,9 +4,9 @@ import contextlib
 import json
 import socket
 
-from jaxddp.job.process_messages import CODEC, Lost, Value
-from jaxddp.wire.codec import LENGTH, encode
-from jaxddp.wire.handshake import Hello, Welcome
+from jaxddp.job.control_plane import Value
+from jaxddp.job.watchdog import Lost
+from jaxddp.wire.messages import LENGTH, Hello, Welcome, decode, encode
 
 FACTS = {"Python": "3"}
 HELLO = Hello(1, 2, "run", "there", FACTS, "nonce", "")
@@ -57,5 +57,5 @@ def answers(connection: socket.socket) -> list[object]:
             connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionError):
             while head := stream.read(LENGTH):
-                results.append(CODEC.decode(stream.read(int.from_bytes(head, "big"))))
+                results.append(decode(stream.read(int.from_bytes(head, "big"))))
         return results

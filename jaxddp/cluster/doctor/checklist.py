@@ -16,10 +16,9 @@ from jaxddp.cluster.doctor import machine_checks, rehearsal
 from jaxddp.cluster.doctor.machine_checks import Finding, Verdict
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import JaxddpError
-from jaxddp.core.peers import Peers
+from jaxddp.core.peers import Peers, joined
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import plural
-from jaxddp.job.membership import peers
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.training.listeners.step_seconds import FILE
 
@@ -68,7 +67,7 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     parallel = file.config.parallel if file else ParallelConfig()
     jobs = report.add("environment", machine_checks.environment)
     job = next(iter(jobs or []), None)
-    job_peers = report.add("coordinator", machine_checks.coordinator, job, parallel, jobs is not None) or peers()
+    job_peers = report.add("coordinator", machine_checks.coordinator, job, parallel, jobs is not None) or joined()
     topology = report.add("devices", machine_checks.devices, parallel, job_peers)
     report.add("versions", machine_checks.versions)
     if _all_are_ready(job_peers, topology is not None):
@@ -136,7 +135,7 @@ def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
 def prints_rows() -> bool:
     """Return whether this process prints the rows: it is process 0, or it has no devices."""
     try:
-        return peers().is_first
+        return joined().is_first
     except Exception:
         # If JAX finds no devices, its first error is a RuntimeError, and its later ones are AssertionErrors.
         return True

@@ -19,7 +19,7 @@ from jaxddp.core.peers import Peers
 from jaxddp.core.tpu import local_chips
 from jaxddp.core.wording import counted, size
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.tpu.slices import accelerator_type
+from jaxddp.job.tpu import accelerator_type
 from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile

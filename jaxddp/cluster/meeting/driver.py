@@ -37,7 +37,7 @@ from jaxddp.cluster.restarts import End
 from jaxddp.cluster.worker_group import WorkerGroup
 from jaxddp.core.errors import JaxddpError, about
 from jaxddp.job.environment import KEY, Job
-from jaxddp.job.ports import LOOPBACK, address_of, is_loopback, listen, split_address
+from jaxddp.wire.addresses import LOOPBACK, address_of, is_loopback, listen, split_address
 
 Listen = Callable[[], tuple[socket.socket | None, str]]
 """A function that returns the coordinator's listening socket and address. The socket is None if process 0 runs on

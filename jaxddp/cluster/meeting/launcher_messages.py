@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 
-from jaxddp.job.process_messages import Alive, Left, Lost
-from jaxddp.wire.codec import Codec, ExitCode, Number, ProcessCount, Shown
-from jaxddp.wire.handshake import HANDSHAKE
+from jaxddp.wire.messages import ExitCode, Message, Number, ProcessCount, Shown
 
 _LONGEST_LINE = 2000
 
 
+class LauncherMessage(Message):
+    """A message from one launcher to another."""
+
+
 @dataclass(frozen=True)
-class Assignment:
+class Assignment(LauncherMessage):
     """The processes of a machine in a generation. A generation is one start of the whole job, numbered from 0.
 
     Attributes:
@@ -28,7 +30,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Stop:
+class Stop(LauncherMessage):
     """A request to end the processes of a machine, because the processes of another machine ended.
 
     If `saved`, the other machine's processes have saved, so these processes have time to save first.
@@ -39,7 +41,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class MachineFailed:
+class MachineFailed(LauncherMessage):
     """The first process of the sender's machine has failed. The other processes may still run."""
 
     generation: Number
@@ -48,7 +50,7 @@ class MachineFailed:
 
 
 @dataclass(frozen=True)
-class MachineEnded:
+class MachineEnded(LauncherMessage):
     """All processes of the sender's machine have ended. The other fields are those of `jaxddp.cluster.restarts.End`."""
 
     generation: Number
@@ -59,21 +61,17 @@ class MachineEnded:
 
 
 @dataclass(frozen=True)
-class Notice:
+class Notice(LauncherMessage):
     """A line that every launcher prints."""
 
     line: Shown
 
 
 @dataclass(frozen=True)
-class JobEnded:
+class JobEnded(LauncherMessage):
     """The job has ended with this exit code."""
 
     code: ExitCode
-
-
-LauncherMessage = Assignment | Stop | MachineFailed | MachineEnded | Notice | JobEnded
-CODEC = Codec(*HANDSHAKE, Alive, Left, Lost, Assignment, Stop, MachineFailed, MachineEnded, Notice, JobEnded)
 
 
 def shortened(text: str) -> str:

@@ -7,17 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
-from jaxddp.cluster.meeting.launcher_messages import CODEC, LauncherMessage
+from jaxddp.cluster.meeting.launcher_messages import LauncherMessage
 from jaxddp.cluster.meeting.transitions import Arrived, Disconnected, Event, Received, Unreached
 from jaxddp.core.errors import InputError, Unreachable, about
 from jaxddp.job.environment import Job
-from jaxddp.job.process_messages import Left
-from jaxddp.job.watchdog import Loss, Timeouts, Watchdog
-from jaxddp.wire.admission import Admission, start_server
-from jaxddp.wire.client import Client, NotReached
-from jaxddp.wire.connection import Connection
-from jaxddp.wire.handshake import Hello, Refusal, make_welcome
-from jaxddp.wire.network_thread import NetworkThread
+from jaxddp.job.watchdog import Left, Loss, Timeouts, Watchdog
+from jaxddp.wire.connection import Admission, Client, Connection, NetworkThread, NotReached, start_server
+from jaxddp.wire.messages import Hello, Refusal, make_welcome
 
 SILENCE_SECONDS = 10.0
 """A launcher counts as lost after this time without a message."""
@@ -77,7 +73,7 @@ class LauncherServer(Network):
         self._thread.close()
 
     async def _open(self, listener: socket.socket) -> None:
-        self._server = await start_server(listener, CODEC, self._serve)
+        self._server = await start_server(listener, self._serve)
 
     async def _close(self, last: tuple[LauncherMessage, ...]) -> None:
         self._server.close()
@@ -135,7 +131,7 @@ class LauncherClient(Network):
     def __init__(self, job: Job, facts: Mapping[str, str], report: Report):
         server = "the launcher of machine 0; give another port, the same on every machine"
         self._job, self._report = job, report
-        self._client = Client(job.identity, facts, CODEC, noun="machine", server=server)
+        self._client = Client(job.identity, facts, noun="machine", server=server)
         self._connection: Connection | None = None
         self._thread = NetworkThread("jaxddp-launcher")
 

@@ -4,22 +4,18 @@ A port is bound before its number is sent to other processes. Otherwise another 
 meantime. JAX's coordinator is an exception, because it takes an address instead of a socket (`free_address`).
 """
 
-import asyncio
 import errno
 import os
 import re
 import socket
-import time
 
-from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
-from jaxddp.core.wording import show
-from jaxddp.job.env_variables import FILE_DESCRIPTORS, EnvValue, number
-from jaxddp.wire.admission import BACKLOG
+from jaxddp.wire.connection import BACKLOG
 
 LOOPBACK = "127.0.0.1"
 _PORTS = Range(1, 65535)
-_RETRY_SECONDS = 0.2
+_RESOLVE_SECONDS = 0.2
 
 
 class NotResolved(InputError):
@@ -52,45 +48,6 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         kind = NotResolved if may_change and error.errno == errno.EADDRNOTAVAIL else InputError
         raise kind(_advice(error, port)) from error
-
-
-async def listen_once_resolved(host: str, port: int, deadline: float) -> socket.socket:
-    """Return a socket that listens at a host's port, as soon as the host's name has an address of this machine.
-
-    Kubernetes publishes the name of a pod only after the pod has started. Until then the name has no address, or the
-    address of an earlier pod.
-
-    Args:
-        deadline: when to stop trying, a time of the monotonic clock.
-
-    Raises:
-        Unreachable: the name has no address of this machine before `deadline`.
-        InputError: see `listen`.
-    """
-    while True:
-        try:
-            # The look-up blocks the event loop, which has no connections yet. The resolver limits its time.
-            return listen(host, port)
-        except NotResolved as error:
-            if time.monotonic() + _RETRY_SECONDS > deadline:
-                raise Unreachable(str(error)) from error
-        await asyncio.sleep(_RETRY_SECONDS)
-
-
-def inherited_socket(setting: EnvValue) -> socket.socket:
-    """Return the listening socket that this process inherits from its launcher, by its file descriptor.
-
-    Raises:
-        InputError: the file descriptor does not belong to a socket.
-    """
-    descriptor = number(setting, FILE_DESCRIPTORS)
-    try:
-        return socket.socket(fileno=descriptor)
-    except OSError as error:
-        advice = "a launcher sets it for the process that it starts; unset it"
-        raise InputError(
-            f"{setting.variable}={show(setting.value)}: is no socket ({error.strerror}); {advice}"
-        ) from None
 
 
 def address_of(socket_: socket.socket) -> str:

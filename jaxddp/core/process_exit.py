@@ -1,19 +1,29 @@
-"""Ends a process, also while it imports, after it writes a line with the reason. Writes the stacks of its threads."""
+"""Ends this process: on a signal, also while it imports; after a failure; or when it makes no progress.
+
+The last line on stderr has the reason. A process that is stuck writes the stacks of its threads, too.
+"""
 
 import contextlib
 import faulthandler
+import math
 import os
 import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import jaxddp.core.phases as phases
 from jaxddp.core.wording import on_screen
 
-_WRITING_SECONDS = 1.0
+STALL_ADVICE = "if it takes that long, raise parallel.stall_timeout"
+_WRITING_SECONDS, _BEAT_SECONDS = 1.0, 1.0
+
+_lock = threading.Lock()
+_alone: "_WatchdogThread | None" = None
 
 
 class StopRequested(KeyboardInterrupt):
@@ -95,3 +105,39 @@ def _write_in_time(write: Callable[[], object]) -> None:
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
     writer.join(_WRITING_SECONDS)
+
+
+def watch_alone(stall: float) -> None:
+    """Watch a process outside a job: end this process when it makes no progress for `stall` seconds.
+
+    After several calls, the last value of `stall` applies.
+    """
+    global _alone
+    with _lock:
+        if _alone is None:
+            _alone = _WatchdogThread(stall)
+            _alone.start()
+        _alone.stall = stall
+
+
+def stop_watching_alone() -> None:
+    """Undo `watch_alone`, because the watchdog of a job replaces it."""
+    with _lock:
+        if _alone is not None:
+            _alone.stall = math.inf
+
+
+class _WatchdogThread(threading.Thread):
+    def __init__(self, stall: float):
+        super().__init__(name="jaxddp-watchdog", daemon=True)
+        self.stall = stall
+
+    def run(self) -> None:
+        while True:
+            begin, interval = time.monotonic(), min(_BEAT_SECONDS, self.stall / 4)
+            time.sleep(interval)
+            phases.subtract_idle(time.monotonic() - begin - interval)
+            progress = phases.progress()
+            if phases.stuck({0: progress}, self.stall) is not None:
+                show_stacks()
+                end_now(f"this process {progress}; the stacks of its threads are above; {STALL_ADVICE}", 1)

@@ -7,8 +7,15 @@ id, so a job must use the same ids.
 Sources: the documentation of Cloud TPU and of TPUs in GKE, and the clusters that JAX detects.
 """
 
+import contextlib
+import functools
+import logging
 import os
 import re
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +23,6 @@ from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.core.tpu import local_chips
 from jaxddp.core.wording import show
 from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number
-from jaxddp.job.tpu import metadata_server
 
 HOSTNAMES, WORKER = "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"
 SLICES, SLICE, COORDINATOR = "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID", "MEGASCALE_COORDINATOR_ADDRESS"
@@ -91,7 +97,7 @@ def accelerator_type(environ: Environ = os.environ, root: Path = Path("/")) -> s
 
 def _attributes(environ: Environ) -> dict[str, str]:
     """Return the attributes of this machine. All are asked for at once, so that a server that is missing costs once."""
-    return metadata_server.attributes(metadata_server.server(environ).value, (_NUMBER, _ENDPOINTS, _ENV, _TYPE))
+    return metadata_attributes(metadata_server(environ).value, (_NUMBER, _ENDPOINTS, _ENV, _TYPE))
 
 
 def process(environ: Environ) -> EnvValue | None:
@@ -189,3 +195,151 @@ def _megascale_values(tpu_env: str) -> dict[str, str]:
     pairs = (line.partition(":") for line in tpu_env.splitlines())
     values = {name.strip(): value.strip().strip("'\"") for name, _, value in pairs}
     return {name: values[name] for name in (SLICES, SLICE, COORDINATOR) if values.get(name)}
+
+
+METADATA_SECONDS = 2.0
+"""The seconds for a list of questions, with the look-up of the server's name."""
+_ATTEMPTS, _PAUSE = 3, 0.1
+_LARGEST_ANSWER, _LONGEST_PROBLEM = 2**16, 200
+_HEADERS = {"Metadata-Flavor": "Google"}
+
+
+def metadata_server(environ: Environ) -> EnvValue:
+    """Return the server's `host` or `host:port`, and the variable that overrides it, as in Google's libraries."""
+    overridden = lookup(environ, "GCE_METADATA_HOST") or lookup(environ, "GCE_METADATA_IP")
+    return overridden or EnvValue("metadata.google.internal", "metadata.google.internal")
+
+
+def ask_metadata(address: str, paths: Sequence[str]) -> dict[str, str]:
+    """Return the texts of some paths below `instance/`. A path that the server does not have is left out.
+
+    All questions together take at most `METADATA_SECONDS`.
+
+    Args:
+        address: the server's `host` or `host:port`.
+        paths: the paths, such as "attributes/accelerator-type".
+
+    Raises:
+        Unreachable: the server does not answer in time, or its answer is not that of a metadata server.
+    """
+    answers: dict[str, str] = {}
+    problems: list[Exception] = []
+    deadline = time.monotonic() + METADATA_SECONDS
+
+    def questions() -> None:
+        try:
+            for path in paths:
+                text = _answer(address, path, deadline)
+                if text is not None:
+                    answers[path] = text
+        except Exception as error:
+            problems.append(error)
+
+    # Neither the look-up of a name nor a server that sends byte after byte heeds a socket's time limit.
+    thread = threading.Thread(target=questions, daemon=True)
+    thread.start()
+    thread.join(max(0.0, deadline - time.monotonic()))
+    if not thread.is_alive() and not problems:
+        return answers
+    # The time limit of the socket may end the thread just before the deadline.
+    problem = problems[0] if problems and not isinstance(problems[0], TimeoutError) else None
+    described = "no answer in time" if problem is None else str(problem)[:_LONGEST_PROBLEM] or type(problem).__name__
+    raise Unreachable(f"the metadata server at {address}: {described}") from problem
+
+
+def metadata_attributes(address: str, names: tuple[str, ...]) -> dict[str, str]:
+    """Return some attributes of this machine, which do not change while it runs. See `ask_metadata` for errors.
+
+    The same question is asked once in a process. Its error is raised again without another wait.
+    """
+    answers = _attributes_or_problem(address, names)
+    if isinstance(answers, str):
+        raise Unreachable(answers)
+    return answers
+
+
+@functools.cache
+def _attributes_or_problem(address: str, names: tuple[str, ...]) -> dict[str, str] | str:
+    try:
+        answers = ask_metadata(address, [f"attributes/{name}" for name in names])
+    except Unreachable as error:
+        return str(error)
+    return {path.removeprefix("attributes/"): text for path, text in answers.items()}
+
+
+def _answer(address: str, path: str, deadline: float) -> str | None:
+    """Return the text of a path; None if the server does not have it. Retry after a failure until the deadline."""
+    from http.client import HTTPException
+
+    for attempt in range(_ATTEMPTS):
+        try:
+            return _single_answer(address, path, deadline)
+        except (OSError, HTTPException):
+            if attempt + 1 == _ATTEMPTS or time.monotonic() + _PAUSE >= deadline:
+                raise
+            time.sleep(_PAUSE)
+    return None
+
+
+def _single_answer(address: str, path: str, deadline: float) -> str | None:
+    # Only TPU machines ask, and the import would delay every start.
+    from http.client import NOT_FOUND, OK, HTTPConnection
+
+    connection = HTTPConnection(address, timeout=max(0.01, deadline - time.monotonic()))
+    with contextlib.closing(connection):
+        connection.request("GET", f"/computeMetadata/v1/instance/{path}", headers=_HEADERS)
+        response = connection.getresponse()
+        if response.status == NOT_FOUND:
+            return None
+        content = response.read(_LARGEST_ANSWER)
+    if response.status != OK:
+        raise OSError(f"status {response.status} for {path}")
+    if response.headers.get("Metadata-Flavor") != "Google":
+        raise OSError(f"the answer for {path} has no header Metadata-Flavor: Google")
+    return content.decode().strip()
+
+
+PERIOD = 5.0
+"""The seconds between two questions. Google announces a preemption 30 s, and maintenance 60 s or more in advance."""
+_PREEMPTED, _MAINTENANCE = "preempted", "maintenance-event"
+_STOPS = {_PREEMPTED: "TRUE", _MAINTENANCE: "TERMINATE_ON_HOST_MAINTENANCE"}
+
+_log = logging.getLogger("jaxddp.job")
+
+
+@contextlib.contextmanager
+def sigterm_on_eviction(
+    environ: Environ = os.environ, root: Path = Path("/"), period: float | None = None
+) -> Iterator[None]:
+    """Send SIGTERM to this process in the block, once, when Google evicts this TPU machine.
+
+    On other machines, nothing is asked. A server that does not answer is asked again in the next period.
+
+    Args:
+        environ: the environment, which may override the server's address.
+        root: the folder that holds `dev` and `sys`, which show the TPU chips.
+        period: the seconds between two questions; None for `PERIOD`.
+    """
+    if not may_ask(environ, root):
+        yield
+        return
+    address, ended = metadata_server(environ).value, threading.Event()
+    wait = PERIOD if period is None else period
+    thread = threading.Thread(target=_watch, args=(address, ended, wait), daemon=True, name="eviction notice")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(METADATA_SECONDS + 1)
+
+
+def _watch(address: str, ended: threading.Event, period: float) -> None:
+    while not ended.wait(period):
+        with contextlib.suppress(Unreachable):
+            answers = ask_metadata(address, list(_STOPS))
+            reason = next((path for path, value in _STOPS.items() if answers.get(path) == value), None)
+            if reason is not None and not ended.is_set():
+                _log.warning("Google evicts this machine (%s): the run saves and stops", reason)
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
