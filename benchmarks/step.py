@@ -66,7 +66,7 @@ from jaxddp.setup.run_setup import RunSetup
 from jaxddp.tasks.run_training import task_of_file, train
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, StepRecord
 from jaxddp.training.loop import fit
-from jaxddp.training.progress.display import progress
+from jaxddp.training.progress import progress
 from jaxddp.training.run import Validation
 
 EXAMPLES, VALIDATED, CLASSES, SIZE, WIDTH = 4096, 256, 10, 32, 16

@@ -27,7 +27,7 @@ from jaxddp.core.errors import format_option
 from jaxddp.core.ranges import Range
 from jaxddp.keys import SHORT
 from jaxddp.overrides import flatten, plain
-from jaxddp.training.checkpoints.run_identity import MAY_CHANGE
+from jaxddp.training.checkpoints.integrity import MAY_CHANGE
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/keys.md", "docs/recipes.md", "docs/runs.md")

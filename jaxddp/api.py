@@ -29,7 +29,7 @@ from jaxddp.engine.initial_state import Transform
 from jaxddp.engine.objective import Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.exported_program import export_program
+from jaxddp.inference.exports import export_program
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.job.environment import find_job
 from jaxddp.losses.bce import sigmoid_cross_entropy
@@ -62,10 +62,10 @@ from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.state_checks import check_setup
 from jaxddp.setup.user_objects import check_listeners, objects_of_arguments
 from jaxddp.tasks.run_training import train_setup
+from jaxddp.training.evaluation import Measure
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.history import History
-from jaxddp.training.progress.display import progress
-from jaxddp.training.validation.evaluator import Measure
+from jaxddp.training.progress import progress
 from jaxddp.workdir.digests import shared_settings
 
 __all__ = [

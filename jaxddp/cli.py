@@ -1,17 +1,16 @@
 """Command-line entry point: runs a command, and prints an error that the user can correct as a one-line message."""
 
 import contextlib
-import functools
 import gc
+import importlib
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 
-from jaxddp.command_line.config_words import config_first
-from jaxddp.command_line.standard_streams import make_usable
-from jaxddp.command_line.status_line import StatusLine
+from jaxddp.command_line.terminal import StatusLine, make_usable
+from jaxddp.command_line.words import config_first
 from jaxddp.core.errors import InputError, JaxddpError, Preempted, with_notes
 from jaxddp.core.peers import joined
 from jaxddp.core.phases import show_on
@@ -22,7 +21,7 @@ from jaxddp.job.environment import report_work
 from jaxddp.keys import HELP
 from jaxddp.recipe_files.find_recipe import config_names
 
-_USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
+USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp sweep CONFIG --KEY A,B,C ... [--workdir DIR] [--jobs J] [--search optuna --trials N] [overrides]
        jaxddp eval RUN|WEIGHTS [--step latest|best|N] [overrides]
        jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
@@ -52,10 +51,13 @@ or a directory with a test listing. `jaxddp train CONFIG --help` lists every key
 config's values. The most used keys have short forms: --lr X, --epochs N, --batch-size B, --model NAME, --data DIR and
 --seed N. Each command has its own --help. `jaxddp --version` prints the installed versions."""
 
-COMMANDS = (
-    *("train", "sweep", "eval", "find-lr", "predict", "features", "probe", "checkpoints", "export", "push", "weights"),
-    *("report", "runs", "doctor", "config", "data", "completion", "launch"),
-)
+COMMANDS = {
+    **{name: name for name in ("train", "sweep", "eval", "predict", "features", "probe", "export", "push", "doctor")},
+    **{name: name for name in ("data", "completion", "launch")},
+    **{"find-lr": "find_lr", "checkpoints": "list_checkpoints", "weights": "list_weights", "runs": "list_runs"},
+    **{"report": "report_runs", "config": "show_config"},
+}
+"""The module in `jaxddp.commands` of each command."""
 
 _LONG = (["train"], ["sweep"], ["launch"])
 """The commands that go on without standard output. It shows their progress, and their results are in files."""
@@ -123,7 +125,7 @@ def _status_line() -> Iterator[None]:
 def _error_line(error: JaxddpError, arguments: list[str]) -> str:
     if error.key is None:
         return str(error)
-    from jaxddp.command_line.error_line import format_error
+    from jaxddp.command_line.words import format_error
 
     return format_error(error, arguments)
 
@@ -153,7 +155,7 @@ def _run(arguments: list[str]) -> int:
         print(usage, file=sys.stderr)
         raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
     try:
-        return _command(command)(rest)
+        return command_named(command)(rest)
     except SystemExit as end:
         # --help was printed. An exit of the user's code is raised again.
         if end.code or not {*HELP} & {*rest}:
@@ -163,7 +165,7 @@ def _run(arguments: list[str]) -> int:
 
 def _usage() -> str:
     """Return the usage of all commands. The text below it is folded to the width of the terminal."""
-    lines, text = _USAGE.format(names=", ".join(config_names())).split("\n\n")
+    lines, text = USAGE.format(names=", ".join(config_names())).split("\n\n")
     return f"{lines}\n\n{textwrap.fill(text, min(shutil.get_terminal_size((120, 24)).columns, 120))}"
 
 
@@ -171,44 +173,6 @@ def _is_option(word: str) -> bool:
     return word.startswith("-") and word not in HELP
 
 
-def _command(name: str) -> Callable[[list[str]], int]:
+def command_named(name: str) -> Callable[[list[str]], int]:
     """Return the function that runs a command. Only its module is imported, so the launcher needs no JAX."""
-    if name == "train":
-        from jaxddp.commands.train import run
-    elif name == "sweep":
-        from jaxddp.commands.sweep import run
-    elif name == "eval":
-        from jaxddp.commands.eval import run
-    elif name == "find-lr":
-        from jaxddp.commands.find_lr import run
-    elif name == "predict":
-        from jaxddp.commands.predict import run
-    elif name == "features":
-        from jaxddp.commands.features import run
-    elif name == "probe":
-        from jaxddp.commands.probe import run
-    elif name == "checkpoints":
-        from jaxddp.commands.list_checkpoints import run
-    elif name == "export":
-        from jaxddp.commands.export import run
-    elif name == "push":
-        from jaxddp.commands.push import run
-    elif name == "weights":
-        from jaxddp.commands.list_weights import run
-    elif name == "report":
-        from jaxddp.commands.report_runs import run
-    elif name == "runs":
-        from jaxddp.commands.list_runs import run
-    elif name == "doctor":
-        from jaxddp.commands.doctor import run
-    elif name == "config":
-        from jaxddp.commands.show_config import run
-    elif name == "data":
-        from jaxddp.commands.data import run
-    elif name == "completion":
-        from jaxddp.commands.completion import run as complete
-
-        return functools.partial(complete, usage=_USAGE, command=_command)
-    else:
-        from jaxddp.commands.launch import run
-    return run
+    return importlib.import_module(f"jaxddp.commands.{COMMANDS[name]}").run

@@ -13,11 +13,11 @@ from support.listeners import run_start
 import jaxddp.core.phases as activity
 import jaxddp.core.phases as phases
 from jaxddp.cli import main
-from jaxddp.command_line.status_line import StatusLine
+from jaxddp.command_line.terminal import StatusLine
 from jaxddp.core.phases import BYTES, Activity
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.training.events import RunEnd
-from jaxddp.training.progress.live import LiveDisplay
+from jaxddp.training.progress import LiveDisplay
 
 
 class RecordedScreen:

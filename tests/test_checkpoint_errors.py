@@ -12,7 +12,7 @@ import pytest
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.training.checkpoints.integrity import Integrity
-from jaxddp.training.checkpoints.orbax_errors import Barrier, restoring, writing
+from jaxddp.training.checkpoints.manager import Barrier, restoring, writing
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 BY_TENSORSTORE = ValueError(f"RESOURCE_EXHAUSTED: Error writing [os_error_code='{errno.ENOSPC}' syscall='write']")
@@ -49,7 +49,7 @@ def test_an_error_that_is_not_of_a_file_keeps_its_traceback(orbax_logger, caplog
 def test_the_error_of_a_closed_event_loop_is_not_printed(tmp_path, monkeypatch):
     reports = []
     monkeypatch.setattr(sys, "unraisablehook", reports.append)
-    import jaxddp.training.checkpoints.orbax_errors as checkpoint_errors
+    import jaxddp.training.checkpoints.manager as checkpoint_errors
 
     checkpoint_errors._shorten_thread_logs.__wrapped__()
     for text in ("Event loop is closed", "another"):

@@ -21,7 +21,7 @@ import jaxddp
 from jaxddp.choices import CHOICES, check_read, keys_of_choices, resolved
 from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
-from jaxddp.command_line.short_forms import format_option
+from jaxddp.command_line.words import format_option
 from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
 from jaxddp.core.duration import Duration
@@ -36,7 +36,7 @@ from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, R
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.sections.dependent_keys import NEEDS
 from jaxddp.sections.layers import Groups
-from jaxddp.training.checkpoints.run_identity import RunIdentity
+from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.workdir.claim import Claim, claim
 
 HINTS = dict(keys_of(Config))

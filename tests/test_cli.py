@@ -289,7 +289,7 @@ def test_a_command_runs_with_closed_or_full_streams(streams, words, code, error)
 def test_closed_streams_are_opened_and_a_missing_character_is_escaped(tmp_path):
     program = f"""
 import os, sys
-from jaxddp.command_line.standard_streams import make_usable
+from jaxddp.command_line.terminal import make_usable
 make_usable(needs_output=False)
 file = open({str(tmp_path / "file")!r}, "w")
 print(sys.stdin.read(), "…", file=sys.stderr)

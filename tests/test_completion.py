@@ -10,7 +10,7 @@ import pexpect
 import pytest
 
 from jaxddp.cli import COMMANDS, main
-from jaxddp.command_line.completion_script import SHELLS
+from jaxddp.commands.completion import SHELLS
 from jaxddp.recipe_files.find_recipe import config_names
 
 CASES = [

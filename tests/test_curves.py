@@ -10,8 +10,8 @@ from support.listeners import TOTAL, drive, evaluation_record, step_record
 from jaxddp.core.errors import InputError
 from jaxddp.training import pictures
 from jaxddp.training.events import EvaluationRecord, RunEnd, StepRecord
-from jaxddp.training.listeners import curves as curves_file
-from jaxddp.training.listeners import metric_rows
+from jaxddp.training.listeners import jsonl
+from jaxddp.training.listeners import workdir_files as curves_file
 from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
 
@@ -78,7 +78,7 @@ def test_labels_of_lines_that_end_at_the_same_height_do_not_overlap() -> None:
     history = History()
     drive(history)
     val = {**history.val, "loss": history.val["loss"] * 0 + history.epochs["loss"][-1]}
-    picture = pictures.figure(metric_rows.Series(history.train, history.epochs, val, {}))
+    picture = pictures.figure(jsonl.Series(history.train, history.epochs, val, {}))
     heights = sorted(text.get_position()[1] for text in picture.axes[0].texts)
     assert np.diff(heights) == pytest.approx([pictures.LABEL_GAP])
 
@@ -112,7 +112,7 @@ def test_curves_of_very_few_points_are_drawn(records: list[StepRecord | Evaluati
 def test_loss_that_falls_a_hundredfold_is_drawn_on_a_logarithmic_axis() -> None:
     def scale(last: float) -> str:
         epochs = {"epoch": np.array([1.0, 2.0]), "loss": np.array([2.0, last])}
-        return pictures.figure(metric_rows.Series({}, epochs, {}, {})).axes[0].get_yscale()
+        return pictures.figure(jsonl.Series({}, epochs, {}, {})).axes[0].get_yscale()
 
     assert [scale(0.001), scale(0.1), scale(0.0), scale(-1.0)] == ["log", "linear", "linear", "linear"]
 

@@ -25,7 +25,7 @@ import pytest
 from support.pages import PAGES, ROOT, blocks, page_block, prose, spans
 
 from jaxddp import cli
-from jaxddp.command_line.short_forms import format_option
+from jaxddp.command_line.words import format_option
 from jaxddp.config import Config, load
 from jaxddp.models.adapt import adapt
 from jaxddp.overrides import flatten

@@ -12,7 +12,7 @@ import pytest
 from support.pages import PAGES, ROOT, spans
 
 from jaxddp import registry
-from jaxddp.command_line.short_forms import format_option
+from jaxddp.command_line.words import format_option
 from jaxddp.config import Config, load
 from jaxddp.core import phases
 from jaxddp.hooks import HOOKS
@@ -29,7 +29,7 @@ from jaxddp.registry import (
     SCHEDULES,
     Registry,
 )
-from jaxddp.training.checkpoints.run_identity import MAY_CHANGE
+from jaxddp.training.checkpoints.integrity import MAY_CHANGE
 
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}
 KEYS = flatten(Config().to_dict())

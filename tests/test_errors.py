@@ -14,7 +14,7 @@ import jaxddp.core.errors as errors
 from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.choices import check_read
 from jaxddp.cli import main
-from jaxddp.command_line.error_line import format_error
+from jaxddp.command_line.words import format_error
 from jaxddp.config import Config
 from jaxddp.core.errors import (
     InputError,
@@ -35,8 +35,8 @@ from jaxddp.overrides import keys_of
 from jaxddp.registry import MODELS
 from jaxddp.sections.layers import Layers
 from jaxddp.sections.optimizer_section import OptimizerConfig
-from jaxddp.training.checkpoints.orbax_errors import reading
-from jaxddp.training.skipped_steps import SkippedSteps
+from jaxddp.training.checkpoints.manager import reading
+from jaxddp.training.epoch_sums import SkippedSteps
 
 RECIPE = """from jaxddp.config import Config
 

@@ -11,7 +11,7 @@ from support.runs import LEAN, fails, train_words
 
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
-from jaxddp.reports.feature_map import MOST_IMAGES, chosen_rows, feature_map, project, traces
+from jaxddp.reports.classes import MOST_IMAGES, chosen_rows, feature_map, project, traces
 
 RNG = np.random.default_rng(0)
 
@@ -84,7 +84,7 @@ def test_the_note_has_the_number_of_images_and_of_the_sample(monkeypatch):
     assert drawn.chart.id == "features-3" and drawn.note.startswith("t-SNE (scikit-learn; perplexity 19.7, seed 0) of")
     assert "features of 60 validation images. A cross" in drawn.note
     assert sum(len(trace["x"]) for trace in drawn.chart.data) == 60
-    monkeypatch.setattr("jaxddp.reports.feature_map.MOST_IMAGES", 20)
+    monkeypatch.setattr("jaxddp.reports.classes.MOST_IMAGES", 20)
     assert "features of 20 validation images, a random sample of 60. A cross" in feature_map(0, images).note
 
 
@@ -115,7 +115,7 @@ def test_a_report_has_the_map_of_each_run_or_the_reason_without(tmp_path, monkey
     def refuse(number, images):
         raise InputError("its layers cannot be read")
 
-    monkeypatch.setattr("jaxddp.reports.compose.feature_map", refuse)
+    monkeypatch.setattr("jaxddp.reports.classes.feature_map", refuse)
     capfd.readouterr()
     assert main(["report", str(run), "--out", str(outs[0]), "--features"]) == 0
     assert "run: its features are left out: its layers cannot be read" in capfd.readouterr().out

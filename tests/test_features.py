@@ -20,9 +20,9 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import Labels
 from jaxddp.data.opening import open_one_split
-from jaxddp.inference.features import feature_formats
-from jaxddp.inference.features.feature_file import write_features
-from jaxddp.inference.features.feature_formats import FeatureColumns
+from jaxddp.inference import feature_formats
+from jaxddp.inference.feature_formats import FeatureColumns
+from jaxddp.inference.output_files import write_features
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.models.activations import find_layer
 from jaxddp.models.adapt import adapt

@@ -12,7 +12,7 @@ from support.data import random_table, write_arrays
 from support.recipes import DENSE
 
 from jaxddp.cli import main
-from jaxddp.command_line.short_forms import words_without
+from jaxddp.command_line.words import words_without
 from jaxddp.core.errors import InputError
 from jaxddp.tasks.rate_range import RateRange, RateTest
 from jaxddp.training.events import StepRecord

@@ -12,7 +12,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.sections.goal import Goal, by_split, flat, of_exported
 from jaxddp.training.checkpoints.integrity import Integrity
 from jaxddp.training.checkpoints.validation_file import ValidationFile
-from jaxddp.training.validation.early_stopping import EarlyStopping
+from jaxddp.training.evaluation import EarlyStopping
 
 VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1), st.sampled_from((0.25, 0.5))), max_size=12)
 GOALS = st.builds(

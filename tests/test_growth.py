@@ -40,7 +40,7 @@ from jaxddp.registry import MODELS
 from jaxddp.setup.make_run import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.events import StepRecord
-from jaxddp.training.listeners.metric_rows import step_row
+from jaxddp.training.listeners.jsonl import step_row
 from jaxddp.workdir.signature import Signature
 
 # --- The side of a step ---

@@ -29,8 +29,7 @@ from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import SKIPPED, Guard, LossScale
 from jaxddp.setup.non_finite_examples import describe_non_finite
 from jaxddp.training.checkpoints.manager import Checkpoints
-from jaxddp.training.epoch_sums import EpochSums
-from jaxddp.training.skipped_steps import SkippedSteps, TooManySkipped
+from jaxddp.training.epoch_sums import EpochSums, SkippedSteps, TooManySkipped
 
 TABLE, GUARD = random_table(50), Guard()
 NET = SmallNet(batch_norm=True, sync="data")

@@ -21,8 +21,7 @@ import jaxddp
 from jaxddp.core.errors import InputError
 from jaxddp.data.opening import open_inputs
 from jaxddp.engine.predictions import grad_cam
-from jaxddp.inference.heat_map_files import HeatMapFiles
-from jaxddp.inference.prediction_file import PredictionOutput, write_predictions
+from jaxddp.inference.output_files import PredictionOutput, heat_map_path, write_predictions
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.activations import LayerCall, activation, heat_map_layer
 from jaxddp.models.adapt import adapt
@@ -169,10 +168,11 @@ def test_a_heat_map_is_bright_where_it_is_large_and_dark_without_a_positive_valu
 
 
 def test_names_of_files_are_safe_and_distinct(tmp_path):
-    files = HeatMapFiles(tmp_path, 1000)
     ids = ["../../etc/passwd", "a/b.jpg", "a_b.jpg", "ä" * 300, "x" * 300, "", "con\n"]
-    names = [files.path(row, image_id).name for row, image_id in enumerate(ids)]
-    assert len({*names}) == len(ids) and all(files.path(0, image_id).parent == tmp_path for image_id in ids)
+    names = [heat_map_path(tmp_path, 1000, row, image_id).name for row, image_id in enumerate(ids)]
+    assert len({*names}) == len(ids) and all(
+        heat_map_path(tmp_path, 1000, 0, image_id).parent == tmp_path for image_id in ids
+    )
     assert all(name.isascii() and len(name) < 120 and not {*name} & {*"/\\\n ."[:4]} for name in names)
     assert names[1] == "001-a_b_jpg.png"
 

@@ -17,14 +17,13 @@ from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import duration
 from jaxddp.reports.charts import curves
-from jaxddp.reports.overview import run_table, runs_below
-from jaxddp.reports.read_runs import read_runs
-from jaxddp.reports.seeds import SeedGroup, seed_table
+from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.tables import SeedGroup, run_table, runs_below, seed_table
 from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import Integrity
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.training.progress.lines import RunLines
+from jaxddp.training.progress import RunLines
 from jaxddp.workdir.lock import LOCK_FILE, is_locked, locked
 
 

@@ -15,12 +15,12 @@ from support.listeners import TOTAL, drive, evaluation_record, run_start, step_r
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
+from jaxddp.training import progress
 from jaxddp.training.events import RunEnd, Usage
-from jaxddp.training.listeners import metric_rows as rows
-from jaxddp.training.listeners import parameters as overview
-from jaxddp.training.listeners import tensorboard
+from jaxddp.training.listeners import jsonl as rows
+from jaxddp.training.listeners import trackers
+from jaxddp.training.listeners import workdir_files as overview
 from jaxddp.training.listeners.jsonl import JsonLines
-from jaxddp.training.progress import lines
 
 
 def strict_json(line: str) -> dict[str, object]:
@@ -262,8 +262,8 @@ def test_tensorboard_files_that_cannot_be_opened_raise_a_one_line_error(
         raise InputError("the disk is full")
 
     # The test would need a mount to fill the disk exactly when TensorBoard opens its file.
-    monkeypatch.setattr(tensorboard, "_open", refuse)
-    listener = tensorboard.TensorBoard(tmp_path)
+    monkeypatch.setattr(trackers, "_open", refuse)
+    listener = trackers.TensorBoard(tmp_path)
     listener.start(run_start())
     with pytest.raises(InputError, match="the disk is full"):
         listener.step(step_record(1))
@@ -280,4 +280,4 @@ def test_parameter_overview_lists_any_pytree(tmp_path: Path) -> None:
     assert re.search(r"\| conv/kernel \| \(3, 3, 8, 64\) \| bfloat16 \| 4,608 +\|", text)
     assert re.search(r"\| head/0 +\| \(64, 10\) +\| float32 +\| 640 +\|", text)
     assert text.endswith(f"Total: {4608 + 640:,} -- {4608 * 2 + 640 * 4:,} bytes\n")
-    assert lines.count_parameters(shapes) == 4608 + 640
+    assert progress.count_parameters(shapes) == 4608 + 640

@@ -33,11 +33,11 @@ from jaxddp.setup.prepare import open_experiment
 from jaxddp.tasks.run_training import task_of_file
 from jaxddp.tasks.run_training import train as run_training
 from jaxddp.training import pictures
+from jaxddp.training.evaluation import ReportedEvaluation
 from jaxddp.training.events import RunStart
-from jaxddp.training.listeners import tracking
+from jaxddp.training.listeners import trackers
 from jaxddp.training.listeners.notifier import OptionalLogger, make_loggers
-from jaxddp.training.validation.predicted_images import PredictedImages
-from jaxddp.training.validation.reported import ReportedEvaluation
+from jaxddp.training.predicted_images import PredictedImages
 
 VAL = random_table(23, seed=1)
 IMAGES_FAIL = "the predictions to show failed (bad.jpg: damaged) and are left out from here on"
@@ -262,34 +262,34 @@ def git(folder: Path, *command: str) -> str:
 
 
 def test_the_code_version_is_the_commit_and_whether_its_files_differ(tmp_path, monkeypatch):
-    assert tracking.code_version(tmp_path) == {}
+    assert trackers.code_version(tmp_path) == {}
     git(tmp_path, "init", "-q")
-    assert tracking.code_version(tmp_path) == {}
+    assert trackers.code_version(tmp_path) == {}
     (tmp_path / "recipe.py").write_text("a = 1\n")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-qm", "one")
     commit = git(tmp_path, "rev-parse", "HEAD").strip()
     (tmp_path / "notes.txt").write_text("untracked")
-    assert tracking.code_version(tmp_path) == {"commit": commit, "dirty": False}
+    assert trackers.code_version(tmp_path) == {"commit": commit, "dirty": False}
     (tmp_path / "recipe.py").write_text("a = 2\n")
-    assert tracking.code_version(tmp_path) == {"commit": commit, "dirty": True}
+    assert trackers.code_version(tmp_path) == {"commit": commit, "dirty": True}
 
 
 def test_a_missing_or_hanging_git_leaves_the_commit_out(tmp_path, monkeypatch):
     (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
     (tmp_path / "git").chmod(0o755)
     # The time limit of git is private.
-    monkeypatch.setattr(tracking, "_GIT_SECONDS", 0.1)
+    monkeypatch.setattr(trackers, "_GIT_SECONDS", 0.1)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert tracking.code_version(tmp_path) == {}
+    assert trackers.code_version(tmp_path) == {}
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert tracking.code_version(tmp_path) == {}
+    assert trackers.code_version(tmp_path) == {}
 
 
 def test_the_provenance_of_a_run_has_dotted_names():
     config = {"seed": 3, "train": {"batch_size": 8}, "recipe": {"file": "a.py", "digest": "d"}}
     params = {"kernel": np.zeros((3, 4)), "bias": np.zeros(4)}
-    provenance = tracking.provenance(RunStart(0, 10, 8, 100, 4, 2, params=params, config=config))
+    provenance = trackers.provenance(RunStart(0, 10, 8, 100, 4, 2, params=params, config=config))
     expected = {"seed": 3, "train.batch_size": 8, "recipe.file": "a.py", "recipe.digest": "d"}
     expected |= {"run.devices": 4, "run.processes": 2, "run.parameters": 16, "versions.jax": jax.__version__}
     assert expected.items() <= provenance.items()
@@ -320,20 +320,20 @@ def test_a_run_gives_its_loggers_the_content_of_config_json(tmp_path):
 
 def test_an_id_is_kept_for_a_run_that_resumes(tmp_path):
     path, fresh, resumed = tmp_path / "run" / "wandb.json", RunStart(0, 9, 8, 9, 1, 1), RunStart(3, 9, 8, 9, 1, 1)
-    assert tracking.saved_id(path, resumed) is None
-    tracking.save_id(path, "abc")
-    assert (tracking.saved_id(path, fresh), tracking.saved_id(path, resumed)) == (None, "abc")
+    assert trackers.saved_id(path, resumed) is None
+    trackers.save_id(path, "abc")
+    assert (trackers.saved_id(path, fresh), trackers.saved_id(path, resumed)) == (None, "abc")
     path.write_text("[]")
     with pytest.raises(InputError, match="wandb.json: holds no id of a run; remove it to log to a new run"):
-        tracking.saved_id(path, resumed)
+        trackers.saved_id(path, resumed)
 
 
 def test_if_one_process_cannot_read_the_images_to_show_no_process_computes_their_predictions(caplog):
     computed: list[int] = []
 
     class Predictor:
-        def __init__(self, process: int):
-            self._process = process
+        def __init__(self, peers: Any):
+            self._process, self.topology = peers.process_index, SimpleNamespace(peers=peers)
 
         def read(self) -> None:
             if self._process == 1:
@@ -343,9 +343,8 @@ def test_if_one_process_cannot_read_the_images_to_show_no_process_computes_their
             computed.append(self._process)
 
     def predictions(peers) -> list:
-        validation = SimpleNamespace(predictor=Predictor(peers.process_index))
-        run: Any = SimpleNamespace(topology=SimpleNamespace(peers=peers), validation=validation)
-        measure: Any = ReportedEvaluation(run, lambda kind, record: None)
+        predictor: Any = Predictor(peers)
+        measure: Any = ReportedEvaluation(predictor, (), float, lambda kind, record: None)
         return [measure.predictions(None) for _ in range(2)]
 
     assert as_processes(2, predictions) == [[None, None]] * 2 and not computed

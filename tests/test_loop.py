@@ -64,7 +64,7 @@ def uninterrupted():
 @pytest.mark.slow
 def test_listeners_are_called_in_the_order_that_fit_documents(tmp_path, monkeypatch):
     # With this private interval, each batch of a validation is reported. `Recorder` ignores records that are not final.
-    monkeypatch.setattr("jaxddp.training.validation.evaluator._REPORT_SECONDS", -1.0)
+    monkeypatch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1.0)
     _, recorder = run(setup_of(), plan_of(8, log="3 steps"), checkpoints=Checkpoints(tmp_path / "c"))
     # An epoch of 50 examples in batches of 8 ends with step 7, and the run with step 8. Step 4 is logged, as it saves.
     assert recorder.moments == [
@@ -134,7 +134,7 @@ def test_a_record_counts_the_validations_that_are_left():
 
 
 def test_a_validation_shows_its_progress_and_its_time_leaves_out_compiling(monkeypatch):
-    monkeypatch.setattr("jaxddp.training.validation.evaluator._REPORT_SECONDS", -1.0)
+    monkeypatch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1.0)
     setup, details = setup_of(net=linear_model()), []
     evaluator = setup.evaluator(VAL, 8)
 

@@ -23,12 +23,11 @@ from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
 from jaxddp.engine.state import TrainState
-from jaxddp.training.checkpoints.integrity import Integrity
+from jaxddp.training.checkpoints.integrity import Integrity, sealed, sha256
 from jaxddp.training.checkpoints.manager import Checkpoints
-from jaxddp.training.checkpoints.manifest_format import sealed, sha256
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.events import RunEnd, RunStart
-from jaxddp.training.listeners import metric_rows as rows
+from jaxddp.training.listeners import jsonl as rows
 from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.workdir.claim import Claim, claim
 from jaxddp.workdir.session import rename_damaged, session

@@ -38,8 +38,8 @@ from jaxddp.mesh import Topology
 from jaxddp.models.resnet import BASIC, Architecture
 from jaxddp.setup.make_run import make_run
 from jaxddp.training.device_memory import needs_of_batch
+from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.loop import fit
-from jaxddp.training.validation.evaluator import Evaluator
 
 GB = 10**9
 SIZES = st.integers(0, 10**12)

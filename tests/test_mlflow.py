@@ -19,8 +19,8 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp.config import Config
 from jaxddp.training.events import RunEnd, RunStart
-from jaxddp.training.listeners import metric_rows as rows
-from jaxddp.training.listeners.mlflow import MLflow
+from jaxddp.training.listeners import jsonl as rows
+from jaxddp.training.listeners.trackers import MLflow
 
 TRAIN, VAL = random_table(24), random_table(9, seed=1)
 

@@ -27,10 +27,8 @@ from jaxddp.data.formats.ilsvrc import TEST_CSV
 from jaxddp.data.opening import open_inputs
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.output_stream import BatchOutputs, images_at_once
-from jaxddp.inference.partial_file import Partial
-from jaxddp.inference.prediction_file import PredictionOutput, write_predictions
-from jaxddp.inference.trained import TrainedRun, restore_run
+from jaxddp.inference.output_files import Partial, PredictionOutput, write_predictions
+from jaxddp.inference.trained import BatchOutputs, TrainedRun, images_at_once, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.workdir.signature import SIGNATURE_FILE
 

@@ -36,7 +36,7 @@ USED = {
     "jaxddp/workdir/digests.py": "eqns",
     "jaxddp/job/membership.py": "jax.experimental.multihost_utils",
     "jaxddp/measure/cost.py": "memory_analysis eqns",
-    "jaxddp/inference/onnx_file.py": "jax2onnx.plugins.jax.lax.pad",
+    "jaxddp/inference/exports.py": "jax2onnx.plugins.jax.lax.pad",
     "benchmarks/programs/gpu_plugin.py": "jax._src.lib.xla_client _make_compile_only_devices",
     "benchmarks/programs/tpu_plugin.py": "jax.experimental.topologies",
     "tests/benchmarks/test_gpu_program.py": "jaxlib._hlo",
@@ -261,12 +261,12 @@ def test_onnx_is_written_without_the_private_rule(monkeypatch, lines):
     pytest.importorskip("jax2onnx")
     from jax2onnx.plugins.jax.lax import pad
 
-    from jaxddp.inference import onnx_file
+    from jaxddp.inference import exports
 
-    with onnx_file._accept_named_sizes_in_pad():
+    with exports._accept_named_sizes_in_pad():
         assert type(pad.ir).__name__ == "Named"
     monkeypatch.delattr(pad, "ir")
-    with onnx_file._accept_named_sizes_in_pad():
+    with exports._accept_named_sizes_in_pad():
         assert not hasattr(pad, "ir")
     (line,) = lines()
     assert line.startswith("jax2onnx ") and "jax2onnx.plugins.jax.lax.pad.ir" in line

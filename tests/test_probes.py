@@ -12,10 +12,9 @@ from support.runs import fails
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import Labels
-from jaxddp.inference.features import feature_formats, probes
-from jaxddp.inference.features.feature_formats import FeatureColumns
-from jaxddp.inference.features.probes import knn, linear
-from jaxddp.inference.features.read_features import LabelledFeatures, read_features
+from jaxddp.inference import feature_formats, probes
+from jaxddp.inference.feature_formats import FeatureColumns, LabelledFeatures, read_features
+from jaxddp.inference.probes import knn, linear
 
 RNG = np.random.default_rng(0)
 CENTERS = RNG.normal(size=(3, 6))

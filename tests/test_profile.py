@@ -22,10 +22,10 @@ from jaxddp.config import Config, load
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, NonFiniteError
 from jaxddp.measure.profile import STEP_NAME, Profile
+from jaxddp.training import progress
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.events import RunStart
 from jaxddp.training.plan import Plan
-from jaxddp.training.progress import lines
 
 TABLE = random_table(50)
 
@@ -242,7 +242,7 @@ def test_help_shows_the_profile_option(capsys):
 
 def test_the_opening_lines_name_the_traced_steps():
     def opening(traced: range | None) -> str:
-        return lines.opening(RunStart(0, 40, 8, 50, 1, 1, traced=traced))[1]
+        return progress.opening(RunStart(0, 40, 8, 50, 1, 1, traced=traced))[1]
 
     assert opening(range(4, 14)).endswith(" | tracing steps 4 to 13")
     assert opening(range(2, 2)).endswith(" | no step left to trace (the first step compiles and is not traced)")

@@ -23,7 +23,7 @@ from support.published import weights
 from support.runs import fails
 
 import jaxddp.weights.download as download_module
-import jaxddp.weights.hub_files as hub_module
+import jaxddp.weights.download as hub_module
 from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
@@ -36,9 +36,8 @@ from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.weights.download import download
-from jaxddp.weights.places import is_local, local_weights
-from jaxddp.weights.published_list import find_published, published_weights
-from jaxddp.weights.torch_layout import namings_of, published
+from jaxddp.weights.match import namings_of, published
+from jaxddp.weights.places import find_published, is_local, local_weights, published_weights
 
 ROOT = Path(__file__).parents[1]
 NAME = "timm/resnet18.a1_in1k"

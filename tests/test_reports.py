@@ -19,18 +19,22 @@ from jaxddp.config import DataConfig
 from jaxddp.core.duration import Duration
 from jaxddp.core.wording import duration, speed
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.inference.outcome import Outcome
+from jaxddp.inference.predictions import Outcome
 from jaxddp.reports.charts import MOST_POINTS, Chart, curves
-from jaxddp.reports.classes import accuracy_tables, run_classes
-from jaxddp.reports.compose import page_of
-from jaxddp.reports.differences import changes, differences, group_names, seed_groups
-from jaxddp.reports.overview import run_table, speed_table
-from jaxddp.reports.page import render
-from jaxddp.reports.read_runs import read_runs
-from jaxddp.reports.run_files import RunFiles
-from jaxddp.reports.seeds import mean_curve
-from jaxddp.reports.text_tables import TextTable, number
-from jaxddp.reports.validation_images import ValidationImages, thumbnails
+from jaxddp.reports.classes import ValidationImages, accuracy_tables, run_classes, thumbnails
+from jaxddp.reports.compose import page_of, render
+from jaxddp.reports.run_files import RunFiles, read_runs
+from jaxddp.reports.tables import (
+    TextTable,
+    changes,
+    differences,
+    group_names,
+    mean_curve,
+    number,
+    run_table,
+    seed_groups,
+    speed_table,
+)
 
 
 def runs_of(folder: Path, seeds: int = 3, **changes) -> list[RunFiles]:
@@ -511,7 +515,7 @@ def trained(tmp_path_factory) -> Iterator[Path]:
 @pytest.mark.slow
 @pytest.mark.parametrize("step", ["best", "latest", "6"])
 def test_class_accuracies_equal_the_runs_validation(trained, step):
-    from jaxddp.reports.validation_images import predict_validation_images
+    from jaxddp.reports.classes import predict_validation_images
 
     outcome, source, *_ = predict_validation_images(trained, step)
     measured = {row["step"]: row for row in rows_of(trained, "val")}

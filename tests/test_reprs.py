@@ -12,10 +12,9 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.data.labels import LabelSets, as_members
 from jaxddp.data.order import BalancedOrder
-from jaxddp.inference.outcome import Outcome
-from jaxddp.inference.predictions import Predictions
+from jaxddp.inference.predictions import Outcome, Predictions
 from jaxddp.training.events import RunStart
-from jaxddp.training.validation.predicted_images import PredictedImages
+from jaxddp.training.predicted_images import PredictedImages
 from jaxddp.workdir.signature import Signature
 
 NAMES = tuple(f"class {label}" for label in range(1000))

@@ -369,7 +369,7 @@ def test_validation_can_be_stopped_between_two_dispatches():
         evaluator(setup.state, between=stop)
     with pytest.MonkeyPatch.context() as patch:
         # The interval between the progress reports of a validation is private.
-        patch.setattr("jaxddp.training.validation.evaluator._REPORT_SECONDS", -1)
+        patch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1)
         assert evaluator(setup.state, lambda means, count: counts.append(count)) == expected
     assert counts == [184, 368, 552, 560, 561]
 

@@ -15,10 +15,8 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
-from jaxddp.reports.read_runs import read_runs
-from jaxddp.training.checkpoints.integrity import Integrity
-from jaxddp.training.checkpoints.manifest_format import Index, StepManifest, sha256
-from jaxddp.training.checkpoints.run_identity import RunIdentity
+from jaxddp.reports.run_files import read_runs
+from jaxddp.training.checkpoints.integrity import Index, Integrity, RunIdentity, StepManifest, sha256
 
 TABLE, VAL = random_table(24), random_table(9, seed=1)
 

@@ -20,20 +20,20 @@ from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import on_screen
 from jaxddp.job.control_plane import conflict
+from jaxddp.training import progress
+from jaxddp.training import progress as screen
 from jaxddp.training.events import RunEnd, Usage
-from jaxddp.training.progress import display as screen
-from jaxddp.training.progress import lines
-from jaxddp.training.progress.display import PlainLines
+from jaxddp.training.progress import PlainLines
 from jaxddp.wire.messages import LENGTH, Hello, decode, encode
 
 USED = Usage(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
 
 
 def test_the_screen_shows_a_known_utilization_and_the_memory_at_the_end() -> None:
-    assert lines.pace(step_record(1, used=USED)) == "lr 0.03333  1,234 images/s  MFU 41.2%  data wait 14%"
-    assert lines.pace(step_record(1, used=Usage(peak_memory=7))) == "lr 0.03333  1,234 images/s  data wait 14%"
+    assert progress.pace(step_record(1, used=USED)) == "lr 0.03333  1,234 images/s  MFU 41.2%  data wait 14%"
+    assert progress.pace(step_record(1, used=Usage(peak_memory=7))) == "lr 0.03333  1,234 images/s  data wait 14%"
     assert (
-        lines.closing(RunEnd("done", 9, 61.0, used=USED), 40.0)
+        progress.closing(RunEnd("done", 9, 61.0, used=USED), 40.0)
         == "done at step 9 after 40.0 s of training and validation (1 min 01 s in all)  MFU 41.2%  "
         "peak memory 12 GB"
     )
@@ -56,21 +56,26 @@ def test_control_characters_in_a_strangers_host_name_are_shown_and_not_executed(
 
 def test_numbers_are_printed_readably() -> None:
     metrics = {"loss": 0.43211, "top1": 0.85214, "top10": 1.0, "count": 5, "loss_scale": 32768.0, "tiny": 1.25e-6}
-    assert lines.format_metrics(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
+    assert (
+        progress.format_metrics(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
+    )
 
 
 def test_the_printed_number_of_epochs_is_the_requested_number() -> None:
     config = {"train": {"duration": "6 epochs"}}
     run = run_start(total_steps=281, batch_size=32, num_examples=1497, config=config)
-    assert lines.opening(run)[1] == "281 steps (6 epochs)"
+    assert progress.opening(run)[1] == "281 steps (6 epochs)"
     validated = dataclasses.replace(run, num_validation=1234, first_validated="pets/test/cat/1.jpg")
-    assert lines.opening(validated)[2:] == ["validating on 1,234 examples; the first is pets/test/cat/1.jpg"]
-    assert lines.opening(dataclasses.replace(validated, first_validated=""))[2:] == ["validating on 1,234 examples"]
+    assert progress.opening(validated)[2:] == ["validating on 1,234 examples; the first is pets/test/cat/1.jpg"]
+    assert progress.opening(dataclasses.replace(validated, first_validated=""))[2:] == ["validating on 1,234 examples"]
     long = dataclasses.replace(run, total_steps=47_905, config={})
-    assert lines.opening(long)[1] == "47,905 steps (1,024 epochs)" and lines.position(long, 12) == "epoch 12.00/1,024"
-    assert lines.position(run, 281 * 32 / 1497) == "epoch 6.00/6"
+    assert (
+        progress.opening(long)[1] == "47,905 steps (1,024 epochs)"
+        and progress.position(long, 12) == "epoch 12.00/1,024"
+    )
+    assert progress.position(run, 281 * 32 / 1497) == "epoch 6.00/6"
     small_run = run_start(total_steps=1, batch_size=1, num_examples=1, params={"bias": np.zeros(1)})
-    assert lines.opening(small_run) == [
+    assert progress.opening(small_run) == [
         "1 parameter | 1 example | global batch 1 on 4 x cpu in 2 processes",
         "1 step (1 epoch)",
     ]
@@ -78,8 +83,8 @@ def test_the_printed_number_of_epochs_is_the_requested_number() -> None:
 
 def test_the_remaining_time_is_exact_in_a_run_with_constant_times(monkeypatch: pytest.MonkeyPatch) -> None:
     saved = [7.0]
-    monkeypatch.setattr(lines, "spent", lambda: {"save": saved[0]})
-    shown = lines.RunLines(lambda line: None)
+    monkeypatch.setattr(progress, "spent", lambda: {"save": saved[0]})
+    shown = progress.RunLines(lambda line: None)
     # A step takes 2 s. A validation takes a third of the time per image, 240 / 32 * 2 s / 3 = 5 s, of both splits.
     shown.start(run_start(start_step=1, num_validation=240))
     validated, left = (4, 7, 10), {step: 2.0 * (TOTAL - step) for step in range(TOTAL + 1)}
@@ -102,7 +107,7 @@ def test_the_remaining_time_is_exact_in_a_run_with_constant_times(monkeypatch: p
 
 def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
     printed: list[str] = []
-    epochs = lines.RunLines(printed.append)
+    epochs = progress.RunLines(printed.append)
     epochs.start(run_start())
     printed.clear()
     for step in range(1, TOTAL + 1):
@@ -123,7 +128,7 @@ def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
 
 def test_an_evaluation_without_a_logged_step_since_the_epoch_has_its_own_line() -> None:
     printed: list[str] = []
-    epochs = lines.RunLines(printed.append)
+    epochs = progress.RunLines(printed.append)
     epochs.start(run_start())
     printed.clear()
     epochs.step(step_record(4))
@@ -161,7 +166,7 @@ PROGRAM = f"""
 import sys
 sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(Path(__file__).parents[1])!r}]
 from support.listeners import drive
-from jaxddp.training.progress.display import progress
+from jaxddp.training.progress import progress
 
 drive(progress(), start=2)
 """
@@ -219,7 +224,7 @@ def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
 def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.MonkeyPatch) -> None:
     from rich.console import Console
 
-    from jaxddp.training.progress import live as progress
+    from jaxddp.training import progress
 
     class Frames:
         def __init__(self) -> None:
@@ -264,8 +269,6 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(screen.progress(Terminal()), PlainLines)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delitem(sys.modules, "jaxddp.training.progress.live")
-    monkeypatch.delattr("jaxddp.training.progress.live")
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert isinstance(screen.progress(Terminal()), PlainLines)
 
@@ -279,7 +282,7 @@ def test_lines_and_files_need_neither_tensorflow_nor_clu(tmp_path: Path) -> None
         from pathlib import Path
         from jaxddp.training.listeners.history import History
         from jaxddp.training.listeners.jsonl import JsonLines
-        from jaxddp.training.progress.display import progress
+        from jaxddp.training.progress import progress
         from jaxddp.training.events import RunStart
         history = History()
         for listener in (history, JsonLines(Path({str(tmp_path)!r})), progress()):

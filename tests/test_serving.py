@@ -29,9 +29,9 @@ from jaxddp.cli import main
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder
-from jaxddp.inference import exported_program as program
-from jaxddp.inference import onnx_file
-from jaxddp.inference.exported_program import export_program, logits_of
+from jaxddp.inference import exports
+from jaxddp.inference import exports as program
+from jaxddp.inference.exports import export_program, logits_of
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 
@@ -132,10 +132,10 @@ def test_the_shapes_in_an_onnx_program_are_those_that_its_runtime_infers(capfd):
     network, pixels = nn.Sequential(layers), np.random.default_rng(0).random((2, 8, 6, 3), np.float32)
     variables = jax.device_get(network.init(jax.random.key(0), pixels))
     images = jax.ShapeDtypeStruct(("B", 8, 6, 3), jnp.float32)
-    content = onnx_file.convert(functools.partial(network.apply, variables), images, "images", "logits")
+    content = exports.convert(functools.partial(network.apply, variables), images, "images", "logits")
     onnx.checker.check_model(onnx.load_from_string(content), full_check=True)
     capfd.readouterr()
-    logits = onnx_file.session(content, "images")(pixels)
+    logits = exports.session(content, "images")(pixels)
     assert capfd.readouterr() == ("", "")
     np.testing.assert_allclose(logits, network.apply(variables, pixels), rtol=1e-5)
 
@@ -167,10 +167,8 @@ def test_a_stablehlo_program_compiles_for_a_tpu(files):
 
 
 def test_a_program_with_different_logits_is_not_written(run, tmp_path, monkeypatch):
-    session = program.onnx_file.session
-    monkeypatch.setattr(
-        program.onnx_file, "session", lambda *arguments: lambda pixels: session(*arguments)(pixels) + 0.1
-    )
+    session = program.session
+    monkeypatch.setattr(program, "session", lambda *arguments: lambda pixels: session(*arguments)(pixels) + 0.1)
     with pytest.raises(JaxddpError, match=r"net\.onnx: not written: the program's logits differ from the network's by"):
         export_program(run, tmp_path / "net.onnx", "onnx")
     assert list(tmp_path.iterdir()) == []

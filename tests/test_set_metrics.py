@@ -27,7 +27,7 @@ from jaxddp.metrics.average_precision import average_precision
 from jaxddp.metrics.calibration import CalibrationError
 from jaxddp.registry import LOGGERS, METRICS
 from jaxddp.setup.configured_metrics import with_user_metrics
-from jaxddp.training.validation.set_sums import SetSums
+from jaxddp.training.evaluation import SetSums
 
 NAMES = ("mean_class_accuracy", "confusion", "ece", "map", "f1")
 VAL = random_table(29, seed=1)
@@ -212,7 +212,7 @@ def test_the_table_of_confusions_names_the_classes(tmp_path):
 
 
 def test_a_class_without_images_has_no_accuracy_in_the_table(tmp_path):
-    from jaxddp.training.listeners.confusion_table import confusion_csv
+    from jaxddp.training.listeners.workdir_files import confusion_csv
 
     text = confusion_csv(np.array([[2, 1], [0, 0]]), ("a, b", "c"), 3).decode()
     assert text == 'step 3,accuracy,images,"a, b",c\n"a, b",0.6666666666666666,3,2,1\nc,,0,0,0\n'

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from jaxddp.command_line.short_forms import expand_short_forms, options_of
+from jaxddp.command_line.words import expand_short_forms, options_of
 from jaxddp.commands.predict import PredictImages
 from jaxddp.commands.train import Train
 from jaxddp.config import Config

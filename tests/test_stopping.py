@@ -22,8 +22,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import figure
 from jaxddp.engine.parts.configured import Plateau
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
-from jaxddp.reports.overview import run_table
-from jaxddp.reports.read_runs import read_runs
+from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.tables import run_table
 from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 

@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 from support.runs import fails
 
 from jaxddp.cli import main
-from jaxddp.command_line.short_forms import options_of
+from jaxddp.command_line.words import options_of
 from jaxddp.commands.sweep import _split
 from jaxddp.commands.train import Train
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range
-from jaxddp.sweeps.spaces import Choices, Interval, is_split, space_of
-from jaxddp.sweeps.sweep_folder import SweepFile
-from jaxddp.sweeps.trials import Template, short_names, trial_name
+from jaxddp.sweeps.folder import SweepFile
+from jaxddp.sweeps.trials import Choices, Interval, Template, is_split, short_names, space_of, trial_name
 
 KEYS = options_of(Train)
 Whole: Any = Annotated[int, Range(0, 100)]

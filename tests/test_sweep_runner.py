@@ -13,11 +13,9 @@ from pathlib import Path
 import pytest
 
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.sweeps.grid_queue import GridQueue
-from jaxddp.sweeps.runner import Runner, RunOptions
-from jaxddp.sweeps.slots import Slot, describe, slots
-from jaxddp.sweeps.sweep_folder import SweepFolder, TrialRecord
-from jaxddp.sweeps.trial_result import is_finished
+from jaxddp.sweeps.folder import SweepFolder, TrialRecord, is_finished
+from jaxddp.sweeps.queues import GridQueue
+from jaxddp.sweeps.runner import Runner, RunOptions, Slot, describe, slots
 from jaxddp.sweeps.trials import Trial
 from jaxddp.workdir.lock import locked
 
@@ -243,7 +241,7 @@ def test_gpus_are_divided_among_the_trials(monkeypatch):
     with pytest.raises(InputError, match=r"^--jobs 3: 4 GPUs cannot be divided evenly among the trials; 1 or 2 or 4"):
         slots(3, gpus)
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
-    monkeypatch.setattr("jaxddp.sweeps.slots.local_chips", lambda: ["0", "1"])
+    monkeypatch.setattr("jaxddp.sweeps.runner.local_chips", lambda: ["0", "1"])
     assert "JAX_PROCESS_ID" not in Slot().environment()
     with pytest.raises(InputError, match="a process uses all 2 TPU chips of this machine; give --jobs 1"):
         slots(2)

@@ -9,13 +9,9 @@ import pytest
 from support.reports import write_run
 
 from jaxddp.core.errors import InputError
-from jaxddp.sweeps.search import SearchOptions, SearchQueue
-from jaxddp.sweeps.spaces import Choices, Interval
-from jaxddp.sweeps.study import Tried, should_prune, suggestion
-from jaxddp.sweeps.summary import report, rows_of, seed_table, table, write_results
-from jaxddp.sweeps.sweep_folder import SweepFolder
-from jaxddp.sweeps.trial_result import result_of
-from jaxddp.sweeps.trials import Trial, trial_name
+from jaxddp.sweeps.folder import SweepFolder, report, result_of, rows_of, seed_table, table, write_results
+from jaxddp.sweeps.queues import SearchOptions, SearchQueue, Tried, should_prune, suggestion
+from jaxddp.sweeps.trials import Choices, Interval, Trial, trial_name
 
 pytest.importorskip("optuna", reason="optuna is missing: pip install 'jaxddp[search]'")
 

@@ -8,7 +8,7 @@ from support.logged import alone, offline_runs, wandb_config, wandb_ids, wandb_r
 
 from jaxddp.config import Config
 from jaxddp.training.events import RunEnd, RunStart
-from jaxddp.training.listeners.wandb import WandB
+from jaxddp.training.listeners.trackers import WandB
 
 
 @pytest.fixture(scope="module", autouse=True)

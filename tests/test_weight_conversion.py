@@ -10,16 +10,14 @@ from support.shared import adapted, sgd
 from jaxddp.api import prepare_training, train
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.inference.exported_weights import write_weights
+from jaxddp.inference.exports import write_weights
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.models.published import PositionGrid
 from jaxddp.models.swin import Swin
 from jaxddp.models.variables import shapes_of
 from jaxddp.models.vit import ViT, ViTSize
-from jaxddp.weights.conversion import ImageArrays, conversions
-from jaxddp.weights.match import match
+from jaxddp.weights.match import ImageArrays, conversions, match, namings_of, published
 from jaxddp.weights.state_dict import read, write
-from jaxddp.weights.torch_layout import namings_of, published
 
 KERNEL, TABLE = "params/conv/kernel", "params/pos_embed"
 

@@ -23,9 +23,8 @@ from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
 from jaxddp.models.variables import by_path, shapes_of
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
-from jaxddp.weights.match import match
+from jaxddp.weights.match import dotted_path, match, namings_of, published
 from jaxddp.weights.state_dict import read, write
-from jaxddp.weights.torch_layout import dotted_path, namings_of, published
 
 
 def small_resnet(classes=CLASSES):

@@ -21,7 +21,7 @@ from matplotlib.ticker import PercentFormatter
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jaxddp.training.listeners.metric_rows import parse, series
+from jaxddp.training.listeners.jsonl import parse, series
 
 Points = tuple[Sequence[float], Sequence[float]]
 """Epochs, and the top-1 after each of them."""

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.harness import Figures, machine, parse_with_overrides
 from jaxddp.config import load
-from jaxddp.training.listeners.metric_rows import parse, series
+from jaxddp.training.listeners.jsonl import parse, series
 
 CONTENDER = Path(__file__).parents[1] / "rivals" / "contenders" / "torch_airbench.py"
 OURS, SOURCE = "jaxddp", "airbench"

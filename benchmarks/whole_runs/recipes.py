@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.harness import CHILD_SECONDS, Figures, machine, parse_with_overrides
-from jaxddp.training.listeners.metric_rows import parse, series
+from jaxddp.training.listeners.jsonl import parse, series
 
 
 def start(

@@ -1,42 +1,49 @@
-"""Parses a command line into a dataclass with tyro and the constructors of `value_types`."""
+"""Parses a command line into a dataclass with tyro: the types of values, `--help`, and one-line errors."""
 
 import argparse
+import inspect
 import itertools
 import operator
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import fields, replace
+from dataclasses import MISSING, field, fields, make_dataclass, replace
 from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
-from jaxddp.choices import NAMES, check_read, reset_unread
-from jaxddp.command_line.config_words import check_one_config
-from jaxddp.command_line.help_page import STYLE, described, page_of, page_of_config
-from jaxddp.command_line.short_forms import (
+from jaxddp.choices import NAMES, check_read, keys_of_choices, reset_unread, resolved, unread_keys
+from jaxddp.command_line.words import (
     by_key,
+    check_one_config,
     expand_short_forms,
     format_option,
     is_flag,
     options_of,
     value_of_flag,
 )
-from jaxddp.command_line.value_types import rules
 from jaxddp.config import Config
+from jaxddp.core.duration import Duration
 from jaxddp.core.errors import HelpPrinted, InputError
+from jaxddp.core.files import check_path
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
-from jaxddp.keys import HELP, similar_keys
-from jaxddp.overrides import check_values, checked, flatten, keys_of
+from jaxddp.core.ranges import real_number, whole_number
+from jaxddp.keys import HELP, SHORT, similar_keys
+from jaxddp.overrides import check_values, checked, flatten, is_tree, keys_of
 from jaxddp.recipe_file import RecipeFile, TakenSettings, read_recipe
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE, recipe_path
+from jaxddp.recipe_files.find_recipe import CONFIG_FILE, config_names, recipe_path
 from jaxddp.recipe_files.python_sources import RecipeSources
 from jaxddp.registry import check_names
 
+STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
+"""Positional arguments have the names of their fields: RUN, IMAGES."""
 Command = TypeVar("Command")
 _SIDES, _RULES = "│| ", "─-"
 """The characters of the frame around tyro's messages: its vertical and horizontal lines. On a terminal without box
@@ -46,6 +53,11 @@ _CHOICE = re.compile(r"invalid choice '(.*)' for argument '--([\w.-]+)'")
 _ASSIGNMENT = re.compile(r"[\w.-]*\w=")
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
 """The type of a command's field for the config. The options of the config's keys have no prefix."""
+_VALUES = {"lr": "X", "epochs": "N", "batch_size": "B", "model": "NAME", "data": "DIR", "seed": "N", "offline": ""}
+"""The most used options and the names of their values; empty for a flag. They are the first options of a page."""
+_SEED = "Seed of all random values."
+_NOTE_ON_KEYS = "Every key of CONFIG is an option, too: --help after CONFIG lists them with its values."
+_COMPLETION = "jaxddp completion bash, or zsh, prints the script that completes commands, configs, keys and values."
 
 
 def parse(command: type[Command], default: Command, prog: str, arguments: list[str]) -> Command:
@@ -253,3 +265,167 @@ def check_run(directory: Path) -> None:
 def workdir_of(path: str | Path) -> Path:
     """Return the default work directory for a config's file: the folder of a `config.json`, else `runs/NAME`."""
     return Path(path).parent if Path(path).name == CONFIG_FILE else Path("runs") / Path(path).stem
+
+
+def _lenient(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a reader of numbers that returns other words unchanged.
+
+    `check_values` rejects these words later, with the same message as in Python.
+    """
+
+    def number(word: str) -> Any:
+        try:
+            return read(word)
+        except ValueError:
+            if not word.isascii():
+                raise
+            return word
+
+    return number
+
+
+_READERS: dict[Any, Callable[[str], Any]] = {
+    int: _lenient(whole_number),
+    float: _lenient(real_number),
+    Duration: Duration.parse,
+    Path: lambda word: Path(check_path(word, "path")),
+}
+"""Functions that convert a word to a value, by type. They raise ValueError or its subclass InputError."""
+
+
+def rules() -> ConstructorRegistry:
+    """Return the constructors for the types of `_READERS`, for their unions with None, and for their tuples."""
+    registry = ConstructorRegistry()
+    registry.primitive_rule(lambda info: _spec_of(info.type))
+    return registry
+
+
+def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
+    """Return tyro's specification of a type; None for a type without a reader.
+
+    Tyro's own constructors drop the error of a reader within a union or a tuple. They turn a union of a dataclass and
+    None into subcommands.
+    """
+    optional = typing.get_origin(kind) in (types.UnionType, typing.Union) and typing.get_args(kind)[1:] == (type(None),)
+    inner = _bare(typing.get_args(kind)[0] if optional else kind)
+    several = typing.get_origin(inner) is tuple
+    parts = [_bare(part) for part in typing.get_args(inner)] if several else [inner]
+    element: Any = parts[0] if parts else None
+    if element not in _READERS or {*parts} - {element, ...}:
+        return None
+    read, name, many = _READERS[element], element.__name__.upper(), several and parts[-1] is ...
+    metavar = f"[{name} [{name} ...]]" if many else " ".join([name] * len(parts)) if several else name
+
+    def value(words: list[str]) -> Any:
+        if optional and words == ["None"]:
+            return None
+        return tuple(map(read, words)) if several else read(words[0])
+
+    def is_element(value: Any) -> bool:
+        return isinstance(value, int | float if element is float else element)
+
+    def is_instance(value: Any) -> bool:
+        return optional if value is None else all(map(is_element, value if several else [value]))
+
+    return PrimitiveConstructorSpec(
+        nargs="*" if many else len(parts) if several else 1,
+        metavar=f"{{None}}|{metavar}" if optional else metavar,
+        instance_from_str=value,
+        is_instance=is_instance,
+        str_from_instance=lambda value: [*map(str, value)] if several and value is not None else [str(value)],
+    )
+
+
+def _bare(kind: Any) -> Any:
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
+
+
+def described(command: type) -> str:
+    """Return a command's description."""
+    text = inspect.getdoc(command) or ""
+    return f"{text}\n\n{_COMPLETION}" if SHORT.values() & options_of(command).keys() else text
+
+
+def page_of(command: type, *, optional: bool = False) -> tuple[Any, Any]:
+    """Return a command's dataclass and defaults for `--help` without a config.
+
+    The page contains the word CONFIG instead of the keys.
+
+    Args:
+        optional: whether the command also runs without a config.
+    """
+    paths: dict[str, Any] = {entry.name: Path("runs/CONFIG") for entry in fields(command) if entry.default is MISSING}
+    page = make_dataclass(
+        command.__name__,
+        [("config", _word(optional))],
+        bases=(command, _first_options({})),
+        namespace={"__doc__": f"{inspect.getdoc(command)}\n\n{_NOTE_ON_KEYS}\n\n{_COMPLETION}"},
+        frozen=True,
+    )
+    return page, page(**paths | {"config": "" if optional else tyro.MISSING})
+
+
+def page_of_config(command: Any, hooks: Collection[str]) -> tuple[Any, Any]:
+    """Return a command's dataclass and defaults for `--help` after a config.
+
+    The page omits unused keys. If a key is None in the config, the page shows the default of the choice that reads
+    it, such as an optimizer.
+
+    Args:
+        hooks: the hooks of the recipe file, each of which replaces a choice.
+    """
+    config = command.config
+    values = resolved(flatten(config.to_dict()), hooks)
+    shown = _shown(config, {key: values[key] for key in keys_of_choices()}, {*unread_keys(config, hooks), "seed"})
+    whole: Any = Annotated[type(shown), tyro.conf.arg(name="")]
+    page = _derived(type(command), [("config", whole, MISSING)], _first_options(values))
+    return page, page(**{entry.name: getattr(command, entry.name) for entry in fields(command)} | {"config": shown})
+
+
+def _first_options(values: Mapping[str, Any]) -> type:
+    """Return a dataclass of the most used options. As a base, it puts them before the options of a command.
+
+    Args:
+        values: the values of a config by dotted key, which are shown as defaults; empty without a config.
+    """
+    options = []
+    for key, metavar in _VALUES.items():
+        description = _SEED if key not in SHORT else f"Short for {format_option(SHORT[key])}."
+        value = values.get(SHORT.get(key, key))
+        hint = "" if value is None else f"(default: {value})"
+        shown = tyro.conf.arg(help=description, metavar=metavar, help_behavior_hint=hint)
+        option: Any = Annotated[str, shown] if metavar else Annotated[bool, shown, tyro.conf.FlagCreatePairsOff]
+        options.append((key, option, field(default="" if metavar else False, kw_only=True)))
+    return make_dataclass("FirstOptions", options, frozen=True)
+
+
+def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], prefix: str = "") -> Any:
+    """Return a copy of a section or a config, without the hidden keys and with other values for some keys."""
+    changed = []
+    for name, hint in get_type_hints(type(section), include_extras=True).items():
+        key, value = prefix + name, getattr(section, name)
+        if key in hidden:
+            changed.append((name, tyro.conf.Suppress[hint], value))
+        elif key in values:
+            value = values[key]
+            changed.append((name, hint, tuple(value) if isinstance(value, list) else value))
+        elif is_tree(hint):
+            part = _shown(value, values, hidden, f"{key}.")
+            changed.append((name, type(part), part))
+    original = {entry.name: getattr(section, entry.name) for entry in fields(section)}
+    return _derived(type(section), changed)(**original | {name: value for name, _, value in changed})
+
+
+def _derived(kind: type, changed: Iterable[tuple[str, Any, Any]], *bases: type) -> Any:
+    """Return a subclass of a dataclass with other types and defaults for some fields, and with further bases."""
+    redefined = [(name, hint, field(default=value)) for name, hint, value in changed]
+    namespace = {"__doc__": kind.__doc__}
+    return make_dataclass(kind.__name__, redefined, bases=(kind, *bases), namespace=namespace, frozen=True)
+
+
+def _word(optional: bool) -> Any:
+    names = ", ".join(config_names())
+    file = "the path of a recipe file (Python with get_config(), YAML or JSON)"
+    description = f"A name ({names}), {file}, or the work directory of a run. Also as --config CONFIG."
+    hint = "(optional)" if optional else None
+    return Annotated[str, tyro.conf.Positional, tyro.conf.arg(help=description, help_behavior_hint=hint)]

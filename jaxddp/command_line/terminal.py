@@ -1,10 +1,16 @@
-"""Prints tables to a terminal."""
+"""The output of a command: standard streams that are closed or full, a line about its activity, and tables."""
 
+import contextlib
+import io
 import os
+import re
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from jaxddp.core.errors import JaxddpError
+from jaxddp.core.phases import Activity
 from jaxddp.core.wording import on_screen
 
 if TYPE_CHECKING:
@@ -12,7 +18,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-Row = Sequence[str | tuple[str, str]]
+TableRow = Sequence[str | tuple[str, str]]
 """A row of cells. A cell is a text, or a text with a style of rich."""
 IMPORTING = "importing JAX"
 """The first status of a command. The import takes seconds."""
@@ -22,9 +28,17 @@ _FRAME = 3
 """Number of characters between cells."""
 _LONG = 20
 """The minimum length of a word, such as a path, that may be folded."""
+SECONDS_OF_LINES = (10.0, 30.0)
+"""In a file or a pipe, seconds until the second line of an activity, and between further lines."""
+_BAR = 20
+"""The number of characters of a bar."""
+_BAR_AND_WORDS = 60
+"""The width of a terminal from which on the line has a bar."""
+_SIZE = re.compile(r"[1-9][0-9]{0,3}")
+_NARROWEST = 10
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Row]) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[TableRow]) -> None:
     """Print a table on standard output, with the width of the terminal or COLUMNS.
 
     In a file or a pipe, each row is one line. If the table is too wide, cells are folded between words. If it is still
@@ -102,3 +116,129 @@ def _as_lines(columns: Sequence[str], cells: "Sequence[Sequence[Text]]") -> "Tex
         if text.plain
     ]
     return Text("\n").join(lines)
+
+
+class StatusLine:
+    """A line on standard error with the current activity. On a terminal, it is erased after the activity.
+
+    In a file or a pipe, the description of an activity is printed at once, and again with its progress after 10 s and
+    then every 30 s, so that the log of a long job shows that it is alive.
+    """
+
+    def __init__(self) -> None:
+        self._drawn: Console | None = None
+        self._last = Activity()
+        self._next_seconds = SECONDS_OF_LINES[0]
+
+    def show(self, activity: Activity) -> None:
+        """Show an activity."""
+        with contextlib.suppress(OSError, ValueError):  # Standard error may be closed.
+            if not (sys.stderr.isatty() and os.environ.get("TERM") not in (None, "", "dumb")):
+                self._print(activity)
+                return
+            from rich.console import Console
+            from rich.text import Text
+
+            self.clear()
+            self._drawn = Console(stderr=True, highlight=False)
+            bar = _bar(activity, self._drawn) if self._drawn.width >= _BAR_AND_WORDS else ""
+            line = Text(on_screen(f"{activity.description} ... {bar}{activity.details()}"), "dim")
+            # The next output begins at the left margin and overwrites the line.
+            self._drawn.print(line, end="\r", no_wrap=True, overflow="ellipsis")
+
+    def clear(self) -> None:
+        """Erase the line if it is visible."""
+        if self._drawn is None:
+            return
+        from rich.control import Control
+        from rich.segment import ControlType
+
+        with contextlib.suppress(OSError, ValueError):
+            self._drawn.control(Control(ControlType.CARRIAGE_RETURN, (ControlType.ERASE_IN_LINE, 2)))
+        self._drawn = None
+
+    def _print(self, activity: Activity) -> None:
+        seconds, words, last, self._last = activity.seconds, f"{activity.description} ...", self._last, activity
+        if activity.began != last.began:
+            self._next_seconds = SECONDS_OF_LINES[0]
+        if seconds >= self._next_seconds:
+            self._next_seconds = seconds + SECONDS_OF_LINES[1]
+            words = f"{words} {activity.details()}"
+        elif activity.description == last.description:
+            return
+        print(on_screen(words), file=sys.stderr, flush=True)
+
+
+def _bar(activity: Activity, console: "Console") -> str:
+    """Return a bar for the completed share; "" if the amount of work is unknown."""
+    if activity.share is None:
+        return ""
+    done, left = ("#", "-") if console.legacy_windows or console.options.ascii_only else ("━", "─")
+    filled = int(_BAR * activity.share)
+    return f"{done * filled}{left * (_BAR - filled)} "
+
+
+class OutputError(JaxddpError):
+    """Standard output cannot be written: the program that reads it has ended, or the disk is full."""
+
+
+def make_usable(*, needs_output: bool) -> None:
+    """Replace the standard streams. Streams that a notebook or a test has replaced do not change.
+
+    A stream that was closed before the start, as daemons close them, is opened as /dev/null. A character that the
+    encoding lacks is escaped. If standard error cannot be written, its text is discarded.
+
+    Args:
+        needs_output: whether a failed write to standard output raises `OutputError`; otherwise its text is discarded.
+    """
+    # A file that is opened later would get the number of a closed stream, and the output of C++ code would go into it.
+    # The system returns the lowest free number.
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = sys.__stdout__ = _replaced(sys.stdout, 1, raises=needs_output)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = sys.__stderr__ = _replaced(sys.stderr, 2, raises=False)
+    # For other values of these variables, rich raises an error or prints nothing.
+    for name in ("COLUMNS", "LINES"):
+        if not _SIZE.fullmatch(os.environ.get(name, "")):
+            os.environ.pop(name, None)
+    # In fewer columns, tyro does not end.
+    if shutil.get_terminal_size().columns < _NARROWEST:
+        os.environ["COLUMNS"] = str(_NARROWEST)
+
+
+class _Writer(io.FileIO):
+    """A file descriptor that becomes /dev/null after a failed write."""
+
+    def __init__(self, number: int, *, raises: bool):
+        super().__init__(number, "wb", closefd=False)
+        self._raises = raises
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if self._raises:
+                raise OutputError(f"standard output cannot be written ({error.strerror})") from None
+            return len(data)
+
+
+def _replaced(stream: Any, number: int, *, raises: bool) -> io.TextIOWrapper:
+    raw = _Writer(number, raises=raises)
+    if stream is None:
+        return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
+    # As in Python itself, a stream that is written at once has no buffer.
+    buffer = raw if stream.write_through else io.BufferedWriter(raw)
+    return io.TextIOWrapper(
+        buffer,
+        stream.encoding,
+        "backslashreplace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )

@@ -1,20 +1,35 @@
-"""`jaxddp completion bash|zsh`: print the script with which a shell completes the words of a command."""
+"""`jaxddp completion bash|zsh`: print the script with which a shell completes the words of a command.
+
+The script contains all words, so that completing a word starts no program.
+"""
 
 import re
 import sys
-from collections.abc import Callable, Iterator
+import typing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from jaxddp.command_line.completion_script import SHELLS, CompletedCommand, completion_script
+from jaxddp.choices import CHOICES
+from jaxddp.cli import USAGE, command_named
 from jaxddp.command_line.parse import parse
-from jaxddp.command_line.short_forms import options_of
+from jaxddp.command_line.words import format_option, is_flag, options_of
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices
+from jaxddp.keys import SHORT
 from jaxddp.overrides import keys_of
+from jaxddp.recipe_files.find_recipe import config_names
+from jaxddp.registry import AUGMENTATIONS, LOGGERS, METRICS
+
+SHELLS = ("bash", "zsh")
+_FILES, _FOLDERS, _RUNS = "@files", "@folders", "@runs"
+"""Words of the function `_jaxddp_candidates` that stand for files, folders, and work directories of runs."""
+_OF_PLACE = {"CONFIG": (*config_names(), _RUNS, _FILES), "RUN": (_RUNS, _FOLDERS), "DIR": (_FOLDERS,)}
+"""The words that complete a positional argument, by its name in the usage. Others are files."""
 
 
 @dataclass(frozen=True)
@@ -28,35 +43,101 @@ class Completion:
     """bash or zsh."""
 
 
-def run(arguments: list[str], usage: str, command: Callable[[str], Callable[[list[str]], int]]) -> int:
-    """Run the command, and return the exit code.
+class CompletedCommand(NamedTuple):
+    """The words of a command.
 
-    Args:
-        usage: the usage of all commands, whose lines name subcommands and positional arguments.
-        command: returns the function of a command, whose module contains the dataclasses of its options.
-
-    Raises: InputError.
+    Attributes:
+        options: the types of its options, by key.
+        subcommands: the words that may follow its name, such as check and pack after data.
+        place: the name of its first positional argument in the usage, such as CONFIG.
     """
+
+    name: str
+    options: Mapping[str, Any]
+    subcommands: Sequence[str]
+    place: str
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command, and return the exit code. Raises: InputError."""
     shell = parse(Completion, Completion(), "jaxddp completion", arguments).shell
     if shell not in SHELLS:
         raise InputError(f"completion: {shell!r}: {choices(shell, SHELLS)}")
-    print(completion_script(shell, list(_commands(usage, command))), end="")
+    commands = list(_commands())
+    options = {key: hint for command in commands for key, hint in command.options.items()}
+    flags = [key for key, hint in options.items() if is_flag(hint) and "." not in key]
+    parts = {
+        "COMMANDS": _printed([command.name for command in commands]),
+        "SUBCOMMANDS": _cases((command.name, command.subcommands) for command in commands if command.subcommands),
+        "OPTIONS": _cases((command.name, _options(command)) for command in commands),
+        "VALUES": _cases(_values_of_options(commands)),
+        "FLAGS": "|".join(map(format_option, flags)) or "--help",
+        "PLACES": _cases((command.name, _OF_PLACE.get(command.place, (_FILES,))) for command in commands),
+    }
+    script, candidates = (Path(__file__).with_suffix(f".{form}").read_text("utf-8") for form in (shell, "sh"))
+    # The candidates contain the other parts.
+    for name, text in {"CANDIDATES": candidates.strip(), **parts}.items():
+        script = script.replace(f"<{name}>", text)
+    print(script, end="")
     return 0
 
 
-def _commands(usage: str, command: Callable[[str], Callable[[list[str]], int]]) -> Iterator[CompletedCommand]:
-    lines = re.findall(r"^(?:usage:)? +jaxddp ([a-z-]+) ?(\S*)", usage, re.MULTILINE)
+def _commands() -> Iterator[CompletedCommand]:
+    """Yield all commands. The usage names their subcommands and positional arguments, and their modules the options."""
+    lines = re.findall(r"^(?:usage:)? +jaxddp ([a-z-]+) ?(\S*)", USAGE, re.MULTILINE)
     for name in dict.fromkeys(name for name, _ in lines):
         following = [word for line_name, words in lines if line_name == name for word in words.split("|")]
-        module = sys.modules[getattr(command(name), "func", command(name)).__module__]
-        kinds = [kind for kind in vars(module).values() if is_dataclass(kind) and isinstance(kind, type)]
+        module = sys.modules[command_named(name).__module__]
         options = dict[str, Any]()
+        kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and is_dataclass(kind)]
         for kind in kinds:
             if kind.__module__ == module.__name__ or kind.__name__.lower() == name:
                 options |= options_of(kind)
-        places = [word.strip("[]").rstrip(".") for word in following if word.isupper() or word.strip("[]").isupper()]
+        places = [word.strip("[]").rstrip(".") for word in following if word.strip("[]").isupper()]
         if places[:1] == ["CONFIG"] and name != "launch":
             # `sweep` takes every key, too, with several values.
             options |= dict(keys_of(Config))
         subcommands = [word for word in following if word.isalpha() and word.islower()]
         yield CompletedCommand(name, options, subcommands, places[0] if places else "")
+
+
+def _options(command: CompletedCommand) -> list[str]:
+    short = [key for key, full in SHORT.items() if full in command.options and key not in command.options]
+    return [*map(format_option, [*short, *command.options]), "--help"]
+
+
+def _values_of_options(commands: Sequence[CompletedCommand]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Yield the patterns of options with a list of values. An option of several commands may differ between them."""
+    of_keys = dict[str, Sequence[str]]()
+    for command in commands:
+        for key, hint in command.options.items():
+            if words := _values(key, hint):
+                of_keys[f"*' {format_option(key)}'" if "." in key else f"'{command.name} {format_option(key)}'"] = words
+    for short, key in SHORT.items():
+        if (words := of_keys.get(f"*' {format_option(key)}'")) is not None:
+            of_keys[f"*' {format_option(short)}'"] = words
+    yield from of_keys.items()
+
+
+def _values(key: str, hint: Any) -> list[str]:
+    """Return the values of an option that can be listed: its choices, the names of a registry, true and false."""
+    for registry in (*CHOICES, METRICS, AUGMENTATIONS, LOGGERS):
+        if registry.key == key:
+            return sorted(registry.keys_read())
+    if is_flag(hint):
+        return ["true", "false"]
+    while typing.get_origin(hint) is not Literal:
+        arguments = typing.get_args(hint)
+        if not arguments or typing.get_origin(hint) not in (Annotated, typing.Union, type(int | None)):
+            return []
+        hint = arguments[0]
+    return [*map(str, typing.get_args(hint))]
+
+
+def _cases(cases: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """Return the cases of a `case` statement, each of which prints words."""
+    return "\n".join(f"    {name}) {_printed(words)} ;;" for name, words in cases)
+
+
+def _printed(words: Iterable[str]) -> str:
+    return " ".join(["printf '%s\\n'", *words])

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from jaxddp.command_line.config_words import config_first
 from jaxddp.command_line.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.command_line.terminal import IMPORTING
+from jaxddp.command_line.words import config_first
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Count, Range

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxddp.command_line.help_page import page_of
-from jaxddp.command_line.parse import ConfigOfRecipe, parse, parse_recipe
+from jaxddp.command_line.parse import ConfigOfRecipe, page_of, parse, parse_recipe
 from jaxddp.command_line.terminal import IMPORTING, print_table
 from jaxddp.core.phases import doing
 from jaxddp.keys import HELP

@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         from jaxddp.core.peers import joined
         from jaxddp.tasks.run_evaluation import evaluate, evaluate_weights
-        from jaxddp.training.progress.lines import format_metrics
+        from jaxddp.training.progress import format_metrics
 
     if options.step == _INITIAL:
         measured, name = evaluate_weights(file), str(file.config.model.weights or file.path)

@@ -12,7 +12,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import choices
 
-Format = Literal["safetensors", "stablehlo", "onnx", "hub"]
+ExportFormat = Literal["safetensors", "stablehlo", "onnx", "hub"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Export:
     """The work directory of the run."""
     out: Path = tyro.MISSING
     """The file to write, such as resnet18.safetensors; for the format hub, a new folder."""
-    format: Format | None = None
+    format: ExportFormat | None = None
     """safetensors: a state dict with the names and shapes of torchvision or timm, which PyTorch reads with
     safetensors.torch.load_file. stablehlo: a program for CPU, CUDA and TPU, which jax.export.deserialize reads. onnx: a
     float32 program for onnxruntime. hub: a folder with the files that `jaxddp push` uploads, which --model.weights
@@ -35,7 +35,7 @@ class Export:
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. Raises: InputError."""
     options = parse(Export, Export(), "jaxddp export", arguments)
-    formats = get_args(Format)
+    formats = get_args(ExportFormat)
     form = options.format or options.out.suffix[1:].lower()
     if form not in formats:
         raise InputError(f"{options.out}: its extension names no format; {choices(form, formats)}, or give --format")
@@ -48,12 +48,12 @@ def run(arguments: list[str]) -> int:
         return 0
     if form == "safetensors":
         with doing(IMPORTING):
-            from jaxddp.inference.exported_weights import export_run
+            from jaxddp.inference.exports import export_run
 
         print(export_run(options.run, options.step, options.out))
         return 0
     with doing(IMPORTING):
-        from jaxddp.inference.exported_program import export_program
+        from jaxddp.inference.exports import export_program
         from jaxddp.inference.trained import restore_run
         from jaxddp.mesh import Topology
 

@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import CpuDevices, Devices
 from jaxddp.core.wording import counted
-from jaxddp.inference.features.feature_formats import format_of
+from jaxddp.inference.feature_formats import format_of
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,8 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         from jaxddp.curate.progress_bar import ProgressBar
         from jaxddp.data.opening import open_one_split
-        from jaxddp.inference.features.feature_file import write_features
-        from jaxddp.inference.from_weights import network_of_weights
-        from jaxddp.inference.trained import restore_run
+        from jaxddp.inference.output_files import write_features
+        from jaxddp.inference.trained import network_of_weights, restore_run
         from jaxddp.job.environment import find_job
         from jaxddp.mesh import Topology
         from jaxddp.setup.joining import join_job

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, workdir_of
-from jaxddp.command_line.short_forms import format_option, words_without
 from jaxddp.command_line.terminal import IMPORTING
+from jaxddp.command_line.words import format_option, words_without
 from jaxddp.core.errors import NonFiniteError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Positive, Range

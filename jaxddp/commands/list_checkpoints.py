@@ -11,7 +11,7 @@ import tyro
 
 import jaxddp.core.files as files
 from jaxddp.command_line.parse import check_run, parse
-from jaxddp.command_line.terminal import Row, print_line, print_table
+from jaxddp.command_line.terminal import TableRow, print_line, print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import figure, size
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, METADATA, Integrity, steps_in
@@ -57,7 +57,7 @@ def run(arguments: list[str]) -> int:
     return int(options.verify and (bool(faults) or any(damaged for damaged, _ in listed)))
 
 
-def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bool) -> list[tuple[bool, Row]]:
+def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bool) -> list[tuple[bool, TableRow]]:
     """Return a pair for each checkpoint: whether it is damaged, and its row of the table."""
     steps, rows = steps_in(manifests.directory), []
     best = None if validations is None else validations.best(steps)

@@ -11,8 +11,8 @@ import tyro
 from jaxddp.command_line.parse import parse
 from jaxddp.command_line.terminal import print_line, print_table
 from jaxddp.core.errors import InputError
-from jaxddp.reports.overview import run_table, runs_below
-from jaxddp.reports.read_runs import read_runs
+from jaxddp.reports.run_files import read_runs
+from jaxddp.reports.tables import run_table, runs_below
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from jaxddp.command_line.parse import parse
 from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest
-from jaxddp.weights.published_list import published_weights
+from jaxddp.weights.places import published_weights
 
 
 @dataclass(frozen=True)

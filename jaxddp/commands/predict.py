@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import CpuDevices, Devices, Range
 from jaxddp.core.wording import counted
-from jaxddp.inference.prediction_formats import Format, format_of
+from jaxddp.inference.prediction_formats import PredictionFormat, format_of
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class PredictImages:
     """The file to write."""
     top: Annotated[int, Range(1, 100_000)] = 5
     """The number of classes for each image, the most probable first; all classes if there are fewer."""
-    format: Format | None = None
+    format: PredictionFormat | None = None
     """csv, jsonl or parquet: a row for each image. kaggle: the submission file of the ImageNet localization challenge,
     with the whole image as every box. By default the extension of FILE names the format."""
     guard_formulas: bool = False
@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         from jaxddp.curate.progress_bar import ProgressBar
         from jaxddp.data.opening import open_inputs
-        from jaxddp.inference.prediction_file import PredictionOutput, write_predictions
+        from jaxddp.inference.output_files import PredictionOutput, write_predictions
         from jaxddp.inference.trained import restore_run
         from jaxddp.job.environment import find_job
         from jaxddp.mesh import Topology

@@ -36,8 +36,8 @@ def run(arguments: list[str]) -> int:
     options = parse(ProbeFeatures, ProbeFeatures(), "jaxddp probe", arguments)
     if options.neighbours is not None and options.method != "knn":
         raise InputError(f"--neighbours {options.neighbours}: applies to --method knn only; leave it out")
-    from jaxddp.inference.features.probes import NEIGHBOURS, knn, linear
-    from jaxddp.inference.features.read_features import read_features
+    from jaxddp.inference.feature_formats import read_features
+    from jaxddp.inference.probes import NEIGHBOURS, knn, linear
 
     with doing("reading the features"):
         train, val = read_features(options.train), read_features(options.val)

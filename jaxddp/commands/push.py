@@ -34,8 +34,7 @@ class Push:
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. Raises: InputError, Unreachable."""
     options = parse(Push, Push(), "jaxddp push", arguments)
-    from jaxddp.weights.hub_files import SCHEME, HubFile
-    from jaxddp.weights.hub_upload import check_token
+    from jaxddp.weights.download import SCHEME, HubFile, check_token
 
     if not options.place.startswith(SCHEME):
         raise InputError(f"{options.place}: not a repository of the Hub; write {SCHEME}OWNER/NAME")

@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from jaxddp.choices import CHOICES, effective_settings, unread_keys
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
-from jaxddp.command_line.short_forms import by_key, options_of
 from jaxddp.command_line.terminal import print_table
+from jaxddp.command_line.words import by_key, options_of
 from jaxddp.config import Config
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile, read_recipe

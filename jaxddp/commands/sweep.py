@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from jaxddp.cluster.process_output import say
 from jaxddp.command_line.parse import parse, parse_recipe, workdir_of
-from jaxddp.command_line.short_forms import by_key, format_option, is_flag, options_of
 from jaxddp.command_line.terminal import print_table
+from jaxddp.command_line.words import by_key, format_option, is_flag, options_of
 from jaxddp.commands.train import Train
 from jaxddp.commands.train import run as train
 from jaxddp.config import Config
@@ -20,15 +20,11 @@ from jaxddp.core.wording import counted, some
 from jaxddp.keys import HELP
 from jaxddp.overrides import flatten
 from jaxddp.recipe_files.find_recipe import is_built_in, recipe_path
-from jaxddp.reports.read_runs import is_run
-from jaxddp.sweeps.grid_queue import GridQueue
-from jaxddp.sweeps.runner import Runner, RunOptions
-from jaxddp.sweeps.search import SearchOptions, SearchQueue
-from jaxddp.sweeps.slots import describe, slots
-from jaxddp.sweeps.spaces import MOST_TRIALS, Choices, space_of
-from jaxddp.sweeps.summary import RESULTS, report, rows_of, seed_table, table, write_results
-from jaxddp.sweeps.sweep_folder import SweepFolder
-from jaxddp.sweeps.trials import Template, Trial, trial_name
+from jaxddp.reports.run_files import is_run
+from jaxddp.sweeps.folder import RESULTS, SweepFolder, report, rows_of, seed_table, table, write_results
+from jaxddp.sweeps.queues import GridQueue, SearchOptions, SearchQueue
+from jaxddp.sweeps.runner import Runner, RunOptions, describe, slots
+from jaxddp.sweeps.trials import MOST_TRIALS, Template, Trial, space_of, trial_name
 
 _GOAL = "checkpoint.best"
 
@@ -186,13 +182,10 @@ def _grid(options: Sweep, template: Template, folder: SweepFolder) -> GridQueue:
 
 def _search(options: Sweep, template: Template, folder: SweepFolder) -> SearchQueue:
     """Return the queue of a search. Raises: InputError if a value, or a bound of an interval, is not accepted."""
-    first = {
-        key: space.words[0] if isinstance(space, Choices) else space.word(space.low)
-        for key, space in template.spaces.items()
-    }
+    first = {key: space.words[0] for key, space in template.spaces.items()}
     config = _trial(template, first, options.workdir)[1]
     for key, space in template.spaces.items():
-        for word in space.words[1:] if isinstance(space, Choices) else [space.word(space.high)]:
+        for word in space.words[1:]:
             _trial(template, first | {key: word}, options.workdir)
     found = SearchOptions(options.trials or 1, options.search_seed, options.prune)
     return SearchQueue(

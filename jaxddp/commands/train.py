@@ -49,9 +49,9 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         from jaxddp.setup.prepare import open_experiment
         from jaxddp.tasks.run_training import task_of_file, train
-        from jaxddp.training.listeners.curves import CURVES
         from jaxddp.training.listeners.jsonl import METRICS
-        from jaxddp.training.progress.display import progress
+        from jaxddp.training.listeners.workdir_files import CURVES
+        from jaxddp.training.progress import progress
 
     training = task_of_file(open_experiment(file))
     train(training, options.workdir, resume=options.resume, listeners=[progress()])

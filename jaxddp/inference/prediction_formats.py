@@ -13,32 +13,32 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices, not_installed
 from jaxddp.data.images.header import parse_header
 from jaxddp.data.source import Table
-from jaxddp.inference.predictions import Row
+from jaxddp.inference.predictions import OutputRow
 
 Item = TypeVar("Item")
-Format = Literal["csv", "jsonl", "parquet", "kaggle"]
+PredictionFormat = Literal["csv", "jsonl", "parquet", "kaggle"]
 _AT_ONCE = 4096
 _THREADS = 16
 
 
-def format_of(out: Path) -> Format:
+def format_of(out: Path) -> PredictionFormat:
     """Return the format of a file from the suffix of its name. Raises: InputError if no format has this suffix."""
-    names = get_args(Format)[:3]
+    names = get_args(PredictionFormat)[:3]
     form = next((name for name in names if out.suffix.lower() == f".{name}"), None)
     if form is None:
         raise InputError(f"{out}: its extension names no format; {choices(out.suffix[1:], names)}, or give --format")
     return form
 
 
-def check(form: Format) -> None:
+def check(form: PredictionFormat) -> None:
     """Raise `InputError` if a package that the format needs is not installed."""
     if form == "parquet":
         _parquet_library()
 
 
-def content(form: Format, columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
+def content(form: PredictionFormat, columns: list[str], rows: Iterable[OutputRow], source: Table) -> Iterator[bytes]:
     """Yield the bytes of the file in parts. `rows` has a row for each image of the source, in order."""
-    write: dict[Format, Callable[[list[str], Iterable[Row], Table], Iterator[bytes]]] = {
+    write: dict[PredictionFormat, Callable[[list[str], Iterable[OutputRow], Table], Iterator[bytes]]] = {
         "csv": _csv,
         "jsonl": _json_lines,
         "parquet": _parquet,
@@ -47,7 +47,7 @@ def content(form: Format, columns: list[str], rows: Iterable[Row], source: Table
     return write[form](columns, rows, source)
 
 
-def _csv(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
+def _csv(columns: list[str], rows: Iterable[OutputRow], source: Table) -> Iterator[bytes]:
     yield _csv_lines([columns])
     for some in _blocks(rows):
         yield _csv_lines([row[column] for column in columns] for row in some)
@@ -59,11 +59,11 @@ def _csv_lines(rows: Iterable[Iterable[object]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _json_lines(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
+def _json_lines(columns: list[str], rows: Iterable[OutputRow], source: Table) -> Iterator[bytes]:
     return ((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows)
 
 
-def _parquet(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
+def _parquet(columns: list[str], rows: Iterable[OutputRow], source: Table) -> Iterator[bytes]:
     pyarrow, parquet = _parquet_library()
     kinds = {"probability": pyarrow.float32()}
     schema = pyarrow.schema([(name, kinds.get(name.split("_")[0], pyarrow.string())) for name in columns])
@@ -83,14 +83,14 @@ def _parquet_library() -> tuple[Any, Any]:
     return pyarrow, parquet
 
 
-def _kaggle(columns: list[str], rows: Iterable[Row], source: Table) -> Iterator[bytes]:
+def _kaggle(columns: list[str], rows: Iterable[OutputRow], source: Table) -> Iterator[bytes]:
     """Yield the submission file of the ImageNet localization challenge. Every box is the whole image.
 
     An unusable image has an empty prediction.
     """
     classes = [column for column in columns if column.startswith("class")]
 
-    def line(index: int, row: Row) -> tuple[object, str]:
+    def line(index: int, row: OutputRow) -> tuple[object, str]:
         if row["error"] is not None:
             return row["id"], ""
         header = parse_header(source.read(index))

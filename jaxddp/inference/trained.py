@@ -1,48 +1,225 @@
-"""A trained run, loaded for inference: the network of a checkpoint, its parameters and its preprocessing."""
+"""A trained network for inference, of a run's checkpoint or of a file of weights, with its preprocessing."""
 
+import itertools
+import json
 import os
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, Key
+from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted, show
+from jaxddp.data.arrays import ArrayTable
+from jaxddp.data.batch import Batch
 from jaxddp.data.labels import id_of
+from jaxddp.data.opening import open_inputs, open_splits
+from jaxddp.data.order import EvalOrder, Shard
 from jaxddp.data.selection import chosen_images
+from jaxddp.data.soundness import Omissions
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
 from jaxddp.engine.example_loss import example_loss
-from jaxddp.engine.predictions import Pool
+from jaxddp.engine.initial_state import replace_by_weights
+from jaxddp.engine.predictions import LayerProgram, Pool, make_explain, make_features
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.fitting import fitted, signature_of_data
-from jaxddp.inference.image_arguments import Images, source_of
-from jaxddp.inference.layer_programs import LayerPrograms
-from jaxddp.inference.outcome import Outcome
-from jaxddp.inference.output_stream import OutputStream, images_at_once
-from jaxddp.inference.predictions import Predictions
+from jaxddp.inference.predictions import Outcome, Predictions
 from jaxddp.losses.bce import sigmoid_cross_entropy
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Topology
+from jaxddp.models.activations import HEAD, find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model
+from jaxddp.models.variables import by_path, trees_of
 from jaxddp.overrides import checked
+from jaxddp.platforms import platform_named
 from jaxddp.setup.classifier import Classifier
+from jaxddp.setup.initial_weights import state_of_weights
 from jaxddp.setup.network_checks import in_precision
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.user_objects import objects_of_hooks
-from jaxddp.training.validation.predicted_images import MAX_SHOWN, PredictedImages
+from jaxddp.training.predicted_images import MAX_SHOWN, PredictedImages
 from jaxddp.workdir.saved_state import recipe_of_run, restore_state
-from jaxddp.workdir.signature import Signature
+from jaxddp.workdir.signature import SIGNATURE_FILE, Signature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+NUM_CLASSES = 1000
+"""The number of classes of the network, as in ImageNet. A head for another number of classes is not loaded."""
+Images = np.ndarray | Source | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+class BatchOutputs(NamedTuple):
+    """The outputs for consecutive images, such as the probabilities of classes."""
+
+    start: int
+    """The row of the first image in the source."""
+    values: Any
+    """An array [n, …], or a tree of such arrays; floats are NaN for an image that cannot be used."""
+    errors: dict[int, str]
+    """The faults of unusable images, by their rows in the source."""
+
+    def __repr__(self) -> str:
+        return f"BatchOutputs({counted(self.size, 'image')} from row {self.start:,})"
+
+    @property
+    def size(self) -> int:
+        """The number n of images."""
+        return len(jax.tree.leaves(self.values)[0])
+
+
+def images_at_once(num_examples: int) -> int:
+    """Return the number of images per device in a batch, a power of two. It does not depend on the devices."""
+    return min(_MOST_AT_ONCE, 1 << (num_examples - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class OutputStream:
+    """An iterable of the outputs of a network for a source, in batches.
+
+    Attributes:
+        program: a function of a batch on the devices that returns its outputs and its `substituted`, such as that of
+            `jaxddp.engine.predictions.make_classify`.
+        row: the shapes and dtypes of the outputs for one image.
+        at_once: images per device. The images in the batch of a device, and their positions, depend on this number
+            alone. So the outputs have the same bits on any number of devices.
+    """
+
+    program: Callable[[Any], tuple[Any, Any]]
+    row: Any
+    source: Source
+    data: DataConfig
+    topology: Topology
+    at_once: int
+
+    def __iter__(self) -> Iterator[BatchOutputs]:
+        """Yield all outputs, in the order of the source. Raises: InputError if the processes' images differ."""
+        self.topology.peers.agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
+        self.topology.connect()
+        verified = getattr(self.source, "verified", None)
+        if verified is None:
+            yield from self._outputs(self._batches(None), None)
+            return
+        omissions = Omissions(len(self.source))
+        batches: Iterator[Batch] = iter(())
+        try:
+            for row, fault in verified.check_files():
+                omissions.refuse(row, str(InputError(f"{self.source.name(row)}: {fault}")))
+            batches = self._batches(omissions)
+            batches = itertools.chain([next(batches)], batches)
+        except InputError:
+            if not omissions.omits_all:
+                raise
+        # A process with only padding checks no image. It must not compute if the other processes stop.
+        if str(True) in self.topology.peers.exchange("whether no image is left", str(omissions.omits_all)):
+            yield self._none_usable(omissions)
+        else:
+            yield from self._outputs(batches, omissions)
+
+    def _batches(self, omissions: Omissions | None) -> Iterator[Batch]:
+        shard = Shard(self.topology.process_index, self.topology.process_count)
+        options: dict[str, Any] = {} if omissions is None else {"omissions": omissions}
+        return self.source.eval_batches(self._order, self.data, shard, **options)
+
+    @property
+    def _order(self) -> EvalOrder:
+        return EvalOrder(len(self.source), self.at_once * self.topology.num_devices)
+
+    def _outputs(self, batches: Iterable[Batch], omissions: Omissions | None) -> Iterator[BatchOutputs]:
+        waiting: deque[tuple[int, Any, Any]] = deque()
+        for step, batch in enumerate(batches):
+            # The first call compiles the network.
+            with nullcontext() if step else doing("compiling the network"):
+                outputs = self.program(self.topology.place(batch))
+            waiting.append((step * self._order.batch_size, *outputs))
+            if len(waiting) > _AHEAD:
+                yield self._finished(*waiting.popleft(), omissions)
+        while waiting:
+            yield self._finished(*waiting.popleft(), omissions)
+
+    def _none_usable(self, omissions: Omissions) -> BatchOutputs:
+        """Return the outputs for a source without usable images. Process 0 has the faults of all images."""
+        faults = json.loads(
+            self.topology.peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
+        )
+
+        def nothing(row: jax.ShapeDtypeStruct) -> np.ndarray:
+            return np.broadcast_to(np.array(_unusable(row.dtype), row.dtype), (len(self.source), *row.shape))
+
+        errors = dict(sorted((int(row), fault) for row, fault in faults.items()))
+        return BatchOutputs(0, jax.tree.map(nothing, self.row), errors)
+
+    def _finished(self, start: int, values: Any, replaced: Any, omissions: Omissions | None) -> BatchOutputs:
+        """Return the computed outputs of a batch. An image whose `replaced` (float[B]) is not 0 has an error."""
+        count = min(self._order.batch_size, len(self.source) - start)
+        values, errors = jax.tree.map(lambda array: np.array(array[:count]), values), dict[int, str]()
+        if omissions is not None and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
+            faults = {row: omissions.faults[row] for row in (start + bad).tolist() if row in omissions.faults}
+            for of_process in self.topology.peers.exchange("images that cannot be used", json.dumps(faults)):
+                errors |= {int(row): fault for row, fault in json.loads(of_process).items()}
+            for array in jax.tree.leaves(values):
+                array[bad] = _unusable(array.dtype)
+        return BatchOutputs(start, values, dict(sorted(errors.items())))
+
+
+def _unusable(dtype: np.dtype) -> float:
+    """Return the output for an image that cannot be used."""
+    return np.nan if np.issubdtype(dtype, np.floating) else 0
+
+
+@dataclass(frozen=True)
+class LayerPrograms:
+    """The programs of a network that read its layers. Each program is compiled on first use, and kept.
+
+    Attributes:
+        image_shape: (H, W, C) of the network's images.
+    """
+
+    classifier: Classifier
+    image_shape: tuple[int, int, int]
+    _programs: dict[Any, tuple[LayerProgram, Any]] = field(default_factory=dict, repr=False)
+
+    def features(self, name: str | None = HEAD, pool: Pool = "mean") -> tuple[LayerProgram, Any]:
+        """Return the program of `make_features` for a layer, and the shape and dtype of the features of one image.
+
+        Raises: see `find_layer`.
+        """
+        if (name, pool) not in self._programs:
+            classifier, layer = self.classifier, find_layer(self.classifier.model, self.image_shape, name)
+            program = make_features(classifier.model, classifier.preprocess, layer, pool, classifier.topology)
+            shape = layer.shape[-1:] if pool == "mean" else layer.shape
+            self._programs[name, pool] = program, jax.ShapeDtypeStruct(shape, jnp.float32)
+        return self._programs[name, pool]
+
+    def explain(self, num_classes: int, dtype: Any) -> tuple[LayerProgram, Any]:
+        """Return the program of `make_explain`, and the shapes and dtypes of its values for one image.
+
+        Args:
+            dtype: the dtype of the pixels.
+
+        Raises: see `heat_map_layer`.
+        """
+        if "explain" not in self._programs:
+            layer = heat_map_layer(self.classifier.model, self.image_shape)
+            program = make_explain(self.classifier.objective(), layer, self.classifier.topology)
+            of_one = (((num_classes,), jnp.float32), (self.image_shape[:2], jnp.float32), (self.image_shape, dtype))
+            self._programs["explain"] = program, tuple(jax.ShapeDtypeStruct(*shape) for shape in of_one)
+        return self._programs["explain"]
+
+
+_MOST_AT_ONCE = 64
+_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -262,3 +439,74 @@ def restore_run(
     saved = restore_state(place, step, topology)
     state = fitted(network, saved, signature.image_shape, place)
     return TrainedRun(place, int(saved.step), config, network, state, Preprocess.of(config), signature, topology)
+
+
+def network_of_weights(config: Config, source: Source, topology: Topology) -> TrainedRun:
+    """Return the network `model.name` with the weights `model.weights`, for the images of a source.
+
+    The weights are a file, or a name as in `jaxddp weights`.
+
+    Its classes are numbered from 0. Features do not depend on the head, which may be missing in the weights.
+
+    Raises:
+        InputError: the weights cannot be read, or are of another network.
+    """
+    weights = config.model.weights
+    if weights is None:
+        raise InputError(Key("model.weights"), ": is not set", advice="give a file of weights")
+    if config.train.precision is None:
+        config = config.replace(train={"precision": platform_named(topology.platform).precision})
+    model = model_of(config, NUM_CLASSES, objects_of_hooks({}))
+    data = config.data.of_evaluation
+    shape = source.image_shape(data)
+    path, state = state_of_weights(config, model, shape, range(NUM_CLASSES), topology)
+    names = tuple(map(str, range(NUM_CLASSES)))
+    signature = Signature(names, names, shape, np.dtype(image_dtype(source, data)).name, source.pixel_shape is not None)
+    return TrainedRun(path or Path(), 0, config, model, state, Preprocess.of(config), signature, topology)
+
+
+def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int], place: Path) -> TrainState:
+    """Return a checkpoint's state for evaluation, with the tree structure of the network for images [H, W, C].
+
+    Raises: InputError if the arrays do not fit the network.
+    """
+    trees = trees_of(network, image_shape)
+    arrays = by_path(saved.eval_params, saved.model_state)
+    of_checkpoint, of_network = (
+        {path: list(array.shape) for path, array in tree.items()} for tree in (arrays, by_path(*trees))
+    )
+    for path in sorted(of_checkpoint.keys() | of_network.keys()):
+        if of_checkpoint.get(path) != of_network.get(path):
+            found, expected = of_checkpoint.get(path, "absent"), of_network.get(path, "absent")
+            raise InputError(
+                f"{place}: the checkpoint is of another architecture: {path} is {found} in the checkpoint and "
+                f"{expected} in the model; give the model that was trained"
+            )
+    params, model_state = replace_by_weights(*trees, arrays)
+    return TrainState(saved.step, params, model_state, ())
+
+
+def signature_of_data(place: Path, config: Config) -> Signature:
+    """Return the signature of the data of a run. Runs of old releases have no file with a signature."""
+    try:
+        return Signature.of(open_splits(config.data)["train"], config.data)
+    except InputError as error:
+        raise InputError(
+            f"{place}: has no {SIGNATURE_FILE}, and the data of the run cannot be opened ({error})"
+        ) from error
+
+
+def source_of(images: Images, signature: Signature) -> Source:
+    """Return images that `TrainedRun.predict` accepts as a source. Raises: InputError if arrays do not fit."""
+    if isinstance(images, str | os.PathLike):
+        return open_inputs([images])
+    paths: list[Any] = [*images] if isinstance(images, list | tuple) else [None]
+    if all(isinstance(path, str | os.PathLike) for path in paths):
+        return open_inputs(paths)
+    if isinstance(images, np.ndarray | jax.Array):
+        images = signature.pixels(np.asarray(images))
+        return ArrayTable(images, np.full(len(images), -1), signature.class_names)
+    if not hasattr(images, "eval_batches"):
+        raise InputError(f"images={show(images)}: give an array, a path, a list of paths, or a source")
+    source: Any = images
+    return source

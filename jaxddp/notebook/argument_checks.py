@@ -17,7 +17,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.hooks import check_parameters
 from jaxddp.setup.configured_metrics import check_name
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.training.validation.evaluator import Measure
+from jaxddp.training.evaluation import Measure
 
 
 def check_data(data: Any) -> DataConfig | None:

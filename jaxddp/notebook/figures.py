@@ -11,7 +11,7 @@ from jaxddp.data.selection import chosen_images
 from jaxddp.data.source import Source
 from jaxddp.data.united import UnitedSource
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.layer_programs import LayerPrograms
+from jaxddp.inference.trained import LayerPrograms
 from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.notebook.results import check_evaluation, check_one_label
 from jaxddp.overrides import checked
@@ -19,8 +19,8 @@ from jaxddp.setup.input_figure import input_figure
 from jaxddp.setup.resources import check_comparable
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.state_checks import check_setup
-from jaxddp.training.validation.image_predictor import ImagePredictor
-from jaxddp.training.validation.predicted_images import MAX_SHOWN
+from jaxddp.training.evaluation import ImagePredictor
+from jaxddp.training.predicted_images import MAX_SHOWN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

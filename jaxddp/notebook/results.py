@@ -11,7 +11,7 @@ from jaxddp.data.labels import labels_of
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.exported_weights import write_weights
+from jaxddp.inference.exports import write_weights
 from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.metrics.top_k import TopK
 from jaxddp.models.variables import by_path

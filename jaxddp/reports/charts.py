@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxddp.reports.run_files import RunFiles
-from jaxddp.reports.seeds import SeedGroup, mean_curve
-from jaxddp.reports.text_tables import is_share
-from jaxddp.training.listeners.metric_rows import Columns
+from jaxddp.reports.tables import SeedGroup, is_share, mean_curve
+from jaxddp.training.listeners.jsonl import Columns
 
 # The palette of Okabe and Ito, without black and yellow, which are invisible on a dark or a white page.
 # https://jfly.uni-koeln.de/color/

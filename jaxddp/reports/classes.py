@@ -1,26 +1,102 @@
-"""The accuracy of runs by class: confusion matrices, accuracies of classes, most confident mistakes."""
+"""What a checkpoint predicts for the validation images of its run: by class, its surest mistakes, a map of features.
 
+The points of the map are computed by t-SNE (van der Maaten and Hinton 2008, "Visualizing data using t-SNE", JMLR 9) or
+UMAP (McInnes et al. 2018, arXiv:1802.03426).
+"""
+
+import base64
+import io
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
-from jaxddp.core.wording import counted
-from jaxddp.inference.outcome import Outcome
-from jaxddp.reports.charts import Chart, plain
-from jaxddp.reports.feature_map import FeatureMap
-from jaxddp.reports.text_tables import NOTHING, Cell, Column, TextTable
-from jaxddp.reports.validation_images import ValidationImages, thumbnails
-from jaxddp.training.validation.predicted_images import short_class_name
+from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import counted, not_installed
+from jaxddp.data.opening import open_unchecked
+from jaxddp.data.selection import chosen_images
+from jaxddp.data.source import Source, SourceTable
+from jaxddp.engine.compilation import keep_compiled_programs
+from jaxddp.inference.predictions import Outcome
+from jaxddp.inference.trained import TrainedRun, restore_run
+from jaxddp.mesh import Topology
+from jaxddp.reports.charts import COLOURS, Chart, numbers, plain
+from jaxddp.reports.tables import NOTHING, Cell, Column, TextTable
+from jaxddp.training.predicted_images import short_class_name, to_drawable
 
 MOST_MISTAKES = 24
 MOST_CONFUSIONS = 20
-_MOST_IN_SIGHT = 10
-"""The maximum number of confusions in a table that does not scroll."""
 LARGEST_MATRIX = 100
 """The maximum number of classes of a confusion matrix. With more classes, no matrix is drawn."""
+_MOST_IN_SIGHT = 10
+"""The maximum number of confusions in a table that does not scroll."""
 _WITH_COUNTS = 20
 """The maximum number of classes of a matrix with counts in its cells."""
+MOST_IMAGES = 2000
+"""The maximum number of points. t-SNE of 2,000 points with 512 features takes 5 s of CPU time."""
+_LEAST_IMAGES = 5
+_MOST_NAMED = 20
+"""The maximum number of classes in the legend. With more classes, the legend would not fit."""
+_PERPLEXITY, _NEIGHBOURS, _SEED = 30, 15, 0
+
+
+class ValidationImages(NamedTuple):
+    """Images, the config for reading them, the predictions of a checkpoint for them, and the network itself."""
+
+    outcome: Outcome
+    source: SourceTable
+    data: DataConfig
+    run: TrainedRun
+
+
+def predict_validation_images(directory: Path, which: str, data_path: str | None = None) -> ValidationImages:
+    """Return the predictions of a checkpoint for the run's validation data, on all devices of this machine.
+
+    The probabilities of an image that cannot be used are NaN.
+
+    Args:
+        which: "latest", "best" or a step; without validations "best" is the latest.
+        data_path: the location of the data, if it is not the location in the run's config.
+
+    Raises:
+        InputError: the run's config does not name its network, the data or the checkpoint cannot be read, or the data
+            have other classes than the run.
+    """
+    keep_compiled_programs()
+    run = restore_run(directory, which, Topology.create())
+    data = run.config.data if data_path is None else replace(run.config.data, path=data_path, name=None)
+    # The same images as in the run's validations: the first `eval.limit`, in the same order.
+    _, source = open_unchecked(data, run.config.eval.limit)
+    return ValidationImages(run.outcome(source), source, run.data_of(source), run)
+
+
+def thumbnails(source: Source, data: DataConfig, rows: np.ndarray) -> list[str]:
+    """Return images as `data:` URLs of PNG files of at most 128x128 pixels. Raises: see `eval_batches`."""
+    if not len(rows):
+        return []
+    return [_url(to_drawable(image)) for image in chosen_images(source, data, rows)]
+
+
+def _url(pixels: np.ndarray) -> str:
+    picture = Image.fromarray(pixels)
+    picture.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
+    file = io.BytesIO()
+    picture.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+
+
+LONGEST_SIDE = 128
+
+
+class FeatureMap(NamedTuple):
+    """A chart with a point for each image, and a line about how it was made."""
+
+    chart: Chart
+    note: str
 
 
 class Mistake(NamedTuple):
@@ -161,3 +237,113 @@ def _mistakes(images: ValidationImages) -> list[Mistake]:
         Mistake(url, source.name(row), names[outcome.labels[row]], names[outcome.predictions[row]], share)
         for url, row, share in zip(thumbnails(source, data, rows), rows.tolist(), shares, strict=True)
     ]
+
+
+def check_feature_map() -> None:
+    """Raise `InputError` if scikit-learn is not installed."""
+    try:
+        import sklearn  # noqa: F401
+    except ModuleNotFoundError:
+        raise InputError(f"--features: {not_installed('scikit-learn', 'features')}") from None
+
+
+def feature_map(number: int, images: "ValidationImages") -> FeatureMap:
+    """Return the map of a run's validation images. The same run gives the same map.
+
+    Args:
+        number: the number of the run in the report.
+
+    Raises:
+        InputError: the features cannot be read, or there are too few images.
+    """
+    outcome, rows = images.outcome, chosen_rows(images.outcome.known)
+    features = images.run.features(images.source.rows(rows))
+    finite = np.isfinite(features).all(1)
+    rows, features = rows[finite], features[finite]
+    if len(rows) < _LEAST_IMAGES:
+        raise InputError(f"there are {counted(len(rows), 'image')} with features; {_LEAST_IMAGES} are needed")
+    method, points = project(features)
+    labels, guesses = outcome.labels[rows], outcome.predictions[rows]
+    names = [images.source.name(int(row)) for row in rows]
+    data = traces(points, labels, guesses, names, outcome.class_names)
+    blank = {"showticklabels": False, "ticks": "", "zeroline": False, "showgrid": False}
+    layout = {
+        "xaxis": blank,
+        "yaxis": {**blank, "scaleanchor": "x"},
+        "showlegend": len(outcome.class_names) <= _MOST_NAMED,
+    }
+    note = f"{method} of the features of {counted(len(rows), 'validation image')}"
+    note += f", a random sample of {len(outcome.known):,}" if len(rows) < len(outcome.known) else ""
+    note += ". A cross is a wrong prediction. Distances between groups have no meaning."
+    return FeatureMap(Chart(f"features-{number}", "Features", data, layout, curve=False), note)
+
+
+def chosen_rows(known: np.ndarray) -> np.ndarray:
+    """Return at most `MOST_IMAGES` of some rows, in ascending order. The choice depends on their number alone."""
+    from jaxddp.data.order import permutation
+
+    return known[np.sort(permutation(len(known), _SEED, 0)[:MOST_IMAGES])]
+
+
+def project(features: np.ndarray) -> tuple[str, np.ndarray]:
+    """Return the name of the method, and a point of the plane for each image, float[N, 2].
+
+    UMAP is used if umap-learn is installed, else t-SNE. One thread computes the points, because the sums of several
+    threads are rounded differently.
+    """
+    from sklearn.manifold import TSNE
+    from threadpoolctl import threadpool_limits
+
+    try:
+        import umap  # pyright: ignore[reportMissingImports]
+    except ModuleNotFoundError:
+        umap = None
+    if umap is not None:
+        neighbours = min(_NEIGHBOURS, len(features) - 1)
+        points = umap.UMAP(n_neighbors=neighbours, random_state=_SEED, n_jobs=1).fit_transform(features)
+        return f"UMAP (umap-learn; {neighbours} neighbours, seed {_SEED})", np.asarray(points)
+    perplexity = min(_PERPLEXITY, (len(features) - 1) / 3)
+    start: Any = "pca" if min(features.shape) > 1 else "random"
+    with threadpool_limits(1):
+        points = TSNE(perplexity=perplexity, init=start, random_state=_SEED, n_jobs=1).fit_transform(features)
+    return f"t-SNE (scikit-learn; perplexity {perplexity:.3g}, seed {_SEED})", np.asarray(points)
+
+
+def traces(
+    points: np.ndarray, labels: np.ndarray, guesses: np.ndarray, names: list[str], class_names: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """Return a trace for each class with images, for plotly.
+
+    Args:
+        points: float[N, 2].
+        labels, guesses: int[N], the classes and the predicted classes.
+    """
+    data = []
+    for label in np.unique(labels).tolist():
+        members = np.flatnonzero(labels == label)
+        hover = [
+            f"{plain(names[row])}<br>{plain(class_names[label])}, taken for {plain(class_names[int(guesses[row])])}"
+            for row in members
+        ]
+        symbols = ["circle" if guesses[row] == label else "x" for row in members]
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": plain(class_names[label]),
+                "x": numbers(points[members, 0]),
+                "y": numbers(points[members, 1]),
+                "marker": {"color": _colour(label, len(class_names)), "size": 6, "opacity": 0.8, "symbol": symbols},
+                "hovertext": hover,
+                "hoverinfo": "text",
+            }
+        )
+    return data
+
+
+def _colour(label: int, num_classes: int) -> str:
+    """Return the colour of a class: of the palette, or of equally spaced hues if there are more classes."""
+    if num_classes <= len(COLOURS):
+        return COLOURS[label]
+    lightness = (45, 62)[label % 2]
+    return f"hsl({360 * label / num_classes:.0f},65%,{lightness}%)"

@@ -1,22 +1,36 @@
-"""Writes a report: reads work directories, composes the page, and writes the file."""
+"""Writes a report, one HTML file with all styles, scripts and images, from the work directories of runs.
+
+Values from a run, such as the names of its classes, are untrusted. The template escapes them, and the page's content
+security policy forbids loading anything.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.wording import counted, first_line, size
-from jaxddp.reports.charts import COLOURS, curves, is_wide, run_positions, seed_curves
-from jaxddp.reports.differences import changes, differences, group_names, seed_groups
-from jaxddp.reports.feature_map import check_feature_map, feature_map
-from jaxddp.reports.overview import run_table, speed_table
-from jaxddp.reports.page import ClassSection, CurveSection, LegendEntry, Page, SeedSection, check_libraries, render
-from jaxddp.reports.read_runs import read_runs
-from jaxddp.reports.run_files import RunFiles
-from jaxddp.reports.seeds import SeedGroup, seed_table
-from jaxddp.reports.text_tables import Cell, Column, TextTable
+from jaxddp.core.wording import counted, first_line, not_installed, size
+from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, is_wide, run_positions, seed_curves
+from jaxddp.reports.run_files import RunFiles, read_runs
+from jaxddp.reports.tables import (
+    Cell,
+    Column,
+    SeedGroup,
+    TextTable,
+    changes,
+    differences,
+    group_names,
+    run_table,
+    seed_groups,
+    seed_table,
+    speed_table,
+)
+
+if TYPE_CHECKING:
+    from jaxddp.reports.classes import RunClasses
 
 
 def write_report(
@@ -43,6 +57,8 @@ def write_report(
     if which is not None and which not in ("best", "latest") and not (which.isascii() and which.isdecimal()):
         raise InputError(f"--step {which}: give best, latest, or the step of a checkpoint")
     if features:
+        from jaxddp.reports.classes import check_feature_map
+
         check_feature_map()
     if features and which is None:
         raise InputError("--features: needs the checkpoint's network; leave --no-predictions out")
@@ -61,6 +77,104 @@ def write_report(
     left_out = [*page.faults, *page.classes.faults]
     more = "".join(f"\n{fault}" for fault in left_out)
     return f"{out}: {counted(len(runs), 'run')}, {size(len(content))}{more}"
+
+
+class LegendEntry(NamedTuple):
+    """A run in the legend."""
+
+    name: str
+    colour: str
+
+
+class CurveSection(NamedTuple):
+    """Charts of all logged metrics.
+
+    Attributes:
+        positions: the x values of the points of the charts, on each x axis.
+        logarithmic: whether the y axis of the loss is logarithmic when the page opens.
+    """
+
+    charts: Sequence[Chart]
+    positions: Positions
+    logarithmic: bool
+
+
+class SeedSection(NamedTuple):
+    """Runs that differ in their seed alone: charts of their means, and a table of their spreads."""
+
+    charts: Sequence[Chart]
+    positions: Positions
+    table: TextTable
+
+
+class ClassSection(NamedTuple):
+    """The predictions of checkpoints for validation data.
+
+    Attributes:
+        accuracies: tables of the accuracy of each class. Runs with the same classes share a table.
+        faults: a line for each run without predictions, with the reason.
+    """
+
+    accuracies: Sequence[TextTable] = ()
+    runs: "Sequence[RunClasses]" = ()
+    faults: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """The content of a report. A section without charts, rows and faults is omitted.
+
+    Attributes:
+        runs: a table with a row for each run.
+        faults: a line for each missing or damaged file of a run.
+        settings: the settings that differ between runs, or the settings of a single run that are not the default.
+        speed: a table of speed, memory and time.
+    """
+
+    title: str
+    runs: TextTable
+    legend: Sequence[LegendEntry]
+    faults: Sequence[str]
+    curves: CurveSection
+    seeds: SeedSection
+    settings: TextTable
+    speed: TextTable
+    classes: ClassSection = field(default_factory=ClassSection)
+
+    @property
+    def charts(self) -> list[Chart]:
+        """All charts that the page's script draws."""
+        matrices = [run.matrix for run in self.classes.runs if run.matrix is not None]
+        maps = [run.features.chart for run in self.classes.runs if run.features is not None]
+        return [*self.curves.charts, *self.seeds.charts, *matrices, *maps]
+
+
+def check_libraries() -> None:
+    """Raise `InputError` if a library of a report is not installed."""
+    try:
+        import jinja2  # noqa: F401
+        import plotly  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise InputError(f"report: {not_installed(str(error.name), 'report')}") from None
+
+
+def render(page: Page) -> str:
+    """Return the page as HTML, with the same text for the same runs. Raises: InputError if a library is missing."""
+    check_libraries()
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from plotly.offline import get_plotlyjs
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    fields_of_chart = ("id", "data", "layout", "curve", "logarithmic")
+    charts = [{name: getattr(chart, name) for name in fields_of_chart} for chart in page.charts]
+    figures = {"charts": charts, "positions": page.curves.positions | page.seeds.positions}
+    return environment.get_template("page.html").render(page=page, figures=figures, plotly=get_plotlyjs())
 
 
 def page_of(runs: Sequence[RunFiles]) -> Page:
@@ -88,8 +202,7 @@ def with_classes(
     Args:
         features: whether to add a map of the features of the validation images.
     """
-    from jaxddp.reports.classes import accuracy_tables, run_classes
-    from jaxddp.reports.validation_images import predict_validation_images
+    from jaxddp.reports.classes import accuracy_tables, feature_map, predict_validation_images, run_classes
 
     classes, faults = [], []
     for number, (run, entry) in enumerate(zip(runs, page.legend, strict=True)):

@@ -27,7 +27,7 @@ class Config:
         InputError: a value has the wrong type or is out of range.
     """
 
-    # `MAY_CHANGE` in jaxddp/training/checkpoints/run_identity.py lists the keys that a resumed run may change.
+    # `MAY_CHANGE` in jaxddp/training/checkpoints/integrity.py lists the keys that a resumed run may change.
 
     seed: Seed = 0
     """Seed of all random values: the initial parameters, the order of examples, augmentation and dropout."""

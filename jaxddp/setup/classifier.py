@@ -12,7 +12,7 @@ from jaxddp.engine.objective import Objective
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.setup.compiled_programs import CompiledPrograms
-from jaxddp.training.validation.evaluator import Evaluator, Measure
+from jaxddp.training.evaluation import Evaluator, Measure
 
 
 @dataclass(frozen=True)

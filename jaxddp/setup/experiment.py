@@ -28,7 +28,7 @@ from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.network_checks import check_sizes
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources, check_pixels
-from jaxddp.training.validation.early_stopping import EarlyStopping
+from jaxddp.training.evaluation import EarlyStopping
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,9 @@ from jaxddp.models.variables import shapes_of
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.layers import NO_LAYERS, Layers
 from jaxddp.setup.layout import ImageShape
-from jaxddp.weights.conversion import ImageArrays
-from jaxddp.weights.match import Shapes, listed, match
+from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, listed, match, namings_of
 from jaxddp.weights.places import WEIGHTS_FILE, local_weights
 from jaxddp.weights.state_dict import read
-from jaxddp.weights.torch_layout import dotted_path, namings_of
 from jaxddp.workdir.saved_state import read_run
 from jaxddp.workdir.signature import Signature
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.data.batch import Batch
 from jaxddp.setup.feed import Feed
-from jaxddp.training.validation.predicted_images import short_class_name
+from jaxddp.training.predicted_images import short_class_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -14,9 +14,9 @@ from jaxddp.setup.experiment import early_stopping_of
 from jaxddp.setup.non_finite_examples import describe_non_finite
 from jaxddp.setup.resources import warn_of_unseen_classes
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.training.listeners.slow_processes import SlowProcesses
+from jaxddp.training.evaluation import Evaluator, Measure
+from jaxddp.training.listeners.step_seconds import SlowProcesses
 from jaxddp.training.run import Checks, Run, StepSetup, Validation
-from jaxddp.training.validation.evaluator import Evaluator, Measure
 from jaxddp.workdir.digests import checksums
 
 

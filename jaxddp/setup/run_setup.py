@@ -40,10 +40,9 @@ from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights
 from jaxddp.setup.objective_identity import objective_identity
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources, check_comparable
+from jaxddp.training.evaluation import Evaluator, ImagePredictor, Measure
 from jaxddp.training.plan import Plan
 from jaxddp.training.run import Chunk, Chunks
-from jaxddp.training.validation.evaluator import Evaluator, Measure
-from jaxddp.training.validation.image_predictor import ImagePredictor
 from jaxddp.workdir.digests import identity
 
 _log = logging.getLogger("jaxddp.experiment")

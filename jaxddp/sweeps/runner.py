@@ -1,45 +1,171 @@
-"""Runs trials, one in each slot at a time, until there are no more, or ends them in bounded time."""
+"""Runs trials, one on the devices of each slot at a time, until there are no more, or ends them in bounded time."""
 
 import contextlib
 import math
+import os
 import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from jaxddp.cluster.event_queue import EventQueue, catch_signals
+from jaxddp.cluster.machine import divide, local_cores, local_gpus
 from jaxddp.cluster.process_output import say
-from jaxddp.cluster.restarts import PREEMPTED
+from jaxddp.cluster.restarts import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING
+from jaxddp.cluster.worker import Worker, shared_environment
 from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.sweeps.slots import Slot
-from jaxddp.sweeps.trial_process import LOG_FILE, End, TrialProcess
-from jaxddp.sweeps.trials import Trial
+from jaxddp.core.tpu import local_chips
+from jaxddp.core.wording import counted
+from jaxddp.sweeps.queues import GridQueue
+from jaxddp.sweeps.trials import Trial, TrialEnd
+from jaxddp.workdir.lock import is_locked
 
+_OF_A_JOB = frozenset({"JAX_PROCESS_ID", "JAX_COORDINATOR_ADDRESS"})
+LOG_FILE = "output.log"
 _POLL_SECONDS = 0.05
 _PRUNE_SECONDS = 1.0
 """Seconds between two questions whether a trial is to be pruned."""
 _DEATH_SECONDS = 30.0
 """The time that SIGKILL may take."""
+_DRAIN_SECONDS, _DRAIN_POLL_SECONDS = 1.0, 0.02
+_STOPPED = (PREEMPTED, 128 + signal.SIGINT, STOPPED_BEFORE_TRAINING, -signal.SIGTERM, -signal.SIGINT)
+"""Exit codes after a request to stop."""
 
 
-class TrialSource(Protocol):
-    """Decides which trial is started next, and records how trials ended."""
+@dataclass(frozen=True)
+class Slot:
+    """The devices of one trial at a time.
 
-    def next(self) -> Trial | None:
-        """Return the trial to start next; None if there is none at present."""
-        ...
+    Attributes:
+        gpus: the GPUs, in the notation of CUDA_VISIBLE_DEVICES; empty for the devices of this process.
+        cores: the cores; empty for all cores.
+    """
 
-    def record_end(self, trial: Trial, end: End) -> None:
-        """Record the end of a trial that `next` returned."""
-        ...
+    gpus: tuple[str, ...] = ()
+    cores: tuple[int, ...] = ()
 
-    def should_prune(self, trial: Trial) -> bool:
-        """Return whether a running trial is to be pruned."""
-        ...
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables of a trial: those of this process, without the variables of a job."""
+        environ = {name: value for name, value in shared_environment().items() if name not in _OF_A_JOB}
+        gpus = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
+        # A trial is a job of its own, also if a scheduler started several sweeps as the processes of one job.
+        return environ | gpus | {"JAX_NUM_PROCESSES": "1"}
+
+    def __str__(self) -> str:
+        if self.gpus:
+            return counted(len(self.gpus), "GPU")
+        return counted(len(self.cores), "core") if self.cores else "all devices"
+
+
+def slots(jobs: int, environ: Mapping[str, str] = os.environ) -> list[Slot]:
+    """Return a slot for each of the trials that run side by side.
+
+    Without GPUs and with more trials than cores, every trial uses all cores.
+
+    Raises:
+        InputError: the GPUs or TPU chips of this machine cannot be divided among the trials.
+    """
+    if jobs == 1:
+        return [Slot()]
+    if chips := local_chips():
+        raise InputError(f"--jobs {jobs}: a process uses all {len(chips)} TPU chips of this machine; give --jobs 1")
+    gpus, cores = local_gpus(environ), local_cores()
+    if len(gpus) % jobs:
+        possible = " or ".join(str(number) for number in range(1, len(gpus) + 1) if len(gpus) % number == 0)
+        total = counted(len(gpus), "GPU")
+        raise InputError(f"--jobs {jobs}: {total} cannot be divided evenly among the trials; {possible} would do")
+    if gpus:
+        return [Slot(gpus=tuple(part)) for part in divide(gpus, jobs)]
+    if jobs > len(cores) or not hasattr(os, "sched_setaffinity"):
+        return [Slot()] * jobs
+    return [Slot(cores=tuple(part)) for part in divide(cores, jobs)]
+
+
+def describe(all_slots: Sequence[Slot]) -> str:
+    """Return how trials run: "one after another", or "2 side by side, each with 4 cores"."""
+    if len(all_slots) == 1:
+        return "one after another"
+    each = dict.fromkeys(map(str, all_slots))
+    return f"{len(all_slots)} side by side, each with {' or '.join(each)}"
+
+
+@dataclass(eq=False)
+class TrialProcess:
+    """A started trial.
+
+    Attributes:
+        folder: the folder of the sweep.
+        starts: how often the sweep has started the trial.
+        is_pruned: whether the trial was asked to stop, because its validations are worse than those of other trials.
+    """
+
+    trial: Trial
+    folder: Path
+    slot: Slot
+    worker: Worker
+    starts: int = 1
+    is_pruned: bool = False
+
+    @classmethod
+    def start(
+        cls, trial: Trial, folder: Path, slot: Slot, program: Sequence[str], number: int, *, starts: int, shown: bool
+    ) -> "TrialProcess":
+        """Start a trial. Its output is appended to `output.log` in its work directory.
+
+        Args:
+            program: the words before the arguments of `jaxddp`.
+            number: the prefix of its lines on the screen.
+            shown: whether its output is also printed on the screen.
+
+        Raises:
+            InputError: the log cannot be written.
+        """
+        log, command = folder / trial.name / LOG_FILE, [*program, *trial.command(folder)]
+        worker = Worker.start(number, command, slot.environment(), log, cores=slot.cores, shown=shown)
+        return cls(trial, folder, slot, worker, starts)
+
+    @property
+    def last_line(self) -> str:
+        """The last line of the output, without the prefix of the command."""
+        lines = self.worker.output.last_lines
+        return lines[-1].partition("] ")[2].removeprefix("jaxddp: ") if lines else ""
+
+    @property
+    def end(self) -> TrialEnd:
+        """How the ended process ended."""
+        code = self.worker.code
+        if code == 0:
+            return "done"
+        if code in _STOPPED:
+            return "pruned" if self.is_pruned else "interrupted"
+        if code == BAD_INPUT:
+            # This process has released its lock, so another run holds it.
+            return "elsewhere" if is_locked(self.folder / self.trial.name) else "bad input"
+        return "failed"
+
+    @property
+    def how(self) -> str:
+        """The exit code or the signal of the ended process."""
+        return str(self.worker).partition(": ")[2]
+
+    def prune(self) -> None:
+        """Ask the process to save and stop."""
+        self.is_pruned = True
+        self.worker.send(signal.SIGTERM)
+
+    def close(self, deadline: float) -> None:
+        """Kill the process if it still runs, and read its last output. `deadline` is a time of the monotonic clock."""
+        self.worker.end(deadline)
+        # Only a process that left its group can still hold the pipe open.
+        give_up, output = time.monotonic() + _DRAIN_SECONDS, self.worker.output
+        while not output.has_ended and time.monotonic() < give_up:
+            if not output.read():
+                time.sleep(_DRAIN_POLL_SECONDS)
+        output.close()
+        self.worker.status.close()
 
 
 @dataclass(frozen=True)
@@ -67,10 +193,10 @@ class Runner:
         folder: the folder of the sweep.
     """
 
-    def __init__(self, folder: Path, source: TrialSource, options: RunOptions):
+    def __init__(self, folder: Path, source: GridQueue, options: RunOptions):
         self._folder, self._source, self._options = folder, source, options
         self._free, self._running = list(options.slots), list[TrialProcess]()
-        self._ends, self._number = list[End](), 0
+        self._ends, self._number = list[TrialEnd](), 0
         self._received: signal.Signals | None = None
         self._error: JaxddpError | None = None
         self._has_lost_trial = False
@@ -112,13 +238,14 @@ class Runner:
         try:
             call()
         except JaxddpError as error:
-            if self._error is None:
-                self._error = error
-                self._stop_others("an error: the running trials were asked to save and stop")
+            self._fail(error, "an error: the running trials were asked to save and stop")
 
-    def _stop_others(self, line: str) -> None:
-        if self._running and self._received is None:
-            self._stop(line)
+    def _fail(self, error: JaxddpError, line: str) -> None:
+        """Keep the first error, and ask the running trials to save and stop."""
+        if self._error is None:
+            self._error = error
+            if self._running and self._received is None:
+                self._stop(line)
 
     def _fill(self) -> None:
         """Start trials in the free slots."""
@@ -175,9 +302,9 @@ class Runner:
             if is_again:
                 self._start(trial, process.slot, process.starts + 1)
                 return
-        if end == "bad input" and self._error is None:
-            self._error = InputError(f"{trial.name}: {process.last_line}")
-            self._stop_others("bad input: the other trials were asked to save and stop")
+        if end == "bad input":
+            error = InputError(f"{trial.name}: {process.last_line}")
+            self._fail(error, "bad input: the other trials were asked to save and stop")
         self._has_lost_trial |= end == "failed" and self._received is not None
         self._ends.append(end)
         self._source.record_end(trial, end)

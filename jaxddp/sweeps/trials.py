@@ -1,21 +1,45 @@
-"""The trials of a sweep: the command of each, and a name that shows the values in which it differs."""
+"""The trials of a sweep: the values of its keys, the command of each trial, and a name that shows these values.
+
+The values of a key are a list `a,b,c`, whole numbers `A:B`, or for a search an interval `A..B`.
+"""
 
 import hashlib
 import itertools
 import re
+import types
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from jaxddp.choices import NAMES
 from jaxddp.core.errors import InputError, Key
-from jaxddp.sweeps.spaces import MOST_TRIALS, Choices, Space
+from jaxddp.core.ranges import real_number, whole_number
+from jaxddp.overrides import checked
 
+MOST_TRIALS = 10_000
+_DIGITS = 4
+"""The significant digits of a number that a search suggests."""
+_INTEGERS = re.compile(r"(\d+):(\d+)")
+_INTERVAL = re.compile(r"(.+?)\.\.(.+?)(:log)?")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._+-]+")
 _DURATION, _LIKE_DURATION = (re.compile(rf"[\d.]{{1,20}}{between}(epochs?|steps?|examples?)") for between in " -")
 _LONGEST_VALUE, _LONGEST_NAME = 40, 150
 _DIGEST = 8
 """The hexadecimal digits of a digest in a name."""
+_SPLIT_TEXTS = frozenset(
+    {
+        *NAMES,
+        *("optimizer.schedule", "model.batch_norm", "model.weight_init", "model.weights"),
+        *("data.path", "data.name", "objective.teacher"),
+    }
+)
+"""The keys of type text whose values contain no commas."""
+
+
+TrialEnd = Literal["done", "failed", "interrupted", "pruned", "elsewhere", "bad input"]
+"""How a trial ended. "elsewhere" means that another process trains in its work directory."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +62,139 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Choices:
+    """Some values of a key, as words of a command line."""
+
+    words: tuple[str, ...]
+
+    def __contains__(self, word: str) -> bool:
+        return word in self.words
+
+    def distribution(self) -> Any:
+        """Return Optuna's distribution of the values. They have the words as parameters."""
+        from optuna.distributions import CategoricalDistribution
+
+        return CategoricalDistribution(self.words)
+
+    def param(self, word: str) -> str:
+        return word
+
+    def word(self, value: Any) -> str:
+        return str(value)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An interval of numbers, which only a search can use.
+
+    Attributes:
+        low: the least number, which is included.
+        high: the largest number, which is included.
+        whole: whether only whole numbers are suggested.
+        log: whether numbers are suggested on a logarithmic scale.
+    """
+
+    low: float
+    high: float
+    whole: bool = False
+    log: bool = False
+
+    def __contains__(self, word: str) -> bool:
+        try:
+            return self.low <= self.param(word) <= self.high
+        except ValueError:
+            return False
+
+    @property
+    def words(self) -> tuple[str, str]:
+        """The bounds."""
+        return self.word(self.low), self.word(self.high)
+
+    def distribution(self) -> Any:
+        """Return Optuna's distribution of the numbers."""
+        from optuna.distributions import FloatDistribution, IntDistribution
+
+        if self.whole:
+            return IntDistribution(int(self.low), int(self.high), log=self.log)
+        return FloatDistribution(self.low, self.high, log=self.log)
+
+    def param(self, word: str) -> float:
+        """Return the number of a word. Raises: ValueError."""
+        return whole_number(word) if self.whole else real_number(word)
+
+    def word(self, value: float) -> str:
+        """Return a number of the interval as a word, rounded to four digits if it is not whole."""
+        if self.whole:
+            return str(int(value))
+        return repr(min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high))
+
+
+Space = Choices | Interval
+
+
+def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
+    """Return the values that a sweep tries for a key; None if the key has only one value.
+
+    A text has several values if it is `a,b,c`; `A:B` (A to B - 1), for a key of whole numbers; or `A..B` or `A..B:log`,
+    for a key of numbers. If the option is given several times, the last text counts, as in `jaxddp train`. Values of
+    some keys may contain commas (`is_split`): these are not split, and the option is given once for each value.
+
+    Args:
+        hint: the type of the key.
+        texts: the values of the option on the command line, in their order.
+
+    Raises:
+        InputError: a list has an empty value, or the bounds of an interval are wrong.
+    """
+    kind, text = _bare(hint), texts[-1]
+    if not is_split(key, hint):
+        return Choices(tuple(texts)) if len(texts) > 1 else None
+    if kind in (int, float) and (found := _INTERVAL.fullmatch(text)):
+        return _interval(key, hint, text, found[1], found[2], log=found[3] is not None, whole=kind is int)
+    if kind is int and (found := _INTEGERS.fullmatch(text)):
+        start, stop = map(int, found.groups())
+        if not start < stop <= start + MOST_TRIALS:
+            advice = f"A:B are the numbers from A to B - 1, 1 to {MOST_TRIALS:,} numbers"
+            raise InputError(Key(key, text), ": is no range", advice=advice)
+        return Choices(tuple(map(str, range(start, stop))))
+    if "," not in text:
+        return None
+    words = tuple(word.strip() for word in text.split(","))
+    if not all(words):
+        raise InputError(Key(key, text), ": a value of the list is empty", advice="give a,b,c")
+    return Choices(words)
+
+
+def is_split(key: str, hint: Any) -> bool:
+    """Return whether the text of a key is split at commas. Other texts, such as `model.freeze`, may contain commas."""
+    return key in _SPLIT_TEXTS or _bare(hint) not in (str, tuple)
+
+
+def _interval(key: str, hint: Any, text: str, first: str, last: str, *, log: bool, whole: bool) -> Interval:
+    read = whole_number if whole else real_number
+    try:
+        low, high = (checked(read(word), hint, key) for word in (first, last))
+    except InputError:
+        raise
+    except ValueError:
+        kind = "whole numbers" if whole else "numbers"
+        raise InputError(Key(key, text), f": the bounds of an interval A..B are {kind}") from None
+    if not low < high:
+        raise InputError(Key(key, text), ": the first bound of an interval A..B is less than the second")
+    if log and low <= 0:
+        raise InputError(Key(key, text), ": the bounds of a logarithmic interval are above 0")
+    return Interval(low, high, whole, log)
+
+
+def _bare(hint: Any) -> Any:
+    """Return a type without its range and without None; `tuple` for a tuple of values."""
+    origin = typing.get_origin(hint)
+    if origin in (Annotated, types.UnionType, typing.Union):
+        return _bare(typing.get_args(hint)[0])
+    return tuple if origin is tuple else hint
+
+
+@dataclass(frozen=True)
 class Template:
     """The arguments of `jaxddp train` for all trials, in the order of the command line.
 
@@ -55,11 +212,12 @@ class Template:
 
     def words(self, values: Mapping[str, str]) -> tuple[str, ...]:
         """Return the arguments of a trial with these words for the varied keys."""
-        entries = (
-            entry if key is None else _with_value(entry[0], values[key])
-            for key, entry in zip(self.keys, self.entries, strict=True)
-        )
-        return (self.config, *itertools.chain.from_iterable(entries))
+        words = [self.config]
+        for key, entry in zip(self.keys, self.entries, strict=True):
+            # An option that ends in "=" is one word with its value.
+            varied = () if key is None else (values[key],)
+            words += [entry[0] + values[key]] if varied and entry[0].endswith("=") else [*entry, *varied]
+        return tuple(words)
 
     def grid(self) -> Iterator[dict[str, str]]:
         """Yield every combination of the values. The last key varies fastest.
@@ -77,10 +235,6 @@ class Template:
         if number > MOST_TRIALS:
             raise InputError(f"the grid has {number:,} trials; a sweep has at most {MOST_TRIALS:,}")
         return (dict(zip(self.spaces, words, strict=True)) for words in itertools.product(*lists))
-
-
-def _with_value(option: str, word: str) -> tuple[str, ...]:
-    return (option + word,) if option.endswith("=") else (option, word)
 
 
 def trial_name(values: Mapping[str, Any]) -> str:

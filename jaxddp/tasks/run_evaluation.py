@@ -12,7 +12,7 @@ from jaxddp.core.phases import phase
 from jaxddp.data.source import Source
 from jaxddp.engine.parts.part import measured_states
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.fitting import fitted
+from jaxddp.inference.trained import fitted
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
@@ -32,8 +32,8 @@ from jaxddp.setup.resources import open_validation, open_validation_alone
 from jaxddp.setup.user_objects import ObjectSource, objects_of_hooks
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.manager import Checkpoints
+from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.plan import Plan
-from jaxddp.training.validation.evaluator import Evaluator
 from jaxddp.workdir.claim import check_evaluation
 from jaxddp.workdir.saved_state import agreed_step, restore_state
 from jaxddp.workdir.signature import Signature

@@ -25,9 +25,9 @@ from jaxddp.setup.run_setup import RunSetup
 from jaxddp.setup.state_checks import check_start
 from jaxddp.setup.user_objects import check_listeners, objects_of_hooks
 from jaxddp.tasks.run_shares import settle_shares
+from jaxddp.training.evaluation import Measure
 from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit
-from jaxddp.training.validation.evaluator import Measure
 from jaxddp.workdir.claim import Claim, claim
 from jaxddp.workdir.ended import describe_end
 from jaxddp.workdir.session import Resume, session

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from jaxddp.core.errors import Preempted
 from jaxddp.core.user_code import describe_error, is_ctrl_c
 from jaxddp.sections.goal import VAL
-from jaxddp.training.validation.predicted_images import PredictedImages
+from jaxddp.training.predicted_images import PredictedImages
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from jaxddp.measure.profile import Profile
 from jaxddp.sections.goal import VAL, VAL_EMA, flat
 from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
-from jaxddp.training.epoch_sums import EpochSums
+from jaxddp.training.epoch_sums import EpochSums, TooManySkipped, counters, in_a_row
+from jaxddp.training.evaluation import ReportedEvaluation
 from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Usage, reason_of, status_of
 from jaxddp.training.listeners.notifier import Notifier
 from jaxddp.training.run import Chunk, Run
-from jaxddp.training.skipped_steps import TooManySkipped, counters, in_a_row
-from jaxddp.training.validation.reported import ReportedEvaluation
 
 
 @working()
@@ -115,7 +114,8 @@ class _Loop:
         self.work, self._recent = MeanCost(), MeanCost()
         self.notifier = Notifier(run.listeners, self.peers)
         self.early_stopping = run.validation.early_stopping.restored(saved.get("judgement"))
-        self.measure = ReportedEvaluation(run, self.notifier.notify)
+        predictor, parts, notify = run.validation.predictor, run.steps.parts, self.notifier.notify
+        self.measure = ReportedEvaluation(predictor, parts, run.plan.epoch, notify)
         self.step, self.used, self.logged = int(run.state.step), UNKNOWN, saved.get("logged")
         self._untested, self._logged_once = run.checks.self_test, False
 

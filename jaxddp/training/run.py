@@ -16,11 +16,9 @@ from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import Cost
 from jaxddp.mesh import Topology
 from jaxddp.training.checkpoints.manager import Checkpoints
+from jaxddp.training.evaluation import EarlyStopping, Evaluator, ImagePredictor
 from jaxddp.training.events import RunStart, Usage
 from jaxddp.training.plan import Plan
-from jaxddp.training.validation.early_stopping import EarlyStopping
-from jaxddp.training.validation.evaluator import Evaluator
-from jaxddp.training.validation.image_predictor import ImagePredictor
 
 
 class Chunk(NamedTuple):

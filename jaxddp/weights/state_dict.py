@@ -1,7 +1,25 @@
-"""Read and write state dicts: .safetensors files and .pth files."""
+"""Read and write state dicts: .safetensors files, and PyTorch's .pth files in both of their formats, without PyTorch.
 
-from collections.abc import Mapping
+A .pth file holds a pickled object, whose tensors refer to storages, and the bytes of the storages. A pickle can name
+any function of Python. This module resolves only the names that a state dict needs, and refuses all others, so reading
+a file runs no code of it.
+
+Source of the formats: `torch.save` of PyTorch 2.15, with and without `_use_new_zipfile_serialization`.
+"""
+
+import functools
+import io
+import math
+import os
+import pickle
+import pickletools
+import struct
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -10,18 +28,29 @@ import safetensors.numpy
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.weights.torch_file import read_state_dict
+from jaxddp.core.wording import first_line
 
 PICKLED = (".pth", ".pt", ".bin")
 FORMS = "a .safetensors file, a .pth file of PyTorch's, or the work directory of a run"
-
 _DTYPES = {"F64": "f8", "F32": "f4", "F16": "f2", "BF16": ml_dtypes.bfloat16, "BOOL": "?"}
 _DTYPES |= {f"F8_{kind}": f"float8_{name}" for kind, name in (("E4M3", "e4m3fn"), ("E5M2", "e5m2"))}
 _DTYPES |= {f"{kind}{bits}": f"{kind.lower()}{bits // 8}" for kind in "IU" for bits in (8, 16, 32, 64)}
+_OF_STORAGE = {
+    **{"DoubleStorage": "<f8", "FloatStorage": "<f4", "HalfStorage": "<f2", "BFloat16Storage": ml_dtypes.bfloat16},
+    **{"LongStorage": "<i8", "IntStorage": "<i4", "ShortStorage": "<i2", "CharStorage": "i1", "ByteStorage": "u1"},
+    "BoolStorage": "?",
+}
 # Arrays that PyTorch stores and no network reads: the number of batches, and indices that follow from the window side.
 _UNREAD = ("num_batches_tracked", "relative_position_index")
+# Keys under which training scripts store a state dict.
+_NESTING_KEYS = ("state_dict", "model", "model_state_dict")
 # Prefixes that module wrappers add to each name.
 _WRAPPERS = ("module.", "_orig_mod.")
+_ZIP_BEGIN = b"PK\x03\x04"
+_OLD_MAGIC = 0x1950A86A20F9469CFC6C
+_OLD_VERSION = 1001
+# An expanded tensor repeats the elements of a small storage. It may have this many, or as many as the file has bytes.
+_SMALL = 1 << 20
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
@@ -69,3 +98,174 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
     # NumPy refuses a shape such as (0, 2**62).
     except (safetensors.SafetensorError, ValueError) as error:
         raise InputError(f"{path}: not a complete .safetensors file ({error}); download it again") from None
+
+
+ReadStorage = Callable[[str], bytes | memoryview]
+"""A function that returns the bytes of a storage by its key."""
+
+
+class _Refused(Exception):
+    """A pickle names a function or a class that no state dict needs."""
+
+
+@dataclass(frozen=True)
+class _Storage:
+    """A storage by its key, with its kind, such as "FloatStorage", and its number of elements."""
+
+    kind: str
+    key: str
+    elements: int
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor as its pickle describes it: a part of a storage. Offset and strides are numbers of elements."""
+
+    storage: _Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+
+def read_state_dict(path: Path) -> dict[str, np.ndarray]:
+    """Return the tensors of a state dict by name. It may be nested under "state_dict", "model" or "model_state_dict".
+
+    bfloat16 tensors have the dtype of ml_dtypes.
+
+    Raises:
+        InputError: the file is damaged, is not a file of `torch.save`, contains another object than a state dict of
+            dense tensors, or its pickle names a function or a class that a state dict does not need.
+        OSError: the file cannot be read.
+    """
+    advice = "save a state dict: torch.save(model.state_dict(), FILE)"
+    with files.open_regular(path) as file:
+        try:
+            is_zip = file.read(len(_ZIP_BEGIN)) == _ZIP_BEGIN
+            file.seek(0)
+            content, read_storage = _open_zip(file) if is_zip else _open_old(file)
+            tensors = _tensors_of(content)
+            most = max(os.fstat(file.fileno()).st_size, _SMALL)
+            arrays = {name: _array(tensor, read_storage, most) for name, tensor in tensors.items()}
+        except _Refused as error:
+            raise InputError(f"{path}: contains {error}, which is not part of plain weights; {advice}") from None
+        except OSError:
+            raise
+        # A damaged pickle can make Python raise almost any error.
+        except Exception as error:
+            reason = (first_line(error) or type(error).__name__)[:200]
+            raise InputError(f"{path}: not a complete .pth file ({reason}); download it again, or {advice}") from None
+    if not arrays:
+        kind = type(content).__name__
+        raise InputError(f"{path}: contains a {kind} and no state dict of named tensors; {advice}")
+    return arrays
+
+
+def _open_zip(file: BinaryIO) -> tuple[Any, ReadStorage]:
+    """Return the object of a file in the zip format, with `_Tensor`s, and the function that reads its storages."""
+    archive = zipfile.ZipFile(file)
+    entries = {entry.filename: entry for entry in archive.infolist()}
+    folder = next(name for name in entries if name.endswith("/data.pkl")).removesuffix("data.pkl")
+
+    def read(name: str) -> bytes:
+        # PyTorch does not compress. A compressed entry could be larger than the memory.
+        if entries[folder + name].compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{name} is compressed")
+        return archive.read(folder + name)
+
+    if folder + "byteorder" in entries and read("byteorder") != b"little":
+        raise ValueError("its numbers are big-endian")
+    # Several tensors may share a storage, which is read once.
+    return _Unpickler(io.BytesIO(read("data.pkl"))).load(), functools.cache(lambda key: read(f"data/{key}"))
+
+
+def _open_old(file: BinaryIO) -> tuple[Any, ReadStorage]:
+    """Return the object of a file in the format before PyTorch 1.6, and the function that reads its storages."""
+    if _Unpickler(file).load() != _OLD_MAGIC or _Unpickler(file).load() != _OLD_VERSION:
+        raise ValueError("its first bytes are of another format")
+    if not _Unpickler(file).load()["little_endian"]:
+        raise ValueError("its numbers are big-endian")
+    unpickler = _Unpickler(file)
+    content = unpickler.load()
+    contents = {}
+    for key in _Unpickler(file).load():
+        storage = unpickler.storages[key]
+        (elements,) = struct.unpack("<q", file.read(8))
+        size = elements * _dtype(storage).itemsize
+        if elements != storage.elements or not 0 <= size <= os.fstat(file.fileno()).st_size:
+            raise ValueError(f"storage {key} has another size")
+        contents[key] = file.read(size)
+    return content, contents.__getitem__
+
+
+class _Unpickler(pickle.Unpickler):
+    """An unpickler that knows only the names in a state dict, and returns a `_Tensor` for each tensor."""
+
+    def __init__(self, file: BinaryIO):
+        super().__init__(file)
+        self.storages: dict[str, _Storage] = {}
+        _check_memo(file)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and name in _OF_STORAGE:
+            return name
+        known: dict[tuple[str, str], Any] = {
+            ("collections", "OrderedDict"): OrderedDict,
+            ("torch", "Size"): tuple,
+            ("torch._utils", "_rebuild_tensor_v2"): lambda storage, offset, shape, strides, *_: _Tensor(
+                storage, offset, shape, strides
+            ),
+            ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
+        }
+        if (module, name) not in known:
+            raise _Refused(f"{module}.{name}")
+        return known[module, name]
+
+    def persistent_load(self, pid: Any) -> _Storage:
+        _, kind, key, _, elements = pid[:5]
+        if kind not in _OF_STORAGE:
+            raise _Refused(f"a storage of kind {kind}")
+        return self.storages.setdefault(key, _Storage(kind, key, elements))
+
+
+def _check_memo(file: BinaryIO) -> None:
+    """Check the next pickle of a file. Raises: ValueError if it stores objects in its memo under too large numbers.
+
+    Python allocates 16 bytes for each number up to the largest, so 5 bytes of a pickle could ask for 64 GiB.
+    """
+    begin = file.tell()
+    for count, (operation, argument, _) in enumerate(pickletools.genops(file)):
+        if operation.name.endswith("PUT") and argument is not None and argument > count:
+            raise ValueError(f"a number {argument:,} of an object, after {count} operations")
+    file.seek(begin)
+
+
+def _tensors_of(content: Any) -> dict[str, _Tensor]:
+    """Return the tensors of a state dict, or of a state dict in it, by name."""
+    for key in _NESTING_KEYS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    entries = content.items() if isinstance(content, Mapping) else ()
+    return {str(name): value for name, value in entries if isinstance(value, _Tensor)}
+
+
+def _array(tensor: _Tensor, read_storage: ReadStorage, most: int) -> np.ndarray:
+    """Return the array of a tensor.
+
+    Raises: ValueError if the tensor is not within its storage, or has more than `most` elements.
+    """
+    elements = np.frombuffer(read_storage(tensor.storage.key), _dtype(tensor.storage))
+    sizes, offset = (*tensor.shape, *tensor.strides, tensor.offset), tensor.offset
+    if len(tensor.shape) != len(tensor.strides) or any(type(size) is not int or size < 0 for size in sizes):
+        raise ValueError(f"a tensor has shape {tensor.shape} and strides {tensor.strides}")
+    if 0 in tensor.shape:
+        return np.empty(tensor.shape, elements.dtype)
+    last = offset + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
+    # With strides of zero, a small storage could become a tensor larger than the memory.
+    if last >= len(elements) or math.prod(tensor.shape) > most:
+        raise ValueError(f"a tensor of shape {tensor.shape} in a storage of {len(elements)} elements")
+    strides = [stride * elements.itemsize for stride in tensor.strides]
+    return np.lib.stride_tricks.as_strided(elements[offset:], tensor.shape, strides, writeable=False)
+
+
+def _dtype(storage: _Storage) -> np.dtype:
+    return np.dtype(_OF_STORAGE[storage.kind])

@@ -23,7 +23,7 @@ from jaxddp.sections.data_section import IMAGE_KEYS
 from jaxddp.sections.dependent_keys import NEEDS
 from jaxddp.sections.loss_section import LossConfig
 from jaxddp.sections.model_section import NETWORK_KEYS
-from jaxddp.training.checkpoints.run_identity import LENGTH_KEYS, LOCATION_KEYS, MAY_CHANGE, RunIdentity
+from jaxddp.training.checkpoints.integrity import LENGTH_KEYS, LOCATION_KEYS, MAY_CHANGE, RunIdentity
 from jaxddp.workdir.paths import absolute_settings
 
 _RESTORE_ADVICE = ("restore it, or start in another ", Option("workdir"))

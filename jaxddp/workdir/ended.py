@@ -17,11 +17,17 @@ from jaxddp.core.wording import figure
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.goal import VAL
-from jaxddp.training.checkpoints.integrity import CHECKPOINTS, Integrity, steps_in
-from jaxddp.training.checkpoints.run_identity import LENGTH_KEYS, LOCATION_KEYS, MAY_CHANGE
+from jaxddp.training.checkpoints.integrity import (
+    CHECKPOINTS,
+    LENGTH_KEYS,
+    LOCATION_KEYS,
+    MAY_CHANGE,
+    Integrity,
+    steps_in,
+)
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.listeners.jsonl import RESULT
-from jaxddp.training.progress.lines import format_metrics
+from jaxddp.training.progress import format_metrics
 from jaxddp.workdir.claim import Claim, Comparison, compare
 from jaxddp.workdir.lock import is_locked
 from jaxddp.workdir.paths import with_absolute_paths

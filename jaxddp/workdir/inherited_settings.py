@@ -14,10 +14,9 @@ from jaxddp.recipe_file import RecipeFile, TakenSettings, read_config
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.data_section import IMAGE_KEYS, RESIZING_KEYS
 from jaxddp.sections.model_section import NETWORK_KEYS
-from jaxddp.training.checkpoints.run_identity import RunIdentity
-from jaxddp.weights.hub_files import SCHEME, HubFile
-from jaxddp.weights.places import WEIGHTS_FILE, fetch_settings, is_local
-from jaxddp.weights.published_list import PublishedWeights, find_published, has_library
+from jaxddp.training.checkpoints.integrity import RunIdentity
+from jaxddp.weights.download import SCHEME, HubFile
+from jaxddp.weights.places import WEIGHTS_FILE, PublishedWeights, fetch_settings, find_published, has_library, is_local
 from jaxddp.workdir.paths import absolute
 from jaxddp.workdir.signature import Signature
 

@@ -16,12 +16,11 @@ from jaxddp.core.phases import COMMIT, progress
 from jaxddp.core.process_exit import end_now
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, INDEX
-from jaxddp.training.checkpoints.orbax_errors import UNFINISHED_SUFFIX
+from jaxddp.training.checkpoints.manager import UNFINISHED_SUFFIX
 from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE
-from jaxddp.training.listeners.confusion_table import CONFUSION
-from jaxddp.training.listeners.curves import CURVES
 from jaxddp.training.listeners.jsonl import METRICS, RESULT
 from jaxddp.training.listeners.step_seconds import FILE as STEP_SECONDS
+from jaxddp.training.listeners.workdir_files import CONFUSION, CURVES
 
 _POLL_SECONDS = 1.0
 _EXIT_SECONDS = 10.0

@@ -24,9 +24,8 @@ from jaxddp.measure.profile import FOLDER
 from jaxddp.recipe_file import COPY_FOLDER
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.goal import Goal
-from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, Integrity, steps_in
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, Integrity, RunIdentity, steps_in
 from jaxddp.training.checkpoints.manager import Checkpoints
-from jaxddp.training.checkpoints.run_identity import RunIdentity
 from jaxddp.training.run import Persistence, Run
 from jaxddp.workdir.lock import LOCK_FILE, locked
 from jaxddp.workdir.presence import watch_workdir

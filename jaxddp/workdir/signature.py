@@ -20,7 +20,7 @@ from jaxddp.data.source import Source, image_dtype
 from jaxddp.overrides import checked
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
-from jaxddp.training.checkpoints.run_identity import RunIdentity
+from jaxddp.training.checkpoints.integrity import RunIdentity
 
 SIGNATURE_FILE = "signature.json"
 _FILE_CHANNELS = (1, 3, 4)

@@ -47,15 +47,14 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.registry import LOGGERS
 from jaxddp.training.events import RunEnd
-from jaxddp.training.listeners import curves
-from jaxddp.training.listeners import metric_rows as rows
+from jaxddp.training.listeners import jsonl as rows
+from jaxddp.training.listeners import workdir_files
 from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.training.listeners.notifier import OptionalLogger
-from jaxddp.training.listeners.tensorboard import TensorBoard
-from jaxddp.training.progress.display import PlainLines
-from jaxddp.training.progress.live import LiveDisplay, TerminalScreen
-from jaxddp.training.validation.predicted_images import PredictedImages
+from jaxddp.training.listeners.trackers import TensorBoard
+from jaxddp.training.predicted_images import PredictedImages
+from jaxddp.training.progress import LiveDisplay, PlainLines, TerminalScreen
 
 
 def of_config(name: str, workdir: Path) -> Any:
@@ -316,14 +315,14 @@ def test_no_figure_stays_in_memory(tmp_path: Path) -> None:
     try:
         before = sum(isinstance(each, Figure) for each in gc.get_objects())
         for step in (4, 7):
-            curves.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
+            workdir_files.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
             written[1].evaluation(evaluation_record(step, predictions=shown))
         assert sum(isinstance(each, Figure) for each in gc.get_objects()) == before
         assert not gc.isenabled()
     finally:
         gc.enable()
         written[1].end(RunEnd("done", TOTAL, 1.0))
-    curves.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
+    workdir_files.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
     assert gc.isenabled()
 
 

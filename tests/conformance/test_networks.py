@@ -22,7 +22,7 @@ from support.shared import interned, sgd
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, load
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.exported_program import export_program
+from jaxddp.inference.exports import export_program
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
 from jaxddp.models.activations import activation, find_layer, heat_map_layer
@@ -36,8 +36,8 @@ from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import initialize
 from jaxddp.training.loop import fit
+from jaxddp.weights.match import namings_of, published
 from jaxddp.weights.state_dict import write
-from jaxddp.weights.torch_layout import namings_of, published
 from jaxddp.workdir.signature import Signature
 
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -31,7 +31,7 @@ STOPPED_AS_A_VALIDATION_BEGINS = """
 import os, signal, sys, time
 import numpy as np, optax
 import jaxddp
-from jaxddp.training.validation.evaluator import Evaluator
+from jaxddp.training.evaluation import Evaluator
 
 evaluate, begun = Evaluator.measure, []
 def slowly(*arguments):

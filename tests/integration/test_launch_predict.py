@@ -8,8 +8,7 @@ from PIL import Image
 from support.processes import Launched
 
 from jaxddp.data.opening import open_inputs
-from jaxddp.inference.features.feature_file import write_features
-from jaxddp.inference.prediction_file import PredictionOutput, write_predictions
+from jaxddp.inference.output_files import PredictionOutput, write_features, write_predictions
 from jaxddp.inference.trained import restore_run
 from jaxddp.mesh import Topology
 

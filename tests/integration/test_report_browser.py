@@ -8,11 +8,9 @@ import pytest
 from support.browser import Browser
 from support.reports import HOSTILE, hostile_page, outcome_of_noise, write_run
 
-from jaxddp.reports.classes import accuracy_tables, run_classes
-from jaxddp.reports.compose import page_of
-from jaxddp.reports.feature_map import feature_map
-from jaxddp.reports.page import ClassSection, render
-from jaxddp.reports.read_runs import read_runs
+from jaxddp.reports.classes import accuracy_tables, feature_map, run_classes
+from jaxddp.reports.compose import ClassSection, page_of, render
+from jaxddp.reports.run_files import read_runs
 
 pytestmark = pytest.mark.ci
 

@@ -17,7 +17,7 @@ from jaxddp.cli import main
 from jaxddp.data.order import EvalOrder
 from jaxddp.mesh import Topology
 from jaxddp.engine.step import Program
-from jaxddp.training.checkpoints.orbax_errors import Barrier
+from jaxddp.training.checkpoints.manager import Barrier
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.listeners.jsonl import JsonLines
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from jaxddp.training.listeners import metric_rows as rows
+from jaxddp.training.listeners import jsonl as rows
 
 Series = dict[str, list[tuple[int, float]]]
 """(step, value) pairs of each scalar, in the order of writing."""

@@ -10,12 +10,10 @@ import numpy as np
 
 from jaxddp.config import Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.inference.outcome import Outcome
-from jaxddp.reports.classes import accuracy_tables, run_classes
-from jaxddp.reports.compose import page_of
-from jaxddp.reports.page import ClassSection, Page
-from jaxddp.reports.read_runs import read_runs
-from jaxddp.reports.validation_images import ValidationImages
+from jaxddp.inference.predictions import Outcome
+from jaxddp.reports.classes import ValidationImages, accuracy_tables, run_classes
+from jaxddp.reports.compose import ClassSection, Page, page_of
+from jaxddp.reports.run_files import read_runs
 from jaxddp.workdir.lock import LOCK_FILE
 from support.data import random_table
 

@@ -21,7 +21,7 @@ from jaxddp.setup.bucket_count import decide
 from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.device_memory import needs_of_batch
-from jaxddp.training.progress.lines import count_parameters
+from jaxddp.training.progress import count_parameters
 
 SAMPLE_IMAGES = 512
 _SAMPLE_BATCH = 16

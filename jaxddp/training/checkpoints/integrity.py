@@ -9,19 +9,24 @@ the metadata of a directory of checkpoints is written once and never changed.
 """
 
 import hashlib
+import json
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import jaxddp.core.files as files
+from jaxddp.config import ParallelConfig
 from jaxddp.core.phases import BYTES, doing, reached
+from jaxddp.core.wording import show
+from jaxddp.overrides import flatten
+from jaxddp.recipe_file import RUN_ID
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
-from jaxddp.training.checkpoints.file_digests import FileVersion, digests_of, file_version, large_files
-from jaxddp.training.checkpoints.manifest_format import Index, StepManifest, sha256
-from jaxddp.training.checkpoints.run_identity import RunIdentity
 
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a work directory."""
@@ -31,9 +36,209 @@ DAMAGED_SUFFIX = ".damaged"
 """The suffix that the directory of a damaged step is given."""
 METADATA = "_CHECKPOINT_METADATA"
 """Orbax's metadata file of a step; Orbax reads the metadata of all steps when it opens the directory."""
+LOCATION_KEYS = ("data.path", "data.name", "data.train", "data.val", "data.unlabelled")
+"""The keys that name the data's location. They may change on resume, because moved data keep their fingerprint."""
+MAY_CHANGE = frozenset(
+    (
+        *("train.duration", "train.accumulate", "train.max_bad_steps", "eval.every", "checkpoint.every", "log.every"),
+        *("log.profile", "log.to", "log.images", "log.guard_formulas", "eval.batch_size", "eval.views"),
+        *("log.project", "log.name", "log.config", "train.stop_after", "train.stop_min_gain", "checkpoint.keep"),
+        *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing", "model.offline"),
+        *("recipe.file", "objects.jax", "objective.teacher", RUN_ID),
+        *(f"parallel.{field.name}" for field in fields(ParallelConfig) if field.name != "reproducible"),
+        *("data.max_bad_images", "data.verify", "data.manifest", "data.local_cache", "data.data_dir", *LOCATION_KEYS),
+    )
+)
+"""The keys that a resumed run may change: its length, cadences, devices, outputs and evaluation. All others belong to
+the recipe. A teacher, like the data, is compared by its fingerprint."""
+LENGTH_KEYS = (
+    *("train.duration", "train.stop_after", "train.stop_min_gain"),
+    *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
+)
+"""The keys that determine when a run ends. A run that has ended continues if one of them changes."""
 _REQUIRED_FILES = (METADATA, "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
 """The files of Orbax that every restore needs."""
 _POLL_SECONDS = 0.02
+_SEAL = "sha256"
+_THREADS = 4
+_LARGE_FILE_BYTES = 1 << 20
+"""A file of at least this many bytes is hashed before the checkpoint is complete."""
+FileVersion = tuple[int, int, int, int]
+"""Device, inode, size and modification time of a file. Renaming the file keeps them; writing to it changes them."""
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """The id of a run, and digests of its settings.
+
+    Attributes:
+        id: a random id, drawn when the run starts.
+        keys: a digest of the names of the keys that are compared on resume, and of the JAX release that made the
+            digests of Python objects in the config.
+        values: a digest of the values of these keys. It is compared only if `keys` is equal, because a new release may
+            have other keys.
+    """
+
+    id: str
+    keys: str
+    values: str
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "RunIdentity | None":
+        """Return the identity in the content of a config.json; None if it has no id, as in older releases."""
+        flat = flatten(dict(config))
+        if not isinstance(run_id := flat.get(RUN_ID), str) or not run_id:
+            return None
+        compared = {key: value for key, value in sorted(flat.items()) if key not in MAY_CHANGE}
+        values = [_plain(value) for value in compared.values()]
+        return cls(run_id, _digest([*compared, flat.get("objects.jax")]), _digest(values))
+
+    @classmethod
+    def in_workdir(cls, directory: Path) -> "RunIdentity | None":
+        """Return the identity of a work directory's run; None if config.json names no run or is unreadable."""
+        with suppress(OSError, ValueError):
+            content = files.parse_json(files.read(directory / CONFIG_FILE))
+            return cls.of(content) if isinstance(content, dict) else None
+        return None
+
+    @classmethod
+    def parse(cls, entry: Any) -> "RunIdentity":
+        """Return the identity that `plain` wrote. Raises: ValueError if the entry is not a run's identity."""
+        names = {field.name for field in fields(cls)}
+        if not isinstance(entry, dict) or entry.keys() != names or not all(isinstance(v, str) for v in entry.values()):
+            raise ValueError(f"its run is {show(entry)}")
+        return cls(**entry)
+
+    def plain(self) -> dict[str, str]:
+        """Return the identity as a dict, to be written as JSON."""
+        return asdict(self)
+
+    def differs(self, config: "RunIdentity") -> str | None:
+        """Return why a checkpoint of this run does not belong to the run of config.json; None if it does."""
+        if self.id != config.id:
+            return f"it belongs to run {self.id}, and {CONFIG_FILE} names run {config.id}; restore the right one"
+        if self.keys == config.keys and self.values != config.values:
+            return f"its settings differ from {CONFIG_FILE}, which has changed; restore them"
+        return None
+
+
+def _digest(values: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with whole floats replaced by integers, so that 1 and 1.0 have the same digest."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+@dataclass(frozen=True)
+class StepManifest:
+    """The content of `STEP/manifest.json`.
+
+    Attributes:
+        files: the size in bytes and the SHA-256 of each file, by its path below the step's directory.
+        run: the run of the checkpoint; None if unknown, as in older releases.
+    """
+
+    step: int
+    files: dict[str, tuple[int, str]]
+    run: RunIdentity | None = None
+
+    @classmethod
+    def parse(cls, data: bytes) -> "StepManifest":
+        """Read the content of the file. Raises: ValueError if the content is invalid."""
+        content = unsealed(data)
+        step, entries, run = content.get("step"), content.get("files"), content.get("run")
+        if type(step) is not int or not isinstance(entries, dict):
+            raise ValueError(f"its step is {show(step)}, its files are {show(entries)}")
+        files = {_path(name): _entry(name, entry) for name, entry in entries.items()}
+        return cls(step, files, None if run is None else RunIdentity.parse(run))
+
+    def encode(self) -> bytes:
+        """Return the content of the file."""
+        files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in self.files.items()}
+        run = {} if self.run is None else {"run": self.run.plain()}
+        return sealed({"step": self.step, **run, "files": files})
+
+    def differs(self, step: int, run: RunIdentity | None) -> str | None:
+        """Return why the manifest is not of this step and run; None if it is. An unknown run is not compared."""
+        if self.run is not None and run is not None and (other := self.run.differs(run)) is not None:
+            return other
+        return f"its manifest is of step {self.step}" if self.step != step else None
+
+
+@dataclass
+class Index:
+    """The content of `manifests.json`.
+
+    Attributes:
+        steps: the SHA-256 of each step's manifest.
+        validations: the SHA-256 of `validation.json`, and of its former content while it is being replaced.
+        run_id: the id of the run of the checkpoints; None if unknown, as in older releases.
+    """
+
+    steps: dict[str, str] = field(default_factory=dict)
+    validations: list[str] = field(default_factory=list)
+    run_id: str | None = None
+
+    @classmethod
+    def parse(cls, data: bytes) -> "Index":
+        """Read the content of the file. Raises: ValueError if the content is invalid."""
+        content = unsealed(data)
+        steps, validations, run_id = content.get("steps"), content.get("validations"), content.get(RUN_ID)
+        if not isinstance(steps, dict) or not all(isinstance(digest, str) for digest in steps.values()):
+            raise ValueError(f"its steps are {show(steps)}")
+        if not isinstance(validations, list) or not all(isinstance(digest, str) for digest in validations):
+            raise ValueError(f"its validations are {show(validations)}")
+        if not isinstance(run_id, str | None):
+            raise ValueError(f"its {RUN_ID} is {show(run_id)}")
+        return cls(steps, validations, run_id)
+
+    def encode(self) -> bytes:
+        """Return the content of the file."""
+        run = {} if self.run_id is None else {RUN_ID: self.run_id}
+        return sealed({**run, "steps": self.steps, "validations": self.validations})
+
+
+def sha256(data: bytes) -> str:
+    """Return the SHA-256 of bytes in hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _path(name: str) -> str:
+    """Return a file's path. Raises: ValueError if it is not a relative path below the step's directory."""
+    path = PurePosixPath(name)
+    os.fsencode(name)  # raises for a lone surrogate
+    if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
+        raise ValueError(f"{show(name)} is not a path below the step's directory")
+    return name
+
+
+def _entry(name: str, entry: Any) -> tuple[int, str]:
+    size, digest = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
+    if type(size) is not int or not isinstance(digest, str):
+        raise ValueError(f"its entry for {show(name)} is {show(entry)}")
+    return size, digest
+
+
+def sealed(content: dict[str, Any]) -> bytes:
+    """Return content as JSON, with the SHA-256 of the content as a further entry."""
+    seal = sha256(json.dumps(content).encode())
+    return (json.dumps({**content, _SEAL: seal}, indent=1) + "\n").encode()
+
+
+def unsealed(data: bytes) -> dict[str, Any]:
+    """Return the content of `sealed` bytes. Raises: ValueError if the SHA-256 in them does not match the content."""
+    try:
+        content = files.parse_json(data)
+        del content[_SEAL]
+        if sealed(content) == data:
+            return content
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise ValueError("its own SHA-256 does not match")
 
 
 class Integrity:
@@ -270,3 +475,33 @@ def _names(folder: Path) -> set[str]:
         relative = Path(place).relative_to(folder)
         paths |= {(relative / name).as_posix() for name in names if not name.startswith(".")}
     return paths - {MANIFEST}
+
+
+def digests_of(folder: Path, names: list[str], known: Mapping[FileVersion, str] | None = None) -> Iterator[str]:
+    """Yield the SHA-256 of each file in hex. A digest in `known` is used if the file has not changed."""
+
+    def digest(name: str) -> str:
+        file = folder / name
+        early_digest = known.get(file_version(file.stat())) if known else None
+        if early_digest is not None:
+            return early_digest
+        with files.open_regular(file) as opened:
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+
+    # Hashing releases Python's lock, so large files are hashed in parallel.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        yield from pool.map(digest, names)
+
+
+def file_version(status: os.stat_result) -> FileVersion:
+    """Return the version of a file."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def large_files(folder: Path) -> Iterable[tuple[Path, FileVersion]]:
+    """Yield the files of a folder that are hashed early, with their versions. Files that vanish are left out."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                if (version := file_version(Path(place, name).stat()))[2] >= _LARGE_FILE_BYTES:
+                    yield Path(place, name), version

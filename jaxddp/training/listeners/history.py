@@ -10,9 +10,8 @@ from jaxddp.core.wording import counted, figure, not_installed
 from jaxddp.mesh import Topology
 from jaxddp.overrides import checked
 from jaxddp.training.events import RunStart
-from jaxddp.training.listeners.jsonl import METRICS
-from jaxddp.training.listeners.metric_rows import Columns, Row, RowListener, parse, series, table
-from jaxddp.training.validation.predicted_images import PredictedImages
+from jaxddp.training.listeners.jsonl import METRICS, Columns, Row, RowListener, parse, series, table
+from jaxddp.training.predicted_images import PredictedImages
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -24,7 +23,7 @@ class History(RowListener):
     """The metrics of a run: `history.train["loss"]`, `history.epochs["seconds"]`, `history.val["top1"]`.
 
     `history.val_ema` holds the metrics of averaged parameters. Each of these is a dict of arrays, which is empty if
-    there are no rows; see `jaxddp.training.listeners.metric_rows.Series`. A notebook shows a history as its curves. A
+    there are no rows; see `jaxddp.training.listeners.jsonl.Series`. A notebook shows a history as its curves. A
     resumed run continues the history after the restored step, with the earlier rows from the metrics.jsonl of its work
     directory; a run from step 0 starts with an empty history.
     """

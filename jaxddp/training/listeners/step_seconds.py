@@ -1,14 +1,18 @@
-"""The seconds of a step by process and phase, and the processes that make the others wait."""
+"""The seconds of a step by process and phase: a listener reports the process that makes the others wait."""
 
+import contextlib
 import json
+import logging
 import statistics
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.core.peers import Spent
+from jaxddp.core.peers import Peers, Spent
+from jaxddp.training.events import Listener, RunStart, StepRecord
 
 FILE = "step_seconds.json"
 """The file of a work directory that holds the last comparison of a job's processes."""
@@ -16,6 +20,10 @@ _COLUMN_OF_PHASE = {"training": "other", "listeners": "other"}
 COLUMNS: tuple[str, ...] = ("input", "dispatch", "device", "save", "other")
 _SLOW_FACTOR, _MIN_STEP_SHARE = 1.5, 0.1
 _MAX_ROWS = 8
+COMPARISON_SECONDS = 30.0
+"""Seconds between two comparisons: long enough that single slow steps do not matter."""
+_LOG_SECONDS = 600.0
+_log = logging.getLogger("jaxddp.training")
 
 
 @dataclass(frozen=True)
@@ -92,3 +100,41 @@ class StepSeconds:
             return cls(int(entries["first"]), int(entries["last"]), seconds)
         except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError) as error:
             raise InputError(f"{path}: cannot be read ({error}); remove it; the next run writes it again") from None
+
+
+class SlowProcesses(Listener):
+    """A listener that compares the time of processes by phase. It logs a slow process, at most every ten minutes."""
+
+    def __init__(self, peers: Peers):
+        self._peers = peers
+
+    def start(self, run: RunStart) -> None:
+        self._file = None if run.workdir is None else run.workdir / FILE
+        self._previous: Mapping[int, Spent] | None = None
+        self._compared_at, self._logged_at = 0.0, dict[tuple[int, str], float]()
+
+    def step(self, record: StepRecord) -> None:
+        now = time.monotonic()
+        if self._previous is not None and now - self._compared_at < COMPARISON_SECONDS:
+            return
+        spent = self._peers.spent()
+        difference = None if self._previous is None else StepSeconds.between(self._previous, spent)
+        if difference is not None:
+            self._report(difference, now)
+        if difference is not None or self._previous is None:
+            self._previous, self._compared_at = spent, now
+
+    def _report(self, spent: StepSeconds, now: float) -> None:
+        if self._file is not None:
+            # This file is optional. If the disk is full, writing a file that the run needs raises the error.
+            with contextlib.suppress(InputError):
+                files.replace(self._file, spent.dumps())
+        slow = [each for each in spent.slow() if now - self._logged_at.get(_key(each), -_LOG_SECONDS) >= _LOG_SECONDS]
+        if slow:
+            self._logged_at |= {_key(each): now for each in slow}
+            steps = f"seconds a step, from step {spent.first + 1:,} to {spent.last:,}:"
+            _log.warning("\n".join([f"{slow[0]}; {steps}", *spent.table()]))
+
+
+def _key(slow: SlowPhase) -> tuple[int, str]:
+    return slow.process, slow.phase

@@ -1,1 +1,0 @@
-"""Features of images: their files, and classifiers of features."""

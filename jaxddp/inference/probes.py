@@ -1,0 +1,113 @@
+"""Classifiers of features, which measure how well the features separate classes.
+
+- `knn`: the weighted vote of the k nearest training images by cosine similarity. The vote of a neighbour with the
+  similarity s is exp(s / temperature). Source: Wu et al. 2018 (arXiv:1805.01978), with k = 20 as in Caron et al. 2021
+  (arXiv:2104.14294).
+- `linear`: logistic regression on standardized features. Its inverse regularization strength C is chosen on a tenth of
+  the training images, similar to Radford et al. 2021 (arXiv:2103.00020), but from fewer values; the regression is then
+  repeated on all of them.
+"""
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxddp.core.errors import InputError
+from jaxddp.core.wording import counted, not_installed
+from jaxddp.inference.feature_formats import LabelledFeatures, check_comparable
+
+NEIGHBOURS, TEMPERATURE = 20, 0.07
+STRENGTHS = tuple(10.0**power for power in range(-5, 6))
+"""The values of C, from strong to weak regularization."""
+_HELD_OUT, _SEED = 0.1, 0
+_MOST_ITERATIONS = 1000
+
+
+class Probe(NamedTuple):
+    """The result of a probe.
+
+    Attributes:
+        predictions: int64[N], the predicted class of each validation image.
+        top1: the share of correct predictions.
+        settings: what the classifier used, for the user.
+    """
+
+    predictions: np.ndarray
+    top1: float
+    settings: str
+
+
+def knn(train: LabelledFeatures, val: LabelledFeatures, neighbours: int = NEIGHBOURS) -> Probe:
+    """Classify validation images by the weighted vote of their nearest training images.
+
+    Raises:
+        InputError: there are fewer training images than neighbours, scikit-learn is not installed, or the files have
+            different networks, layers or classes.
+    """
+    check_comparable(train, val)
+    if neighbours > len(train.labels):
+        raise InputError(f"--neighbours {neighbours}: {train.path} has {counted(len(train.labels), 'usable image')}")
+    sklearn = _sklearn()
+
+    def votes(distances: np.ndarray) -> np.ndarray:
+        # The cosine distance of scikit-learn is 1 minus the similarity.
+        return np.exp((1 - distances) / TEMPERATURE)
+
+    classifier = sklearn.neighbors.KNeighborsClassifier(neighbours, metric="cosine", algorithm="brute", weights=votes)
+    predictions = classifier.fit(train.features, train.labels).predict(val.features)
+    return _probe(predictions, val, f"k {neighbours}, temperature {TEMPERATURE}")
+
+
+def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
+    """Classify validation images by logistic regression.
+
+    Raises:
+        InputError: the training images are all of one class, or fewer than ten; see also `knn`.
+    """
+    check_comparable(train, val)
+    if len(np.unique(train.labels)) < 2 or len(train.labels) < 1 / _HELD_OUT:
+        raise InputError(f"{train.path}: a linear probe needs at least 10 images, of at least 2 classes")
+    sklearn = _sklearn()
+    counts = np.bincount(train.labels)
+    held_out = round(_HELD_OUT * len(train.labels))
+    # A stratified part needs an image of each class, and leaves one.
+    stratify = train.labels if counts[counts > 0].min() > 1 and held_out >= (counts > 0).sum() else None
+    split = sklearn.model_selection.train_test_split
+    rows, held = split(np.arange(len(train.labels)), test_size=held_out, random_state=_SEED, stratify=stratify)
+    with warnings.catch_warnings():
+        # A regression that has not converged is a valid, slightly different classifier.
+        warnings.simplefilter("ignore", sklearn.exceptions.ConvergenceWarning)
+        scores = [
+            _regression(sklearn, strength)
+            .fit(train.features[rows], train.labels[rows])
+            .score(train.features[held], train.labels[held])
+            for strength in STRENGTHS
+        ]
+        strength = STRENGTHS[int(np.argmax(scores))]
+        predictions = _regression(sklearn, strength).fit(train.features, train.labels).predict(val.features)
+    return _probe(predictions, val, f"C {strength:g}, chosen on {counted(held_out, 'held-out training image')}")
+
+
+def _regression(sklearn: Any, strength: float) -> Any:
+    regression = sklearn.linear_model.LogisticRegression(C=strength, max_iter=_MOST_ITERATIONS)
+    return sklearn.pipeline.make_pipeline(sklearn.preprocessing.StandardScaler(), regression)
+
+
+def _probe(predictions: np.ndarray, val: LabelledFeatures, settings: str) -> Probe:
+    return Probe(predictions, float((predictions == val.labels).mean()), settings)
+
+
+def _sklearn() -> Any:
+    """Return scikit-learn with the modules of the probes. Raises: InputError if it is not installed."""
+    try:
+        import sklearn
+        import sklearn.exceptions
+        import sklearn.linear_model
+        import sklearn.model_selection
+        import sklearn.neighbors
+        import sklearn.pipeline
+        import sklearn.preprocessing
+    except ModuleNotFoundError:
+        raise InputError(f"probe: {not_installed('scikit-learn', 'features')}") from None
+    return sklearn

@@ -1,0 +1,337 @@
+"""Tables of runs: progress, speed, the settings in which they differ, and the spread of metrics over their seeds."""
+
+import itertools
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import jaxddp.core.wording as wording
+from jaxddp.config import Config
+from jaxddp.core.wording import duration
+from jaxddp.overrides import flatten
+from jaxddp.recipe_file import RUN_ID
+from jaxddp.reports.run_files import RunFiles, is_run
+
+NOTHING = "-"
+_SHARES = ("data_wait_fraction", "flops_utilization")
+"""Logged values of a step that are shares from 0 to 1."""
+_DEEPEST = 5
+_MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")
+UNKNOWN = "unknown"
+_FREE = (
+    *("seed", "data.path", "data.name", "data.data_dir", "data.local_cache", "parallel.", "log.", "checkpoint."),
+    *("data.verify", "data.manifest", "eval.batch_size", "recipe.file", "objects.jax", RUN_ID),
+)
+"""Prefixes of the keys in which runs of one recipe may differ: devices, location of the data, logging."""
+_RECIPE = (
+    *("parallel.reproducible", "parallel.groups"),
+    *("checkpoint.best", "checkpoint.best_is", "checkpoint.best_smoothing"),
+)
+"""The keys with one of these prefixes that change a result, or the validation that counts as the best."""
+_NO_SETTINGS = ("fingerprint.", "objects.", "recipe.", RUN_ID)
+"""Prefixes of the keys in config.json that are not settings."""
+_HOOKS = "recipe.hooks"
+"""The names of the recipe's hooks, which replace settings: with `get_model`, no setting names the network."""
+_LONGEST_NAME = 3
+
+
+class Cell(NamedTuple):
+    """A cell of a table.
+
+    Attributes:
+        colour: the colour of the run that the cell names.
+        share: a value from 0 to 1, drawn as a bar behind the text.
+    """
+
+    text: str
+    colour: str = ""
+    share: float | None = None
+
+
+class Column(NamedTuple):
+    """A column. A column of numbers is right-aligned."""
+
+    title: str
+    number: bool = True
+
+
+class TextTable(NamedTuple):
+    """A table. A `tall` table scrolls within its own box."""
+
+    columns: tuple[Column, ...]
+    rows: list[tuple[Cell, ...]]
+    tall: bool = False
+
+
+def without_empty_columns(table: TextTable) -> TextTable:
+    """Return the table without its empty columns."""
+    filled = [any(row[index].text != NOTHING for row in table.rows) for index in range(len(table.columns))]
+    columns = tuple(itertools.compress(table.columns, filled))
+    rows = [tuple(itertools.compress(row, filled)) for row in table.rows]
+    return table._replace(columns=columns, rows=rows)
+
+
+def is_share(metric: str) -> bool:
+    """Return whether a metric or another logged value is a share from 0 to 1. Shares are written in percent."""
+    return metric in _SHARES or wording.is_share(metric)
+
+
+def number(metric: str, value: float | None) -> str:
+    """Return a value of a metric as text."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if wording.is_share(metric):
+        return wording.figure(metric, value)
+    if metric in _SHARES:
+        return f"{value:.1%}"
+    if metric == "peak_memory":
+        return wording.size(value)
+    if metric == "images_per_second":
+        return wording.speed(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else wording.decimal(value)
+
+
+def runs_below(directory: Path) -> list[Path]:
+    """Return the work directories among a directory and its subfolders, up to a depth of five.
+
+    Hidden folders and symbolic links are left out.
+    """
+    return sorted(_runs_below(directory, _DEEPEST))
+
+
+def _runs_below(directory: Path, depth: int) -> Iterator[Path]:
+    if is_run(directory):
+        yield directory
+    elif depth:
+        try:
+            entries = [*os.scandir(directory)]
+        except OSError:
+            return  # The folder is not readable, or was just removed.
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                yield from _runs_below(directory / entry.name, depth - 1)
+
+
+def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) -> TextTable:
+    """Return a table of runs: progress, best and last validations, and time of training and validation."""
+    titles = ("step", "best val", "at step", "last val", "epoch", "train + val time")
+    columns = (Column("run", number=False), Column("status", number=False), *map(Column, titles))
+    rows = []
+    for run, colour in zip(runs, colours or [""] * len(runs), strict=True):
+        step = f"{run.step:,}" if run.total_steps is None else f"{run.step:,} of {run.total_steps:,}"
+        best = NOTHING if run.best is None else f"{run.best.metric} {number(run.best.metric, run.best.value)}"
+        at = NOTHING if run.best is None else f"{run.best.step:,}"
+        cells = (run.status, step, best, at, _last(run), _epoch(run), duration(run.duration))
+        rows.append((Cell(run.name, colour), *map(Cell, cells)))
+    return TextTable(columns, rows)
+
+
+def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
+    """Return a table of runs: speed, waiting and utilization (medians of the logged steps), peak memory and time."""
+    titles = ("images/s", "waiting for data", "FLOP utilization", "peak memory", "devices", "processes")
+    columns = (
+        Column("run", number=False),
+        *map(Column, titles),
+        Column("training"),
+        Column("validation"),
+    )
+    rows = []
+    for run, colour in zip(runs, colours, strict=True):
+        medians = [number(name, _median(run, name)) for name in _MEDIANS]
+        counts = [_count(run.result.get(name)) for name in ("devices", "processes")]
+        training = None if run.seconds is None or not len(run.seconds) else float(run.seconds[-1])
+        times = duration(training), duration(run.validation_seconds)
+        cells = (*medians, number("peak_memory", _peak_memory(run)), *counts, *times)
+        rows.append((Cell(run.name, colour), *map(Cell, cells)))
+    return without_empty_columns(TextTable(columns, rows))
+
+
+def _epoch(run: RunFiles) -> str:
+    last = [float(columns["epoch"][-1]) for columns in run.series if "epoch" in columns]
+    finite = [epoch for epoch in last if np.isfinite(epoch)]
+    # The last step may begin another epoch: a run of 6 epochs can end at 6.01.
+    return f"{min(max(finite), run.planned_epochs):.4g}" if finite else NOTHING
+
+
+def _last(run: RunFiles) -> str:
+    if run.best is None:
+        return NOTHING
+    metric = run.best.metric
+    return f"{metric} {number(metric, float(run.validations[metric][-1]))}"
+
+
+def _median(run: RunFiles, metric: str) -> float | None:
+    values = run.series.train.get(metric)
+    return None if values is None or not np.isfinite(values).any() else float(np.nanmedian(values))
+
+
+def _peak_memory(run: RunFiles) -> float | None:
+    values = run.series.train.get("peak_memory")
+    return None if values is None or not np.isfinite(values).any() else float(np.nanmax(values))
+
+
+def _count(value: object) -> str:
+    return str(value) if isinstance(value, int) else NOTHING
+
+
+class Difference(NamedTuple):
+    """The key of a setting, and the text of its value in each run."""
+
+    key: str
+    values: tuple[str, ...]
+
+
+def differences(runs: Sequence[RunFiles]) -> list[Difference]:
+    """Return the settings that differ between runs, in the order of a config."""
+    configs, defaults = [flatten(dict(run.config)) for run in runs], flatten(Config().to_dict())
+    keys = dict.fromkeys([*defaults, *(key for config in configs for key in config if key != RUN_ID)])
+    rows = [Difference(key, tuple(_text(key, config, defaults) for config in configs)) for key in keys]
+    return [row for row in rows if len({*row.values} - {UNKNOWN}) > 1]
+
+
+def changes(run: RunFiles) -> list[Difference]:
+    """Return the settings of a run that differ from the default, each with the default value and the run's value."""
+    config, defaults = flatten(dict(run.config)), flatten(Config().to_dict())
+    settings = {key: value for key, value in config.items() if key == _HOOKS or not key.startswith(_NO_SETTINGS)}
+    rows = [Difference(key, (_text(key, defaults, {}), _text(key, settings, defaults))) for key in settings]
+    return [row for row in rows if len(set(row.values)) > 1]
+
+
+def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
+    """Return groups of the numbers of runs, in the order of the runs. The runs of a group differ in their seed alone.
+
+    A run whose config cannot be read is a group of its own. A second run with the same seed is in another group.
+    """
+    defaults, groups, seeds = flatten(Config().to_dict()), dict[Any, list[int]](), Counter[Any]()
+    for number, run in enumerate(runs):
+        flat = flatten(dict(run.config))
+        keys = [key for key in sorted({*defaults, *flat}) if key in _RECIPE or not key.startswith(_FREE)]
+        recipe: Any = tuple((key, _text(key, flat, defaults)) for key in keys) if flat else number
+        if flat.get("train.sync_every") is not None and flat.get("parallel.groups") is None:
+            # Each process is a group of devices.
+            recipe = recipe, run.result.get("processes")
+        seed = recipe, flat.get("seed")
+        groups.setdefault((recipe, seeds[seed]), []).append(number)
+        seeds[seed] += 1
+    return [tuple(members) for members in groups.values()]
+
+
+def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> list[str]:
+    """Return a name for each group: the settings in which it differs from the other groups."""
+    if len(groups) == 1:
+        return ["all runs"]
+    between_groups = differences([runs[members[0]] for members in groups])
+    naming = [row for row in between_groups if row.key in _RECIPE or not row.key.startswith((*_FREE, *_NO_SETTINGS))]
+    more = ", …" if len(naming) > _LONGEST_NAME else ""
+    names = [
+        ", ".join(f"{row.key.rpartition('.')[2]} {row.values[number]}" for row in naming[:_LONGEST_NAME]) + more
+        for number in range(len(groups))
+    ]
+    return [name or runs[members[0]].name for name, members in zip(names, groups, strict=True)]
+
+
+def _text(key: str, flat: dict[str, Any], defaults: dict[str, Any]) -> str:
+    if key in flat:
+        value = flat[key]
+    elif key == _HOOKS:
+        value = None
+    else:
+        # A key that is newer than the run has its default. The config of a run from Python lacks
+        # whole sections, whose values are unknown.
+        section = key.partition(".")[0] + "."
+        if not any(other.startswith(section) for other in flat) and key != "seed":
+            return UNKNOWN
+        value = defaults.get(key)
+    if key.startswith(_NO_SETTINGS) and isinstance(value, str):
+        return value[:12]
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+class SeedGroup(NamedTuple):
+    """A group of runs that differ in their seed alone. The members are the numbers of the runs."""
+
+    name: str
+    colour: str
+    members: tuple[int, ...]
+
+
+class Spread(NamedTuple):
+    """Mean, standard deviation (ddof 1; NaN for one value), minimum and maximum of n values."""
+
+    n: int
+    mean: float
+    std: float
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        """Return the spread of at least one value. All values must be finite."""
+        array = np.array(values, np.float64)
+        std = float(array.std(ddof=1)) if len(array) > 1 else float("nan")
+        return cls(len(array), float(array.mean()), std, float(array.min()), float(array.max()))
+
+
+class MeanCurve(NamedTuple):
+    """Mean, minimum and maximum over several runs at their common steps, float64[n] each.
+
+    Attributes:
+        positions: the x values by axis, float64[n] each, as means over the runs.
+    """
+
+    positions: dict[str, np.ndarray]
+    mean: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
+
+
+def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
+    """Return the mean of a validation metric over runs; None if they have no common step or one lacks the metric."""
+    if not all(metric in run.validations for run in runs):
+        return None
+    # If a step has two validations, the last validation is used.
+    row_of = [dict(zip(run.series.val["step"].tolist(), itertools.count(), strict=False)) for run in runs]
+    common = sorted(set.intersection(*map(set, row_of)))
+    if not common:
+        return None
+    rows = [[row[step] for step in common] for row in row_of]
+    values = np.stack([run.validations[metric][kept] for run, kept in zip(runs, rows, strict=True)])
+    of_runs = [run.positions(run.series.val) for run in runs]
+    axes = [axis for axis in of_runs[0] if all(axis in of_run for of_run in of_runs)]
+    positions = {axis: np.mean([x[axis][kept] for x, kept in zip(of_runs, rows, strict=True)], 0) for axis in axes}
+    return MeanCurve(positions, values.mean(0), values.min(0), values.max(0))
+
+
+def spread_of(runs: Sequence[RunFiles], metric: str, moment: str) -> Spread | None:
+    """Return the spread of a metric at each run's "best" or "last" validation; None if no run has the metric."""
+    values = [value for run in runs if (value := _value(run, metric, moment)) is not None]
+    return Spread.of(values) if values else None
+
+
+def seed_table(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> TextTable:
+    """Return a table of the spread of each metric in each group of runs."""
+    titles = ("metric", "validation", "n", "mean", "standard deviation", "minimum", "maximum")
+    columns = (Column("runs", number=False), *(Column(title, number=place > 1) for place, title in enumerate(titles)))
+    rows = []
+    metrics = dict.fromkeys(name for run in runs for name in run.metrics)
+    for metric, moment, group in itertools.product(metrics, ("best", "last"), groups):
+        spread = spread_of([runs[member] for member in group.members], metric, moment)
+        if spread is not None:
+            numbers = (number(metric, value) for value in spread[1:])
+            rows.append((Cell(group.name, group.colour), *map(Cell, (metric, moment, str(spread.n), *numbers))))
+    return TextTable(columns, rows)
+
+
+def _value(run: RunFiles, metric: str, moment: str) -> float | None:
+    values = run.validations.get(metric)
+    if values is None or not len(values) or run.best is None:
+        return None
+    value = float(values[run.best.row if moment == "best" else -1])
+    return value if np.isfinite(value) else None

@@ -1,0 +1,385 @@
+"""Exact evaluation: every example is evaluated once, the last batch is padded and masked, and the count is checked.
+
+A validation of a run also reports its progress to listeners, predicts a few images, the same each time, and decides
+about early stopping.
+"""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxddp.config import DataConfig
+from jaxddp.core.errors import InputError
+from jaxddp.core.phases import doing, moved, phase, reached, running_time
+from jaxddp.core.wording import counted, figure, first_line, speed
+from jaxddp.data.batch import Batch
+from jaxddp.data.order import ChosenOrder, Shard
+from jaxddp.data.source import Source
+from jaxddp.engine.objective import BatchArrays, MetricSums, finish_metrics
+from jaxddp.engine.parts.part import Part, measured_states
+from jaxddp.engine.state import TrainState
+from jaxddp.mesh import Topology
+from jaxddp.sections.goal import VAL_EMA, Goal, Mean
+from jaxddp.training.events import EvaluationRecord
+from jaxddp.training.predicted_images import PredictedImages
+
+# More frequent reports would make the devices wait for the host.
+_REPORT_SECONDS = 0.5
+_BATCHES_IN_FLIGHT = 4
+_ON_DEVICES = 4
+"""The largest number of batches whose examples have not been fetched yet."""
+_log = logging.getLogger("jaxddp.training")
+Measure = Callable[[TrainState], Mapping[str, float]]
+"""A function of the user that computes further metrics of a state."""
+Report = Callable[[Mapping[str, float], int], None]
+"""A function that is called during an evaluation with the means and the number of examples so far."""
+
+
+class Measured(NamedTuple):
+    """The metrics of a state over a split.
+
+    Attributes:
+        metrics: all metrics by name (means over the examples, and metrics over the whole set), and `count`, the number
+            of examples.
+        sets: the arrays from which each metric over the whole set was computed, by its name; see
+            `jaxddp.engine.objective`.
+    """
+
+    metrics: dict[str, float]
+    sets: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates a state over a whole split of `num_examples`.
+
+    Attributes:
+        step: returns the metric sums of a batch, or of several batches, stacked.
+        batches: returns a new iterator at each call. It yields the step's arguments after the state, placed on the
+            devices.
+        extra: further functions of the state, whose metrics are added.
+        metrics: the metrics by name; those over the whole set are computed after the last batch.
+    """
+
+    step: Callable[..., MetricSums]
+    batches: Callable[[], Iterator[tuple[Any, ...]]]
+    num_examples: int
+    extra: Sequence[Measure] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(
+        self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
+        """Return the metrics of `measure`."""
+        return self.measure(state, report, between).metrics
+
+    def measure(
+        self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
+    ) -> Measured:
+        """Return the metrics of a state over the split.
+
+        Args:
+            report: called from time to time with the means and the number of examples so far.
+            between: called between two dispatches, equally often by all processes; an error ends the evaluation.
+
+        Raises:
+            RuntimeError: the batches did not hold `num_examples` examples.
+        """
+        with phase("validation"), doing("validating", self.num_examples, "image"):
+            return self._measure(state, report, between)
+
+    def _measure(self, state: TrainState, report: Report | None, between: Callable[[], None]) -> Measured:
+        totals: MetricSums | None = None
+        set_sums = SetSums()
+        in_flight: deque[Any] = deque()
+        begin = last_report = time.perf_counter()
+        for number, feed in enumerate(self.batches()):
+            moved()
+            if number:
+                between()
+                sums = self.step(state, *feed)
+            else:
+                with phase("compile", "compiling validation"):
+                    sums = self.step(state, *feed)
+                begin = time.perf_counter()
+            values = sums.values if sums.values.ndim == 3 else sums.values[None]
+            totals = sums.replace(values=_added(None if totals is None else totals.values, values), sets={})
+            set_sums.add(sums.sets, stacked=sums.values.ndim == 3)
+            in_flight.append(totals.values)
+            if len(in_flight) > (_BATCHES_IN_FLIGHT if sums.values.ndim == 2 else 1):
+                with phase("device"):
+                    jax.block_until_ready(in_flight.popleft())
+            if time.perf_counter() - last_report > _REPORT_SECONDS:
+                seen = totals.count()
+                reached(seen, f"{speed(seen / (time.perf_counter() - begin))} images/s")
+                if report:
+                    report(totals.means(), seen)
+                last_report = time.perf_counter()
+        with phase("device"):
+            seen = totals.count() if totals is not None else 0
+        if totals is None or seen != self.num_examples:
+            raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
+        sets = set_sums.results()
+        metrics = {**totals.means(), **finish_metrics(self.metrics, sets), "count": seen}
+        for measure in self.extra:
+            metrics |= measure(state)
+        return Measured(metrics, sets)
+
+
+def _examples(kept: BatchArrays) -> Any:
+    """Return arrays [n, …] of the examples without padding, from arrays [batches, B, …]."""
+    is_example = kept.mask.reshape(-1) > 0
+    return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[is_example], kept.arrays)
+
+
+class SetSums:
+    """The contributions of the batches so far; `jaxddp.engine.objective.combine_devices` returns them for a batch."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Any] | None = None
+        self._waiting: deque[dict[str, BatchArrays]] = deque()
+        self._fetched: list[dict[str, Any]] = []
+
+    def add(self, contributions: Mapping[str, Any], *, stacked: bool) -> None:
+        """Add the contributions of one batch, or of several, `stacked` along a first axis."""
+        if not contributions:
+            return
+        if not stacked:
+            contributions = jax.tree.map(lambda values: values[None], contributions)
+        sums = {name: each for name, each in contributions.items() if not isinstance(each, BatchArrays)}
+        if sums:
+            self._sums = _added(self._sums, sums)
+        if kept := {name: each for name, each in contributions.items() if isinstance(each, BatchArrays)}:
+            self._waiting.append(kept)
+            if len(self._waiting) > _ON_DEVICES:
+                self._fetch()
+
+    def results(self) -> dict[str, Any]:
+        """Return the arguments of each metric's `finish`, by name, as NumPy arrays."""
+        while self._waiting:
+            self._fetch()
+        examples = jax.tree.map(lambda *parts: np.concatenate(parts), *self._fetched) if self._fetched else {}
+        return {**(jax.device_get(self._sums) or {}), **examples}
+
+    def _fetch(self) -> None:
+        kept: dict[str, BatchArrays] = jax.device_get(self._waiting.popleft())
+        self._fetched.append({name: _examples(each) for name, each in kept.items()})
+
+
+@jax.jit
+def _added(total: Any, batches: Any) -> Any:
+    """Add trees of sums batch by batch, so the result has the same bits for any number of batches in a step.
+
+    Args:
+        total: the sum of earlier batches; None if there are none.
+        batches: the sums of one or more batches, along a first axis.
+    """
+    for number in range(len(jax.tree.leaves(batches)[0])):
+        each = jax.tree.map(lambda values, number=number: values[number], batches)
+        total = each if total is None else jax.tree.map(jax.numpy.add, total, each)
+    return total
+
+
+@dataclass(frozen=True)
+class ImagePredictor:
+    """The predictor of a few images of a source. All processes call it together, and each process gets all predictions.
+
+    The images are read and cropped as for evaluation, once, at the first call.
+
+    Attributes:
+        program: see `jaxddp.engine.predictions.make_classify`; with `explains`, see
+            `jaxddp.engine.predictions.make_explain`.
+        rows: int[n], the rows of the images in the source.
+        max_batch_size: the largest number of images in a batch; a multiple of the number of devices.
+        explains: whether the program also returns heat maps.
+    """
+
+    program: Callable[[TrainState, Batch], tuple[Any, Any]]
+    source: Source
+    rows: np.ndarray
+    data: DataConfig
+    topology: Topology
+    max_batch_size: int
+    explains: bool = False
+
+    def read(self) -> None:
+        """Read the images, if they are not in memory yet. Raises: InputError if an image cannot be used."""
+        _ = self._batches
+
+    def __call__(self, state: TrainState) -> PredictedImages:
+        """Return the predictions of a state. Raises: see `read`."""
+        count, shard = len(self.rows), Shard(self.topology.process_index, self.topology.process_count)
+        placed = (self.topology.place(jax.tree.map(shard.of, batch)) for batch in self._batches)
+        outputs = [self.program(state, batch)[0] for batch in placed]
+        values = jax.tree.map(lambda *arrays: np.concatenate([*map(np.asarray, arrays)])[:count], *outputs)
+        probabilities, heat_maps = values[:2] if self.explains else (values, None)
+        images = np.concatenate([batch.image for batch in self._batches])[:count]
+        labels, names = self.source.labels[self.rows], self.source.class_names
+        return PredictedImages.of(images, labels, probabilities, names, heat_maps)
+
+    @cached_property
+    def _batches(self) -> list[Batch]:
+        """The batches of all images, on the host of every process."""
+        count, devices = len(self.rows), self.topology.num_devices
+        batch_size = min(self.max_batch_size, -(-count // devices) * devices)
+        order = ChosenOrder(len(self.source), batch_size, tuple(self.rows.tolist()))
+        return [*self.source.eval_batches(order, self.data)]
+
+
+class ReportedEvaluation:
+    """The evaluation of the trained parameters, and of parameters that a part of the step averages.
+
+    Args:
+        predictor: predicts the images that listeners request.
+        parts: the parts of the step.
+        epoch: the epoch of a step.
+        notify: called as `notify("evaluation", record)` while an evaluation is in progress.
+
+    Attributes:
+        last: the metrics of the last validation by split, with `count`; empty before the first.
+    """
+
+    def __init__(
+        self,
+        predictor: ImagePredictor | None,
+        parts: Sequence[Part],
+        epoch: Callable[[int], float],
+        notify: Callable[[str, Any], None],
+    ):
+        self._predictor, self._parts, self._epoch, self._notify = predictor, parts, epoch, notify
+        self.last: Mapping[str, Mapping[str, float]] = {}
+
+    def __call__(
+        self, evaluator: Evaluator, step: int, state: TrainState, between: Callable[[], None]
+    ) -> list[EvaluationRecord]:
+        """Validate a state after a step, and return a record for each split; for `between` see `Evaluator`."""
+        states = measured_states(state, self._parts)
+        measured = {split: self._measure_split(evaluator, step, split, each, between) for split, each in states.items()}
+        self.last = {split: means for split, (means, _) in measured.items()}
+        return [record for _, record in measured.values()]
+
+    def _measure_split(
+        self, evaluator: Evaluator, step: int, split: str, state: TrainState, between: Callable[[], None]
+    ) -> tuple[dict[str, float], EvaluationRecord]:
+        begin, epoch, total = running_time(), self._epoch(step), evaluator.num_examples
+
+        def record(metrics: Mapping[str, float], seen: int) -> EvaluationRecord:
+            return EvaluationRecord(step, epoch, metrics, seen, total, running_time() - begin, split)
+
+        def report(means: Mapping[str, float], seen: int) -> None:
+            # `seen == total` would mark the record as final, but after the last batch metrics are still computed.
+            self._notify("evaluation", record(means, min(seen, total - 1)))
+
+        means, sets = evaluator.measure(state, report, between)
+        final_record = record({name: value for name, value in means.items() if name != "count"}, total)
+        return means, replace(final_record, sets=sets)
+
+    def predictions(self, state: TrainState) -> PredictedImages | None:
+        """Return the predictions of the images that listeners request; None if there are no such images.
+
+        After a failure, which is logged in one line, this always returns None. If one process cannot read the images,
+        no process computes predictions, because all must compute them together.
+        """
+        if self._predictor is None:
+            return None
+        peers, fault = self._predictor.topology.peers, ""
+        try:
+            self._predictor.read()
+        except InputError as error:
+            fault = first_line(error)
+        fault = next(filter(None, peers.exchange("images to show", fault)), "")
+        try:
+            if not fault:
+                return self._predictor(state)
+        except jax.errors.JaxRuntimeError as error:
+            # After an error of one device, the other processes wait for it.
+            if not peers.is_alone:
+                raise
+            fault = first_line(error)
+        self._predictor = None
+        _log.warning(f"the predictions to show failed ({fault}) and are left out from here on")
+        return None
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """The state of early stopping, a pure function of the run's validations in their order.
+
+    Attributes:
+        goal: the metric by which validations are compared.
+        stop_after: the run ends after this many validations in a row without gain; None never ends it.
+        min_gain: a validation is a gain if its value is better than `best` by more than `min_gain`.
+        best, step: the value of the best validation, and its step; None and 0 before the first validation.
+        without_gain: the number of validations since the last gain.
+        mean: the smoothed value of the metric.
+    """
+
+    goal: Goal = field(default_factory=Goal)
+    stop_after: int | None = None
+    min_gain: float = 0.0
+    best: float | None = None
+    step: int = 0
+    without_gain: int = 0
+    mean: Mean = field(default_factory=Mean)
+
+    def after(self, step: int, metrics: Mapping[str, float | None]) -> "EarlyStopping":
+        """Return the state after a validation with `flat` metrics. A value that is not finite is no gain."""
+        if self.goal.metric not in metrics:
+            return self
+        value = metrics[self.goal.metric]
+        if value is None or not math.isfinite(value):
+            return replace(self, without_gain=self.without_gain + 1)
+        mean = self.mean.with_value(value, self.goal.smoothing)
+        if self.best is None or self.goal.is_better(mean.value, self.best, self.min_gain):
+            return replace(self, best=mean.value, step=step, without_gain=0, mean=mean)
+        return replace(self, without_gain=self.without_gain + 1, mean=mean)
+
+    def check(self, names: Iterable[str]) -> None:
+        """Check that the goal's metric is one of these `flat` metrics.
+
+        The default goal is checked only if `stop_after` is set. Raises: InputError if the metric is missing. The error
+        lists the metrics.
+        """
+        names = list(names)
+        default = Goal.default(averages=any(name.startswith(VAL_EMA) for name in names))
+        if self.goal != default or self.stop_after is not None:
+            self.goal.check(names)
+
+    @property
+    def stops(self) -> bool:
+        """Whether the run ends."""
+        return self.stop_after is not None and self.without_gain >= self.stop_after
+
+    @property
+    def reason(self) -> str:
+        """The reason for the end of the run, with the best validation."""
+        count = counted(self.without_gain, "validation")
+        if self.best is None:
+            return f"{self.goal.name} was not finite in {count}"
+        smoothed = "smoothed " if self.goal.smoothing else ""
+        best = figure(self.goal.metric, self.best)
+        return f"no gain in {smoothed}{self.goal.name} in {count} since step {self.step}, where it was {best}"
+
+    def reset_patience(self) -> "EarlyStopping":
+        """Return the same state with `without_gain` 0, so that `stop_after` further validations may follow."""
+        return replace(self, without_gain=0)
+
+    def saved(self) -> dict[str, Any]:
+        """Return plain values for a checkpoint."""
+        values = {"best": self.best, "step": self.step, "without_gain": self.without_gain, "mean": [*self.mean]}
+        return {"goal": self.goal.plain(), **values}
+
+    def restored(self, saved: Mapping[str, Any] | None) -> "EarlyStopping":
+        """Return the state with the values of `saved()`; this state if the values are None or of another goal."""
+        if saved is None or saved["goal"] != self.goal.plain():
+            return self
+        values = {name: saved[name] for name in ("best", "step", "without_gain")}
+        return replace(self, **values, mean=Mean(*saved["mean"]))

@@ -1,0 +1,384 @@
+"""The lines of text about a run's progress, and the choice of the display: live with rich, or plain lines."""
+
+import math
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any, TextIO
+
+import jaxddp.core.phases as phases
+from jaxddp.core.duration import Duration
+from jaxddp.core.wording import counted, duration, figure, plural, size, speed
+from jaxddp.sections.goal import VAL, VAL_EMA
+from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage
+
+SECONDS_BETWEEN_FRAMES = 0.1
+# The colours of the curves, which are distinct on light and dark backgrounds.
+TRAIN_COLOUR, VAL_COLOUR, VAL_EMA_COLOUR = "#0072B2", "#D55E00", "#009E73"
+Bar = tuple[str, int, int, str, str]
+"""A bar: its name, the work that is done, all work, its colour, and the text after it."""
+
+
+def progress(stream: TextIO | None = None) -> Listener:
+    """Return a live display in a terminal or a notebook if rich is installed, and plain lines otherwise.
+
+    Without a standard output, as in a daemon, nothing is displayed.
+    """
+    output = stream or sys.stdout
+    if output is None:
+        return Listener()
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError:
+        return PlainLines(output)
+    if output.isatty() and os.environ.get("TERM") not in (None, "", "dumb"):
+        return LiveDisplay(TerminalScreen(output))
+    if output is sys.stdout and Console().is_jupyter:
+        return LiveDisplay(NotebookScreen())
+    return PlainLines(output)
+
+
+def opening(run: RunStart) -> list[str]:
+    """Return the first lines: the sizes of network and batch, the length, the work directory, the validation data."""
+    scale = [counted(count_parameters(run.params), "parameter")] if run.params is not None else []
+    devices = f"{run.devices} x {run.device_kind}" + (f" in {run.processes} processes" if run.processes > 1 else "")
+    scale += [counted(run.num_examples, "example"), f"global batch {run.batch_size:,} on {devices}"]
+    epochs = total_epochs(run)
+    length = [f"{counted(run.total_steps, 'step')} ({_epochs(epochs)} {plural(epochs, 'epoch')})"]
+    length += [f"resuming at step {run.start_step:,}"] if run.start_step else []
+    length += [f"writing to {run.workdir}"] if run.workdir else []
+    if run.traced is not None:
+        nothing = "no step left to trace (the first step compiles and is not traced)"
+        length += [f"tracing steps {run.traced[0]:,} to {run.traced[-1]:,}" if run.traced else nothing]
+    lines = [" | ".join(scale), " | ".join(length)]
+    if run.num_validation:
+        first = f"; the first is {run.first_validated}" if run.first_validated else ""
+        lines.append(f"validating on {counted(run.num_validation, 'example')}{first}")
+    return lines
+
+
+def step(run: RunStart, record: StepRecord, remaining: float | None) -> str:
+    """Return the line of a logged step; `remaining` is in seconds, None if unknown."""
+    line = f"step {record.step}/{run.total_steps}  {position(run, record.epoch)}"
+    return f"{line}  {format_metrics(record.metrics)}  {pace(record)}  ETA {duration(remaining)}"
+
+
+def position(run: RunStart, epoch: float) -> str:
+    """Return the position of the run in epochs: `epoch 1.28/3.2`."""
+    total = total_epochs(run)
+    return f"epoch {min(epoch, total):.2f}/{_epochs(total)}"
+
+
+def _epochs(total: float) -> str:
+    return f"{total:.3g}" if total < 1000 else f"{total:,.0f}"
+
+
+def pace(record: StepRecord) -> str:
+    """Return the learning rate, the speed, the utilization if known, and the share of time spent waiting for data."""
+    rate = "" if record.learning_rate is None else f"lr {record.learning_rate:.4g}  "
+    used = "  ".join([f"{speed(record.images_per_second)} images/s", *_utilization(record.used)])
+    return f"{rate}{used}  data wait {record.data_wait_fraction:.0%}"
+
+
+def epoch(end: EpochMetrics, evaluation: EvaluationRecord | None) -> str:
+    """Return the line of an epoch: its training metrics, those of an evaluation at its last step, and its seconds."""
+    line = f"epoch {end.number:3d}  train {format_metrics(end.metrics)}"
+    line += "" if evaluation is None else f"  {evaluation.split} {format_metrics(evaluation.metrics)}"
+    return f"{line}  {duration(end.seconds)}"
+
+
+def evaluation(record: EvaluationRecord) -> str:
+    """Return the line of an evaluation that is not shown in the line of an epoch."""
+    metrics = f"{record.split} {format_metrics(record.metrics)}"
+    return f"step {record.step}  epoch {record.epoch:.2f}  {metrics}  {record.seen:,} in {duration(record.seconds)}"
+
+
+def closing(run: RunEnd, work_seconds: float) -> str:
+    """Return the last line: the status, the time of training and validation, the last metrics, and the utilization."""
+    line = f"{run.status} at step {run.step:,} after {duration(work_seconds)} of training and validation"
+    line += f" ({duration(run.seconds)} in all)"
+    line += "; the same command resumes it" if run.status == "preempted" else ""
+    line += f": {run.reason}" if run.status == "stopped" else ""
+    splits = {VAL: run.validation, VAL_EMA: run.averaged}
+    results = [f"{split} {format_metrics(metrics)}" for split, metrics in splits.items() if metrics]
+    results += _utilization(run.used)
+    results += [f"peak memory {size(run.used.peak_memory)}"] if run.used.peak_memory is not None else []
+    return "  ".join([line, *results])
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Return metrics as text: `loss 0.4312 top-1 85.21%`."""
+    return " ".join(_format_metric(name, value) for name, value in metrics.items() if name != "count")
+
+
+def total_epochs(run: RunStart) -> float:
+    """Return the length of the run in epochs. If the config gives the duration in epochs, this number is returned.
+
+    A number computed from the steps may be larger, because the last step is a whole batch: six epochs of 1,497 examples
+    are 281 steps of 32 examples, which are 6.01 epochs.
+    """
+    duration_of_config = run.config.get("train", {}).get("duration")
+    if duration_of_config is not None and (length := Duration.parse(duration_of_config)).unit == "epochs":
+        return float(length.amount)
+    return run.total_steps * run.batch_size / run.num_examples
+
+
+def count_parameters(params: Any) -> int:
+    """Return the number of elements in a pytree of arrays or shapes."""
+    import jax  # The line about a run that has ended needs no JAX.
+
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+class RunLines(Listener):
+    """The lines that every display keeps on the screen: the start and the end of a run, its epochs and its evaluations.
+
+    The line of an epoch also shows the evaluation at the epoch's last step, so it is shown after that evaluation.
+
+    Args:
+        keep: shows a line that stays on the screen.
+    """
+
+    def __init__(self, keep: Callable[[str], None]):
+        self._keep = keep
+        self._pending_epoch: StepRecord | None = None
+
+    def start(self, run: RunStart) -> None:
+        self._run, self._last = run, run.start_step
+        self._step_seconds = self._validation_seconds = 0.0
+        self._last_validation: float | None = None
+        self._saved_before = phases.spent().get("save", 0.0)
+        for line in opening(run):
+            self._keep(line)
+
+    def step(self, record: StepRecord) -> None:
+        self.flush()
+        # `jaxddp runs` adds up the same seconds from the log.
+        if record.images_per_second > 0:
+            self._step_seconds += (record.step - self._last) * self._run.batch_size / record.images_per_second
+        self._last = record.step
+        if record.epoch_end is not None:
+            self._pending_epoch = record
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        if not record.final:
+            return
+        self._validation_seconds += record.seconds
+        # The averaged parameters are evaluated in the same validation, after the trained ones.
+        earlier = 0.0 if record.split == VAL else self._last_validation or 0.0
+        self._last_validation = earlier + record.seconds
+        if self._pending_epoch is not None and self._pending_epoch.step == record.step:
+            self.flush(record)
+        else:
+            self.flush()
+            self._keep(evaluation(record))
+
+    def end(self, run: RunEnd) -> None:
+        self.flush()
+        self._keep(closing(run, self._step_seconds + self._validation_seconds))
+
+    def flush(self, record: EvaluationRecord | None = None) -> None:
+        """Show the line of the last finished epoch, if it is not shown yet."""
+        if self._pending_epoch is not None and self._pending_epoch.epoch_end is not None:
+            self._keep(epoch(self._pending_epoch.epoch_end, record))
+        self._pending_epoch = None
+
+    def remaining(self, record: StepRecord) -> float | None:
+        """Estimate the seconds left after a logged step that `step` has received; None if they are unknown.
+
+        They are the mean time of a step so far, with saving, for each step that is left, and the time of the last
+        validation for each validation. Compiling is left out. Before the first validation, an image is assumed to take
+        a third of its time in training, because there is no backward pass.
+        """
+        run, done = self._run, record.step - self._run.start_step
+        if not self._step_seconds:
+            return None
+        saving = phases.spent().get("save", 0.0) - self._saved_before
+        step_seconds, validation = (self._step_seconds + saving) / done, self._last_validation
+        if validation is None:
+            validation = run.num_validation / run.batch_size * step_seconds / 3
+        return (run.total_steps - record.step) * step_seconds + record.validations_left * validation
+
+
+def _utilization(used: Usage) -> list[str]:
+    return [f"MFU {used.flops_utilization:.1%}"] if used.flops_utilization is not None else []
+
+
+def _format_metric(name: str, value: float) -> str:
+    return f"{re.sub(r'^top(?=[0-9]+$)', 'top-', name)} {figure(name, value)}"
+
+
+class PlainLines(RunLines):
+    """A line for each logged step, epoch and evaluation; an epoch and the evaluation at its end share a line.
+
+    If the output cannot be written (its disk is full, or the program that reads it has ended), training continues
+    without printing more lines.
+    """
+
+    def __init__(self, stream: TextIO):
+        super().__init__(self._print)
+        self._stream = stream
+
+    def step(self, record: StepRecord) -> None:
+        # It prints the line of an epoch without an evaluation at its end, which comes before this step's line.
+        super().step(record)
+        self._print(step(self._run, record, self.remaining(record)))
+
+    def _print(self, line: str) -> None:
+        try:
+            print(line, file=self._stream, flush=True)
+        except OSError:
+            # Discard all later output, so that no later print, also at the program's exit, raises the error again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+class TerminalScreen:
+    """A terminal. The picture is redrawn at the bottom, below the kept lines and the output of the program."""
+
+    def __init__(self, stream: TextIO):
+        from rich.console import Console
+
+        # The caller has checked that this is a terminal; variables such as FORCE_COLOR must not change that.
+        self._console = Console(file=stream, force_terminal=True, force_jupyter=False, highlight=False)
+        self._live: Any = None
+
+    def draw(self, picture: Any) -> None:
+        from rich.live import Live
+
+        if self._live is None:
+            is_stdout = self._console.file is sys.stdout
+            # Each record redraws the picture, so rich needs no refresh thread, which could outlive an abrupt exit.
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=is_stdout,
+                redirect_stderr=is_stdout and sys.stderr.isatty(),
+            )
+            self._live.start()
+        self._live.update(picture, refresh=True)
+
+    def keep(self, line: str) -> None:
+        self._console.print(_styled(line), soft_wrap=True)
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+        self._live = None
+
+
+class NotebookScreen:
+    """A notebook's cell. The picture is one display above the lines. Drawing needs IPython, but not ipywidgets."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def draw(self, picture: Any) -> None:
+        from IPython.display import display
+
+        if self._handle is None:
+            self._handle = display(picture, display_id=True)
+        else:
+            self._handle.update(picture)
+
+    def keep(self, line: str) -> None:
+        print(line)
+
+    def close(self) -> None:
+        self._handle = None
+
+
+class LiveDisplay(RunLines):
+    """A progress bar with the time left. Below the bar are the last metrics, or the activity between steps.
+
+    During an evaluation there is a second bar. The lines of epochs, and of evaluations between epochs, stay.
+    """
+
+    def __init__(self, screen: TerminalScreen | NotebookScreen):
+        super().__init__(screen.keep)
+        self._screen = screen
+        self._training: Bar | None = None
+        self._metrics = self._activity = ""
+        self._last_frame = 0.0
+        self._activity_reports = ExitStack()
+        # The thread of `jaxddp.core.phases` draws the seconds of an activity, while the training thread waits.
+        self._lock, self._is_over = threading.RLock(), False
+
+    def start(self, run: RunStart) -> None:
+        super().start(run)
+        self._training = self._training_bar(run.start_step, run.start_step * run.batch_size / run.num_examples, None)
+        self._metrics = "waiting for the first step"
+        self._draw()
+        self._activity_reports.enter_context(phases.reported_to(self._show_activity))
+
+    def step(self, record: StepRecord) -> None:
+        super().step(record)
+        self._training = self._training_bar(record.step, record.epoch, self.remaining(record))
+        self._metrics = f"{format_metrics(record.metrics)}  {pace(record)}"
+        self._draw(at_once=record.epoch_end is not None)
+
+    def evaluation(self, record: EvaluationRecord) -> None:
+        super().evaluation(record)
+        if record.final:
+            self._draw(at_once=True)
+        else:
+            done = f"{record.seen:,}/{record.total:,}  {format_metrics(record.metrics)}"
+            self._draw((record.split, record.seen, record.total, VAL_COLOUR, done))
+
+    def end(self, run: RunEnd) -> None:
+        self._activity_reports.close()
+        with self._lock:
+            self.flush()
+            self._draw(at_once=True)
+            self._is_over = True
+            self._screen.close()
+        super().end(run)
+
+    def _show_activity(self, description: str) -> None:
+        with self._lock:
+            activity = phases.activity()
+            details = activity.details() if description and activity.seconds >= 1 else ""
+            self._activity = f"{description} ... {details}" if details else description
+            if not self._is_over:
+                self._draw(at_once=True)
+
+    def _training_bar(self, step: int, epoch: float, remaining: float | None) -> Bar:
+        total = self._run.total_steps
+        text = f"step {step:,}/{total:,}  {position(self._run, epoch)}  ETA {duration(remaining)}"
+        return "train", step, total, TRAIN_COLOUR, text
+
+    def _draw(self, *bars: Bar, at_once: bool = False) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if at_once or now - self._last_frame >= SECONDS_BETWEEN_FRAMES:
+                self._last_frame = now
+                self._screen.draw(self._picture(bars))
+
+    def _picture(self, bars: Iterable[Bar]) -> Any:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Column, Table
+        from rich.text import Text
+
+        grid = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 1), expand=True)
+        for name, done, total, colour, text in [self._training, *bars] if self._training else bars:
+            bar = ProgressBar(total=max(total, 1), completed=done, complete_style=colour, finished_style=colour)
+            grid.add_row(Text(name, colour), bar, Text(text))
+        picture = Table.grid(expand=True)
+        picture.add_row(grid)
+        picture.add_row(Text(self._activity or self._metrics, no_wrap=True, overflow="ellipsis"))
+        return picture
+
+
+def _styled(line: str) -> Any:
+    from rich.text import Text
+
+    text = Text(line)
+    text.highlight_regex(r"\btrain\b", TRAIN_COLOUR)
+    text.highlight_regex(r"\bval\b", VAL_COLOUR)
+    text.highlight_regex(r"\bval_ema\b", VAL_EMA_COLOUR)
+    text.highlight_regex(r"^epoch +\d+", "bold")
+    return text

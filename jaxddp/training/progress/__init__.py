@@ -1,1 +1,0 @@
-"""The progress of a run on the screen."""

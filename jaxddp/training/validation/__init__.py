@@ -1,1 +1,0 @@
-"""Validation of a run: metrics, predictions to show, and early stopping."""
