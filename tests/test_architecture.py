@@ -119,8 +119,14 @@ DEVICE_FUNCTIONS = {
 }
 """The names of `jax` that only the modules in `DEVICE_MODULES` may use."""
 DEVICE_MODULES = ("job", "mesh")
-REGISTRY = "jaxddp/registry.py"
-"""The module that imports all modules of a folder."""
+BY_NAME = ("jaxddp/registry.py", "jaxddp/cli.py")
+"""The modules that import the module of an entry, or of a command, by its name."""
+TOOLS = {
+    **{"jaxddp.sweeps": "sweeps commands", "jaxddp.reports": "reports sweeps commands"},
+    **{f"jaxddp.inference.{tool}": "inference commands" for tool in ("output_files", "probes", "published_run")},
+    "jaxddp.inference.exports": "inference commands api notebook",
+}
+"""The tools on top of a finished run, and the rooms that may import each."""
 
 SHARED = {"support", "recipes"}
 """Folders of tests/ without tests: `support` has modules that tests import, and `recipes` has recipe files."""
@@ -193,11 +199,21 @@ def allowed_libraries(path: str, source: str) -> list[str]:
     ]
 
 
+def tools_on_top(path: str, source: str) -> list[str]:
+    """Check that only the rooms of `TOOLS` import the tools on top of a finished run."""
+    return [
+        f"{path}:{line}: {name} is a tool on top of a finished run, which {module_of(path)} must not need"
+        for line, name in imports(path, source)
+        for tool, rooms in TOOLS.items()
+        if f"{name}.".startswith(f"{tool}.") and module_of(path) not in rooms.split()
+    ]
+
+
 def imports_by_string(path: str, source: str) -> list[str]:
     """Check that no module imports a module by a string, because the other rules would not find such an import."""
     called = ((node.lineno, node.func) for node in nodes(source) if isinstance(node, ast.Call))
     names = ((line, getattr(func, "attr", None) or getattr(func, "id", "")) for line, func in called)
-    if path == REGISTRY:
+    if path in BY_NAME:
         return []
     return [f"{path}:{line}: {name}" for line, name in names if name in ("import_module", "__import__")]
 
@@ -286,6 +302,7 @@ def module_names(path: str) -> list[str]:
 RULES: dict[Rule, tuple[str, ...]] = {
     layer_order: ("jaxddp", "configs"),
     allowed_libraries: ("jaxddp", "configs"),
+    tools_on_top: ("jaxddp", "configs"),
     imports_by_string: ("jaxddp", "configs"),
     device_queries: ("jaxddp", "configs"),
     empty_package_inits: ("jaxddp",),
@@ -353,6 +370,8 @@ BAD = [
     (shared_test_code, "tests/test_step.py", 'PROGRAM = """\nimport sys\nfrom test_loop import small\n"""'),
     (shared_test_code, "tests/test_step.py", 'code = f"import sys; import test_loop; print({1})"'),
     (shared_test_code, "tests/small.py", "x = 1"),
+    (tools_on_top, "jaxddp/tasks/run_evaluation.py", "def f():\n    from jaxddp.inference import output_files"),
+    (tools_on_top, "jaxddp/api.py", "from jaxddp.reports.tables import run_table"),
 ]
 GOOD = [
     (layer_order, "jaxddp/engine/step.py", "from jaxddp.mesh import Topology\nfrom jaxddp.engine import state"),
@@ -365,6 +384,8 @@ GOOD = [
     ),
     (layer_order, "jaxddp/setup/resources.py", "from jaxddp.job.membership import join"),
     (layer_order, "jaxddp/cli.py", "from jaxddp import train"),
+    (tools_on_top, "jaxddp/api.py", "from jaxddp.inference.exports import export_program"),
+    (tools_on_top, "jaxddp/tasks/run_evaluation.py", "from jaxddp.inference.trained import fitted"),
     (layer_order, "jaxddp/__init__.py", "from jaxddp.api import train"),
     (layer_order, "configs/digits.py", "from jaxddp.config import load"),
     (

@@ -19,7 +19,7 @@ from jaxddp.data.formats.numpy_files import array_names, unpack_array
 from jaxddp.data.labels import Labels
 
 FeatureFormat = Literal["npz", "parquet"]
-FeatureRow = tuple[np.ndarray, str | None]
+FeatureRow = tuple[np.ndarray, Any]
 """The features of an image, float32[D], and its fault, or None."""
 _BYTES_AT_ONCE = 1 << 24
 _EPOCH = (1980, 1, 1, 0, 0, 0)

@@ -215,8 +215,8 @@ class Template:
         words = [self.config]
         for key, entry in zip(self.keys, self.entries, strict=True):
             # An option that ends in "=" is one word with its value.
-            varied = () if key is None else (values[key],)
-            words += [entry[0] + values[key]] if varied and entry[0].endswith("=") else [*entry, *varied]
+            value = () if key is None else (values[key],)
+            words += ["".join((*entry, *value))] if value and entry[0].endswith("=") else [*entry, *value]
         return tuple(words)
 
     def grid(self) -> Iterator[dict[str, str]]:
