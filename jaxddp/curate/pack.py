@@ -41,10 +41,7 @@ class PackOptions:
 
 
 def pack(
-    sources: Mapping[str, Table],
-    out: Path,
-    packing: PackOptions,
-    progress: ProgressBar | None = None,
+    sources: Mapping[str, Table], out: Path, packing: PackOptions, progress: ProgressBar | None = None
 ) -> dict[str, Any]:
     """Write a packed copy of the splits into a directory, and return its manifest.
 

@@ -172,12 +172,7 @@ class ArrayTable:
     def substitutes(self, data: DataConfig) -> None: ...
 
     def train_batches(
-        self,
-        order: Order,
-        data: DataConfig,
-        steps: range,
-        shard: Shard = WHOLE,
-        substitutes: Substitutes | None = None,
+        self, order: Order, data: DataConfig, steps: range, shard: Shard = WHOLE, substitutes: Substitutes | None = None
     ) -> Iterator[Batch]:
         return self._batches(order, steps, shard)
 

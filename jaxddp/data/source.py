@@ -59,12 +59,7 @@ class Source(Examples, Protocol):
         ...
 
     def train_batches(
-        self,
-        order: Order,
-        data: DataConfig,
-        steps: range,
-        shard: Shard = WHOLE,
-        substitutes: Substitutes | None = None,
+        self, order: Order, data: DataConfig, steps: range, shard: Shard = WHOLE, substitutes: Substitutes | None = None
     ) -> Iterator[Batch]:
         """Yield the training batches of the given steps; batches of an `EvalOrder` are padded as in `eval_batches`.
 

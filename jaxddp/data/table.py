@@ -222,12 +222,7 @@ class ExampleTable:
     # TensorFlow takes seconds to import, so modules that import it are imported inside functions.
 
     def train_batches(
-        self,
-        order: Order,
-        data: DataConfig,
-        steps: range,
-        shard: Shard = WHOLE,
-        substitutes: Substitutes | None = None,
+        self, order: Order, data: DataConfig, steps: range, shard: Shard = WHOLE, substitutes: Substitutes | None = None
     ) -> Iterator[Batch]:
         """Yield training batches; see `Source.train_batches`. Images are [B, S, S, C] in the config's `PixelFormat`.
 

@@ -139,12 +139,7 @@ class UnitedSource:
         return order
 
     def train_batches(
-        self,
-        order: Order,
-        data: DataConfig,
-        steps: range,
-        shard: Shard = WHOLE,
-        substitutes: Substitutes | None = None,
+        self, order: Order, data: DataConfig, steps: range, shard: Shard = WHOLE, substitutes: Substitutes | None = None
     ) -> Iterator[Batch]:
         self._check_shard(shard)
         if not isinstance(order, UnitedOrder):

@@ -21,7 +21,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
-import numpy as np
 import simplejpeg
 from PIL import Image
 
@@ -41,7 +40,6 @@ from jaxddp.data.images.header import (
     PROGRESSIVE,
     SOS,
     ImageHeader,
-    Kind,
     Segment,
     check_pillow,
     jpeg_segments,
@@ -68,14 +66,6 @@ _UNKNOWN_SAMPLING = "Could not determine subsampling"
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 _UINT16_MAX = 0xFFFF
 """The largest number in a field of 2 bytes: the blocks between two restarts, or the rows of pixels."""
-# By color type (11.2.1): the bits of a sample, and the samples of a pixel.
-_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
-_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-_PALETTE = 3
-# The first row and column of Adam7's passes, and the steps between rows and columns (8.2).
-_NO_PASSES = ((0, 0, 1, 1),)
-_ADAM7 = (0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1)
-_FILTERS = 5
 _CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 
 
@@ -88,7 +78,8 @@ def verify(data: bytes) -> ImageHeader:
     which takes about half the work of a full decoding. The data must hold as many blocks as the frame has, and end at
     most `MAX_LEFT_OVER` bytes after the last block. This detects three faults: additional data, a header with another
     size, and a file that was cut short and closed with an end marker, whose missing part a decoder would fill
-    with gray. A PNG is decompressed, and its checksums are compared. Other kinds are decoded whole.
+    with gray. Other kinds are decoded whole, and the
+    checksums of a PNG are compared.
 
     A JPEG has no checksum, and nearly any bits decode. So a change can be missed if it keeps the number of blocks.
     Examples are a change of a few bits or bytes, changed color tables, and a header with another size that has the
@@ -101,7 +92,11 @@ def verify(data: bytes) -> ImageHeader:
     segments = [*jpeg_segments(data)] if data.startswith(JPEG_START) else []
     header = parse_header(data, segments)
     try:
-        left_over = _read_to_end(data, header.kind, segments)
+        left_over = _read_jpeg(data, segments) if header.kind == "jpeg" else 0
+        if header.kind == "png":
+            _read_png(data)
+        elif header.kind != "jpeg":
+            check_pillow(data, header.kind)
     except InputError:
         raise
     # A damaged header can cause the last three of these errors.
@@ -115,16 +110,6 @@ def verify(data: bytes) -> ImageHeader:
     return dataclasses.replace(header, left_over=left_over)
 
 
-def _read_to_end(data: bytes, kind: Kind, segments: Sequence[Segment]) -> int:
-    """Return the number of bytes left over. Raises: InputError, or the errors that `verify` catches."""
-    if kind == "jpeg":
-        return _read_jpeg(data, segments)
-    if kind == "png":
-        return png_bytes_left_over(data)
-    check_pillow(data, kind)
-    return 0
-
-
 def _read_jpeg(data: bytes, segments: Sequence[Segment]) -> int:
     """Return the number of bytes left over. Raises: InputError, ValueError, or an error of Pillow."""
     if not has_every_scan(data, segments):
@@ -133,6 +118,20 @@ def _read_jpeg(data: bytes, segments: Sequence[Segment]) -> int:
     # The decoder reports only its first error. An error in the metadata would hide an error in the image data, so
     # the metadata are removed.
     return bytes_left_over(*strip_metadata(data, segments))
+
+
+def _read_png(data: bytes) -> None:
+    """Decode a PNG. Raises: ValueError, struct.error, zlib.error, or an error of Pillow."""
+    with Image.open(io.BytesIO(_without_ancillary_chunks(data)), formats=["PNG"]) as image:
+        # Pillow accepts a missing palette, which TensorFlow rejects, and missing rows of an interlaced image.
+        if image.mode == "P" and image.palette is None:
+            raise ValueError("no palette, though its pixels are indices of one")
+        image.load()
+        most_bytes = 20 * image.width * image.height
+    stream = zlib.decompressobj()
+    stream.decompress(b"".join(chunk[8:-4] for chunk in _chunks(data) if chunk[4:8] == b"IDAT"), most_bytes)
+    if not stream.eof:
+        raise ValueError("image data end too early or too late")
 
 
 def open_sound(data: bytes) -> Image.Image:
@@ -167,7 +166,7 @@ def _with_less_metadata(data: bytes) -> Iterator[bytes]:
         yield strip_metadata(data, segments, adobe=True)[0]
         yield strip_metadata(data, segments)[0]
     elif data.startswith(PNG_START):
-        yield without_ancillary_chunks(data)
+        yield _without_ancillary_chunks(data)
 
 
 def bytes_left_over(data: bytes, segments: Sequence[Segment]) -> int:
@@ -326,84 +325,21 @@ def _pixels(data: bytes) -> bytes:
         return hashlib.sha256(image.tobytes()).digest()
 
 
-def png_bytes_left_over(data: bytes) -> int:
-    """Return the number of bytes of image data after the last row. Raises: ValueError or zlib.error if damaged."""
-    header, compressed, previous, palette = b"", [], b"", False
-    for kind, body in _chunks(data):
-        if (kind == b"IHDR") != (previous == b"") or (kind[0] < ord("a") and kind not in _CRITICAL):
-            raise ValueError(f"a chunk {kind!r} in a wrong place")
-        if kind == b"IHDR":
-            header = body
-        elif kind == b"IDAT":
-            if compressed and previous != kind:
-                raise ValueError("image data in two places")
-            compressed.append(body)
-        elif kind == b"PLTE":
-            if compressed or not 0 < len(body) <= 3 * 256 or len(body) % 3:
-                raise ValueError(f"a wrong palette of {len(body)} bytes")
-            palette = True
-        previous = kind
-    width, height, depth, color, compression, filtering, interlaced = struct.unpack(">IIBBBBB", header)
-    if depth not in _DEPTHS.get(color, ()) or compression or filtering or interlaced > 1:
-        raise ValueError(f"a header with {depth} bits of color type {color}, which do not exist")
-    if color == _PALETTE and not palette:
-        raise ValueError("no palette, though its pixels are indices of one")
-    rows = _rows(height, width, depth * _SAMPLES[color], _ADAM7 if interlaced else _NO_PASSES)
-    return _check_rows(b"".join(compressed), rows)
+def _without_ancillary_chunks(data: bytes) -> bytes:
+    """Return a PNG with its critical chunks only, on which its colors depend (PNG specification, 5.4)."""
+    return PNG_START + b"".join(chunk for chunk in _chunks(data) if chunk[4:8] in _CRITICAL)
 
 
-def without_ancillary_chunks(data: bytes) -> bytes:
-    """Return a sound PNG with its critical chunks only, on which its colors depend (5.4)."""
-    critical = (part for part in _chunks(data) if part[0] in _CRITICAL)
-    return PNG_START + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        for kind, body in critical
-    )
-
-
-def _rows(height: int, width: int, bits: int, passes: tuple[tuple[int, int, int, int], ...]) -> list[tuple[int, int]]:
-    """Return, for each pass, the number of rows and the bytes of a row, including the byte of the filter (7.2)."""
-    sizes = []
-    for top, left, down, across in passes:
-        columns = -(-max(width - left, 0) // across)
-        if columns:
-            sizes.append((-(-max(height - top, 0) // down), 1 + (columns * bits + 7) // 8))
-    return sizes
-
-
-def _check_rows(compressed: bytes, rows: list[tuple[int, int]]) -> int:
-    """Check the compressed rows, and return the number of bytes after them.
-
-    Raises: ValueError or zlib.error if the rows are wrong.
-    """
-    expected = sum(count * size for count, size in rows)
-    stream = zlib.decompressobj()
-    pixels = stream.decompress(compressed, expected + 1)
-    if len(pixels) != expected:
-        raise ValueError(f"{'fewer' if len(pixels) < expected else 'more'} rows than its header says")
-    # zlib reads the checksum at the end only if one more byte is requested. That byte must not exist.
-    if stream.decompress(stream.unconsumed_tail, 1) or not stream.eof:
-        raise ValueError("image data end too early or too late")
-    position = 0
-    for count, size in rows:
-        end = position + count * size
-        if count and np.frombuffer(pixels[position:end:size], np.uint8).max() >= _FILTERS:
-            raise ValueError("a row with an unknown filter")
-        position = end
-    return len(stream.unused_data)
-
-
-def _chunks(data: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield kind and content of each chunk up to the last one. Raises: ValueError if a checksum is wrong."""
+def _chunks(data: bytes) -> Iterator[bytes]:
+    """Yield the chunks of a PNG. Raises: ValueError or struct.error if one is cut short or its checksum is wrong."""
     position, kind = len(PNG_START), b""
     while kind != b"IEND":
         size, kind = struct.unpack_from(">I4s", data, position)
-        end = position + 8 + size
-        body = data[position + 8 : end]
-        if not kind.isalpha() or data[end : end + 4] != struct.pack(">I", zlib.crc32(kind + body)):
+        chunk = data[position : position + size + 12]
+        if not kind.isalpha() or chunk[-4:] != struct.pack(">I", zlib.crc32(chunk[4:-4])):
             raise ValueError(f"a wrong checksum in the chunk {kind!r} at byte {position:,}")
-        yield kind, body
-        position = end + 4
+        yield chunk
+        position += size + 12
 
 
 def strip_metadata(data: bytes, segments: Sequence[Segment], *, adobe: bool = False) -> tuple[bytes, list[Segment]]:

@@ -191,9 +191,7 @@ def _size(data: Any, pixels: PixelFormat) -> Any:
 
     kind = _kind(data, pixels)
     size = tf.cond(
-        kind == _JPEG,
-        lambda: tf.image.extract_jpeg_shape(data)[:2],
-        lambda: tf.cond(kind == _PNG, of_png, of_other),
+        kind == _JPEG, lambda: tf.image.extract_jpeg_shape(data)[:2], lambda: tf.cond(kind == _PNG, of_png, of_other)
     )
     return tf.ensure_shape(size, [2])
 
