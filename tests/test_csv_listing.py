@@ -44,7 +44,7 @@ def test_rows_have_the_order_of_the_file_and_classes_are_its_sorted_labels(root:
     assert train.path.tolist() == train.id.tolist() == [b"b/2.png", b"a.png", b"c.png"]
     assert train.class_names == val.class_names == ("cat", "dog")
     assert train.labels.tolist() == [1, 0, 1] and val.labels.tolist() == [0]
-    assert train.labels.dtype == np.int32 and train.label_sets is None
+    assert train.labels.dtype == np.int32
     open_tables(data(root))
     # In a folder with several formats, the path must name the CSV file. A folder of both splits is no exception.
     (root / "val").mkdir()
@@ -122,37 +122,23 @@ def test_a_single_file_is_split_by_val_share(root: Path):
     assert [len(table) for table in open_splits(data(file, val_share=0.5)).values()] == [1, 2]
 
 
-def test_several_labels_of_a_row_are_read_as_a_set_of_classes(root: Path):
-    train, val = open_csv(root, SEVERAL, "path,label\nd.png,ant\n")
-    assert train.label_sets is not None and val.label_sets is None
-    assert train.class_names == ("ant", "cat", "dog")
-    assert train.label_sets.members.tolist() == [(1, 2), (0,), (0, 1, 2)]
-    assert train.labels.tolist() == [-1, 0, -1]
-    selection = train.rows(np.array([2, 0]))
-    assert selection.label_sets is not None and selection.label_sets.members.tolist() == [(0, 1, 2), (1, 2)]
-
-
 def test_several_labels_are_part_of_the_fingerprint(root: Path):
     first, _ = open_csv(root, SEVERAL, SINGLE)
     other, _ = open_csv(root, SEVERAL.replace("cat;dog", "ant;dog"), SINGLE)
-    assert first.labels.tolist() == other.labels.tolist() and first.fingerprint != other.fingerprint
+    assert first.fingerprint != other.fingerprint
 
 
-def test_selecting_classes_removes_other_labels_and_rows_without_a_label(root: Path):
-    train, _ = open_csv(root, SEVERAL, SINGLE)
-    pets = train.select("cat,dog")
-    assert pets.path.tolist() == [b"a.png", b"c.png"] and pets.label_sets is not None
-    assert pets.label_sets.members.tolist() == [(0, 1), (0, 1)]
-    ants = train.select("ant")
-    assert ants.path.tolist() == [b"b/2.png", b"c.png"] and ants.label_sets is None
-    assert ants.labels.tolist() == [0, 0]
-    ants.check(data(root))
+def test_labels_are_single_if_no_row_of_either_split_has_several_of_the_selected_classes(root: Path):
+    train, val = open_csv(root, SEVERAL, "path,label\nd.png,ant\n", classes="ant")
+    assert train.path.tolist() == [b"b/2.png", b"c.png"] and train.labels.tolist() == [0, 0]
+    assert train.labels.dtype == val.labels.dtype == np.int32
+    train.check(data(root))
 
 
 def test_several_labels_become_rows_of_zeros_and_ones_and_cannot_be_packed(root: Path, tmp_path: Path):
     open_csv(root, SEVERAL, "path,label\nd.png,ant\n")
     expected = (
-        f"{root}/train.csv:2: several labels (cat, dog), but packing accepts one label per row (2 of 3 rows have "
+        f"{root}/a.png: several labels (cat, dog), but packing accepts one label per row (2 of 3 rows have "
         "several); "
         "keep one label per row, or set data.classes to classes of which no row has two"
     )

@@ -10,7 +10,6 @@ from support.runs import setup_of
 from support.shared import sgd
 
 import jaxddp
-from jaxddp.data.labels import LabelSets, as_members
 from jaxddp.data.order import BalancedOrder
 from jaxddp.inference.predictions import Outcome, Predictions
 from jaxddp.training.events import RunStart
@@ -37,8 +36,6 @@ def test_the_repr_of_a_source_has_its_counts_and_classes(solutions):
     assert repr(solutions).startswith(f"ExampleTable({len(solutions)} examples of 3 classes (") and solutions.name(
         0
     ) in repr(solutions)
-    sets = LabelSets(as_members([[0], [0, 1]]), "x.csv", np.arange(2))
-    assert repr(sets) == "LabelSets(2 examples, 1 of several classes)"
 
 
 def test_the_repr_of_an_order_or_a_feed_has_its_counts(setup):

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, about
+from jaxddp.core.errors import InputError, Key, about
 from jaxddp.core.files import whole_folder
 from jaxddp.core.ranges import Range
 from jaxddp.core.threads import map_in_threads
@@ -22,8 +22,8 @@ from jaxddp.core.wording import first_line, show
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, verify
+from jaxddp.data.labels import labels_of
 from jaxddp.data.source import Table
-from jaxddp.data.table import ExampleTable
 from jaxddp.sections.data_section import Pixels
 
 SHARD_BYTES = 1 << 30
@@ -54,8 +54,14 @@ def pack(
     if any(source.pixel_shape is not None for source in sources.values()):
         raise InputError("the images of this data set are already arrays in few files; train on it directly")
     for source in sources.values():
-        if isinstance(source, ExampleTable) and source.label_sets is not None:
-            source.label_sets.check_single(source.class_names)
+        labels = labels_of(source)
+        if labels.several and len(several := np.flatnonzero(labels.values.sum(1) > 1)):
+            names = ", ".join(labels.names[label] for label in labels.of(int(several[0])))
+            raise InputError(
+                f"{source.name(int(several[0]))}: several labels ({names}), but packing accepts one label per row "
+                f"({len(several)} of {len(source)} rows have several)",
+                advice=("keep one label per row, or set ", Key("data.classes"), " to classes of which no row has two"),
+            )
     _check_classes(sources)
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")

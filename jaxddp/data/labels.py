@@ -3,12 +3,12 @@
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, nearest, show, some
 
 ClassSelection = str | Iterable[int | str] | None
@@ -108,79 +108,6 @@ class Labels:
             )
         ids, names = (tuple(all_of[label] for label in chosen) for all_of in (self.ids, self.names))
         return chosen, rows, Labels(values[rows], ids, names)
-
-
-@dataclass(frozen=True, eq=False)
-class LabelSets:
-    """The classes of N examples in a CSV file, at least one class for each example."""
-
-    members: np.ndarray
-    """object[N], tuples of one or more class indices, ascending."""
-    file: str
-    """The CSV file, for messages."""
-    line: np.ndarray
-    """int64[N], the line of each example in the CSV file."""
-
-    def __repr__(self) -> str:
-        return f"LabelSets({counted(len(self.members), 'example')}, {self.several.sum():,} of several classes)"
-
-    @property
-    def several(self) -> np.ndarray:
-        """bool[N], whether an example has more than one class."""
-        return np.array([len(classes) > 1 for classes in self.members], bool)
-
-    @property
-    def first(self) -> np.ndarray:
-        """The first class of each example, int32[N]."""
-        return np.array([classes[0] for classes in self.members], np.int32)
-
-    @property
-    def labels(self) -> np.ndarray:
-        """int32[N], the class of each example that has one class; -1 for examples with several classes."""
-        return np.where(self.several, np.int32(-1), self.first)
-
-    def first_of(self, chosen: np.ndarray) -> np.ndarray:
-        """Return the first class of each example among the chosen classes, int[n]: int32[N], -1 if there is none."""
-        wanted = set(chosen.tolist())
-        return np.array([next((one for one in classes if one in wanted), -1) for classes in self.members], np.int32)
-
-    def rows(self, rows: np.ndarray) -> "LabelSets":
-        """Return the classes of int[n] rows, in that order."""
-        return replace(self, members=self.members[rows], line=self.line[rows])
-
-    def select(self, chosen: np.ndarray) -> "LabelSets":
-        """Return the sets with only the chosen classes.
-
-        Args:
-            chosen: int[n], ascending; these classes are renumbered to 0..n-1. Each example must have at least one.
-        """
-        dense = {label: place for place, label in enumerate(chosen.tolist())}
-        members = [[dense[one] for one in classes if one in dense] for classes in self.members]
-        return replace(self, members=as_members(members))
-
-    def rows_of_classes(self, num_classes: int) -> np.ndarray:
-        """Return multi-hot labels: uint8[N, K], 1 for each class of an example."""
-        hot = np.zeros((len(self.members), num_classes), np.uint8)
-        for row, members in enumerate(self.members):
-            hot[row, list(members)] = 1
-        return hot
-
-    def check_single(self, class_names: tuple[str, ...]) -> None:
-        """Raise `InputError`, with file and line, if an example has several classes."""
-        several = np.flatnonzero(self.several)
-        if len(several):
-            names = ", ".join(class_names[label] for label in self.members[several[0]])
-            raise InputError(
-                f"{self.file}:{self.line[several[0]]}: several labels ({names}), but packing accepts one label per row "
-                f"({len(several)} of {len(self.members)} rows have several)",
-                advice=("keep one label per row, or set ", Key("data.classes"), " to classes of which no row has two"),
-            )
-
-
-def as_members(sets: list[list[int]]) -> np.ndarray:
-    """Convert lists of class indices to the array `LabelSets.members`."""
-    # From tuples of equal length, `np.array` would make a matrix.
-    return np.fromiter((tuple(sorted(classes)) for classes in sets), object, len(sets))
 
 
 def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str]) -> np.ndarray:

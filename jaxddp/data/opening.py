@@ -6,7 +6,7 @@ The modules of `jaxddp/data/formats/` register the formats in `FORMATS`; see `ja
 import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import cast
@@ -60,7 +60,7 @@ def open_unchecked(data: DataConfig, val_limit: int | None = None) -> tuple[Sour
 
 @convert_os_errors()
 def open_full_splits(data: DataConfig) -> dict[str, SourceTable]:
-    """Open both splits without limits. Labels are multi-hot if an image of either split has several labels.
+    """Open both splits without limits.
 
     With `data.verify=manifest`, the images are compared with a manifest; see `compare_with_manifest`.
 
@@ -71,15 +71,21 @@ def open_full_splits(data: DataConfig) -> dict[str, SourceTable]:
         file = find_manifest(_place(data).address, data.manifest)
         with doing(f"reading {file.name}"):
             splits = compare_with_manifest(splits, ImageManifest.read(file), data)
-    return _with_several_labels(splits)
+    return splits
 
 
-def _with_several_labels(splits: dict[str, SourceTable]) -> dict[str, SourceTable]:
-    """Return the splits; their labels are multi-hot if an example of either split has several classes."""
-    listings = [table for table in splits.values() if isinstance(table, ExampleTable)]
-    if len(listings) < len(splits) or all(table.label_sets is None for table in listings):
-        return splits
-    return {split: table.with_several_labels() for split, table in zip(splits, listings, strict=True)}
+def _with_equal_labels(splits: Mapping[str, SourceTable]) -> dict[str, SourceTable]:
+    """Return the splits with multi-hot labels if an example of any split has several classes, else with single labels.
+
+    A listing has multi-hot labels if a row has several; other splits, or the selected classes, may have only one each.
+    """
+    tables = {split: cast(ExampleTable, table) for split, table in splits.items()}
+    multi_hot = [table.labels for table in tables.values() if table.labels.ndim == 2 and table.pixel_shape is None]
+    if not multi_hot:
+        return {**splits}
+    several = any((labels.sum(1) > 1).any() for labels in multi_hot)
+    convert = ExampleTable.with_several_labels if several else ExampleTable.with_single_labels
+    return {split: convert(table) for split, table in tables.items()}
 
 
 @convert_os_errors()
@@ -93,13 +99,15 @@ def open_validation_split(data: DataConfig) -> SourceTable:
     if data.verify == "manifest" or data.val_share is not None:
         return open_full_splits(data)["val"]
     split = "val" if _format_of(place).divided(place) else "train"
-    return _with_several_labels({split: _format_of(place).open(place, split)})[split]
+    return _with_equal_labels({split: _format_of(place).open(place, split)})[split]
 
 
 @convert_os_errors()
 @doing("reading the data set", noun="row")
 def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, SourceTable]:
     """Open "train" and "val" with the selected classes, without checking images.
+
+    Labels are multi-hot if an image of either split has several labels.
 
     Args:
         refuse: a callback with the message about an unusable row, file or split. By default it raises an error. If it
@@ -118,13 +126,14 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, Sou
                 f": {where} has its own validation split",
                 advice=("leave ", Key("data.val_share"), " out, which is for data without this split"),
             )
-        return _open_each_split(data_format, place, str(where))
+        return _with_equal_labels(_open_each_split(data_format, place, str(where)))
     if data.val_share is None:
         raise InputError(
             f"{where}: has no validation split",
             advice=("give ", Key("data.val_share"), ", such as 0.1 to hold out a tenth of each class"),
         )
-    return {**held_out(cast(ExampleTable, data_format.open(place, "train")), data.val_share, str(where))}
+    whole = cast(ExampleTable, data_format.open(place, "train"))
+    return _with_equal_labels({**held_out(whole, data.val_share, str(where))})
 
 
 def _open_each_split(data_format: Format, place: Place, where: str) -> dict[str, SourceTable]:
@@ -183,7 +192,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     if split == "val":
         raise InputError(f"--split val: {path} has no validation split; leave it out for all images")
     with doing("reading the data set"):
-        return _with_several_labels({"train": _format_of(place).open(place, "train")})["train"]
+        return _with_equal_labels({"train": _format_of(place).open(place, "train")})["train"]
 
 
 def _whole_place(path: str, data: DataConfig) -> Place:

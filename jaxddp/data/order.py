@@ -6,9 +6,9 @@ position in the data, and the global batches are the same for any number of host
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -138,12 +138,8 @@ class SampleOrder:
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of the global batch, int64[batch_size]."""
-        epochs, places = np.divmod(positions(step, self.batch_size), self.num_examples)
-        rows = np.empty_like(places)
-        for epoch in np.unique(epochs):
-            inside = epochs == epoch
-            rows[inside] = permutation(self.num_examples, self.seed, int(epoch))[places[inside]]
-        return rows
+        stream = positions(step, self.batch_size)
+        return _of_epochs(stream, self.num_examples, partial(permutation, self.num_examples, self.seed))
 
     def epochs(self, step: int) -> np.ndarray:
         """Return the epoch of each row of `rows(step)`, int64[batch_size]."""
@@ -218,6 +214,13 @@ def unlabelled_seed(seed: int) -> int:
     return int(np.random.Philox(key=np.array([seed, _UNLABELLED_KEY], np.uint64)).random_raw()) >> 1
 
 
+def _of_epochs(stream: np.ndarray, num_examples: int, of_epoch: Callable[[int], np.ndarray]) -> np.ndarray:
+    """Return the values, [..., n], at n positions of a stream of epochs; `of_epoch` returns those of an epoch."""
+    epochs, places = np.divmod(stream, num_examples)
+    existing = np.unique(epochs).tolist()
+    return np.select([epochs == epoch for epoch in existing], [of_epoch(epoch)[..., places] for epoch in existing])
+
+
 def positions(step: int, batch_size: int) -> np.ndarray:
     """Return the positions of a batch in the stream of all examples, int64[batch_size]."""
     if step < 0:
@@ -259,24 +262,20 @@ class BalancedOrder(SampleOrder):
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of the global batch, int64[batch_size]."""
-        return self._of_epochs(step, 0)
+        return self._columns(step)[0]
 
     def epochs(self, step: int) -> np.ndarray:
         """Return the number of earlier appearances of each row of `rows(step)`, int64[batch_size]."""
-        return self._of_epochs(step, 1)
+        return self._columns(step)[1]
 
-    def _of_epochs(self, step: int, column: int) -> np.ndarray:
-        epoch_indices, places = np.divmod(positions(step, self.batch_size), self.num_examples)
-        values = np.empty_like(places)
-        for epoch in np.unique(epoch_indices):
-            inside = epoch_indices == epoch
-            values[inside] = _epoch_rows(self.classes, self.num_examples, self.seed, int(epoch))[column][places[inside]]
-        return values
+    def _columns(self, step: int) -> np.ndarray:
+        stream = positions(step, self.batch_size)
+        return _of_epochs(stream, self.num_examples, partial(_epoch_rows, self.classes, self.num_examples, self.seed))
 
 
 @lru_cache(maxsize=4)
-def _epoch_rows(classes: ClassRows, num_examples: int, seed: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rows, number of earlier appearances of each row), int64[num_examples] each, of epoch `epoch`.
+def _epoch_rows(classes: ClassRows, num_examples: int, seed: int, epoch: int) -> np.ndarray:
+    """Return rows and the number of earlier appearances of each row, int64[2, num_examples], of epoch `epoch`.
 
     Before shuffling, consecutive positions of the stream have consecutive classes, in a cycle. So the classes that
     appear once more than others change from epoch to epoch. Then the positions of the epoch are permuted.
@@ -285,7 +284,7 @@ def _epoch_rows(classes: ClassRows, num_examples: int, seed: int, epoch: int) ->
     turns = (begin + permutation(num_examples, seed, epoch)) % count
     by_class = np.argsort(turns, kind="stable")
     bounds = np.searchsorted(turns[by_class], np.arange(count + 1))
-    rows, before = np.empty((2, num_examples), np.int64)
+    rows, before = columns_of_epoch = np.empty((2, num_examples), np.int64)
     for place, class_rows in enumerate(classes.of_class):
         positions_of_class = by_class[bounds[place] : bounds[place + 1]]
         first = (begin + count - 1 - place) // count
@@ -294,7 +293,7 @@ def _epoch_rows(classes: ClassRows, num_examples: int, seed: int, epoch: int) ->
             orders = _class_orders(len(class_rows), seed, place, int(rounds[0]), int(rounds[-1]))
             rows[positions_of_class] = class_rows[orders[rounds - rounds[0], within]]
             before[positions_of_class] = rounds
-    return rows, before
+    return columns_of_epoch
 
 
 def _class_orders(size: int, seed: int, place: int, first: int, last: int) -> np.ndarray:
@@ -444,12 +443,8 @@ class HostOrder(SampleOrder):
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of the slots in the table of the process, int64[batch_size]."""
-        epochs, places = np.divmod(self._turns(step), self.num_examples)
-        rows, seed = np.empty_like(places), _seed_of_host(self.seed, self.host)
-        for epoch in np.unique(epochs):
-            inside = epochs == epoch
-            rows[inside] = permutation(self.num_examples, seed, int(epoch))[places[inside]]
-        return rows
+        seed = _seed_of_host(self.seed, self.host)
+        return _of_epochs(self._turns(step), self.num_examples, partial(permutation, self.num_examples, seed))
 
     def epoch_indices(self, step: int) -> np.ndarray:
         return self._turns(step) // self.num_examples

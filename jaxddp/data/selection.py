@@ -65,7 +65,7 @@ def held_out(table: ExampleTable, share: float, where: str) -> dict[Split, Examp
     Raises:
         InputError: a class has only one example, and each split needs one.
     """
-    labels = table.labels if table.label_sets is None else table.label_sets.first
+    labels = table.labels.argmax(1) if labels_of(table).several else table.labels
     labelled = labels[labels >= 0]
     single_classes = np.flatnonzero(np.bincount(labelled, minlength=table.num_classes) == 1)
     if len(single_classes):

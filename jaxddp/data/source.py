@@ -170,8 +170,6 @@ def check_labelled(source: Examples, what: str) -> None:
     labels = labels_of(source)
     if labels.several:
         return
-    if (sets := getattr(source, "label_sets", None)) is not None:
-        sets.check_single(source.class_names)
     beyond = np.flatnonzero(labels.values >= source.num_classes)
     if len(beyond):
         label, name = labels.values[beyond[0]], source.name(int(beyond[0]))

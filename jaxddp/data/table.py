@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch, PixelFormat
 from jaxddp.data.faults import Refuse
-from jaxddp.data.labels import ClassSelection, Labels, LabelSets, Record, chosen_classes, labels_of, one_line_repr
+from jaxddp.data.labels import ClassSelection, Labels, Record, labels_of, one_line_repr
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.soundness import Digests, Omissions, Substitutes, Verified
 from jaxddp.data.storage.store import Store, links_out
@@ -38,9 +38,6 @@ class ExampleTable:
     """The index of each class in the whole data set; by default 0 to K-1."""
     offset: np.ndarray | None = None
     """int64[N], the position of the image's record in its file; None if each file has one image."""
-    label_sets: LabelSets | None = None
-    """The classes of each example; None if no example has several. The label of an example with several classes is -1
-    until `with_several_labels` makes the labels multi-hot."""
     made_of: Literal["row", "file", "record"] = "row"
     """The origin of an example, for messages: a row of a listing, a file of a folder, or a record of a file."""
     digests: Digests | None = None
@@ -72,11 +69,12 @@ class ExampleTable:
             width = int(np.strings.str_len(column).max(initial=1))
             digest.update(b"%d %d\n" % (len(column), width))
             digest.update(column.astype(f"S{width}").tobytes())
-        digest.update(labels_of(self).single.astype("<i4").tobytes())
+        single = labels_of(self).single
+        digest.update(single.astype("<i4").tobytes())
         if self.offset is not None:
             digest.update(self.offset.astype("<i8").tobytes())
-        if self.label_sets is not None:
-            digest.update(repr(self.label_sets.members.tolist()).encode())
+        if single is not self.labels and (single < 0).any():
+            digest.update(self.labels.tobytes())
         return digest.hexdigest()
 
     @cached_property
@@ -117,25 +115,18 @@ class ExampleTable:
     def select(self, classes: ClassSelection) -> Self:
         if classes is None:
             return self
-        sets, within = self.label_sets, labels_of(self)
-        if sets is not None:
-            within = replace(within, values=sets.first_of(chosen_classes(classes, self.class_ids)))
-        chosen, rows, labels = within.select(classes, os.fsdecode(self.path[0]))
+        chosen, rows, labels = labels_of(self).select(classes, os.fsdecode(self.path[0]))
         indices = tuple(self.class_indices[label] for label in chosen)
-        table = replace(self.rows(rows)._labelled(labels), class_indices=indices)
-        if sets is not None:
-            table = table.with_label_sets(sets.rows(rows).select(chosen))
-        return table.with_several_labels() if labels_of(self).several else table
+        return replace(self.rows(rows)._labelled(labels), class_indices=indices)
 
     def take(self, limit: int) -> Self:
         return self.rows(labels_of(self).share(limit))
 
     def rows(self, rows: np.ndarray) -> Self:
         offset = None if self.offset is None else self.offset[rows]
-        sets = None if self.label_sets is None else self.label_sets.rows(rows)
         columns = {"id": self.id[rows], "path": self.path[rows], "labels": self.labels[rows]}
         digests = None if self.digests is None else self.digests.rows(rows)
-        return replace(self, **columns, offset=offset, label_sets=sets, digests=digests)
+        return replace(self, **columns, offset=offset, digests=digests)
 
     def without(self, rows: Sequence[int]) -> Self:
         """Return all examples except the given rows. Raises: InputError if no example is left."""
@@ -162,20 +153,18 @@ class ExampleTable:
 
     def without_labels(self) -> Self:
         unknown = Labels(np.full(len(self), -1, np.int32), (), ())
-        return replace(self._labelled(unknown), class_indices=(), label_sets=None)
-
-    def with_label_sets(self, sets: LabelSets) -> Self:
-        """Return the examples with the classes of `sets`; with single labels if no example has several classes."""
-        return replace(self, labels=sets.labels, label_sets=sets if sets.several.any() else None)
+        return replace(self._labelled(unknown), class_indices=())
 
     def with_several_labels(self) -> Self:
         """Return the examples with multi-hot labels, uint8[N, K]."""
         labels = labels_of(self)
         if labels.several:
             return self
-        if self.label_sets is not None:
-            return replace(self, labels=self.label_sets.rows_of_classes(self.num_classes))
         return replace(self, labels=(labels.values[:, None] == np.arange(self.num_classes)).astype(np.uint8))
+
+    def with_single_labels(self) -> Self:
+        """Return the examples with labels int32[N]; -1 where an example has not exactly one class."""
+        return replace(self, labels=labels_of(self).single)
 
     def _labelled(self, labels: Labels) -> Self:
         return replace(self, labels=labels.values, class_ids=labels.ids, class_names=labels.names)

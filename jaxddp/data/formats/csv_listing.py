@@ -26,7 +26,6 @@ from jaxddp.core.phases import reached
 from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, index_of_column, raise_fault
 from jaxddp.data.format import LocalFormat, Match
-from jaxddp.data.labels import LabelSets, as_members
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import DataRoot, TextFile, open_root
 from jaxddp.data.table import ExampleTable
@@ -47,7 +46,7 @@ _DELIMITERS = ",;\t"
 def read_csv(file: Path, split: Split = "train", refuse: Refuse = raise_fault) -> ExampleTable:
     """Read the list of images in a CSV file or, for "val", in the validation file beside it. No image is opened.
 
-    Ids are the paths as written. If a row has several labels, the table has `label_sets`.
+    Ids are the paths as written. If a row has several labels, the labels are multi-hot.
 
     These rows are rejected, with a message that names the file and the line:
 
@@ -143,8 +142,12 @@ def _make_table(
         else:
             rows.append(row)
     paths, lines = np.array([row.path for row in rows], "S"), np.array([row.line for row in rows], np.int64)
-    sets = LabelSets(as_members([[index[label] for label in row.labels] for row in rows]), str(listing.file), lines)
-    table = ExampleTable(root.store, paths, paths, sets.labels, names).with_label_sets(sets)
+    labels = np.array([index[row.labels[0]] for row in rows], np.int32)
+    if any(len(row.labels) > 1 for row in rows):
+        labels = np.zeros((len(rows), len(names)), np.uint8)
+        for row, of_row in zip(rows, labels, strict=True):
+            of_row[[index[label] for label in row.labels]] = 1
+    table = ExampleTable(root.store, paths, paths, labels, names)
     return table.without_links_out(lambda row: f"{listing.file}:{lines[row]}", refuse)
 
 
