@@ -63,7 +63,7 @@ from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.tasks.run_training import task_of_file, train
+from jaxddp.setup.run_training import task_of_file, train
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, StepRecord
 from jaxddp.training.loop import fit
 from jaxddp.training.progress import progress

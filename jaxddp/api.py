@@ -37,36 +37,44 @@ from jaxddp.losses.cross_entropy import softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import ResNet, ResNetSettings, build
-from jaxddp.notebook.argument_checks import check_data, check_evaluators, check_length, check_schedule, check_unlabelled
 from jaxddp.notebook.arguments import (
     Epochs,
     changes_of_cadences,
+    check_data,
+    check_evaluators,
+    check_length,
+    check_schedule,
+    check_unlabelled,
     check_workdir_for,
     config_of_options,
     errors_name_arguments,
     log_settings,
     options_of,
 )
-from jaxddp.notebook.figures import show_inputs, show_predictions
-from jaxddp.notebook.open_data import open_data
-from jaxddp.notebook.results import evaluate, export_weights, topk_accuracy
-from jaxddp.notebook.saved_runs import evaluate_run, load_run
+from jaxddp.notebook.results import (
+    evaluate,
+    evaluate_run,
+    export_weights,
+    load_run,
+    open_data,
+    show_inputs,
+    show_predictions,
+    topk_accuracy,
+)
 from jaxddp.objectives.distillation import distillation
 from jaxddp.overrides import checked, replaced
-from jaxddp.setup.joining import join_job
+from jaxddp.setup.identity import shared_settings
 from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.prepare import prepare
 from jaxddp.setup.recipe import make_recipe
-from jaxddp.setup.resources import resources_of
-from jaxddp.setup.run_setup import RunSetup
-from jaxddp.setup.state_checks import check_setup
+from jaxddp.setup.resources import join_job, resources_of
+from jaxddp.setup.run_setup import RunSetup, check_setup
+from jaxddp.setup.run_training import train_setup
 from jaxddp.setup.user_objects import check_listeners, objects_of_arguments
-from jaxddp.tasks.run_training import train_setup
 from jaxddp.training.evaluation import Measure
 from jaxddp.training.events import Listener
 from jaxddp.training.listeners.history import History
 from jaxddp.training.progress import progress
-from jaxddp.workdir.digests import shared_settings
 
 __all__ = [
     "ArrayTable",

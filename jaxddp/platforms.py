@@ -20,9 +20,7 @@ class Platform:
         precision: the default of `train.precision`.
         float32_products: the dtype whose precision products of float32 arrays have by default.
         operations: the implementations of a network's operations.
-        buckets: the default of `parallel.buckets`, for up to `counted_hosts` hosts if communication overlaps with
-            computation; see `jaxddp.setup.bucket_count`.
-        counted_hosts: the largest number of hosts of a compiled program in which the overlap was counted.
+        buckets: the default of `parallel.buckets`. On GPUs it was counted in programs compiled for one and two hosts.
         ravels: whether the gradients of a bucket are averaged as one array. Otherwise each gradient is an operand of
             its own, and XLA combines the all-reduces.
         ravels_alone: the largest number of elements of the gradients that a single device ravels. On a GPU this saves a
@@ -39,7 +37,6 @@ class Platform:
     float32_products: str = "float32"
     operations: Operations = field(default_factory=Operations)
     buckets: int = 1
-    counted_hosts: int = 0
     ravels: bool = True
     ravels_alone: int = 0
     uses_cpu_compiler: bool = False
@@ -67,7 +64,6 @@ PLATFORMS = {
         float32_products="float16",
         # With seven buckets all communication of a ResNet-50 overlaps with computation.
         buckets=7,
-        counted_hosts=2,
         ravels_alone=sys.maxsize,
         # Without this option XLA chooses algorithms by their measured time, and the order of additions varies.
         reproducible_options={"xla_gpu_deterministic_ops": "True"},

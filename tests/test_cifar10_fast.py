@@ -27,8 +27,8 @@ from jaxddp.recipe_file import read_recipe
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.prepare import initialize, open_experiment
-from jaxddp.tasks.run_training import task_of_file
-from jaxddp.tasks.run_training import train as train_experiment
+from jaxddp.setup.run_training import task_of_file
+from jaxddp.setup.run_training import train as train_experiment
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 RECIPES = ("cifar10_fast", "cifar10_fast_sgd")

@@ -29,9 +29,9 @@ from jaxddp.cli import main
 from jaxddp.command_line.parse import workdir_of
 from jaxddp.commands.eval import parse_eval
 from jaxddp.core.peers import ALONE
+from jaxddp.inference.run_evaluation import evaluate, evaluate_weights
 from jaxddp.recipe_file import read_recipe
 from jaxddp.setup.prepare import initialize, open_experiment
-from jaxddp.tasks.run_evaluation import evaluate, evaluate_weights
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 TRAIN = "LOC_train_solution.csv"
@@ -95,7 +95,7 @@ def test_eval_prints_the_metrics_of_the_run(finished_run, data, capfd):
 
 @pytest.mark.parametrize("peers", [ALONE, Second()])
 def test_only_one_process_of_a_job_prints_the_metrics_of_eval(peers, data, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("jaxddp.tasks.run_evaluation.evaluate", lambda *arguments: {"loss": 0.5, "top1": 1.0})
+    monkeypatch.setattr("jaxddp.inference.run_evaluation.evaluate", lambda *arguments: {"loss": 0.5, "top1": 1.0})
     monkeypatch.setattr("jaxddp.core.peers.joined", lambda: peers)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
     shown = f"loss: 0.5\ntop1: 1\n{tmp_path}: loss 0.5000 top-1 100.00%\n"
@@ -635,7 +635,7 @@ def test_starting_a_finished_run_again_prints_its_result_and_compiles_nothing(fi
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("compiled")
 
-    monkeypatch.setattr("jaxddp.tasks.run_training.initialize", fail)
+    monkeypatch.setattr("jaxddp.setup.run_training.initialize", fail)
     before = {path: path.read_bytes() for path in finished_run.glob("*.json*")}
     assert main(train_words(data, finished_run, "--train.duration", "12 steps")) == 0
     result = json.loads((finished_run / "result.json").read_text())["val"]

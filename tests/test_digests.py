@@ -25,7 +25,7 @@ from jaxddp.data.images.verify import verify
 from jaxddp.data.opening import labelled_and_unlabelled, open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
-from jaxddp.workdir.paths import with_absolute_paths
+from jaxddp.workdir.claim import with_absolute_paths
 
 N, BATCH, BAD_ROW = 8, 4, 3
 

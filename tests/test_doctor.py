@@ -27,7 +27,7 @@ from jaxddp.recipe_file import RecipeFile, read_recipe
 
 ROOT = Path(__file__).parent.parent
 MACHINE_CHECKS = ["environment", "coordinator", "devices", "versions", "all-reduce"]
-CONFIG_CHECKS = ["data", "images", "recipe", "gradients", "step", "work directory"]
+CONFIG_CHECKS = ["data", "images", "recipe", "step", "work directory"]
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,6 @@ def test_a_good_machine_and_config_pass_every_check(tree, tmp_path):
     assert details["images"].startswith("48 read for training") and "11 for validation" in details["images"]
     # 39 images in batches of 8, 6 epochs.
     assert "30 steps of 8 images" in details["recipe"]
-    assert details["gradients"].startswith("1 all-reduce: on the platform cpu, communication does not overlap")
     assert "arguments" in details["step"] and "GFLOP" in details["step"]
     assert "checkpoints up to" in details["work directory"]
     assert list((tmp_path / "w").iterdir()) == []

@@ -16,10 +16,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE
 from jaxddp.recipe_file import read_recipe
 from jaxddp.training.checkpoints.integrity import _REQUIRED_FILES, CHECKPOINTS, Integrity
-from jaxddp.workdir.claim import Claim, claim
-from jaxddp.workdir.ended import describe_end, nothing_to_train
+from jaxddp.workdir.claim import Claim, claim, describe_end, nothing_to_train, with_absolute_paths
 from jaxddp.workdir.lock import locked
-from jaxddp.workdir.paths import with_absolute_paths
 
 RESULT = {"status": "done", "step": 12, "val": {"loss": 0.5, "top1": 0.75, "count": 8}}
 HEAVY = ("jax", "flax", "orbax", "tensorflow")

@@ -14,7 +14,7 @@ from support.recipes import DENSE
 from jaxddp.cli import main
 from jaxddp.command_line.words import words_without
 from jaxddp.core.errors import InputError
-from jaxddp.tasks.rate_range import RateRange, RateTest
+from jaxddp.setup.rate_range import RateRange, RateTest
 from jaxddp.training.events import StepRecord
 
 HOOK = """

@@ -30,8 +30,8 @@ from jaxddp.recipe_file import read_recipe
 from jaxddp.registry import check_names
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.prepare import open_experiment
-from jaxddp.tasks.run_training import task_of_file
-from jaxddp.tasks.run_training import train as run_training
+from jaxddp.setup.run_training import task_of_file
+from jaxddp.setup.run_training import train as run_training
 from jaxddp.training import pictures
 from jaxddp.training.evaluation import ReportedEvaluation
 from jaxddp.training.events import RunStart

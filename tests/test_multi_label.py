@@ -264,7 +264,7 @@ def test_a_run_trains_on_a_listing_with_several_labels_and_predicts(tmp_path, ca
 
 
 def test_the_titles_of_shown_inputs_list_all_their_labels():
-    from jaxddp.notebook.figures import show_inputs
+    from jaxddp.notebook.results import show_inputs
 
     figure = show_inputs(prepare(), 8)
     titles = [axes.get_title().splitlines() for axes in figure.axes if axes.get_title()]

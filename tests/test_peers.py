@@ -111,7 +111,7 @@ def test_a_topology_has_the_process_index_and_count_of_its_peers():
 
 def test_training_compares_everything_with_the_peers_that_it_joined(tmp_path, monkeypatch):
     peers, val = RecordingPeers(), random_table(8, seed=1)
-    monkeypatch.setattr("jaxddp.setup.joining.join", lambda *_, **__: peers)
+    monkeypatch.setattr("jaxddp.setup.resources.join", lambda *_, **__: peers)
     setup = jaxddp.prepare_training(linear_model(), random_table(16), 2, sgd(0.1), 4)
     options = {"val": val, "workdir": tmp_path, "self_test": "always"}
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), **options)

@@ -14,7 +14,7 @@ from support.shared import sgd, shared
 
 import jaxddp
 import jaxddp.core.phases as phases
-import jaxddp.workdir.presence as presence
+import jaxddp.workdir.session as presence
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE
 

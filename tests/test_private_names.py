@@ -33,7 +33,7 @@ USED = {
     "jaxddp/engine/compilation.py": "jax._src.compilation_cache jax._src.compiler jax._src.lru_cache _CACHE_SUFFIX "
     "_cache_write",
     "jaxddp/engine/optimizer.py": "eqns",
-    "jaxddp/workdir/digests.py": "eqns",
+    "jaxddp/setup/identity.py": "eqns",
     "jaxddp/job/membership.py": "jax.experimental.multihost_utils",
     "jaxddp/measure/cost.py": "memory_analysis eqns",
     "jaxddp/inference/exports.py": "jax2onnx.plugins.jax.lax.pad",

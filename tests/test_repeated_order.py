@@ -18,7 +18,7 @@ from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, Shard
 from jaxddp.setup.experiment import make_order
-from jaxddp.setup.local_data import check_placement
+from jaxddp.setup.resources import check_placement
 
 REPEATED = DataConfig(repeats=2, augment=AugmentConfig(policy="trivial_augment"))
 SEEDS = st.integers(0, 2**63 - 1)

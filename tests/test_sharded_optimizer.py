@@ -31,8 +31,8 @@ from jaxddp.engine.replicas import checksums
 from jaxddp.engine.sharded.sharded_state import sharded_axis
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.setup.identity import checksum
 from jaxddp.training.checkpoints.manager import Checkpoints
-from jaxddp.workdir.digests import checksum
 
 STEPS = 20
 TABLE = random_table(50)

@@ -329,7 +329,7 @@ jax.monitoring.register_event_listener(lambda event, **_: events.update([event.r
 if "JAXDDP_TEST_REFUSES" in os.environ:
     sys.modules[os.environ["JAXDDP_TEST_REFUSES"]] = None
 
-import jaxddp.tasks.run_training as training
+import jaxddp.setup.run_training as training
 import jaxddp.models.resnet as resnet
 from jaxddp.cli import main
 from jaxddp.training.listeners.jsonl import JsonLines

@@ -32,9 +32,8 @@ from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.step import Phases, make_local_step, make_train_step
 from jaxddp.engine.unequal.unequal_step import UnequalProgram
-from jaxddp.setup.non_finite_examples import describe_non_finite
-from jaxddp.tasks.run_shares import settle_shares
-from jaxddp.workdir.shares_file import SHARES_FILE
+from jaxddp.setup.make_run import describe_non_finite
+from jaxddp.setup.measured_shares import SHARES_FILE, settle_shares
 
 STEPS, BATCH = 20, 16
 TABLE = random_table(50)
@@ -308,7 +307,7 @@ def speeds(monkeypatch):
         calls.append(setup)
         return tuple(numbers[: setup.topology.num_devices])
 
-    monkeypatch.setattr("jaxddp.tasks.run_shares.measure_shares", measure)
+    monkeypatch.setattr("jaxddp.setup.measured_shares.measure_shares", measure)
     return numbers, calls
 
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 
+from benchmarks.large.buckets import compute_seconds
 from jaxddp.config import Config
 from jaxddp.engine.sharded.sharded_state import sharded_axis
 from jaxddp.models.adapt import adapt
 from jaxddp.models.variables import trees_of
 from jaxddp.registry import MODELS
-from jaxddp.setup.bucket_count import compute_seconds
 
 CLASSES, IMAGE = 1000, (224, 224, 3)
 DEVICE = "NVIDIA H200"

@@ -18,7 +18,7 @@ from benchmarks.large.ways import (
     straggling,
     straggling_of_groups,
 )
-from jaxddp.measure.communication import DGX_H200
+from benchmarks.programs.communication import DGX_H200
 
 LARGEST_BATCH = 32_768
 """The largest global batch of a shipped config, imagenet_resnet50_lars (You et al. 2017, arXiv:1708.03888)."""

@@ -1,7 +1,7 @@
 """The projected step of a large job, in each way to share the work. Nothing above 16 devices was run.
 
-Devices are H200s in hosts of eight. The time of a message is that of `jaxddp.measure.communication`. The times of the
-backward pass and of buckets are those of `jaxddp.setup.bucket_count`, which also decides the number of buckets.
+Devices are H200s in hosts of eight. The time of a message is that of `benchmarks.programs.communication`. The times of
+the backward pass and of buckets are those of `benchmarks.large.buckets`, which also decides the number of buckets.
 
 - All-reduce: as in `jaxddp.engine.buckets`. `SMALL` is the number of buckets of jobs of one or two hosts.
 - Sharded optimizer: reduce-scatters in buckets, and all-gathers of the parameters at the start of the step, in the
@@ -22,10 +22,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
+from benchmarks.large.buckets import WINDOW, best_count, exposed_seconds
 from benchmarks.large.networks import Network
-from jaxddp.measure.communication import DGX_H200, Interconnect
+from benchmarks.programs.communication import DGX_H200, Interconnect
 from jaxddp.platforms import PLATFORMS
-from jaxddp.setup.bucket_count import WINDOW, best_count, exposed_seconds
 
 SMALL = PLATFORMS["gpu"].buckets
 HOST = DGX_H200.devices
@@ -34,7 +34,7 @@ EVERY = (10, 50)
 DECIDED = "all-reduces by the model"
 RINGS = replace(DGX_H200, has_trees=False)
 FORWARD = 1 / 3
-"""The fraction of a step's computation in the forward pass; see `jaxddp.setup.bucket_count`."""
+"""The fraction of a step's computation in the forward pass; see `benchmarks.large.buckets`."""
 OUTER_ARRAYS = 2
 
 

@@ -36,7 +36,7 @@ from benchmarks.faults.hosts import Cable, run
 from jaxddp.config import ParallelConfig
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.setup.joining import join_job
+from jaxddp.setup.resources import join_job
 
 PROCESSES, DEVICES, PORT = 2, 4, 29517
 SIZES = {"4 kB": 4_000, "1 MB": 1_000_000, "100 MB": 100_000_000}

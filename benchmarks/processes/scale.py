@@ -44,8 +44,10 @@ import optax
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+
 from benchmarks.common.harness import Figures, alternate, copy, machine, run_in_processes, take_steps, time_steps
 from benchmarks.common.photographs import CLASSES, photograph_table, write_photographs
+from benchmarks.programs.communication import ring
 from benchmarks.programs.projection import (
     A100_IMAGES_PER_SECOND,
     DGX_A100,
@@ -59,7 +61,6 @@ from jaxddp.cluster.doctor.allreduce import time_all_reduce
 from jaxddp.config import DataConfig
 from jaxddp.core.peers import joined
 from jaxddp.engine.state import TrainState
-from jaxddp.measure.communication import ring
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.setup.run_setup import RunSetup

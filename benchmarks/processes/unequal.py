@@ -35,8 +35,8 @@ from jaxddp.api import prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.job.environment import find_job
 from jaxddp.setup.compiled_programs import unequal_program
+from jaxddp.setup.measured_shares import settle_shares
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.tasks.run_shares import settle_shares
 
 SHARES = (None, "3,1", "auto")
 CLASSES, SIZE, WIDTH, EXAMPLES, LOCAL_BATCH = 10, 32, 16, 1024, 64

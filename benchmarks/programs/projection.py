@@ -1,7 +1,7 @@
 """Projects the time of a data-parallel step to many GPUs, by a model with few parameters. Nothing here is measured.
 
-The time of an all-reduce is that of `jaxddp.measure.communication`: rings within a node, and rings or trees between
-nodes, whichever take less time.
+The time of an all-reduce is that of `benchmarks.programs.communication`: rings within a node, and rings or trees
+between nodes, whichever take less time.
 
     step       = compute + (1 - overlap) * communication
     efficiency = compute / step
@@ -14,7 +14,7 @@ other jobs, kernels slowed down by a collective.
 The parameters of `DGX_A100` are NVIDIA's:
 - NVLink 3: 600 GB/s a GPU, both directions together ("NVIDIA A100 Tensor Core GPU" data sheet): 300 GB/s each way.
 - 8 HDR InfiniBand adapters of 200 Gb/s in a DGX A100 ("NVIDIA DGX A100" data sheet): 25 GB/s each way for each GPU.
-- The share of either bandwidth that is reached, and the latencies, are those of `jaxddp.measure.communication`.
+- The share of either bandwidth that is reached, and the latencies, are those of `benchmarks.programs.communication`.
 - 2470 images/s: ResNet-50 v1.5 in mixed precision on one A100 80GB (NVIDIA/DeepLearningExamples,
   PyTorch/Classification/ConvNets/resnet50v1.5, "Training performance"). There 8 GPUs reach 16621 images/s, 84% of 8
   times one: communication explains hardly any of the loss within a node.
@@ -23,7 +23,7 @@ The parameters of `DGX_A100` are NVIDIA's:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxddp.measure.communication import SHARE_OF_BANDWIDTH, Interconnect, Link
+from benchmarks.programs.communication import SHARE_OF_BANDWIDTH, Interconnect, Link
 
 
 @dataclass(frozen=True)

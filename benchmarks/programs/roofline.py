@@ -2,21 +2,21 @@
 
 A kernel takes the longer of its bytes at the memory's speed and its multiplications at the tensor cores' speed, plus
 the time of a launch. A collective runs beside the kernels between its start and the wait for it, and costs
-its remaining time. `jaxddp.measure.communication` models its time.
+its remaining time. `benchmarks.programs.communication` models its time.
 
 The constants:
 - 4.8 TB/s and 989.5 TFLOP/s in bfloat16, from NVIDIA's data sheet of the H200. Assumptions: 90% and 60% of these are
   reached. On one H200, copies reached 89%, elementwise kernels of XLA 67%, and large matrix products 79%.
 - 1.5 us for the launch of a kernel in a CUDA graph or behind a full queue: an assumption.
-- The links of a DGX H200, as in `jaxddp.measure.communication`.
+- The links of a DGX H200, as in `benchmarks.programs.communication`.
 """
 
 from collections.abc import Sequence
 
 from benchmarks.common.harness import Figures
+from benchmarks.programs.communication import DGX_H200
 from benchmarks.programs.counts import between
 from benchmarks.programs.schedule import COLLECTIVE, Kernel, Schedule
-from jaxddp.measure.communication import DGX_H200
 from jaxddp.measure.cost import peak
 
 DEVICE = "NVIDIA H200"

@@ -33,7 +33,7 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     from jaxddp.setup import resources
     from jaxddp.setup.feed import Feed
     from jaxddp.setup.prepare import open_experiment
-    from jaxddp.tasks.run_training import task_of_file, train
+    from jaxddp.setup.run_training import task_of_file, train
 
     file = read_recipe(name)
     options = parse(Train, Train(file.config, Path(workdir)), "start", overrides)

@@ -184,7 +184,7 @@ def _with_options(
     file = file.set_by_command(keys_set & dict(keys_of(Config)).keys())
     weights = option(rest, "--model.weights") or ("" if file.stored else file.config.model.weights)
     if weights and not measures:
-        from jaxddp.workdir.inherited_settings import with_settings_of_weights
+        from jaxddp.workdir.signature import with_settings_of_weights
 
         offline = value_of_flag(entries, "model.offline", options_of(command), file.config.model.offline)
         file = with_settings_of_weights(file, weights, run_workdir, offline=offline)
@@ -199,7 +199,7 @@ def _with_options(
     file = overridden(file, reset_unread(options.config, keys_set, file.hooks))
     check_read(file.config, file.hooks, lambda keys: _advice(keys, entries, f"{prog} {name}", file.path))
     if file.taken.keys:
-        from jaxddp.workdir.inherited_settings import with_notice
+        from jaxddp.workdir.signature import with_notice
 
         file = with_notice(file, str(weights))
     return replace(options, config=file.config), file

@@ -76,7 +76,7 @@ def run(arguments: list[str]) -> int:
         from jaxddp.inference.trained import network_of_weights, restore_run
         from jaxddp.job.environment import find_job
         from jaxddp.mesh import Topology
-        from jaxddp.setup.joining import join_job
+        from jaxddp.setup.resources import join_job
         from jaxddp.workdir.saved_state import recipe_of_run
 
     peers = join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))

@@ -42,7 +42,7 @@ def run(arguments: list[str]) -> int:
         import jaxddp.core.files as files
         from jaxddp.schedules.peak import batch_factor
         from jaxddp.setup.prepare import initialize, open_experiment
-        from jaxddp.tasks.rate_range import RateRange, config_of_test, find_rate
+        from jaxddp.setup.rate_range import RateRange, config_of_test, find_rate
         from jaxddp.training.pictures import png, rate_figure
 
     out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)

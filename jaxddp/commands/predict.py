@@ -65,7 +65,7 @@ def run(arguments: list[str]) -> int:
         from jaxddp.inference.trained import restore_run
         from jaxddp.job.environment import find_job
         from jaxddp.mesh import Topology
-        from jaxddp.setup.joining import join_job
+        from jaxddp.setup.resources import join_job
 
     peers = join_job(find_job(), ParallelConfig(cpu_devices=options.cpu_devices))
     with doing("looking for the images"):

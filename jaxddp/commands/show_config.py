@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
             base = str(file.path.absolute()), {key: value for key, value in settings.items() if key not in named}
         print(written(file.config, base, options.format), end="")
         return 0
-    from jaxddp.workdir.paths import absolute_settings
+    from jaxddp.workdir.claim import absolute_settings
 
     hidden, origins = unread_keys(file.config, file.hooks), _origins(file, *arguments)
     values = absolute_settings(effective_settings(flatten(file.config.to_dict()), file.hooks))

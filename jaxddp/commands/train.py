@@ -29,13 +29,13 @@ class Train:
 def ended_run(options: Train, file: RecipeFile) -> str:
     """Return lines about the run, if it has ended and the command has nothing to train; else "".
 
-    Only files of the work directory are read. In a job, the processes decide together (`jaxddp.tasks.run_training`),
+    Only files of the work directory are read. In a job, the processes decide together (`jaxddp.setup.run_training`),
     because a network file system may show them different files.
     """
     # A run that has not ended needs none of the imports.
     if options.resume == "never" or not (options.workdir / RESULT).is_file():
         return ""
-    from jaxddp.workdir.ended import nothing_to_train
+    from jaxddp.workdir.claim import nothing_to_train
 
     return nothing_to_train(file, options.workdir)
 
@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> int:
         return 0
     with doing(IMPORTING):
         from jaxddp.setup.prepare import open_experiment
-        from jaxddp.tasks.run_training import task_of_file, train
+        from jaxddp.setup.run_training import task_of_file, train
         from jaxddp.training.listeners.jsonl import METRICS
         from jaxddp.training.listeners.workdir_files import CURVES
         from jaxddp.training.progress import progress

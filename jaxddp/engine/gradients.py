@@ -106,10 +106,6 @@ class Gradients:
             return jax.tree.map(lambda leaf: P(), state)
         return sharded_specs(state, topology.num_devices, self.frozen)
 
-    def with_buckets(self, buckets: int) -> "Gradients":
-        """Return the settings with another largest number of all-reduces, if several can overlap with computation."""
-        return self if self.sizes else replace(self, averaging=replace(self.averaging, buckets=buckets))
-
     def of_slices(self, specs: Any) -> "Gradients":
         """Return the settings for a state with the specs of `specs`.
 

@@ -39,8 +39,8 @@ from jaxddp.inference.prediction_formats import PredictionFormat
 from jaxddp.inference.predictions import OutputRow, Predictions, column_names
 from jaxddp.inference.trained import BatchOutputs, TrainedRun, images_at_once
 from jaxddp.overrides import flatten
+from jaxddp.setup.identity import checksums
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
-from jaxddp.workdir.digests import checksums
 
 _STORED = np.dtype("<f4")
 _NOT_FINITE = "the features are not finite"

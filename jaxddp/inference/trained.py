@@ -43,7 +43,7 @@ from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
 from jaxddp.overrides import checked
 from jaxddp.platforms import platform_named
-from jaxddp.setup.classifier import Classifier
+from jaxddp.setup.compiled_programs import Classifier
 from jaxddp.setup.initial_weights import state_of_weights
 from jaxddp.setup.network_checks import in_precision
 from jaxddp.setup.recipe import model_of

@@ -21,10 +21,10 @@ from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
 from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.objective_section import Temperature
+from jaxddp.setup.identity import checksum
 from jaxddp.setup.layout import Layout
 from jaxddp.setup.network_checks import reason_of_rejection
 from jaxddp.setup.resources import Resources
-from jaxddp.workdir.digests import checksum
 from jaxddp.workdir.signature import NORMALIZED, Signature
 
 _KEY = Key("objective.teacher")

@@ -18,7 +18,7 @@ class ParallelConfig:
     """Simulate this many CPU devices in each process."""
     buckets: Annotated[int, Range(1, 1024)] | None = None
     """Average gradients in at most this many all-reduces, each of which starts as soon as its gradients are ready. If
-    None, 7 on the GPUs of up to two hosts, 1 to 7 on those of more hosts, and otherwise 1; see `jaxddp doctor`."""
+    None, 7 on GPUs, and otherwise 1."""
     shard_optimizer: bool = False
     """Divide the parameters and the optimizer's state among the devices between two steps (ZeRO stages 1 and 2). Each
     device updates its slices, which saves memory. Gradients are the same up to rounding."""

@@ -3,15 +3,19 @@
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 
+from jaxddp.augment.preprocess import Preprocess
+from jaxddp.config import Views
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
+from jaxddp.data.source import Source
 from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.groups.group_mesh import GroupMesh
@@ -33,6 +37,7 @@ from jaxddp.registry import METRICS
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.layout import ImageShape, Layout
 from jaxddp.setup.recipe import Recipe
+from jaxddp.training.evaluation import Evaluator, Measure
 
 _SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
@@ -234,3 +239,57 @@ def _step(objective: Objective, recipe: Recipe, topology: Topology, layout: Layo
 
 def _pieces(objective: Objective) -> tuple[Any, ...]:
     return objective.model, objective.loss, objective.preprocess, objective.metrics
+
+
+@dataclass(frozen=True)
+class Classifier:
+    """A network with the loss and the metrics of evaluation.
+
+    Attributes:
+        model: the network, adapted to the platform; see `jaxddp.models.adapt.for_platform`.
+        loss: the loss without label smoothing.
+        metrics: metrics in addition to the loss, by name.
+        preprocess: turns pixels into the network's input.
+        views: the views of an image whose logits are averaged, see `eval.views`.
+        topology: the devices.
+        programs: the cache of compiled programs.
+    """
+
+    model: Model
+    loss: ExampleLoss
+    metrics: Mapping[str, Any]
+    preprocess: Preprocess
+    views: Views
+    topology: Topology
+    programs: CompiledPrograms = field(default_factory=CompiledPrograms)
+
+    def objective(self, metrics: Mapping[str, Any] | None = None) -> Objective:
+        """Return the objective that measures a batch. `metrics` replaces the classifier's metrics if it is given."""
+        return Objective(
+            self.model, self.loss, self.preprocess, self.metrics if metrics is None else metrics, self.views
+        )
+
+    def evaluator(
+        self,
+        source: Source,
+        batches: Callable[[], Iterator[tuple[Any, ...]]],
+        metrics: Mapping[str, Any] | None = None,
+        extra: Sequence[Measure] = (),
+        *,
+        resident: bool = False,
+    ) -> Evaluator:
+        """Return the evaluator of a labelled source, which measures each example once.
+
+        Args:
+            batches: returns an iterator over the source's batches on the devices. Each batch is in a tuple.
+            metrics: metrics that replace the classifier's.
+            extra: functions of the state that return further metrics.
+            resident: whether the images are on the devices. If so, each tuple is (images, batches without images).
+        """
+        objective = self.objective(metrics)
+        step = self.programs.evaluate(objective, self.topology, resident=resident)
+        return Evaluator(step, batches, len(source), extra, objective.metrics)
+
+    def classify(self) -> Callable[..., Any]:
+        """Return the function (state, batch) -> predictions; see `jaxddp.engine.predictions.make_classify`."""
+        return self.programs.classify(self.objective(), self.topology)

@@ -66,10 +66,6 @@ class Experiment:
         layout = self.layout
         if "config" in fields:
             layout = Layout.of(recipe.config, resources.topology, layout.training_data)
-            same_buckets = recipe.config.parallel.buckets == self.config.parallel.buckets
-            if same_buckets and resources.topology == self.topology:
-                # The network, on which the number may depend, stays the same.
-                layout = layout.with_buckets(self.layout.gradients.averaging.buckets)
         feed = self.feed.divided(layout.gradients.sizes, layout.division)
         return dataclasses.replace(self, recipe=recipe, resources=resources, layout=layout, feed=feed)
 

@@ -1,6 +1,5 @@
 """The layout of a run: the values that it derives from its config, its data and its devices."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -101,10 +100,6 @@ class Layout:
         shapes = _shapes(growth, data.image_shape, plan)
         groups = GroupMesh.of(config, topology)
         return cls(data, plan, steps_of(config, plan), gradients, division, growth, shapes, groups)
-
-    def with_buckets(self, buckets: int) -> "Layout":
-        """Return the layout with another largest number of all-reduces."""
-        return dataclasses.replace(self, gradients=self.gradients.with_buckets(buckets))
 
 
 def _growth(config: Config, image_shape: ImageShape, plan: Plan) -> Growth | None:

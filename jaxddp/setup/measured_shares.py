@@ -1,4 +1,4 @@
-"""Measures the speed of each device, and divides the batches by speed: `parallel.shares` "auto".
+"""The sizes of the devices' slices: for `parallel.shares` "auto", measured at the start of a run, kept in shares.json.
 
 Each device computes the gradient of the slice that it would get if the slices were equal. All devices compute at the
 same time, as in a step, but without communication. The input is random, so the speed does not include the reading of
@@ -6,22 +6,28 @@ images. Process 0 decides from the speeds of all devices, so all processes use t
 """
 
 import json
+import logging
 import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import numpy as np
 
+import jaxddp.core.files as files
+from jaxddp.core.errors import InputError
 from jaxddp.core.phases import moved, phase
 from jaxddp.data.batch import Batch
 from jaxddp.engine.unequal.device_groups import device_arrays
 from jaxddp.engine.unequal.unequal_step import UnequalStep
 from jaxddp.mesh import Device, Topology
+from jaxddp.recipe_file import RUN_ID
 from jaxddp.setup.compiled_programs import unequal_program
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.shares import AUTO, Shares
+from jaxddp.shares import AUTO, Shares, listed
 
 SIMILAR = 0.1
 """Speeds that differ by at most this fraction count as equal: equal slices need one program and no padding."""
@@ -125,3 +131,98 @@ def _seconds(step: UnequalStep, setup: RunSetup, batch: Batch) -> list[float]:
     devices = setup.topology.mesh.local_devices
     with ThreadPoolExecutor(len(devices)) as pool:
         return list(pool.map(wait, devices))
+
+
+_log = logging.getLogger("jaxddp.experiment")
+
+
+SHARES_FILE = "shares.json"
+
+
+@dataclass(frozen=True)
+class SharesFile:
+    """The file of a run.
+
+    Attributes:
+        run_id: the id of the run.
+        devices: the kind of each device, in mesh order, and the number of processes, as text.
+    """
+
+    directory: Path
+    run_id: str
+    devices: str
+
+    @classmethod
+    def of(cls, directory: Path, run_id: str, topology: Topology) -> "SharesFile":
+        """Return the file of a run on the devices of a topology."""
+        kinds = [device.device_kind for device in topology.mesh.devices.flat]
+        return cls(directory, run_id, json.dumps([topology.process_count, kinds]))
+
+    @property
+    def path(self) -> Path:
+        return self.directory / SHARES_FILE
+
+    def read(self) -> tuple[str, str]:
+        """Return the value of `parallel.shares` that the run measured, or "" and a reason to measure again."""
+        if not self.path.exists():
+            return "", "the run did not measure its devices"
+        try:
+            entries = files.parse_json(files.read(self.path))
+            if entries[RUN_ID] != self.run_id:
+                return "", f"{self.path} is of another run"
+            if json.dumps([entries["processes"], entries["devices"]]) != self.devices:
+                return "", "the devices have changed"
+            processes, kinds = json.loads(self.devices)
+            Shares.parse(entries["shares"]).of_devices(len(kinds), processes)
+            return entries["shares"], ""
+        except (OSError, InputError, ValueError, TypeError, KeyError, AttributeError):
+            return "", f"{self.path} is damaged"
+
+    def write(self, shares: str) -> None:
+        """Write the file. Raises: InputError if this fails."""
+        processes, kinds = json.loads(self.devices)
+        content = {RUN_ID: self.run_id, "shares": shares, "processes": processes, "devices": kinds}
+        files.replace(self.path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def settle_shares(setup: RunSetup, file: SharesFile | None = None, *, resumes: bool = False) -> RunSetup:
+    """Return the setup with the sizes of the slices of a run. Measure the devices for "auto", and log a line.
+
+    All processes of a job must call this function together.
+
+    Args:
+        file: the file that keeps the measured shares; None for a run without a work directory.
+        resumes: whether the run is resumed. It then uses the shares of the file, unless the devices have changed.
+
+    Raises:
+        InputError: the file cannot be written; see also `Layout.of`.
+    """
+    if is_auto(setup):
+        setup, origin = _settle_auto(setup, file if resumes else None, file)
+    else:
+        origin = f"parallel.shares={setup.recipe.config.parallel.shares}"
+    if setup.recipe.config.parallel.shares is not None and setup.topology.peers.is_first:
+        sizes = [rows.stop - rows.start for _, rows in setup.slices]
+        _log.info(f"shares: {origin}; slices of {listed(sizes)} images")
+    return setup
+
+
+def _settle_auto(setup: RunSetup, saved: SharesFile | None, file: SharesFile | None) -> tuple[RunSetup, str]:
+    """Return the setup with shares that were saved or are measured now, and their ratio and origin as text."""
+    peers = setup.topology.peers
+    # Process 0 reads the file, because other hosts may not see its last write yet.
+    text = peers.from_first("saved shares", lambda: json.dumps(("", "") if saved is None else saved.read()))
+    shares, reason = json.loads(text)
+    origin = "as measured at the start of the run"
+    if not shares:
+        if reason and peers.is_first:
+            _log.info(f"shares: measured again, because {reason}")
+        speeds = measure_shares(setup)
+        division = setup.division
+        arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
+        shares = peers.from_first("shares", lambda: shares_of(*arguments))
+        origin = f"measured {listed([f'{speed:.3g}' for speed in speeds])} images/s"
+        if file is not None and peers.is_first:
+            file.write(shares)
+    ratios = listed([f"{weight:g}" for weight in Shares.parse(shares).weights])
+    return with_shares(setup, shares), f"{ratios}, {origin}"

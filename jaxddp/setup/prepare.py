@@ -17,17 +17,15 @@ from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.bucket_count import decide
 from jaxddp.setup.compiled_programs import CompiledPrograms, settings
 from jaxddp.setup.experiment import Experiment, early_stopping_of, lay_out
 from jaxddp.setup.fine_tuning import fine_tuned
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
-from jaxddp.setup.joining import join_and_resolve
 from jaxddp.setup.keys_of_hooks import check_keys_of_hooks
 from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.network_checks import brings_weights, check_frozen_state
 from jaxddp.setup.recipe import Recipe, make_recipe
-from jaxddp.setup.resources import Resources, open_resources
+from jaxddp.setup.resources import Resources, join_and_resolve, open_resources
 from jaxddp.setup.run_setup import RunSetup, warn_of_equal_starts
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.weights.match import Shapes
@@ -78,7 +76,7 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
     topology.connect()
     if layout.groups is not None:
         layout.groups.connect()
-    recipe, layout, shapes = complete_recipe(experiment.recipe, layout, topology)
+    recipe, shapes = complete_recipe(experiment.recipe, layout, topology)
     weights = _weights(experiment, recipe.model, shapes) if fresh else {}
     if not fresh:
         recipe = dataclasses.replace(recipe, initialize=None)
@@ -97,7 +95,7 @@ def initialize(experiment: Experiment, *, fresh: bool = True, programs: Compiled
             key = topology.replicate(jax.random.key(Config().seed))
             warn_of_equal_starts(state.params, other(key).params, topology)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
-    experiment = dataclasses.replace(experiment, recipe=recipe, layout=layout)
+    experiment = dataclasses.replace(experiment, recipe=recipe)
     return RunSetup(experiment, model, state, like, weights, programs)
 
 
@@ -126,14 +124,13 @@ def _weights(experiment: Experiment, model: Model, shapes: Shapes) -> dict[str, 
         return initial_weights(path, target, experiment.topology)
 
 
-def complete_recipe(recipe: Recipe, layout: Layout, topology: Topology) -> tuple[Recipe, Layout, Shapes]:
-    """Complete a recipe and its layout with what depends on the network.
+def complete_recipe(recipe: Recipe, layout: Layout, topology: Topology) -> tuple[Recipe, Shapes]:
+    """Complete a recipe with what depends on the network.
 
     Returns:
-        The recipe with the settings of single layers and with averaging, the layout with the number of all-reduces, and
-        the shapes of the network's arrays.
+        The recipe with the settings of single layers and with averaging, and the shapes of the network's arrays.
 
-    Raises: see `fine_tuned`; InputError if the processes decide different numbers of all-reduces.
+    Raises: see `fine_tuned`.
     """
     shape = layout.training_data.image_shape
     params, model_state = trees_of(recipe.model, shape)
@@ -143,8 +140,4 @@ def complete_recipe(recipe: Recipe, layout: Layout, topology: Topology) -> tuple
     opt_state = jax.eval_shape(recipe.optimizer.init, params)
     if layout.groups is not None:
         check_groups(layout.groups, recipe.parts, opt_state)
-    buckets = decide(layout.gradients, recipe.config, topology, recipe.model, params, model_state, shape)
-    if buckets.by_model:
-        topology.peers.agree({"the number of all-reduces": str(buckets.count)})
-        layout = layout.with_buckets(buckets.count)
-    return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state)), layout, shapes
+    return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state)), shapes

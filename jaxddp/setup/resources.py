@@ -1,4 +1,4 @@
-"""The data sources and the devices of a run."""
+"""Opens what a run needs: joins its job, and finds its devices and its data."""
 
 import logging
 from collections.abc import Mapping
@@ -7,8 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from jaxddp.config import Config, DataConfig
-from jaxddp.core.errors import InputError
+from jaxddp.config import Config, DataConfig, ParallelConfig
+from jaxddp.core.errors import InputError, Key
+from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted
 from jaxddp.data.labels import labels_of
@@ -16,10 +17,49 @@ from jaxddp.data.opening import labelled_and_unlabelled, open_tables, open_unche
 from jaxddp.data.selection import few_labels
 from jaxddp.data.source import Source, SourceTable, check_labelled, image_dtype
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
-from jaxddp.engine.compilation import step_options
+from jaxddp.engine.compilation import keep_compiled_programs, step_options
 from jaxddp.engine.gradients import Gradients
-from jaxddp.mesh import Topology
-from jaxddp.setup.local_data import check_placement
+from jaxddp.job.environment import Job, find_job
+from jaxddp.job.membership import join
+from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
+from jaxddp.overrides import flatten
+from jaxddp.platforms import platform_named
+from jaxddp.recipe_file import RecipeFile
+from jaxddp.workdir.claim import with_absolute_paths
+
+
+def join_job(job: Job | None, parallel: ParallelConfig) -> Peers:
+    """Join the job with the time limits of a config. Programs that are compiled later are cached on disk."""
+    if parallel.cpu_devices is not None:
+        simulate_cpu_devices(parallel.cpu_devices)
+    if parallel.reproducible:
+        fix_cpu_threads()
+    waits = {"silence": parallel.heartbeat_timeout, "stall": parallel.stall_timeout}
+    peers = join(job, start=parallel.start_timeout, **waits, shutdown=parallel.shutdown_timeout)
+    keep_compiled_programs(peers)
+    return peers
+
+
+def join_and_resolve(file: RecipeFile) -> tuple[Topology, Config]:
+    """Join the job, check that all processes have the same recipe, and find the devices.
+
+    Returns:
+        The devices, and the config with its precision and absolute paths.
+
+    Raises: InputError if the processes have different recipes, or the devices do not exist.
+    """
+    config = file.config
+    peers = join_job(find_job(), config.parallel)
+    values = {key: str(value) for key, value in flatten(config.to_dict()).items()}
+    peers.agree(values | {"the recipe file's digest": str(file.digest()), "replaced hooks": str(file.replaced)})
+    topology = Topology.create(config.parallel.devices, peers)
+    if file.taken.notice and peers.is_first:
+        _log.info(file.taken.notice)
+    config = with_absolute_paths(config, peers)
+    if config.train.precision is None:
+        config = config.replace(train={"precision": platform_named(topology.platform).precision})
+    return topology, config
+
 
 _log = logging.getLogger("jaxddp.experiment")
 
@@ -168,3 +208,39 @@ def check_pixels(source: Source, trained: Source, data: DataConfig, what: str) -
     if image_dtype(source, data) != image_dtype(trained, data):
         dtypes = f"{image_dtype(source, data)}, and {image_dtype(trained, data)} in the training data"
         raise InputError(f"{what}: pixels of {dtypes}; give both the same dtype")
+
+
+_REASONS: dict[str, tuple[Any, str]] = {
+    "data.cache": ("none", "each device would hold the images of all processes"),
+    "data.sampling": (
+        "shuffled",
+        "the classes are balanced over all examples, and a process knows only its own labels",
+    ),
+    "data.repeats": (1, "the copies of an example would be on one process"),
+    "data.limit": (None, "the examples are chosen among those of all processes"),
+    "data.labels_per_class": (None, "the examples are chosen among those of all processes"),
+    "data.unlabelled": (None, "a second source is not divided among the processes"),
+    "eval.limit": (None, "the examples are chosen among those of all processes"),
+}
+"""The keys that `data.placement=local` does not support: the value that it supports, and the reason."""
+
+
+def check_placement(config: Config, *, unlabelled: bool = False) -> None:
+    """Check that a config with `data.placement=local` has no key that needs the data of all processes.
+
+    Args:
+        unlabelled: whether a source of unlabelled images was passed to the Python API.
+
+    Raises:
+        InputError: a key has an unsupported value.
+    """
+    if config.data.placement == "shared":
+        return
+    values = flatten(config.to_dict())
+    if unlabelled:
+        values["data.unlabelled"] = "a table"
+    for key, (supported, reason) in _REASONS.items():
+        if values[key] != supported:
+            advice = ("leave ", Key(key), " out") if supported is None else ("set ", Key(key), f" to {supported}")
+            shown = Key.plain(key, values[key])
+            raise InputError(shown, " with ", Key.plain("data.placement", "local"), f": {reason}", advice=advice)

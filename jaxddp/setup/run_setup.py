@@ -2,7 +2,8 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,7 @@ import optax
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, refused
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan import Division
@@ -27,23 +28,21 @@ from jaxddp.engine.groups.outer_step import OuterStep
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.programs import Program, loops_are_slow
 from jaxddp.engine.sharded.sharded_state import shardings
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.state import TrainState, first_difference
 from jaxddp.engine.step import TrainStep
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.interface import Model
-from jaxddp.setup.classifier import Classifier
-from jaxddp.setup.compiled_programs import CompiledPrograms, seeded_step
+from jaxddp.setup.compiled_programs import Classifier, CompiledPrograms, seeded_step
 from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.feed import LONGEST_CHUNK, Feed, limit_batch_size
+from jaxddp.setup.identity import identity, objective_identity
 from jaxddp.setup.layout import Layout
 from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights
-from jaxddp.setup.objective_identity import objective_identity
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources, check_comparable
 from jaxddp.training.evaluation import Evaluator, ImagePredictor, Measure
 from jaxddp.training.plan import Plan
 from jaxddp.training.run import Chunk, Chunks
-from jaxddp.workdir.digests import identity
 
 _log = logging.getLogger("jaxddp.experiment")
 
@@ -281,7 +280,7 @@ class RunSetup:
         return ImagePredictor(program, self.validated, rows, self.data.of_evaluation, self.topology, max_batch)
 
     def identity(self) -> dict[str, str]:
-        """Return digests that identify the recipe's objects; see `jaxddp.workdir.digests`."""
+        """Return digests that identify the recipe's objects; see `jaxddp.setup.identity`."""
         # The slots of a batch may depend on the devices.
         batch = self.feed.divided(()).abstract_batch(self.order.batch_size)
         digests = identity(self.recipe, self.state, self.table.num_classes, self.layout.training_data.image_shape)
@@ -310,3 +309,57 @@ def warn_of_equal_starts(params: Any, other: Any, topology: Topology) -> None:
     equal = all(np.array_equal(one.addressable_data(0), two.addressable_data(0)) for one, two in pairs)
     if leaves and equal and topology.peers.is_first:
         _log.warning("every seed starts from the same parameters, because they do not depend on the key of the seed")
+
+
+def check_setup(setup: Any) -> None:
+    """Raise `InputError` if `setup` is no `RunSetup`."""
+    if not isinstance(setup, RunSetup):
+        raise refused("setup", setup, "give what prepare_training returned")
+
+
+def check_state(state: Any, setup: RunSetup) -> None:
+    """Check that a state has the parameters and the model state of a setup's network.
+
+    Raises:
+        InputError: the object is no state, or an array differs. The message names the object or the first such array.
+    """
+    check_setup(setup)
+    _check_arrays(state, setup, lambda state: {"params": state.params, "model_state": state.model_state})
+
+
+def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
+    """Check that the state of a setup fits its model and optimizer, and that steps are left to train.
+
+    Args:
+        resumes: whether the run starts from a checkpoint instead of this state.
+
+    Raises:
+        InputError: the state does not fit, or the run would end before its first step.
+    """
+    _check_arrays(setup.state, setup, lambda state: state)
+    done, plan = int(setup.state.step), setup.plan
+    if not resumes and done >= plan.total_steps:
+        length = setup.recipe.config.train.duration
+        epochs = length.examples(num_examples=plan.num_examples, batch_size=plan.batch_size) / plan.num_examples
+        more = round(plan.epoch(done)) + math.ceil(epochs)
+        raise InputError(
+            f"state: it is at step {done}, and epochs={float(epochs):g} end at step {plan.total_steps}; give more "
+            f"epochs, such as epochs={more}"
+        )
+
+
+def _check_arrays(state: Any, setup: RunSetup, arrays_of: Callable[[TrainState], Any]) -> None:
+    if not isinstance(state, TrainState):
+        advice = "give a TrainState, which is the first value that train returns"
+        raise refused("state", state, advice)
+    if difference := first_difference(arrays_of(state), arrays_of(setup.like)):
+        name, given, expected = difference
+        raise InputError(
+            f"state: {name} is {given}, and {expected} in this setup; give a state of its model and optimizer"
+        )
+    step, devices = state.step, set(setup.topology.mesh.devices.flat)
+    if isinstance(step, jax.Array) and step.committed and step.sharding.device_set != devices:
+        raise InputError(
+            f"state: it is on {len(step.sharding.device_set)} devices, which are not the {len(devices)} of this setup; "
+            "give setup.topology.replicate(jax.device_get(state))"
+        )

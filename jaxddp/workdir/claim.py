@@ -1,11 +1,19 @@
-"""config.json: a new run claims its work directory by writing this file, and a resumed run is compared with it."""
+"""config.json: a new run claims its work directory by writing this file, and a resumed run is compared with it.
 
+A run that has ended, and has nothing left to train, is found by the same comparison. The module reads only files of the
+work directory, and imports neither JAX nor TensorFlow.
+"""
+
+import dataclasses
 import json
 import logging
+import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,16 +23,33 @@ from jaxddp.choices import CHOICES, DECIDING_KEYS, NAMES, effective_settings, ke
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key, Option
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.core.wording import show
+from jaxddp.core.wording import figure, show
+from jaxddp.data.manifest import find_manifest
+from jaxddp.data.opening import TRAIN
+from jaxddp.data.storage import root
+from jaxddp.data.storage.root import is_address
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import COPY_FOLDER, RUN_ID, RecipeFile
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.data_section import IMAGE_KEYS
 from jaxddp.sections.dependent_keys import NEEDS
+from jaxddp.sections.goal import VAL
 from jaxddp.sections.loss_section import LossConfig
 from jaxddp.sections.model_section import NETWORK_KEYS
-from jaxddp.training.checkpoints.integrity import LENGTH_KEYS, LOCATION_KEYS, MAY_CHANGE, RunIdentity
-from jaxddp.workdir.paths import absolute_settings
+from jaxddp.training.checkpoints.integrity import (
+    CHECKPOINTS,
+    LENGTH_KEYS,
+    LOCATION_KEYS,
+    MAY_CHANGE,
+    Integrity,
+    RunIdentity,
+    steps_in,
+)
+from jaxddp.training.checkpoints.validation_file import ValidationFile
+from jaxddp.training.listeners.jsonl import RESULT
+from jaxddp.training.progress import format_metrics
+from jaxddp.weights.places import is_local
+from jaxddp.workdir.lock import is_locked
 
 _RESTORE_ADVICE = ("restore it, or start in another ", Option("workdir"))
 _RECIPE_ADVICE = ("a resumed run keeps its recipe: set it back, or start in another ", Option("workdir"))
@@ -239,3 +264,199 @@ def _read(path: Path) -> dict[str, Any]:
         return saved
     except ValueError as error:
         raise InputError(f"{path}: cannot be read ({error})", advice=_RESTORE_ADVICE) from None
+
+
+_PATH_KEYS = (
+    *("data.path", "data.unlabelled", "data.data_dir", "data.local_cache", "data.manifest", "model.weights"),
+    "objective.teacher",
+)
+
+
+def absolute(place: str) -> str:
+    """Return the absolute path of a file without resolving links; a URL or tfds:NAME is unchanged."""
+    if is_address(place):
+        return place
+    path = str(files.expanded(place).absolute())
+    # After a link, ".." leads to the parent of its target.
+    plain = os.path.normpath(path)
+    return plain if os.path.realpath(plain) == os.path.realpath(path) else path
+
+
+def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
+    """Return a config with absolute paths. `data.name` becomes a path, and the manifest for `data.verify` is added.
+
+    `data.name` stays if the hosts of a job have different paths for it. All processes of a job must call this
+    function together.
+
+    Raises:
+        InputError: no data set has this name, or there is no manifest.
+    """
+    changes: dict[str, dict[str, Any]] = {"data": {}}
+    for key, place in _absolute_paths(flatten(config.to_dict())).items():
+        section, _, name = key.partition(".")
+        changes.setdefault(section, {})[name] = place
+    data = config.to_dict()["data"] | changes["data"]
+    if data["name"] is not None and data["path"] is None:
+        catalog_settings = _catalog_settings(data)
+        if len({*peers.exchange("data.name", json.dumps(catalog_settings))}) == 1:
+            changes["data"] |= catalog_settings
+    path = (data | changes["data"])["path"]
+    # With data of its own, each process finds its own manifest when it opens the data.
+    is_shared = data["placement"] == "shared"
+    if is_shared and data["verify"] == "manifest" and data["manifest"] is None and path is not None:
+        changes["data"]["manifest"] = str(find_manifest(path, None))
+    return config.replace(**changes)
+
+
+def absolute_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a config.json, given by dotted keys, with absolute paths, as `with_absolute_paths` does.
+
+    Older releases wrote relative paths, which are resolved in the current directory.
+    """
+    flat = {**saved, **_absolute_paths(saved)}
+    data = {key.removeprefix("data."): value for key, value in flat.items() if key.startswith("data.")}
+    if data.get("name") is None or data.get("path") is not None:
+        return flat
+    try:
+        return flat | {f"data.{key}": value for key, value in _catalog_settings(data).items()}
+    except InputError:
+        return flat  # The name was known on the machine where the run began.
+
+
+def _absolute_paths(flat: Mapping[str, Any]) -> dict[str, str]:
+    """Return, by dotted key, the absolute path for each setting that holds a path."""
+    paths = {key: place for key in _PATH_KEYS if isinstance(place := flat.get(key), str)}
+    if paths.get("data.unlabelled") == TRAIN:
+        del paths["data.unlabelled"]
+    if "model.weights" in paths and not is_local(paths["model.weights"]):
+        del paths["model.weights"]
+    return {key: absolute(place) for key, place in paths.items()}
+
+
+def _catalog_settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entry of datasets.toml for a name, as keys of `data`. Values in `data` take precedence."""
+    entry = dataclasses.asdict(root.resolve(data["name"]))
+    settings = {key: data.get(key) or entry[key] for key in ("train", "val", "classes")}
+    return {**settings, "path": entry["path"], "name": None}
+
+
+_END_STATUSES = ("done", "stopped")
+_OPENING_KEYS = frozenset(
+    (*LENGTH_KEYS, *LOCATION_KEYS, "data.verify", "data.manifest", "data.data_dir", "objective.teacher")
+)
+"""The keys that a resumed run may change, and after whose change it opens its data: to train longer, or to compare."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The end of a run, from its result.json.
+
+    Attributes:
+        status: "done", or "stopped" by early stopping.
+        validation: the metrics of the last validation.
+        moment: the local time at which the file was written.
+    """
+
+    status: str
+    step: int
+    reason: str
+    validation: Mapping[str, float]
+    moment: datetime
+
+    @classmethod
+    def read(cls, directory: Path) -> "Result | None":
+        """Return the end of the run in a work directory; None if the run has not ended."""
+        path = directory / RESULT
+        try:
+            result: dict[str, Any] = files.parse_json(files.read(path))
+            moment = datetime.fromtimestamp(path.stat().st_mtime)
+            status, step, validation = result["status"], result["step"], result[VAL] or {}
+            metrics = {name: value for name, value in validation.items() if isinstance(value, float)}
+        # Another program may have written the file. A new run replaces it.
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            return None
+        if status not in _END_STATUSES or type(step) is not int:
+            return None
+        return cls(status, step, f"{result.get('reason') or ''}", metrics, moment)
+
+
+def describe_end(directory: Path, step: int | None, peers: Peers, *, is_same: bool) -> str:
+    """Return lines about the end of a run, or "" if it did not end at its latest checkpoint.
+
+    All processes must call it together; process 0 decides.
+
+    Args:
+        step: the step of the latest checkpoint; None if there is none.
+        is_same: whether the run has the same length. Otherwise it continues, for instance with more epochs.
+    """
+
+    def lines() -> str:
+        result = Result.read(directory) if is_same else None
+        return "" if result is None or result.step != step else _lines(directory, result)
+
+    # All processes have the same step, and most starts have none: they need no exchange.
+    if step is None:
+        return ""
+    return peers.from_first("whether the run has ended", lines)
+
+
+def nothing_to_train(file: RecipeFile, directory: Path) -> str:
+    """Return lines about the end of a run; "" if the run may continue, or if its data must be opened to decide that.
+
+    The settings are compared as on a resume. The data are not opened.
+
+    Raises:
+        InputError: a setting of the run has changed.
+    """
+    directory = directory.absolute()
+    result = Result.read(directory)
+    place = directory / CHECKPOINTS
+    if result is None or [*steps_in(place)][-1:] != [result.step] or is_locked(directory):
+        return ""
+    try:
+        saved = files.parse_json(files.read(directory / CONFIG_FILE))
+        config = with_absolute_paths(file.config)
+        fingerprints, precision = saved["fingerprint"], saved["train"]["precision"]
+        is_from_file = "model" in saved
+    # A start raises the error.
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if not is_from_file or Integrity(place).check(result.step) is not None:
+        return ""
+    if config.train.precision is None:
+        # The devices determine the precision, and they are not known without JAX.
+        config = config.replace(train={"precision": precision})
+    claimed = Claim(config.to_dict(), fingerprints, file)
+    changed = Comparison(saved, claimed.record()).changed_keys()
+    if not changed.isdisjoint(_OPENING_KEYS):
+        return ""
+    if not changed <= MAY_CHANGE:
+        # The defaults of the choices are compared, too, which imports JAX.
+        compare(directory, claimed)
+    return _lines(directory, result)
+
+
+def _lines(directory: Path, result: Result) -> str:
+    """Return what a run reached, and how to go on."""
+    reason = f" ({result.reason})" if result.status == "stopped" else ""
+    when = f"{result.moment:%Y-%m-%d %H:%M}"
+    measured = f"; result: {VAL} {format_metrics(result.validation)}" if result.validation else ""
+    reached = f"{result.status} at step {result.step:,}{reason} on {when}: nothing to train{measured}{_best(directory)}"
+    run = shlex.quote(str(directory))
+    return (
+        f"{directory}: {reached}\n"
+        "to train longer, give more --epochs; to start anew, another --workdir; to measure the run again: "
+        f"jaxddp eval {run}"
+    )
+
+
+def _best(directory: Path) -> str:
+    """Return the best validation of the checkpoints as text; "" if it is unknown or the only one."""
+    place = directory / CHECKPOINTS
+    try:
+        validations = ValidationFile(place, None)
+    except InputError:
+        return ""
+    step, metric = validations.best(validations.steps), validations.goal.metric
+    value = None if step is None else validations.of(step).get(metric)
+    return "" if value is None else f"; best: {metric} {figure(metric, value)} at step {step:,}"

@@ -11,10 +11,10 @@ from support.programs import assert_a_wrong_config_is_one_line, counts_of, needs
 
 from benchmarks import gpu_program
 from benchmarks.programs import gpu_plugin, roofline
+from benchmarks.programs.communication import DGX_H200, ring
 from benchmarks.programs.counts import communication, count, total_bytes
 from benchmarks.programs.schedule import COLLECTIVE, KERNEL_GRADIENT, Kernel, Schedule, read_schedule
 from jaxddp.api import resnet
-from jaxddp.measure.communication import DGX_H200, ring
 from jaxddp.models.adapt import adapt
 from jaxddp.platforms import PLATFORMS
 

@@ -1,5 +1,6 @@
 """The projection to many GPUs has the properties of its model."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.processes import scale
+from benchmarks.programs.communication import Interconnect, Link, ring
 from benchmarks.programs.projection import (
     DGX_A100,
     Message,
@@ -15,7 +17,6 @@ from benchmarks.programs.projection import (
     project,
     project_schedule,
 )
-from jaxddp.measure.communication import Interconnect, Link, ring
 
 links = st.builds(Link, bandwidth=st.floats(1e6, 1e12), latency=st.floats(0, 1e-2))
 machines = st.builds(Interconnect, devices=st.sampled_from([1, 2, 4, 8]), inside=links, outside=links)
@@ -134,3 +135,38 @@ def test_the_scheduled_all_reduces_are_those_of_the_program_for_two_hosts(tmp_pa
         assert scale.scheduled(tmp_path / "program.json") == [scale.Message(30, 0.5), scale.Message(10, 0)]
     (tmp_path / "program.json").write_text(json.dumps(one_host))
     assert scale.scheduled(tmp_path / "program.json") is None
+
+
+links = st.builds(Link, bandwidth=st.floats(1e6, 1e12), latency=st.floats(0, 1e-2))
+interconnects = st.builds(Interconnect, devices=st.just(8), inside=links, outside=links, has_trees=st.booleans())
+hosts = st.integers(1, 20_000)
+sizes = st.floats(1, 1e12)
+
+
+@given(interconnects, hosts, sizes)
+def test_trees_never_take_more_time_than_rings_and_few_latencies(interconnect, num_hosts, size):
+    rings, trees = (dataclasses.replace(interconnect, has_trees=each) for each in (False, True))
+    assert trees.all_reduce(size, 8 * num_hosts) <= rings.all_reduce(size, 8 * num_hosts)
+    steps = 14 * interconnect.inside.latency + 2 * (num_hosts - 1).bit_length() * interconnect.outside.latency
+    assert trees.all_reduce(0, 8 * num_hosts) <= steps * (1 + 1e-9)
+
+
+def test_the_time_of_an_all_reduce_equals_a_calculation_by_hand():
+    """Within a host 14 messages of 10 MB; between 64 hosts 126 of 156 kB, or 12 latencies and two times 10 MB."""
+    interconnect = Interconnect(8, Link(200e9, 3e-6), Link(20e9, 10e-6))
+    inside = 14 * (10e6 / 200e9 + 3e-6)
+    rings, trees = 126 * (10e6 / 64 / 20e9 + 10e-6), 12 * 10e-6 + 2 * 10e6 / (0.92 * 20e9)
+    assert interconnect.all_reduce(80e6, 512) == pytest.approx(inside + min(rings, trees)) and trees < rings
+    assert interconnect.reduce_scatter(80e6, 512) == pytest.approx((inside + rings) / 2)
+
+
+@given(interconnects)
+def test_one_device_sends_nothing(interconnect):
+    assert interconnect.all_reduce(1e9, 1) == 0
+
+
+@given(interconnects, st.sampled_from([1, 2, 4]), hosts, sizes)
+def test_devices_may_be_a_part_of_each_host(interconnect, here, num_hosts, size):
+    smaller = dataclasses.replace(interconnect, devices=here)
+    expected = smaller.all_reduce(size, here * num_hosts)
+    assert interconnect.all_reduce(size, here * num_hosts, num_hosts) == pytest.approx(expected)

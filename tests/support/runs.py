@@ -16,6 +16,7 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.labels import labels_of
 from jaxddp.engine.compilation import compiler_options
 from jaxddp.engine.example_loss import Loss
+from jaxddp.inference.run_evaluation import evaluate
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.recipe_file import RecipeFile
@@ -28,9 +29,8 @@ from jaxddp.setup.prepare import open_experiment, prepare
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.tasks.run_evaluation import evaluate
-from jaxddp.tasks.run_training import task_of_file
-from jaxddp.tasks.run_training import train as run_training
+from jaxddp.setup.run_training import task_of_file
+from jaxddp.setup.run_training import train as run_training
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.loop import fit
 from jaxddp.workdir.session import Session

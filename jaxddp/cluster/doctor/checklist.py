@@ -92,7 +92,6 @@ def _rehearse(report: Checklist, file: RecipeFile, job_peers: Peers, process: in
         return None
     setup = report.add("recipe", rehearsal.recipe, file)
     if setup is not None:
-        report.add("gradients", rehearsal.gradients, setup)
         report.add("step", rehearsal.step, setup)
     return setup
 

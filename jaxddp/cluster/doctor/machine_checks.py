@@ -23,7 +23,7 @@ from jaxddp.job.tpu import accelerator_type
 from jaxddp.mesh import Topology
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.joining import join_job
+from jaxddp.setup.resources import join_job
 from jaxddp.training.listeners.step_seconds import FILE, StepSeconds
 from jaxddp.workdir.session import check_shared
 

@@ -17,7 +17,6 @@ from jaxddp.engine.groups.group_mesh import unstacked_shapes
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.bucket_count import decide
 from jaxddp.setup.prepare import initialize, open_experiment
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.device_memory import needs_of_batch
@@ -65,14 +64,6 @@ def recipe(file: RecipeFile) -> Finding:
     return Finding(
         f"{name}, {count:,} parameters; {steps}", dataclasses.replace(setup, state=setup.placed(setup.state))
     )
-
-
-def gradients(setup: RunSetup) -> Finding:
-    """Report the number of all-reduces in which the gradients are averaged, and the reason for it."""
-    image_shape = setup.layout.training_data.image_shape
-    network = setup.model, setup.like.params, setup.like.model_state, image_shape
-    buckets = decide(setup.layout.gradients, setup.recipe.config, setup.topology, *network)
-    return Finding(str(buckets))
 
 
 def step(setup: RunSetup) -> Finding:

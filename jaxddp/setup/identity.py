@@ -1,7 +1,9 @@
-"""Digests of a run's objects, settings and arrays, by which runs and processes are compared."""
+"""Digests of the objects, settings and arrays of a run, by which runs and processes are compared."""
 
+import dataclasses
 import functools
 import hashlib
+import inspect
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -12,8 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.core.errors import InputError
+from jaxddp.data.batch import Batch
 from jaxddp.data.source import Source
-from jaxddp.engine.objective import is_set_metric
+from jaxddp.engine.objective import Objective, is_set_metric, supervised
 from jaxddp.engine.optimizer import call_update
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
@@ -21,6 +24,7 @@ from jaxddp.measure.cost import jaxprs_in
 from jaxddp.mesh import AXIS
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.overrides import flatten, plain
+from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.recipe import Recipe
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -160,3 +164,31 @@ def _constants(closed: Any) -> Iterator[Any]:
         yield from (operand.val for operand in equation.invars if hasattr(operand, "val"))
         for inner in jaxprs_in(equation.params.values()):
             yield from _constants(inner)
+
+
+def objective_fingerprints(experiment: Experiment) -> dict[str, str]:
+    """Return the fingerprints of objects that an objective loads, such as a teacher, by name.
+
+    Raises: InputError if the processes have different fingerprints, or the objective does not fit the run.
+    """
+    # `unwrap` undoes the wrapper that adds the line of the recipe file to errors.
+    method = getattr(inspect.unwrap(experiment.recipe.objective), "fingerprints", None)
+    if method is None:
+        return {}
+    fingerprints = method(experiment.config, experiment.resources, experiment.layout)
+    experiment.topology.peers.agree({f"objective's {name}": value for name, value in fingerprints.items()})
+    return fingerprints
+
+
+def objective_identity(recipe: Recipe, objective: Objective, state: TrainState, batch: Batch) -> dict[str, str]:
+    """Return the name of an objective and a digest of its jaxpr; empty for the supervised objective."""
+    if recipe.objective is supervised:
+        return {}
+    train_objective = recipe.minimized(dataclasses.replace(objective, metrics={}))
+
+    def minimized(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Any:
+        return train_objective(params, model_state, batch, train=True, key=key, image_key=key)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    name = getattr(recipe.objective, "__qualname__", type(recipe.objective).__name__)
+    return {"objective": name_and_digest(minimized, state.params, state.model_state, batch, key, name=name)}

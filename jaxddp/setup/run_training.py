@@ -1,4 +1,4 @@
-"""Trains a run, for `jaxddp train` with a recipe file and for `jaxddp.train` with a setup."""
+"""Trains a run in its work directory, for `jaxddp train` with a recipe file and for `jaxddp.train` with a setup."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -18,20 +18,17 @@ from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.schedules.peak import derivation
 from jaxddp.setup.configured_metrics import check_requested_metrics
 from jaxddp.setup.experiment import Experiment
+from jaxddp.setup.identity import objective_fingerprints
 from jaxddp.setup.make_run import make_run
-from jaxddp.setup.objective_identity import objective_fingerprints
+from jaxddp.setup.measured_shares import SharesFile, settle_shares
 from jaxddp.setup.prepare import initialize
-from jaxddp.setup.run_setup import RunSetup
-from jaxddp.setup.state_checks import check_start
+from jaxddp.setup.run_setup import RunSetup, check_start
 from jaxddp.setup.user_objects import check_listeners, objects_of_hooks
-from jaxddp.tasks.run_shares import settle_shares
 from jaxddp.training.evaluation import Measure
 from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.loop import fit
-from jaxddp.workdir.claim import Claim, claim
-from jaxddp.workdir.ended import describe_end
+from jaxddp.workdir.claim import Claim, claim, describe_end
 from jaxddp.workdir.session import Resume, session
-from jaxddp.workdir.shares_file import SharesFile
 from jaxddp.workdir.signature import Signature
 
 

@@ -19,16 +19,14 @@ from jaxddp.models.interface import Model
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.sections.goal import flat
-from jaxddp.setup.classifier import Classifier
-from jaxddp.setup.compiled_programs import settings
+from jaxddp.setup.compiled_programs import Classifier, settings
 from jaxddp.setup.experiment import check_normalization
 from jaxddp.setup.feed import eval_batches, limit_batch_size
 from jaxddp.setup.initial_weights import state_of_weights
-from jaxddp.setup.joining import join_and_resolve
 from jaxddp.setup.layout import TrainingData, steps_of
 from jaxddp.setup.network_checks import check_eval_size
 from jaxddp.setup.recipe import losses_of, metrics_of, model_of, parts_of
-from jaxddp.setup.resources import open_validation, open_validation_alone
+from jaxddp.setup.resources import join_and_resolve, open_validation, open_validation_alone
 from jaxddp.setup.user_objects import ObjectSource, objects_of_hooks
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.manager import Checkpoints
