@@ -59,15 +59,14 @@ from jaxddp.engine.step import TrainStep
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import AXIS
 from jaxddp.recipe_file import read_recipe
-from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.make_run import make_run
-from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.setup.prepare import initialize, open_recipe
+from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.setup.run_training import task_of_file, train
+from jaxddp.setup.run_training import train
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, StepRecord
 from jaxddp.training.loop import fit
 from jaxddp.training.progress import progress
-from jaxddp.training.run import Validation
 
 EXAMPLES, VALIDATED, CLASSES, SIZE, WIDTH = 4096, 256, 10, 32, 16
 LOOP_BATCH, LOCAL_BATCH = 128, 32
@@ -122,7 +121,7 @@ def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
         experiment = make_experiment(Path(folder), steps)
         setup = initialize(experiment)
         step, placed = setup.step(), list(setup.batches(0, steps))
-        bare_run = dataclasses.replace(make_run(setup), validation=Validation())
+        bare_run = dataclasses.replace(make_run(setup), evaluator=None, predictor=None)
 
         def loop() -> TrainState:
             return fit(dataclasses.replace(bare_run, state=copy(setup.state)))
@@ -134,7 +133,7 @@ def compare_runs(rounds: int, steps: int) -> dict[str, Figures]:
 
         def run(watch: Stopwatch) -> TrainState | None:
             with tempfile.TemporaryDirectory() as workdir:
-                return train(task_of_file(experiment), Path(workdir), listeners=[watch, progress()])
+                return train(experiment, Path(workdir), listeners=[watch, progress()])
 
         def run_turn() -> float:
             watch = Stopwatch()
@@ -177,7 +176,7 @@ def compare_collectives(rounds: int, steps: int) -> dict[str, Figures]:
 
     def beside(name: str, other: str, target: float) -> Figures:
         pair = {each: seconds[each] for each in (name, other)}
-        figures = compare(pair, setup.order.batch_size * steps, target)
+        figures = compare(pair, setup.feed.order.batch_size * steps, target)
         return figures | {"all_reduces": {each: reduces[each] for each in pair}}
 
     return {"collectives": beside(OURS, PLAIN, COLLECTIVES_TARGET), "in bfloat16": beside(HALVED, OURS, HALVED_TARGET)}
@@ -185,7 +184,7 @@ def compare_collectives(rounds: int, steps: int) -> dict[str, Figures]:
 
 def make_halved_step(setup: RunSetup) -> TrainStep:
     """Return the step with its gradients averaged as bfloat16, in a separate collective."""
-    config = setup.recipe.config.replace(train={"gradient_precision": "bfloat16"})
+    config = setup.config.replace(train={"gradient_precision": "bfloat16"})
     return setup.changed(config=config).step()
 
 
@@ -194,7 +193,7 @@ def make_plain_step(setup: RunSetup) -> TrainStep:
 
     def local_step(state: TrainState, batch: Batch) -> tuple[TrainState, Any]:
         def mean_loss(params: Any) -> tuple[jax.Array, Any]:
-            sums, model_state = setup.objective(params, state.model_state, batch, train=True)
+            sums, model_state = setup.supervised(params, state.model_state, batch, train=True)
             return sums.values[0, 0] / sums.values[0, 1], (sums, model_state)
 
         params = lax.pcast(state.params, AXIS, to="varying")
@@ -234,7 +233,7 @@ class Stopwatch(Listener):
         self.seconds_a_step = seconds / (run.step - self._first.step)
 
 
-def make_experiment(folder: Path, steps: int) -> Experiment:
+def make_experiment(folder: Path, steps: int) -> Recipe:
     """Open a small run of configs/cifar10.py on random images, which it writes into the folder."""
     images, labels = random_images(EXAMPLES + VALIDATED, SIZE, CLASSES)
     np.savez(
@@ -254,7 +253,7 @@ def make_experiment(folder: Path, steps: int) -> Experiment:
         log={"every": f"{LOG_STEPS} steps"},
         parallel={"devices": 1},
     )
-    return open_experiment(dataclasses.replace(file, config=config))
+    return open_recipe(dataclasses.replace(file, config=config))
 
 
 def make_setup() -> RunSetup:

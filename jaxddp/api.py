@@ -64,12 +64,11 @@ from jaxddp.notebook.results import (
 from jaxddp.objectives.distillation import distillation
 from jaxddp.overrides import checked, replaced
 from jaxddp.setup.identity import shared_settings
-from jaxddp.setup.layout import Layout, TrainingData
-from jaxddp.setup.prepare import prepare
+from jaxddp.setup.prepare import initialize as initialize_network
 from jaxddp.setup.recipe import make_recipe
 from jaxddp.setup.resources import join_job, resources_of
 from jaxddp.setup.run_setup import RunSetup, check_setup
-from jaxddp.setup.run_training import train_setup
+from jaxddp.setup.run_training import train as train_run
 from jaxddp.setup.user_objects import check_listeners, objects_of_arguments
 from jaxddp.training.evaluation import Measure
 from jaxddp.training.events import Listener
@@ -211,10 +210,10 @@ def prepare_training(
     if labels_of(table).several:
         config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
     resources = resources_of(config, topology, table, check_unlabelled(unlabelled))
-    layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
-    chosen = options.get("precision")
-    recipe = make_recipe(config, layout, topology, objects_of_arguments(**objects), precision=chosen)
-    return prepare(recipe, resources, layout)
+    recipe = make_recipe(
+        config, topology, resources, objects_of_arguments(**objects), precision=options.get("precision")
+    )
+    return initialize_network(recipe)
 
 
 @errors_name_arguments()
@@ -270,20 +269,22 @@ def train(
     check_workdir_for(workdir, profile, log_to)
     cadences = {"log_every": log_every, "eval_every": eval_every, "save_every": save_every, "check_every": check_every}
     changes = changes_of_cadences(**cadences, self_test=self_test, profile=profile)
-    changes["eval"]["batch_size"] = setup.order.batch_size
+    changes["eval"]["batch_size"] = setup.feed.order.batch_size
     changes["log"] |= log_settings(log_to, log_project, log_name, log_config)
     if epochs is not None:
         changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
-        check_length(setup.recipe.config, setup.recipe.config.replace(**changes))
+        check_length(setup.config, setup.config.replace(**changes))
     setup = setup.with_loss(loss)
-    resources = setup.resources.with_val(val if val is None else check_source(val, "val"), setup.data)
-    config = setup.recipe.config.replace(**changes)
+    source = val if val is None else check_source(val, "val")
+    resources = setup.resources.with_val(source, setup.config.data, setup.topology.peers)
+    config = setup.config.replace(**changes)
     setup = setup.changed(resources=resources, config=config, schedule=check_schedule(schedule))
     history, measures = History(), check_evaluators(evaluators, setup)
     all_listeners = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
     directory = None if workdir is None else Path(check_path(workdir, "workdir")).absolute()
     given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
-    setup.topology.peers.agree(shared_settings(setup.recipe, resources.val, **given))
-    state = train_setup(setup, directory, all_listeners, measures)
+    setup.topology.peers.agree(shared_settings(setup, **given))
+    state = train_run(setup, directory, listeners=all_listeners, evaluators=measures)
+    assert state is not None  # A setup that has ended is restored.
     history.share(setup.topology)
     return state, history

@@ -370,8 +370,7 @@ def test_evaluate_accepts_only_a_state_of_its_setup(setup, trained):
 def test_only_one_process_of_a_job_writes_weights(setup, trained, tmp_path):
     out = tmp_path / "w.safetensors"
     for peers in (Second(), ALONE):
-        resources = dataclasses.replace(setup.resources, topology=dataclasses.replace(setup.topology, peers=peers))
-        process_setup = dataclasses.replace(setup, experiment=setup.experiment.changed(resources=resources))
+        process_setup = setup.changed(topology=dataclasses.replace(setup.topology, peers=peers))
         jaxddp.export_weights(trained, process_setup, out)
         assert out.exists() == peers.is_first
 

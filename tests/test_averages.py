@@ -191,7 +191,7 @@ def test_an_average_that_replaces_the_parameters_in_evaluation_is_logged_as_val(
         beside = False
 
     setup = setup_of(linear_model(), sgd(0.1), TABLE, parts=(InPlace(0.9),))
-    assert measured_states(setup.state, setup.recipe.parts) == {"val": setup.state}
+    assert measured_states(setup.state, setup.parts) == {"val": setup.state}
     with pytest.raises(InputError, match="the parts 'average' and 'other' both keep parameters for evaluation; leave"):
         setup_of(linear_model(), sgd(0.1), TABLE, parts=(InPlace(0.9), ParameterAverage(0.5, "other")))
 

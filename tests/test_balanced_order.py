@@ -84,7 +84,7 @@ def test_a_run_draws_the_same_balanced_batches_on_any_devices_and_from_a_device_
     for devices, cache in [(1, "none"), (4, "none"), (4, "device")]:
         data = dataclasses.replace(BALANCED, cache=cache)
         setup = setup_of(linear_model(), sgd(0.1), table, devices=devices, data=data)
-        assert isinstance(setup.order, BalancedOrder) and isinstance(setup.with_seed(3).order, BalancedOrder)
+        assert isinstance(setup.feed.order, BalancedOrder) and isinstance(setup.with_seed(3).feed.order, BalancedOrder)
         results[devices, cache] = losses_and_weight(setup)
     for values, weight in results.values():
         np.testing.assert_allclose(values, results[1, "none"][0], rtol=1e-5)

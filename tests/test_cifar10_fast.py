@@ -25,9 +25,8 @@ from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, parameter_groups, patch_moments, whitening_kernel
 from jaxddp.recipe_file import read_recipe
 from jaxddp.schedules.warmup import Steps, make_schedule
-from jaxddp.setup.experiment import Experiment
-from jaxddp.setup.prepare import initialize, open_experiment
-from jaxddp.setup.run_training import task_of_file
+from jaxddp.setup.prepare import initialize, open_recipe
+from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_training import train as train_experiment
 from jaxddp.training.checkpoints.manager import Checkpoints
 
@@ -46,11 +45,11 @@ def data(tmp_path_factory) -> Path:
     return write_arrays(file, random_table(60, image=32), random_table(25, image=32, seed=1))
 
 
-def experiment_of(name: str, data: Path, **changes) -> Experiment:
+def recipe_of(name: str, data: Path, **changes) -> Recipe:
     file = read_recipe(name)
     sizes = {"model": {"width": 4}, "train": {"batch_size": 12}, "eval": {"batch_size": 12}, "parallel": {"devices": 1}}
     config = file.config.replace(**sizes).replace(data={"path": str(data)}, **{"log": {"to": ("jsonl",)}} | changes)
-    return open_experiment(dataclasses.replace(file, config=config))
+    return open_recipe(dataclasses.replace(file, config=config))
 
 
 # --- The optimizers ---
@@ -207,7 +206,7 @@ def test_a_whole_run_takes_a_fraction_of_a_petaflop(name, petaflop, padded):
 def test_the_first_convolution_whitens_a_sample_of_the_training_images(data, monkeypatch):
     kernels = []
     for devices in (1, 2):
-        experiment = experiment_of("cifar10_fast", data, parallel={"devices": devices})
+        experiment = recipe_of("cifar10_fast", data, parallel={"devices": devices})
         function = experiment.file.hooks["get_initialize"].function
         monkeypatch.setitem(function.__globals__, "IMAGES_TO_WHITEN", 10)
         kernels.append(np.asarray(initialize(experiment).state.params["whiten"]["kernel"]))
@@ -231,7 +230,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(data, tmp_path):
     """The state has Lookahead's slow weights. `conformance/test_optimizers.py` resumes Muon's state."""
     changes = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
     changes |= {"log": {"every": "1 step"}}
-    experiment = experiment_of("cifar10_fast_sgd", data, **changes)
+    experiment = recipe_of("cifar10_fast_sgd", data, **changes)
     setup, val, uninterrupted, resumed = initialize(experiment), experiment.resources.val, Recorder(), Recorder()
     checkpoints, states = (
         Checkpoints(tmp_path / "c"),
@@ -263,13 +262,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one_and_is_evaluated_from_its_con
 
     def run(workdir: str, is_stopped: bool = False) -> list[dict]:
         changes = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
-        experiment = experiment_of(name, data, **changes, log={"every": "1 step", "to": ("jsonl",)})
+        experiment = recipe_of(name, data, **changes, log={"every": "1 step", "to": ("jsonl",)})
         with contextlib.ExitStack() as stack:
             if is_stopped:
                 stack.enter_context(pytest.raises(Preempted))
-            train_experiment(
-                task_of_file(experiment), tmp_path / workdir, listeners=[SendsSigterm()] if is_stopped else []
-            )
+            train_experiment(experiment, tmp_path / workdir, listeners=[SendsSigterm()] if is_stopped else [])
         return [json.loads(line) for line in (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()]
 
     uninterrupted = run("whole")
@@ -299,7 +296,7 @@ class SendsSigterm:
 def test_four_devices_with_sync_batch_norm_train_the_same_as_one(name, data):
     losses = []
     for devices in (1, 4):
-        setup = initialize(experiment_of(name, data, model={"batch_norm": "sync"}, parallel={"devices": devices}))
+        setup = initialize(recipe_of(name, data, model={"batch_norm": "sync"}, parallel={"devices": devices}))
         state, step = setup.state, setup.step()
         device_losses = []
         for batch in setup.batches(0, 3):

@@ -31,7 +31,7 @@ from jaxddp.commands.eval import parse_eval
 from jaxddp.core.peers import ALONE
 from jaxddp.inference.run_evaluation import evaluate, evaluate_weights
 from jaxddp.recipe_file import read_recipe
-from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 TRAIN = "LOC_train_solution.csv"
@@ -49,7 +49,7 @@ def load_parameters(workdir: Path, data: Path) -> dict:
     recipe = read_recipe(RECIPE)
     recipe = replace(recipe, config=recipe.config.replace(data={"path": str(data)}))
     checkpoints = Checkpoints(workdir / "checkpoints")
-    state, _ = checkpoints.restore(checkpoints.latest() or 0, initialize(open_experiment(recipe)).state)
+    state, _ = checkpoints.restore(checkpoints.latest() or 0, initialize(open_recipe(recipe)).state)
     checkpoints.close()
     return state.params
 
@@ -134,7 +134,7 @@ def test_a_file_of_weights_is_measured_on_some_of_its_classes(data, tmp_path, ca
     words = ["eval", str(weights), "--data.path", str(data), "--model.name", "resnet10", "--model.width", "2"]
     words += ["--model.stem", "small", "--data.image-size", "16", "--data.resize", "16"]
     for key in ("mean", "std"):
-        words += [f"--data.{key}", *map(str, getattr(setup.data, key))]
+        words += [f"--data.{key}", *map(str, getattr(setup.config.data, key))]
     assert main([*words, "--data.classes", "3,4"]) == 0
     figures = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
     val = random_table(11, seed=1, image=16)
@@ -220,12 +220,6 @@ def test_on_resume_a_changed_key_is_rejected_and_a_longer_duration_is_accepted(f
     assert "--optimizer.learning-rate was 0.005 and is now 0.3" in message
     message = fails([*arguments, "--resume", "never"], capfd)
     assert "step 12" in message and "a new run (--resume never) would lose them" in message
-    # The config.json of an older release does not have this key.
-    config = json.loads((workdir / "config.json").read_text())
-    del config["optimizer"]["layer_decay"]
-    (workdir / "config.json").write_text(json.dumps(config))
-    message = fails([*arguments, "--optimizer.layer-decay", "0.5"], capfd)
-    assert "--optimizer.layer-decay was 1.0 and is now 0.5" in message
     # A resumed run may change keys of evaluation and of the number of kept checkpoints.
     more = ["--eval.batch-size", "16", "--checkpoint.keep", "1", *PLAIN]
     assert main(train_words(data, workdir, "--train.duration", "14 steps", *more)) == 0

@@ -34,7 +34,7 @@ def compute_clipped_step(params, batch, setup, clip):
     keys = {"key": jax.random.key(0), "image_key": setup.key}
 
     def loss(params):
-        sums, _ = setup.objective(params, setup.state.model_state, batch, train=True, **keys)
+        sums, _ = setup.supervised(params, setup.state.model_state, batch, train=True, **keys)
         return sums.values[0, 0] / sums.values[0, 1]
 
     grads = jax.jit(jax.grad(loss))(params)
@@ -125,9 +125,9 @@ def test_in_float16_the_reported_norm_does_not_include_the_loss_scale():
 
 def test_norm_and_clipping_are_options_of_prepare_training():
     setup = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8, clip_norm=0.5)
-    assert setup.recipe.parts == (GradientNorm(0.5), Guard())
+    assert setup.parts == (GradientNorm(0.5), Guard())
     setup = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8, gradient_norm=True)
-    assert setup.recipe.parts == (GradientNorm(), Guard())
+    assert setup.parts == (GradientNorm(), Guard())
     with pytest.raises(InputError, match="^clip_norm=0: expected above 0, at most 1e\\+06|^clip_norm=0"):
         jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 8, clip_norm=0)
     with pytest.raises(InputError, match="^parts: two parts are called 'gradient_norm'; give each another name"):

@@ -151,7 +151,7 @@ def simulate(groups: int, every: int, net: Any, optimizer: Any, outer: tuple[flo
     anchor, velocity, losses = state.params, jax.tree.map(np.zeros_like, state.params), []
     average = lambda place: jax.tree.map(lambda *each: np.mean(each, 0), *(run[place] for run in runs))  # noqa: E731
     for number in range(STEPS):
-        parts = np.split(setup.order.rows(number), groups)
+        parts = np.split(setup.feed.order.rows(number), groups)
         each = [step(*run, images[rows], TABLE.labels[rows]) for run, rows in zip(runs, parts, strict=True)]
         runs, losses = [result[:3] for result in each], [*losses, np.mean([result[3] for result in each])]
         if (number + 1) % every and number + 1 < STEPS:
@@ -377,8 +377,8 @@ def test_the_trained_state_may_be_trained_again_and_has_the_names_of_a_plain_sta
 def test_a_group_skips_its_own_steps():
     """Group 0 gets the poisoned row in one step of each epoch, and group 1 trains on."""
     setup = make_setup(2, 2, "100 steps", parts=(Guard(),), table=poisoned(7, table=TABLE), augmentation=spoil)
-    step = next(step for step in range(6) if 7 in setup.order.rows(step))
-    group = int(np.flatnonzero(setup.order.rows(step) == 7)[0]) // (BATCH // 2)
+    step = next(step for step in range(6) if 7 in setup.feed.order.rows(step))
+    group = int(np.flatnonzero(setup.feed.order.rows(step) == 7)[0]) // (BATCH // 2)
     states, losses = [], []
     for duration in (step, step + 1):
         made = changed(setup, {**CHANGES, "log": {"every": "1 step"}, "train": {"duration": f"{duration} steps"}})
@@ -480,7 +480,7 @@ def test_a_state_with_a_group_that_is_not_finite_is_not_sound(place):
 
 def test_the_self_test_runs():
     setup = make_setup(2, 4, sections={"parallel": {"self_test": "always"}})
-    test, (_, chunks) = setup.programs.self_test(setup.objective, setup.experiment, resident=False), setup.program()
+    test, (_, chunks) = setup.programs.self_test(setup.supervised, setup, resident=False), setup.program()
     test(setup.whole(setup.placed(setup.state)), *next(chunks(0)).feed)
     assert test.operations
 

@@ -1,8 +1,11 @@
 """Distillation: the documented loss, on any number of devices, with a teacher from another run's work directory."""
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +32,8 @@ from jaxddp.losses.cross_entropy import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.distillation import Distillation
-from jaxddp.setup.experiment import make_feed
 from jaxddp.setup.layout import Layout, TrainingData
+from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources
 from jaxddp.workdir.signature import Signature
 
@@ -125,7 +128,7 @@ def test_with_a_teachers_share_of_zero_training_is_supervised():
     weights = {}
     for name in ("supervised", "distillation"):
         setup = setup_of(linear_model(), sgd(0.1), devices=2, data=NO_AUGMENTATION)
-        objective = setup.recipe.objective
+        objective = setup.objective
         if name == "distillation":
             objective = jaxddp.distillation(teacher_of(setup.topology), teacher_share=0.0)
         state = train(changed(setup, {}, objective=objective), {"train": {"duration": "3 steps"}})
@@ -159,29 +162,30 @@ def test_the_self_test_of_the_gradient_passes_with_a_teacher():
     ],
 )
 def test_an_unsuitable_teacher_raises_a_one_line_error(more, message):
-    resources = make_resources()
-    teacher = teacher_of(resources.topology if more else Topology.create(1), **more)
+    resources, topology = make_resources()
+    teacher = teacher_of(topology if more else Topology.create(1), **more)
     with pytest.raises(InputError, match=f"objective.teacher: .*{message}"):
-        jaxddp.distillation(teacher).fingerprints(*fingerprint_arguments(Config(), resources))
+        jaxddp.distillation(teacher).fingerprints(recipe_on(Config(), resources, topology))
 
 
 def test_a_teacher_that_does_not_take_all_image_sizes_raises_a_one_line_error():
-    resources = make_resources()
+    resources, topology = make_resources()
     config = Config().replace(data={"grow_from": 4, "grow_by": 2}, train={"batch_size": 8, "duration": "4 epochs"})
     message = r"teacher does not take this run's training images of \(4, 4, 3\) \(.+\); give a teacher that takes them"
     with pytest.raises(InputError, match=message):
-        jaxddp.distillation(teacher_of(resources.topology)).fingerprints(*fingerprint_arguments(config, resources))
+        jaxddp.distillation(teacher_of(topology)).fingerprints(recipe_on(config, resources, topology))
 
 
-def fingerprint_arguments(config: Config, resources: Resources) -> tuple[Config, Resources, Layout]:
-    """Return the arguments of `Distillation.fingerprints`."""
+def recipe_on(config: Config, resources: Resources, topology: Topology) -> Any:
+    """Return what `Distillation.fingerprints` reads of a recipe."""
     config = config.replace(train={"batch_size": 8})
-    return config, resources, Layout.of(config, resources.topology, TrainingData.of(resources.train, config.data))
+    layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
+    return SimpleNamespace(config=config, resources=resources, topology=topology, layout=layout)
 
 
-def make_resources() -> Resources:
-    """Return resources with images like the teacher's, on two devices."""
-    return Resources(Topology.create(2), random_table(30))
+def make_resources() -> tuple[Resources, Topology]:
+    """Return resources and devices, with images like the teacher's, on two devices."""
+    return Resources(random_table(30)), Topology.create(2)
 
 
 def train_student(tmp_path, share=0.5, epochs=2, teacher=None, workdir="student"):
@@ -277,17 +281,19 @@ def test_distillation_runs_from_the_command_line(tmp_path, capfd):
 
 
 def test_reproducible_distillation_is_refused():
-    resources = make_resources()
+    resources, topology = make_resources()
     config = Config().replace(parallel={"reproducible": True})
     with pytest.raises(InputError, match=r"^parallel\.reproducible: distillation does not give the same bits on any"):
-        jaxddp.distillation(teacher_of(resources.topology)).fingerprints(*fingerprint_arguments(config, resources))
+        jaxddp.distillation(teacher_of(topology)).fingerprints(recipe_on(config, resources, topology))
 
 
 def test_distillation_does_not_read_unlabelled_images():
     setup = setup_of(linear_model(), sgd(0.1), devices=2)
     resources = dataclasses.replace(setup.resources, unlabelled=random_table(60).without_labels())
+    objects = {name: getattr(setup, name) for name in ("model", "optimizer", "loss", "eval_loss")}
+    recipe_of = functools.partial(Recipe.of, setup.config, setup.topology, resources, **objects)
     sources = [
-        make_feed(dataclasses.replace(setup.recipe, objective=objective), resources).unlabelled
+        recipe_of(objective=objective).feed.unlabelled
         for objective in (jaxddp.distillation(teacher_of(setup.topology)), lambda supervised: supervised)
     ]
     assert sources[0] is None and sources[1] is not None

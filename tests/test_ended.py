@@ -25,7 +25,7 @@ WRITTEN = datetime(2026, 1, 2, 3, 4).timestamp()
 
 
 def write_checkpoint(directory: Path, step: int) -> None:
-    """Write files in the places of Orbax's files, without a manifest, as of an older release."""
+    """Write files in the places of Orbax's files, without a manifest."""
     for name in _REQUIRED_FILES:
         file = directory / CHECKPOINTS / str(step) / name
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -103,7 +103,7 @@ def test_a_linear_probe_equals_the_regression_on_features():
     params, state, batch = setup.state.params, setup.state.model_state, next(setup.batches(0, 1))
 
     def loss(head):
-        sums, _ = setup.objective({**params, "fc": head}, state, batch, train=False)
+        sums, _ = setup.supervised({**params, "fc": head}, state, batch, train=False)
         return sums.values[0, 0] / sums.values[0, 1]
 
     grads = jax.jit(jax.grad(loss))(params["fc"])
@@ -167,9 +167,9 @@ class LinenNet(nn.Module):
 def test_a_frozen_batch_norm_of_any_module_uses_its_running_statistics(network):
     setup = make_setup({"model": {"freeze": "conv,norm"}}, model=network(), optimizer=sgd(0.1))
     before = arrays(setup.state)
-    _, params, state = setup.objective, setup.state.params, setup.state.model_state
+    _, params, state = setup.supervised, setup.state.params, setup.state.model_state
     images = jax.random.normal(jax.random.key(1), (4, 6, 6, 3))
-    frozen, plain = setup.model, adapt(network())
+    frozen, plain = setup.network, adapt(network())
     logits = [model.apply(params, state, images, train=True, key=None)[0] for model in (frozen, plain)]
     expected = plain.apply(params, state, images, train=False, key=None)[0]
     assert largest_difference(logits[0], expected) == 0 and largest_difference(logits[1], expected) > 1e-2
@@ -236,7 +236,7 @@ def test_layers_are_trained_from_their_unfreezing_step_on(tmp_path):
 def test_clipping_counts_only_layers_that_a_step_trains():
     """The first step that trains the convolution is step 2, and no step trains the norm."""
     config = {"model": {"unfreeze": ["conv=2 steps"]}, "optimizer": {"rate_factors": ["norm=0"]}}
-    (norm,) = make_setup(config, model=LinenNet(), parts=(GradientNorm(1.0),)).recipe.parts
+    (norm,) = make_setup(config, model=LinenNet(), parts=(GradientNorm(1.0),)).parts
     grads = {
         "conv": {"kernel": jnp.full(4, 100.0)},
         "norm": {"scale": jnp.full(4, 50.0)},

@@ -76,7 +76,7 @@ def test_a_microbatch_is_normalized_like_the_slice_of_a_device(unrolled):
 
 def lowered(setup, gradients: Gradients):
     """Return the lowered training step of a setup that computes gradients as `gradients` specifies."""
-    local_step = make_local_step(setup.objective, setup.optimizer, setup.topology, gradients=gradients)
+    local_step = make_local_step(setup.supervised, setup.optimizer, setup.topology, gradients=gradients)
     return make_train_step(local_step, setup.topology).lower(setup.state, next(setup.batches(0, 1)))
 
 

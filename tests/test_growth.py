@@ -431,8 +431,8 @@ def test_the_self_test_uses_the_first_images_of_a_run(tree):
     setup = setup_of(table=train_solutions(tree), **FILES)
     run = make_run(runs.changed(setup, {"parallel": {"self_test": "always"}, "train": {"duration": "6 steps"}}))
     for step in (0, 5):
-        run.checks.self_test(run.state, *next(run.steps.chunks(step)).feed)
-    assert run.checks.self_test.operations > 0
+        run.self_test(run.state, *next(run.chunks(step)).feed)
+    assert run.self_test.operations > 0
 
 
 # --- The image size of evaluation ---
@@ -447,10 +447,12 @@ def test_evaluation_and_training_have_separate_image_sizes(tree):
     batch = next(setup.feed.eval_batches(val, 8))
     np.testing.assert_array_equal(batch.image, expected.image)
     assert setup.evaluator(val)(setup.state)["count"] == 7
-    resident = dataclasses.replace(setup.feed, data=dataclasses.replace(setup.data, cache="device", crop="whole"))
+    resident = dataclasses.replace(
+        setup.feed, data=dataclasses.replace(setup.config.data, cache="device", crop="whole")
+    )
     resident.place(val)
     assert [placed.images.shape[1:] for placed in resident.resident.values()] == [(12, 12, 3), (20, 20, 3)]
-    assert Signature.of(setup.table, setup.data).image_shape == (20, 20, 3)
+    assert Signature.of(setup.resources.train, setup.config.data).image_shape == (20, 20, 3)
 
 
 def test_a_resize_below_the_crop_is_an_error(tree):

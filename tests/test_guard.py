@@ -42,7 +42,7 @@ def make_setup(table, devices: int = 4, parts=(GUARD,), **more):
 
 def step_of(setup, row: int) -> int:
     """Return the first step, from 0, whose batch contains a row."""
-    return next(step for step in range(100) if row in setup.order.rows(step))
+    return next(step for step in range(100) if row in setup.feed.order.rows(step))
 
 
 LAYOUTS = [(devices, cache) for devices in (1, 2, 4) for cache in ("none", "device")]
@@ -101,13 +101,13 @@ def test_a_run_continues_without_the_bad_step_and_logs_it(caplog):
 @pytest.mark.slow
 def test_too_many_bad_steps_in_a_row_end_the_run_with_a_message_naming_their_rows(tmp_path):
     """Only checkpoints from before the first bad step are kept."""
-    rows = make_setup(TABLE).order.rows(5)
+    rows = make_setup(TABLE).feed.order.rows(5)
     setup = make_setup(poisoned(int(rows[2]), int(rows[6])))
     with Checkpoints(tmp_path / "checkpoints") as checkpoints, pytest.raises(NonFiniteError) as raised:
         changes = {"duration": "12 steps", "max_bad_steps": 1}
         train(setup, {"train": changes, "checkpoint": {"every": "2 steps"}}, checkpoints=checkpoints)
     first = min(step_of(setup, int(rows[2])), step_of(setup, int(rows[6])))
-    bad_rows = [int(row) for row in setup.order.rows(first) if row in (rows[2], rows[6])]
+    bad_rows = [int(row) for row in setup.feed.order.rows(first) if row in (rows[2], rows[6])]
     description = f"row{'s' if len(bad_rows) > 1 else ''} {', '.join(map(str, bad_rows))} of the training data"
     assert str(raised.value) == (
         f"step {first + 1}: 1 step had no finite gradient, as many as train.max_bad_steps=1. "
@@ -128,7 +128,7 @@ def test_a_non_finite_gradient_of_a_finite_loss_names_the_whole_batch():
     setup = setup_of((init, apply), sgd(0.1), TABLE, parts=(GUARD,), batch_size=10, data=NO_AUGMENTATION)
     with pytest.raises(NonFiniteError) as raised:
         train(setup, {"train": {"duration": "10 steps", "max_bad_steps": 4}})
-    first, last = setup.order.rows(3)[0], setup.order.rows(3)[7]
+    first, last = setup.feed.order.rows(3)[0], setup.feed.order.rows(3)[7]
     assert str(raised.value).startswith("step 4: 4 steps in a row, from step 1, had no finite gradient")
     assert f"finite loss if it is evaluated alone; the batch is rows {first}, " in str(raised.value)
     assert str(raised.value).endswith(f", {last} and 2 more of the training data")
@@ -141,9 +141,9 @@ def test_an_error_names_an_image_whose_nan_the_network_hides():
         return jnp.nan_to_num(images).reshape(len(images), -1)[:, :5] * params["weight"]
 
     model = (lambda key, example: {"weight": jnp.ones(5)}), apply
-    rows = make_setup(TABLE).order.rows(0)
+    rows = make_setup(TABLE).feed.order.rows(0)
     setup = setup_of(model, sgd(0.1), poisoned(int(rows[3])), devices=2, parts=(GUARD,), augmentation=spoil, seed=5)
-    message = describe_non_finite(setup.state, 1, setup.objective, setup.feed, setup.key)
+    message = describe_non_finite(setup.state, 1, setup.supervised, setup.feed, setup.key)
     assert message == f"Images are not finite after augmentation: row {rows[3]} of the training data"
 
 
@@ -175,7 +175,7 @@ def test_the_guard_is_active_by_default_and_can_be_switched_off():
     assert configured_parts(Config(), 10) == (GUARD,)
     assert configured_parts(Config().replace(train={"max_bad_steps": 0}), 10) == ()
     setup = jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 5)
-    assert setup.recipe.parts == (GUARD,) and setup.state.parts == {}
+    assert setup.parts == (GUARD,) and setup.state.parts == {}
 
 
 def test_without_the_guard_the_first_bad_step_ends_the_run():

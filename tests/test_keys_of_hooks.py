@@ -21,8 +21,8 @@ from jaxddp.optimizers.sgd import SgdSettings
 from jaxddp.overrides import flatten, keys_of, observed
 from jaxddp.recipe_file import RecipeFile, read_recipe
 from jaxddp.recipe_files.find_recipe import config_names
-from jaxddp.setup.experiment import Experiment
-from jaxddp.setup.prepare import open_experiment
+from jaxddp.setup.prepare import open_recipe
+from jaxddp.setup.recipe import Recipe
 from jaxddp.workdir.claim import Claim, claim
 
 IMPORTS = """
@@ -85,9 +85,9 @@ def folder(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def opened(*arguments: str) -> tuple[RecipeFile, Experiment]:
+def opened(*arguments: str) -> tuple[RecipeFile, Recipe]:
     _, file = parse_recipe(Train, "jaxddp train", [*arguments])
-    return file, open_experiment(file)
+    return file, open_recipe(file)
 
 
 @pytest.mark.parametrize("name", ["base.py", pytest.param("inherits.py", marks=pytest.mark.ci)])
@@ -207,4 +207,4 @@ def test_the_hooks_of_a_built_in_recipe_read_the_keys_that_it_sets(name, tmp_pat
     ]
     data += ["--batch-size", "8", "--data.grow-from", "None", "--data.eval-size", "None"]
     file, experiment = opened(name, *data, "--parallel.devices", "1")
-    assert file.hooks.keys() == read_recipe(name).hooks.keys() and experiment.recipe.config.train.batch_size == 8
+    assert file.hooks.keys() == read_recipe(name).hooks.keys() and experiment.config.train.batch_size == 8

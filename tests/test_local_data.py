@@ -12,7 +12,7 @@ from support.data import random_table
 from support.local_data import DoubleNet, Unpadded, joined
 from support.networks import largest_difference, linear_model
 from support.peers import as_processes
-from support.runs import experiment_of, setup_of, train
+from support.runs import recipe_of, setup_of, train
 from support.shared import sgd
 
 import jaxddp
@@ -254,7 +254,7 @@ def setup_with(order: Any, devices: int = 1, accumulate: int = 1, model: Any = N
     model = model or DoubleNet()
     setup = setup_of(model, sgd(0.1), whole_table(), devices=devices, config=config, data=LOCAL, seed=SEED)
     feed = dataclasses.replace(setup.feed, order=order)
-    return dataclasses.replace(setup, experiment=dataclasses.replace(setup.experiment, feed=feed))
+    return dataclasses.replace(setup, feed=feed)
 
 
 @functools.cache
@@ -279,7 +279,7 @@ def test_examples_without_a_finite_loss_are_named_without_padding():
     setup = setup_with(order, model=linear_model())
     assert str(setup).endswith("rows 0:12")
     state = setup.state.replace(params=jax.tree.map(lambda leaf: leaf * np.nan, setup.state.params))
-    text = describe_non_finite(state, 3, setup.objective, setup.feed, setup.key)
+    text = describe_non_finite(state, 3, setup.supervised, setup.feed, setup.key)
     rows = [row for row in order.rows(2).tolist() if row >= 0]
     assert text == f"The loss is not finite for rows {', '.join(map(str, rows))} of the training data"
 
@@ -330,7 +330,7 @@ def test_settings_that_need_all_data_in_each_process_are_an_error(changes, messa
     config = Config().replace(**changes)
     check_placement(config)
     with pytest.raises(InputError) as caught:
-        experiment_of(config.replace(data={"placement": "local"}))
+        recipe_of(config.replace(data={"placement": "local"}))
     assert str(caught.value).startswith(message)
 
 

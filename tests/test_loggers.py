@@ -29,8 +29,7 @@ from jaxddp.engine.predictions import make_predict
 from jaxddp.recipe_file import read_recipe
 from jaxddp.registry import check_names
 from jaxddp.setup.make_run import make_run
-from jaxddp.setup.prepare import open_experiment
-from jaxddp.setup.run_training import task_of_file
+from jaxddp.setup.prepare import open_recipe
 from jaxddp.setup.run_training import train as run_training
 from jaxddp.training import pictures
 from jaxddp.training.evaluation import ReportedEvaluation
@@ -306,7 +305,7 @@ def test_a_run_gives_its_loggers_the_content_of_config_json(tmp_path):
     changes = {"data": {"path": str(data)}, "train": {"duration": "1 step"}, "eval": {"every": "0 steps"}}
     changes |= {"log": {"to": ("jsonl",)}, "parallel": {"devices": 1}}
     recipe = dataclasses.replace(recipe, config=recipe.config.replace(**changes))
-    run_training(task_of_file(open_experiment(recipe)), tmp_path / "run", listeners=[started := Started()])
+    run_training(open_recipe(recipe), tmp_path / "run", listeners=[started := Started()])
     assert started.run.config == json.loads((tmp_path / "run" / "config.json").read_text())
     setup = shared(jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4))
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[started], workdir=tmp_path / "own")

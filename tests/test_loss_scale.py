@@ -101,7 +101,7 @@ def test_a_loss_scale_part_follows_the_guard_and_decreases():
     """If the scale came before the guard, the guard would undo each decrease, so all later steps would be skipped."""
     user_parts = [LossScale(16, 2.0**30), ParameterAverage(0.9)]
     setup = shared(prepare_training(FLOAT16_RESNET, TABLE, 2, sgd(0.05), 8, parts=user_parts))
-    assert setup.recipe.parts == (user_parts[1], Guard(), user_parts[0])
+    assert setup.parts == (user_parts[1], Guard(), user_parts[0])
     step, state = setup.step(), setup.state
     for batch in setup.batches(0, 24):
         state, _ = step(state, batch)
@@ -147,7 +147,7 @@ def test_precision_float16_adds_a_loss_scale_on_the_command_line_and_from_python
     assert [line["loss_scale"] for line in lines if line["split"] == "train"] == [65536.0] * 4
     assert json.loads((workdir / "config.json").read_text())["train"]["precision"] == "float16"
     setup = prepare_training(FLOAT16_RESNET, TABLE, 2, sgd(0.1), 8, precision="float16")
-    assert setup.recipe.parts == (Guard(), LossScale(16))
+    assert setup.parts == (Guard(), LossScale(16))
     assert setup.preprocess.dtype == "float16" and list(setup.state.parts) == ["loss_scale"]
 
 

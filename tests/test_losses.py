@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.data import CLASSES, random_batch, random_table, write_arrays
 from support.networks import largest_difference, linear_model
-from support.runs import experiment_of
+from support.runs import recipe_of
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config
@@ -29,7 +29,7 @@ from jaxddp.models.adapt import adapt
 from jaxddp.recipe_file import read_recipe
 from jaxddp.setup.configured_losses import class_weights, configured_losses
 from jaxddp.setup.layout import Layout, TrainingData
-from jaxddp.setup.recipe import make_recipe
+from jaxddp.setup.recipe import make_objects
 from jaxddp.setup.user_objects import objects_of_arguments
 
 LOGITS = np.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
@@ -217,8 +217,8 @@ def test_balanced_weights_of_a_recipe_come_from_its_training_data():
     table = dataclasses.replace(random_table(50), labels=np.repeat(np.arange(CLASSES), [3, 7, 10, 10, 20]))
     topology = Topology.create(1)
     layout = Layout.of(config, topology, TrainingData.of(table, config.data))
-    recipe = make_recipe(config, layout, topology, objects_of_arguments())
-    values, weights = recipe.loss(jnp.zeros((5, CLASSES)), jnp.arange(5))
+    objects = make_objects(config, layout, topology, objects_of_arguments())
+    values, weights = objects["loss"](jnp.zeros((5, CLASSES)), jnp.arange(5))
     np.testing.assert_allclose(weights, 50 / (5 * np.array([3, 7, 10, 10, 20])), rtol=1e-6)
     np.testing.assert_allclose(values, 0.9 * weights * np.log(5) + 0.1 * np.mean(weights) * np.log(5), rtol=1e-6)
 
@@ -229,4 +229,4 @@ def test_invalid_class_weights_end_an_experiment_before_it_starts(tmp_path):
         data={"path": str(file), "image_size": 6, "crop": "whole"}, train={"batch_size": 8}, eval={"batch_size": 8}
     )
     with pytest.raises(InputError, match="loss.class_weights: 2 weights for 5 classes"):
-        experiment_of(config)
+        recipe_of(config)

@@ -317,7 +317,7 @@ def changes(steps: int = 4) -> dict[str, Any]:
 
 
 def needs_of(setup: Any) -> Needs:
-    program = setup.programs.train(setup.objective, setup.experiment, resident=False)
+    program = setup.programs.train(setup.supervised, setup, resident=False)
     program.prepare(setup.state, next(setup.batches(0, 1)), setup.key)
     needs = Needs.of(program.cost, setup.state.params, setup.topology)
     assert needs is not None
@@ -357,8 +357,8 @@ def test_a_run_that_does_not_fit_ends_before_its_first_step_with_a_one_line_erro
 
 
 def test_a_reproducible_step_is_divided_into_its_shards():
-    assert small_setup(2).division == Division(8, 2)
-    assert small_setup(2, config=Config().replace(parallel={"reproducible": True})).division == Division(8, 8)
+    assert small_setup(2).layout.division == Division(8, 2)
+    assert small_setup(2, config=Config().replace(parallel={"reproducible": True})).layout.division == Division(8, 8)
 
 
 def test_the_doctor_reports_the_same_memory_of_a_step_as_the_run(monkeypatch):
@@ -405,7 +405,7 @@ def failing_run(number: int, error: BaseException, *listeners: Any, val: Any = N
     setup = runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), val)
     run = make_run(setup, listeners=listeners)
     return dataclasses.replace(
-        run, steps=dataclasses.replace(run.steps, program=FailingProgram(run.steps.program, number, error))
+        run, steps=dataclasses.replace(run.steps, program=FailingProgram(run.program, number, error))
     )
 
 
@@ -550,7 +550,7 @@ def test_on_a_cpu_the_process_grows_by_the_reported_memory_of_a_step(devices, ac
     config = Config().replace(train={"accumulate": accumulate}, parallel={"self_test": "never"})
     table = random_table(64, image=64)
     setup = small_setup(devices, wide_network(), table=table, config=config, batch_size=64)
-    program = setup.programs.train(setup.objective, setup.experiment, resident=False)
+    program = setup.programs.train(setup.supervised, setup, resident=False)
     state, inputs = setup.state, (next(setup.batches(0, 1)), setup.key)
     program.prepare(state, *inputs)
     needs = Needs.of(program.cost, state.params, setup.topology)
@@ -569,17 +569,22 @@ def test_on_a_cpu_the_process_grows_by_the_reported_memory_of_a_step(devices, ac
 
 def test_the_estimate_for_a_smaller_batch_equals_the_memory_of_its_program():
     setup, smaller = (small_setup(2, table=random_table(64), batch_size=size) for size in (16, 8))
-    program = setup.programs.train(setup.objective, setup.experiment, resident=False)
+    program = setup.programs.train(setup.supervised, setup, resident=False)
     inputs = next(setup.batches(0, 1)), setup.key
-    estimate = needs_of_batch(smaller.division, setup.division, program.function, setup.state, inputs, setup.topology)
+    estimate = needs_of_batch(
+        smaller.layout.division, setup.layout.division, program.function, setup.state, inputs, setup.topology
+    )
     assert estimate == needs_of(smaller)
 
 
 def test_a_network_for_one_batch_size_has_no_estimate():
     setup = small_setup(2, table=random_table(64), batch_size=16)
     function = jax.jit(lambda state, batch, key: batch.label.reshape(16))
-    inputs, half_batch = (next(setup.batches(0, 1)), setup.key), dataclasses.replace(setup.division, batch_size=8)
-    assert needs_of_batch(half_batch, setup.division, function, setup.state, inputs, setup.topology) is None
+    inputs, half_batch = (
+        (next(setup.batches(0, 1)), setup.key),
+        dataclasses.replace(setup.layout.division, batch_size=8),
+    )
+    assert needs_of_batch(half_batch, setup.layout.division, function, setup.state, inputs, setup.topology) is None
 
 
 @functools.cache
@@ -589,11 +594,11 @@ def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
     net = resnet("resnet10", 5, width=8, stem="small").clone(architecture=Architecture((1,), BASIC))
     table = random_table(64, image=32)
     setup = runs.setup_of(net, sgd(0.1), table, devices=1, config=config, batch_size=batch_size)
-    program = setup.programs.train(setup.objective, setup.experiment, resident=False)
+    program = setup.programs.train(setup.supervised, setup, resident=False)
     _, cost = compile_with_cost(program.function, setup.state, rehearsal.abstract_batch(setup), setup.key)
     needs = Needs.of(cost, setup.state.params, setup.topology)
     assert needs is not None
-    return needs, setup.division
+    return needs, setup.layout.division
 
 
 @pytest.mark.slow

@@ -152,7 +152,7 @@ def prepare(**options):
 
 def test_python_objects_for_one_label_raise_a_one_line_error():
     setup = prepare()
-    assert list(setup.recipe.metrics) == ["map"] and setup.recipe.loss.function is sigmoid_cross_entropy
+    assert list(setup.metrics) == ["map"] and setup.loss.function is sigmoid_cross_entropy
     with pytest.raises(InputError, match=r"loss .*: fails for .* labels float32\[9, 5\], several of an image"):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=())
     with pytest.raises(InputError, match=r"metrics: mine: fails for .*several of an image"):

@@ -28,7 +28,7 @@ from jaxddp.registry import MODELS, OPTIMIZERS
 from jaxddp.schedules.peak import at_batch_size, batch_factor, derivation
 from jaxddp.schedules.warmup import Steps, make_schedule
 from jaxddp.setup.layout import Layout, TrainingData
-from jaxddp.setup.recipe import make_recipe
+from jaxddp.setup.recipe import make_objects
 from jaxddp.setup.user_objects import objects_of_arguments
 from jaxddp.training.plan import Plan
 
@@ -278,9 +278,11 @@ def test_a_recipe_decays_only_kernels_of_a_users_network():
     config = config_of(name="sgd", weight_decay=0.5, groups=["head:decay=0.25"])
     data = TrainingData.of(random_table(50, image=4), DataConfig())
     layout = Layout.of(config.replace(train={"batch_size": 8}), Topology.create(1), data)
-    recipe = make_recipe(config, layout, Topology.create(1), objects_of_arguments(model=StackedNet()), lambda step: 1.0)
-    params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), trees_of(recipe.model, (4, 4, 3))[0])
-    updates, _ = recipe.optimizer.update(jax.tree.map(jnp.zeros_like, params), recipe.optimizer.init(params), params)
+    given = objects_of_arguments(model=StackedNet())
+    objects = make_objects(config, layout, Topology.create(1), given, lambda step: 1.0)
+    params = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), trees_of(objects["model"], (4, 4, 3))[0])
+    optimizer = objects["optimizer"]
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
     changed = {name: set(np.unique(leaf)) for name, leaf in traverse_util.flatten_dict(updates, sep="/").items()}
     decays = {name: -0.25 if name == "head/kernel" else -0.5 for name in LINEN_KERNELS}
     assert changed == {name: {decays.get(name, 0)} for name in changed}

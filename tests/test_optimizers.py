@@ -160,7 +160,7 @@ def averaging():
 @pytest.mark.ci
 def test_evaluation_measures_the_average_which_is_added_automatically(averaging):
     setup, state = averaging, copy_setup(averaging).state
-    assert [type(part) for part in setup.recipe.parts] == [ScheduleFreeAverage]
+    assert [type(part) for part in setup.parts] == [ScheduleFreeAverage]
     for batch in setup.batches(0, 5):
         state, _ = setup.step()(state, batch)
     (_, inner), params = state.opt_state, state.params
@@ -177,7 +177,7 @@ def test_evaluation_measures_the_average_which_is_added_automatically(averaging)
 
 
 def test_other_optimizers_have_no_schedule_free_average():
-    assert make_setup(optax.adam(0.1)).recipe.parts == ()
+    assert make_setup(optax.adam(0.1)).parts == ()
 
 
 def scaled_schedule_free(factor):

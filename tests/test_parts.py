@@ -145,7 +145,7 @@ def loss_of(setup):
     batch, keys = next(setup.batches(0, 1)), {"key": jax.random.key(0), "image_key": setup.key}
 
     def loss(params):
-        sums, _ = setup.objective(params, setup.state.model_state, batch, train=True, **keys)
+        sums, _ = setup.supervised(params, setup.state.model_state, batch, train=True, **keys)
         return sums.values[0, 0] / sums.values[0, 1]
 
     return loss

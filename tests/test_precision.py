@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from support import runs
 from support.data import CLASSES, NO_AUGMENTATION, random_table
-from support.runs import experiment_of, train_config
+from support.runs import recipe_of, train_config
 from support.shared import sgd
 
 from jaxddp.api import prepare_training
@@ -94,9 +94,9 @@ def test_the_precision_is_that_of_the_config_or_the_default_of_the_devices(
     platform, configured, expected, config, monkeypatch
 ):
     monkeypatch.setattr(Topology, "platform", platform)
-    experiment = experiment_of(config.replace(train={"precision": configured}))
+    experiment = recipe_of(config.replace(train={"precision": configured}))
     assert experiment.config.train.precision == expected
-    assert experiment.recipe.model.module.dtype == initialize(experiment).preprocess.dtype == expected
+    assert experiment.model.module.dtype == initialize(experiment).preprocess.dtype == expected
 
 
 @pytest.mark.slow

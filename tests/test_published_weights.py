@@ -32,7 +32,7 @@ from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.data.storage.objects import RetryPolicy
 from jaxddp.models.variables import by_path, shapes_of
 from jaxddp.registry import MODELS
-from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.weights.download import download
@@ -379,17 +379,17 @@ def test_a_run_starts_from_the_arrays_that_the_hub_publishes(hub, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     _, file = parse_recipe(Train, "jaxddp train", ["mine.py", "--model.weights", NAME, *WORDS])
     assert file.config.model.name == "resnet18"
-    setup = initialize(open_experiment(file))
+    setup = initialize(open_recipe(file))
     state = by_path(setup.state.params, setup.state.model_state)
     assert np.array_equal(state["params/layer4_1/bn2/scale"], arrays["layer4.1.bn2.weight"])
     assert np.array_equal(state["params/conv1/kernel"], arrays["conv1.weight"].transpose(2, 3, 1, 0))
     assert state["params/fc/kernel"].shape == (32, 5)
     # A resumed run needs no weights.
     hub.repos.clear()
-    initialize(open_experiment(file), fresh=False)
+    initialize(open_recipe(file), fresh=False)
     log = "\n".join(caplog.messages)
     assert f"{NAME}: the settings are taken over: " in log and "a new head for 5 classes: params/fc/bias" in log
-    assert setup.recipe.config.model.weights == NAME
+    assert setup.config.model.weights == NAME
 
 
 @pytest.mark.ci

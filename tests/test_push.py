@@ -21,7 +21,7 @@ from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.models.variables import by_path
 from jaxddp.sections.goal import Goal
-from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.weights.places import local_weights
 
@@ -98,7 +98,7 @@ def test_a_pushed_run_is_read_back_with_its_settings_and_its_head(folder, hub: H
     assert (
         file.taken.notice == f"{PLACE}: the settings are taken over: data.mean=[0.25], model.stem=small, model.width=4"
     )
-    setup = initialize(open_experiment(file))
+    setup = initialize(open_recipe(file))
     head = by_path(setup.state.params, setup.state.model_state)["params/fc/kernel"]
     assert np.array_equal(head, exported["fc.weight"].T)
     # Of other classes, only the head is new.
@@ -106,7 +106,7 @@ def test_a_pushed_run_is_read_back_with_its_settings_and_its_head(folder, hub: H
     signature["class_ids"] = [f"other {name}" for name in signature["class_ids"]]
     files["signature.json"] = json.dumps(signature).encode()
     shutil.rmtree(Path(file_cache()) / "models--me--net")
-    other = by_path(initialize(open_experiment(file)).state.params, {})
+    other = by_path(initialize(open_recipe(file)).state.params, {})
     assert not np.array_equal(other["params/fc/kernel"], exported["fc.weight"].T)
     assert np.array_equal(other["params/bn1/scale"], exported["bn1.weight"])
 

@@ -17,7 +17,7 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, Shard
-from jaxddp.setup.experiment import make_order
+from jaxddp.setup.recipe import make_order
 from jaxddp.setup.resources import check_placement
 
 REPEATED = DataConfig(repeats=2, augment=AugmentConfig(policy="trivial_augment"))
@@ -113,7 +113,7 @@ def test_a_run_draws_the_same_copies_on_any_devices_and_from_a_device_cache():
     for devices, cache in [(1, "none"), (4, "none"), (4, "device")]:
         data = dataclasses.replace(REPEATED, cache=cache)
         setup = setup_of(linear_model(), sgd(0.1), random_table(50), devices=devices, data=data)
-        reseeded = setup.with_seed(3).order
+        reseeded = setup.with_seed(3).feed.order
         assert isinstance(reseeded, RepeatedOrder) and reseeded.base.seed == 3
         state = train(setup, {"train": {"duration": "9 steps"}})
         results[devices, cache] = np.asarray(state.params["weight"])

@@ -26,7 +26,6 @@ from jaxddp.mesh import Topology
 from jaxddp.setup.make_run import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.plan import Plan
-from jaxddp.training.run import Persistence
 
 FOUR = Topology.create(4)
 DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "int32", "int8", "uint16", "complex64")
@@ -228,9 +227,9 @@ def run_with_fault(tmp_path, step: int, **changes):
     setup = runs.setup_of(SmallNet(), sgd(0.05, momentum=0.9), TABLE, devices=4, data=NO_AUGMENTATION)
     plan = {"log": {"every": "50 steps"}, "train": {"duration": "20 steps"}, "checkpoint": {"every": "8 steps"}}
     checkpoints = Checkpoints(tmp_path / "checkpoints")
-    run = dataclasses.replace(make_run(runs.changed(setup, plan | changes)), persistence=Persistence(checkpoints))
+    run = dataclasses.replace(make_run(runs.changed(setup, plan | changes)), checkpoints=checkpoints)
     run = dataclasses.replace(
-        run, steps=dataclasses.replace(run.steps, program=FlipsAt(run.steps.program, step, setup.topology))
+        run, steps=dataclasses.replace(run.steps, program=FlipsAt(run.program, step, setup.topology))
     )
     try:
         runs.fit(run)
@@ -301,4 +300,4 @@ def test_replicas_are_compared_in_a_run_from_python(tmp_path, monkeypatch):
     setup = prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=2)
     train(softmax_cross_entropy, setup, listeners=(), check_every="5 steps")
     assert compared == [5, 10]
-    assert setup.recipe.config.parallel.check_replicas == Duration.parse("1000 steps")
+    assert setup.config.parallel.check_replicas == Duration.parse("1000 steps")

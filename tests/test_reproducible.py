@@ -1,6 +1,5 @@
 """`parallel.reproducible`: the same bits on 1, 2, 4 and 8 devices."""
 
-import json
 import logging
 import os
 import subprocess
@@ -169,13 +168,3 @@ def test_a_resumed_run_must_keep_reproducible(tmp_path):
         claim(tmp_path, Claim(Config().to_dict(), {}), resuming=True)
     resumed = Config().replace(parallel={"reproducible": True, "devices": 4, "buckets": 2})
     claim(tmp_path, Claim(resumed.to_dict(), {}), resuming=True)
-
-
-def test_a_run_of_an_older_release_had_the_default_of_a_key(tmp_path):
-    claim(tmp_path, Claim(Config().to_dict(), {}), resuming=False)
-    older = json.loads((tmp_path / "config.json").read_text())
-    del older["parallel"]["reproducible"]
-    (tmp_path / "config.json").write_text(json.dumps(older))
-    with pytest.raises(InputError, match="parallel.reproducible was False and is now True"):
-        claim(tmp_path, Claim(Config().replace(**REPRODUCIBLE).to_dict(), {}), resuming=True)
-    claim(tmp_path, Claim(Config().to_dict(), {}), resuming=True)

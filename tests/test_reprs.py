@@ -41,7 +41,7 @@ def test_the_repr_of_a_source_has_its_counts_and_classes(solutions):
 def test_the_repr_of_an_order_or_a_feed_has_its_counts(setup):
     order = BalancedOrder.of(np.zeros(50, int), 8, 0)
     assert repr(order) == "BalancedOrder(num_examples=50, batch_size=8, seed=0, classes=ClassRows(50 rows of 1 class))"
-    assert repr(setup.feed) == f"Feed({setup.table!r}, {setup.order!r}, 1 device)"
+    assert repr(setup.feed) == f"Feed({setup.resources.train!r}, {setup.feed.order!r}, 1 device)"
 
 
 def test_the_repr_of_a_setup_or_a_state_has_its_number_of_parameters(setup):
@@ -67,5 +67,5 @@ def test_the_repr_of_a_result_has_its_number_of_images():
 
 def test_no_repr_of_a_users_object_prints_arrays(setup):
     start = RunStart(0, 10, 8, 50, 1, 1, params=setup.state.params, class_names=NAMES)
-    for value in (setup, setup.state, setup.feed, setup.recipe, start, random_table(50)):
+    for value in (setup, setup.state, setup.feed, start, random_table(50)):
         assert "array(" not in repr(value) and "\n" not in repr(value) and len(repr(value)) < 1000

@@ -112,7 +112,7 @@ def test_steps_with_convolutions_are_not_looped_on_a_cpu():
     topology = Topology.create(1)
     for net, slow in ((SmallNet(), True), (linear_model(), False)):
         setup = setup_of(net, sgd(0.1), TABLE, devices=topology)
-        assert loops_are_slow(setup.objective, setup.state, (6, 6, 3), topology) is slow
+        assert loops_are_slow(setup.supervised, setup.state, (6, 6, 3), topology) is slow
 
 
 # --- The run ---

@@ -220,7 +220,6 @@ def test_a_data_set_name_is_resolved_to_its_path(tmp_path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     data = with_absolute_paths(Config().replace(data={"name": "mine", "train": "few.csv"})).data
     assert (data.path, data.name, data.train, data.classes) == (str(tmp_path / "set"), None, "few.csv", "0:5")
-    # Settings of an older release are resolved in the same way if the catalog has the name.
     saved = absolute_settings({"data.name": "mine", "data.path": None, "data.train": "few.csv", "data.classes": None})
     assert saved == {f"data.{key}": getattr(data, key) for key in ("name", "path", "train", "val", "classes")}
     assert absolute_settings({"data.name": "other"}) == {"data.name": "other"}
@@ -281,7 +280,7 @@ def test_settings_of_a_run_with_a_network_of_its_own_are_not_inherited(first_run
 
 def test_the_image_size_of_a_run_on_arrays_is_inherited(first_run):
     signature = {"class_ids": ["a"], "class_names": ["a"], "image_shape": [24, 24, 1], "dtype": "uint8"}
-    (first_run / "signature.json").write_text(json.dumps(signature | {"in_memory": True}))
+    (first_run / "signature.json").write_text(json.dumps(signature | {"in_memory": True, "multi_label": False}))
     data = parse_command("finetune_folder", "--model.weights", str(first_run))[1].config.data
     assert (data.image_size, data.resize, data.channels) == (24, 24, 1)
 

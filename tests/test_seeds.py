@@ -90,7 +90,7 @@ def test_order_key_config_and_state_are_those_of_the_seed():
     first = setup_with_seed(0, share=True)
     for seed in (1, 2**40 + 3, 2**63 - 1):
         setup, fresh = first.with_seed(seed), setup_with_seed(seed, share=True)
-        assert setup.order == fresh.order and setup.recipe.config == fresh.recipe.config
+        assert setup.feed.order == fresh.feed.order and setup.config == fresh.config
         assert (jax.random.key_data(setup.key) == jax.random.key_data(fresh.key)).all()
         assert largest_difference(jax.device_get(setup.state), jax.device_get(fresh.state)) == 0
         assert largest_difference(setup.state.params, first.state.params) > 1e-3
@@ -114,11 +114,11 @@ def test_a_cached_program_depends_on_its_objects_and_on_jaxs_settings():
     setup, programs = setup_with_seed(0), CompiledPrograms()
 
     def program(setup):
-        return programs.train(setup.objective, setup.experiment, resident=False)
+        return programs.train(setup.supervised, setup, resident=False)
 
     first = program(setup)
     assert program(setup) is program(setup.with_seed(1)) is first
-    assert programs.train(setup.objective, setup.experiment, resident=True) is not first
+    assert programs.train(setup.supervised, setup, resident=True) is not first
     assert program(setup.changed(schedule=lambda step: 0.5)) is not first
     assert program(setup.with_loss(lambda logits, labels: -logits[:, 0])) is not first
     with jax.default_matmul_precision("highest"):
@@ -199,7 +199,7 @@ class NNXDense(nnx.Module):
 
 def test_a_second_seed_of_an_nnx_module_needs_a_function_that_makes_it():
     setup = setup_of(NNXDense(nnx.Rngs(0)), sgd(0.05), TABLE)
-    setup.with_seed(setup.order.seed)
+    setup.with_seed(setup.feed.order.seed)
     with pytest.raises(InputError, match=r"^with_seed\(1\): the NNX module has the same initial .* its weights$"):
         setup.with_seed(1)
     setup = setup_of(NNXDense, sgd(0.05), TABLE)

@@ -45,9 +45,9 @@ def run_of(model, devices: int = 4, changes=ALWAYS, **settings):
 def run_self_test(model, devices: int = 4, changes=ALWAYS, **settings) -> SelfTest:
     """Return the self-test of a new setup after its first chunk."""
     run = run_of(model, devices, changes, **settings)
-    assert run.checks.self_test is not None
-    run.checks.self_test(run.state, *next(run.steps.chunks(0)).feed)
-    return run.checks.self_test
+    assert run.self_test is not None
+    run.self_test(run.state, *next(run.chunks(0)).feed)
+    return run.self_test
 
 
 def self_test_error(model=LINEAR, devices: int = 4, **settings) -> str:

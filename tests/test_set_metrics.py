@@ -139,7 +139,7 @@ def setups():
     plain_setups = {
         n: setup_of(linear_model(), sgd(0.1), devices=n, config=config, data=NO_AUGMENTATION) for n in (1, 4)
     }
-    return {n: setup.changed(metrics={**setup.recipe.metrics, **metrics}) for n, setup in plain_setups.items()}
+    return {n: setup.changed(metrics={**setup.metrics, **metrics}) for n, setup in plain_setups.items()}
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_metrics_are_equal_for_any_batch_size_and_number_of_devices(setups, sett
     first = measurements[1, 29, False]
     assert list(first.metrics) == ["loss", "top1", "mean_class_accuracy", "ece", "map", "f1", "f1_micro", "count"]
     state, setup = setups[1].state, setups[1]
-    images = (VAL.images / 255 - np.array(setup.data.mean)) / np.array(setup.data.std)
+    images = (VAL.images / 255 - np.array(setup.config.data.mean)) / np.array(setup.config.data.std)
     logits = images.reshape(len(VAL), -1) @ np.asarray(state.params["weight"], np.float64)
     by_hand = metrics_of(logits.astype(np.float32), VAL.labels)
     for measured in measurements.values():

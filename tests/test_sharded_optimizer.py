@@ -292,7 +292,7 @@ def test_the_program_holds_less_memory_between_two_steps():
 
 def test_the_self_test_compares_scattered_gradients():
     setup = make_setup(True, parallel={"self_test": "always"})
-    test, (_, chunks) = setup.programs.self_test(setup.objective, setup.experiment, resident=False), setup.program()
+    test, (_, chunks) = setup.programs.self_test(setup.supervised, setup, resident=False), setup.program()
     test(setup.whole(setup.state), *next(chunks(0)).feed)
     assert test.operations
 

@@ -10,7 +10,7 @@ from PIL import Image
 from support.data import random_table, write_arrays
 from support.ilsvrc import write_tree
 from support.networks import linear_model
-from support.runs import experiment_of
+from support.runs import recipe_of
 
 import jaxddp
 from jaxddp.augment.preprocess import Preprocess
@@ -53,28 +53,28 @@ def drawn_inputs(monkeypatch: pytest.MonkeyPatch, config: Config, out: Path, **o
         return plain(pixels[:1], titles[:1])
 
     monkeypatch.setattr(module, "input_grid", grid)
-    show(experiment_of(config), out=out, **{"step": 1, "count": 32} | options)
+    show(recipe_of(config), out=out, **{"step": 1, "count": 32} | options)
     return arguments[0], arguments[1]
 
 
 @pytest.mark.slow
 def test_the_images_are_those_of_the_step(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    setup = initialize(experiment_of(config))
+    setup = initialize(recipe_of(config))
     for step in (1, 5):
         with monkeypatch.context() as patched:
             pixels, titles = drawn_inputs(patched, config, tmp_path / "show.png", step=step)
-        rows = setup.order.rows(step - 1)
-        names = [setup.table.class_names[setup.table.labels[row]].split(",")[0] for row in rows]
+        rows = setup.feed.order.rows(step - 1)
+        names = [setup.resources.train.class_names[setup.resources.train.labels[row]].split(",")[0] for row in rows]
         assert titles == [f"{name}\nrow {row}" for name, row in zip(names, rows, strict=True)]
         for image, row in zip(pixels, rows, strict=True):
-            original = np.asarray(Image.open(io.BytesIO(setup.table.read(int(row)))).convert("RGB"))
+            original = np.asarray(Image.open(io.BytesIO(setup.resources.train.read(int(row)))).convert("RGB"))
             np.testing.assert_array_equal(image, original)
 
 
 @pytest.mark.slow
 def test_a_notebook_shows_a_step_as_the_command_does(config: Config, tmp_path: Path):
     config = config.replace(data={"augment": {"pad": 4}})
-    experiment = experiment_of(config)
+    experiment = recipe_of(config)
     show(experiment, step=2, count=5, out=tmp_path / "show.png")
     figure = jaxddp.show_inputs(initialize(experiment), 5, step=2)
     assert png(figure) == (tmp_path / "show.png").read_bytes()

@@ -214,7 +214,7 @@ def test_nothing_is_computed_for_padding():
 
 def test_each_device_has_its_rows_and_the_padding_of_its_slot():
     setup = make_setup("3,1", 2)
-    rows = setup.order.rows(0)
+    rows = setup.feed.order.rows(0)
     assert [(place.start, place.stop) for _, place in setup.slices] == [(0, 12), (12, 16)]
     assert str(setup).endswith("rows 0:12\n  cpu:1: rows 12:16")
     batch = next(setup.batches(0, 1))
@@ -253,9 +253,9 @@ def test_a_step_whose_gradient_is_not_finite_on_one_device_is_skipped_on_all():
 
 @pytest.mark.slow
 def test_an_error_names_the_rows_of_a_batch_with_slots():
-    rows = make_setup("1,3", 2).order.rows(0)
+    rows = make_setup("1,3", 2).feed.order.rows(0)
     setup = make_setup("1,3", 2, table=poisoned(int(rows[5])), augmentation=spoil)
-    message = describe_non_finite(setup.state, 1, setup.objective, setup.feed, setup.key)
+    message = describe_non_finite(setup.state, 1, setup.supervised, setup.feed, setup.key)
     assert message == f"The loss is not finite for row {rows[5]} of the training data"
     with pytest.raises(NonFiniteError, match=f"row {rows[5]} of the training data$"):
         train(make_setup("1,3", 2, table=poisoned(int(rows[5])), augmentation=spoil, parts=(Guard(),)), {
@@ -354,7 +354,7 @@ def test_the_speed_of_each_device_is_measured(monkeypatch):
     assert len(speeds) == 3 and all(0 < speed < np.inf for speed in speeds)
     settled = settle_shares(setup)
     assert sum(rows.stop - rows.start for _, rows in settled.slices) == BATCH
-    assert settled.recipe.config.parallel.shares not in (None, "auto")
+    assert settled.config.parallel.shares not in (None, "auto")
     # The measurement leaves the state as it is.
     assert int(setup.state.step) == 0 and not jax.tree.leaves(setup.state)[0].is_deleted()
 

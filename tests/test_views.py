@@ -59,7 +59,7 @@ def test_evaluation_measures_the_views_and_training_does_not(resident):
     assert unchanged["count"] == averaged["count"] == 23
     assert unchanged["loss"] != averaged["loss"]
     # Compute the loss of mean logits in NumPy.
-    images = (VAL.images / 255 - plain.data.mean) / plain.data.std
+    images = (VAL.images / 255 - plain.config.data.mean) / plain.config.data.std
 
     def classify(images):
         params, state = mirrored.state.params, mirrored.state.model_state

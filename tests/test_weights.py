@@ -45,7 +45,7 @@ def test_exported_weights_are_read_back_bit_for_bit(tmp_path, make):
     setup = setup_of(make(), optax.adamw(0.01), random_table(20), devices=2)
     export_weights(setup.state, setup, tmp_path / "w.safetensors")
     names = safetensors.numpy.load_file(tmp_path / "w.safetensors")
-    assert ("layer1.0.conv1.weight" in names) == hasattr(setup.model.module, "published_names")
+    assert ("layer1.0.conv1.weight" in names) == hasattr(setup.network.module, "published_names")
     again = prepare_training(
         make(), random_table(20), 1, optax.adamw(0.01), 8, seed=1, weights=tmp_path / "w.safetensors"
     )

@@ -102,7 +102,7 @@ def test_a_run_compiles_its_step_with_its_options(cache):
 def test_the_jitted_step_compiles_with_the_options_and_rejects_unknown_options():
     setup = setup_of((), net=SmallNet(batch_norm=True))
     batch = next(setup.batches(0, 1))
-    parts = make_local_step(setup.objective, setup.optimizer, setup.topology), setup.topology
+    parts = make_local_step(setup.supervised, setup.optimizer, setup.topology), setup.topology
 
     def compiled(options):
         return make_train_step(*parts, compiler_options=options).trace(setup.state, batch).lower().compile()
@@ -144,8 +144,8 @@ def test_a_config_s_options_are_those_of_its_run(tmp_path):
         eval={"batch_size": BATCH},
         parallel={"xla_options": [NO_FUSION]},
     )
-    assert runs.experiment_of(config).resources.compiler_options == {"xla_disable_hlo_passes": "fusion"}
-    assert runs.experiment_of(config.replace(parallel={"xla_options": ()})).resources.compiler_options == {}
+    assert runs.recipe_of(config).resources.compiler_options == {"xla_disable_hlo_passes": "fusion"}
+    assert runs.recipe_of(config.replace(parallel={"xla_options": ()})).resources.compiler_options == {}
 
 
 @pytest.mark.slow

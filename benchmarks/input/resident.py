@@ -108,7 +108,7 @@ class Training:
     def __init__(self, setup: RunSetup, steps: int):
         changes = {"train": {"duration": f"{steps} steps"}, "log": {"every": f"{LOG_STEPS} steps"}}
         self._history, self._initial = History(), setup.state
-        self._run = make_run(setup.changed(config=setup.recipe.config.replace(**changes)), listeners=[self._history])
+        self._run = make_run(setup.changed(config=setup.config.replace(**changes)), listeners=[self._history])
 
     @property
     def losses(self) -> np.ndarray:

@@ -250,7 +250,7 @@ def measure(photographs: Path, local_batch: int, rounds: int, steps: int) -> Fig
     averaged = (setup.state.params, setup.state.model_state)
     num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(averaged))
     return {
-        "global_batch": setup.order.batch_size,
+        "global_batch": setup.feed.order.batch_size,
         "averaged_bytes": num_bytes,
         "all_reduce": {str(size): time_all_reduce(setup.topology, size, 25)[0] for size in (SMALL, num_bytes, LARGE)},
         "seconds": {name: [each / steps for each in turns] for name, turns in seconds.items()},

@@ -157,7 +157,7 @@ def time_programs(rounds: int, batch_size: int) -> Figures:
     setup = make_setup(None, 1, batch_size)
     programs = {
         "one program": setup.program()[0],
-        "two programs": unequal_program(setup.objective, setup.experiment, (batch_size,)),
+        "two programs": unequal_program(setup.supervised, setup, (batch_size,)),
     }
     batches = list(setup.batches(0, GATE_STEPS + TURN_STEPS))
     turns = {name: contender(program, setup, batches)[0] for name, program in programs.items()}
@@ -167,7 +167,7 @@ def time_programs(rounds: int, batch_size: int) -> Figures:
 def time_branches(rounds: int) -> Figures:
     """Time the gradient of a slice in a branch of `lax.switch`, and outside."""
     setup = make_setup(None, 1)
-    model, state, sizes = setup.model, setup.state, (3 * LOCAL_BATCH // 4, LOCAL_BATCH // 4)
+    model, state, sizes = setup.network, setup.state, (3 * LOCAL_BATCH // 4, LOCAL_BATCH // 4)
     images = jax.random.normal(jax.random.key(0), (LOCAL_BATCH, SIZE, SIZE, 3))
 
     def gradient(params: Any, images: jax.Array) -> Any:

@@ -25,7 +25,7 @@ from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.feed import LONGEST_CHUNK
 from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.prepare import complete_recipe
-from jaxddp.setup.recipe import make_recipe
+from jaxddp.setup.recipe import Recipe, make_objects
 from jaxddp.setup.user_objects import objects_of_hooks
 
 
@@ -62,15 +62,17 @@ def compile_step(
     images = lambda count: np.zeros((count, *shape), np.uint8)  # noqa: E731
     known = TrainingData(data.examples, LabelKind(data.classes), counts, images, shape, shape, np.dtype(np.uint8))
     layout = Layout.of(config, topology, known)
-    recipe, layout, _ = complete_recipe(
-        make_recipe(config, layout, topology, objects_of_hooks(file.hooks)), layout, topology
-    )
+    objects = make_objects(config, layout, topology, objects_of_hooks(file.hooks))
+    preprocess = Preprocess.of(config, config.data.augment, objects["augmentation"])
+    known = {"config": config, "topology": topology, "layout": layout, "preprocess": preprocess}
+    # The data are only described, so nothing can be fed.
+    none: Any = None
+    recipe, _ = complete_recipe(Recipe(**known, resources=none, feed=none, **objects))
     model = for_platform(recipe.model, platform)
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
     gradients, groups = layout.gradients, layout.groups
     make_step = make_sharded_step if gradients.shards_state else make_local_step
     data_config = config.data
-    preprocess = Preprocess.of(config, data_config.augment, recipe.augmentation)
     objective = Objective(model, recipe.loss, preprocess, recipe.metrics)
     one_step = make_step(
         recipe.objective(objective),

@@ -129,9 +129,9 @@ def compare_replicas(setup: RunSetup, rounds: int) -> Figures:
 def self_test(network: Any, size: int) -> Figures:
     """Return the time of the self-test before a run's first step, and the estimate that "auto" uses."""
     setup = setup_of(network, size)
-    config = setup.recipe.config.replace(parallel={"self_test": "always"})
+    config = setup.config.replace(parallel={"self_test": "always"})
     run = make_run(setup.changed(config=config))
-    feed, test = next(run.steps.chunks(0)).feed, run.checks.self_test
+    feed, test = next(run.chunks(0)).feed, run.self_test
     assert test is not None
     seconds = []
     for _ in range(2):

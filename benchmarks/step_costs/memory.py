@@ -38,8 +38,7 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.compilation import step_options
 from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device
 from jaxddp.mesh import Topology, simulate_cpu_devices
-from jaxddp.setup.layout import Layout, TrainingData
-from jaxddp.setup.prepare import prepare
+from jaxddp.setup.prepare import initialize
 from jaxddp.setup.recipe import make_recipe
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
@@ -150,7 +149,7 @@ def measure_in_process(words: Sequence[str], *, advice: bool = False) -> Figures
 def measure_step(task: Child) -> Figures:
     setup = setup_of(task.words)
     program, chunks = setup.program()
-    if setup.data.cache == "device":
+    if setup.config.data.cache == "device":
         setup.feed.place()
     stream, state, devices = chunks(0), setup.state, setup.topology.num_devices
     feed = next(stream).feed
@@ -160,7 +159,7 @@ def measure_step(task: Child) -> Figures:
     assert needs is not None
     figures: Figures = {"predicted": devices * needs.total, "temporary": devices * needs.temporary}
     if task.advice:
-        fit = Fit(setup.division, needs, needs.total // 2, "there")
+        fit = Fit(setup.layout.division, needs, needs.total // 2, "there")
         figures["advice"] = suggestions(fit, program.function, setup, feed)
     argument_bytes = devices * bytes_on_a_device((state, feed))
     for key, feeds in {"first": [feed], "peak": (chunk.feed for chunk in stream)}.items():
@@ -183,9 +182,8 @@ def setup_of(words: Sequence[str]) -> RunSetup:
     shape = (config.data.image_size, config.data.image_size, 3)
     images = rng.integers(0, 256, (count, *shape), np.uint8)
     table = ArrayTable(images, rng.integers(0, CLASSES, count), tuple(map(str, range(CLASSES))))
-    layout = Layout.of(config, topology, TrainingData.of(table, config.data))
-    recipe = make_recipe(config, layout, topology, objects_of_hooks(file.hooks))
-    return prepare(recipe, Resources(topology, table, compiler_options=step_options(config, topology)), layout)
+    resources = Resources(table, compiler_options=step_options(config, topology))
+    return initialize(make_recipe(config, topology, resources, objects_of_hooks(file.hooks)))
 
 
 def suggestions(fit: Fit, function: Any, setup: RunSetup, feed: tuple[Any, ...]) -> list[Figures]:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.harness import Figures, alternate, check_losses, compare, machine, table, time_steps
 from benchmarks.step import losses, make_experiment
-from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.setup.run_setup import RunSetup
 
 PLAIN = "plain"
@@ -94,7 +94,7 @@ def make_setup(folder: Path, steps: int, variant: Variant) -> RunSetup:
     experiment = make_experiment(folder, steps)
     assert experiment.file is not None
     config = experiment.config.replace(train={"batch_size": BATCH}).replace(**variant.changes)
-    return initialize(open_experiment(dataclasses.replace(experiment.file, config=config)))
+    return initialize(open_recipe(dataclasses.replace(experiment.file, config=config)))
 
 
 if __name__ == "__main__":

@@ -32,8 +32,8 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     from jaxddp.recipe_file import read_recipe
     from jaxddp.setup import resources
     from jaxddp.setup.feed import Feed
-    from jaxddp.setup.prepare import open_experiment
-    from jaxddp.setup.run_training import task_of_file, train
+    from jaxddp.setup.prepare import open_recipe
+    from jaxddp.setup.run_training import train
 
     file = read_recipe(name)
     options = parse(Train, Train(file.config, Path(workdir)), "start", overrides)
@@ -42,8 +42,8 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     Feed.batches = time_first(Feed.batches)
     jax.monitoring.register_event_duration_secs_listener(note_duration)
     jax.monitoring.register_event_listener(lambda event, **_: compiled.update([event.rpartition("/")[2]]))
-    opened = open_experiment(dataclasses.replace(file, config=options.config))
-    train(task_of_file(opened), options.workdir, listeners=[FirstStep(begin)])
+    opened = open_recipe(dataclasses.replace(file, config=options.config))
+    train(opened, options.workdir, listeners=[FirstStep(begin)])
 
 
 def timed(part: str, function: Callable[..., Any]) -> Callable[..., Any]:

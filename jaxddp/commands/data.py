@@ -131,9 +131,9 @@ def _show(arguments: list[str]) -> int:
     options, file = parse_recipe(ShowData, "jaxddp data show", arguments)
     with doing(IMPORTING):
         from jaxddp.curate.show import show
-        from jaxddp.setup.prepare import open_experiment
+        from jaxddp.setup.prepare import open_recipe
 
-    print(f"{show(open_experiment(file), options.step, options.count, options.out)}: {options.out}")
+    print(f"{show(open_recipe(file), options.step, options.count, options.out)}: {options.out}")
     return 0
 
 

@@ -41,14 +41,14 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         import jaxddp.core.files as files
         from jaxddp.schedules.peak import batch_factor
-        from jaxddp.setup.prepare import initialize, open_experiment
+        from jaxddp.setup.prepare import initialize, open_recipe
         from jaxddp.setup.rate_range import RateRange, config_of_test, find_rate
         from jaxddp.training.pictures import png, rate_figure
 
     out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)
-    experiment = open_experiment(replace(file, config=config_of_test(file.config, rates)), rates.schedule)
-    test = find_rate(initialize(experiment), rates)
-    if not experiment.topology.peers.is_first:
+    recipe = open_recipe(replace(file, config=config_of_test(file.config, rates)), rates.schedule)
+    test = find_rate(initialize(recipe), rates)
+    if not recipe.topology.peers.is_first:
         return 0
     if not test.losses:
         raise NonFiniteError("the loss of the first step is not finite; check the data, the loss and the weights")

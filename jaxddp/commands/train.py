@@ -47,15 +47,15 @@ def run(arguments: list[str]) -> int:
         print(ended)
         return 0
     with doing(IMPORTING):
-        from jaxddp.setup.prepare import open_experiment
-        from jaxddp.setup.run_training import task_of_file, train
+        from jaxddp.setup.prepare import open_recipe
+        from jaxddp.setup.run_training import train
         from jaxddp.training.listeners.jsonl import METRICS
         from jaxddp.training.listeners.workdir_files import CURVES
         from jaxddp.training.progress import progress
 
-    training = task_of_file(open_experiment(file))
-    train(training, options.workdir, resume=options.resume, listeners=[progress()])
-    if training.experiment.topology.peers.is_first:
+    recipe = open_recipe(file)
+    train(recipe, options.workdir, resume=options.resume, listeners=[progress()])
+    if recipe.topology.peers.is_first:
         outputs = {"curves": options.workdir / CURVES, "metrics": options.workdir / METRICS}
         print("  ".join(f"{name}: {path}" for name, path in outputs.items() if path.exists()))
     return 0

@@ -117,7 +117,7 @@ def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
     files.check_path(out, "out")
     arrays = by_path(state.eval_params, state.model_state)
     host_arrays = {path: np.asarray(leaf) for path, leaf in arrays.items()}
-    write_weights(Path(out), setup.recipe.model, host_arrays, setup.topology.peers)
+    write_weights(Path(out), setup.model, host_arrays, setup.topology.peers)
 
 
 def check_one_label(table: Source) -> None:
@@ -179,7 +179,7 @@ def show_predictions(
         InputError: with `explain`, if the network has no layer for heat maps; see also `evaluate`.
     """
     check_evaluation(state, setup, table)
-    if isinstance(setup.table, UnitedSource):
+    if isinstance(setup.resources.train, UnitedSource):
         raise InputError(
             Key.plain("data.placement", "local"),
             ": pictures of predictions need the same images on all processes",
@@ -193,18 +193,18 @@ def show_predictions(
 
     # A table without labels has no classes.
     if table.class_names:
-        check_comparable(table, setup.table, setup.data)
+        check_comparable(table, setup.resources.train, setup.config.data)
     rows = np.arange(min(count, len(table)))
-    names = table.class_names or setup.table.class_names
-    images = chosen_images(table, setup.data.of_evaluation, rows)
+    names = table.class_names or setup.resources.train.class_names
+    images = chosen_images(table, setup.config.data.of_evaluation, rows)
     pixels = "normalized" if np.issubdtype(images.dtype, np.floating) else None
     few = ArrayTable(images, table.labels[rows], names, pixels)
     if explain:
         programs = LayerPrograms(setup.classifier, images.shape[1:])
-        program, _ = programs.explain(setup.table.num_classes, images.dtype)
+        program, _ = programs.explain(setup.resources.train.num_classes, images.dtype)
     else:
         program = setup.classifier.classify()
-    options = setup.data, setup.topology, setup.order.batch_size, explain
+    options = setup.config.data, setup.topology, setup.feed.order.batch_size, explain
     return prediction_grid(ImagePredictor(program, few, rows, *options)(state))
 
 

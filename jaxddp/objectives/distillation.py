@@ -22,9 +22,8 @@ from jaxddp.overrides import checked
 from jaxddp.registry import OBJECTIVES
 from jaxddp.sections.objective_section import Temperature
 from jaxddp.setup.identity import checksum
-from jaxddp.setup.layout import Layout
 from jaxddp.setup.network_checks import reason_of_rejection
-from jaxddp.setup.resources import Resources
+from jaxddp.setup.recipe import Recipe
 from jaxddp.workdir.signature import NORMALIZED, Signature
 
 _KEY = Key("objective.teacher")
@@ -67,19 +66,19 @@ class Distillation:
     reads_unlabelled = False
     """Whether a batch must contain images of `data.unlabelled`."""
 
-    def fingerprints(self, config: Config, resources: Resources, layout: Layout) -> dict[str, str]:
+    def fingerprints(self, recipe: Recipe) -> dict[str, str]:
         """Check that the teacher fits the classes, images and devices of a run, and return its checksum.
 
         Raises:
             InputError: the teacher is missing or does not fit.
         """
-        if config.parallel.reproducible:
+        if recipe.config.parallel.reproducible:
             raise InputError(
                 Key("parallel.reproducible"),
                 ": distillation does not give the same bits on any number of devices",
                 advice="leave one of them out",
             )
-        signature, topology = Signature.of(resources.train, config.data), resources.topology
+        signature, topology = Signature.of(recipe.resources.train, recipe.config.data), recipe.topology
         if signature.multi_label:
             raise InputError(
                 Key.plain("objective.name", "distillation"),
@@ -104,7 +103,7 @@ class Distillation:
                 advice="normalize the images of both, or of none",
             )
         trees = teacher.state.params, teacher.state.model_state
-        for shape in layout.shapes:
+        for shape in recipe.layout.shapes:
             if reason := reason_of_rejection(teacher.model, trees, expected.image_shape, shape):
                 raise InputError(
                     *(_TEACHER, f"{teacher.directory} does not take this run's training images of {shape} ({reason})"),

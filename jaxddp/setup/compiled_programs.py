@@ -34,8 +34,7 @@ from jaxddp.engine.unequal.unequal_step import UnequalProgram
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.registry import METRICS
-from jaxddp.setup.experiment import Experiment
-from jaxddp.setup.layout import ImageShape, Layout
+from jaxddp.setup.layout import Layout
 from jaxddp.setup.recipe import Recipe
 from jaxddp.training.evaluation import Evaluator, Measure
 
@@ -66,36 +65,35 @@ class CompiledPrograms:
 
     def init(
         self,
-        model: Model,
+        network: Model,
         recipe: Recipe,
-        image_shape: ImageShape,
-        topology: Topology,
         weights: Mapping[str, np.ndarray],
-        gradients: Gradients,
     ) -> Callable[[jax.Array], TrainState]:
         """Return the function (key) -> initial state; see `make_init`.
 
         Args:
+            network: the model of the recipe, adapted to the platform.
             weights: arrays by path, which replace freshly initialized arrays.
         """
-        parts, transform = recipe.parts, recipe.initialize
+        parts, transform, topology = recipe.parts, recipe.initialize, recipe.topology
+        image_shape, gradients = recipe.layout.training_data.image_shape, recipe.layout.gradients
         options = {"parts": parts, "transform": transform, "gradients": gradients}
         init = self._cached(
             f"init {image_shape}, sharded: {gradients.shards_state}",
-            (model, recipe.optimizer, parts, transform, topology),
-            lambda: make_init(model, recipe.optimizer, image_shape, topology, **options),
+            (network, recipe.optimizer, parts, transform, topology),
+            lambda: make_init(network, recipe.optimizer, image_shape, topology, **options),
         )
         return lambda key: init(key, topology.replicate(dict(weights)))
 
-    def train(self, objective: Objective, experiment: Experiment, *, resident: bool) -> Program:
+    def train(self, objective: Objective, recipe: Recipe, *, resident: bool) -> Program:
         """Return the program of the training steps, on batches or on images that are `resident` on the devices."""
-        recipe, resources, layout = experiment.recipe, experiment.resources, experiment.layout
-        topology, options, gradients = resources.topology, resources.compiler_options, layout.gradients
+        topology, layout, gradients = recipe.topology, recipe.layout, recipe.layout.gradients
+        options = recipe.resources.compiler_options
 
         def make() -> Program:
             if gradients.sizes:
-                return unequal_program(objective, experiment, gradients.sizes, resident=resident)
-            one_step = _step(objective, recipe, topology, layout)
+                return unequal_program(objective, recipe, gradients.sizes, resident=resident)
+            one_step = _step(objective, recipe)
             keywords = {"sharded": gradients.shards_state, "groups": layout.groups, "compiler_options": options}
             if resident:
                 return Program(make_resident_steps(one_step, topology, **keywords), steps_in)
@@ -106,9 +104,9 @@ class CompiledPrograms:
         kind = f"{'resident steps' if resident else 'step'}, {gradients}, {outer}"
         return self._cached(kind, (*_pieces(objective), *pieces), make)
 
-    def self_test(self, objective: Objective, experiment: Experiment, *, resident: bool) -> SelfTest | None:
+    def self_test(self, objective: Objective, recipe: Recipe, *, resident: bool) -> SelfTest | None:
         """Return the self-test of the gradient; None with one device, or if the config disables it. See `SelfTest`."""
-        recipe, topology, gradients = experiment.recipe, experiment.topology, experiment.layout.gradients
+        topology, gradients = recipe.topology, recipe.layout.gradients
         mode = recipe.config.parallel.self_test
         if topology.num_devices == 1 or mode == "never":
             return None
@@ -141,9 +139,10 @@ class CompiledPrograms:
         kind = f"stack, {groups.outer}, {gradients}"
         return self._cached(kind, (groups.topology,), lambda: make_stack(groups, gradients))
 
-    def outer_step(self, model: Model, recipe: Recipe, groups: GroupMesh, gradients: Gradients) -> OuterStep:
+    def outer_step(self, recipe: Recipe, groups: GroupMesh) -> OuterStep:
         """Return the outer step of the states of a recipe."""
-        kind, pieces = f"outer step, {groups.outer}, {gradients}", (model, recipe.optimizer, recipe.parts)
+        gradients, pieces = recipe.layout.gradients, (recipe.model, recipe.optimizer, recipe.parts)
+        kind = f"outer step, {groups.outer}, {gradients}"
         return self._cached(kind, (*pieces, groups.topology), lambda: OuterStep(groups, gradients))
 
     def follow(self, parts: tuple[Part, ...], topology: Topology, groups: GroupMesh | None = None) -> Follow:
@@ -188,18 +187,17 @@ class CompiledPrograms:
         return program
 
 
-def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> TrainStep:
+def seeded_step(objective: Objective, recipe: Recipe, seed: int) -> TrainStep:
     """Return a training step (state, batch) with a constant seed; see `make_train_step`."""
-    topology, options = experiment.topology, experiment.resources.compiler_options
-    layout = experiment.layout
+    topology, layout, options = recipe.topology, recipe.layout, recipe.resources.compiler_options
     if layout.groups is not None:
         raise InputError(
             Key("train.sync_every"), ": a step of a loop of your own has no groups of devices", advice="leave it out"
         )
     if layout.gradients.sizes:
-        program, key = unequal_program(objective, experiment, layout.gradients.sizes), jax.random.key(seed)
+        program, key = unequal_program(objective, recipe, layout.gradients.sizes), jax.random.key(seed)
         return lambda state, batch: program(state, batch, topology.replicate(key))
-    one_step = _step(objective, experiment.recipe, topology, layout)
+    one_step = _step(objective, recipe)
 
     @functools.wraps(one_step)
     def seeded_step_of(state: TrainState, batch: Batch, _: None) -> tuple[TrainState, MetricSums]:
@@ -209,30 +207,29 @@ def seeded_step(objective: Objective, experiment: Experiment, seed: int) -> Trai
 
 
 def unequal_program(
-    objective: Objective, experiment: Experiment, sizes: tuple[int, ...], *, resident: bool = False
+    objective: Objective, recipe: Recipe, sizes: tuple[int, ...], *, resident: bool = False
 ) -> UnequalProgram:
     """Return the program of a training step whose devices have slices of these sizes; see `CompiledPrograms.train`."""
-    recipe, resources, gradients = experiment.recipe, experiment.resources, experiment.layout.gradients
-    topology, minimized = resources.topology, recipe.minimized(objective)
+    topology, gradients, minimized = recipe.topology, recipe.layout.gradients, recipe.minimized(objective)
     phases = Phases(minimized, recipe.optimizer, recipe.schedule, recipe.parts, gradients, topology.num_devices)
 
     def read(first: Any, columns: Any = None) -> Batch:
         return gather_batch(first, columns, 0) if resident else first
 
-    return UnequalProgram(phases, topology, sizes, read, resources.compiler_options)
+    return UnequalProgram(phases, topology, sizes, read, recipe.resources.compiler_options)
 
 
-def _step(objective: Objective, recipe: Recipe, topology: Topology, layout: Layout) -> TrainStep:
+def _step(objective: Objective, recipe: Recipe) -> TrainStep:
     """Return one step, of one device or of all devices; see `make_train_step`."""
-    groups = layout.groups
-    make_step = make_sharded_step if layout.gradients.shards_state else make_local_step
+    topology, groups, gradients = recipe.topology, recipe.layout.groups, recipe.layout.gradients
+    make_step = make_sharded_step if gradients.shards_state else make_local_step
     one_step = make_step(
         recipe.minimized(objective),
         recipe.optimizer,
         topology if groups is None else groups.first,
         schedule=recipe.schedule,
         parts=recipe.parts,
-        gradients=layout.gradients,
+        gradients=gradients,
     )
     return one_step if groups is None else groups.one_step(one_step)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
-from jaxddp.core.peers import Peers
 from jaxddp.engine.optimizer import only_trained, thawing, with_factors
 from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.models.adapt import with_frozen_norms
@@ -16,13 +15,12 @@ from jaxddp.models.variables import PARAMS, parameter_names
 from jaxddp.optimizers.kernels import Kernels
 from jaxddp.sections.layers import Layers, has_prefix, longest_match
 from jaxddp.setup.recipe import Recipe
-from jaxddp.training.plan import Plan
 from jaxddp.weights.match import Shapes
 
 _log = logging.getLogger("jaxddp.experiment")
 
 
-def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Recipe:
+def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:
     """Return the recipe with an optimizer and a model that freeze, unfreeze and scale layers as its config specifies.
 
     The norm by which gradients are clipped counts the layers that a step trains.
@@ -35,7 +33,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Reci
     Raises:
         InputError: a layer does not exist, no layer is left to train, or two keys contradict each other.
     """
-    config, optimizer = recipe.config, recipe.optimizer
+    config, optimizer, plan = recipe.config, recipe.optimizer, recipe.layout.plan
     trained, frozen, unfreeze_times = (
         _trained(config, shapes, recipe.kernels),
         config.frozen,
@@ -43,7 +41,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes, plan: Plan, peers: Peers) -> Reci
     )
     starts = {layer: duration.steps(**plan.sizes) for layer, duration in unfreeze_times.items()}
     for layer, start in starts.items():
-        if start >= plan.total_steps and peers.is_first:
+        if start >= plan.total_steps and recipe.topology.peers.is_first:
             end = f"the run ends at step {plan.total_steps}"
             _log.warning(f"model.unfreeze: {layer!r} is trained from step {start} on, but {end}")
     factors = {name: longest_match(config.optimizer.layer_rate_factors, name, 1.0) for name in trained}

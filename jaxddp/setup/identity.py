@@ -15,7 +15,6 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
-from jaxddp.data.source import Source
 from jaxddp.engine.objective import Objective, is_set_metric, supervised
 from jaxddp.engine.optimizer import call_update
 from jaxddp.engine.parts.part import Part
@@ -24,18 +23,18 @@ from jaxddp.measure.cost import jaxprs_in
 from jaxddp.mesh import AXIS
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.overrides import flatten, plain
-from jaxddp.setup.experiment import Experiment
 from jaxddp.setup.recipe import Recipe
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: tuple[int, ...]) -> dict[str, str]:
+def identity(recipe: Recipe, state: TrainState) -> dict[str, str]:
     """Return, for each object of a recipe, its name and a digest of its traced JAX program.
 
     A digest depends on every constant, such as a learning rate, a class weight, or the width of a layer, and on the
     release of JAX, but not on the number of devices.
     """
+    image_shape, num_classes = recipe.layout.training_data.image_shape, recipe.layout.training_data.num_classes
     logits = jax.ShapeDtypeStruct((2, num_classes), jnp.float32)
     labels = logits if recipe.loss.labels.several else jax.ShapeDtypeStruct((2,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
@@ -74,12 +73,12 @@ def identity(recipe: Recipe, state: TrainState, num_classes: int, image_shape: t
     return digests
 
 
-def shared_settings(recipe: Recipe, val: Source | None, **others: Any) -> dict[str, str]:
+def shared_settings(recipe: Recipe, **others: Any) -> dict[str, str]:
     """Return the settings that all processes of a job must share, and other values, as text.
 
     The settings determine the results, and the steps at which processes wait for each other.
     """
-    config = recipe.config
+    config, val = recipe.config, recipe.resources.val
     settings = flatten({"data": plain(config.data), "train": plain(config.train)})
     settings |= {"log_every": config.log.every, "eval_every": config.eval.every, "save_every": config.checkpoint.every}
     settings |= flatten({"checkpoint": recipe.goal.plain()})
@@ -132,7 +131,6 @@ def _part(part: Part, state: TrainState) -> str:
         grads = part.gradients(own, state.params)
         following, after = part.update(own, state, state, grads)
         judged = part.judge(following, state, after, jnp.array(True)) if part.judges else ()
-        # If a part lacks these methods, its digest equals the digest of older releases.
         validated = part.validated(own, {"val loss": jnp.float32(0)}) if part.follows else ()
         report = part.report(own, grads)
         return part.loss_scale(own), grads, following, after, judged, report, part.rate_factor(own), validated
@@ -166,17 +164,17 @@ def _constants(closed: Any) -> Iterator[Any]:
             yield from _constants(inner)
 
 
-def objective_fingerprints(experiment: Experiment) -> dict[str, str]:
+def objective_fingerprints(recipe: Recipe) -> dict[str, str]:
     """Return the fingerprints of objects that an objective loads, such as a teacher, by name.
 
     Raises: InputError if the processes have different fingerprints, or the objective does not fit the run.
     """
     # `unwrap` undoes the wrapper that adds the line of the recipe file to errors.
-    method = getattr(inspect.unwrap(experiment.recipe.objective), "fingerprints", None)
+    method = getattr(inspect.unwrap(recipe.objective), "fingerprints", None)
     if method is None:
         return {}
-    fingerprints = method(experiment.config, experiment.resources, experiment.layout)
-    experiment.topology.peers.agree({f"objective's {name}": value for name, value in fingerprints.items()})
+    fingerprints = method(recipe)
+    recipe.topology.peers.agree({f"objective's {name}": value for name, value in fingerprints.items()})
     return fingerprints
 
 

@@ -18,14 +18,13 @@ from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.setup.configured_metrics import check_requested_metrics
-from jaxddp.setup.experiment import early_stopping_of
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.identity import checksums
 from jaxddp.setup.resources import warn_of_unseen_classes
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.evaluation import Evaluator, Measure
 from jaxddp.training.listeners.step_seconds import SlowProcesses
-from jaxddp.training.run import Checks, Run, StepSetup, Validation
+from jaxddp.training.run import Run
 
 
 def make_run(
@@ -44,7 +43,7 @@ def make_run(
             `RunSetup.identity`. They must be the same on all processes.
         record: the content of config.json, for the listeners.
     """
-    plan, topology, experiment, resident = setup.plan, setup.topology, setup.experiment, setup.data.cache == "device"
+    plan, topology, resident = setup.layout.plan, setup.topology, setup.config.data.cache == "device"
     if not (peers := topology.peers).is_alone:
         peers.agree(
             {**(objects or {}), **checksums(setup.whole(setup.state)), "the number of steps": str(plan.total_steps)}
@@ -54,7 +53,7 @@ def make_run(
     if resident:
         # Place the data sets before compilation, so that a lack of memory or a damaged image is reported early.
         setup.feed.place(setup.validated)
-    early_stopping = early_stopping_of(experiment, has_further_metrics=bool(evaluators))
+    early_stopping = setup.early_stopping(has_further_metrics=bool(evaluators))
     with phase("compile", "preparing the step"):
         program, chunks = setup.program()
         # Errors in the step are raised before any listener is called.
@@ -63,56 +62,50 @@ def make_run(
         program.check(state, *feed)
     # The listeners of process 0 decide how many predictions are made, and all processes compute them.
     max_predictions = peers.from_first("predictions", lambda: str(max(map(_prediction_count, listeners), default=0)))
-    parts, growing = setup.recipe.parts, setup.feed.growing(plan.total_steps)
-    groups = setup.layout.groups
-    follow = setup.programs.follow(parts, topology, groups)
-    # As one program: a schedule has a dozen operations, each of which would be compiled and run alone.
-    rate = setup.recipe.learning_rate and jax.jit(setup.recipe.learning_rate)
-    result = functools.partial(setup.whole, opt_state=True)
-    outer_step = None if groups is None else setup.outer_step(groups)
-    averages = setup.whole, result, groups, outer_step
-    steps = StepSetup(program, chunks, setup.division, parts, follow, rate, growing, *averages)
-    checks = _checks(setup, resident=resident)
+    groups, has_replicas = setup.layout.groups, topology.num_devices > 1 and plan.replicas.examples
     # The examples of arrays have numbers in place of paths.
     first_name = "" if setup.validated is None else setup.validated.name(0)
-    validation = Validation(
-        evaluator, setup.predictor(int(max_predictions)), early_stopping, first_name if "/" in first_name else ""
-    )
     return Run(
-        plan,
-        topology,
-        state,
-        steps,
-        checks,
-        validation,
+        plan=plan,
+        topology=topology,
+        state=state,
+        program=program,
+        chunks=chunks,
+        division=setup.layout.division,
+        parts=setup.parts,
+        follow=setup.programs.follow(setup.parts, topology, groups),
+        # As one program: a schedule has a dozen operations, each of which would be compiled and run alone.
+        learning_rate=setup.learning_rate and jax.jit(setup.learning_rate),
+        growth=setup.feed.growing(plan.total_steps),
+        whole=setup.whole,
+        result=functools.partial(setup.whole, opt_state=True),
+        groups=groups,
+        outer_step=None if groups is None else setup.outer_step(groups),
+        self_test=setup.programs.self_test(setup.supervised, setup, resident=resident),
+        replicas=Replicas(topology, groups) if has_replicas else None,
+        suspects=functools.partial(describe_non_finite, objective=setup.supervised, feed=setup.feed, key=setup.key),
+        evaluator=evaluator,
+        predictor=setup.predictor(int(max_predictions)),
+        early_stopping=early_stopping,
+        first_name=first_name if "/" in first_name else "",
         listeners=listeners,
         record=record or {},
-        class_names=setup.table.class_names,
-    )
-
-
-def _checks(setup: RunSetup, *, resident: bool) -> Checks:
-    topology = setup.topology
-    has_replicas = topology.num_devices > 1 and setup.plan.replicas.examples
-    return Checks(
-        self_test=setup.programs.self_test(setup.objective, setup.experiment, resident=resident),
-        replicas=Replicas(topology, setup.layout.groups) if has_replicas else None,
-        suspects=functools.partial(describe_non_finite, objective=setup.objective, feed=setup.feed, key=setup.key),
+        class_names=setup.resources.train.class_names,
     )
 
 
 def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[Measure]) -> Evaluator | None:
     """Return the evaluator of the validation data; None if validation is disabled."""
-    val, config = setup.validated, setup.recipe.config
+    val, config = setup.validated, setup.config
     if val is None:
         return None
     check_requested_metrics(listeners, setup.layout.training_data.labels)
-    metrics = setup.programs.metrics(setup.recipe.metrics, _requested_metrics(listeners, setup.topology.peers))
+    metrics = setup.programs.metrics(setup.metrics, _requested_metrics(listeners, setup.topology.peers))
     evaluator = setup.evaluator(
         val, config.eval.batch_size, metrics, evaluators, resident=config.data.cache == "device"
     )
     if setup.topology.peers.is_first:
-        warn_of_unseen_classes(val, setup.table)
+        warn_of_unseen_classes(val, setup.resources.train)
     return evaluator
 
 

@@ -40,12 +40,12 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
 
     The measurement takes at least two seconds after compilation, and at most half a minute or a single gradient.
     """
-    topology, config = setup.topology, setup.recipe.config
-    unit = setup.division.unit_of_slice
+    topology, config = setup.topology, setup.config
+    unit = setup.layout.division.unit_of_slice
     sizes = Shares().sizes(config.train.batch_size, topology.num_devices, topology.process_count, unit)
     with phase("compile", "measuring the speed of each device"):
         batch = random_batch(setup.feed.divided(sizes).abstract_batch(), topology)
-        step = unequal_program(setup.objective, setup.experiment, sizes).prepare(setup.state, batch, setup.key)
+        step = unequal_program(setup.supervised, setup, sizes).prepare(setup.state, batch, setup.key)
         # The first gradient allocates memory. The processes begin together, so that processes that share a core or a
         # memory bus slow each other as they will in training.
         _seconds(step, setup, batch)
@@ -87,12 +87,12 @@ def _are_similar(speeds: Sequence[float]) -> bool:
 
 def is_auto(setup: RunSetup) -> bool:
     """Return whether the speeds of a setup's devices are to be measured."""
-    return setup.recipe.config.parallel.shares == AUTO and setup.topology.num_devices > 1
+    return setup.config.parallel.shares == AUTO and setup.topology.num_devices > 1
 
 
 def with_shares(setup: RunSetup, shares: str) -> RunSetup:
     """Return the setup with another value of `parallel.shares`."""
-    return setup.changed(config=setup.recipe.config.replace(parallel={"shares": shares}))
+    return setup.changed(config=setup.config.replace(parallel={"shares": shares}))
 
 
 def random_batch(shapes: Batch, topology: Topology) -> Batch:
@@ -200,8 +200,8 @@ def settle_shares(setup: RunSetup, file: SharesFile | None = None, *, resumes: b
     if is_auto(setup):
         setup, origin = _settle_auto(setup, file if resumes else None, file)
     else:
-        origin = f"parallel.shares={setup.recipe.config.parallel.shares}"
-    if setup.recipe.config.parallel.shares is not None and setup.topology.peers.is_first:
+        origin = f"parallel.shares={setup.config.parallel.shares}"
+    if setup.config.parallel.shares is not None and setup.topology.peers.is_first:
         sizes = [rows.stop - rows.start for _, rows in setup.slices]
         _log.info(f"shares: {origin}; slices of {listed(sizes)} images")
     return setup
@@ -218,7 +218,7 @@ def _settle_auto(setup: RunSetup, saved: SharesFile | None, file: SharesFile | N
         if reason and peers.is_first:
             _log.info(f"shares: measured again, because {reason}")
         speeds = measure_shares(setup)
-        division = setup.division
+        division = setup.layout.division
         arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
         shares = peers.from_first("shares", lambda: shares_of(*arguments))
         origin = f"measured {listed([f'{speed:.3g}' for speed in speeds])} images/s"

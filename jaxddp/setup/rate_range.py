@@ -15,7 +15,6 @@ from jaxddp.setup.make_run import make_run
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.events import StepRecord
 from jaxddp.training.loop import fit
-from jaxddp.training.run import Persistence
 
 _DIVERGENCE = 4
 """The loss has diverged if it exceeds this multiple of its minimum so far."""
@@ -133,8 +132,7 @@ def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
 
     run = make_run(setup, listeners=[test])
     try:
-        checks = dataclasses.replace(run.checks, suspects=lambda state, step: "")
-        fit(dataclasses.replace(run, persistence=Persistence(should_stop=stops), checks=checks))
+        fit(dataclasses.replace(run, should_stop=stops, suspects=lambda state, step: ""))
     except NonFiniteError:
         test.finite = False
     except Preempted:

@@ -1,39 +1,68 @@
-"""The recipe of a run: all objects that determine its result, except the data and the devices."""
+"""What was asked for: a config with the objects that it names, its data and its devices."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Self
 
+import jax
 import optax
 
+from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Augmentation, Preprocess, check_augmentation
-from jaxddp.config import Config
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import kind_of
+from jaxddp.config import Config, DataConfig
+from jaxddp.core.errors import InputError, Key, Words, about
+from jaxddp.core.wording import counted, kind_of
+from jaxddp.data.batch_plan import Division, Growth
+from jaxddp.data.labels import labels_of
+from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, check_repeats, unlabelled_seed
+from jaxddp.data.source import Source, check_labelled
+from jaxddp.data.united import UnitedSource, own_part
 from jaxddp.engine.example_loss import ExampleLoss, example_loss
 from jaxddp.engine.initial_state import Transform
-from jaxddp.engine.objective import Metric, Objective, SetMetric, TrainObjective, supervised
+from jaxddp.engine.objective import (
+    Metric,
+    Objective,
+    SetMetric,
+    TrainObjective,
+    check_set_metric,
+    is_set_metric,
+    supervised,
+)
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.part import Part
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, with_cpu_convolutions
 from jaxddp.models.interface import Model
 from jaxddp.optimizers.kernels import BY_NAME, Kernels
+from jaxddp.recipe_file import RecipeFile
 from jaxddp.registry import MODELS, OBJECTIVES, OPTIMIZERS
 from jaxddp.schedules.peak import at_batch_size
 from jaxddp.schedules.warmup import Steps, make_schedule
-from jaxddp.sections.goal import Goal
+from jaxddp.sections.goal import VAL_EMA, Goal
+from jaxddp.sections.objective_section import UNLABELLED_RATIO
 from jaxddp.setup.configured_losses import configured_losses
 from jaxddp.setup.configured_metrics import configured_metrics, with_user_metrics
+from jaxddp.setup.feed import Feed
 from jaxddp.setup.layout import ImageShape, Layout, TrainingData
-from jaxddp.setup.network_checks import NetworkCheck, brings_weights, check_other_seed, in_precision
+from jaxddp.setup.network_checks import NetworkCheck, brings_weights, check_other_seed, check_sizes, in_precision
+from jaxddp.setup.resources import Resources, check_pixels
 from jaxddp.setup.user_objects import ObjectSource, check_optimizer, check_parts
+from jaxddp.training.evaluation import EarlyStopping
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All objects that determine the result of a training, except the data and the devices.
+    """What was asked for: a config, the objects that it names, its data and devices. Nothing is compiled yet.
 
     Attributes:
+        config: the config, with all values resolved.
+        topology: the devices and the processes.
+        resources: the data, and XLA's options for the devices.
+        layout: the values that follow from the config, the data and the devices.
+        feed: loads the batches of the training steps.
+        preprocess: turns the pixels of a batch into the input of the network.
         loss: the loss of training.
         eval_loss: the loss of evaluation, with class weights and without label smoothing.
         objective: a function that takes the supervised objective, which includes the loss, and returns the function
@@ -45,10 +74,16 @@ class Recipe:
         initialize: a function of the initial (params, model_state) that returns new ones.
         learning_rate: the schedule of the optimizer, for logs; None if it is unknown.
         schedule: a function of the step number, from 0. The optimizer's updates are multiplied by its result.
+        file: the recipe file; None for the Python API.
     """
 
     config: Config = field(repr=False)
-    model: Model
+    topology: Topology
+    resources: Resources
+    layout: Layout
+    feed: Feed
+    preprocess: Preprocess
+    model: Model = field(repr=False)
     optimizer: optax.GradientTransformation = field(repr=False)
     loss: ExampleLoss
     eval_loss: ExampleLoss
@@ -60,11 +95,49 @@ class Recipe:
     initialize: Transform | None = None
     learning_rate: optax.Schedule | None = None
     schedule: optax.Schedule | None = None
+    file: RecipeFile | None = None
+
+    @classmethod
+    def of(
+        cls, config: Config, topology: Topology, resources: Resources, *, layout: Layout | None = None, **objects: Any
+    ) -> "Recipe":
+        """Make the recipe of `objects`, which are fields, with its feed and its preprocessing.
+
+        Raises:
+            InputError: the config does not fit the devices or the images, the network does not accept images of all
+                sizes, the images cannot be kept on the devices, a data set is smaller than its batch, or augmentation,
+                mean or std do not fit the images.
+        """
+        layout = layout or Layout.of(config, topology, TrainingData.of(resources.train, config.data))
+        check_sizes(config.data, objects["model"], layout, topology.peers)
+        feed = _feed(config, topology, resources, layout, objects.get("objective", supervised))
+        preprocess = _preprocess(config, topology, layout, objects.get("augmentation"))
+        known = {"config": config, "topology": topology, "resources": resources, "layout": layout}
+        recipe = cls(**known, feed=feed, preprocess=preprocess, **objects)
+        recipe._check_objective()
+        return recipe
 
     @property
     def goal(self) -> Goal:
         """The metric, the direction and the smoothing by which validations are compared."""
         return self.config.checkpoint.goal(averages=any(part.beside for part in self.parts))
+
+    @property
+    def validated(self) -> Source | None:
+        """The validation data; None if validation is disabled."""
+        return self.resources.val if self.layout.plan.evaluate.examples else None
+
+    def changed(self, **fields: Any) -> Self:
+        """Return a copy with other fields. A new config or other devices get a new layout.
+
+        The training data and the augmentation must stay the same. Raises: see `Layout.of`.
+        """
+        changed = dataclasses.replace(self, **fields)
+        if not fields.keys() & {"config", "topology"}:
+            return changed
+        layout = Layout.of(changed.config, changed.topology, self.layout.training_data)
+        feed = self.feed.divided(layout.gradients.sizes, layout.division)
+        return dataclasses.replace(changed, layout=layout, feed=feed)
 
     def minimized(self, supervised: Objective) -> TrainObjective:
         """Return the function that a step minimizes. Raises: InputError if the objective returned no function."""
@@ -75,8 +148,77 @@ class Recipe:
             )
         return train_objective
 
+    def early_stopping(self, *, has_further_metrics: bool = False) -> EarlyStopping:
+        """Return the rule that selects the best validation and ends the run: `checkpoint.best`, `train.stop_after`.
+
+        Args:
+            has_further_metrics: whether the user's functions return further metrics, whose names are not known yet.
+
+        Raises:
+            InputError: the metric of `checkpoint.best` is not measured, or validation is disabled although early
+                stopping or a part of the training step needs it.
+        """
+        config = self.config
+        early_stopping = EarlyStopping(self.goal, config.train.stop_after, config.train.stop_min_gain)
+        if self.validated is None:
+            every = config.eval.every
+            disabled = (Key("eval.every", every, f'"{every}"'), " disables validation")
+            advice: Words = "give val too" if self.resources.val is None else disabled
+            if config.train.stop_after is not None:
+                key = Key("train.stop_after", config.train.stop_after)
+                raise InputError(key, ": nothing is validated", advice=advice)
+            for part in self.parts:
+                if part.follows:
+                    is_schedule = config.optimizer.schedule == part.name
+                    subject = Key("optimizer.schedule", part.name) if is_schedule else f"the part {part.name!r}"
+                    raise InputError(subject, " follows validations, and nothing is validated", advice=advice)
+        if not has_further_metrics:
+            early_stopping.check(self._metric_names())
+        return early_stopping
+
+    def _metric_names(self) -> Iterator[str]:
+        """Yield the names of a validation's metrics, as in the result of `jaxddp.sections.goal.flat`."""
+        names = ["loss"]
+        for name, metric in self.metrics.items():
+            is_of_set = is_set_metric(metric)
+            names += check_set_metric(metric, name, self.layout.training_data.labels) if is_of_set else [name]
+        yield from names
+        if any(part.beside for part in self.parts):
+            yield from (f"{VAL_EMA} {name}" for name in names)
+
+    def _check_objective(self) -> None:
+        """Run the objective's own check of the images, the loss and the unlabelled data. Raises: InputError."""
+        # `unwrap` undoes the wrapper that adds the line of the recipe file to errors.
+        if (check := getattr(inspect.unwrap(self.objective), "check", None)) is not None:
+            data = self.layout.training_data
+            objective = Objective(self.model, self.loss, self.preprocess, self.metrics)
+            image = jax.ShapeDtypeStruct(data.image_shape, data.dtype)
+            check(objective, image, unlabelled=self.resources.unlabelled is not None)
+
 
 def make_recipe(
+    config: Config,
+    topology: Topology,
+    resources: Resources,
+    user_object: ObjectSource,
+    rate: optax.Schedule | None = None,
+    *,
+    precision: str | None = None,
+    file: RecipeFile | None = None,
+) -> Recipe:
+    """Make the recipe of a config, its data and devices, and the objects that the user provides.
+
+    Args:
+        file: the recipe file, if there is one.
+
+    For the other arguments see `make_objects`. Raises: InputError; see `make_objects` and `Recipe.of`.
+    """
+    layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
+    objects = make_objects(config, layout, topology, user_object, rate, precision=precision)
+    return Recipe.of(config, topology, resources, layout=layout, file=file, **objects)
+
+
+def make_objects(
     config: Config,
     layout: Layout,
     topology: Topology,
@@ -84,8 +226,8 @@ def make_recipe(
     rate: optax.Schedule | None = None,
     *,
     precision: str | None = None,
-) -> Recipe:
-    """Make the recipe of a config and of the objects that the user provides.
+) -> dict[str, Any]:
+    """Make the objects of a recipe, as its fields: each is the user's, or the built-in one that the config names.
 
     Args:
         config: the config, with all values resolved, such as the precision.
@@ -104,20 +246,19 @@ def make_recipe(
     initialize = user_object("initialize", config, data.images)
     if initialize is None and config.model.weights is None:
         _check_other_seed(model, config, data.num_classes, user_object)
-    return Recipe(
-        config=config,
-        model=model,
-        kernels=kernels,
-        optimizer=optimizer,
-        loss=loss,
-        eval_loss=eval_loss,
-        objective=_objective(config, topology, user_object),
-        metrics=metrics_of(config, data, user_object),
-        augmentation=_augmentation(config, layout, user_object),
-        parts=parts_of(config, layout.steps, user_object),
-        initialize=initialize and initialize.function("(params, model_state)", "params, model_state"),
-        learning_rate=schedule if uses_schedule else None,
-    )
+    return {
+        "model": model,
+        "kernels": kernels,
+        "optimizer": optimizer,
+        "loss": loss,
+        "eval_loss": eval_loss,
+        "objective": _objective(config, topology, user_object),
+        "metrics": metrics_of(config, data, user_object),
+        "augmentation": _augmentation(config, layout, user_object),
+        "parts": parts_of(config, layout.steps, user_object),
+        "initialize": initialize and initialize.function("(params, model_state)", "params, model_state"),
+        "learning_rate": schedule if uses_schedule else None,
+    }
 
 
 def model_of(
@@ -230,3 +371,79 @@ def _augmentation(config: Config, layout: Layout, user_object: ObjectSource) -> 
         for shape in layout.shapes:
             check_augmentation(only_custom, shape, layout.training_data.dtype)
     return function
+
+
+def _feed(
+    config: Config, topology: Topology, resources: Resources, layout: Layout, objective: Callable[..., Any]
+) -> Feed:
+    """Return the feed of the training data, with the unlabelled data if the objective may read them."""
+    source, growth, unlabelled = resources.train, layout.growth, resources.unlabelled
+    check_labelled(own_part(source), "training data")
+    feed = _feed_of(source, make_order(source, config, topology, layout.division), config, topology, growth)
+    if unlabelled is not None and (objective is supervised or not getattr(objective, "reads_unlabelled", True)):
+        unlabelled = None
+    if unlabelled is not None:
+        ratio = config.objective.unlabelled_ratio or UNLABELLED_RATIO
+        check_pixels(unlabelled, source, config.data, "unlabelled data")
+        with about(Key("data.unlabelled"), " with ", Key("objective.unlabelled_ratio", ratio)):
+            order = SampleOrder(len(unlabelled), config.train.batch_size * ratio, unlabelled_seed(config.seed))
+            feed = dataclasses.replace(feed, unlabelled=_feed_of(unlabelled, order, config, topology, growth))
+    return feed.divided(layout.gradients.sizes, layout.division)
+
+
+def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topology, growth: Growth | None) -> Feed:
+    if config.data.cache == "device":
+        source.check_resident(config.data)
+    return Feed(source, order, config.data, topology, source.substitutes(config.data), growth)
+
+
+def make_order(source: Source, config: Config, topology: Topology, division: Division | None = None) -> SampleOrder:
+    """Return the order of examples.
+
+    Raises:
+        InputError: the batch is larger than the data set, or is not a multiple of `data.repeats`.
+    """
+    if isinstance(source, UnitedSource):
+        unit = 1 if division is None else division.smallest.batch_size // topology.process_count
+        return source.order(config.train.batch_size, config.seed, unit, topology.peers)
+    repeats = config.data.repeats
+    check_repeats(repeats, config.train.batch_size)
+    SampleOrder(len(source), config.train.batch_size, config.seed)
+    order = _order_of_examples(source, config, config.train.batch_size // repeats)
+    return order if repeats == 1 else RepeatedOrder.of(order, repeats)
+
+
+def _order_of_examples(source: Source, config: Config, batch_size: int) -> SampleOrder:
+    """Return the order of the different examples. Raises: InputError if classes cannot be balanced."""
+    if config.data.sampling == "balanced":
+        labels = labels_of(source)
+        if labels.several:
+            raise InputError(
+                Key.plain("data.sampling", "balanced"), " takes one label per image, but the training data have several"
+            )
+        return BalancedOrder.of(labels.values, batch_size, config.seed)
+    return SampleOrder(len(source), batch_size, config.seed)
+
+
+def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> None:
+    """Raise `InputError` if the numbers of means and standard deviations do not fit images [H, W, C]."""
+    if not (len(data.mean) == len(data.std) == 1 or len(data.mean) == len(data.std) >= image_shape[-1]):
+        raise InputError(
+            Key("data.mean"),
+            f" has {counted(len(data.mean), 'value')}, ",
+            Key("data.std"),
+            f" {len(data.std)}, and images of {image_shape} have {image_shape[-1]} channels",
+            advice="give a value for each channel, or one for all",
+        )
+
+
+def _preprocess(config: Config, topology: Topology, layout: Layout, augmentation: Augmentation | None) -> Preprocess:
+    """Return the preprocessing on the devices. Raises: InputError if augmentation, mean or std do not fit."""
+    data, training_data = config.data, layout.training_data
+    check_normalization(data, training_data.image_shape)
+    preprocess = Preprocess.of(config, data.augment, augmentation)
+    for shape in layout.shapes:
+        check_augmentation(preprocess, shape, training_data.dtype)
+    if not layout.gradients.sizes:
+        check_mixing(data.augment, config.train.batch_size, layout.gradients.parts(topology))
+    return preprocess

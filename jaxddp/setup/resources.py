@@ -66,23 +66,21 @@ _log = logging.getLogger("jaxddp.experiment")
 
 @dataclass(frozen=True)
 class Resources:
-    """The devices and the data of a run.
+    """The data of a run, and the options of XLA for its devices.
 
     Attributes:
-        topology: the devices of all processes.
         train: the training data.
         val: the validation data, if any.
         compiler_options: XLA options for the training step.
         unlabelled: a second training source, for objectives that use images without labels.
     """
 
-    topology: Topology
     train: Source
     val: Source | None = None
     compiler_options: Mapping[str, str] = field(default_factory=dict)
     unlabelled: Source | None = None
 
-    def with_val(self, val: Source | None, data: DataConfig) -> "Resources":
+    def with_val(self, val: Source | None, data: DataConfig, peers: Peers) -> "Resources":
         """Return the resources with other validation data. All processes must call this method together.
 
         Raises: InputError if an image is missing (a run would find out at its first validation); see also `unite`.
@@ -90,7 +88,7 @@ class Resources:
         if val is not None:
             if getattr(val, "verified", None) is not None:
                 cast(SourceTable, val).check(data)
-            val = unite(val, data, self.topology.peers, VALIDATION)
+            val = unite(val, data, peers, VALIDATION)
         return replace(self, val=val)
 
 
@@ -98,7 +96,7 @@ def resources_of(config: Config, topology: Topology, train: Source, unlabelled: 
     """Return the resources of a training source from Python. Raises: InputError; see `check_placement` and `unite`."""
     check_placement(config, unlabelled=unlabelled is not None)
     train = unite(train, config.data, topology.peers, "training data")
-    return Resources(topology, train, None, step_options(config, topology), unlabelled)
+    return Resources(train, None, step_options(config, topology), unlabelled)
 
 
 def open_resources(config: Config, topology: Topology) -> Resources:
@@ -113,7 +111,7 @@ def open_resources(config: Config, topology: Topology) -> Resources:
     topology.peers.agree({"validation data": val.fingerprint})
     check_comparable(val, train, config.data)
     train, unlabelled = labelled_and_unlabelled(train, config.data)
-    return Resources(topology, train, val, options, unlabelled)
+    return Resources(train, val, options, unlabelled)
 
 
 def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]:

@@ -10,16 +10,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
-from jaxddp.augment.preprocess import Preprocess
-from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, refused
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
-from jaxddp.data.batch_plan import Division
 from jaxddp.data.labels import labels_of
-from jaxddp.data.order import SampleOrder
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.united import VALIDATION, UnitedSource, own_part, unite
 from jaxddp.engine.example_loss import Loss
@@ -33,134 +28,67 @@ from jaxddp.engine.step import TrainStep
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.interface import Model
 from jaxddp.setup.compiled_programs import Classifier, CompiledPrograms, seeded_step
-from jaxddp.setup.experiment import Experiment
-from jaxddp.setup.feed import LONGEST_CHUNK, Feed, limit_batch_size
+from jaxddp.setup.feed import LONGEST_CHUNK, limit_batch_size
 from jaxddp.setup.identity import identity, objective_identity
-from jaxddp.setup.layout import Layout
 from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights
 from jaxddp.setup.recipe import Recipe
-from jaxddp.setup.resources import Resources, check_comparable
+from jaxddp.setup.resources import check_comparable
 from jaxddp.training.evaluation import Evaluator, ImagePredictor, Measure
-from jaxddp.training.plan import Plan
 from jaxddp.training.run import Chunk, Chunks
 
 _log = logging.getLogger("jaxddp.experiment")
 
 
-@dataclass(frozen=True)
-class RunSetup:
-    """A prepared training: an experiment with its initialized state.
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunSetup(Recipe):
+    """A prepared training: a recipe with the settings that depend on its network, and the initialized state.
 
     The state is replicated on every device. `dataclasses.replace(setup, state=trained)` continues from a trained state.
 
     Attributes:
-        experiment: the experiment; its recipe includes the settings that depend on the network, such as frozen layers.
-        model: the recipe's model, adapted to the platform; see `jaxddp.models.adapt.for_platform`.
+        network: the model, adapted to the platform; see `jaxddp.models.adapt.for_platform`.
+        like: the shape and dtype of each array of the state.
+        weights: the initial weights, by path, which replaced freshly initialized arrays.
+        programs: the cache of compiled programs.
     """
 
-    experiment: Experiment
-    model: Model = field(repr=False)
-    state: TrainState = field(repr=False)
-    like: TrainState = field(repr=False)
-    """The shape and dtype of each array of the state."""
-    weights: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)
-    """The initial weights, by path, which replaced freshly initialized arrays."""
-    programs: CompiledPrograms = field(default_factory=CompiledPrograms, repr=False)
-
-    @property
-    def recipe(self) -> Recipe:
-        """The recipe: the config and the objects that it names."""
-        return self.experiment.recipe
-
-    @property
-    def resources(self) -> Resources:
-        """The data and the devices."""
-        return self.experiment.resources
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the run on its data and devices."""
-        return self.experiment.layout
-
-    @property
-    def feed(self) -> Feed:
-        """The feed, which loads the batches of the training steps."""
-        return self.experiment.feed
-
-    @property
-    def preprocess(self) -> Preprocess:
-        """The preprocessing, which turns the pixels of a batch into the input of the model."""
-        return self.experiment.preprocess
-
-    @property
-    def topology(self) -> Topology:
-        """The devices and the processes."""
-        return self.experiment.topology
-
-    @property
-    def table(self) -> Source:
-        """The training data."""
-        return self.resources.train
-
-    @property
-    def data(self) -> DataConfig:
-        """The settings of the data."""
-        return self.recipe.config.data
-
-    @property
-    def optimizer(self) -> optax.GradientTransformation:
-        """The optimizer, with the changes that the config makes to it, such as frozen layers."""
-        return self.recipe.optimizer
-
-    @property
-    def division(self) -> Division:
-        """The division of the global batch among devices and microbatches."""
-        return self.layout.division
-
-    @property
-    def order(self) -> SampleOrder:
-        """The order of the training data, which determines the rows of each global batch."""
-        return self.feed.order
+    network: Model
+    state: TrainState
+    like: TrainState
+    weights: Mapping[str, np.ndarray] = field(default_factory=dict)
+    programs: CompiledPrograms = field(default_factory=CompiledPrograms)
 
     @cached_property
     def key(self) -> jax.Array:
         """The random key of the seed, on every device."""
-        return self.topology.replicate(jax.random.key(self.order.seed))
+        return self.topology.replicate(jax.random.key(self.feed.order.seed))
 
     @property
     def slices(self) -> list[tuple[Device, slice]]:
         """Each device, in mesh order, with the rows of a global batch that it computes."""
-        return self.topology.slices(self.order.num_slots, self.layout.gradients.sizes)
-
-    @property
-    def plan(self) -> Plan:
-        """The length of the run, and the steps at which it logs, validates and saves."""
-        return self.layout.plan
-
-    @property
-    def validated(self) -> Source | None:
-        """The validation data; None if validation is disabled."""
-        return self.resources.val if self.plan.evaluate.examples else None
+        return self.topology.slices(self.feed.order.num_slots, self.layout.gradients.sizes)
 
     @cached_property
-    def objective(self) -> Objective:
+    def supervised(self) -> Objective:
         """The loss that training minimizes and the metrics that it measures, as one function of the parameters."""
-        return Objective(self.model, self.recipe.loss, self.preprocess, self.recipe.metrics)
+        return Objective(self.network, self.loss, self.preprocess, self.metrics)
 
     @cached_property
     def classifier(self) -> Classifier:
         """The network with the loss and the metrics of evaluation."""
-        recipe, views = self.recipe, self.recipe.config.eval.views
-        arguments = self.model, recipe.eval_loss, recipe.metrics, self.preprocess, views
-        return Classifier(*arguments, self.topology, self.programs)
-
-    def changed(self, *, resources: Resources | None = None, **fields: Any) -> "RunSetup":
-        """Return the setup with other `fields` of its recipe, or other resources; see `Experiment.changed`."""
-        return dataclasses.replace(self, experiment=self.experiment.changed(resources=resources, **fields))
+        return Classifier(
+            self.network,
+            self.eval_loss,
+            self.metrics,
+            self.preprocess,
+            self.config.eval.views,
+            self.topology,
+            self.programs,
+        )
 
     def with_loss(self, loss: Loss) -> "RunSetup":
         """Return the setup with another loss for training and evaluation. Raises: see `example_loss`."""
-        if loss is self.recipe.loss.function is self.recipe.eval_loss.function:
+        if loss is self.loss.function is self.eval_loss.function:
             return self
         of_examples = self.programs.loss(loss, self.layout.training_data.labels)
         return self.changed(loss=of_examples, eval_loss=of_examples)
@@ -176,19 +104,14 @@ class RunSetup:
             InputError: the seed is out of range, another process uses another seed, or the model is an NNX module,
                 which has its own initial values, and neither weights nor `initialize` are given.
         """
-        is_other, recipe = seed != self.order.seed, self.recipe
-        has_start = recipe.config.model.weights is not None or recipe.initialize is not None
-        if is_other and not has_start and brings_weights(recipe.model):
+        is_other, has_weights = seed != self.feed.order.seed, self.config.model.weights is not None
+        if is_other and not has_weights and self.initialize is None and brings_weights(self.model):
             raise InputError(f"with_seed({seed}): {OWN_WEIGHTS}")
-        config = recipe.config.replace(seed=seed)
+        config = self.config.replace(seed=seed)
         self.topology.peers.agree({"seed": str(seed)})
-        experiment = dataclasses.replace(self.experiment.changed(config=config), feed=self.feed.with_seed(seed))
-        setup = dataclasses.replace(self, experiment=experiment)
-        shape = self.layout.training_data.image_shape
-        gradients = self.layout.gradients
-        init = self.programs.init(self.model, setup.recipe, shape, self.topology, self.weights, gradients)
-        state = init(setup.key)
-        if is_other and recipe.config.model.weights is None:
+        setup = dataclasses.replace(self.changed(config=config), feed=self.feed.with_seed(seed))
+        state = self.programs.init(self.network, setup, self.weights)(setup.key)
+        if is_other and not has_weights:
             warn_of_equal_starts(self.state.params, state.params, self.topology)
         return dataclasses.replace(setup, state=state)
 
@@ -209,7 +132,7 @@ class RunSetup:
 
     def outer_step(self, groups: GroupMesh) -> OuterStep:
         """Return the outer step of a run with groups of devices."""
-        return self.programs.outer_step(self.model, self.recipe, groups, self.layout.gradients)
+        return self.programs.outer_step(self, groups)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""
@@ -217,12 +140,12 @@ class RunSetup:
 
     def step(self) -> TrainStep:
         """Return the function (state, batch) of one training step, compiled on first use; see `make_train_step`."""
-        return seeded_step(self.objective, self.experiment, self.order.seed)
+        return seeded_step(self.supervised, self, self.feed.order.seed)
 
     def program(self) -> tuple[Program, Chunks]:
         """Return the program of the training steps, and the function that yields its arguments."""
-        key, plan, resident = self.key, self.plan, self.data.cache == "device"
-        program = self.programs.train(self.objective, self.experiment, resident=resident)
+        key, plan, resident = self.key, self.layout.plan, self.config.data.cache == "device"
+        program = self.programs.train(self.supervised, self, resident=resident)
         if not resident:
             return program, lambda done: (Chunk(1, (batch, key)) for batch in self.batches(done, plan.total_steps))
         # Slices of different sizes have two programs a step, which cannot be the body of a loop.
@@ -234,7 +157,7 @@ class RunSetup:
     @cached_property
     def _longest_chunk(self) -> int:
         shape = self.layout.training_data.image_shape
-        return 1 if loops_are_slow(self.objective, self.state, shape, self.topology) else LONGEST_CHUNK
+        return 1 if loops_are_slow(self.supervised, self.state, shape, self.topology) else LONGEST_CHUNK
 
     def evaluator(
         self,
@@ -255,12 +178,12 @@ class RunSetup:
 
         Raises: InputError if the source does not fit the training data or the batch size.
         """
-        size = batch_size or self.order.batch_size
+        size = batch_size or self.feed.order.batch_size
         self.topology.check_batch_size(size, "eval.batch_size")
-        source = unite(source, self.data, self.topology.peers, VALIDATION)
+        source = unite(source, self.config.data, self.topology.peers, VALIDATION)
         size = limit_batch_size(size, source, self.topology)
         check_labelled(own_part(source), VALIDATION)
-        check_comparable(source, self.table, self.data)
+        check_comparable(source, self.resources.train, self.config.data)
         if resident:
             longest = self._longest_chunk
             batches = lambda: self.feed.resident_eval(source, size, longest)  # noqa: E731
@@ -275,21 +198,21 @@ class RunSetup:
             return None
         if isinstance(self.validated, UnitedSource):
             return None
-        max_batch = self.recipe.config.eval.batch_size
+        max_batch = self.config.eval.batch_size
         program, rows = self.classifier.classify(), labels_of(self.validated).share(count)
-        return ImagePredictor(program, self.validated, rows, self.data.of_evaluation, self.topology, max_batch)
+        data = self.config.data.of_evaluation
+        return ImagePredictor(program, self.validated, rows, data, self.topology, max_batch)
 
     def identity(self) -> dict[str, str]:
         """Return digests that identify the recipe's objects; see `jaxddp.setup.identity`."""
         # The slots of a batch may depend on the devices.
-        batch = self.feed.divided(()).abstract_batch(self.order.batch_size)
-        digests = identity(self.recipe, self.state, self.table.num_classes, self.layout.training_data.image_shape)
-        return digests | objective_identity(self.recipe, self.objective, self.state, batch)
+        batch = self.feed.divided(()).abstract_batch(self.feed.order.batch_size)
+        return identity(self, self.state) | objective_identity(self, self.supervised, self.state, batch)
 
     def __repr__(self) -> str:
         count = counted(sum(leaf.size for leaf in jax.tree.leaves(self.like.params)), "parameter")
-        batch = f"global batch {self.order.batch_size:,} over {counted(self.topology.num_devices, 'device')}"
-        return f"RunSetup({count}, {counted(len(self.table), 'example')}, {batch})"
+        batch = f"global batch {self.feed.order.batch_size:,} over {counted(self.topology.num_devices, 'device')}"
+        return f"RunSetup({count}, {counted(len(self.resources.train), 'example')}, {batch})"
 
     def __str__(self) -> str:
         """Return the `repr`, and a line for each device with the rows of a batch that it computes."""
@@ -337,9 +260,9 @@ def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
         InputError: the state does not fit, or the run would end before its first step.
     """
     _check_arrays(setup.state, setup, lambda state: state)
-    done, plan = int(setup.state.step), setup.plan
+    done, plan = int(setup.state.step), setup.layout.plan
     if not resumes and done >= plan.total_steps:
-        length = setup.recipe.config.train.duration
+        length = setup.config.train.duration
         epochs = length.examples(num_examples=plan.num_examples, batch_size=plan.batch_size) / plan.num_examples
         more = round(plan.epoch(done)) + math.ceil(epochs)
         raise InputError(

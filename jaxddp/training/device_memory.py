@@ -45,8 +45,7 @@ class Memory:
         Args:
             feed_shapes: the feed, or its shapes, for which the program was prepared.
         """
-        steps, topology = self._run.steps, self._run.topology
-        program, division = steps.program, steps.division
+        topology, program, division = self._run.topology, self._run.program, self._run.division
         needs = None if program.cost is None else Needs.of(program.cost, unstacked_shapes(state).params, topology)
         # A logger imports TensorFlow at the first record, which is after this check.
         listeners = self._run.listeners if topology.peers.is_first and "tensorflow" not in sys.modules else ()
@@ -85,7 +84,7 @@ class Memory:
             return f"by step {self.step}" if self.step else "before the first step"
 
         def advice() -> Words:
-            fit = self._fit or Fit(self._run.steps.division)
+            fit = self._fit or Fit(self._run.division)
             return (f"{fit}; ", fit.advice())
 
         return memory_errors(time_of_failure, advice)
@@ -94,7 +93,7 @@ class Memory:
         """Return a context that turns a failed allocation during the validation after `step` into an `InputError`."""
 
         def advice() -> Words:
-            fit = self._validation or Fit(self._run.steps.division, section="eval")
+            fit = self._validation or Fit(self._run.division, section="eval")
             return (f"{fit}; ", fit.advice())
 
         return memory_errors(lambda: f"in the validation after step {step}", advice)

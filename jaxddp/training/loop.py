@@ -52,7 +52,7 @@ def fit(run: Run) -> TrainState:
         ReplicaError: the devices hold different states. These states are not saved.
         InputError: the step does not fit the devices' memory (checked before the first step), the memory runs out
             later, or more images were substituted than the plan allows.
-        Preempted: `run.persistence.should_stop` returned True; the state was saved.
+        Preempted: `run.should_stop` returned True; the state was saved.
     """
     loop, state = _Loop(run), run.state
     plan, done = run.plan, loop.step
@@ -61,8 +61,8 @@ def fit(run: Run) -> TrainState:
         state = loop.begin(done, state)
         at_step(done)
         with phase("start", "opening the data"):
-            stream = run.steps.chunks(done)
-        profile = run.persistence.profile if run.topology.peers.is_first else None
+            stream = run.chunks(done)
+        profile = run.profile if run.topology.peers.is_first else None
         with loop.memory.during_steps(), Profile(profile, plan.traced(done), loop.clock.paused) as traced:
             while done < plan.total_steps and not loop.early_stopping.stops:
                 chunk = loop.next_chunk(stream, state)  # 1
@@ -76,8 +76,8 @@ def fit(run: Run) -> TrainState:
                 loop.save_if_due(done, state, due)  # 4
                 measured = loop.validate(done, state, saved=due.save)  # 5
                 state = loop.apply_validation(done, state, measured)  # 6
-        if run.persistence.checkpoints:
-            run.persistence.checkpoints.wait()
+        if run.checkpoints:
+            run.checkpoints.wait()
     except BaseException as error:
         loop.notifier.fail(loop.run_end(status_of(error), reason_of(error), loop.used), error)
         raise
@@ -85,7 +85,7 @@ def fit(run: Run) -> TrainState:
     used = run.usage(loop.clock.rate(), loop.work.mean())
     with doing("finishing logs"):
         loop.notifier.end(loop.run_end(status, reason, used))
-    return run.steps.result(state)
+    return run.result(state)
 
 
 class _Due(NamedTuple):
@@ -104,20 +104,20 @@ class _Loop:
 
     def __init__(self, run: Run):
         self.run, self.plan, self.peers = run, run.plan, run.topology.peers
-        self.checkpoints, saved = run.persistence.checkpoints, run.persistence.progress
+        self.checkpoints, saved = run.checkpoints, run.progress
         self.clock = Clock(run.plan.batch_size, saved.get("epoch_seconds", 0.0))
-        groups, skipped = run.steps.groups, saved.get("skipped_in_a_row", 0)
+        groups, skipped = run.groups, saved.get("skipped_in_a_row", 0)
         self.skipped = counters(run.plan.max_bad_steps, skipped, self.peers, 1 if groups is None else groups.count)
         fetch = jax.device_get if groups is None else groups.fetch
         self.sums = EpochSums(saved, run.plan.max_substituted, self.skipped, fetch)
         self.memory = Memory(run)
         self.work, self._recent = MeanCost(), MeanCost()
         self.notifier = Notifier(run.listeners, self.peers)
-        self.early_stopping = run.validation.early_stopping.restored(saved.get("judgement"))
-        predictor, parts, notify = run.validation.predictor, run.steps.parts, self.notifier.notify
+        self.early_stopping = run.early_stopping.restored(saved.get("judgement"))
+        predictor, parts, notify = run.predictor, run.parts, self.notifier.notify
         self.measure = ReportedEvaluation(predictor, parts, run.plan.epoch, notify)
         self.step, self.used, self.logged = int(run.state.step), UNKNOWN, saved.get("logged")
-        self._untested, self._logged_once = run.checks.self_test, False
+        self._untested, self._logged_once = run.self_test, False
 
     def run_end(self, status: Status, reason: str, used: Usage) -> RunEnd:
         """Return the record of the run's end for the listeners."""
@@ -132,7 +132,7 @@ class _Loop:
 
     def begin(self, step: int, state: TrainState) -> TrainState:
         """Return the state for the first step. A resumed run first does points 5 and 6 of `fit` for its checkpoint."""
-        measured, saved = self.run.persistence.validated, self.run.persistence.progress
+        measured, saved = self.run.validated, self.run.progress
         if measured is None:
             measured = self.validate(step, state, saved=True)
         state = self.apply_validation(step, state, measured or None)
@@ -147,7 +147,7 @@ class _Loop:
         test, self._untested = self._untested, None
         if test:
             with self.clock.paused(), phase("compile", "testing the averaged gradient"):
-                test(self.run.steps.whole(state), *chunk.feed)
+                test(self.run.whole(state), *chunk.feed)
         self.compile(state, chunk.feed)
         return chunk
 
@@ -155,14 +155,14 @@ class _Loop:
         """Dispatch a chunk after `done` steps (point 2 of `fit`), and return the state after the chunk."""
         self.memory.step = done + chunk.steps
         with phase("dispatch"):
-            state, sums = self.run.steps.program(state, *chunk.feed)
+            state, sums = self.run.program(state, *chunk.feed)
         self.clock.count_dispatch(chunk.steps, sums.values)
         for work in (self.work, self._recent):
-            work.add(chunk.steps, self.run.steps.program.cost)
+            work.add(chunk.steps, self.run.program.cost)
         self.sums.add(range(done + 1, done + chunk.steps + 1), sums)
-        if self.run.steps.outer_step and self.plan.syncs(done + chunk.steps):
+        if self.run.outer_step and self.plan.syncs(done + chunk.steps):
             with phase("dispatch"):
-                state = self.run.steps.outer_step(state)
+                state = self.run.outer_step(state)
         return state
 
     def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
@@ -170,16 +170,16 @@ class _Loop:
 
         Before the first chunk, check that the program fits the devices' memory, also for the run's largest images.
         """
-        growth, first = self.run.steps.growth, not self.memory.is_checked
+        growth, first = self.run.growth, not self.memory.is_checked
         for needed in (feed, growth.largest(feed)) if first and growth else (feed,):
-            if first or not self.run.steps.program.is_ready(*needed):
+            if first or not self.run.program.is_ready(*needed):
                 # The steps that the devices still compute are training time; compiling is not.
                 with phase("device"):
                     jax.block_until_ready(state)
                 with self.clock.paused(), phase("compile", "compiling the step"):
-                    self.run.steps.program.prepare(state, *needed)
-                    if self.run.steps.outer_step:
-                        self.run.steps.outer_step.prepare(state)
+                    self.run.program.prepare(state, *needed)
+                    if self.run.outer_step:
+                        self.run.outer_step.prepare(state)
             if first:
                 self.memory.check(state, feed, needed)
         if first:
@@ -187,8 +187,8 @@ class _Loop:
             self.clock.resume()
 
     def due(self, step: int) -> _Due:
-        stop, saves = self.run.persistence.should_stop(step), self.plan.saves(step)
-        validates = self.run.validation.evaluator is not None and self.plan.evaluates(step)
+        stop, saves = self.run.should_stop(step), self.plan.saves(step)
+        validates = self.run.evaluator is not None and self.plan.evaluates(step)
         compares = self.plan.compares(self.step, step) or ((saves or stop) and self.checkpoints is not None)
         return _Due(stop, self.plan.logs(step) or saves or validates, compares, saves or stop, validates)
 
@@ -209,11 +209,11 @@ class _Loop:
             self._stop(step)
 
     def _compare(self, step: int, state: TrainState) -> None:
-        if self.run.checks.replicas:
+        if self.run.replicas:
             with phase("device"):
                 jax.block_until_ready(state)
                 with self.clock.paused():
-                    self.run.checks.replicas.check(step, state)
+                    self.run.replicas.check(step, state)
 
     def _save(self, step: int, state: TrainState) -> None:
         if self.checkpoints:
@@ -239,7 +239,7 @@ class _Loop:
             self.step = self.sums.step
             if not isinstance(error, TooManySkipped):
                 raise
-            suspects = self.run.checks.suspects(self.run.steps.whole(state), self.step)
+            suspects = self.run.suspects(self.run.whole(state), self.step)
             raise NonFiniteError(error.problem, f". {suspects}") from error
         rates = self.clock.rates()
         self.used = self.run.usage(self.clock.rate(), self.work.mean())
@@ -251,12 +251,12 @@ class _Loop:
         if self.plan.epochs.due(step):
             epoch_end = EpochMetrics(self.plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
         rate = None
-        if self.run.steps.learning_rate is not None:
-            rate = float(self.run.steps.learning_rate(step - 1)) * rate_factor(self.run.steps.parts, state)
+        if self.run.learning_rate is not None:
+            rate = float(self.run.learning_rate(step - 1)) * rate_factor(self.run.parts, state)
         epoch = self.plan.epoch(step)
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), MeanCost()
-        side = None if self.run.steps.growth is None else self.run.steps.growth.side(step - 1)
-        left = 0 if self.run.validation.evaluator is None else self.plan.validations_from(step)
+        side = None if self.run.growth is None else self.run.growth.side(step - 1)
+        left = 0 if self.run.evaluator is None else self.plan.validations_from(step)
         record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, epoch_end, used, side, left)
         # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
         with nullcontext() if self._logged_once else self.clock.paused():
@@ -265,7 +265,7 @@ class _Loop:
 
     def validate(self, step: int, state: TrainState, *, saved: bool) -> Mapping[str, float | None] | None:
         """Validate if due (point 5 of `fit`). Returns the `flat` metrics; None if no validation is due."""
-        evaluator = self.run.validation.evaluator
+        evaluator = self.run.evaluator
         if evaluator is None or not self.plan.evaluates(step):
             return None
 
@@ -275,12 +275,12 @@ class _Loop:
                 self._save(step, state)
 
         def stop_if_requested() -> None:
-            if self.run.persistence.should_stop(step):
+            if self.run.should_stop(step):
                 save()
                 self._stop(step)
 
         with self.memory.during_validation(step):
-            whole = self.run.steps.whole(state)
+            whole = self.run.whole(state)
             checked = replace(evaluator, step=self.memory.checked(evaluator.step))
             records = self.measure(checked, step, whole, stop_if_requested)
         measured = flat(self.measure.last)
@@ -300,6 +300,6 @@ class _Loop:
         """Update early stopping and the state with the metrics (point 6 of `fit`); return the next step's state."""
         if metrics is None:
             return state
-        self.early_stopping, following = self.early_stopping.after(step, metrics), self.run.steps.follow(state, metrics)
+        self.early_stopping, following = self.early_stopping.after(step, metrics), self.run.follow(state, metrics)
         self.clock.resume()
         return following

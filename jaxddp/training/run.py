@@ -44,11 +44,16 @@ class ImageGrowth(NamedTuple):
     largest: Callable[[tuple[Any, ...]], tuple[Any, ...]]
 
 
-@dataclass(frozen=True)
-class StepSetup:
-    """The program of the steps, and its input.
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run that is ready to train.
 
     Attributes:
+        plan: the steps at which the run ends, logs, validates and saves.
+        topology: the devices.
+        state: the replicated state to begin with; its `step` is the number of steps done. Training consumes it.
+        program: the program of the steps.
+        chunks: the input of the program.
         division: the division of each batch among devices and microbatches.
         parts: the optional parts of the step.
         follow: passes the metrics of a validation to the parts.
@@ -59,8 +64,29 @@ class StepSetup:
         result: returns the same for the end of the run, with the optimizer's state.
         groups: the groups of devices that average parameters; None if all devices average each gradient.
         outer_step: averages the parameters of the groups.
+        self_test: tests the averaged gradient before the first step; None for no such test.
+        replicas: compares the devices' states at the plan's cadence and before each save; None for no comparison.
+        suspects: maps the state and a step to a text that lists the examples of the step's batch whose loss is not
+            finite. All processes must call it together.
+        evaluator: evaluates the validation set; None for a run without validation.
+        predictor: predicts the validation images that listeners request; None if no listener requests any.
+        early_stopping: the criterion by which validation stops the run, before the first validation.
+        first_name: the path of the first validation example; "" if it has none.
+        checkpoints: saves the states; None for a run without checkpoints.
+        should_stop: returns whether to stop after a step, with the same result on all processes. It is called after
+            every chunk and between batches of validation.
+        profile: the folder for the trace of the steps of `Plan.traced`; None if no step is traced.
+        progress: the values that the loop saved in addition to the state, such as the sums of the current epoch.
+        validated: the `flat` metrics of the restored checkpoint; None if this checkpoint was not validated yet, empty
+            if the state is not from a checkpoint.
+        listeners: see `jaxddp.training.events.Listener`; only the first process calls its listeners.
+        record: the content of config.json, for the listeners.
+        class_names: the class names of the training data, for the listeners.
     """
 
+    plan: Plan
+    topology: Topology
+    state: TrainState
     program: Program
     chunks: Chunks
     division: Division
@@ -72,80 +98,18 @@ class StepSetup:
     result: Between = lambda state: state
     groups: GroupMesh | None = None
     outer_step: OuterStep | None = None
-
-
-@dataclass(frozen=True)
-class Checks:
-    """Checks that the steps are correct.
-
-    Attributes:
-        self_test: tests the averaged gradient before the first step; None for no such test.
-        replicas: compares the devices' states at the plan's cadence and before each save; None for no comparison.
-        suspects: maps the state and a step to a text that lists the examples of the step's batch whose loss is not
-            finite. All processes must call it together.
-    """
-
     self_test: SelfTest | None = None
     replicas: Replicas | None = None
     suspects: Callable[[TrainState, int], str] = lambda state, step: ""
-
-
-@dataclass(frozen=True)
-class Validation:
-    """The validation of a run, and the criterion by which it stops the run.
-
-    Attributes:
-        evaluator: evaluates the validation set; None for a run without validation.
-        predictor: predicts the validation images that listeners request; None if no listener requests any.
-        early_stopping: the state of early stopping before the first validation.
-        first_name: the path of the first example; "" if it has none.
-    """
-
     evaluator: Evaluator | None = None
     predictor: ImagePredictor | None = None
     early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
     first_name: str = ""
-
-
-@dataclass(frozen=True)
-class Persistence:
-    """The checkpoints of a run, and the values that it restored from one of them.
-
-    Attributes:
-        checkpoints: saves the states; None for a run without checkpoints.
-        should_stop: returns whether to stop after a step, with the same result on all processes. It is called after
-            every chunk and between batches of validation.
-        profile: the folder for the trace of the steps of `Plan.traced`; None if no step is traced.
-        progress: the values that the loop saved in addition to the state, such as the sums of the current epoch.
-        validated: the `flat` metrics of the restored checkpoint; None if this checkpoint was not validated yet, empty
-            if the state is not from a checkpoint.
-    """
-
     checkpoints: Checkpoints | None = None
     should_stop: Callable[[int], bool] = lambda step: False
     profile: Path | None = None
     progress: Mapping[str, Any] = field(default_factory=dict)
     validated: Mapping[str, float | None] | None = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that is ready to train.
-
-    Attributes:
-        state: the replicated state to begin with; its `step` is the number of steps done. Training consumes it.
-        listeners: see `jaxddp.training.events.Listener`; only the first process calls its listeners.
-        record: the content of config.json, for the listeners.
-        class_names: the class names of the training data, for the listeners.
-    """
-
-    plan: Plan
-    topology: Topology
-    state: TrainState
-    steps: StepSetup
-    checks: Checks = field(default_factory=Checks)
-    validation: Validation = field(default_factory=Validation)
-    persistence: Persistence = field(default_factory=Persistence)
     listeners: Sequence[Any] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
@@ -163,8 +127,7 @@ class Run:
 
     def start(self) -> RunStart:
         """Return the record of the run's start for the listeners."""
-        done, checkpoints = int(self.state.step), self.persistence.checkpoints
-        evaluator = self.validation.evaluator
+        done = int(self.state.step)
         return RunStart(
             start_step=done,
             total_steps=self.plan.total_steps,
@@ -174,11 +137,11 @@ class Run:
             processes=self.topology.process_count,
             device_kind=self.topology.device_kind,
             params=unstacked_shapes(self.state).params,
-            traced=self.plan.traced(done) if self.plan.profile and self.persistence.profile else None,
-            workdir=checkpoints.directory.parent if checkpoints else None,
+            traced=self.plan.traced(done) if self.plan.profile and self.profile else None,
+            workdir=self.checkpoints.directory.parent if self.checkpoints else None,
             config=self.record,
             class_names=self.class_names,
-            num_validation=0 if evaluator is None else evaluator.num_examples,
-            first_validated=self.validation.first_name,
-            logged=self.persistence.progress.get("logged"),
+            num_validation=0 if self.evaluator is None else self.evaluator.num_examples,
+            first_validated=self.first_name,
+            logged=self.progress.get("logged"),
         )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import CHOICES, DECIDING_KEYS, NAMES, effective_settings, keys_of_choices
+from jaxddp.choices import CHOICES, DECIDING_KEYS, NAMES, effective_settings
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key, Option
 from jaxddp.core.peers import ALONE, Peers
@@ -32,7 +32,6 @@ from jaxddp.overrides import flatten
 from jaxddp.recipe_file import COPY_FOLDER, RUN_ID, RecipeFile
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.data_section import IMAGE_KEYS
-from jaxddp.sections.dependent_keys import NEEDS
 from jaxddp.sections.goal import VAL
 from jaxddp.sections.loss_section import LossConfig
 from jaxddp.sections.model_section import NETWORK_KEYS
@@ -88,14 +87,11 @@ class Claim:
         return json.loads(json.dumps(record, default=lambda value: value.tolist()))
 
 
-def claim(
-    directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bool, run_id: str | None = None
-) -> tuple[dict[str, Any], bool]:
+def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bool) -> tuple[dict[str, Any], bool]:
     """Write config.json and a copy of the recipe's files. On resume, first compare both with the saved files.
 
-    A new run gets an id, which it keeps. If a run of an older release has no id, it gets the id in its checkpoint,
-    `run_id`, or a new one. The paths of the data may change. A change is logged, because the fingerprints of the data
-    cover the names and labels of image files but not the images.
+    A new run gets an id, which it keeps. The paths of the data may change. A change is logged, because the fingerprints
+    of the data cover the names and labels of image files but not the images.
 
     Returns:
         The content of config.json, and whether the resumed run has the same length; see `Comparison.is_same_length`.
@@ -103,11 +99,11 @@ def claim(
     Raises:
         InputError: a key of the recipe differs, or a file cannot be read or written.
     """
-    path, record, same = directory / CONFIG_FILE, claimed.record(), False
+    path, record, same, run_id = directory / CONFIG_FILE, claimed.record(), False, None
     if resuming:
         compared = compare(directory, claimed, peers)
         record, same, identity = compared.record, compared.is_same_length, RunIdentity.of(compared.saved)
-        run_id = run_id if identity is None else identity.id
+        run_id = None if identity is None else identity.id
         if peers.is_first:
             compared.log_locations()
     record = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **record}
@@ -132,7 +128,7 @@ class Comparison:
 
     def log_locations(self) -> None:
         """Log the locations of the data that differ."""
-        before, now = (absolute_settings(flatten(content)) for content in (self.saved, self.record))
+        before, now = flatten(self.saved), flatten(self.record)
         for key in LOCATION_KEYS:
             if before.get(key) != now.get(key):
                 change = f"was {before.get(key)!r} and is now {now.get(key)!r}"
@@ -160,7 +156,7 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> Comparison
                 raise InputError(f"{copy}: the recipe file {name} has changed", advice=_RECIPE_ADVICE)
     hooks = () if claimed.recipe is None else claimed.recipe.hooks
     _compare(path, saved, record, hooks, peers)
-    return Comparison(saved, _as_saved(saved, record))
+    return Comparison(saved, record)
 
 
 def check_evaluation(directory: Path, config: Config) -> None:
@@ -176,38 +172,13 @@ def check_evaluation(directory: Path, config: Config) -> None:
     saved = _read(path) if path.exists() else {}
     if "model" not in saved:
         return
-    of_run, of_config = _settings(flatten(saved)), effective_settings(flatten(config.to_dict()))
+    of_run, of_config = (effective_settings(flatten(each)) for each in (saved, config.to_dict()))
     for key in EVALUATION_KEYS:
-        if of_run[key] != of_config[key]:
+        if of_run.get(key) != of_config[key]:
             raise InputError(
-                *(f"{path}: ", Key(key), f" was {of_run[key]!r} and is now {of_config[key]!r}"),
+                *(f"{path}: ", Key(key), f" was {of_run.get(key)!r} and is now {of_config[key]!r}"),
                 advice="a checkpoint is evaluated as it was trained: leave the option out",
             )
-
-
-def _settings(saved: dict[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
-    """Returns the settings of a config.json by dotted keys. Keys that the file does not have get their defaults."""
-    return absolute_settings(effective_settings(flatten(Config().to_dict()) | saved, hooks))
-
-
-def _as_saved(saved: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
-    """Return the content for config.json, with the saved values of the keys that only some choices read.
-
-    A choice is, for example, an optimizer, and only some optimizers read `optimizer.beta2`. For such a key, an older
-    release may have written a value where a config now holds None, for the default of the choice. The saved values must
-    not change, because checkpoints hold a digest of them.
-    """
-    flat, keys = flatten(saved), (keys_of_choices() | NEEDS.keys()) - MAY_CHANGE
-
-    def as_saved(section: str, name: str, value: Any) -> Any:
-        key = f"{section}.{name}"
-        return flat.get(key, value) if key in keys else value
-
-    sections = {section for section, values in record.items() if isinstance(values, dict)}
-    return record | {
-        section: {name: as_saved(section, name, value) for name, value in record[section].items()}
-        for section in sections
-    }
 
 
 def _replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
@@ -221,15 +192,14 @@ def _replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: Collection[str], peers: Peers) -> None:
     saved_keys, now = flatten(saved), effective_settings(flatten(record), hooks)
-    before = _settings(saved_keys, hooks)
+    before = effective_settings(saved_keys, hooks)
     written, release = before.get("objects.jax"), now.get("objects.jax")
-    if release is not None and written != release:
+    if None not in (written, release) and written != release:
         # The digests depend on the release of JAX, so they are not compared. The names of the objects are compared:
         # an object, such as a schedule, exists with any release of JAX.
         if peers.is_first:
-            by = "without the release of jax" if written is None else f"with jax {written}"
-            _log.warning(f"{path}: written {by}; its model, loss and optimizer cannot be compared")
-        objects = {key for key in now if key.startswith("objects.") and (written is None or key in before)}
+            _log.warning(f"{path}: written with jax {written}; its model, loss and optimizer cannot be compared")
+        objects = {key for key in now if key.startswith("objects.") and key in before}
         before = {key: value for key, value in before.items() if key not in objects}
         now = {key: value for key, value in now.items() if key not in objects}
     changed = {
@@ -308,19 +278,16 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     return config.replace(**changes)
 
 
-def absolute_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a config.json, given by dotted keys, with absolute paths, as `with_absolute_paths` does.
-
-    Older releases wrote relative paths, which are resolved in the current directory.
-    """
-    flat = {**saved, **_absolute_paths(saved)}
+def absolute_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted keys with absolute paths, as `with_absolute_paths` does. An unknown name stays."""
+    flat = {**flat, **_absolute_paths(flat)}
     data = {key.removeprefix("data."): value for key, value in flat.items() if key.startswith("data.")}
     if data.get("name") is None or data.get("path") is not None:
         return flat
     try:
         return flat | {f"data.{key}": value for key, value in _catalog_settings(data).items()}
     except InputError:
-        return flat  # The name was known on the machine where the run began.
+        return flat
 
 
 def _absolute_paths(flat: Mapping[str, Any]) -> dict[str, str]:

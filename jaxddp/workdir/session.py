@@ -36,7 +36,7 @@ from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE
 from jaxddp.training.listeners.jsonl import METRICS, RESULT
 from jaxddp.training.listeners.step_seconds import FILE as STEP_SECONDS
 from jaxddp.training.listeners.workdir_files import CONFUSION, CURVES
-from jaxddp.training.run import Persistence, Run
+from jaxddp.training.run import Run
 from jaxddp.workdir.lock import LOCK_FILE, locked
 from jaxddp.workdir.signature import SIGNATURE_FILE
 
@@ -63,11 +63,6 @@ class Session:
     should_stop: Callable[[int], bool] = lambda step: False
     check: Callable[[], None] = lambda: None
 
-    @property
-    def run_id(self) -> str | None:
-        """The id of the run that is resumed, from its checkpoint."""
-        return None if self.resume_step is None else self.checkpoints.integrity.run_id(self.resume_step)
-
     def set_identity(self, record: Mapping[str, Any]) -> None:
         """Write the id of the run into the manifests of later checkpoints. `record` is the content of config.json."""
         self.checkpoints.integrity.set_writer(RunIdentity.of(record))
@@ -90,10 +85,10 @@ class Session:
             # Process 0 reads the metrics, because other hosts may not see its last writes yet.
             metrics = self.checkpoints.validations.of(self.resume_step)
             measured = json.loads(run.topology.peers.from_first("validated", lambda: json.dumps(metrics)))
-            run, restored = replace(run, state=state), {"progress": progress, "validated": measured or None}
+            restored = {"state": state, "progress": progress, "validated": measured or None}
         self.checkpoints.validations.resume(self.resume_step or 0)
-        profile = self.directory / FOLDER
-        return replace(run, persistence=Persistence(self.checkpoints, self.should_stop, profile, **restored))
+        restored |= {"checkpoints": self.checkpoints, "should_stop": self.should_stop}
+        return replace(run, profile=self.directory / FOLDER, **restored)
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class Signature:
 
     @classmethod
     def read(cls, directory: Path) -> "Signature | None":
-        """Read the signature of a work directory; None if an older release trained the run without a signature.
+        """Read the signature of a work directory; None if there is no such file.
 
         Raises:
             InputError: the file is damaged, or belongs to another run than config.json.
@@ -91,13 +91,11 @@ class Signature:
             if len({*map(len, names.values())}) > 1:
                 raise ValueError("there are more ids than names of classes, or fewer")
             dtype = checked(entries["dtype"], Literal["uint8", "uint16", "float32"], "dtype")
-            # Older releases do not write `multi_label`.
-            flags = {"in_memory": entries["in_memory"], "multi_label": entries.get("multi_label", False)}
-            checked_flags = {key: checked(value, bool, key) for key, value in flags.items()}
+            flags = {key: checked(entries[key], bool, key) for key in ("in_memory", "multi_label")}
             run_id, run = entries.get(RUN_ID), RunIdentity.in_workdir(directory)
             if run_id is not None and run is not None and run_id != run.id:
                 raise ValueError(f"it belongs to run {show(run_id)}, and {CONFIG_FILE} names run {run.id}")
-            return cls(**names, image_shape=shape, dtype=dtype, **checked_flags)
+            return cls(**names, image_shape=shape, dtype=dtype, **flags)
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path}: is damaged ({error}); remove it to use the run's data instead") from None
 

@@ -16,7 +16,7 @@ from support.data import random_table
 from support.ilsvrc import write_tree
 from support.networks import largest_difference, make_shallow, randomized
 from support.published import CLASSES, digest, golden, image, weights
-from support.runs import experiment_of, setup_of
+from support.runs import recipe_of, setup_of
 from support.shared import interned, sgd
 
 from jaxddp.augment.preprocess import Preprocess
@@ -354,14 +354,14 @@ def test_every_config_takes_a_step(name, pictures, shallow):
         objective={"unlabelled_ratio": 2},
         parallel={"self_test": "never"},
     )
-    setup = initialize(experiment_of(config))
+    setup = initialize(recipe_of(config))
     before = jax.device_get(setup.state.params)
     state = fit(make_run(setup))
     after = jax.device_get(state.params)
     head = "fc" if "fc" in after else "head"
     assert int(state.step) == 1
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
-    assert after[head]["kernel"].shape[-1] == setup.table.num_classes == 3
+    assert after[head]["kernel"].shape[-1] == setup.resources.train.num_classes == 3
     assert not np.array_equal(before[head]["kernel"], after[head]["kernel"])
 
 
@@ -382,7 +382,7 @@ def test_the_network_of_every_config_has_an_output_for_each_class(name, pictures
     if config.data.grow_from:
         # Only the first and the last of the image sizes are tested.
         config = config.replace(data={"grow_by": config.data.image_size - config.data.grow_from})
-    model = interned(experiment_of(config).recipe.model)
+    model = interned(recipe_of(config).model)
     assert logits_in_training(model, config.data.image_size) == (4, 3)
 
 

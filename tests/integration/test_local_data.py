@@ -48,7 +48,7 @@ jax.config.update("jax_enable_x64", True)
 table, val = jaxddp.open_data(f"host-{{rank}}.npz")
 data = jaxddp.DataConfig(placement="local", augment=jaxddp.AugmentConfig(pad=1))
 setup = jaxddp.prepare_training(DoubleNet(), table, None, sgd(0.1), 2, data=data, epochs=2, seed=5)
-print(setup, repr(setup.table).replace("\\n", " "), flush=True)
+print(setup, repr(setup.resources.train).replace("\\n", " "), flush=True)
 
 def train(name, epochs=2, workdir=None):
     state, history = jaxddp.train(
@@ -98,7 +98,7 @@ def trained_alone(tables: dict[str, list[ArrayTable]]) -> tuple[Any, dict[str, f
         setup = setup_of(DoubleNet(), sgd(0.1), joined(tables["train"]), data=data, seed=5)
         order = Unpadded.of(UnitedOrder.of(SIZES, 8, 5, 6))
         feed = dataclasses.replace(setup.feed, order=order)
-        setup = dataclasses.replace(setup, experiment=dataclasses.replace(setup.experiment, feed=feed))
+        setup = dataclasses.replace(setup, feed=feed)
         state = train(setup, {"train": {"duration": "2 epochs"}, "eval": {"every": "0 steps"}})
         return jax.device_get(state.params), jaxddp.evaluate(state, setup, joined(tables["val"]))
 

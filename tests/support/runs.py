@@ -1,4 +1,4 @@
-"""Create setups, runs and experiments for tests that train them."""
+"""Create recipes, setups and runs for tests that train them."""
 
 import dataclasses
 import functools
@@ -22,14 +22,11 @@ from jaxddp.models.adapt import adapt
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.recipe_files.python_sources import RecipeSources
 from jaxddp.setup.configured_metrics import configured_metrics
-from jaxddp.setup.experiment import Experiment
-from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.make_run import make_run
-from jaxddp.setup.prepare import open_experiment, prepare
+from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.setup.run_training import task_of_file
 from jaxddp.setup.run_training import train as run_training
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.loop import fit
@@ -71,8 +68,11 @@ def setup_of(
     config = config.replace(seed=seed, train={"batch_size": batch_size})
     config = dataclasses.replace(config, data=data or DataConfig())
     own_loss = taken_apart(loss or plain_loss(), labels_of(table).kind)
-    recipe = Recipe(
-        config=config,
+    resources = Resources(table, compiler_options=compiler_options(xla_options))
+    recipe = Recipe.of(
+        config,
+        topology,
+        resources,
         model=adapted(model) if share else adapt(model),
         optimizer=optimizer,
         loss=own_loss,
@@ -80,15 +80,13 @@ def setup_of(
         metrics=interned(configured_metrics(config, labels_of(table).kind)),
         **{name: interned(value) for name, value in more.items()},
     )
-    resources = Resources(topology, table, compiler_options=compiler_options(xla_options))
-    layout = Layout.of(config, topology, TrainingData.of(table, config.data))
-    return shared(prepare(recipe, resources, layout, PROGRAMS)) if share else prepare(recipe, resources, layout)
+    return shared(initialize(recipe, programs=PROGRAMS)) if share else initialize(recipe)
 
 
 def changed(setup: RunSetup, changes: Mapping[str, Any], val: Any = None, **more: Any) -> RunSetup:
     """Return the setup with changes to its config, validated on `val`. `more` are additional fields of `Recipe`."""
     resources = dataclasses.replace(setup.resources, val=val)
-    return setup.changed(resources=resources, config=setup.recipe.config.replace(**changes), **more)
+    return setup.changed(resources=resources, config=setup.config.replace(**changes), **more)
 
 
 def train(
@@ -105,14 +103,12 @@ def train(
     **more: Any,
 ) -> Any:
     """Train a setup under a changed config. This consumes its state."""
-    made = changed(setup, {"eval": {"batch_size": setup.order.batch_size}} | dict(changes), val, **more)
+    made = changed(setup, {"eval": {"batch_size": setup.feed.order.batch_size}} | dict(changes), val, **more)
     run = make_run(made, listeners, evaluators)
     if checkpoints is not None:
         run = Session(checkpoints.directory.parent, checkpoints, resume_step).restore_into(run)
     stop = should_stop or (lambda step: False)
-    return fit(
-        dataclasses.replace(run, persistence=dataclasses.replace(run.persistence, profile=profile, should_stop=stop))
-    )
+    return fit(dataclasses.replace(run, profile=profile, should_stop=stop))
 
 
 def logged_in_two_parts(workdir: Path, train: Any, val: Any, log_to: str | list[str]) -> Path:
@@ -136,14 +132,14 @@ def file_of(config: Config) -> RecipeFile:
     return RecipeFile(config, Path("a test"), RecipeSources(Path()))
 
 
-def experiment_of(config: Config) -> Experiment:
-    """Return the config that the command line parses."""
-    return open_experiment(file_of(config))
+def recipe_of(config: Config) -> Recipe:
+    """Return the recipe of a config that the command line parses."""
+    return open_recipe(file_of(config))
 
 
 def train_config(config: Config, directory: Path, **more: Any) -> Any:
     """Train like `jaxddp train`."""
-    return run_training(task_of_file(experiment_of(config)), directory, **more)
+    return run_training(recipe_of(config), directory, **more)
 
 
 def evaluate_config(config: Config, directory: Path, which: str = "latest") -> dict[str, float]:

@@ -44,15 +44,10 @@ def adapted(model: Any) -> Any:
 
 def shared(setup: RunSetup) -> RunSetup:
     """Return the setup with pieces and programs that the worker shares."""
-    recipe, resources = setup.recipe, setup.resources
-    pieces = {
-        name: interned(getattr(recipe, name))
-        for name in ("model", "loss", "eval_loss", "metrics", "parts", "objective")
-    }
-    of_devices = {name: interned(getattr(resources, name)) for name in ("topology", "compiler_options")}
-    experiment = setup.experiment.changed(resources=dataclasses.replace(resources, **of_devices), **pieces)
-    experiment = dataclasses.replace(experiment, preprocess=interned(setup.preprocess))
-    return dataclasses.replace(setup, experiment=experiment, model=interned(setup.model), programs=PROGRAMS)
+    names = "model", "loss", "eval_loss", "metrics", "parts", "objective", "topology", "preprocess", "network"
+    pieces = {name: interned(getattr(setup, name)) for name in names}
+    resources = dataclasses.replace(setup.resources, compiler_options=interned(setup.resources.compiler_options))
+    return dataclasses.replace(setup.changed(resources=resources, **pieces), programs=PROGRAMS)
 
 
 def _key(piece: Any) -> Hashable:

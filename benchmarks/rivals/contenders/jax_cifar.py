@@ -28,7 +28,7 @@ from jaxddp.config import Config
 from jaxddp.data.source import Source
 from jaxddp.recipe_file import RecipeFile, read_recipe
 from jaxddp.setup.make_run import make_run
-from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.loop import fit
 
@@ -49,7 +49,7 @@ def parse() -> argparse.Namespace:
 
 def main(options: argparse.Namespace) -> None:
     file = with_settings(read_recipe(options.recipe), options.set, options.data)
-    experiment = open_experiment(file)
+    experiment = open_recipe(file)
     setup, val = initialize(experiment), experiment.resources.val
     assert val is not None  # A config has both splits.
     placed = place(setup, val)
@@ -88,7 +88,7 @@ def replace_key(config: Config, key: str, value: str) -> Config:
 
 def place(setup: RunSetup, val: Source) -> float | None:
     """Return the seconds to copy all images to the device, or None if the recipe reads them batch by batch."""
-    if setup.data.cache != "device":
+    if setup.config.data.cache != "device":
         return None
     begin = time.perf_counter()
     setup.feed.place(val)
@@ -99,9 +99,9 @@ def place(setup: RunSetup, val: Source) -> float | None:
 def prepare_state(setup: RunSetup, seed: int) -> RunSetup:
     """Return the setup with a new state. Statistics of the images are constants of its compiled initialization."""
     seeded = setup.with_seed(seed)
-    if seeded.recipe.initialize is None:
+    if seeded.initialize is None:
         return seeded
-    fresh = seeded.recipe.initialize(seeded.state.params, seeded.state.model_state)
+    fresh = seeded.initialize(seeded.state.params, seeded.state.model_state)
     params, model_state = setup.topology.replicate(fresh)
     return dataclasses.replace(seeded, state=seeded.state.replace(params=params, model_state=model_state))
 
@@ -115,11 +115,11 @@ def train_once(setup: RunSetup, val: Source, seed: int) -> dict[str, Any]:
     ready = time.perf_counter()
     state = jax.block_until_ready(fit(make_run(seeded)))
     trained = time.perf_counter()
-    resident, size = setup.data.cache == "device", setup.recipe.config.eval.batch_size
+    resident, size = setup.config.data.cache == "device", setup.config.eval.batch_size
     metrics = seeded.evaluator(val, size, resident=resident)(state)
     end = time.perf_counter()
     seconds = {"prepare": ready - begin, "train": trained - ready, "evaluate": end - trained}
-    return {"seconds": end - begin, "top1": metrics["top1"], "of_it": seconds, "steps": setup.plan.total_steps}
+    return {"seconds": end - begin, "top1": metrics["top1"], "of_it": seconds, "steps": setup.layout.plan.total_steps}
 
 
 if __name__ == "__main__":

@@ -121,15 +121,15 @@ def variant_makers(task: Task) -> dict[str, Callable[[], Variant]]:
 def resident(setup: RunSetup, length: int) -> Variant:
     (chunk,) = setup.feed.resident_chunks([range(length)], setup.key)
     # As in a run whose images are on the devices.
-    averaging = Averaging.of(setup.recipe.config.replace(data={"cache": "device"}), setup.topology)
+    averaging = Averaging.of(setup.config.replace(data={"cache": "device"}), setup.topology)
     program = make_resident_steps(local_step(setup, averaging), setup.topology)
     return Variant(program, setup.state, chunk.feed, length)
 
 
 def with_operations(setup: RunSetup, changes: dict[str, Any]) -> Any:
-    model: Any = setup.model
+    model: Any = setup.network
     operations = replace(Operations(), **changes)
-    return replace(setup, model=adapt(model.module.clone(operations=operations))).step()
+    return replace(setup, network=adapt(model.module.clone(operations=operations))).step()
 
 
 def with_option(setup: RunSetup, word: str) -> Any:
@@ -148,6 +148,6 @@ def separate(setup: RunSetup) -> Any:
 
 
 def local_step(setup: RunSetup, averaging: Averaging) -> TrainStep:
-    recipe, gradients = setup.recipe, replace(setup.layout.gradients, averaging=averaging)
-    settings = {"schedule": recipe.schedule, "parts": recipe.parts, "gradients": gradients}
-    return make_local_step(setup.objective, recipe.optimizer, setup.topology, **settings)
+    gradients = replace(setup.layout.gradients, averaging=averaging)
+    settings = {"schedule": setup.schedule, "parts": setup.parts, "gradients": gradients}
+    return make_local_step(setup.supervised, setup.optimizer, setup.topology, **settings)

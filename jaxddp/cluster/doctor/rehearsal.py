@@ -17,7 +17,7 @@ from jaxddp.engine.groups.group_mesh import unstacked_shapes
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.prepare import initialize, open_experiment
+from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.device_memory import needs_of_batch
 from jaxddp.training.progress import count_parameters
@@ -57,8 +57,8 @@ def images(config: Config, tables: tuple[Source, Source], process: int) -> Findi
 
 def recipe(file: RecipeFile) -> Finding:
     """Set up the run as training does. The value is the setup."""
-    setup = initialize(open_experiment(file))
-    steps = f"{counted(setup.plan.total_steps, 'step')} of {counted(setup.order.batch_size, 'image')}"
+    setup = initialize(open_recipe(file))
+    steps = f"{counted(setup.layout.plan.total_steps, 'step')} of {counted(setup.feed.order.batch_size, 'image')}"
     count = count_parameters(setup.state.params)
     name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
     return Finding(
@@ -72,14 +72,14 @@ def step(setup: RunSetup) -> Finding:
     Raises:
         InputError: the step does not fit into the memory of the devices of this process.
     """
-    program = setup.programs.train(setup.objective, setup.experiment, resident=False)
+    program = setup.programs.train(setup.supervised, setup, resident=False)
     begin = time.perf_counter()
-    feed, division = (abstract_batch(setup), setup.key), setup.division
+    feed, division = (abstract_batch(setup), setup.key), setup.layout.division
     program.prepare(setup.state, *feed)
     cost = program.cost
     assert cost is not None
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
-    kept = setup.feed.resident_bytes(setup.validated) if setup.data.cache == "device" else {}
+    kept = setup.feed.resident_bytes(setup.validated) if setup.config.data.cache == "device" else {}
     needs = Needs.of(cost, unstacked_shapes(setup.state).params, setup.topology, kept)
     fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
     fit.check(lambda changed: needs_of_batch(changed, division, program.function, setup.state, feed, setup.topology))
