@@ -294,11 +294,11 @@ def test_training_a_setup_under_another_seed_equals_a_run_of_that_seed(whole_run
 def test_the_self_test_masks_labelled_and_unlabelled_images(whole_run, monkeypatch):
     monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
     test = make_run(changed(make_setup(devices=8), {"parallel": {"self_test": "always"}}, VAL))
-    assert test.checks.self_test is not None
+    assert test.self_test is not None
     # Larger weights give pseudo-labels without training.
     state = test.state.replace(params=jax.tree.map(lambda leaf: 3 * leaf, test.state.params))
-    test.checks.self_test(state, *next(test.steps.chunks(0)).feed)
-    assert list(test.checks.self_test._unmasked_devices) == [0, 3, 6] and test.checks.self_test._averaged is not None
+    test.self_test(state, *next(test.chunks(0)).feed)
+    assert list(test.self_test._unmasked_devices) == [0, 3, 6] and test.self_test._averaged is not None
 
 
 def test_an_objective_from_python_gets_the_unlabelled_images():

@@ -347,7 +347,7 @@ def test_growing_images_does_not_change_the_order_of_examples():
 def test_a_run_without_growth_logs_no_side():
     setup = setup_of(grow_from=None)
     assert all(batch.side is None for batch in setup.batches(0, 3))
-    assert setup.feed.growth is make_run(setup).steps.growth is None
+    assert setup.feed.growth is make_run(setup).growth is None
     assert "image_size" not in step_row(StepRecord(1, 0.1, {"loss": 1.0}, None, 1.0, 0.0))
 
 

@@ -227,7 +227,7 @@ def test_without_a_listener_that_requests_predictions_none_are_made():
     setup, _ = train_with(recorder := Recorder(0), share=False)
     assert [record.predictions for record in recorder.evaluations] == [None, None]
     assert not [kind for (kind, _), *_ in setup.programs._programs if kind.startswith("classify")]
-    assert make_run(setup_of(linear_model(), sgd(0.1)), listeners=[Recorder(4)]).validation.predictor is None
+    assert make_run(setup_of(linear_model(), sgd(0.1)), listeners=[Recorder(4)]).predictor is None
 
 
 @pytest.mark.slow

@@ -404,9 +404,7 @@ class FailingProgram:
 def failing_run(number: int, error: BaseException, *listeners: Any, val: Any = None) -> Any:
     setup = runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), val)
     run = make_run(setup, listeners=listeners)
-    return dataclasses.replace(
-        run, steps=dataclasses.replace(run.steps, program=FailingProgram(run.program, number, error))
-    )
+    return dataclasses.replace(run, program=FailingProgram(run.program, number, error))
 
 
 def test_a_later_failed_allocation_raises_a_one_line_error_with_its_step():

@@ -325,7 +325,7 @@ def test_auto_does_not_trace_a_large_network(monkeypatch):
 
 
 def test_with_never_there_is_no_self_test():
-    assert run_of(LINEAR, 4, {"parallel": {"self_test": "never"}}).checks.self_test is None
+    assert run_of(LINEAR, 4, {"parallel": {"self_test": "never"}}).self_test is None
 
 
 def test_a_network_without_an_evaluation_mode_is_not_tested():
@@ -338,13 +338,13 @@ def test_a_network_without_an_evaluation_mode_is_not_tested():
 
 
 def test_on_one_device_there_is_no_self_test():
-    assert run_of(LINEAR, 1).checks.self_test is None
+    assert run_of(LINEAR, 1).self_test is None
 
 
 def test_a_second_run_compiles_nothing():
     setup = runs.setup_of(LINEAR, sgd(0.1), TABLE, devices=2, batch_size=16)
     first, second = (make_run(runs.changed(setup.with_seed(seed), ALWAYS)) for seed in (1, 2))
-    assert first.checks.self_test is second.checks.self_test
+    assert first.self_test is second.self_test
 
 
 def test_a_run_is_tested_once(monkeypatch):
