@@ -5,7 +5,6 @@ import os
 import random
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -311,31 +310,6 @@ def test_a_manifest_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="No space left"):
         checkpoints.wait()
     checkpoints.close()
-
-
-def test_a_large_file_is_hashed_early_and_again_if_it_changes(tmp_path):
-    """A digest computed while a step is written is used for the file after its rename, and for no other file."""
-    unfinished, folder = tmp_path / "8.orbax-checkpoint-tmp" / "d.lock", tmp_path / "8"
-    other = unfinished.with_name("other")
-    unfinished.parent.mkdir()
-    for file in (unfinished, other):
-        file.write_bytes(os.urandom(1 << 21))
-    manifests, deadline = Integrity(tmp_path), time.monotonic() + 20
-    with manifests.hashing_early(8):
-        while len(manifests._early_digests) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        unfinished.rename(unfinished.with_name("d"))
-        unfinished.parent.rename(folder)
-    early = sorted(manifests._early_digests.values())
-    assert early == sorted(sha256((folder / name).read_bytes()) for name in ("d", "other"))
-    with (folder / "other").open("ab") as file:
-        file.write(b"more")
-    manifests.write(8)
-    entries = json.loads((folder / "manifest.json").read_text())["files"]
-    assert {name: entry["sha256"] for name, entry in entries.items()} == {
-        name: sha256((folder / name).read_bytes()) for name in ("d", "other")
-    }
-    assert Integrity(tmp_path).check(8) is None
 
 
 # Commands and the Python API

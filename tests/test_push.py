@@ -241,7 +241,7 @@ def test_wrong_commands_are_one_line(folder, hub: Hub, monkeypatch, capfd):
     shutil.copytree("run", "damaged")
     Path("damaged/signature.json").write_text("{")
     assert "damaged/signature.json" in fails(["export", "damaged", "--out", "new", "--format", "hub"], capfd)
-    assert not [*Path("new").iterdir()]
+    assert not Path("new").exists()
 
 
 def test_a_missing_or_refused_token_is_one_line(folder, hub: Hub, monkeypatch, capfd):

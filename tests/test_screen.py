@@ -83,7 +83,7 @@ def test_the_printed_number_of_epochs_is_the_requested_number() -> None:
 
 def test_the_remaining_time_is_exact_in_a_run_with_constant_times(monkeypatch: pytest.MonkeyPatch) -> None:
     saved = [7.0]
-    monkeypatch.setattr(progress, "spent", lambda: {"save": saved[0]})
+    monkeypatch.setattr(progress.phases, "spent", lambda: {"save": saved[0]})
     shown = progress.RunLines(lambda line: None)
     # A step takes 2 s. A validation takes a third of the time per image, 240 / 32 * 2 s / 3 = 5 s, of both splits.
     shown.start(run_start(start_step=1, num_validation=240))

@@ -8,8 +8,6 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,11 +15,10 @@ import yaml
 
 import jaxddp.core.files as files
 from jaxddp.choices import effective_settings
-from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.wording import counted, figure, is_share, some
-from jaxddp.inference.exports import RunWeights, weights_of_run, write_weights
+from jaxddp.inference.exports import weights_of_run, write_weights
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
@@ -49,65 +46,77 @@ _SETTINGS = (
 _SHOWN_CLASSES = 10
 
 
-@dataclass(frozen=True)
-class CardFacts:
-    """The content of a model card.
+class PublishedRun:
+    """A checkpoint of a run, with what its model card says.
+
+    Args:
+        which: "latest", "best" or a step.
+        place: the repository of the Hub, or the folder.
 
     Attributes:
-        place: the repository of the Hub, or the folder.
-        config: the config of the run.
-        own_network: whether Python code of the recipe defines the network.
-        hooks: the names of the recipe's hooks.
-        step: the step of the checkpoint.
         metrics: the metrics of the published parameters by name, with `count`; empty without a validation.
         averaged: whether the published parameters are averages of the trained ones.
-        parameters: the number of trained parameters.
-        class_names: the names of the classes, for display.
-        has_published_names: whether the arrays have the names of torchvision or timm.
-        has_curves: whether there is a file curves.png beside the card.
+        own_network: whether Python code of the recipe defines the network.
+
+    Raises:
+        InputError: there is no such checkpoint, or the run's config does not name its network.
     """
 
-    place: HubFile | Path
-    config: Config
-    own_network: bool
-    hooks: tuple[str, ...]
-    step: int
-    metrics: Mapping[str, float]
-    averaged: bool
-    parameters: int
-    class_names: tuple[str, ...]
-    has_published_names: bool
-    has_curves: bool
+    def __init__(self, directory: Path, which: str, place: HubFile | Path):
+        self.directory, self.place, self.weights = directory, place, weights_of_run(directory, which)
+        file, checkpoints = recipe_of_run(directory), directory / CHECKPOINTS
+        self.config, self.hooks, self.own_network = file.config, sorted(file.hooks), "get_model" in file.hooks
+        self.step, self.signature = self.weights.step, Signature.read(directory)
+        measured = ValidationFile(checkpoints, Integrity(checkpoints)).of(self.step)
+        self.metrics = {name: value for name, value in of_exported(measured).items() if value is not None}
+        self.averaged = VAL_EMA in by_split(measured)
+        self.has_curves = (directory / CURVES).is_file()
+        self.title = place.name if isinstance(place, Path) else place.repo.partition("/")[2]
+        name = self.config.data.name or PurePosixPath(self.config.data.path or "data").name
+        self.data_set = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
 
-    @property
-    def title(self) -> str:
-        """The name of the repository or of the folder."""
-        return self.place.name if isinstance(self.place, Path) else self.place.repo.partition("/")[2]
+    def write(self, folder: Path) -> str:
+        """Write the files, and return a line for the user.
 
-    @property
-    def network(self) -> str:
-        """The name of the network, for the text."""
-        return "The network of the recipe" if self.own_network else f"The network {self.config.model.name}"
+        The weights are the last file, because `model.weights` accepts a folder that has them.
+        """
+        run_id = files.parse_json(files.read(self.directory / CONFIG_FILE), dict).get(RUN_ID)
+        files.replace(folder / CONFIG_FILE, _json({RUN_ID: run_id, **self._public_config()}))
+        if self.signature is not None:
+            files.replace(folder / SIGNATURE_FILE, _json({RUN_ID: run_id, **dataclasses.asdict(self.signature)}))
+        if self.has_curves:
+            shutil.copyfile(self.directory / CURVES, folder / CURVES)
+        files.replace(folder / CARD_FILE, model_card(self).encode())
+        count = write_weights(folder / WEIGHTS_FILE, self.weights.model, self.weights.arrays)
+        return f"{counted(count, 'array')} of step {self.step} of {self.directory}"
 
-    @property
-    def data_set(self) -> str:
-        """The last part of the path of the data set; "data" if it has none."""
-        place = self.config.data.name or PurePosixPath(self.config.data.path or "data").name
-        return re.sub(r"[^\w.-]+", "-", place).strip("-.") or "data"
+    def _public_config(self) -> dict[str, Any]:
+        """Return the content of config.json without paths, and without the network if Python code defines it."""
+        config = self.config.to_dict()
+        if self.own_network:
+            del config["model"]
+        hidden = {key for key in flatten(config) if key in _PRIVATE_KEYS or key.startswith("log.")}
+        weights = self.config.model.weights
+        if weights is not None and is_local(weights):
+            hidden.add("model.weights")
+        for section, values in config.items():
+            if isinstance(values, dict):
+                config[section] = {key: value for key, value in values.items() if f"{section}.{key}" not in hidden}
+        return config
 
 
 def push_run(directory: Path, which: str, place: HubFile, *, private: bool) -> str:
     """Upload a checkpoint ("latest", "best" or a step) with its model card, and return a line for the user.
 
     Raises:
-        InputError: there is no such checkpoint, the run's config does not name its network, or the token may not write.
+        InputError: see `PublishedRun`; also if the token may not write.
         Unreachable: the hub does not answer.
     """
-    weights = weights_of_run(directory, which)
+    run = PublishedRun(directory, which, place)
     with tempfile.TemporaryDirectory() as temporary:
-        count = _write(directory, weights, place, Path(temporary))
-        url = upload(Path(temporary), place, private=private, message=f"Step {weights.step}")
-    return f"{place}: {counted(count, 'array')} of step {weights.step} of {directory}; {url}"
+        written = run.write(Path(temporary))
+        url = upload(Path(temporary), place, private=private, message=f"Step {run.step}")
+    return f"{place}: {written}; {url}"
 
 
 def write_folder(directory: Path, which: str, folder: Path) -> str:
@@ -115,110 +124,48 @@ def write_folder(directory: Path, which: str, folder: Path) -> str:
 
     Raises: InputError, also if the folder exists and is not empty, or cannot be created.
     """
-    weights = weights_of_run(directory, which)
+    run = PublishedRun(directory, which, folder.resolve())
     if any(files.create(folder).iterdir()):
         raise InputError(f"{folder}: is not empty; give a new folder")
     try:
-        count = _write(directory, weights, folder.resolve(), folder)
+        return f"{folder}: {run.write(folder)}, with a model card"
     except BaseException:
         for file in folder.iterdir():
             file.unlink()
         raise
-    return f"{folder}: {counted(count, 'array')} of step {weights.step} of {directory}, with a model card"
-
-
-def _write(directory: Path, weights: RunWeights, place: HubFile | Path, folder: Path) -> int:
-    """Write the files of a published run, and return the number of its arrays.
-
-    The weights are the last file, because `model.weights` accepts a folder that has them.
-    """
-    files.replace(folder / CONFIG_FILE, _json(_public_config(directory)))
-    signature = Signature.read(directory)
-    if signature is not None:
-        files.replace(folder / SIGNATURE_FILE, _json({RUN_ID: _run_id(directory), **dataclasses.asdict(signature)}))
-    has_curves = (directory / CURVES).is_file()
-    if has_curves:
-        shutil.copyfile(directory / CURVES, folder / CURVES)
-    card = model_card(_facts(directory, weights, place, signature, has_curves=has_curves))
-    files.replace(folder / CARD_FILE, card.encode())
-    return write_weights(folder / WEIGHTS_FILE, weights.model, weights.arrays)
-
-
-def _facts(
-    directory: Path, weights: RunWeights, place: HubFile | Path, signature: Signature | None, *, has_curves: bool
-) -> CardFacts:
-    """Return the content of the model card."""
-    file = recipe_of_run(directory)
-    checkpoints = directory / CHECKPOINTS
-    measured = ValidationFile(checkpoints, Integrity(checkpoints)).of(weights.step)
-    return CardFacts(
-        place=place,
-        config=file.config,
-        own_network="get_model" in file.hooks,
-        hooks=tuple(sorted(file.hooks)),
-        step=weights.step,
-        metrics={name: value for name, value in of_exported(measured).items() if value is not None},
-        averaged=VAL_EMA in by_split(measured),
-        parameters=sum(array.size for path, array in weights.arrays.items() if path.startswith("params/")),
-        class_names=() if signature is None else signature.class_names,
-        has_published_names=has_published_names(weights.model),
-        has_curves=has_curves,
-    )
-
-
-def _public_config(directory: Path) -> dict[str, Any]:
-    """Return the content of config.json without paths, and without the network if Python code defines it."""
-    file = recipe_of_run(directory)
-    config = file.config.to_dict()
-    if "get_model" in file.hooks:
-        del config["model"]
-    hidden = {key for key in flatten(config) if key in _PRIVATE_KEYS or key.startswith("log.")}
-    weights = file.config.model.weights
-    if weights is not None and is_local(weights):
-        hidden.add("model.weights")
-    content: dict[str, Any] = {RUN_ID: _run_id(directory)}
-    for section, values in config.items():
-        if isinstance(values, dict):
-            values = {key: value for key, value in values.items() if f"{section}.{key}" not in hidden}
-        content[section] = values
-    return content
-
-
-def _run_id(directory: Path) -> str | None:
-    return files.parse_json(files.read(directory / CONFIG_FILE), dict).get(RUN_ID)
 
 
 def _json(content: Any) -> bytes:
     return (json.dumps(content, indent=2) + "\n").encode()
 
 
-def model_card(facts: CardFacts) -> str:
+def model_card(run: PublishedRun) -> str:
     """Return the text of README.md."""
-    front = yaml.safe_dump(_front_matter(facts), sort_keys=False, allow_unicode=True)
-    sections = [_about(facts), _results(facts), _loading(facts), _training(facts)]
+    front = yaml.safe_dump(_front_matter(run), sort_keys=False, allow_unicode=True)
+    sections = [_about(run), _results(run), _loading(run), _training(run)]
     return f"---\n{front}---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _front_matter(facts: CardFacts) -> dict[str, Any]:
+def _front_matter(run: PublishedRun) -> dict[str, Any]:
     front: dict[str, Any] = {
         "library_name": "jaxddp",
         "pipeline_tag": "image-classification",
         "tags": ["image-classification", "jax", "flax", "jaxddp"],
-        "datasets": [facts.data_set],
+        "datasets": [run.data_set],
     }
-    weights = facts.config.model.weights
+    weights = run.config.model.weights
     if weights is not None and not is_local(weights) and not weights.startswith("torchvision/"):
         front["base_model"] = HubFile.parse(weights).repo if weights.startswith("hf://") else weights
-    shares = {key: value for key, value in facts.metrics.items() if is_share(key)}
+    shares = {key: value for key, value in run.metrics.items() if is_share(key)}
     if shares:
         front["metrics"] = ["accuracy"]
         front["model-index"] = [
             {
-                "name": facts.title,
+                "name": run.title,
                 "results": [
                     {
                         "task": {"type": "image-classification", "name": "Image classification"},
-                        "dataset": {"name": facts.data_set, "type": facts.data_set, "split": "validation"},
+                        "dataset": {"name": run.data_set, "type": run.data_set, "split": "validation"},
                         "metrics": [{"type": "accuracy", "name": key, "value": value} for key, value in shares.items()],
                     }
                 ],
@@ -227,38 +174,39 @@ def _front_matter(facts: CardFacts) -> dict[str, Any]:
     return front
 
 
-def _about(facts: CardFacts) -> str:
-    classes = ""
-    if facts.class_names:
-        classes = f" It classifies images into {counted(len(facts.class_names), 'class')}: "
-        classes += f"{some(facts.class_names, _SHOWN_CLASSES)}."
+def _about(run: PublishedRun) -> str:
+    names = () if run.signature is None else run.signature.class_names
+    listed = some(names, _SHOWN_CLASSES)
+    classes = f" It classifies images into {counted(len(names), 'class')}: {listed}." if names else ""
     release = f"jaxddp {installed_version('jaxddp') or ''}".rstrip()
-    trained = f"{facts.network}, with {facts.parameters:,} parameters, was trained on {facts.data_set} with {release}."
-    return f"# {facts.title}\n\n{trained}{classes}"
+    network = "The network of the recipe" if run.own_network else f"The network {run.config.model.name}"
+    count = sum(array.size for path, array in run.weights.arrays.items() if path.startswith("params/"))
+    trained = f"{network}, with {count:,} parameters, was trained on {run.data_set} with {release}."
+    return f"# {run.title}\n\n{trained}{classes}"
 
 
-def _results(facts: CardFacts) -> str:
-    if not facts.metrics:
-        return f"## Results\n\nThese are the weights after step {facts.step:,}. They were not validated."
-    rows = [f"| {name} | {figure(name, value)} |" for name, value in facts.metrics.items() if name != _COUNT]
-    images = f" on {counted(int(facts.metrics[_COUNT]), 'image')}" if _COUNT in facts.metrics else ""
+def _results(run: PublishedRun) -> str:
+    if not run.metrics:
+        return f"## Results\n\nThese are the weights after step {run.step:,}. They were not validated."
+    rows = [f"| {name} | {figure(name, value)} |" for name, value in run.metrics.items() if name != _COUNT]
+    images = f" on {counted(int(run.metrics[_COUNT]), 'image')}" if _COUNT in run.metrics else ""
     table = "\n".join(["| metric | value |", "|---|---|", *rows])
-    of_which = " of the averaged parameters, which this repository holds," if facts.averaged else ""
-    return f"## Results\n\nThe validation{of_which} after step {facts.step:,}{images}:\n\n{table}"
+    of_which = " of the averaged parameters, which this repository holds," if run.averaged else ""
+    return f"## Results\n\nThe validation{of_which} after step {run.step:,}{images}:\n\n{table}"
 
 
-def _loading(facts: CardFacts) -> str:
-    data = facts.config.data
+def _loading(run: PublishedRun) -> str:
+    data = run.config.data
     size = data.eval_size or data.image_size
     mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
-    weights = facts.title if isinstance(facts.place, Path) else str(facts.place)
+    weights = run.title if isinstance(run.place, Path) else str(run.place)
     sides, resized = ("Both sides", "are resized") if data.eval_crop == "squash" else ("The short side", "is resized")
     text = (
         "## How to load it\n\n```\njaxddp train finetune_folder --data.path PICTURES --model.weights "
         f"{weights}\n```\n\n{sides} of an image {resized} to {data.resize} pixels ({data.interpolation}), and the "
         f"central {size}x{size} pixels are normalized with mean {mean} and standard deviation {std}."
     )
-    if facts.has_published_names:
+    if has_published_names(run.weights.model):
         text += (
             "\n\nThe arrays in `model.safetensors` have the names and the layout of torchvision or timm. PyTorch loads "
             'them into the same network by `model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.'
@@ -266,21 +214,21 @@ def _loading(facts: CardFacts) -> str:
     return text
 
 
-def _training(facts: CardFacts) -> str:
-    settings = effective_settings(flatten(facts.config.to_dict()), facts.hooks)
+def _training(run: PublishedRun) -> str:
+    settings = effective_settings(flatten(run.config.to_dict()), run.hooks)
     rows = []
     for key in _SETTINGS:
         value = settings.get(key)
         is_path = key == "model.weights" and value is not None and is_local(value)
-        if value is not None and not is_path and not (facts.own_network and key == "model.name"):
+        if value is not None and not is_path and not (run.own_network and key == "model.name"):
             rows.append(f"| {key} | {value} |")
     table = "\n".join(["| key | value |", "|---|---|", *rows])
     train = "jaxddp train config.json --data.path DATA --workdir runs/again"
-    fetch = "" if isinstance(facts.place, Path) else f"hf download {facts.place.repo} config.json --local-dir .\n"
+    fetch = "" if isinstance(run.place, Path) else f"hf download {run.place.repo} config.json --local-dir .\n"
     text = f"## How it was trained\n\n{table}\n\n`config.json` has all settings"
     text += (
-        f", except those of the Python code in the recipe ({', '.join(facts.hooks)})."
-        if facts.hooks
+        f", except those of the Python code in the recipe ({', '.join(run.hooks)})."
+        if run.hooks
         else f". To train it again:\n\n```\n{fetch}{train}\n```"
     )
-    return text + ("\n\n![curves of the training](curves.png)" if facts.has_curves else "")
+    return text + ("\n\n![curves of the training](curves.png)" if run.has_curves else "")

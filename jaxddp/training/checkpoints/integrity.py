@@ -13,9 +13,9 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -58,13 +58,8 @@ LENGTH_KEYS = (
 """The keys that determine when a run ends. A run that has ended continues if one of them changes."""
 _REQUIRED_FILES = (METADATA, "progress/metadata", "state/_METADATA", "state/manifest.ocdbt")
 """The files of Orbax that every restore needs."""
-_POLL_SECONDS = 0.02
 _SEAL = "sha256"
 _THREADS = 4
-_LARGE_FILE_BYTES = 1 << 20
-"""A file of at least this many bytes is hashed before the checkpoint is complete."""
-FileVersion = tuple[int, int, int, int]
-"""Device, inode, size and modification time of a file. Renaming the file keeps them; writing to it changes them."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +258,6 @@ class Integrity:
         self.fault: str | None = None
         self._index = Index()
         self._foreign_index, self._foreign_fault = Index(), ""
-        self._early_digests: dict[FileVersion, str] = {}
         # A thread writes the manifest of a step while training goes on.
         self._lock = threading.Lock()
         self._read_index()
@@ -279,10 +273,9 @@ class Integrity:
         folder = self.directory / str(step)
         with files.readable_errors(folder):
             names = sorted(_names(folder))
-            digests = dict(zip(names, digests_of(folder, names, self._early_digests), strict=True))
+            digests = dict(zip(names, digests_of(folder, names), strict=True))
             sizes = {name: (folder / name).stat().st_size for name in names}
         content = StepManifest(step, {name: (sizes[name], digests[name]) for name in names}, self._writer).encode()
-        self._early_digests.clear()
         files.replace(folder / MANIFEST, content)
         with self._lock:
             # Drop the steps that Orbax has removed.
@@ -290,41 +283,6 @@ class Integrity:
             self._index.steps = {name: digest for name, digest in self._index.steps.items() if name in present}
             self._index.steps[str(step)] = sha256(content)
             self._write_index()
-
-    @contextmanager
-    def hashing_early(self, step: int) -> Iterator[None]:
-        """Hash the complete large files of a step while Orbax writes the step.
-
-        `write` uses the digest of a file that has not changed since, also if Orbax has renamed it.
-        """
-        finished = threading.Event()
-        thread = threading.Thread(target=self._hash_early, args=(step, finished), name="early hashes")
-        thread.start()
-        try:
-            yield
-        finally:
-            finished.set()
-            thread.join()
-
-    def _hash_early(self, step: int, finished: threading.Event) -> None:
-        last: dict[int, FileVersion] = {}
-        while not finished.wait(_POLL_SECONDS):
-            # Orbax adds a suffix to the step in the name of an unfinished directory. If it names the directory in
-            # another way, no file is hashed early.
-            with suppress(OSError):
-                places = (
-                    place for place in self.directory.glob(f"{step}.*") if not place.name.endswith(DAMAGED_SUFFIX)
-                )
-                candidates = [file for place in places for file in large_files(place)]
-                for file, version in candidates:
-                    # A file that is still being written changes between two polls.
-                    if last.get(version[1]) == version and version not in self._early_digests and not finished.is_set():
-                        with files.open_regular(file) as opened:
-                            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-                            # Another file may have replaced the file at this path.
-                            if file_version(os.fstat(opened.fileno())) == version:
-                                self._early_digests[version] = digest
-                    last[version[1]] = version
 
     def forget(self, step: int) -> None:
         """Remove the digest of an earlier checkpoint of a step that is about to be written."""
@@ -477,31 +435,12 @@ def _names(folder: Path) -> set[str]:
     return paths - {MANIFEST}
 
 
-def digests_of(folder: Path, names: list[str], known: Mapping[FileVersion, str] | None = None) -> Iterator[str]:
-    """Yield the SHA-256 of each file in hex. A digest in `known` is used if the file has not changed."""
+def digests_of(folder: Path, names: list[str]) -> Iterator[str]:
+    """Yield the SHA-256 of each file in hex. Hashing releases Python's lock, so files are hashed in parallel."""
 
     def digest(name: str) -> str:
-        file = folder / name
-        early_digest = known.get(file_version(file.stat())) if known else None
-        if early_digest is not None:
-            return early_digest
-        with files.open_regular(file) as opened:
+        with files.open_regular(folder / name) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
 
-    # Hashing releases Python's lock, so large files are hashed in parallel.
     with ThreadPoolExecutor(_THREADS) as pool:
         yield from pool.map(digest, names)
-
-
-def file_version(status: os.stat_result) -> FileVersion:
-    """Return the version of a file."""
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def large_files(folder: Path) -> Iterable[tuple[Path, FileVersion]]:
-    """Yield the files of a folder that are hashed early, with their versions. Files that vanish are left out."""
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):
-                if (version := file_version(Path(place, name).stat()))[2] >= _LARGE_FILE_BYTES:
-                    yield Path(place, name), version

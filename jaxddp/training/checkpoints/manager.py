@@ -253,8 +253,7 @@ class Checkpoints:
     def _write_manifest(self, step: int) -> None:
         """Write the manifest of a step once the checkpoint is complete. This runs in a thread beside training."""
         try:
-            with self.integrity.hashing_early(step):
-                self._manager.wait_until_finished()
+            self._manager.wait_until_finished()
         except Exception:
             return  # `wait` and `close` raise the error again, in the thread that trains.
         self.integrity.write(step)
