@@ -2,8 +2,6 @@
 error."""
 
 import dataclasses
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -38,16 +36,6 @@ def test_batches_hold_the_rows_in_the_given_order():
         np.testing.assert_array_equal(batch.label, order.rows(step) % 3)
         np.testing.assert_array_equal(batch.image, table.images[order.rows(step)])
         assert batch.mask.tolist() == [1] * 6
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_joined_shards_equal_the_batch(count: int):
-    table, order = make_table(), SampleOrder(11, 6, seed=3)
-    whole = list(table.train_batches(order, DATA, range(4)))
-    shards = [list(table.train_batches(order, DATA, range(4), Shard(i, count))) for i in range(count)]
-    for step, batch in enumerate(whole):
-        for leaf, shard_leaves in zip(batch[:5], zip(*(shard[step][:5] for shard in shards), strict=True), strict=True):
-            np.testing.assert_array_equal(np.concatenate(shard_leaves), leaf)
 
 
 @pytest.mark.parametrize(("batch_size", "count"), [(4, 1), (4, 2), (4, 4), (16, 4), (11, 1)])
@@ -102,12 +90,6 @@ def test_the_fingerprint_depends_on_the_content_alone():
     first = ArrayTable(images_of_two_chunks.copy(), np.zeros(1025, int), NAMES)
     images_of_two_chunks[1024] = 1
     assert ArrayTable(images_of_two_chunks, np.zeros(1025, int), NAMES).fingerprint != first.fingerprint
-
-
-def test_a_table_has_the_size_classes_and_image_shape_of_its_arrays():
-    table = make_table()
-    assert (len(table), table.num_classes, table.image_shape(DATA)) == (11, 3, (4, 5, 3))
-    assert table.labels.dtype == np.int32
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -228,8 +210,3 @@ def test_an_order_that_does_not_fit_is_refused_before_the_first_batch():
         table.train_batches(SampleOrder(12, 6, seed=0), DATA, range(1))
     with pytest.raises(InputError, match="batch size 6 does not divide into 4 equal parts; use 4 or 8"):
         table.eval_batches(EvalOrder(11, 6), DATA, Shard(0, 4))
-
-
-def test_arrays_are_used_without_tensorflow():
-    code = "import sys, jaxddp.data.arrays, jaxddp.data.images.verify; sys.exit('tensorflow' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,6 @@ import pytest
 from support.ilsvrc import write_tree
 from support.networks import linear_model
 from support.runs import train_config
-from support.shared import sgd
 
 from jaxddp.cli import main
 from jaxddp.config import Config, load
@@ -44,14 +43,6 @@ def train(root: Path, workdir: Path, *options: str) -> int:
 def train_records(workdir: Path) -> list[dict]:
     records = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return [record for record in records if record["split"] == "train"]
-
-
-@pytest.mark.slow
-def test_a_bad_image_ends_the_run(root: Path, tmp_path: Path, capfd):
-    assert train(root, tmp_path / "run") == 2
-    last = capfd.readouterr().err.splitlines()[-1]
-    table = train_solutions(root)
-    assert any(last.startswith(f"jaxddp: {table.name(row)}: ") for row in BAD), last
 
 
 @pytest.mark.slow
@@ -128,16 +119,3 @@ def test_a_bad_row_is_counted_once_an_epoch_where_a_batch_spans_two_epochs(root:
     assert train(root, tmp_path / "run", *options) == 0
     counts = [round(record["substituted"] * 10) for record in train_records(tmp_path / "run")]
     assert 20 <= sum(counts) <= 2 * 20
-
-
-@pytest.mark.slow
-def test_the_python_api_takes_the_limit_of_bad_images(root: Path):
-
-    import jaxddp
-
-    images = {"image_size": 32, "crop": "whole", "augment": jaxddp.AugmentConfig(flip=False)}
-    data = jaxddp.DataConfig(bad_images="substitute", max_bad_images=0.1, **images)
-    table = train_solutions(root)
-    setup = jaxddp.prepare_training(linear_model(table.num_classes), table, 1, sgd(0.01), 8, data=data)
-    _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=())
-    assert history.train["loss"].size

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from support.data import random_table
 from support.networks import linear_model
 from support.runs import setup_of, train
-from support.shared import sgd, shared
+from support.shared import sgd
 
 import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
-from jaxddp.core.errors import InputError
 from jaxddp.data.order import BalancedOrder, Shard
 
 BALANCED = DataConfig(sampling="balanced", image_size=6, crop="whole", augment=AugmentConfig(flip=True))
@@ -91,25 +90,3 @@ def test_a_run_draws_the_same_balanced_batches_on_any_devices_and_from_a_device_
         np.testing.assert_allclose(weight, results[1, "none"][1], rtol=1e-4, atol=1e-6)
     shuffled = dataclasses.replace(BALANCED, sampling="shuffled")
     assert losses_and_weight(setup_of(linear_model(), sgd(0.1), table, data=shuffled))[0] != results[1, "none"][0]
-
-
-@pytest.mark.slow
-def test_a_resumed_run_draws_the_remaining_balanced_batches(tmp_path):
-    def run(workdir, epochs):
-        setup = shared(
-            jaxddp.prepare_training(linear_model(), unequal_table(), 2, sgd(0.1), 4, epochs=epochs, data=BALANCED)
-        )
-        state, _ = jaxddp.train(
-            *(jaxddp.softmax_cross_entropy, setup), listeners=(), workdir=workdir, self_test="never"
-        )
-        return np.asarray(state.params["weight"])
-
-    run(tmp_path / "parts", 1)
-    np.testing.assert_array_equal(run(tmp_path / "parts", 3), run(tmp_path / "whole", 3))
-    with pytest.raises(InputError, match="data.sampling was 'balanced' and is now 'shuffled'; a resumed run keeps"):
-        setup = jaxddp.prepare_training(
-            *(linear_model(), unequal_table(), 2, sgd(0.1), 4),
-            epochs=4,
-            data=dataclasses.replace(BALANCED, sampling="shuffled"),
-        )
-        jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path / "parts")

@@ -1,6 +1,5 @@
 """The catalog maps names of data sets to paths, and a bad catalog raises a one-line error."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.opening import open_splits
 from jaxddp.data.storage.root import CATALOG_VARIABLE, DatasetEntry, find_dataset, resolve
-from jaxddp.recipe_files.find_recipe import configs_folder
 
 CATALOG = """
 [imagenet]
@@ -98,15 +96,6 @@ def test_the_python_api_finds_the_same_catalog_names(tmp_path, monkeypatch):
     assert find_dataset("pets") == DatasetEntry("pets")
 
 
-def test_the_example_catalog_of_the_configs_is_valid(monkeypatch):
-    file = configs_folder() / "datasets.toml"
-    assert resolve_in("imagenet", file) == DatasetEntry(
-        "/data/imagenet", "LOC_train_solution.csv", "LOC_val_solution.csv"
-    )
-    for name in tomllib.loads(file.read_text()):
-        assert resolve_in(name, file).path
-
-
 def test_the_environment_variable_takes_precedence_over_the_working_directory(catalog, tmp_path, monkeypatch):
     monkeypatch.delenv("JAXDDP_DATASETS", raising=False)
     monkeypatch.chdir(tmp_path)
@@ -117,12 +106,6 @@ def test_the_environment_variable_takes_precedence_over_the_working_directory(ca
     monkeypatch.setenv("JAXDDP_DATASETS", str(elsewhere))
     assert resolve("digits").path == f"{tmp_path}/elsewhere/../d"
     assert resolve_in("digits", catalog).path == f"{tmp_path}/sets/digits"
-
-
-def test_a_tilde_in_a_path_is_expanded(catalog, monkeypatch):
-    monkeypatch.setenv("HOME", "/home/somebody")
-    catalog.write_text('[a]\npath = "~/data"\n')
-    assert resolve_in("a", catalog).path == "/home/somebody/data"
 
 
 def test_an_unknown_name_raises_a_one_line_error(catalog):

@@ -6,11 +6,8 @@ tensors gave pixels that differed by 0.14 levels in the mean, and by 0.22 in the
 """
 
 import io
-import os
 import random
-import tarfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,13 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from support.cases import essential_and_rare
 
-from jaxddp.data.stream.decode import Interpolation, eval_image, resize, train_image
-
-REAL = Path(
-    os.environ.get("JAXDDP_IMAGENET_SAMPLE", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")
-)
-STRIDE = 5
-"""The test compares every fifth of the real photographs."""
+from jaxddp.data.stream.decode import Interpolation, eval_image, train_image
 
 # Pillow also rounds after the first of its two passes, so it differs by at most half a level before the last rounding.
 MEAN_BOUND, MAX_BOUND = 0.25, 1
@@ -125,11 +116,6 @@ def test_evaluation_gives_the_pixels_of_torchvision_at_any_size(
     )
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 1000), (1000, 1), (2, 700)], ids=str)
-def test_images_one_pixel_wide_or_high_are_resized_as_torchvision_does(size: tuple[int, int]):
-    assert difference(encoded(photograph(*size), "PNG"), 56, 64).max() <= MAX_BOUND
-
-
 def with_alpha(image: Image.Image) -> bytes:
     image.putalpha(Image.fromarray(np.arange(image.width * image.height, dtype=np.uint8).reshape(image.size[::-1])))
     return encoded(image, "PNG")
@@ -164,28 +150,3 @@ def test_without_resizing_the_pixels_are_those_of_the_image(width: int, height: 
     data = encoded(photograph(width, height), file_format)
     for image_size in (32, 29, 28, 1):
         assert not difference(data, image_size, 32).any()
-
-
-def test_the_resizing_filter_of_training_exceeds_the_bound():
-    """The resizing of training has no antialiasing up to a ratio of 1.6, so the bound detects its use in evaluation."""
-    image = photograph(330, 330)
-    differences = np.abs(
-        resize(np.asarray(image), 224).numpy().astype(int) - reference(encoded(image, "PNG"), 224, 224)
-    )
-    assert differences.mean() > 4 * MEAN_BOUND
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(not REAL.is_file(), reason=f"{REAL} is absent; JAXDDP_IMAGENET_SAMPLE may name it")
-def test_real_photographs_get_the_pixels_of_torchvision():
-    differences = []
-    with tarfile.open(REAL) as archive:
-        members = sorted(
-            (member for member in archive if member.name.endswith(".JPEG")), key=lambda member: member.name
-        )
-        for member in members[::STRIDE]:
-            file = archive.extractfile(member)
-            assert file is not None
-            differences.append(difference(file.read()))
-    assert max(levels.mean() for levels in differences) <= MEAN_BOUND
-    assert max(levels.max() for levels in differences) <= MAX_BOUND

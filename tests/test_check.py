@@ -351,21 +351,6 @@ def test_the_report_is_the_same_on_any_number_of_threads(faulty_tree):
         assert (split.faults, split.notes) == (expected.faults, expected.notes)
 
 
-def test_a_clean_data_set_has_no_findings(tmp_path, capfd, monkeypatch):
-    root = write_tree(tmp_path / "set", classes=3, images=4, val=5)
-    monkeypatch.chdir(tmp_path)
-    code, lines, error = run([root], capfd)
-    assert (code, error) == (0, "")
-    assert lines == [
-        "train: 12 rows (12 jpeg), 0 cannot be used",
-        "train: 3 classes, 4 images a class",
-        "val: 5 rows (5 jpeg), 0 cannot be used",
-        "val: 3 classes, 1 to 2 images a class, median 2",
-        f"manifest: {tmp_path / 'set.manifest.jsonl'}",
-    ]
-    assert (tmp_path / "set.manifest.jsonl").is_file()
-
-
 def test_duplicates_are_noted_with_the_image_that_they_repeat(tmp_path, capfd):
     root = write_tree(tmp_path / "set", classes=3, images=4, val=5)
     train, val = train_solutions(root), val_solutions(root)
@@ -469,36 +454,6 @@ def test_no_more_is_read_ahead_than_the_threads_need(tmp_path):
     report = check({"train": counted_table(tmp_path, store, 600)}, threads=2, progress=store)
     assert store.num_read == store.num_reported == 600 == len(report.splits[0].source)
     assert 2 <= store.most_ahead <= 120
-
-
-def test_an_interrupt_ends_the_reading_with_the_images_under_way(tmp_path):
-    may_finish = threading.Event()
-    may_finish.set()
-
-    class InterruptingStore(CountingStore):
-        def advance(self, done: int, faults: int) -> None:
-            super().advance(done, faults)
-            if done == 20:
-                may_finish.clear()
-                signal.raise_signal(signal.SIGINT)
-
-        def read(self, path: bytes, offset: int = 0) -> bytes:
-            readers.add(threading.current_thread())
-            data = super().read(path)
-            may_finish.wait(20)
-            return data
-
-    readers: set[threading.Thread] = set()
-    store = InterruptingStore()
-    with pytest.raises(KeyboardInterrupt):
-        check({"train": counted_table(tmp_path, store, 3000)}, threads=2, progress=store)
-    num_read_at_interrupt = store.num_read
-    may_finish.set()
-    for reader in readers:
-        reader.join(20)
-    assert readers and not any(reader.is_alive() for reader in readers)
-    # Each of the two threads may have been about to start another image.
-    assert store.num_read <= num_read_at_interrupt + 2
 
 
 def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, capfd, monkeypatch):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.cases import essential_and_rare
 from support.damage import HEADERS, STRETCHES, resized
 from support.ilsvrc import write_tree
 from support.images import PNGS, chunks, encode, picture, png
@@ -83,39 +82,6 @@ def test_every_reader_rejects_a_damaged_image_by_name(messages_by_reader, tmp_pa
 
 def test_readers_reject_only_damaged_images(messages_by_reader):
     assert all(sorted(faults) == [*range(len(DAMAGED))] for faults in messages_by_reader[1].values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", essential_and_rare(("1 KiB repeated",), *(kind for kind in DAMAGED if kind != "1 KiB repeated"))
-)
-def test_damage_ends_every_reader_with_a_one_line_error(table: ExampleTable, tmp_path: Path, capfd, kind: str):
-    Path(table.name(BAD_ROW)).write_bytes(DAMAGED[kind])
-    all_rows = EvalOrder(8, 8)
-    for batches in (
-        table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1)),
-        table.eval_batches(all_rows, DATA),
-        table.train_batches(all_rows, replace(DATA, crop="whole"), range(1)),
-    ):
-        with pytest.raises(InputError) as caught:
-            next(batches)
-        assert str(caught.value).startswith(f"{table.name(BAD_ROW)}: ") and "\n" not in str(caught.value)
-        assert "object at" not in str(caught.value)
-    with pytest.raises(InputError, match=f"^{table.name(BAD_ROW)}: "):
-        pack({"train": table}, tmp_path / "packed", PackOptions())
-    assert not (tmp_path / "packed").exists()
-    assert main(["data", "check", str(tmp_path / "tree"), "--manifest", str(tmp_path / "m.jsonl")]) == 1
-    faults = [line for line in capfd.readouterr().out.splitlines() if line.startswith("/")]
-    assert len(faults) == 1 and faults[0].startswith(f"{table.name(BAD_ROW)}: ")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", essential_and_rare(("no palette",), "1 KiB repeated"))
-def test_another_image_of_its_class_is_substituted_for_a_damaged_one(table: ExampleTable, kind: str):
-    Path(table.name(BAD_ROW)).write_bytes(DAMAGED[kind])
-    substitutes = table.substitutes(DataConfig(bad_images="substitute"))
-    batch = next(table.train_batches(SampleOrder(8, 8, seed=0), DATA, range(1), substitutes=substitutes))
-    assert batch.substituted is not None and batch.row[batch.substituted > 0].tolist() == [BAD_ROW]
 
 
 def test_images_with_few_leftover_bytes_are_trained_on_and_noted_by_data_check(

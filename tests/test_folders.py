@@ -11,7 +11,7 @@ from PIL import Image
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.formats.folders import holds_folders, read_folders
+from jaxddp.data.formats.folders import read_folders
 from jaxddp.data.table import ExampleTable
 
 SIZE = 8
@@ -138,13 +138,6 @@ def test_validation_has_the_classes_of_training(root: Path):
     assert table.labels.tolist() == [0, 2] and table.class_ids == ("ant", "bee", "cat")
 
 
-def test_selected_classes_agree_between_the_splits(root: Path):
-    for split in ("train", "val"):
-        table = read_folders(root, split).select("cat,bee")
-        assert table.class_ids == ("bee", "cat") and table.class_indices == (1, 2)
-        assert all(path.split("/")[1] == name for path, name in rows(table))
-
-
 @pytest.mark.parametrize("name", ["valid", "validation", "test"])
 def test_the_validation_folder_may_have_other_names(root: Path, name: str):
     (root / "val").rename(root / name)
@@ -175,14 +168,6 @@ def test_rows_are_in_the_order_of_the_names(tmp_path_factory: pytest.TempPathFac
     assert paths == sorted(files, key=lambda file: (file.split("/")[1], file))
     assert list(table.class_ids) == sorted({label for label, _ in names})
     assert len(np.unique(table.id)) == len(files)
-
-
-def test_folders_of_classes_are_recognized(root: Path, tmp_path: Path):
-    assert holds_folders(root)
-    assert not holds_folders(tmp_path / "nowhere")
-    (tmp_path / "flat/train").mkdir(parents=True)
-    write(tmp_path / "flat", "train/a.png", "train/.hidden/b.png")
-    assert not holds_folders(tmp_path / "flat")
 
 
 def test_an_error_names_a_missing_split(root: Path, tmp_path: Path):
@@ -262,9 +247,3 @@ def test_the_root_may_be_a_link(root: Path, tmp_path: Path):
     (tmp_path / "link").symlink_to(root)
     assert rows(read_folders(tmp_path / "link", "train")) == rows(read_folders(root, "train"))
     assert read_folders(tmp_path / "link", "train").fingerprint == read_folders(root, "train").fingerprint
-
-
-def test_a_broken_link_is_found_by_the_check(root: Path):
-    (root / "train/cat/gone.png").symlink_to("nothing.png")
-    with pytest.raises(InputError, match="gone.png"):
-        read_folders(root, "train").check(DATA)

@@ -118,21 +118,6 @@ def test_a_faulty_file_raises_a_one_line_error(tmp_path, file, content, message)
         assert len(read_cifar(tmp_path, "val")) == 2
 
 
-def test_an_error_names_a_folder_in_place_of_a_file(tmp_path):
-    folder = write_cifar_10(tmp_path)
-    (folder / "data_batch_1.bin").unlink()
-    (folder / "data_batch_1.bin").mkdir()
-    with pytest.raises(InputError, match="data_batch_1.bin: cannot be read .a directory, not a regular file.; give"):
-        read_cifar(tmp_path, "train")
-
-
-def test_records_of_the_other_archive_are_refused(tmp_path):
-    folder = write_cifar_100(tmp_path)
-    (folder / "train.bin").write_bytes(records(random_images(2), np.zeros(2)))
-    with pytest.raises(InputError, match="train.bin: 6146 bytes: expected whole records of 3074 bytes"):
-        read_cifar(folder, "train")
-
-
 def test_a_missing_archive_and_two_archives_raise_different_errors(tmp_path):
     with pytest.raises(
         InputError, match=f"no CIFAR in its binary version; give the folder {CIFAR_10} or {CIFAR_100}, or"

@@ -1,7 +1,6 @@
 """IDX files: pixels are read as they were written, and a damaged file raises a one-line error."""
 
 import gzip
-import os
 import struct
 import tempfile
 import tracemalloc
@@ -12,18 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
-from support.shared import sgd
 
-import jaxddp
 from jaxddp.core.errors import InputError
 from jaxddp.data.formats.idx import holds_idx, read_idx
 
 TRAIN_IMAGES, TRAIN_LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 VAL_IMAGES, VAL_LABELS = "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"
-
-FASHION_MNIST = Path(
-    os.environ.get("JAXDDP_FASHION_MNIST", Path(__file__).parents[2] / "shared/data/fashion-mnist-part")
-)
 
 
 def idx(array: np.ndarray, *, code: int = 8) -> bytes:
@@ -80,11 +73,6 @@ def test_the_splits_have_separate_files_and_the_same_classes(tmp_path):
     np.testing.assert_array_equal(val.images[..., 0], pixels(3, 4, 6))
     assert train.labels.tolist() == [0, 1, 2, 1, 0] and val.labels.tolist() == [3, 0, 1]
     assert train.class_names == val.class_names == ("0", "1", "2", "3")
-
-
-def test_one_split_is_read_without_the_other(tmp_path):
-    table = read_idx(write(tmp_path, val_images=None, val_labels=None), "train")
-    assert table.class_names == ("0", "1", "2")
 
 
 def test_class_names_come_from_classes_txt(tmp_path):
@@ -180,15 +168,6 @@ def test_unsuitable_class_names_raise_a_one_line_error(tmp_path, names, message)
         read_idx(tmp_path, "train")
 
 
-def test_a_broken_link_to_class_names_is_ignored_and_a_missing_folder_is_an_error(tmp_path):
-    write(tmp_path)
-    (tmp_path / "classes.txt").symlink_to(tmp_path / "nowhere")
-    assert read_idx(tmp_path, "train").num_classes == 4
-    assert not holds_idx(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="nowhere/train-images-idx3-ubyte: no such file.* next to the other files"):
-        read_idx(tmp_path / "nowhere", "train")
-
-
 FORGED = struct.pack(">HBBIII", 0, 8, 3, 2**20, 2**10, 2**10)
 SHORT_BOMB = gzip.compress(struct.pack(">HBBIII", 0, 8, 3, 2**10, 2**10, 2**10) + bytes(2**26))
 BOMB = gzip.compress(idx(pixels(5, 4, 6)) + bytes(2**27))
@@ -228,31 +207,3 @@ def test_a_flipped_byte_is_an_error_or_changes_nothing(position, change):
             assert str(error).startswith(f"{folder / TRAIN_IMAGES}: ")
         else:
             np.testing.assert_array_equal(table.images[..., 0], pixels(5, 4, 6))
-
-
-def softmax_regression():
-    def init(key, example):
-        return {"weight": np.zeros((example[0].size, 10), np.float32)}
-
-    def apply(params, images):
-        return images.reshape(len(images), -1) @ params["weight"]
-
-    return init, apply
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(
-    not holds_idx(FASHION_MNIST), reason="the part of Fashion-MNIST is not there (JAXDDP_FASHION_MNIST)"
-)
-def test_fashion_mnist_is_read_and_learned():
-    train, val = read_idx(FASHION_MNIST, "train"), read_idx(FASHION_MNIST, "val")
-    assert (len(train), len(val)) == (4699, 1000)
-    assert train.pixel_shape == val.pixel_shape == (28, 28, 1)
-    assert train.class_names == val.class_names == tuple("0123456789")
-    # Fashion-MNIST begins with an ankle boot, two tops and a dress.
-    assert train.labels[:4].tolist() == [9, 0, 0, 3]
-    assert np.bincount(train.labels).min() > 400
-    setup = jaxddp.prepare_training(softmax_regression(), train, 4, sgd(0.01), 8)
-    _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=val, listeners=())
-    assert history.val["count"][-1] == 1000
-    assert history.val["top1"][-1] > 0.6

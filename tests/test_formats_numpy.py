@@ -60,11 +60,6 @@ def test_both_splits_are_read(tmp_path, kind, has_names):
         assert [type(name) for name in table.class_names] == [str] * 4
 
 
-def test_paths_without_arrays_are_not_recognized(tmp_path):
-    np.save(tmp_path / "other.npy", IMAGES)
-    assert not holds_numpy(tmp_path) and not holds_numpy(tmp_path / "other.npy") and not holds_numpy(tmp_path / "no")
-
-
 @given(
     images=npst.arrays(np.uint8, npst.array_shapes(min_dims=4, max_dims=4, max_side=4)),
     kind=st.sampled_from(KINDS),
@@ -150,12 +145,6 @@ def test_invalid_arrays_raise_a_one_line_error(tmp_path, kind, name, array, mess
 def test_labels_that_are_not_class_numbers_raise_an_error(tmp_path, kind, labels):
     path = save(tmp_path, kind, {"train_images": IMAGES, "train_labels": labels})
     with pytest.raises(InputError, match="labels of float64|label -2 of row 0: 1 class names"):
-        read_numpy(path, "train")
-
-
-def test_a_label_in_the_billions_does_not_create_billions_of_class_names(tmp_path):
-    path = save(tmp_path, "npz", ARRAYS | {"train_labels": np.array([0, 1, 2, 2**60, 0])})
-    with pytest.raises(InputError, match="label 1152921504606846976: classes without names may be numbered below"):
         read_numpy(path, "train")
 
 
@@ -260,19 +249,3 @@ def test_a_flipped_byte_of_an_archive_is_an_error_or_changes_nothing(data):
             assert str(error).startswith(f"{path}: ")
         else:
             np.testing.assert_array_equal(table.images, IMAGES)
-
-
-@given(st.data())
-def test_a_damaged_header_is_an_error_or_gives_a_table(data):
-    with tempfile.TemporaryDirectory() as name:
-        path = save(Path(name), "folder", ARRAYS)
-        damaged = bytearray(VALID)
-        for _ in range(data.draw(st.integers(1, 3))):
-            damaged[data.draw(st.integers(0, 127))] = data.draw(st.sampled_from(b"\0\xff 0'\"(){}[],:\n-5LTaO|<"))
-        (path / "train_images.npy").write_bytes(damaged)
-        try:
-            table = read_numpy(path, "train")
-        except InputError as error:
-            assert str(error).startswith(f"{path / 'train_'}")
-        else:
-            assert table.images.nbytes == IMAGES.nbytes

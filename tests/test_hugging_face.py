@@ -122,14 +122,6 @@ def test_labels_are_strings_or_numbers_without_names(tmp_path: Path):
     assert train.class_names == val.class_names == tuple(cards) and val.labels.tolist() == [1, 0, 1, 1, 1]
 
 
-def test_the_column_label_precedes_a_column_of_class_names(tmp_path: Path):
-    cells = TRUTH["val"].labels.tolist()
-    whole = make(TRUTH["val"], None, {"image": datasets.Image(), "source": FEATURES["label"]})
-    folder = save(tmp_path / "set", **{split: whole.add_column("label", cells[::-1]) for split in ("train", "test")})
-    for table in open_both(folder):
-        assert table.class_names == tuple("012") and table.labels.tolist() == cells[::-1]
-
-
 def test_faults_of_columns_and_labels_are_one_line(tmp_path: Path):
     where, good = tmp_path / "set", make(TRUTH["val"])
     other = {"photo": datasets.Value("string"), "label": FEATURES["label"]}

@@ -13,7 +13,7 @@ from support.streams import DATA, NUM_EXAMPLES, SEED, table_of, waves, write_tab
 from jaxddp.config import DataConfig
 from jaxddp.core.peers import Peers
 from jaxddp.data.batch import Batch
-from jaxddp.data.order import EvalOrder, Shard
+from jaxddp.data.order import Shard
 from jaxddp.data.table import ExampleTable
 from jaxddp.data.united import UnitedSource, unite
 
@@ -77,21 +77,3 @@ def test_a_bad_image_is_replaced_by_one_of_the_same_process(table: ExampleTable,
             assert batch.substituted.tolist() == bad.tolist()
             marked += batch.row[bad].tolist()
     assert order.first_epoch(STEPS[-1]) == 1 and {*marked} == {3, 7}
-
-
-def test_evaluation_reads_each_file_once(table: ExampleTable):
-    expected = {
-        int(row): image
-        for batch in table.eval_batches(EvalOrder(NUM_EXAMPLES, 4), DATA)
-        for row, image in zip(batch.row, batch.image, strict=True)
-        if batch.mask.all()
-    }
-    seen: list[int] = []
-    for host, (source, _) in enumerate(processes_of(table)):
-        for batch in source.eval_batches(EvalOrder(NUM_EXAMPLES, 4), LOCAL, Shard(host, 2)):
-            real = batch.mask > 0
-            seen += batch.row[real].tolist()
-            assert (batch.image[~real] == 0).all()
-            for row, image in zip(batch.row[real].tolist(), batch.image[real], strict=True):
-                np.testing.assert_array_equal(image, expected.get(row, image))
-    assert sorted(seen) == [*range(NUM_EXAMPLES)]

@@ -1,7 +1,6 @@
 """Every format rejects names that look alike, with their code points, and columns with the same name."""
 
 import json
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
@@ -161,12 +158,6 @@ def test_names_that_differ_in_visible_characters_look_different(one: str, other:
     assert appearance(one) != appearance(other)
 
 
-@given(st.text())
-def test_appearance_is_idempotent(name: str):
-    assert appearance(appearance(name)) == appearance(name)
-    assert appearance(f" {name}\u200b\n") == appearance(name)
-
-
 def test_an_error_gives_the_code_points_of_a_validation_class_in_another_spelling(tmp_path: Path):
     (tmp_path / "train.csv").write_text("path,label\na.png,caf\u00e9\n")
     (tmp_path / "val.csv").write_text("path,label\nb.png,cafe\u0301\n")
@@ -193,11 +184,6 @@ def test_a_column_that_appears_twice_is_rejected(header: str, message: str, tmp_
     assert error_message(lambda: read_csv(tmp_path / "train.csv")).startswith(f"{tmp_path}/train.csv:1: {message}")
 
 
-def test_columns_that_are_not_read_may_appear_twice(tmp_path: Path):
-    (tmp_path / "train.csv").write_text("note,path,note,label\n1,a.png,2,cat\n")
-    assert read_csv(tmp_path / "train.csv").class_names == ("cat",)
-
-
 def test_a_column_of_parquet_that_appears_twice_is_rejected(tmp_path: Path):
     label = pa.array([0])
     table = pa.Table.from_arrays([pa.array([{"bytes": b""}], CELL), label, label], ["image", "label", "label"])
@@ -210,13 +196,6 @@ def test_a_class_name_that_appears_twice_in_a_file_is_rejected(tmp_path: Path):
     assert "classes.txt:3: 'ant' is also the name in " in error_message(names_file(tmp_path, "ant", "bee", "ant")[0])
     read, _ = numpy_file(tmp_path, "ant", "bee", "ant")
     assert "a.npz: class_names[2]: 'ant' is also the name in " in error_message(read)
-
-
-def test_an_array_that_appears_twice_is_rejected(tmp_path: Path):
-    read, _ = numpy_file(tmp_path, "ant", "bee")
-    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive, pytest.warns(UserWarning, match="Duplicate name"):
-        archive.writestr("train_labels.npy", archive.read("train_labels.npy"))
-    assert error_message(read).startswith(f"{tmp_path}/a.npz: two arrays 'train_labels'; save it again")
 
 
 def test_a_name_without_visible_characters_is_rejected(tmp_path: Path):

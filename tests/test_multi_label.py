@@ -1,13 +1,9 @@
 """Examples with several labels or none: training accepts losses and metrics that support them, and rejects others."""
 
-import json
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from PIL import Image
 from sklearn.metrics import average_precision_score, f1_score
 from support.data import random_batch, random_table, write_arrays
 from support.networks import largest_difference, linear_model
@@ -16,7 +12,6 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind, labels_of
@@ -182,85 +177,6 @@ def test_config_names_for_one_label_raise_a_one_line_error():
         InputError, match="eval.metrics: exact_match takes several labels per image, but the data have one"
     ):
         configured_metrics(multi_label_config, LabelKind(5))
-
-
-RECIPE = """
-import flax.linen as nn
-from jaxddp.config import Config
-
-class Network(nn.Module):
-    classes: int
-
-    @nn.compact
-    def __call__(self, images):
-        return nn.Dense(self.classes)(images.mean((1, 2)))
-
-def get_config():
-    return Config().replace(
-        data={"image_size": 8, "crop": "whole", "resize": 8},
-        train={"batch_size": 8, "duration": "2 epochs", "precision": "float32"},
-        loss={"name": "bce", "class_weights": "balanced"},
-        optimizer={"learning_rate": 3.0},
-        eval={"batch_size": 8, "metrics": ("map", "f1")},
-        log={"to": ("jsonl",)},
-        parallel={"devices": 2},
-    )
-
-def get_model(config, num_classes):
-    return Network(num_classes)
-"""
-COLOURS = {"red": (200, 0, 0), "green": (0, 200, 0), "blue": (0, 0, 200)}
-
-
-def write_listing(root: Path, name: str, size: int, seed: int, damaged_number: int = -1) -> None:
-    rng, lines = np.random.default_rng(seed), ["path,label"]
-    for number in range(size):
-        colours = [colour for colour in COLOURS if rng.random() < 0.5] or ["red"]
-        pixels = rng.integers(0, 50, (8, 8, 3)) + sum(np.array(COLOURS[colour]) for colour in colours)
-        Image.fromarray(pixels.astype(np.uint8)).save(root / f"{name}{number}.png")
-        if number == damaged_number:
-            (root / f"{name}{number}.png").write_bytes(b"\x89PNG\r\n\x1a\nnone")
-        lines.append(f"{name}{number}.png,{';'.join(colours)}")
-    (root / f"{name}.csv").write_text("\n".join(lines) + "\n")
-
-
-# This test runs only in CI, because the tests above cover its steps.
-@pytest.mark.ci
-@pytest.mark.slow
-def test_a_run_trains_on_a_listing_with_several_labels_and_predicts(tmp_path, capfd):
-    write_listing(tmp_path, "train", 24, 0, damaged_number=5)
-    write_listing(tmp_path, "val", 9, 1)
-    (tmp_path / "mine.py").write_text(RECIPE)
-    run = tmp_path / "run"
-    common = ["train", str(tmp_path / "mine.py"), "--data.path", str(tmp_path), "--workdir", str(run)]
-    options = ["--data.bad-images", "substitute", "--data.max-bad-images", "0.1"]
-    assert main([*common, "--loss.name", "nll", *options]) == 2
-    assert "--loss.name nll does not take several labels of an image" in capfd.readouterr().err.splitlines()[-1]
-    assert main([*common, *options, "--log.to", "jsonl", "confusion"]) == 2
-    expected = (
-        "log.to: confusion: its metric: confusion takes one label per image, but the data have several; leave it out"
-    )
-    assert expected in capfd.readouterr().err.splitlines()[-1] and not run.exists()
-    assert main([*common, *options]) == 0
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    validated = [line for line in lines if line["split"] == "val"]
-    assert len(validated) == 2 and all(0 <= line["map"] <= 1 and "f1_micro" in line for line in validated)
-    assert main([*common, *options, "--train.duration", "3 epochs"]) == 0
-    assert main(["eval", str(run / "config.json")]) == 0
-    loaded = jaxddp.load_run(run, devices=1)
-    pixels = np.asarray([np.asarray(Image.open(tmp_path / f"val{number}.png")) for number in range(9)])
-    probabilities = loaded.predict(pixels).probabilities
-    # Each class has its own probability.
-    assert probabilities.shape == (9, 3) and (np.abs(probabilities.sum(1) - 1) > 1e-3).any()
-    weights, normalized = (
-        loaded.state.params["Dense_0"],
-        (pixels / 255 - np.array(loaded.config.data.mean)) / np.array(loaded.config.data.std),
-    )
-    logits = normalized.mean((1, 2)) @ np.asarray(weights["kernel"]) + np.asarray(weights["bias"])
-    np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-logits)), atol=1e-4)
-    _, val = jaxddp.open_data(tmp_path)
-    with pytest.raises(InputError, match="its images may have several labels, and this method takes one; use predict"):
-        loaded.outcome(val)
 
 
 def test_the_titles_of_shown_inputs_list_all_their_labels():

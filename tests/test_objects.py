@@ -20,22 +20,17 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
 from support.ilsvrc import IMAGES, write_tree
-from support.networks import linear_model
 from support.s3 import CREDENTIALS, Server, running_server
-from support.shared import sgd
 
-import jaxddp
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, JaxddpError, Unreachable
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
-from jaxddp.data.soundness import Substitutes
 from jaxddp.data.storage.objects import Objects, RetryPolicy
 from jaxddp.data.storage.store import CachedStore
 from jaxddp.data.table import ExampleTable
@@ -223,22 +218,6 @@ def test_batches_from_s3_equal_those_of_the_disk_on_one_and_on_two_shards(proxy,
     assert_equal_batches(remote, local)
 
 
-@pytest.mark.ci
-def test_training_from_s3_equals_training_from_the_disk(proxy, tree, tmp_path):
-    def trained(table: ExampleTable, val: ExampleTable | None) -> tuple[list, dict]:
-        data = DataConfig(image_size=16, resize=16)
-        setup = jaxddp.prepare_training(linear_model(table.num_classes), table, 2, sgd(0.05), 3, epochs=1, data=data)
-        state, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=val, listeners=(), log_every="1 step")
-        assert int(state.step) == 2
-        return [np.asarray(state.params["weight"]), history.train["loss"]], history.val
-
-    remote, val = trained(train_solutions(ROOT, cache=tmp_path), val_solutions(ROOT, cache=tmp_path))
-    local, _ = trained(train_solutions(tree), None)
-    assert val["count"][-1] == 5 and len(files_in(tmp_path)) == 17
-    for remote_result, local_result in zip(remote, local, strict=True):
-        np.testing.assert_array_equal(remote_result, local_result)
-
-
 def test_a_data_set_is_read_from_a_plain_web_server(proxy, tree, tmp_path):
     requests: list[str] = []
 
@@ -408,31 +387,6 @@ def test_a_lost_store_ends_the_stream_with_a_one_line_error(proxy, store):
     assert text.startswith(ROOT) and "the last: 503 Service Unavailable" in text
 
 
-def test_the_error_of_a_store_that_answers_too_late_is_raised(proxy, tree):
-    """When the stream searches for a bad image, all images are readable, and TensorFlow's error is a traceback."""
-
-    class LateStore(Objects):
-        missed: ClassVar[list[bytes]] = []
-
-        def read(self, path: bytes, offset: int = 0) -> bytes:
-            if not self.missed:
-                self.missed.append(path)
-                raise Unreachable("too late")
-            return super().read(path, offset)
-
-    assert error_of(Unreachable, batches, with_store(train_solutions(tree), LateStore(ROOT, FEW_TRIES))) == "too late"
-
-
-@pytest.mark.slow
-def test_another_image_is_substituted_for_a_missing_one(proxy, server, tree):
-    server.upload(tree, "s3://bucket/gone")
-    table = train_solutions("s3://bucket/gone")
-    server.request("DELETE", f"/bucket/gone/{os.fsdecode(table.path[4])}")
-    order = SampleOrder(len(table), 4, seed=3)
-    stream = list(table.train_batches(order, DATA, range(4), substitutes=Substitutes(table)))
-    assert sum(batch.substituted.sum() for batch in stream) == sum((batch.row == 4).sum() for batch in stream)
-
-
 # Errors that the user must correct
 
 
@@ -457,42 +411,10 @@ def test_wrong_credentials_are_reported(proxy, store, server):
     store.read(b"LOC_synset_mapping.txt")
 
 
-def test_missing_credentials_are_reported(proxy, monkeypatch):
-    """On Amazon's machines the library requests keys from a metadata service, which the proxy replaces here."""
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    assert ": 'Missing AccessKeyId'; check AWS_ACCESS_KEY_ID, " in error_of(InputError, train_solutions, ROOT)
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setenv("AWS_METADATA_ENDPOINT", proxy.url)
-    proxy.fault = lambda number: "404"
-    text = error_of(InputError, Objects.open(ROOT, FEW_TRIES).read, b"a")
-    assert f"{ROOT}/a: no credentials are set, and the machine has none: 404 Not Found; check AWS_ACCESS_KEY_ID" in text
-
-
 def test_plain_http_needs_a_setting(proxy, monkeypatch):
     monkeypatch.delenv("AWS_ALLOW_HTTP")
     text = error_of(InputError, Objects.open(ROOT, FEW_TRIES).read, b"a")
     assert f"{ROOT}/a: plain http is not allowed unless AWS_ALLOW_HTTP=true is set;" in text
-
-
-def test_google_storage_without_a_key_file_raises_a_one_line_error(proxy, monkeypatch, tmp_path):
-    """The test covers the URL and missing keys, because it does not use the real service."""
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "no.json"))
-    text = error_of(InputError, train_solutions, "gs://bucket/imagenet")
-    assert text.startswith("gs://bucket/imagenet") and "check GOOGLE_APPLICATION_CREDENTIALS" in text
-
-
-def fetch_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("ThreadPoolExecutor")}
-
-
-@pytest.mark.slow
-def test_the_threads_of_an_evaluation_end_with_it(proxy, store, tree):
-    table, before = with_store(train_solutions(tree), store), fetch_threads()
-    for _ in range(3):
-        assert len(list(table.eval_batches(EvalOrder(len(table), 4), DATA))) == 3
-    for thread in fetch_threads() - before:
-        thread.join(20)
-    assert fetch_threads() <= before
 
 
 @pytest.mark.parametrize(
@@ -558,34 +480,6 @@ def test_solution_files_are_not_cached(proxy, server, tree, tmp_path):
     rows = (tree / "LOC_train_solution.csv").read_bytes().splitlines(keepends=True)
     server.put(f"{root}/LOC_train_solution.csv", b"".join(rows[:4]))
     assert len(train_solutions(root, cache=tmp_path)) == 3
-
-
-READER = """
-import hashlib, sys
-from concurrent.futures import ThreadPoolExecutor
-from jaxddp.data.formats.ilsvrc import train_solutions
-table = train_solutions(sys.argv[1], cache=sys.argv[2])
-with ThreadPoolExecutor(8) as pool:
-    images = [*pool.map(table.read, [*range(len(table))] * 5)]
-print(hashlib.sha256(b"".join(images)).hexdigest())
-"""
-
-
-@pytest.mark.slow
-def test_two_processes_share_a_cache(proxy, tree, tmp_path):
-    command = [sys.executable, "-c", READER, ROOT, str(tmp_path)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=50)[0] for process in processes]
-    # The program fails if the path has no data set.
-    failed = subprocess.run([*command[:3], str(tmp_path / "other"), ""], capture_output=True, check=False)
-    assert failed.returncode != 0
-    assert outputs[0] == outputs[1] and len(outputs[0]) == 65
-    files = [file for file in tmp_path.rglob("*") if file.is_file()]
-    assert len(files) == 12
-    proxy.reset()
-    cached, local = CachedStore(Objects.open(ROOT, FEW_TRIES), tmp_path), train_solutions(tree)
-    assert [cached.read(bytes(path)) for path in local.path] == [local.read(row) for row in range(12)]
-    assert proxy.requests == []
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -661,11 +555,3 @@ def test_without_a_writable_cache_reading_continues(proxy, store, tree, unwritab
     text = record.getMessage()
     assert text.startswith(f"{unwritable}: cannot be written (") and "free some space or name another folder" in text
     assert not list(unwritable.glob("*/.*"))
-
-
-def test_an_impossible_cache_folder_is_rejected(proxy, tree, tmp_path):
-    (tmp_path / "file").write_text("")
-    text = error_of(InputError, train_solutions, ROOT, cache=tmp_path / "file")
-    assert text.startswith(f"{tmp_path}/file: cannot be written (File exists); choose another place")
-    text = error_of(InputError, train_solutions, tree, cache=tmp_path)
-    assert text == f"{tree}: images of a directory are read in place; leave out the cache {tmp_path}"

@@ -11,7 +11,6 @@ import pytest
 from support.data import random_table, write_arrays
 from support.forms import SIZE, write_folders, write_idx, write_npz, write_solutions
 from support.ilsvrc import IMAGES, synset, write_tree
-from support.networks import linear_model
 
 import jaxddp
 from jaxddp.config import Config, DataConfig
@@ -196,35 +195,3 @@ def test_a_path_without_permission_raises_a_one_line_error(tmp_path: Path, monke
     monkeypatch.setattr(Path, "is_dir", refuse)
     with pytest.raises(InputError, match=rf"{tmp_path}: may not be read"):
         jaxddp.train_solutions(tmp_path)
-
-
-def test_an_unknown_tensorflow_data_set_raises_an_error_by_path_and_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    with pytest.raises(InputError, match=f"nothing_such.*{tmp_path}"):
-        open_tables(DataConfig(path="tfds:nothing_such", data_dir=str(tmp_path)))
-    (tmp_path / "datasets.toml").write_text('[mine]\npath = "tfds:nothing_such"\n')
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match=f"nothing_such.*{tmp_path}"):
-        open_tables(DataConfig(name="mine", data_dir=str(tmp_path)))
-
-
-@pytest.mark.slow
-def test_arrays_train_and_resume_through_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog):
-    from support.runs import evaluate_config, train_config
-
-    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
-    config = Config().replace(
-        data={"path": str(write_idx(tmp_path / "data")), "image_size": SIZE, "crop": "whole"},
-        train={"batch_size": 4, "duration": "2 steps"},
-        eval={"batch_size": 4},
-        log={"to": ("jsonl",)},
-        parallel={"devices": 2, "self_test": "never"},
-    )
-    train_config(config, tmp_path / "run")
-    # The run also resumes after its data set has moved.
-    new_path = str((tmp_path / "data").rename(tmp_path / "elsewhere"))
-    longer = config.replace(train={"duration": "3 steps"}, data={"path": new_path})
-    assert int(train_config(longer, tmp_path / "run", resume="must").step) == 3
-    assert f"is now '{new_path}': the fingerprints are equal" in caplog.text
-    assert evaluate_config(longer, tmp_path / "run")["count"] == 5

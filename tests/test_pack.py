@@ -18,10 +18,7 @@ from jaxddp.curate.pack import PackOptions, pack, packed_image
 from jaxddp.data.formats.folders import read_folders
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.formats.packed_records import holds_packed, read_packed
-from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.table import ExampleTable
-
-DATA = DataConfig(image_size=24, resize=24, crop="whole")
 
 
 @pytest.fixture(scope="module")
@@ -61,33 +58,6 @@ def test_each_packed_image_is_the_resized_original(tables, packed: Path):
         small = np.asarray(Image.open(io.BytesIO(copy.read(row))).convert("L"), float)
         large = Image.open(io.BytesIO(tables["train"].read(row))).resize((32, 24), Image.Resampling.LANCZOS)
         assert np.abs(small - np.asarray(large.convert("L"), float)).mean() < 2
-
-
-@pytest.mark.slow
-def test_the_tensorflow_graph_reads_the_same_records_as_python(packed: Path):
-    table = read_packed(packed, "train")
-    order = SampleOrder(len(table), 5, seed=1)
-    batches = list(table.train_batches(order, DATA, range(6)))
-    assert sorted(np.concatenate([batch.row for batch in batches[:3]])) == list(range(15))
-    image_of_row = {row: next(_evaluated(table, row)) for row in range(len(table))}
-    eval_batches = list(table.eval_batches(EvalOrder(15, 4), DATA))
-    for batch in eval_batches:
-        for row, image, mask in zip(batch.row, batch.image, batch.mask, strict=True):
-            if mask:
-                np.testing.assert_array_equal(image, image_of_row[int(row)])
-
-
-def _evaluated(table: ExampleTable, row: int):
-    from jaxddp.data.stream.decode import eval_image
-
-    yield eval_image(table.read(row), 24, 24).numpy()
-
-
-def test_a_class_selection_from_a_packed_table_equals_that_from_the_original(tables, packed: Path):
-    copy, original = read_packed(packed, "train").select("1:3"), tables["train"].select("1:3")
-    np.testing.assert_array_equal(copy.id, original.id)
-    np.testing.assert_array_equal(copy.labels, original.labels)
-    assert copy.read(0) == read_packed(packed, "train").read(int(np.flatnonzero(tables["train"].labels)[0]))
 
 
 def encoded(image: Image.Image, image_format: str, **options) -> bytes:
@@ -199,12 +169,3 @@ def test_a_damaged_packed_copy_raises_a_one_line_error(tables, tmp_path: Path):
     (root / "packed.json").write_text(json.dumps({**whole, "classes": twice}))
     with pytest.raises(InputError, match=r"packed.json: class 1: '.*' is also the name in class 0"):
         read_packed(root, "train")
-
-
-def test_a_damaged_index_of_a_packed_copy_raises_a_one_line_error(tables, tmp_path: Path):
-    pack(tables, tmp_path / "copy", PackOptions(short_side=24))
-    index = dict(np.load(tmp_path / "copy/val.npz"))
-    for name, column in (("shard", index["shard"] + 1), ("label", index["label"][1:]), ("offset", index["offset"] / 2)):
-        np.savez(tmp_path / "copy/val.npz", **{**index, name: column})
-        with pytest.raises(InputError, match=r"val.npz: damaged \(columns of kinds .*; pack the data set again"):
-            read_packed(tmp_path / "copy", "val")

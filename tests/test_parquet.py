@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterable
@@ -83,16 +81,6 @@ def test_rows_follow_the_files_in_their_order(root: Path):
     open_tables(config_of(root))
 
 
-def test_one_parquet_file_is_divided_for_validation(root: Path):
-    file = root / "data/train-00000-of-00002.parquet"
-    (root / "alone.parquet").write_bytes(file.read_bytes())
-    with pytest.raises(InputError, match="alone.parquet: has no validation split; give data.val_share"):
-        open_splits(config_of(root / "alone.parquet"))
-    train, val = open_both(root / "alone.parquet", val_share=0.3)
-    assert sorted([*train.id.tolist(), *val.id.tolist()]) == [b"alone.parquet__%d" % row for row in range(8)]
-    assert len(val) == 3 and {*val.labels.tolist()} == {0, 1, 2}
-
-
 def test_labels_without_names_are_numbered_and_strings_are_sorted(tmp_path: Path):
     write_file(tmp_path / "a/train.parquet", range(3), named=False)
     write_file(tmp_path / "a/validation.parquet", range(2), named=False, labels=pa.array([4, 0]))
@@ -115,12 +103,6 @@ def test_integers_are_names_if_a_training_label_is_a_string(tmp_path: Path):
     train, val = open_both(tmp_path)
     assert train.class_names == val.class_names == ("10", "2", "3", "4", "jack")
     assert train.labels.tolist() == [1, 2, 3, 4, 0] and val.labels.tolist() == [3, 0, -1]
-
-
-def test_a_class_selection_keeps_the_rows_of_its_classes(root: Path):
-    train, _ = open_both(root, classes="cat,ant")
-    assert train.class_names == ("cat", "ant")
-    assert [train.read(row) for row in range(3)] == [encoded(number) for number in (0, 2, 3)]
 
 
 def test_the_column_label_precedes_a_column_of_class_names(tmp_path: Path):
@@ -310,21 +292,3 @@ def test_a_part_that_is_there_twice_raises_a_one_line_error(tmp_path: Path):
     )
     (tmp_path / "train-00000-of-00001-bbbb.parquet").rename(tmp_path / "more-00000-of-00001.parquet")
     assert len(open_both(tmp_path, train="*-of-*.parquet", val="test.parquet")[0]) == 6
-
-
-def test_without_pyarrow_the_error_names_the_extra_to_install(root: Path):
-    code = f"""
-import sys
-sys.modules["pyarrow"] = None
-from jaxddp.config import DataConfig
-from jaxddp.data.opening import open_splits
-from jaxddp.core.errors import InputError
-try:
-    open_splits(DataConfig(path={str(root)!r}))
-except InputError as error:
-    print(error)
-"""
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert process.stdout == (
-        f"{root}/data/train-00000-of-00002.parquet: pyarrow is not installed; pip install 'jaxddp[parquet]'\n"
-    )

@@ -1,11 +1,7 @@
 """Random access to TFRecord files: every record and label is found, and damage raises a one-line error."""
 
-import json
 import os
 import struct
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -138,18 +134,6 @@ def test_a_label_is_found_among_other_features(
     assert actual.tolist() == labels and offsets.tolist() == record_offsets(file).tolist()
 
 
-def test_batches_are_the_images_of_the_records(table: ExampleTable):
-    batches = batches_of(table)
-    assert sorted(row for batch in batches for row in batch.row.tolist()) == list(range(NUM_EXAMPLES))
-    for batch in batches:
-        for image, row, label in zip(batch.image, batch.row, batch.label, strict=True):
-            np.testing.assert_array_equal(image, waves(int(row), SIZE, SIZE))
-            assert label == row % 3
-    for row in range(NUM_EXAMPLES):
-        assert table.read(row) == encode(waves(row, SIZE, SIZE), "PNG")
-    table.check(DATA)
-
-
 def test_selected_rows_keep_their_records(table: ExampleTable):
     chosen = table.select("b,c")
     assert [chosen.read(row) for row in range(4)] == [table.read(row) for row in (1, 2, 4, 5)]
@@ -173,10 +157,6 @@ def test_a_forged_length_does_not_allocate(tmp_path: Path, length: int):
         record_offsets(tmp_path / "some")
     with pytest.raises(InputError, match="some: no complete record at byte 0"):
         RecordFiles(tmp_path).read(b"some", 0)
-
-
-def test_the_checksum_of_these_tests_is_that_of_the_writer(tmp_path: Path):
-    assert write_records(tmp_path / "some", [b"abc"]).read_bytes()[:HEAD] == header(3)
 
 
 FAULTS = {
@@ -316,18 +296,6 @@ def test_the_index_of_a_read_only_data_set_is_written_to_the_cache(folder: Path,
     assert sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]
 
 
-def test_the_cache_follows_xdg_cache_home(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (folder / "train.jaxddp-index").mkdir()
-    monkeypatch.delenv(CACHE_VARIABLE)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    load_or_build_index("train", folder, ("a", "b"), "label", CountedBuild())
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    load_or_build_index("train", folder, ("a", "b"), "label", CountedBuild())
-    for path in ("xdg/jaxddp", "home/.cache/jaxddp"):
-        assert len(os.listdir(tmp_path / path)) == 1
-
-
 def test_an_index_that_cannot_be_written_is_built_each_time(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
@@ -366,37 +334,3 @@ def test_another_process_may_write_the_index_at_the_same_time(
     assert build.count == 2 and not (tmp_path / "cache").exists()
     load_or_build_index("train", folder, ("a", "b"), "label", build)
     assert build.count == 2 and sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]
-
-
-def test_two_processes_may_build_the_index_at_the_same_time(folder: Path, tmp_path: Path):
-    program = """
-    import json, sys, time
-    from pathlib import Path
-    import numpy as np
-    from jaxddp.data.storage.records import RecordIndex, load_or_build_index
-
-    folder, own_mark, other_mark = map(Path, sys.argv[1:])
-
-    def build():
-        own_mark.write_text("building")
-        deadline = time.monotonic() + 60
-        while not other_mark.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert other_mark.exists()
-        return RecordIndex(np.arange(100_000), np.arange(100_000, dtype=np.int32))
-
-    print(json.dumps(int(load_or_build_index("train", folder, ("a", "b"), "label", build).label.sum())))
-    """
-    marks = [str(tmp_path / "first"), str(tmp_path / "second")]
-    command = [sys.executable, "-c", textwrap.dedent(program), str(folder)]
-    processes = [subprocess.Popen([*command, *files], stdout=subprocess.PIPE) for files in (marks, marks[::-1])]
-    results = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    build = CountedBuild()
-    expected = 100_000 * 99_999 // 2
-    assert [json.loads(result) for result in results] == [expected, expected]
-    assert (
-        int(load_or_build_index("train", folder, ("a", "b"), "label", build).label.sum()) == expected
-        and build.count == 0
-    )
-    assert sorted(os.listdir(folder)) == ["a", "b", "train.jaxddp-index"]

@@ -1,8 +1,6 @@
 """Substitutes for bad images: equal on any number of hosts, counted, and never a file that was cut short."""
 
 import logging
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,11 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.images import encode
-from support.streams import DATA, SIZE, part_of, table_of, waves
+from support.streams import DATA, SIZE, table_of, waves
 
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
-from jaxddp.data.images.header import parse_header
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
 from jaxddp.data.soundness import Substitutes
 from jaxddp.data.stream.decode import example_keys, train_image
@@ -116,13 +113,6 @@ def test_the_next_sound_row_of_the_class_is_substituted_and_counted(spoiled, one
             np.testing.assert_array_equal(image, expected)
 
 
-@pytest.mark.slow
-def test_a_stream_that_starts_later_makes_the_same_choice(spoiled, one_host):
-    for batch, other in zip(one_host[4:], batches(table_of(*spoiled), range(4, 6)), strict=True):
-        for leaf, other_leaf in zip(batch, other, strict=True):
-            np.testing.assert_array_equal(leaf, other_leaf)
-
-
 def test_the_log_names_each_bad_file_once_and_its_substitute(spoiled, read):
     table, (_, lines) = table_of(*spoiled), read
     assert sorted(line.partition(": ")[0] for line in lines) == sorted(table.name(row) for row in BAD)
@@ -177,15 +167,6 @@ def damaged_below(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[
 
 
 @pytest.mark.slow
-def test_a_crop_above_the_damage_decodes_and_would_train(damaged_below):
-    root, names = damaged_below
-    file = root / names[4]
-    assert parse_header(file.read_bytes()).height == 400
-    top = part_of(str(file), np.array([0, 0, 40, 40], np.int32)).numpy().astype(float)
-    assert np.abs(top - waves(4, 400, 40)[:40]).mean() < 15
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 3])
 def test_an_image_is_rejected_even_where_crops_are_above_the_damage(damaged_below, start: int, monkeypatch):
     root, names = damaged_below
@@ -202,23 +183,3 @@ def test_an_image_is_rejected_even_where_crops_are_above_the_damage(damaged_belo
     table = table_of(root, names)
     for batch in table.train_batches(order, DATA, steps, substitutes=Substitutes(table)):
         assert batch.substituted.tolist() == (batch.row == 4).tolist()
-
-
-# A new process has no earlier reads. This includes the case `..._even_where_crops_are_above_the_damage[3]`.
-@pytest.mark.ci
-def test_a_new_process_that_resumes_rejects_the_damaged_image_too(damaged_below):
-    root, names = damaged_below
-    code = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
-from pathlib import Path
-from support.streams import *
-from jaxddp.data.order import SampleOrder
-from jaxddp.core.errors import InputError
-table = table_of(Path({str(root)!r}), {names!r})
-try:
-    list(table.train_batches(SampleOrder({NUM_EXAMPLES}, {BATCH}, 0), DATA, range(3, 6)))
-except InputError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120)
-    assert done.stdout.startswith(f"{root / names[4]}: damaged: ")

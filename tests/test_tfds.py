@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.formats.tfds import read_tfds
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
-from jaxddp.data.storage.records import ArrayRecords, RecordFiles
 from jaxddp.data.stream.decode import train_image
 from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
@@ -172,17 +170,6 @@ def fault(*arguments) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("file_format", FORMATS)
-@pytest.mark.parametrize(("name", "image", "size"), [("tiny_gray", gray, 28), ("tiny_color", color, 32)])
-def test_png_pixels_equal_those_of_the_builder(prepared: Path, file_format: str, name: str, image, size: int):
-    table = read_tfds(name, "train", prepared / file_format)
-    expected = {np.broadcast_to(image(n), (size, size, 3)).tobytes(): label_of(n) for n in range(23)}
-    assert examples(table, size) == expected
-    assert table.class_ids == table.class_names == tuple(NAMES) and table.class_indices == (0, 1, 2)
-    assert isinstance(table.store, RecordFiles if file_format == "tfrecord" else ArrayRecords)
-    table.check(DataConfig())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("file_format", essential_and_rare(("tfrecord",), "array_record"))
 def test_jpeg_files_equal_those_of_the_builder(prepared: Path, file_format: str):
@@ -239,27 +226,6 @@ def test_ids_are_those_of_the_library(prepared: Path):
         assert len(rows) == 23 and rows == actual
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file_format", FORMATS)
-def test_many_threads_read_what_one_reads(prepared: Path, file_format: str):
-    table = read_tfds("tiny_photos", "train", prepared / file_format)
-    alone = [table.read(row) for row in range(len(table))]
-    fresh = read_tfds("tiny_photos", "train", prepared / file_format)
-    rows = np.random.default_rng(0).integers(0, len(table), 300).tolist()
-    with ThreadPoolExecutor(32) as pool:
-        assert list(pool.map(fresh.read, rows)) == [alone[row] for row in rows]
-
-
-def test_a_selection_has_only_its_classes(prepared: Path):
-    for file_format in FORMATS:
-        table = read_tfds("tiny_gray", "train", prepared / file_format).select("bee,cat")
-        assert table.class_ids == ("cat", "bee") and table.class_indices == (0, 2)
-        wanted = {
-            np.broadcast_to(gray(n), (28, 28, 3)).tobytes(): label_of(n) // 2 for n in range(23) if label_of(n) != 1
-        }
-        assert examples(table, 28) == wanted
-
-
 def test_a_set_is_found_by_its_version_or_its_config(prepared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class WithConfig(TinyGray, skip_registration=True):
         BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="plain"), tfds.core.BuilderConfig(name="fancy")]  # noqa: RUF012
@@ -283,16 +249,6 @@ def test_an_error_for_an_unprepared_set_gives_the_command_that_prepares_it(prepa
     assert "nothing is prepared there" in fault("cifar10", "train", tmp_path / "nowhere")
     for name in ("no name", "", "../tfrecord"):
         assert fault(name, "train", home).startswith(f"{home}: ")
-
-
-class TinyLate(SmallSet):
-    """A set that the library knows and that is not prepared."""
-
-
-def test_the_suggested_command_prepares_the_set(tmp_path: Path):
-    program = fault("tiny_late", "train", tmp_path).partition("python -c ")[2].strip('"')
-    exec(program, {})
-    assert len(read_tfds("tiny_late", "train", tmp_path)) == 23
 
 
 class NoLabel(SmallSet, skip_registration=True):
@@ -382,34 +338,6 @@ def test_the_second_opening_reads_no_record(copy: Path):
         again.read(0)
 
 
-def test_a_set_made_anew_is_indexed_anew(copy: Path, tmp_path: Path):
-    class TinyGray(SmallSet, skip_registration=True):
-        def label(self, number: int) -> int:
-            return (label_of(number) + 1) % 3
-
-    before = read_tfds("tiny_gray", "train", copy)
-    file_format = "tfrecord" if isinstance(before.store, RecordFiles) else "array_record"
-    shutil.copytree(prepare(TinyGray, tmp_path / "other", file_format), copy / "tiny_gray/1.0.0", dirs_exist_ok=True)
-    after = read_tfds("tiny_gray", "train", copy)
-    np.testing.assert_array_equal(after.labels, (before.labels + 1) % 3)
-
-
-def test_a_damaged_index_is_built_anew(copy: Path):
-    table = read_tfds("tiny_gray", "train", copy)
-    (index,) = copy.rglob("*.jaxddp-index")
-    whole = index.read_bytes()
-    for content in (whole[:100], b"", whole[:200] + b"?" + whole[201:]):
-        index.write_bytes(content)
-        assert read_tfds("tiny_gray", "train", copy).fingerprint == table.fingerprint
-        assert index.read_bytes() == whole
-
-
-def test_the_library_still_reads_a_set_with_an_index(prepared: Path):
-    read_tfds("tiny_gray", "train", prepared / "tfrecord")
-    builder = tfds.builder_from_directory(shards_of(prepared / "tfrecord/tiny_gray")[0].parent)
-    assert len(list(builder.as_dataset(split="train"))) == 23
-
-
 @pytest.mark.parametrize("damage", ["half", "empty", "missing", "noise"])
 def test_an_error_names_a_shard_that_is_not_whole(copy: Path, damage: str):
     shard = shards_of(copy)[1]
@@ -436,30 +364,6 @@ def test_each_incomplete_shard_is_reported_and_the_others_are_read(copy: Path):
     assert all(table.read(row) for row in range(len(table)))
     # The next run reports the faults too.
     assert fault("tiny_gray", "train", copy).startswith(str(second)) and not list(copy.rglob("*.jaxddp-index"))
-
-
-def test_an_error_names_a_shard_cut_between_two_records(prepared: Path, tmp_path: Path):
-    shutil.copytree(prepared / "tfrecord/tiny_gray", tmp_path / "tiny_gray")
-    table = read_tfds("tiny_gray", "train", tmp_path)
-    shard = shards_of(tmp_path)[0]
-    assert table.offset is not None
-    with shard.open("r+b") as file:
-        file.truncate(int(table.offset[2]))
-    assert fault("tiny_gray", "train", tmp_path).startswith(f"{shard}: 2 records, but the data set's description has 8")
-
-
-@pytest.mark.slow
-def test_a_shard_lost_while_training_raises_a_one_line_error(copy: Path):
-    read_tfds("tiny_gray", "train", copy)
-    # The set is opened again, since the index holds an ArrayRecord file open, and would read the removed file.
-    table = read_tfds("tiny_gray", "train", copy)
-    shard = shards_of(copy)[1]
-    shard.unlink()
-    with pytest.raises(InputError, match=r"its file is missing \(7 of 23 images"):
-        table.check(DataConfig())
-    with pytest.raises(InputError) as raised:
-        batches_of(table, 28)
-    assert str(raised.value).startswith(str(shard)) and "\n" not in str(raised.value)
 
 
 @pytest.mark.slow
@@ -490,13 +394,3 @@ def test_reading_is_quiet_and_needs_no_network_and_no_gpu(prepared: Path):
     command = [sys.executable, "-c", textwrap.dedent(program), str(prepared)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_an_error_names_two_classes_that_look_alike(copy: Path):
-    (labels,) = copy.rglob("label.labels.txt")
-    first, *_, last = labels.read_text().splitlines()
-    labels.write_text(labels.read_text().replace(last, f"{first}\u200b"))
-    points = " ".join(f"U+{ord(sign):04X}" for sign in f"{first}\u200b")
-    assert f": the names of label: '{first}\\u200b' ({points}) looks like '{first}' (" in fault(
-        "tiny_gray", "train", copy
-    )

@@ -11,7 +11,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import labelled_and_unlabelled, open_tables
-from jaxddp.data.order import SampleOrder, Shard, permutation, unlabelled_seed
+from jaxddp.data.order import SampleOrder, Shard, unlabelled_seed
 from jaxddp.data.selection import few_labels
 from jaxddp.data.table import ExampleTable
 from jaxddp.mesh import Topology
@@ -80,13 +80,6 @@ def test_each_unlabelled_example_comes_once_an_epoch_on_any_number_of_processes(
     assert (np.concatenate(parts) == order.rows(1)).all()
 
 
-@given(SEEDS)
-def test_the_orders_of_the_two_sources_differ(seed):
-    other = unlabelled_seed(seed)
-    assert other != seed and 0 <= other < 2**63
-    assert all((permutation(50, seed, epoch) != permutation(50, other, epoch)).any() for epoch in range(3))
-
-
 def test_the_order_of_unlabelled_examples_is_pinned():
     assert [unlabelled_seed(seed) for seed in (0, 1)] == [3113130522930662291, 287581856148813752]
 
@@ -111,14 +104,6 @@ def test_a_batch_holds_both_sources_and_no_label_of_the_second():
     # A run that continues at a step reads the same batches.
     for batch, again in zip(batches[7:], feed.batches(7, 13), strict=True):
         assert (batch.unlabelled.row == again.unlabelled.row).all() and (batch.row == again.row).all()
-
-
-def test_another_seed_gives_both_sources_other_orders():
-    feed = feed_of(few_labels(TABLE, 2), TABLE.without_labels())
-    other, same = next(feed.with_seed(4).batches(0, 1)), next(feed_of(feed.source, TABLE, seed=4).batches(0, 1))
-    first = next(feed.batches(0, 1))
-    assert (other.unlabelled.row == same.unlabelled.row).all() and (other.row == same.row).all()
-    assert (other.unlabelled.row != first.unlabelled.row).any() and (other.row != first.row).any()
 
 
 def test_the_fields_of_a_batch_are_known_without_reading_one():

@@ -6,20 +6,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.damage import STRETCHES
 from support.ilsvrc import write_tree
-from support.networks import linear_model
-from support.runs import train_config
 
 import jaxddp.data.stream.pipeline as graph
 from jaxddp.cli import main
-from jaxddp.config import DataConfig, load
+from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE, cache_folder
 from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.packed_records import read_packed
-from jaxddp.data.order import WHOLE, EvalOrder, SampleOrder, Shard
+from jaxddp.data.order import WHOLE, SampleOrder, Shard
 from jaxddp.data.soundness import Verified
 from jaxddp.data.table import ExampleTable
 
@@ -64,14 +61,6 @@ def mark_verified(table: ExampleTable) -> list[int]:
     table.verified.add(rows)
     table.verified.write_cache()
     return rows.tolist()
-
-
-@pytest.mark.slow
-def test_a_second_run_verifies_nothing_and_sees_the_same(root: Path, verifications: list[int]):
-    first = read(train_solutions(root))
-    assert len(verifications) == N
-    np.testing.assert_array_equal(read(train_solutions(root)), first)
-    assert len(verifications) == N
 
 
 def test_a_selection_of_verified_images_is_not_verified_again(root: Path):
@@ -128,15 +117,6 @@ def test_damage_without_a_new_file_time_is_removed_from_the_cache_once_found(
     assert main(["data", "check", str(root), "--manifest", str(tmp_path / "m.jsonl")]) == 1
     with pytest.raises(InputError, match=f"^{file}: damaged"):
         read(train_solutions(root))
-
-
-@pytest.mark.slow
-def test_a_bad_image_is_rejected_again_by_the_next_run(root: Path, verifications: list[int]):
-    file = Path(train_solutions(root).name(3))
-    file.write_bytes(file.read_bytes()[:-60] + b"\xff\xd9")
-    for _ in range(2):
-        with pytest.raises(InputError, match=f"^{file}: damaged"):
-            read(train_solutions(root))
 
 
 def cache_files() -> list[Path]:
@@ -209,16 +189,6 @@ def test_the_cache_is_written_every_ten_minutes(root: Path, monkeypatch: pytest.
 
 
 @pytest.mark.slow
-def test_evaluation_and_sets_on_the_devices_do_not_verify_again(root: Path, verifications: list[int]):
-    read(train_solutions(root))
-    table = train_solutions(root)
-    table.check(DATA)
-    for batches in (table.eval_batches(EvalOrder(N, N), DATA), table.train_batches(EvalOrder(N, N), DATA, range(1))):
-        next(batches)
-    assert len(verifications) == N
-
-
-@pytest.mark.slow
 def test_images_of_packed_sets_are_verified_again_after_a_change_of_their_shards(
     root: Path, tmp_path: Path, verifications: list[int]
 ):
@@ -261,40 +231,3 @@ def test_other_rules_invalidate_the_cache(root: Path, monkeypatch: pytest.Monkey
     mark_verified(train_solutions(root))
     monkeypatch.setattr("jaxddp.data.soundness.RULES_VERSION", 1_000)
     assert len(mark_verified(train_solutions(root))) == N
-
-
-@pytest.mark.ci
-def test_a_resumed_run_verifies_as_an_uninterrupted_one(
-    root: Path, tmp_path: Path, monkeypatch, verifications: list[int]
-):
-    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
-    config = load("digits").replace(
-        data={"path": str(root)},
-        train={"batch_size": 8, "duration": "2 steps"},
-        eval={"batch_size": 8, "every": "0 steps"},
-        optimizer={"schedule": "constant", "warmup": "0 steps"},
-        parallel={"self_test": "never"},
-        log={"every": "1 step", "to": ("jsonl",)},
-    )
-    uninterrupted = train_config(config, tmp_path / "whole")
-    # A file is verified once or more often: the stream may read the next epoch before the results of this one arrive.
-    first = len(verifications)
-    assert first >= N
-    train_config(config.replace(train={"duration": "1 step"}), tmp_path / "parts")
-    resumed = train_config(config, tmp_path / "parts", resume="must")
-    assert len(verifications) == first
-    import jax
-
-    for expected_leaf, actual_leaf in zip(jax.tree.leaves(uninterrupted), jax.tree.leaves(resumed), strict=True):
-        np.testing.assert_array_equal(np.asarray(expected_leaf), np.asarray(actual_leaf))
-
-
-def test_damage_after_data_check_is_found_by_a_run(root: Path, tmp_path: Path):
-    """The cache must not hide damage between `data check` and a run."""
-    import random
-
-    assert main(["data", "check", str(root), "--manifest", str(tmp_path / "m.jsonl")]) == 0
-    file = Path(train_solutions(root).name(0))
-    file.write_bytes(STRETCHES["64 bytes zeroed"](file.read_bytes(), random.Random(0)))
-    with pytest.raises(InputError, match=f"^{file}: damaged"):
-        read(train_solutions(root))

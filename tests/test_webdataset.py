@@ -191,19 +191,6 @@ def test_an_epoch_has_each_sample_once_and_resumes_anywhere(seed: int, count: in
     np.testing.assert_array_equal(np.concatenate(steps[start:]), np.concatenate([*map(order.rows, range(start, 10))]))
 
 
-def test_a_resumed_stream_reads_the_same_samples(root: Path):
-    train, _ = open_tables(config_of(root))
-    order = SampleOrder(len(train), 4, seed=6)
-    whole = list(train.train_batches(order, config_of(root), range(5)))
-    resumed = list(train.train_batches(order, config_of(root), range(3, 5)))
-    for batch, again in zip(whole[3:], resumed, strict=True):
-        np.testing.assert_array_equal(batch.image, again.image)
-    rows = np.concatenate([batch.row for batch in whole])
-    assert np.bincount(rows).tolist() == [2] * 10
-    truth = {picture.tobytes(): row for row, picture in enumerate(TRUTH["train"].images)}
-    assert [truth[picture.tobytes()] for batch in whole for picture in batch.image] == rows.tolist()
-
-
 # Names of shards
 
 
@@ -298,19 +285,6 @@ def test_shards_are_indexed_once_until_one_changes(root: Path, tmp_path: Path, m
     os.utime(moved / "train-000001.tar", ns=(1, 1))
     open_both(moved)
     assert sorted(Path(name).name for name in reads[4:]) == ["train-000000.tar", "train-000001.tar"]
-
-
-def test_the_index_of_a_read_only_folder_is_in_the_cache(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    open_both(root)
-    for file in root.glob("*.jaxddp-index"):
-        # The user root may write despite a read-only mode, so a folder takes the path of the index.
-        file.unlink()
-        file.mkdir()
-    reads = count_reads(monkeypatch)
-    for _ in range(2):
-        open_both(root)
-    assert len(reads) == 4
-    assert len([*(tmp_path / "cache").glob("shards-*.jaxddp-index")]) == 2
 
 
 def hold(file: str, held: Any, until: Any) -> None:

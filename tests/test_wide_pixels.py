@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,7 +20,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.curate.check import examine
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_tables
-from jaxddp.data.source import Source, image_dtype
+from jaxddp.data.source import Source
 from jaxddp.models.airbench import patch_moments
 
 SIZE, COUNT = 6, 20
@@ -51,12 +50,6 @@ def test_every_value_of_sixteen_bits_gives_a_different_input():
     np.testing.assert_allclose(actual, (values / 65535 - 0.5) / 0.25, atol=2e-7, rtol=1e-6)
 
 
-def test_white_is_white_in_eight_bits_and_in_sixteen():
-    images = table(dtype=np.uint8).images[:8]
-    narrow, wide = (inputs(pixels, (0.4, 0.5, 0.6), (0.2,) * 3) for pixels in (images, images.astype(np.uint16) * 257))
-    np.testing.assert_allclose(wide, narrow, atol=1e-6)
-
-
 @pytest.mark.parametrize("side", [None, 5])
 def test_normalized_floats_give_the_same_inputs_as_their_pixels(side: int | None):
     """`side` is the size of images that grow; the resize rounds pixels, but not floats."""
@@ -74,17 +67,6 @@ def test_normalized_floats_give_the_same_inputs_as_their_pixels(side: int | None
         InputError, match="data.augment.rand_augment=1: needs pixels, and the images are normalized float32; give 0"
     ):
         check_augmentation(Preprocess(augment=AugmentConfig(rand_augment=1)), (4, 4, 3), np.float32)
-
-
-def test_normalized_floats_train_equally_to_their_pixels():
-    source = table(3, np.uint8)
-    data = DataConfig(**{**vars(PLAIN), "mean": DataConfig().mean, "std": DataConfig().std})
-    floats = ((source.images / 255 - data.mean) / data.std).astype(np.float32)
-    normalized = ArrayTable(floats, source.labels, source.class_names, pixels="normalized")
-    unit = ArrayTable((source.images / 255).astype(np.float32), source.labels, source.class_names, pixels="unit")
-    expected = trained(source, data)
-    assert trained(unit, data) == expected
-    np.testing.assert_allclose(trained(normalized, data), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 5])
@@ -114,34 +96,6 @@ def test_files_of_sixteen_bits_train_equally_from_batches_and_from_the_devices(t
         train_table, _ = open_tables(data)
         sums[cache] = trained(train_table, data)
     assert sums["none"] == sums["device"]
-
-
-@pytest.mark.slow
-def test_arrays_of_sixteen_bits_train_equally_from_batches_and_from_the_devices(tmp_path: Path):
-    source = table(5)
-    arrays = {"images": source.images, "labels": source.labels}
-    splits = {f"{split}_{key}": array for split in ("train", "val") for key, array in arrays.items()}
-    np.savez(tmp_path / "a.npz", **splits)
-    opened, _ = open_tables(DataConfig(path=str(tmp_path / "a.npz"), image_size=SIZE, crop="whole"))
-    assert image_dtype(opened, PLAIN) == np.uint16
-    np.testing.assert_array_equal(opened.images, source.images)  # type: ignore[attr-defined]
-    sums = trained(opened, PLAIN)
-    assert sums == trained(opened, DataConfig(**{**vars(PLAIN), "cache": "device"}))
-    assert sums != trained(ArrayTable(source.images & 0xFF00, source.labels, source.class_names), PLAIN)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "augment", [{"pad": 2, "cutout": 3}, {"pad": 2, "border": "reflect", "erase": 1.0, "flip": True}]
-)
-def test_augmentation_is_the_same_in_sixteen_bits(augment: dict[str, Any]):
-    source = table(4, np.uint8)
-    outputs = []
-    for each in (source, widened(source)):
-        batch = random_batch(8)._replace(image=each.images[:8])
-        preprocess = Preprocess((0.5,), (0.25,), AugmentConfig(**{"flip": False, **augment}))
-        outputs.append(np.asarray(preprocess(batch, train=True, key=jax.random.key(3)).images))
-    np.testing.assert_allclose(outputs[1], outputs[0], atol=1e-6)
 
 
 def test_whitening_has_the_same_patch_moments_in_sixteen_bits():
