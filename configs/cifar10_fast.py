@@ -21,10 +21,8 @@ import numpy as np
 import optax
 from optax import contrib
 
-from jaxddp.choices import settings_of
 from jaxddp.config import Config, load
 from jaxddp.models.airbench import WHITENING, initialize_whitening, parameter_groups
-from jaxddp.optimizers.momentum import MomentumSettings
 
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
 """Number of training images of CIFAR-10, and number of epochs for which the first convolution's bias is trained."""
@@ -101,7 +99,7 @@ def muon(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransfo
         """Add to the update the change that scales the kernel to a root mean square norm of 1 per feature."""
         return update + kernel * (kernel.shape[-1] ** 0.5 / jnp.linalg.norm(kernel) - 1)
 
-    momentum = settings_of(config.optimizer, MomentumSettings).momentum
+    momentum = config.optimizer.momentum
     return optax.chain(
         contrib.scale_by_muon(ns_steps=3, beta=momentum, weight_dimension_numbers=dimension_numbers),
         optax.scale_by_learning_rate(learning_rate),

@@ -14,11 +14,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.choices import settings_of
 from jaxddp.config import Config, load
 from jaxddp.engine.parts.averages import Lookahead
-from jaxddp.models.airbench import AirbenchSettings, parameter_groups
-from jaxddp.optimizers.momentum import MomentumSettings
+from jaxddp.models.airbench import parameter_groups
 
 IMAGES, EPOCHS_OF_WHITENING_BIAS = 50_000, 3
 """Number of training images of CIFAR-10, and number of epochs for which the first convolution's bias is trained."""
@@ -51,8 +49,7 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
     # The head of this network has weights of variance 1 and divides by its number of inputs. The head in the paper has
     # smaller weights and divides by 9. The logits are equal. For equal updates of the logits, the learning rate here is
     # larger by the square of the ratio of the divisors.
-    width = settings_of(config.model, AirbenchSettings).width
-    head_factor = (4 * width / PAPERS_DIVISOR) ** 2
+    head_factor = (4 * config.model.width / PAPERS_DIVISOR) ** 2
     return optax.partition(
         {
             "convolution": sgd(config, learning_rate),
@@ -67,11 +64,10 @@ def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.Gradie
 
 def sgd(config: Config, learning_rate: optax.Schedule, factor: float = 1) -> optax.GradientTransformation:
     """Return SGD with `factor` times the learning rate. The weight decay does not depend on `factor`."""
-    sgd_settings = settings_of(config.optimizer, MomentumSettings)
-    momentum, nesterov = sgd_settings.momentum, sgd_settings.nesterov
+    settings = config.optimizer
     return optax.chain(
-        optax.add_decayed_weights(config.optimizer.weight_decay / factor),
-        optax.sgd(lambda step: factor * learning_rate(step), momentum, nesterov=nesterov),
+        optax.add_decayed_weights(settings.weight_decay / factor),
+        optax.sgd(lambda step: factor * learning_rate(step), settings.momentum, nesterov=settings.nesterov),
     )
 
 

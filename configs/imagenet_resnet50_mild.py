@@ -20,10 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxddp.choices import settings_of
 from jaxddp.config import Config, load
-from jaxddp.losses.bce import binary_cross_entropy
-from jaxddp.optimizers.momentum import MomentumSettings
+from jaxddp.losses import binary_cross_entropy
 
 HALF_LIFE = 100
 """Half-life of the average, in steps."""
@@ -67,9 +65,9 @@ def get_loss(config: Config) -> Callable[[jax.Array, jax.Array], jax.Array]:
 
 def get_optimizer(config: Config, learning_rate: optax.Schedule) -> optax.GradientTransformation:
     """Return SGD with weight decay that follows the schedule but does not depend on the peak of the learning rate."""
-    settings, momentum = config.optimizer, settings_of(config.optimizer, MomentumSettings)
+    settings = config.optimizer
     return optax.chain(
-        optax.trace(momentum.momentum, momentum.nesterov),
+        optax.trace(settings.momentum, settings.nesterov),
         optax.add_decayed_weights(settings.weight_decay / settings.learning_rate),
         optax.scale_by_learning_rate(learning_rate),
     )

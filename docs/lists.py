@@ -26,7 +26,7 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import format_option
 from jaxddp.core.ranges import Range
 from jaxddp.keys import SHORT
-from jaxddp.overrides import flatten, plain
+from jaxddp.overrides import flatten, notes, plain
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
 
 ROOT = Path(__file__).parents[1]
@@ -75,7 +75,8 @@ def _fields(tree: type, values: Any, prefix: str = "") -> Iterator[tuple[str, An
         if _is_tree(hints[field.name]):
             yield from _fields(hints[field.name], value, f"{prefix}{field.name}.")
         else:
-            yield prefix + field.name, hints[field.name], value, descriptions.get(field.name, "")
+            described = descriptions.get(field.name) or " ".join(notes(hints[field.name], str))
+            yield prefix + field.name, hints[field.name], value, described
 
 
 def _hints(tree: type) -> dict[str, Any]:
@@ -105,8 +106,7 @@ def _accepted_values(hint: Any) -> str:
     """Return a description of the values that a key of this type accepts."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        (bounds,) = (each for each in hint.__metadata__ if isinstance(each, Range))
-        return f"{_accepted_values(arguments[0])}, {bounds}"
+        return ", ".join([_accepted_values(arguments[0]), *map(str, notes(hint, Range))])
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin is tuple:
@@ -123,10 +123,7 @@ def _default(key: str, value: Any) -> str:
     by_value: dict[str, list[str]] = {}
     for kind in CHOICES:
         for name in kind.readers().get(key, ()):
-            settings = kind.settings(name)
-            assert settings is not None
-            (field,) = (field for field in dataclasses.fields(settings) if field.name == key.rpartition(".")[2])
-            text = "none" if field.default is dataclasses.MISSING else _as_text(field.default) or "none"
+            text = _as_text(kind.keys_read(name)[key].default) or "none"
             by_value.setdefault(text, []).append(f"`{name}`")
     if by_value:
         return "; ".join(f"{text} for {_few(names)}" for text, names in by_value.items())

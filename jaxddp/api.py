@@ -32,11 +32,11 @@ from jaxddp.engine.state import TrainState
 from jaxddp.inference.exports import export_program
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.job.environment import find_job
-from jaxddp.losses.bce import sigmoid_cross_entropy
-from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.models.resnet import ResNet, ResNetSettings, build
+from jaxddp.models.families import ResNetSettings
+from jaxddp.models.resnet import ResNet, build
 from jaxddp.notebook.arguments import (
     Epochs,
     changes_of_cadences,

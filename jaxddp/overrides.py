@@ -15,6 +15,7 @@ from jaxddp.core.ranges import Range, real_number
 from jaxddp.core.wording import nearest
 from jaxddp.keys import similar_keys
 
+T = TypeVar("T")
 _LONGEST_TEXT = 4096
 """The maximum length of a path."""
 _WORDS = {
@@ -96,6 +97,20 @@ def keys_of(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def is_tree(hint: Any) -> bool:
     """Return whether a type is a dataclass of keys, and not a single value."""
     return dataclasses.is_dataclass(hint) and hint is not Duration
+
+
+def notes(hint: Any, kind: type[T]) -> list[T]:
+    """Return the annotations of one kind in the type of a key: `Range`, `Requires`, or str, its description."""
+    if typing.get_origin(hint) not in (Annotated, typing.Union, types.UnionType):
+        return []
+    first, *more = typing.get_args(hint)
+    return [*(note for note in more if isinstance(note, kind)), *notes(first, kind)]
+
+
+def bare(hint: Any) -> Any:
+    """Return the type of a key without annotations and without None."""
+    is_wrapped = typing.get_origin(hint) in (Annotated, typing.Union, types.UnionType)
+    return bare(typing.get_args(hint)[0]) if is_wrapped else hint
 
 
 @functools.cache

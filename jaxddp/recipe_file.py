@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import replaced_hooks, settings_of_choices, without_unread
+from jaxddp.choices import keys_of_choices, replaced_hooks
 from jaxddp.core.errors import InputError, about, with_keys_of_file
 from jaxddp.core.wording import show
 from jaxddp.hooks import Hook, errors_name_line, hooks_of
@@ -95,7 +95,7 @@ class RecipeFile:
     def set_by_command(self, keys: Collection[str]) -> "RecipeFile":
         """Return the recipe for a command that sets keys. A key such as `optimizer.name` replaces the recipe's hook."""
         replaced = replaced_hooks(self.hooks, keys)
-        set_keys = frozenset() if replaced else self.set_keys - settings_of_choices(keys)
+        set_keys = frozenset() if replaced else self.set_keys - keys_of_choices(keys)
         return replace(self.without(replaced), set_keys=set_keys | frozenset(keys))
 
     def without(self, names: Collection[str]) -> "RecipeFile":
@@ -163,7 +163,7 @@ class _Reading:
         """
         named = replaced_hooks(self.hooks, keys)
         hooks = {name: hook for name, hook in self.hooks.items() if name not in named} | dict(own_hooks)
-        set_keys = frozenset(keys) | (frozenset() if named or own_hooks else self.set_keys - settings_of_choices(keys))
+        set_keys = frozenset(keys) | (frozenset() if named or own_hooks else self.set_keys - keys_of_choices(keys))
         # A recipe that loads this one begins with none of its keys set.
         config = replace(config)
         return RecipeFile(config, path, self.sources(), hooks, set_keys=set_keys, **fields)
@@ -238,7 +238,7 @@ def _read_run(path: Path) -> RecipeFile:
     entry, has_network = content.get("recipe") or {}, "model" in content
     if not entry:
         stored = StoredRecipe(has_network=has_network)
-        return RecipeFile(without_unread(config), path, RecipeSources(path.parent), stored=stored)
+        return RecipeFile(config, path, RecipeSources(path.parent), stored=stored)
     match entry:
         case {"file": str(file), "digest": str(digest), "hooks": [*names]}:
             pass
@@ -251,7 +251,7 @@ def _read_run(path: Path) -> RecipeFile:
     recipe = _read_file(copy)
     # A command may have replaced other hooks by naming a choice.
     recipe = recipe.without(recipe.hooks.keys() - {*names})
-    config, sources = without_unread(config, recipe.hooks), replace(recipe.sources, root=root.absolute())
+    sources = replace(recipe.sources, root=root.absolute())
     return replace(recipe, config=config, path=path, sources=sources, stored=StoredRecipe(digest, has_network))
 
 

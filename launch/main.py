@@ -26,7 +26,7 @@ from jaxddp.cluster.options import Launch
 from jaxddp.core.errors import JaxddpError, with_notes
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import abandon
-from jaxddp.optimizers.decay import decay_mask
+from jaxddp.kernels import BY_NAME
 
 
 def train(args: argparse.Namespace) -> None:
@@ -64,7 +64,7 @@ def train(args: argparse.Namespace) -> None:
 def make_optimizer(learning_rate: float) -> optax.GradientTransformation:
     """Return SGD with Nesterov momentum, and weight decay for kernels only."""
     return optax.chain(
-        optax.add_decayed_weights(1e-4, mask=decay_mask),
+        optax.add_decayed_weights(1e-4, mask=BY_NAME.mask),
         optax.sgd(learning_rate, momentum=0.9, nesterov=True),
     )
 

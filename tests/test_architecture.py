@@ -43,7 +43,7 @@ LAYERS = (
     Group(2, "data"),
     Group(3, "models platforms", "jax flax"),
     Group(3, "losses metrics", "jax optax"),
-    Group(3, "optimizers schedules", "jax optax"),
+    Group(3, "kernels optimizers schedules", "jax optax"),
     Group(3, "augment", "jax"),
     Group(3, "measure", "jax"),
     Group(4, "engine", "jax flax optax"),

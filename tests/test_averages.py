@@ -20,7 +20,7 @@ from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard
 from jaxddp.engine.parts.part import Part, measured_states
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
-from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.losses import softmax_cross_entropy
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 

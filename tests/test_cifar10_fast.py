@@ -24,7 +24,7 @@ from jaxddp.measure.cost import count_flops
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, parameter_groups, patch_moments, whitening_kernel
 from jaxddp.recipe_file import read_recipe
-from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.schedules import Steps, make_schedule
 from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_training import train as train_experiment

@@ -173,6 +173,8 @@ def values_of(hint: typing.Any) -> st.SearchStrategy:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Duration:
         return durations
+    if origin is typing.Annotated and args[0] not in (int, float):
+        return values_of(args[0])
     if origin is typing.Annotated:
         least, most = args[1].least, args[1].most
         if args[0] is int:

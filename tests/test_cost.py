@@ -32,7 +32,7 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.programs import Program
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.losses import cross_entropy
 from jaxddp.measure.cost import Cost, compile_with_cost, count_flops, peak
 from jaxddp.measure.memory import bytes_on_a_device
 from jaxddp.mesh import Topology

@@ -28,7 +28,7 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
 from jaxddp.inference.trained import TrainedRun
-from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.distillation import Distillation

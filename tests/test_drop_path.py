@@ -22,7 +22,7 @@ from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.losses import cross_entropy
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt
 from jaxddp.models.ops.layers import add_branch, branch_factors

@@ -29,9 +29,10 @@ from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.losses import cross_entropy
 from jaxddp.models.adapt import adapt
-from jaxddp.objectives.fixmatch import ADDED_METRICS, FixMatch, FixMatchSettings
+from jaxddp.objectives.choices import FixMatchSettings
+from jaxddp.objectives.fixmatch import ADDED_METRICS, FixMatch
 from jaxddp.setup.make_run import make_run
 
 LINEAR, NORMED = linear_model(), SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)

@@ -20,8 +20,7 @@ from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_local_step, make_train_step
-from jaxddp.losses.bce import sigmoid_cross_entropy
-from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.losses import cross_entropy, sigmoid_cross_entropy
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.jensen_shannon import JensenShannon, views_of
 

@@ -12,15 +12,14 @@ from pathlib import Path
 import pytest
 from support.data import random_table, write_arrays
 
-from jaxddp.choices import settings_of
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.optimizers.sgd import SgdSettings
 from jaxddp.overrides import flatten, keys_of, observed
 from jaxddp.recipe_file import RecipeFile, read_recipe
 from jaxddp.recipe_files.find_recipe import config_names
+from jaxddp.registry import OPTIMIZERS
 from jaxddp.setup.prepare import open_recipe
 from jaxddp.setup.recipe import Recipe
 from jaxddp.workdir.claim import Claim, claim
@@ -185,8 +184,8 @@ def test_an_observed_config_records_reads_and_nothing_else():
     assert read == {"optimizer.name", "model.weight_init", "data.augment.flip"}
     assert type(replace(config, seed=1).replace(seed=2)) is Config
     read.clear()
-    settings = settings_of(config.optimizer, SgdSettings)
-    assert not read and settings.momentum == 0 and read == {"optimizer.momentum"}
+    settings = OPTIMIZERS.settings(changed.optimizer)
+    assert not read and settings.momentum == 0.9 and read == {"optimizer.momentum"}
     for key, _ in keys_of(Config):
         attrgetter(key)(config)
     assert read == flatten(Config().to_dict()).keys()

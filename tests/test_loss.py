@@ -21,7 +21,7 @@ from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
-from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 

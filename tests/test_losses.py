@@ -21,9 +21,7 @@ from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
-from jaxddp.losses.bce import binary_cross_entropy
-from jaxddp.losses.cross_entropy import cross_entropy
-from jaxddp.losses.nll import negative_log_likelihood
+from jaxddp.losses import binary_cross_entropy, cross_entropy, negative_log_likelihood
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.recipe_file import read_recipe
@@ -171,7 +169,7 @@ def test_invalid_class_weights_raise_a_one_line_error(loss, message, monkeypatch
     from jaxddp.registry import LOSSES
 
     LOSSES.names()
-    monkeypatch.setitem(LOSSES._entries, "bare", lambda config: cross_entropy())
+    monkeypatch.setitem(LOSSES._added, "bare", lambda config: cross_entropy())
     with pytest.raises(InputError, match=message):
         configured_losses(config_of(**loss), LabelKind(len(COUNTS)), COUNTS, 16)
 

@@ -15,18 +15,15 @@ from flax import nnx, traverse_util
 from support.data import CLASSES, random_table
 from support.optimizers import config_of, make_optimizer, parameters, rates
 
-from jaxddp.choices import settings_of
 from jaxddp.config import Config, DataConfig, load
 from jaxddp.core.errors import InputError
+from jaxddp.kernels import BY_NAME, Kernel, Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.variables import trees_of
-from jaxddp.optimizers.decay import decay_mask
-from jaxddp.optimizers.kernels import BY_NAME, Kernel, Kernels
-from jaxddp.optimizers.sgd import SgdSettings
+from jaxddp.optimizers import Sgd
 from jaxddp.registry import MODELS, OPTIMIZERS
-from jaxddp.schedules.peak import at_batch_size, batch_factor, derivation
-from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.schedules import Steps, at_batch_size, batch_factor, derivation, make_schedule
 from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.recipe import make_objects
 from jaxddp.setup.user_objects import objects_of_arguments
@@ -140,9 +137,9 @@ def test_an_unknown_optimizer_gets_the_nearest_name_as_a_suggestion(name, neares
 
 
 def test_absent_settings_take_the_optimizers_defaults():
-    assert settings_of(Config().optimizer, SgdSettings) == SgdSettings(momentum=0.0, nesterov=False)
-    section = config_of(momentum=0.8, nesterov=True).optimizer
-    assert settings_of(section, SgdSettings) == SgdSettings(momentum=0.8, nesterov=True)
+    assert OPTIMIZERS.settings(config_of(name="sgd").optimizer) == Sgd(momentum=0.0, nesterov=False)
+    section = config_of(name="sgd", momentum=0.8, nesterov=True).optimizer
+    assert OPTIMIZERS.settings(section) == Sgd(momentum=0.8, nesterov=True)
     # SGD without momentum has no buffer.
     state = make_optimizer(config_of(name="sgd"), optax.constant_schedule(0.1)).init(parameters())
     assert all(leaf.ndim == 0 for leaf in jax.tree.leaves(state))
@@ -163,7 +160,7 @@ def test_a_run_of_more_steps_than_the_state_can_count_is_refused():
 
 
 def test_weight_decay_applies_to_kernels():
-    assert decay_mask(parameters()) == {
+    assert BY_NAME.mask(parameters()) == {
         "conv": {"kernel": True},
         "norm": {"scale": False, "bias": False},
         "head": {"kernel": True, "bias": False},

@@ -21,8 +21,8 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.engine.optimizer import compute_average, only_trained, thawing, with_factors
 from jaxddp.engine.parts.averages import ScheduleFreeAverage
+from jaxddp.kernels import BY_NAME
 from jaxddp.mesh import Topology
-from jaxddp.optimizers.decay import decay_mask
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.sections.layers import Layers
 from jaxddp.workdir.saved_state import restore_state
@@ -42,7 +42,7 @@ def float64():
 @pytest.mark.ci
 def test_lars_equals_the_lars_of_optax_with_decay_and_scaling_of_kernels_only(float64):
     config = config_of(name="lars", momentum=0.8, nesterov=False, weight_decay=0.05, trust_coefficient=0.02)
-    optimizer = optax.lars(rate, 0.05, decay_mask, 0.02, 0.0, decay_mask, 0.8, False)
+    optimizer = optax.lars(rate, 0.05, BY_NAME.mask, 0.02, 0.0, BY_NAME.mask, 0.8, False)
     assert_equal(updated(config, 5), by_optax(optimizer, 5))
 
 

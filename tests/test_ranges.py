@@ -16,13 +16,14 @@ from support.networks import linear_model
 from support.shared import sgd
 
 import jaxddp
+from jaxddp.choices import needs
 from jaxddp.cli import main
 from jaxddp.cluster.options import Launch
 from jaxddp.config import Config
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, format_option
 from jaxddp.core.ranges import Range
-from jaxddp.sections.dependent_keys import NEEDS
+from jaxddp.overrides import notes
 
 LONG = "x" * 3000
 """A text that is short enough for a path, and longer than a file name can be."""
@@ -40,12 +41,13 @@ def keys(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 HINTS = dict(keys(Config))
+NEEDS = needs(Config)
 
 
 def numbers(hint: Any) -> Iterator[Any]:
     """Yield the range of each number in a type, or None."""
-    if typing.get_origin(hint) is Annotated:
-        yield hint.__metadata__[0] if isinstance(hint.__metadata__[0], Range) else None
+    if typing.get_origin(hint) is Annotated and typing.get_args(hint)[0] in (int, float):
+        yield next(iter(notes(hint, Range)), None)
     elif hint in (int, float):
         yield None
     else:
@@ -163,8 +165,10 @@ def words_to_try(key: str) -> list[str]:
 def range_properties(hint: Any) -> Any:
     """Return the properties that distinguish ranges: the type, the open ends, and whether the range contains zero."""
     parts = typing.get_args(hint)
-    if typing.get_origin(hint) is Annotated:
+    if typing.get_origin(hint) is Annotated and isinstance(parts[1], Range):
         return parts[0], parts[1].above, parts[1].below, 0 in parts[1]
+    if typing.get_origin(hint) is Annotated:
+        return range_properties(parts[0])
     if typing.get_origin(hint) is typing.Literal or not parts:
         return typing.get_origin(hint) or hint
     return typing.get_origin(hint), *map(range_properties, parts)

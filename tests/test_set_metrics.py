@@ -23,8 +23,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.objective import compute_contributions, finish_metrics
-from jaxddp.metrics.average_precision import average_precision
-from jaxddp.metrics.calibration import CalibrationError
+from jaxddp.metrics import CalibrationError, average_precision
 from jaxddp.registry import LOGGERS, METRICS
 from jaxddp.setup.configured_metrics import with_user_metrics
 from jaxddp.training.evaluation import SetSums

@@ -30,7 +30,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.replicas import checksums
 from jaxddp.engine.sharded.sharded_state import sharded_axis
 from jaxddp.registry import OPTIMIZERS
-from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.schedules import Steps, make_schedule
 from jaxddp.setup.identity import checksum
 from jaxddp.training.checkpoints.manager import Checkpoints
 

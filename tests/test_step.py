@@ -23,9 +23,9 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.initial_state import create_state
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
-from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.losses import cross_entropy
 from jaxddp.mesh import AXIS
-from jaxddp.metrics.top_k import TopK
+from jaxddp.metrics import TopK
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench
 from jaxddp.models.resnet import BASIC, Architecture, ResNet, small_stem

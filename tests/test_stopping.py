@@ -21,7 +21,7 @@ from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import figure
 from jaxddp.engine.parts.configured import Plateau
-from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.losses import softmax_cross_entropy
 from jaxddp.reports.run_files import read_runs
 from jaxddp.reports.tables import run_table
 from jaxddp.sections.goal import Goal

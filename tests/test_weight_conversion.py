@@ -11,7 +11,7 @@ from jaxddp.api import prepare_training, train
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.exports import write_weights
-from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.losses import softmax_cross_entropy
 from jaxddp.models.published import PositionGrid
 from jaxddp.models.swin import Swin
 from jaxddp.models.variables import shapes_of

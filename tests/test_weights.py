@@ -17,7 +17,7 @@ from support.shared import adapted, sgd
 from jaxddp.api import export_weights, prepare_training, train
 from jaxddp.config import ModelConfig
 from jaxddp.core.errors import InputError
-from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.losses import softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build

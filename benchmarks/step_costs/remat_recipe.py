@@ -3,9 +3,7 @@
 import flax.linen as nn
 import jax
 
-from jaxddp.choices import settings_of
 from jaxddp.config import Config, load
-from jaxddp.models.resnet import ResNetSettings
 
 BLOCKS = 8
 
@@ -34,4 +32,4 @@ class Net(nn.Module):
 
 
 def get_model(config: Config, num_classes: int) -> Net:
-    return Net(settings_of(config.model, ResNetSettings).width, num_classes)
+    return Net(config.model.width, num_classes)

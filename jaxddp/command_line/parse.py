@@ -36,7 +36,7 @@ from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
 from jaxddp.core.ranges import real_number, whole_number
 from jaxddp.keys import HELP, SHORT, similar_keys
-from jaxddp.overrides import check_values, checked, flatten, is_tree, keys_of
+from jaxddp.overrides import check_values, checked, flatten, is_tree, keys_of, notes
 from jaxddp.recipe_file import RecipeFile, TakenSettings, read_recipe
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE, config_names, recipe_path
 from jaxddp.recipe_files.python_sources import RecipeSources
@@ -407,8 +407,8 @@ def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], pre
         if key in hidden:
             changed.append((name, tyro.conf.Suppress[hint], value))
         elif key in values:
-            value = values[key]
-            changed.append((name, hint, tuple(value) if isinstance(value, list) else value))
+            value, shown = values[key], tyro.conf.arg(help=" ".join(notes(hint, str)))
+            changed.append((name, Annotated[hint, shown], tuple(value) if isinstance(value, list) else value))
         elif is_tree(hint):
             part = _shown(value, values, hidden, f"{key}.")
             changed.append((name, type(part), part))

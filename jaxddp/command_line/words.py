@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxddp.core.errors import InputError, JaxddpError, Key, format_option, key_of_option
 from jaxddp.keys import SHORT
+from jaxddp.overrides import bare, keys_of
 from jaxddp.recipe_files.find_recipe import is_built_in, recipe_path
 
 CONFIG_OPTION = "--config"
@@ -36,15 +37,13 @@ def options_of(command: type) -> dict[str, Any]:
     """Return the type of each option of a command, by its key: "train.batch_size" for `--train.batch-size`."""
     import tyro
 
-    from jaxddp.overrides import keys_of
-
     keys = ((key.removeprefix("config."), hint) for key, hint in keys_of(command))
     return {key: hint for key, hint in keys if tyro.conf.Positional not in getattr(hint, "__metadata__", ())}
 
 
 def is_flag(hint: Any) -> bool:
     """Return whether an option of this type is a flag, which needs no value."""
-    return hint in (bool, bool | None)
+    return bare(hint) is bool
 
 
 def expand_short_forms(words: Sequence[str], options: Mapping[str, Any]) -> list[str]:

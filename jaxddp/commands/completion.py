@@ -123,7 +123,7 @@ def _values(key: str, hint: Any) -> list[str]:
     """Return the values of an option that can be listed: its choices, the names of a registry, true and false."""
     for registry in (*CHOICES, METRICS, AUGMENTATIONS, LOGGERS):
         if registry.key == key:
-            return sorted(registry.keys_read())
+            return registry.names()
     if is_flag(hint):
         return ["true", "false"]
     while typing.get_origin(hint) is not Literal:

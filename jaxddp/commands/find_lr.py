@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> int:
     options, file = parse_recipe(FindLr, "jaxddp find-lr", arguments)
     with doing(IMPORTING):
         import jaxddp.core.files as files
-        from jaxddp.schedules.peak import batch_factor
+        from jaxddp.schedules import batch_factor
         from jaxddp.setup.prepare import initialize, open_recipe
         from jaxddp.setup.rate_range import RateRange, config_of_test, find_rate
         from jaxddp.training.pictures import png, rate_figure

@@ -43,7 +43,7 @@ def run(arguments: list[str]) -> int:
     from jaxddp.workdir.claim import absolute_settings
 
     hidden, origins = unread_keys(file.config, file.hooks), _origins(file, *arguments)
-    values = absolute_settings(effective_settings(flatten(file.config.to_dict()), file.hooks))
+    values = absolute_settings(effective_settings(Config, flatten(file.config.to_dict()), file.hooks))
     hooks = {kind.key: file.hooks[kind.hook] for kind in CHOICES if kind.hook in file.hooks and kind is not SCHEDULES}
     shown = {key: (_typed(value), origins[key]) for key, value in values.items() if key not in hidden}
     shown |= {key: (f"{hook.function.__name__}()", str(hook.path)) for key, hook in hooks.items()}

@@ -34,8 +34,7 @@ from jaxddp.engine.initial_state import replace_by_weights
 from jaxddp.engine.predictions import LayerProgram, Pool, make_explain, make_features
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.predictions import Outcome, Predictions
-from jaxddp.losses.bce import sigmoid_cross_entropy
-from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.activations import HEAD, find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform

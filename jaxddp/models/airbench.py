@@ -8,7 +8,6 @@ trained. `initialize_whitening` initializes this convolution from images.
 import functools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -18,14 +17,10 @@ import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxddp.choices import settings_of
-from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.models.ops.batch_norm import BatchNorm
 from jaxddp.models.ops.operations import Operations
-from jaxddp.registry import MODELS
-from jaxddp.sections.model_section import Width
 
 WHITENING = "whiten"
 """The name of the first convolution: `kernel` [2, 2, C, 8 C] and `bias` [8 C]."""
@@ -177,21 +172,6 @@ class Airbench(nn.Module):
 
 def _convolve_fixed_kernel(images: jax.Array, kernel: jax.Array, *settings: Any, **more: Any) -> jax.Array:
     return lax.conv_general_dilated(images, lax.stop_gradient(kernel), *settings, **more)
-
-
-@dataclass(frozen=True)
-class AirbenchSettings:
-    """The keys of the config section `model` that this network reads."""
-
-    width: Width = 64
-    batch_norm: str = "local"
-
-
-@MODELS.add("airbench", AirbenchSettings)
-def _create(config: Config, num_classes: int) -> Airbench:
-    statistics, dtype = config.model.batch_statistics, config.train.precision or jnp.float32
-    width = settings_of(config.model, AirbenchSettings).width
-    return Airbench(num_classes, width, statistics.axis_name, statistics.group, dtype)
 
 
 EPSILON = 5e-4

@@ -4,8 +4,6 @@ Source: Liu et al. 2022, "A ConvNet for the 2020s" (arXiv:2201.03545). Parameter
 equal those of torchvision's `convnext_tiny` and `convnext_small`. timm's versions give the same logits.
 """
 
-import functools
-from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -13,14 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxddp.choices import settings_of
-from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
-from jaxddp.core.ranges import Decay
 from jaxddp.models.ops.layers import ModuleFactory, add_branch, branch_factors, convolutions, gelu
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.published import Naming, depth_of, naming
-from jaxddp.registry import MODELS
 
 STAGE_SIZES = {"convnext_tiny": (3, 3, 9, 3), "convnext_small": (3, 3, 27, 3)}
 """The number of blocks in each of the four stages."""
@@ -180,19 +174,3 @@ class ConvNeXt(nn.Module):
         x = jnp.mean(x, axis=(1, 2), dtype=head_dtype)
         x = nn.LayerNorm(name="norm", use_fast_variance=False, **wide)(x)
         return nn.Dense(self.num_classes, kernel_init=_kernel_init, name="head", **wide)(x)
-
-
-@dataclass(frozen=True)
-class ConvNeXtSettings:
-    """The keys of the config section `model` that this network reads."""
-
-    drop_path: Decay = 0.0
-
-
-def _create(name: str, config: Config, num_classes: int) -> ConvNeXt:
-    settings, precision = settings_of(config.model, ConvNeXtSettings), config.train.precision or jnp.float32
-    return ConvNeXt(STAGE_SIZES[name], num_classes, drop_path=settings.drop_path, dtype=precision)
-
-
-for name in STAGE_SIZES:
-    MODELS.add(name, ConvNeXtSettings)(functools.partial(_create, name))

@@ -5,18 +5,12 @@ Sources: Tan and Le 2019, "EfficientNet" (arXiv:1905.11946, table 1), and Tan an
 `efficientnet_b0` and `efficientnet_v2_s`.
 """
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import flax.linen as nn
-import jax.numpy as jnp
 
-from jaxddp.choices import settings_of
-from jaxddp.config import Config
-from jaxddp.core.ranges import Decay
-from jaxddp.models.inverted_residual import Block, InvertedResidualNetwork, InvertedResidualSizes
-from jaxddp.registry import MODELS
+from jaxddp.models.inverted_residual import Block, InvertedResidualSizes
 
 
 @dataclass(frozen=True)
@@ -80,29 +74,3 @@ ARCHITECTURES = {
         epsilon=1e-3,
     ),
 }
-
-
-@dataclass(frozen=True)
-class EfficientNetSettings:
-    """The keys of the config section `model` that this network reads."""
-
-    batch_norm: str = "local"
-    drop_path: Decay = 0.0
-    dropout: Decay = 0.0
-
-
-def _create(name: str, config: Config, num_classes: int) -> InvertedResidualNetwork:
-    settings, statistics = settings_of(config.model, EfficientNetSettings), config.model.batch_statistics
-    return InvertedResidualNetwork(
-        ARCHITECTURES[name],
-        num_classes,
-        settings.drop_path,
-        settings.dropout,
-        statistics.axis_name,
-        statistics.group,
-        config.train.precision or jnp.float32,
-    )
-
-
-for name in ARCHITECTURES:
-    MODELS.add(name, EfficientNetSettings)(functools.partial(_create, name))

@@ -15,12 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxddp.config import Config
 from jaxddp.models.ops.layers import ConvNorm, ModuleFactory, SqueezeExcitation, convolutions, nearest_multiple, norms
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS
-from jaxddp.registry import MODELS
 
 _STEM_FEATURES = 32
 _QUANTUM = 8
@@ -177,19 +175,3 @@ class RegNet(nn.Module):
         x = jnp.mean(x, axis=(1, 2), dtype=head_dtype)
         head_init = nn.initializers.normal(0.01)
         return nn.Dense(self.num_classes, True, head_dtype, self.param_dtype, kernel_init=head_init, name="fc")(x)
-
-
-@dataclass(frozen=True)
-class RegNetSettings:
-    """The keys of the config section `model` that this network reads."""
-
-    batch_norm: str = "local"
-
-
-def _create(name: str, config: Config, num_classes: int) -> RegNet:
-    statistics, dtype = config.model.batch_statistics, config.train.precision or jnp.float32
-    return RegNet(ARCHITECTURES[name], num_classes, statistics.axis_name, statistics.group, dtype)
-
-
-for name in ARCHITECTURES:
-    MODELS.add(name, RegNetSettings)(functools.partial(_create, name))

@@ -22,15 +22,13 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from jaxddp.choices import settings_of
-from jaxddp.config import Config, ModelConfig
+from jaxddp.config import ModelConfig
 from jaxddp.core.errors import InputError, Key
 from jaxddp.models.ops.layers import ModuleFactory, SqueezeExcitation, convolutions, nearest_multiple, norms
 from jaxddp.models.ops.operations import MaxPool, Operations
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init, lookup
 from jaxddp.registry import MODELS
-from jaxddp.sections.model_section import Stem, Width
 
 _LEAST_BLURRED_CHANNELS = 16
 _BLUR_WEIGHTS = (1, 2, 1)
@@ -380,26 +378,6 @@ class ResNet(nn.Module):
         return blurring(conv) if self.blur_pool else conv, norm
 
 
-@dataclass(frozen=True)
-class ResNetSettings:
-    """The keys of the config section `model` that this network reads."""
-
-    width: Width = 64
-    stem: Stem = "imagenet"
-    batch_norm: str = "local"
-    zero_init_last_scale: bool = True
-    shortcut_norm: bool = True
-    weight_init: str = "he_normal"
-    blur_pool: bool = False
-
-
-@dataclass(frozen=True)
-class ResNetDSettings(ResNetSettings):
-    """The keys that a ResNet-D reads."""
-
-    stem: Stem = "deep"
-
-
 def build(
     settings: ModelConfig, num_classes: int, dtype: DTypeLike = jnp.float32, param_dtype: DTypeLike = jnp.float32
 ) -> ResNet:
@@ -412,7 +390,7 @@ def build(
         InputError: a name or a dtype is unknown, or a number is not positive.
     """
     architecture = lookup("model", settings.name, {**ARCHITECTURES, **D_ARCHITECTURES})
-    options = settings_of(settings, ResNetDSettings if settings.name in D_ARCHITECTURES else ResNetSettings)
+    options = MODELS.settings(settings)
     check_groups(architecture, options.width)
     if num_classes < 1:
         raise InputError(f"{settings.name}: num_classes is {num_classes}; give a positive number")
@@ -441,13 +419,3 @@ def check_groups(architecture: Architecture, width: int) -> None:
         if width % step:
             problem = f": {width * convolution.expansion} features cannot be divided into {convolution.groups} groups"
             raise InputError(Key("model.width", width), problem, advice=f"give a multiple of {step}")
-
-
-def _create(name: str, config: Config, num_classes: int) -> ResNet:
-    return build(config.replace(model={"name": name}).model, num_classes, config.train.precision or jnp.float32)
-
-
-for name in ARCHITECTURES:
-    MODELS.add(name, ResNetSettings)(functools.partial(_create, name))
-for d_name in D_ARCHITECTURES:
-    MODELS.add(d_name, ResNetDSettings)(functools.partial(_create, d_name))

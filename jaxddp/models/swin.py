@@ -6,7 +6,6 @@ the same logits for images of 224 pixels.
 """
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import flax.linen as nn
@@ -15,13 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxddp.choices import settings_of
-from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
-from jaxddp.core.ranges import Decay
 from jaxddp.models.ops.layers import Attention, Mlp, add_branch, branch_factors, dense_init, patch_embedding
 from jaxddp.models.published import Naming, depth_of, naming
-from jaxddp.registry import MODELS
 
 _MASKED = -100.0
 """The number that torchvision and timm add to the score of a pair of tokens that must not attend to each other."""
@@ -267,19 +262,3 @@ class Swin(nn.Module):
         images = images[:, : height // _PATCH * _PATCH, : width // _PATCH * _PATCH]
         x = patch_embedding(self.width, _PATCH, **dtypes)(images)
         return _norm(name="patch_norm", **dtypes)(x)
-
-
-@dataclass(frozen=True)
-class SwinSettings:
-    """The keys of the config section `model` that this network reads."""
-
-    drop_path: Decay = 0.0
-
-
-def _create(name: str, config: Config, num_classes: int) -> Swin:
-    settings, precision = settings_of(config.model, SwinSettings), config.train.precision or jnp.float32
-    return Swin(STAGE_SIZES[name], num_classes, drop_path=settings.drop_path, dtype=precision)
-
-
-for name in STAGE_SIZES:
-    MODELS.add(name, SwinSettings)(functools.partial(_create, name))

@@ -6,7 +6,6 @@ branches of a block. Parameters, initial distributions and logits equal those of
 `vit_small_patch16_224` and `vit_base_patch16_224`, except that the bias of the patch embedding starts at zero.
 """
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxddp.choices import settings_of
-from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
-from jaxddp.core.ranges import Decay
 from jaxddp.models.ops.layers import Attention, Mlp, add_branch, branch_factors, dense_init, patch_embedding
 from jaxddp.models.published import Naming, PositionGrid, depth_of, naming
-from jaxddp.registry import MODELS
 
 
 @dataclass(frozen=True)
@@ -178,19 +173,3 @@ def check_patches(size: tuple[int, ...], patch: int) -> None:
             f"vit: images of {height}x{width} pixels are not whole patches of {patch}",
             advice=("give ", Key.plain("data.image_size", sizes)),
         )
-
-
-@dataclass(frozen=True)
-class ViTSettings:
-    """The keys of the config section `model` that this network reads."""
-
-    drop_path: Decay = 0.0
-
-
-def _create(name: str, config: Config, num_classes: int) -> ViT:
-    settings, precision = settings_of(config.model, ViTSettings), config.train.precision or jnp.float32
-    return ViT(SIZES[name], num_classes, settings.drop_path, precision)
-
-
-for name in SIZES:
-    MODELS.add(name, ViTSettings)(functools.partial(_create, name))

@@ -27,9 +27,9 @@ from jaxddp.inference.exports import write_weights
 from jaxddp.inference.run_evaluation import evaluate as evaluate_checkpoint
 from jaxddp.inference.trained import LayerPrograms, TrainedRun, restore_run
 from jaxddp.job.environment import find_job
-from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.losses import softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
-from jaxddp.metrics.top_k import TopK
+from jaxddp.metrics import TopK
 from jaxddp.models.variables import by_path
 from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.overrides import checked, plain

@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key, about, refused
-from jaxddp.core.ranges import Share
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.inference.trained import TrainedRun, restore_run
@@ -20,7 +18,6 @@ from jaxddp.mesh import Topology, device_axes
 from jaxddp.models.adapt import for_platform
 from jaxddp.overrides import checked
 from jaxddp.registry import OBJECTIVES
-from jaxddp.sections.objective_section import Temperature
 from jaxddp.setup.identity import checksum
 from jaxddp.setup.network_checks import reason_of_rejection
 from jaxddp.setup.recipe import Recipe
@@ -28,15 +25,6 @@ from jaxddp.workdir.signature import NORMALIZED, Signature
 
 _KEY = Key("objective.teacher")
 _TEACHER = (_KEY, ": ")
-
-
-@dataclass(frozen=True)
-class DistillationSettings:
-    """The keys of the config section `objective` that distillation reads."""
-
-    teacher: str | None = None
-    temperature: Temperature = 4.0
-    teacher_share: Share = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,15 +172,17 @@ def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: f
     """
     if not isinstance(teacher, TrainedRun):
         raise refused("teacher", teacher, "give what jaxddp.load_run returns")
-    types = get_type_hints(DistillationSettings, include_extras=True)
+    types = get_type_hints(OBJECTIVES.choice("distillation"), include_extras=True)
     values = {"temperature": temperature, "teacher_share": teacher_share}
     return Distillation(lambda: teacher, **{name: checked(value, types[name], name) for name, value in values.items()})
 
 
-@OBJECTIVES.add("distillation", DistillationSettings)
-def distillation_of(config: Config, topology: Topology) -> Distillation:
-    """Create a `Distillation` from the best checkpoint of a run. Raises: InputError if no teacher is set."""
-    settings = settings_of(config.objective, DistillationSettings)
+def distillation_of(settings: Any, config: Config, topology: Topology) -> Distillation:
+    """Create a `Distillation` from the best checkpoint of a run. Raises: InputError if no teacher is set.
+
+    Args:
+        settings: a `jaxddp.objectives.choices.DistillationSettings`.
+    """
     if (directory := settings.teacher) is None:
         raise InputError(_TEACHER, "distillation has no teacher", advice="give a run's work directory")
 

@@ -16,17 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
-from jaxddp.choices import settings_of
-from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
-from jaxddp.core.ranges import Factor, Share
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
-from jaxddp.losses.cross_entropy import softmax_cross_entropy
+from jaxddp.losses import softmax_cross_entropy
 from jaxddp.models.interface import takes_example_keys
-from jaxddp.registry import OBJECTIVES
-from jaxddp.sections.data_section import RandAugment, RandMagnitude
-from jaxddp.sections.objective_section import UNLABELLED_RATIO, Ratio
 
 ADDED_METRICS = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
 """The names of the added metrics: the two terms of the loss, and the share of unlabelled images with a pseudo-label."""
@@ -38,31 +32,14 @@ _WEAK, _STRONG = 0x7765616B, 0x7374726F
 
 
 @dataclass(frozen=True)
-class FixMatchSettings:
-    """The keys of the config section `objective` that FixMatch reads, with the paper's defaults.
+class FixMatch:
+    """Creates the FixMatch objective from the supervised objective and its settings.
 
-    `unlabelled_ratio` is the number of unlabelled images for each labelled one in a batch.
+    Attributes:
+        settings: a `jaxddp.objectives.choices.FixMatchSettings`.
     """
 
-    unlabelled_ratio: Ratio = UNLABELLED_RATIO
-    unlabelled_weight: Factor = 1.0
-    threshold: Share = 0.95
-    strong_rand_augment: RandAugment = 2
-    strong_rand_magnitude: RandMagnitude = 10.0
-    strong_cutout: Share = 0.5
-
-
-@OBJECTIVES.add("fixmatch", FixMatchSettings)
-def fixmatch_from(config: Config, topology: Any) -> "FixMatch":
-    """Create FixMatch with the config's settings."""
-    return FixMatch(settings_of(config.objective, FixMatchSettings))
-
-
-@dataclass(frozen=True)
-class FixMatch:
-    """Creates the FixMatch objective from the supervised objective and these settings."""
-
-    settings: FixMatchSettings
+    settings: Any
 
     def __call__(self, supervised: Objective) -> TrainObjective:
         """Return the objective.
@@ -112,7 +89,7 @@ class _FixMatchObjective:
     """The FixMatch objective, a `jaxddp.engine.objective.TrainObjective`."""
 
     supervised: Objective
-    settings: FixMatchSettings
+    settings: Any
 
     @property
     def weak(self) -> Preprocess:

@@ -15,33 +15,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.choices import settings_of
-from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
-from jaxddp.core.ranges import Factor
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
 from jaxddp.models.interface import takes_example_keys
-from jaxddp.registry import OBJECTIVES
 
 VIEWS = 3
 
 _NAME = Key.plain("objective.name", "jensen_shannon")
 # Folded into the run's key for the random numbers of the network in the second and the third view.
 _VIEW = 0x6A73
-
-
-@dataclass(frozen=True)
-class JensenShannonSettings:
-    """The keys of the config section `objective` that this objective reads, with the paper's default."""
-
-    consistency_weight: Factor = 12.0
-
-
-@OBJECTIVES.add("jensen_shannon", JensenShannonSettings)
-def jensen_shannon_from(config: Config, topology: Any) -> "JensenShannon":
-    """Create the objective with the config's settings."""
-    return JensenShannon(settings_of(config.objective, JensenShannonSettings).consistency_weight)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Count, HeldOut, Range, Seed, Share
 from jaxddp.overrides import check_values, names_of
+from jaxddp.registry import Requires
 
 Pixels = Annotated[int, Range(1, 10_000)]
 Padding = Annotated[int, Range(0, 10_000)]
@@ -15,6 +16,8 @@ RandMagnitude = Annotated[float, Range(0, 10)]
 Repeats = Annotated[int, Range(1, 100)]
 Strength = Annotated[float, Range(0, 1000)]
 Spread = Annotated[float, Range(1e-6, 1)]
+UNLABELLED_RATIO = 7
+"""The default number of unlabelled images for each labelled one, for all objectives that read unlabelled images."""
 PROCESS = "{process}"
 """The text that stands for the number of a process."""
 PLACE_KEYS = ("path", "train", "val", "data_dir", "manifest")
@@ -40,17 +43,17 @@ class AugmentConfig:
     so on."""
     pad: Padding = 0
     """Pad each side by this many pixels, then take a random crop of the original size."""
-    border: Literal["black", "reflect"] = "black"
+    border: Annotated[Literal["black", "reflect"], Requires("data.augment.pad")] = "black"
     """Pixels that `pad` adds: black pixels, or a reflection of the image at its edges."""
     rand_augment: RandAugment = 0
     """Number of RandAugment layers, each of which applies one operation; 0 for none."""
-    rand_magnitude: RandMagnitude = 9.0
+    rand_magnitude: Annotated[RandMagnitude, Requires("data.augment.rand_augment")] = 9.0
     """Strength of the RandAugment operations, from 0 to 10."""
-    rand_deviation: RandMagnitude = 0.0
+    rand_deviation: Annotated[RandMagnitude, Requires("data.augment.rand_augment")] = 0.0
     """Standard deviation of the strength, which is then drawn for each operation; 0 for a fixed strength."""
-    rand_probability: Share = 1.0
+    rand_probability: Annotated[Share, Requires("data.augment.rand_augment")] = 1.0
     """Probability with which each RandAugment layer applies its operation."""
-    rand_operations: Literal["paper", "timm"] = "paper"
+    rand_operations: Annotated[Literal["paper", "timm"], Requires("data.augment.rand_augment")] = "paper"
     """Operations of RandAugment and their ranges: the 14 of the paper, or the 15 of timm's "rand-m9-inc1"."""
     policy: str | None = None
     """Name of a policy, which draws operations for each image: TrivialAugment, AutoAugment, AugMix or 3-Augment. If
@@ -62,9 +65,9 @@ class AugmentConfig:
     """Side of a black square at a random position, in pixels; 0 for none."""
     erase: Share = 0.0
     """Probability that a random rectangle is filled."""
-    erase_area: tuple[Share, Share] = (0.02, 0.4)
+    erase_area: Annotated[tuple[Share, Share], Requires("data.augment.erase")] = (0.02, 0.4)
     """Smallest and largest fraction of the image's area that `erase` fills."""
-    erase_fill: Literal["mean", "noise"] = "mean"
+    erase_fill: Annotated[Literal["mean", "noise"], Requires("data.augment.erase")] = "mean"
     """Pixels that `erase` writes: the mean color, or normal noise in each pixel."""
     mixup: Strength = 0.0
     """Alpha of the Beta distribution of the weight with which mixup blends each image with another one; 0 for none."""
@@ -123,7 +126,7 @@ class DataConfig:
     crop: Literal["random_area", "whole"] = "random_area"
     """Training crops: a random area resized to `image_size`, or the whole image (for small images; see
     `augment.pad`)."""
-    crop_area: tuple[Share, Share] = (0.08, 1.0)
+    crop_area: Annotated[tuple[Share, Share], Requires("data.crop", ("random_area",))] = (0.08, 1.0)
     """Smallest and largest fraction of the image's area that a random crop covers."""
     mean: tuple[Share, ...] = (0.485, 0.456, 0.406)
     """Mean of each channel, or one mean for all, for pixel values between 0 and 1."""
@@ -168,18 +171,18 @@ class DataConfig:
     verify: Literal["first", "manifest", "never"] = "first"
     """"first" decodes each file completely before its first use, unless an earlier run or `jaxddp data check` decoded
     it. "manifest" also compares the SHA-256 of each file with `manifest` on every read. "never" skips both checks."""
-    manifest: str | None = None
+    manifest: Annotated[str, Requires("data.verify", ("manifest",))] | None = None
     """Manifest that `jaxddp data check` wrote. If None, the file of the default name, in the working directory or
     beside the data."""
     bad_images: Literal["fail", "substitute"] = "fail"
     """Handling of a training image that cannot be used: "fail" ends the run; "substitute" uses another image of the
     same class and counts it."""
-    max_bad_images: Share = 0.001
+    max_bad_images: Annotated[Share, Requires("data.bad_images", ("substitute",))] = 0.001
     """Largest fraction of an epoch's images that may be substituted. It is rounded to a whole number of images, at
     least one."""
     labels_per_class: Count | None = None
     """Use the labels of only this many examples of each class for training."""
-    labels_seed: Seed = 0
+    labels_seed: Annotated[Seed, Requires("data.labels_per_class")] = 0
     """Seed that chooses the examples of `labels_per_class`."""
     unlabelled: str | None = None
     """Images without labels, for objectives that use them: "train" for all training images, a folder of images, or
@@ -187,11 +190,11 @@ class DataConfig:
     grow_from: Pixels | None = None
     """Progressive resizing: training begins with images of this side, which grows to `image_size`. If None, all images
     have `image_size`."""
-    grow_start: Duration = field(default_factory=lambda: Duration.parse("0 steps"))
+    grow_start: Annotated[Duration, Requires("data.grow_from")] = Duration.parse("0 steps")
     """When the images begin to grow. Their side then grows linearly with the step."""
-    grow_end: Duration = field(default_factory=lambda: Duration.parse("80%"))
+    grow_end: Annotated[Duration, Requires("data.grow_from")] = Duration.parse("80%")
     """When the images reach `image_size`."""
-    grow_by: Pixels = 32
+    grow_by: Annotated[Pixels, Requires("data.grow_from")] = 32
     """Between `grow_from` and `image_size`, the side is rounded to a multiple of this. The step is compiled once for
     each side."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)

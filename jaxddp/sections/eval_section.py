@@ -1,6 +1,6 @@
 """The `eval` and `checkpoint` sections of a config: the validations of a run, and the checkpoints that it keeps."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from jaxddp.core.duration import Duration
@@ -17,7 +17,7 @@ Views = Literal["one", "mirror", "mirror_translate"]
 class EvalConfig:
     """The validations of the run."""
 
-    every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
+    every: Duration = Duration.parse("1 epoch")
     """How often to validate. The run is also validated at its end. "0 steps" disables validation."""
     batch_size: BatchSize = 256
     """Global batch size of validation. It does not affect the metrics."""
@@ -39,7 +39,7 @@ class CheckpointConfig:
     """The checkpoints that a run keeps: the last `keep` and the best one. Predict, export and serve use the best one
     by default."""
 
-    every: Duration = field(default_factory=lambda: Duration.parse("1 epoch"))
+    every: Duration = Duration.parse("1 epoch")
     """How often to save a checkpoint. The run also saves one at its end."""
     keep: Period = 2
     """Number of recent checkpoints to keep."""

@@ -1,6 +1,6 @@
 """The `log` section of a config: the loggers of a run, and the values that they log."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated
 
@@ -8,6 +8,7 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Range
 from jaxddp.overrides import names_of
+from jaxddp.registry import Requires
 from jaxddp.sections.layers import assignments
 
 ShownImages = Annotated[int, Range(0, 256)]
@@ -19,7 +20,7 @@ _TRACKERS = ("wandb", "mlflow")
 class LogConfig:
     """The loggers of the run, and the values that they log."""
 
-    every: Duration = field(default_factory=lambda: Duration.parse("50 steps"))
+    every: Duration = Duration.parse("50 steps")
     """How often to log the metrics of training."""
     to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
     """Loggers by name. "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from metrics.jsonl,
@@ -33,10 +34,10 @@ class LogConfig:
     """Name of the run for "wandb" and "mlflow". If None, WANDB_NAME, else the name of the work directory."""
     config: tuple[str, ...] = ()
     """Further values that "wandb" and "mlflow" record with the config: "note=baseline,fold=3"."""
-    images: ShownImages | None = None
+    images: Annotated[ShownImages, Requires("log.to", ("tensorboard", "wandb", "mlflow"))] | None = None
     """Number of validation images whose predictions "wandb", "mlflow" and "tensorboard" show. If None, 16 with "wandb"
     or "mlflow", otherwise none."""
-    guard_formulas: bool = False
+    guard_formulas: Annotated[bool, Requires("log.to", ("confusion",))] = False
     """In confusion.csv, put an apostrophe before class names that a spreadsheet would read as a formula, because
     they begin with =, +, -, @, a tab or a line break."""
     gradient_norm: bool = False

@@ -8,16 +8,18 @@ from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Positive, real_number
 from jaxddp.core.wording import show
 from jaxddp.overrides import checked
+from jaxddp.registry import LOSSES
 
 BALANCED: Literal["balanced"] = "balanced"
 
 
 @dataclass(frozen=True)
+@LOSSES.complete
 class LossConfig:
     """The loss function and the weights of classes."""
 
     name: str = "cross_entropy"
-    """Name of a loss in jaxddp/losses/: "cross_entropy", "nll" (for log-probabilities) or "bce" (one binary decision
+    """Name of a loss in jaxddp/losses.py: "cross_entropy", "nll" (for log-probabilities) or "bce" (one binary decision
     per class)."""
     class_weights: str | None = None
     """Weight of each class in the loss, in training and evaluation: "1,4,0.5" lists one positive number per class;

@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Any
 
 from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import Key, about
-from jaxddp.core.ranges import Decay, Range
 from jaxddp.overrides import names_of
+from jaxddp.registry import MODELS
 from jaxddp.sections.layers import Layers, assignments
 from jaxddp.weight_init import WeightInit
 
@@ -16,15 +16,10 @@ NETWORK_KEYS = ("name", "width", "stem", "shortcut_norm", "blur_pool")
 """The keys of `model` that determine a network's arrays and its output."""
 
 
-Width = Annotated[int, Range(1, 4096)]
-Stem = Literal["imagenet", "small", "deep"]
-
-
 @dataclass(frozen=True)
+@MODELS.complete
 class ModelConfig:
     """The network, and the weights that it starts from."""
-
-    # A key that only some networks read is None by default; each of these networks has its own default.
 
     name: str = "resnet50"
     """Name of a network in jaxddp/models/. An unknown name is an error that lists all names."""
@@ -36,20 +31,6 @@ class ModelConfig:
     head for another number of classes is not loaded."""
     offline: bool = False
     """Do not fetch `weights`. They must be on this machine, because an earlier run fetched them."""
-    width: Width | None = None
-    """ResNets and airbench: number of features of the first stage; all other stages are multiples of it."""
-    stem: Stem | None = None
-    """ResNets: "imagenet" is a 7x7 convolution of stride 2 and a max-pool; "small" is one 3x3 convolution, for images
-    of about 32 pixels; "deep" has three 3x3 convolutions in place of the 7x7 one, as in ResNet-D."""
-    batch_norm: str | None = None
-    """The images that batch norm normalizes together in training: "local", each device's part of the batch; "sync", the
-    global batch; "ghost:K", every K consecutive images, with the same result on any number of devices."""
-    drop_path: Decay | None = None
-    """ViTs, Swin Transformers, ConvNeXts and EfficientNets: stochastic depth. The probability that an example skips a
-    block grows linearly, from 0 at the first block to this value at the last. In EfficientNets it is this value * i / n
-    at block i of n, counted from 0."""
-    dropout: Decay | None = None
-    """EfficientNets and MobileNets: the probability that training sets an input of the last layer to zero."""
     freeze: str | None = None
     """Layers that are not trained, by the beginning of their names: "conv1,layer1", or "all but fc" for a linear probe.
     Their batch norms use the running statistics and do not change them."""
@@ -59,21 +40,14 @@ class ModelConfig:
     unfreeze: tuple[str, ...] = ()
     """Layers that are trained only after a part of the run: "layer4=1 epoch,layer3=20%". Their batch norms use the
     running statistics throughout and do not change them."""
-    weight_init: str | None = None
-    """ResNets: initialization of the convolutions' kernels. "he_", "xavier_" (or "glorot_") or "lecun_" followed by
-    "normal" or "uniform"; or "orthogonal", "zeros", "normal(0.02)" or "truncated_normal(0.02)" with a standard
-    deviation (by default 0.01; truncated at two standard deviations). The kernel of the head always has
-    normal(0.01)."""
-    zero_init_last_scale: bool | None = None
-    """ResNets: start each block as the identity, with zero scales in its last batch norm."""
-    shortcut_norm: bool | None = None
-    """ResNets: whether batch norm follows the 1x1 convolutions of shortcuts; otherwise the convolutions have a bias."""
-    blur_pool: bool | None = None
-    """ResNets: blur the input of strided convolutions with 16 channels or more, so that the output depends less on
-    small shifts of the image."""
     cpu_convolutions: bool = True
     """On CPUs, compute the depthwise and grouped convolutions (`nn.Conv` with `feature_group_count`) of a recipe's own
     network as sums and products of matrices, which is many times faster. The results are equal to rounding."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, key: str) -> Any:
+            """Return the value of a setting of a choice; see `Registry.complete`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unfreeze", names_of(self.unfreeze))

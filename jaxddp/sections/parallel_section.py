@@ -1,10 +1,11 @@
 """The `parallel` section of a config: the devices of a run, and the time limits of a job."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from jaxddp.core.duration import Duration
 from jaxddp.core.ranges import CpuDevices, Devices, Range, Seconds
+from jaxddp.registry import Requires
 from jaxddp.shares import Shares
 
 
@@ -22,7 +23,7 @@ class ParallelConfig:
     shard_optimizer: bool = False
     """Divide the parameters and the optimizer's state among the devices between two steps (ZeRO stages 1 and 2). Each
     device updates its slices, which saves memory. Gradients are the same up to rounding."""
-    groups: Annotated[int, Range(2, 100_000)] | None = None
+    groups: Annotated[int, Range(2, 100_000), Requires("train.sync_every")] | None = None
     """Number of groups of devices that average their parameters every `train.sync_every`. If None, each process is a
     group."""
     shares: str | None = None
@@ -33,7 +34,7 @@ class ParallelConfig:
     fixed order. This is slower."""
     xla_options: tuple[str, ...] = ()
     """XLA options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compilation.py."""
-    check_replicas: Duration = field(default_factory=lambda: Duration.parse("1000 steps"))
+    check_replicas: Duration = Duration.parse("1000 steps")
     """How often to compare the states of all devices. They are also compared before each checkpoint. "0 steps" disables
     the check."""
     self_test: Literal["auto", "always", "never"] = "auto"

@@ -9,10 +9,10 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
 from jaxddp.engine.optimizer import only_trained, thawing, with_factors
 from jaxddp.engine.parts.guard import GradientNorm
+from jaxddp.kernels import Kernels
 from jaxddp.models.adapt import with_frozen_norms
 from jaxddp.models.interface import Model, name_of
 from jaxddp.models.variables import PARAMS, parameter_names
-from jaxddp.optimizers.kernels import Kernels
 from jaxddp.sections.layers import Layers, has_prefix, longest_match
 from jaxddp.setup.recipe import Recipe
 from jaxddp.weights.match import Shapes
@@ -25,7 +25,7 @@ def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:
 
     The norm by which gradients are clipped counts the layers that a step trains.
 
-    Weight decay per layer is part of the optimizer; see `jaxddp.optimizers.decay`.
+    Weight decay per layer is part of the optimizer; see `jaxddp.kernels`.
 
     Args:
         shapes: the shapes of the network's arrays, by path.

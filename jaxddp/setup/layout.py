@@ -16,7 +16,7 @@ from jaxddp.data.united import class_counts, own_part
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.mesh import Topology
-from jaxddp.schedules.warmup import Steps
+from jaxddp.schedules import Steps
 from jaxddp.training.plan import Plan
 
 ImageShape = tuple[int, int, int]

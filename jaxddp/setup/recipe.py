@@ -32,16 +32,15 @@ from jaxddp.engine.objective import (
 )
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.part import Part
+from jaxddp.kernels import BY_NAME, Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, with_cpu_convolutions
 from jaxddp.models.interface import Model
-from jaxddp.optimizers.kernels import BY_NAME, Kernels
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.registry import MODELS, OBJECTIVES, OPTIMIZERS
-from jaxddp.schedules.peak import at_batch_size
-from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.schedules import Steps, at_batch_size, make_schedule
+from jaxddp.sections.data_section import UNLABELLED_RATIO
 from jaxddp.sections.goal import VAL_EMA, Goal
-from jaxddp.sections.objective_section import UNLABELLED_RATIO
 from jaxddp.setup.configured_losses import configured_losses
 from jaxddp.setup.configured_metrics import configured_metrics, with_user_metrics
 from jaxddp.setup.feed import Feed

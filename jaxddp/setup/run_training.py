@@ -13,7 +13,7 @@ from jaxddp.core.phases import phase
 from jaxddp.engine.state import TrainState
 from jaxddp.job.environment import report_work
 from jaxddp.recipe_file import RUN_ID
-from jaxddp.schedules.peak import derivation
+from jaxddp.schedules import derivation
 from jaxddp.setup.configured_metrics import check_requested_metrics
 from jaxddp.setup.identity import objective_fingerprints
 from jaxddp.setup.make_run import make_run

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import CHOICES, DECIDING_KEYS, NAMES, effective_settings
+from jaxddp.choices import CHOICES, NAMES, effective_settings, needs
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key, Option
 from jaxddp.core.peers import ALONE, Peers
@@ -172,7 +172,7 @@ def check_evaluation(directory: Path, config: Config) -> None:
     saved = _read(path) if path.exists() else {}
     if "model" not in saved:
         return
-    of_run, of_config = (effective_settings(flatten(each)) for each in (saved, config.to_dict()))
+    of_run, of_config = (effective_settings(Config, flatten(each)) for each in (saved, config.to_dict()))
     for key in EVALUATION_KEYS:
         if of_run.get(key) != of_config[key]:
             raise InputError(
@@ -191,8 +191,8 @@ def _replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: Collection[str], peers: Peers) -> None:
-    saved_keys, now = flatten(saved), effective_settings(flatten(record), hooks)
-    before = effective_settings(saved_keys, hooks)
+    saved_keys, now = flatten(saved), effective_settings(Config, flatten(record), hooks)
+    before = effective_settings(Config, saved_keys, hooks)
     written, release = before.get("objects.jax"), now.get("objects.jax")
     if None not in (written, release) and written != release:
         # The digests depend on the release of JAX, so they are not compared. The names of the objects are compared:
@@ -214,11 +214,10 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
         verb, where = ("replaces", "") if kind.hook in had else ("replaced", " in the run")
         problem = f" {verb} {kind.hook} of the recipe{where}"
         raise InputError(f"{path}: ", Key(kind.key), problem, advice=_RECIPE_ADVICE)
+    needed = {need.key for need in needs(Config).values()}
     # Some keys determine the values of other keys, and the precision is a part of a model. The error names such a key
     # rather than one that changes with it.
-    for key in sorted(
-        changed, key=lambda key: (key not in NAMES, key not in DECIDING_KEYS, key.startswith("objects."))
-    ):
+    for key in sorted(changed, key=lambda key: (key not in NAMES, key not in needed, key.startswith("objects."))):
         if key not in MAY_CHANGE:
             continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
             raise InputError(f"{path}: ", Key(key), f" {changed[key]}", advice=(_RECIPE_ADVICE, continuation))

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.choices import without_unread
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Option
 from jaxddp.core.ranges import Range
@@ -244,8 +243,7 @@ def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
     images = _images(place, config.data)
     changes = {"data": {key: getattr(images, key) for key in (*IMAGE_KEYS, *RESIZING_KEYS)}}
     if "model" in content and ("get_model" in (content.get("recipe") or {}).get("hooks", ())) == own_network:
-        model = config.model if own_network else without_unread(config).model
-        changes["model"] = {key: getattr(model, key) for key in NETWORK_KEYS}
+        changes["model"] = {key: getattr(config.model, key) for key in NETWORK_KEYS}
     return plain(changes)
 
 

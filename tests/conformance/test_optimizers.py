@@ -36,9 +36,9 @@ from support.runs import setup_of, train
 from jaxddp.config import Config
 from jaxddp.core.errors import Preempted
 from jaxddp.engine.optimizer import only_trained, with_factors
-from jaxddp.optimizers.decay import decay_mask
+from jaxddp.kernels import BY_NAME
 from jaxddp.registry import OPTIMIZERS, SCHEDULES
-from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.schedules import Steps, make_schedule
 from jaxddp.sections.layers import Layers
 from jaxddp.training.checkpoints.manager import Checkpoints
 
@@ -118,7 +118,7 @@ def muon(steps: int) -> dict:
 
 def schedule_free(steps: int) -> dict:
     """Optax's schedule-free AdamW, with weight decay of kernels."""
-    step = optax.adamw(rate, b1=0.0, b2=0.98, weight_decay=0.05, mask=decay_mask)
+    step = optax.adamw(rate, b1=0.0, b2=0.98, weight_decay=0.05, mask=BY_NAME.mask)
     return by_optax(contrib.schedule_free(step, rate, b1=0.8), steps)
 
 

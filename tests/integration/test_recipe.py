@@ -23,7 +23,7 @@ import sys
 import jaxddp, mine
 import numpy as np
 from jaxddp.config import load
-from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.schedules import Steps, make_schedule
 
 config = load("mine.py")
 arrays = np.load(sys.argv[1])

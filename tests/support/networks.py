@@ -15,9 +15,9 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
-from jaxddp.metrics.top_k import TopK
+from jaxddp.metrics import TopK
 from jaxddp.models import convnext, efficientnet, mobilenet, regnet, resnet, swin, vit
 from jaxddp.models.inverted_residual import InvertedResidualSizes
 from support.data import CLASSES

@@ -8,7 +8,7 @@ import optax
 from jaxddp.config import Config
 from jaxddp.models.variables import with_frozen, without_frozen
 from jaxddp.registry import OPTIMIZERS
-from jaxddp.schedules.warmup import Steps, make_schedule
+from jaxddp.schedules import Steps, make_schedule
 from jaxddp.sections.layers import NO_LAYERS
 
 LONGEST = 300

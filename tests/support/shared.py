@@ -12,7 +12,7 @@ from typing import Any
 import optax
 
 from jaxddp.engine.example_loss import example_loss
-from jaxddp.losses.cross_entropy import cross_entropy
+from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.setup.compiled_programs import CompiledPrograms

@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.choices import settings_of
 from jaxddp.config import Config
 from jaxddp.core.ranges import HeldOut, Period, Share
 from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.overrides import check_values
-from jaxddp.schedules.constant import PlateauSettings
+from jaxddp.registry import SCHEDULES
 
 _THRESHOLD = 1e-4
 
@@ -80,7 +79,7 @@ def configured_parts(config: Config, total_steps: int) -> tuple[Part, ...]:
     if settings.ema is not None:
         parts.append(ParameterAverage(settings.ema, every=settings.ema_every, warmup=settings.ema_warmup))
     if config.optimizer.schedule == "plateau":
-        plateau = settings_of(config.optimizer, PlateauSettings)
+        plateau = SCHEDULES.settings(config.optimizer)
         parts.append(Plateau(plateau.plateau_factor, plateau.plateau_patience, plateau.end_factor))
     if settings.max_bad_steps or settings.precision == "float16":
         parts.append(Guard())

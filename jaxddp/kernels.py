@@ -10,9 +10,15 @@ import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
+from jaxddp.sections.layers import longest_match
+
+if TYPE_CHECKING:
+    import jax
+    import optax
+
+    from jaxddp.config import Config
 
 Shape = tuple[int, ...]
 _POSITION = re.compile("(^|_)pos(_|emb|ition|$)|Pos(Emb|ition)")
@@ -56,20 +62,80 @@ class Kernels:
 
     def map(self, function: Callable[..., Any], params: Any, *trees: Any) -> Any:
         """Return a tree of `function(kernel, param, …)`, where `kernel` is None for parameters that are no kernels."""
+        import jax
+
         return jax.tree_util.tree_map_with_path(
             lambda path, param, *others: function(self.get(name_of(path), param.shape), param, *others), params, *trees
         )
 
     def mask(self, params: Any) -> Any:
-        """Return a tree of bool, True for each kernel."""
+        """Return a tree of bool, True for each kernel.
+
+        Kernels have weight decay. Biases and scales have none (He et al. 2018, arXiv:1812.01187, section 3.1). As in
+        timm, class tokens and position embeddings have none either.
+        """
         return self.map(lambda kernel, param: kernel is not None, params)
 
 
 BY_NAME = Kernels()
+"""The kernels by the names and shapes of parameters alone."""
+
+
+def add_decay(config: "Config", kernels: Kernels) -> "optax.GradientTransformation":
+    """Return a transformation that adds weight decay to the updates of kernels.
+
+    `optimizer.groups` may set the decay of a layer's kernel. Other kernels have the decay `optimizer.weight_decay`.
+    """
+    import jax
+    import optax
+
+    default, by_layer = config.optimizer.weight_decay, config.optimizer.layer_settings.decays
+    if not by_layer:
+        return optax.add_decayed_weights(default, mask=kernels.mask)
+
+    def add(path: Any, update: jax.Array, param: jax.Array) -> jax.Array:
+        name = name_of(path)
+        decay = longest_match(by_layer, name, default) if kernels.get(name, param.shape) else 0.0
+        return update + decay * param if decay else update
+
+    return optax.stateless(lambda updates, params: jax.tree_util.tree_map_with_path(add, updates, params))
+
+
+def scale_kernels(kernels: Kernels, coefficient: float = 1.0, epsilon: float = 0.0) -> "optax.GradientTransformation":
+    """Return a transformation that multiplies each kernel's update by `coefficient` * |kernel| / (|update| + epsilon).
+
+    Each layer of a stack (`nn.scan`, `nn.vmap`) has norms of its own.
+    """
+    import jax
+    import optax
+
+    ratio = optax.scale_by_trust_ratio(trust_coefficient=coefficient, eps=epsilon)
+
+    def scale(kernel: Kernel | None, update: jax.Array, param: jax.Array) -> jax.Array:
+        if kernel is None:
+            return update
+
+        def layer(update: jax.Array, param: jax.Array) -> Any:
+            return ratio.update(update, optax.EmptyState(), param)[0]
+
+        for axis in kernel.stacked:
+            layer = jax.vmap(layer, axis, axis)
+        return layer(update, param)
+
+    return optax.stateless(lambda updates, params: kernels.map(scale, updates, params))
+
+
+def matrices(kernel: Kernel | None, param: "jax.Array") -> Any:
+    """Return the `MuonDimensionNumbers` of a kernel; None for parameters that are no matrices."""
+    from optax import contrib
+
+    return contrib.MuonDimensionNumbers(kernel.inputs, kernel.outputs) if kernel and kernel.inputs else None
 
 
 def name_of(path: Any) -> str:
     """Return a JAX key path as text, such as "layer1_0/conv1/kernel"."""
+    import jax
+
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 

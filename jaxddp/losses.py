@@ -1,0 +1,120 @@
+"""The losses of a batch of examples, as functions of logits and labels."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxddp.registry import LOSSES
+
+if TYPE_CHECKING:
+    import jax
+
+    from jaxddp.config import Config
+
+Loss = Callable[["jax.Array", "jax.Array"], Any]
+
+
+def cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> Loss:
+    """Return softmax cross-entropy, (logits float[B, K], labels int32[B]) -> float[B].
+
+    Args:
+        label_smoothing: the share of each label that is spread over all classes (Szegedy et al. 2016,
+            arXiv:1512.00567, section 7).
+        class_weights: K weights of the classes. With weights the loss returns a pair of sums; see
+            `negative_log_likelihood`.
+    """
+    import jax
+    import optax
+
+    weighted = negative_log_likelihood(label_smoothing, class_weights)
+
+    def loss(logits: jax.Array, labels: jax.Array) -> Any:
+        if class_weights is not None:
+            return weighted(jax.nn.log_softmax(logits), labels)
+        if not label_smoothing:
+            return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+        targets = optax.smooth_labels(jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype), label_smoothing)
+        return optax.softmax_cross_entropy(logits, targets)
+
+    return loss
+
+
+def softmax_cross_entropy(logits: "jax.Array", labels: "jax.Array") -> Any:
+    """Return the default loss: logits float[B, K] and labels int32[B] give float[B]."""
+    return cross_entropy()(logits, labels)
+
+
+def negative_log_likelihood(label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> Loss:
+    """Return a loss for networks that return log-probabilities: (float[B, K], labels int32[B]) -> float[B].
+
+    Args:
+        label_smoothing: the share of each label that is spread over all classes; see `cross_entropy`.
+        class_weights: K numbers above 0. With weights the loss returns a pair: the sum of the weighted losses, and the
+            sum of the labels' weights. In a smoothed label, the share of each class has the weight of that class. The
+            quotient of the two sums is PyTorch's `cross_entropy` with `weight` and `label_smoothing`.
+    """
+    import jax
+    import jax.numpy as jnp
+
+    def terms(log_probabilities: jax.Array, labels: jax.Array) -> jax.Array:
+        of_label = -jnp.take_along_axis(log_probabilities, labels[:, None], axis=-1)[:, 0]
+        smoothed = (1 - label_smoothing) * of_label - label_smoothing * log_probabilities.mean(-1)
+        return smoothed if label_smoothing else of_label
+
+    def loss(log_probabilities: jax.Array, labels: jax.Array) -> Any:
+        if class_weights is None:
+            return terms(log_probabilities, labels)
+        weights = jnp.asarray(class_weights, log_probabilities.dtype)
+        return terms(log_probabilities * weights, labels).sum(), weights[labels].sum()
+
+    return loss
+
+
+def binary_cross_entropy(label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None) -> Loss:
+    """Return a loss (logits float[B, K], labels) -> float[B]: each class is a separate binary decision.
+
+    The loss of an example is the mean over the classes. Labels are int32[B], one class each, or multi-hot, [B, K]. timm
+    also takes the mean over the classes, as in the recipes of "ResNet strikes back" (arXiv:2110.00476). The loss is
+    linear in the targets, so for mixed images the mix of the losses is the loss of the mixed targets. timm's
+    `target_threshold` is not linear and is not supported.
+
+    Args:
+        label_smoothing: with one label, the share of the label that is spread over all classes, as in timm. With
+            multi-hot labels, the share by which targets move towards one half, as in Keras.
+        class_weights: K numbers that multiply the terms of their classes, without normalization, like PyTorch's
+            `weight`.
+    """
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+    def loss(logits: jax.Array, labels: jax.Array) -> jax.Array:
+        is_single = labels.ndim == 1
+        targets = (
+            jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype) if is_single else labels.astype(logits.dtype)
+        )
+        if label_smoothing:
+            share = label_smoothing / (logits.shape[-1] if is_single else 2)
+            targets = (1 - label_smoothing) * targets + share
+        terms = optax.sigmoid_binary_cross_entropy(logits, targets)
+        return (terms if class_weights is None else terms * jnp.asarray(class_weights, terms.dtype)).mean(-1)
+
+    return loss
+
+
+def sigmoid_cross_entropy(logits: "jax.Array", labels: "jax.Array") -> Any:
+    """Return the default loss if an image may have several labels: float[B, K] and labels float[B, K] give float[B]."""
+    return binary_cross_entropy()(logits, labels)
+
+
+def _of_config(name: str, make: Callable[..., Loss]) -> None:
+    """Add a loss that takes its label smoothing from the config."""
+
+    def of_config(config: "Config", class_weights: Sequence[float] | None = None) -> Loss:
+        return make(config.train.label_smoothing, class_weights)
+
+    LOSSES.add(name)(of_config)
+
+
+_of_config("cross_entropy", cross_entropy)
+_of_config("nll", negative_log_likelihood)
+_of_config("bce", binary_cross_entropy)

@@ -1,1 +1,0 @@
-"""Built-in loss functions; each is a registered file."""

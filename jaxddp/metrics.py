@@ -1,0 +1,191 @@
+"""The metrics of evaluation: functions of logits and labels, and metrics over a whole set.
+
+`jaxddp.engine.objective` documents the two protocols of metrics over a set.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxddp.registry import METRICS
+
+
+@dataclass(frozen=True)
+class TopK:
+    """Top-k accuracy: 1 if the label is among the k largest logits, else 0.
+
+    The first of equal logits counts as the largest. If the label's logit is NaN, the result is 0. A call takes logits
+    float[B, K] and labels int32[B], and returns float32[B].
+    """
+
+    k: int
+
+    @property
+    def min_classes(self) -> int:
+        """Return the least number of classes for which this metric is measured.
+
+        With fewer classes the metric would always be 1. Top-1 is measured for any number of classes.
+        """
+        return 1 if self.k == 1 else self.k + 1
+
+    def __call__(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        label_logit = jnp.take_along_axis(logits, labels[:, None], axis=-1)
+        earlier = jnp.arange(logits.shape[-1]) < labels[:, None]
+        is_larger = jnp.where(earlier, ~(logits < label_logit), ~(logits <= label_logit))
+        return (is_larger.sum(-1) < self.k).astype(jnp.float32)
+
+
+class ExactMatch:
+    """Exact match for several labels: 1 if the classes with positive logits are exactly the example's labels, else 0.
+
+    A call takes logits float[B, K] and labels float[B, K], and returns float32[B].
+    """
+
+    takes_one, takes_several = False, True
+
+    def __call__(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+        return ((logits > 0) == (labels > 0.5)).all(-1).astype(jnp.float32)
+
+
+class MeanClassAccuracy:
+    """The mean top-1 accuracy over the classes that occur: balanced accuracy (Brodersen et al. 2010).
+
+    The metric is NaN for a set without examples.
+    """
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+        """Count for each class the examples and the right predictions, int32[K] each; see `SumsMetric`."""
+        real = (mask > 0).astype(jnp.int32)
+        right = real * TopK(1)(logits, labels).astype(jnp.int32)
+        zeros = jnp.zeros(logits.shape[-1], jnp.int32)
+        return {"right": zeros.at[labels].add(right), "examples": zeros.at[labels].add(real)}
+
+    def finish(self, found: Any) -> Mapping[str, float]:
+        occurs = found["examples"] > 0
+        accuracies = found["right"][occurs] / found["examples"][occurs]
+        return {"mean_class_accuracy": float(np.mean(accuracies)) if occurs.any() else float("nan")}
+
+
+class F1:
+    """`f1`, the mean of the classes' F1 scores, and `f1_micro`, the F1 score of the counts summed over the classes.
+
+    If an example may have several labels, each positive logit (a probability above one half) predicts its class.
+    Otherwise the largest logit predicts the class. A class without labels and predictions has no F1 score, and `f1` is
+    the mean over the other classes: scikit-learn's `f1_score` with `zero_division=np.nan`, which for one label equals
+    its default. A class that occurs only in the labels, or only in the predictions, has an F1 score of 0. Both numbers
+    are NaN for a set without labels and predictions.
+    """
+
+    takes_several = True
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> dict[str, jax.Array]:
+        """Count for each class the right predictions, all predictions and the labels, int32[K]; see `SumsMetric`."""
+        classes, real = jnp.arange(logits.shape[-1]), mask[:, None] > 0
+        several = labels.ndim == 2
+        actual = real & (labels > 0.5 if several else labels[:, None] == classes)
+        predicted = real & (logits > 0 if several else logits.argmax(-1)[:, None] == classes)
+        columns = {"right": actual & predicted, "predicted": predicted, "actual": actual}
+        return {name: column.sum(0, dtype=jnp.int32) for name, column in columns.items()}
+
+    def finish(self, found: Any) -> Mapping[str, float]:
+        right = np.asarray(found["right"], np.int64)
+        total = np.asarray(found["predicted"] + found["actual"], np.int64)
+        occurs = total > 0
+        if not occurs.any():
+            return {"f1": float("nan"), "f1_micro": float("nan")}
+        by_class = 2 * right[occurs] / total[occurs]
+        return {"f1": float(by_class.mean()), "f1_micro": float(2 * right.sum() / total.sum())}
+
+
+class MeanAveragePrecision:
+    """Mean average precision over the classes that occur.
+
+    The average precision of a class is the sum of precision times the increase of recall over all thresholds, without
+    interpolation, as in scikit-learn's `average_precision_score`. Equal scores share a threshold. Scores are logits if
+    an example may have several labels, and log-probabilities otherwise. The host keeps all scores of the set in memory,
+    N * K * 4 bytes.
+    """
+
+    takes_several = True
+
+    def examples(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        """Return the scores, and the membership of each example in each class, [B, K] each; see `ExamplesMetric`."""
+        if labels.ndim == 2:
+            return {"scores": logits, "members": labels > 0.5}
+        members = labels[:, None] == jnp.arange(logits.shape[-1])
+        return {"scores": jax.nn.log_softmax(logits), "members": members}
+
+    def finish(self, found: Any) -> Mapping[str, float]:
+        scores, members = found["scores"], found["members"] > 0
+        precisions = [average_precision(scores[:, k], members[:, k]) for k in np.flatnonzero(members.any(0))]
+        return {"map": float(np.mean(precisions)) if precisions else float("nan")}
+
+
+def average_precision(scores: np.ndarray, members: np.ndarray) -> float:
+    """Return the average precision of one class from scores, float[N], and members, bool[N] with at least one true.
+
+    The result is NaN if a score is NaN.
+    """
+    if np.isnan(scores).any():
+        return float("nan")
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(members[order])
+    # The last index of each group of equal scores.
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+    precision = hits[ends] / (ends + 1)
+    return float((precision * np.diff(hits[ends], prepend=0)).sum() / hits[-1])
+
+
+@dataclass(frozen=True)
+class CalibrationError:
+    """Expected calibration error (Guo et al. 2017, arXiv:1706.04599).
+
+    The probabilities of the predicted classes are divided into `bins` of equal width, ((m - 1) / bins, m / bins]. The
+    error is the mean, over all examples, of the absolute difference between mean probability and accuracy in the
+    example's bin.
+    """
+
+    bins: int = 15
+
+    def examples(self, logits: jax.Array, labels: jax.Array) -> dict[str, jax.Array]:
+        """Return each prediction's probability, and 1 if it is right, float32[B] each; see `ExamplesMetric`."""
+        return {"confidence": jax.nn.softmax(logits).max(-1), "right": TopK(1)(logits, labels)}
+
+    def finish(self, found: Any) -> Mapping[str, float]:
+        confidence, right = (np.asarray(found[key], np.float64) for key in ("confidence", "right"))
+        if not np.isfinite(confidence).all() or not len(confidence):
+            return {"ece": float("nan")}
+        indices = np.ceil(confidence * self.bins).astype(np.int64).clip(1, self.bins) - 1
+        gaps = np.bincount(indices, weights=right - confidence, minlength=self.bins)
+        return {"ece": float(np.abs(gaps).sum() / len(confidence))}
+
+
+class ConfusionMatrix:
+    """Counts of examples by label and by prediction. An example with a logit that is not finite is excluded."""
+
+    def sums(self, logits: jax.Array, labels: jax.Array, mask: jax.Array) -> jax.Array:
+        """Return int32[K, K]: labels in rows, predictions in columns; see `SumsMetric`.
+
+        The prediction is the class with the largest logit. Of equal logits the first one counts.
+        """
+        classes = logits.shape[-1]
+        counts = (mask > 0) & jnp.isfinite(logits).all(-1)
+        return jnp.zeros((classes, classes), jnp.int32).at[labels, logits.argmax(-1)].add(counts.astype(jnp.int32))
+
+    def finish(self, found: Any) -> Mapping[str, float]:
+        return {}
+
+
+METRICS.add("top1")(TopK(1))
+METRICS.add("top5")(TopK(5))
+METRICS.add("top10")(TopK(10))
+METRICS.add("exact_match")(ExactMatch())
+METRICS.add("mean_class_accuracy")(MeanClassAccuracy())
+METRICS.add("f1")(F1())
+METRICS.add("map")(MeanAveragePrecision())
+METRICS.add("ece")(CalibrationError())
+METRICS.add("confusion")(ConfusionMatrix())

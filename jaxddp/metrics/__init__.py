@@ -1,1 +1,0 @@
-"""Built-in evaluation metrics; each is a registered file."""

@@ -1,0 +1,218 @@
+"""The built-in networks by name, by families with the same settings. Each imports its module when it is made."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+
+from jaxddp.core.ranges import Decay, Range
+from jaxddp.registry import MODELS
+
+if TYPE_CHECKING:
+    from jaxddp.config import Config
+
+Family = TypeVar("Family", bound=type)
+
+Width = Annotated[
+    int,
+    Range(1, 4096),
+    "ResNets and airbench: number of features of the first stage; all other stages are multiples of it.",
+]
+Stem = Annotated[
+    Literal["imagenet", "small", "deep"],
+    'ResNets: "imagenet" is a 7x7 convolution of stride 2 and a max-pool; "small" is one 3x3 convolution, for images '
+    'of about 32 pixels; "deep" has three 3x3 convolutions in place of the 7x7 one, as in ResNet-D.',
+]
+Statistics = Annotated[
+    str,
+    'The images that batch norm normalizes together in training: "local", each device\'s part of the batch; "sync", '
+    'the global batch; "ghost:K", every K consecutive images, with the same result on any number of devices.',
+]
+DropPath = Annotated[
+    Decay,
+    "ViTs, Swin Transformers, ConvNeXts and EfficientNets: stochastic depth. The probability that an example skips a "
+    "block grows linearly, from 0 at the first block to this value at the last. In EfficientNets it is this value * i "
+    "/ n at block i of n, counted from 0.",
+]
+Dropout = Annotated[
+    Decay, "EfficientNets and MobileNets: the probability that training sets an input of the last layer to zero."
+]
+
+
+def _add(*names: str) -> Callable[[Family], Family]:
+    """Return a decorator that adds a family under the names of its networks."""
+
+    def added(family: Family) -> Family:
+        for name in names:
+            MODELS.add(name)(family)
+        return family
+
+    return added
+
+
+def _dtype(config: "Config") -> str:
+    return config.train.precision or "float32"
+
+
+@_add(
+    *("resnet10", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "resnext50_32x4d", "resnext101_32x8d"),
+    *("wide_resnet50_2", "wide_resnet101_2", "seresnet50"),
+)
+@dataclass(frozen=True)
+class ResNetSettings:
+    """ResNets and their variants; see `jaxddp.models.resnet`."""
+
+    width: Width = 64
+    stem: Stem = "imagenet"
+    batch_norm: Statistics = "local"
+    zero_init_last_scale: Annotated[
+        bool, "ResNets: start each block as the identity, with zero scales in its last batch norm."
+    ] = True
+    shortcut_norm: Annotated[
+        bool,
+        "ResNets: whether batch norm follows the 1x1 convolutions of shortcuts; otherwise the convolutions have a "
+        "bias.",
+    ] = True
+    weight_init: Annotated[
+        str,
+        'ResNets: initialization of the convolutions\' kernels. "he_", "xavier_" (or "glorot_") or "lecun_" followed '
+        'by "normal" or "uniform"; or "orthogonal", "zeros", "normal(0.02)" or "truncated_normal(0.02)" with a '
+        "standard deviation (by default 0.01; truncated at two standard deviations). The kernel of the head always "
+        "has normal(0.01).",
+    ] = "he_normal"
+    blur_pool: Annotated[
+        bool,
+        "ResNets: blur the input of strided convolutions with 16 channels or more, so that the output depends less on "
+        "small shifts of the image.",
+    ] = False
+
+    def make(self, config: "Config", num_classes: int) -> Any:
+        import jaxddp.models.resnet as resnet
+
+        return resnet.build(config.model, num_classes, _dtype(config))
+
+
+@_add("resnet50d")
+@dataclass(frozen=True)
+class ResNetDSettings(ResNetSettings):
+    """ResNet-D."""
+
+    stem: Stem = "deep"
+
+
+@_add("regnet_y_400mf", "regnet_y_800mf")
+@_add("regnet_y_1_6gf", "regnet_y_3_2gf", "regnet_y_8gf", "regnet_y_16gf", "regnet_y_32gf")
+@dataclass(frozen=True)
+class RegNetSettings:
+    """RegNetY; see `jaxddp.models.regnet`."""
+
+    batch_norm: Statistics = "local"
+
+    def make(self, config: "Config", num_classes: int) -> Any:
+        from jaxddp.models.regnet import ARCHITECTURES, RegNet
+
+        statistics = config.model.batch_statistics
+        architecture = ARCHITECTURES[config.model.name]
+        return RegNet(architecture, num_classes, statistics.axis_name, statistics.group, _dtype(config))
+
+
+@_add("efficientnet_b0", "efficientnet_v2_s")
+@dataclass(frozen=True)
+class EfficientNetSettings:
+    """EfficientNets; see `jaxddp.models.efficientnet`."""
+
+    batch_norm: Statistics = "local"
+    drop_path: DropPath = 0.0
+    dropout: Dropout = 0.0
+
+    def make(self, config: "Config", num_classes: int) -> Any:
+        from jaxddp.models.efficientnet import ARCHITECTURES
+        from jaxddp.models.inverted_residual import InvertedResidualNetwork
+
+        statistics = config.model.batch_statistics
+        return InvertedResidualNetwork(
+            ARCHITECTURES[config.model.name],
+            num_classes,
+            self.drop_path,
+            self.dropout,
+            statistics.axis_name,
+            statistics.group,
+            _dtype(config),
+        )
+
+
+@_add("mobilenet_v3_large")
+@dataclass(frozen=True)
+class MobileNetSettings:
+    """MobileNets; see `jaxddp.models.mobilenet`."""
+
+    batch_norm: Statistics = "local"
+    dropout: Dropout = 0.0
+
+    def make(self, config: "Config", num_classes: int) -> Any:
+        from jaxddp.models.inverted_residual import InvertedResidualNetwork
+        from jaxddp.models.mobilenet import ARCHITECTURES
+
+        statistics = config.model.batch_statistics
+        return InvertedResidualNetwork(
+            ARCHITECTURES[config.model.name],
+            num_classes,
+            dropout=self.dropout,
+            axis_name=statistics.axis_name,
+            group=statistics.group,
+            dtype=_dtype(config),
+        )
+
+
+@_add("convnext_tiny", "convnext_small")
+@dataclass(frozen=True)
+class ConvNeXtSettings:
+    """ConvNeXts; see `jaxddp.models.convnext`."""
+
+    drop_path: DropPath = 0.0
+
+    def make(self, config: "Config", num_classes: int) -> Any:
+        from jaxddp.models.convnext import STAGE_SIZES, ConvNeXt
+
+        sizes = STAGE_SIZES[config.model.name]
+        return ConvNeXt(sizes, num_classes, drop_path=self.drop_path, dtype=_dtype(config))
+
+
+@_add("swin_t", "swin_s")
+@dataclass(frozen=True)
+class SwinSettings:
+    """Swin Transformers; see `jaxddp.models.swin`."""
+
+    drop_path: DropPath = 0.0
+
+    def make(self, config: "Config", num_classes: int) -> Any:
+        from jaxddp.models.swin import STAGE_SIZES, Swin
+
+        return Swin(STAGE_SIZES[config.model.name], num_classes, drop_path=self.drop_path, dtype=_dtype(config))
+
+
+@_add("vit_ti16", "vit_s16", "vit_b16")
+@dataclass(frozen=True)
+class ViTSettings:
+    """Vision Transformers; see `jaxddp.models.vit`."""
+
+    drop_path: DropPath = 0.0
+
+    def make(self, config: "Config", num_classes: int) -> Any:
+        from jaxddp.models.vit import SIZES, ViT
+
+        return ViT(SIZES[config.model.name], num_classes, self.drop_path, _dtype(config))
+
+
+@_add("airbench")
+@dataclass(frozen=True)
+class AirbenchSettings:
+    """The network of `jaxddp.models.airbench`."""
+
+    width: Width = 64
+    batch_norm: Statistics = "local"
+
+    def make(self, config: "Config", num_classes: int) -> Any:
+        from jaxddp.models.airbench import Airbench
+
+        statistics = config.model.batch_statistics
+        return Airbench(num_classes, self.width, statistics.axis_name, statistics.group, _dtype(config))

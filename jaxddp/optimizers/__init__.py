@@ -1,1 +1,0 @@
-"""Built-in optimizers; each is a registered file."""

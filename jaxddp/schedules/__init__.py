@@ -1,1 +1,0 @@
-"""Built-in learning rate schedules; each is a registered file."""
