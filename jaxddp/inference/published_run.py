@@ -215,7 +215,7 @@ def _loading(run: PublishedRun) -> str:
 
 
 def _training(run: PublishedRun) -> str:
-    settings = effective_settings(Config, flatten(run.config.to_dict()), run.hooks)
+    settings = effective_settings(type(run.config), flatten(run.config.to_dict()), run.hooks)
     rows = []
     for key in _SETTINGS:
         value = settings.get(key)
