@@ -22,7 +22,7 @@ from support.shared import sgd
 
 from jaxddp.api import resnet
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.cluster.doctor import rehearsal
+from jaxddp.cluster.doctor import checks
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Preempted
 from jaxddp.core.wording import size
@@ -205,29 +205,29 @@ def test_the_reported_memory_is_that_of_the_compiled_program():
 
 
 def test_the_doctor_reports_a_steps_memory_even_if_the_backend_reports_none(monkeypatch):
-    detail = rehearsal.step(setup_of(2)).detail
+    detail = checks.step(setup_of(2)).detail
     assert f"{BY_HAND['linear'] / 1e9:.3g} GFLOP a step" in detail and "temporary" in detail
     cost = Cost({"float32": 2 * 10**9}, None)
     monkeypatch.setattr("jaxddp.engine.programs.compile_with_cost", lambda *_: (None, cost))
-    assert rehearsal.step(setup_of(2, share=False)).detail.startswith("2 GFLOP a step; compiled in")
+    assert checks.step(setup_of(2, share=False)).detail.startswith("2 GFLOP a step; compiled in")
 
 
 def test_the_doctor_counts_the_images_in_device_memory(monkeypatch):
     training, validation = "28 kB of training", "55 kB of validation"
     plain, val = setup_of(2, cache="device"), random_table(300)
     with_val, without_eval = runs.changed(plain, {}, val), runs.changed(plain, {"eval": {"every": "0 steps"}}, val)
-    assert "images" not in rehearsal.step(setup_of(2)).detail
+    assert "images" not in checks.step(setup_of(2)).detail
     for setup in (plain, without_eval):
-        assert f", {training} images)," in rehearsal.step(setup).detail
-    assert f", {training} and {validation} images)," in rehearsal.step(with_val).detail
+        assert f", {training} images)," in checks.step(setup).detail
+    assert f", {training} and {validation} images)," in checks.step(with_val).detail
     monkeypatch.setattr(Topology, "free_memory", lambda topology: 60_000)
-    rehearsal.step(plain)
+    checks.step(plain)
     # The state, which is counted among the arguments, is already on the device.
     free = size(60_000 + bytes_on_a_device(with_val.state))
     with pytest.raises(
         InputError, match=rf"{training} and {validation} images\), and cpu has {free}; .* or set data.cache to none"
     ):
-        rehearsal.step(with_val)
+        checks.step(with_val)
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from support.networks import largest_difference, linear_model
 from support.runs import Records, changed, setup_of, train
 from support.shared import sgd
 
-from jaxddp.cluster.doctor import rehearsal
+from jaxddp.cluster.doctor import checks
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted, ReplicaError
 from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
@@ -516,10 +516,10 @@ def test_a_plateau_lowers_the_rate_of_all_groups():
 def test_doctor_compiles_the_step_of_a_group():
     setup = make_setup(2, 4, "5 steps", share=False)
     setup = dataclasses.replace(setup, state=setup.placed(setup.state))
-    assert "the step needs" in rehearsal.step(setup).detail
-    assert rehearsal.gradients(setup).detail.startswith("1 all-reduce")
+    assert "the step needs" in checks.step(setup).detail
+    assert checks.gradients(setup).detail.startswith("1 all-reduce")
     # A checkpoint has the states of both groups.
-    assert rehearsal.checkpoint_bytes(setup.state, 0) > 2 * 2 * bytes_of_averages(setup)
+    assert checks.checkpoint_bytes(setup.state, 0) > 2 * 2 * bytes_of_averages(setup)
 
 
 # --- Rejected settings ---

@@ -17,12 +17,13 @@ from support.ilsvrc import IMAGES, write_tree
 from support.runs import RECIPE, file_of
 
 from jaxddp.cli import main
-from jaxddp.cluster.doctor import allreduce, machine_checks
-from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor, merge
+from jaxddp.cluster.doctor import checks
+from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor
 from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
 from jaxddp.mesh import Topology
+from jaxddp.models.swin import merge
 from jaxddp.recipe_file import RecipeFile, read_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +34,7 @@ CONFIG_CHECKS = ["data", "images", "recipe", "step", "work directory"]
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """Sum small arrays, because the real sizes take seconds. `_SIZES` is private, because users need not change it."""
-    monkeypatch.setattr(machine_checks, "_SIZES", {"4 kB": 4_000, "1 MB": 1_000_000})
+    monkeypatch.setattr(checks, "_SIZES", {"4 kB": 4_000, "1 MB": 1_000_000})
 
 
 @pytest.fixture(scope="module")
@@ -137,13 +138,13 @@ def test_a_work_directory_that_cannot_be_created_is_reported_as_a_row(tmp_path):
 
 def test_too_little_disk_space_for_the_checkpoints_is_an_error(tmp_path):
     with pytest.raises(InputError, match=r"checkpoints will take up to 1000000 TB; free some space"):
-        machine_checks.work_directory(tmp_path, 10**18)
-    assert "free, checkpoints up to 1.0 kB" in machine_checks.work_directory(tmp_path, 1000).detail
+        checks.work_directory(tmp_path, 10**18)
+    assert "free, checkpoints up to 1.0 kB" in checks.work_directory(tmp_path, 1000).detail
 
 
 @pytest.mark.parametrize("device", [0, 5])
 def test_a_wrong_sum_on_any_device_is_caught(device, monkeypatch):
-    make = allreduce.make_all_reduce
+    make = checks.make_all_reduce
 
     def make_wrong(topology):
         reduce = make(topology)
@@ -159,7 +160,7 @@ def test_a_wrong_sum_on_any_device_is_caught(device, monkeypatch):
 
         return wrong
 
-    monkeypatch.setattr(allreduce, "make_all_reduce", make_wrong)
+    monkeypatch.setattr(checks, "make_all_reduce", make_wrong)
     row = by_check(doctor(None, None))["all-reduce"]
     assert row.verdict == "fail"
     # Element 3 of device i is (i + 3) mod 5: 3 4 0 1 2 3 4 0.
@@ -167,7 +168,7 @@ def test_a_wrong_sum_on_any_device_is_caught(device, monkeypatch):
 
 
 def test_any_exception_is_reported_as_a_row_of_one_line():
-    def broken() -> machine_checks.Finding:
+    def broken() -> checks.Finding:
         raise RuntimeError("no such\ndriver")
 
     report = Checklist()
@@ -177,11 +178,11 @@ def test_any_exception_is_reported_as_a_row_of_one_line():
 
 def test_a_slurm_batch_script_is_advised_to_use_srun(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    finding = machine_checks.environment()
+    finding = checks.environment()
     assert finding.verdict == "warn" and finding.value == []
     assert finding.detail.endswith("a single process; SLURM has 4 tasks for this job; start them with srun")
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert machine_checks.environment().verdict == "ok"
+    assert checks.environment().verdict == "ok"
 
 
 def test_an_incomplete_environment_is_reported_as_a_row(monkeypatch):
@@ -193,7 +194,7 @@ def test_an_incomplete_environment_is_reported_as_a_row(monkeypatch):
 
 
 def test_gpus_that_jax_does_not_see_are_a_warning(monkeypatch):
-    monkeypatch.setattr(machine_checks, "local_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(checks, "local_gpus", lambda: ["0", "1"])
     row = by_check(doctor(None, None))["devices"]
     assert row.verdict == "warn" and "does not see the 2 GPUs of this machine" in row.detail
 
@@ -251,9 +252,9 @@ class TwoProcesses(Peers):
 @pytest.mark.parametrize("has_devices", [True, False])
 def test_no_collective_check_starts_if_a_process_has_no_devices(has_devices, monkeypatch):
     job_peers = TwoProcesses()
-    monkeypatch.setattr(machine_checks, "join_job", lambda job, parallel: job_peers)
+    monkeypatch.setattr(checks, "join_job", lambda job, parallel: job_peers)
     if not has_devices:
-        monkeypatch.setattr(machine_checks, "devices", raises("no TPU answers"))
+        monkeypatch.setattr(checks, "devices", raises("no TPU answers"))
     rows = doctor(None, None)
     names = ["environment", "coordinator", "devices", "devices", "versions", "settings"]
     assert [row.check for row in rows] == names
@@ -296,7 +297,7 @@ def test_an_unknown_config_gets_the_nearest_name_as_a_suggestion(capfd):
 BROKEN_IN_ONE = """
 import os, sys
 from jaxddp.cli import main
-from jaxddp.cluster.doctor import machine_checks
+from jaxddp.cluster.doctor import checks
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
 
@@ -305,14 +306,14 @@ def raises(reason):
         raise InputError(reason)
     return broken
 
-machine_checks._SIZES = {"4 kB": 4_000}
+checks._SIZES = {"4 kB": 4_000}
 if os.environ["JAX_PROCESS_ID"] == "1" and "BAD_DEVICES" in os.environ:
-    find = machine_checks.devices
+    find = checks.devices
     # Without the devices of each process, JAX starts in none.
-    machine_checks.devices = lambda *arguments: (find(*arguments), raises("too few GPUs")())
+    checks.devices = lambda *arguments: (find(*arguments), raises("too few GPUs")())
 elif os.environ["JAX_PROCESS_ID"] == "1":
-    machine_checks.check_sum = raises("17 is not 18")
-    machine_checks.work_directory = raises("this disk is full")
+    checks.check_sum = raises("17 is not 18")
+    checks.work_directory = raises("this disk is full")
 sys.exit(main(["doctor", *sys.argv[1:]]))
 """
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.launches import HANGING
 
-from jaxddp.cluster.process_output import Lines, Output
+from jaxddp.cluster.worker import Lines, Output
 
 
 def test_a_grandchild_that_keeps_writing_is_not_waited_for(tmp_path, capfd):

@@ -12,17 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxddp.cluster.meeting.agent import Agent
-from jaxddp.cluster.meeting.coordinator import Coordinator
-from jaxddp.cluster.meeting.launcher_messages import Assignment, JobEnded, MachineEnded, MachineFailed, Notice, Stop
-from jaxddp.cluster.meeting.transitions import (
+from jaxddp.cluster.meeting.events import (
     Arrived,
+    Assignment,
     Disconnected,
     Effect,
     Event,
+    JobEnded,
     JoinGeneration,
     LocalEnded,
     LocalFailed,
+    MachineEnded,
+    MachineFailed,
+    Notice,
     RaiseError,
     Reach,
     Received,
@@ -31,12 +33,14 @@ from jaxddp.cluster.meeting.transitions import (
     Send,
     Signalled,
     StartGeneration,
+    Stop,
     StopProcesses,
     TimePassed,
     Unreached,
 )
+from jaxddp.cluster.meeting.states import Agent, Coordinator
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.restarts import End
+from jaxddp.cluster.worker_group import End
 from jaxddp.core.errors import Unreachable
 
 PROCESSES = 2

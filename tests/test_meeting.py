@@ -15,17 +15,20 @@ from support.launches import HANGING, free_port
 from support.strangers import STRANGERS, answers
 
 import jaxddp.cluster.meeting.network as network
-from jaxddp.cluster.event_queue import EventQueue
-from jaxddp.cluster.meeting.launcher_messages import (
+from jaxddp.cluster.meeting.events import (
+    Arrived,
     Assignment,
+    Disconnected,
     JobEnded,
     MachineEnded,
     MachineFailed,
     Notice,
+    Received,
     Stop,
+    Unreached,
 )
 from jaxddp.cluster.meeting.network import LauncherClient, LauncherServer
-from jaxddp.cluster.meeting.transitions import Arrived, Disconnected, Received, Unreached
+from jaxddp.cluster.worker_group import EventQueue
 from jaxddp.core.errors import InputError
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job

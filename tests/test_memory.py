@@ -25,7 +25,7 @@ from support.shared import sgd
 
 from jaxddp.api import resnet
 from jaxddp.cli import main
-from jaxddp.cluster.doctor import rehearsal
+from jaxddp.cluster.doctor import checks
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, text_of
 from jaxddp.data.batch_plan import Division
@@ -364,7 +364,7 @@ def test_a_reproducible_step_is_divided_into_its_shards():
 def test_the_doctor_reports_the_same_memory_of_a_step_as_the_run(monkeypatch):
     monkeypatch.setattr(Topology, "free_memory", lambda _: 2_000)
     setup, lines = small_setup(), []
-    for call in (lambda: rehearsal.step(setup), lambda: train(setup, changes())):
+    for call in (lambda: checks.step(setup), lambda: train(setup, changes())):
         with pytest.raises(InputError) as caught:
             call()
         lines.append(str(caught.value))
@@ -593,7 +593,7 @@ def compiled_needs(accumulate: int, batch_size: int) -> tuple[Needs, Division]:
     table = random_table(64, image=32)
     setup = runs.setup_of(net, sgd(0.1), table, devices=1, config=config, batch_size=batch_size)
     program = setup.programs.train(setup.supervised, setup, resident=False)
-    _, cost = compile_with_cost(program.function, setup.state, rehearsal.abstract_batch(setup), setup.key)
+    _, cost = compile_with_cost(program.function, setup.state, checks.abstract_batch(setup), setup.key)
     needs = Needs.of(cost, setup.state.params, setup.topology)
     assert needs is not None
     return needs, setup.layout.division

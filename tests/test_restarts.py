@@ -9,10 +9,10 @@ import pytest
 from support.launches import FAILING, GENERATION, SAVING, LaunchResult, Machine, machines, plain_environment, program
 
 import jaxddp.job.environment as work_status
-from jaxddp.cluster.elastic_sizes import valid_machine_counts
-from jaxddp.cluster.launcher import launch
+from jaxddp.cluster.launcher import launch, valid_machine_counts
+from jaxddp.cluster.meeting.states import Budget, Restart, decide
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.restarts import Budget, End, Restart, decide
+from jaxddp.cluster.worker_group import End
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.job.environment import STATUS_PIPE, WorkStatus, report_work

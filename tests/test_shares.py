@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxddp.cluster.elastic_sizes import sharing_problem
+from jaxddp.cluster.launcher import sharing_problem
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.data.order import SampleOrder, Shard, columns

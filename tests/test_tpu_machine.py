@@ -15,9 +15,9 @@ from support.launches import HANGING, PRINT_ENVIRONMENT, LaunchResult, plain_env
 from support.metadata import serving, write_chips
 
 import jaxddp.cluster.launcher as launcher
-from jaxddp.cluster.doctor import machine_checks
+from jaxddp.cluster.doctor import checks
+from jaxddp.cluster.launcher import check_tpu_options
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.tpu_host import check_options
 from jaxddp.config import ParallelConfig
 from jaxddp.core import tpu
 from jaxddp.core.errors import InputError, JaxddpError, Unreachable
@@ -227,34 +227,34 @@ ON_EVERY_HOST = (
 )
 def test_options_that_do_not_fit_the_chips_are_an_error(options, environ, message):
     with pytest.raises(InputError) as error:
-        check_options(options, CHIPS, environ)
+        check_tpu_options(options, CHIPS, environ)
     assert str(error.value).startswith(message)
 
 
 def test_options_that_fit_the_hosts():
     for options, environ in ((Launch(), {}), (Launch(processes=1), {}), (Launch(nodes="2", nr=1), HOSTS)):
-        check_options(options, CHIPS, environ)
+        check_tpu_options(options, CHIPS, environ)
 
 
 # --- Doctor ---
 
 
 def test_chips_that_jax_does_not_see_are_a_warning(monkeypatch):
-    monkeypatch.setattr(machine_checks, "local_chips", lambda: CHIPS)
-    row = machine_checks.devices(ParallelConfig(), ALONE)
+    monkeypatch.setattr(checks, "local_chips", lambda: CHIPS)
+    row = checks.devices(ParallelConfig(), ALONE)
     assert row.verdict == "warn" and row.detail.endswith(
         "JAX does not see the 4 TPU chips of this machine: install jaxddp[tpu], or set JAX_PLATFORMS=cpu"
     )
-    monkeypatch.setattr(machine_checks, "installed_version", lambda package: None if package == "libtpu" else "1.0")
-    assert "libtpu not installed" in machine_checks.versions().detail
+    monkeypatch.setattr(checks, "installed_version", lambda package: None if package == "libtpu" else "1.0")
+    assert "libtpu not installed" in checks.versions().detail
 
 
 def test_the_doctor_shows_the_slices(monkeypatch):
-    monkeypatch.setattr(machine_checks, "local_chips", lambda: CHIPS)
+    monkeypatch.setattr(checks, "local_chips", lambda: CHIPS)
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-32")
     devices = [SimpleNamespace(process_index=n // 4, slice_index=n // 8) for n in range(16)]
     topology = SimpleNamespace(mesh=SimpleNamespace(devices=SimpleNamespace(flat=devices)))
-    assert machine_checks.tpu_slices(topology) == "v4-32, 4 TPU chips on each of 4 hosts in 2 slices"
+    assert checks.tpu_slices(topology) == "v4-32, 4 TPU chips on each of 4 hosts in 2 slices"
 
 
 # --- Google evicts the machine ---

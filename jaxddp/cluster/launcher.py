@@ -6,26 +6,28 @@ The launcher starts no JAX backend, because a backend allocates memory on every 
 import os
 import secrets
 import shutil
+import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from itertools import count, zip_longest
 from pathlib import Path
 
-from jaxddp.cluster.elastic_sizes import valid_machine_counts
-from jaxddp.cluster.event_queue import catch_signals
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
-from jaxddp.cluster.meeting.driver import LocalStart, driver
+from jaxddp.cluster.meeting.driver import driver
+from jaxddp.cluster.meeting.events import Assignment
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.process_output import say
-from jaxddp.cluster.tpu_host import check_options
 from jaxddp.cluster.worker import Worker, shared_environment
-from jaxddp.cluster.worker_group import WorkerGroup
+from jaxddp.cluster.worker_group import WorkerGroup, catch_signals
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.log import say
+from jaxddp.core.ranges import Range, whole
 from jaxddp.core.tpu import local_chips
 from jaxddp.core.wording import counted, nearest
+from jaxddp.data.batch_plan import Division
+from jaxddp.job import tpu
+from jaxddp.job.env_variables import Environ
 from jaxddp.job.environment import INHERITED_SOCKET, KEY, RUN_ID
 from jaxddp.wire.connection import raise_file_limit
 from jaxddp.wire.messages import MOST_PROCESSES
@@ -34,23 +36,6 @@ GENERATION = "JAXDDP_GENERATION"
 """The environment variable with the number, from 0, of the generation, which is one start of the whole job."""
 _COMMANDS = ("train", "eval", "find-lr", "predict", "features", "doctor", "data")
 """A command that begins with one of these words is run by `python -m jaxddp`."""
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """The settings that all generations share.
-
-    Attributes:
-        gpus: the GPUs of each process, in the notation of CUDA_VISIBLE_DEVICES.
-        cores: the cores of each process; an empty sequence means all cores.
-    """
-
-    options: Launch
-    program: Sequence[str]
-    logs: Path
-    gpus: Sequence[Sequence[str]]
-    cores: Sequence[Sequence[int]]
-    environ: Mapping[str, str]
 
 
 def launch(options: Launch, command: Sequence[str], config: Config | None = None) -> int:
@@ -69,7 +54,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
             can be divided.
 
     Returns:
-        The exit code of the job; see `jaxddp.cluster.worker_group.WorkerGroup.watch`. After restarts, this is the exit
+        The exit code of the job; see `jaxddp.cluster.worker_group.WorkerGroup.end`. After restarts, this is the exit
         code of the last start.
 
     Raises:
@@ -86,14 +71,35 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
         raise InputError(f"{each}: {total:,} processes; a job has at most {MOST_PROCESSES:,}")
     # Each machine has a connection. Each process has two pipes and a log file.
     raise_file_limit(options.machines.most + 3 * len(gpus))
-    settings, group = _Settings(options, program, logs, gpus, cores, _job_environment(options)), None
+    environ, group = _job_environment(options), None
+
+    def start(group: WorkerGroup, assignment: Assignment, listener: socket.socket | None) -> None:
+        """Start the processes of this machine. Process 0 of the job inherits the listener."""
+        total, machines = counted(assignment.processes, "process"), assignment.processes // len(gpus)
+        over = f" on {machines} machines" if machines > 1 else ""
+        say(f"jaxddp launch: {total}{over}, coordinator {assignment.coordinator}, output in {logs}")
+        shared = {
+            **environ,
+            "JAX_COORDINATOR_ADDRESS": assignment.coordinator,
+            "JAX_NUM_PROCESSES": str(assignment.processes),
+            RUN_ID: assignment.run_id,
+            GENERATION: str(assignment.generation),
+        }
+        for rank, own_gpus, own_cores in zip(count(assignment.first_rank), gpus, cores, strict=False):
+            fds = [listener.fileno()] if listener and rank == 0 else []
+            own = shared | _process_environment(options, rank, own_gpus, fds)
+            log = logs / f"process-{rank}.log"
+            group.workers.append(Worker.start(rank, program, own, log, cores=own_cores, pass_fds=fds))
+
     with catch_signals() as events:
         meeting, error = driver(options, len(gpus), sizes, events), None
         try:
             while (local_start := meeting.next_start()) is not None:
                 with closing(WorkerGroup(options.grace, options.save_grace)) as group:
-                    _start(group, local_start, settings)
-                    meeting.record_end(group.watch(events, meeting))
+                    # This process closes its copy of the socket, so that connections fail after process 0 ended.
+                    with local_start.listener or nullcontext() as listener:
+                        start(group, local_start.assignment, listener)
+                    meeting.run(group)
         except JaxddpError as raised:
             error = raised
             raise
@@ -130,35 +136,13 @@ def _default_logs(command: Sequence[str]) -> Path:
     return Path("runs/launch")
 
 
-def _start(group: WorkerGroup, local_start: LocalStart, settings: _Settings) -> None:
-    """Start the processes of this machine."""
-    assignment, each = local_start.assignment, len(settings.gpus)
-    # Process 0 inherits the socket. This process closes its copy, so that connections fail after process 0 ended.
-    with local_start.listener or nullcontext() as listener:
-        total, machines = counted(assignment.processes, "process"), assignment.processes // each
-        over = f" on {machines} machines" if machines > 1 else ""
-        say(f"jaxddp launch: {total}{over}, coordinator {assignment.coordinator}, output in {settings.logs}")
-        shared = {
-            **settings.environ,
-            "JAX_COORDINATOR_ADDRESS": assignment.coordinator,
-            "JAX_NUM_PROCESSES": str(assignment.processes),
-            RUN_ID: assignment.run_id,
-            GENERATION: str(assignment.generation),
-        }
-        for rank, gpus, cores in zip(count(assignment.first_rank), settings.gpus, settings.cores, strict=False):
-            fds = [listener.fileno()] if listener and rank == 0 else []
-            environ = shared | _process_environment(settings.options, rank, gpus, fds)
-            log = settings.logs / f"process-{rank}.log"
-            group.workers.append(Worker.start(rank, settings.program, environ, log, cores=cores, pass_fds=fds))
-
-
 def _resources(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]]]:
     """Return the GPUs and the cores of each process. An empty sequence of cores means all cores.
 
     On a machine with TPU chips, one process uses all of them.
     """
     if options.gpus != 0 and (chips := local_chips()):
-        check_options(options, chips)
+        check_tpu_options(options, chips)
         return [()], _cores(options, 1, pinned=False)
     visible = local_gpus()
     gpus = visible if options.gpus is None else visible[: options.gpus]
@@ -212,3 +196,105 @@ def _process_environment(options: Launch, rank: int, gpus: Sequence[str], fds: S
     elif options.gpus == 0:
         environ |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
     return environ
+
+
+_CPU_ADVICE = "or compute only on the CPU with --gpus 0 --processes P"
+
+
+def check_tpu_options(options: Launch, chips: Sequence[Path], environ: Environ = os.environ) -> None:
+    """Check that the launcher may start one process here, with all chips of this machine.
+
+    Args:
+        options: the launcher's options.
+        chips: the device files of this machine's chips.
+        environ: the environment, which may name the hosts of the slice.
+
+    Raises:
+        InputError: the options divide the chips, or differ from the hosts of the TPU slice.
+        Unreachable: the metadata server of a TPU VM does not answer in time.
+    """
+    machine = f"this machine has {counted(len(chips), 'TPU chip')}, which one process uses"
+    if options.gpus:
+        raise InputError(f"--gpus {options.gpus}: {machine}; leave out --gpus, {_CPU_ADVICE}")
+    if options.processes not in (None, 1):
+        raise InputError(f"--processes {options.processes}: {machine}; leave out --processes, {_CPU_ADVICE}")
+    place = tpu.with_metadata(environ)
+    hosts, process = tpu.process_count(place), tpu.process(place)
+    if hosts is None:
+        return
+    machines = options.machines
+    if (str(machines.least), str(machines.most)) != (hosts.value, hosts.value):
+        others = f"give --nodes {hosts.value}, --nr and --coordinator" if hosts.value != "1" else "leave out --nodes"
+        raise InputError(
+            f"--nodes {options.nodes}: the TPU slices of this job have {counted(int(hosts.value), 'host')} "
+            f"({hosts.variable}); start `jaxddp train` on every host without the launcher, or {others}"
+        )
+    if process is not None and options.nr is not None and process.value != str(options.nr):
+        raise InputError(f"--nr {options.nr}: libtpu numbers this host {process.value}; give --nr {process.value}")
+
+
+_SIMULATED = Range(1, 100_000)
+
+
+def valid_machine_counts(config: Config | None, options: Launch, processes: int, gpus: int) -> list[int]:
+    """Return the numbers of machines, in ascending order, among which the batches of a config can be divided evenly.
+
+    Print a line about the excluded numbers. Without a config, return all numbers.
+
+    Args:
+        processes: the number of processes on each machine.
+        gpus: the number of GPUs of each process; 0 if it computes on the CPU.
+
+    Raises:
+        InputError: the batches cannot be divided among any number of machines.
+    """
+    least, most = options.machines
+    sizes = list(range(least, most + 1))
+    if config is None or not options.machines.elastic:
+        return sizes
+    devices = devices_per_process(config, gpus)
+    problems = {size: sharing_problem(config, size * processes, devices) for size in sizes}
+    allowed = [size for size in sizes if problems[size] is None]
+    if not allowed:
+        raise InputError(f"--nodes {options.nodes}: {problems[least]}, and no other number of machines is possible")
+    if excluded := [size for size in sizes if problems[size] is not None]:
+        listed = ", ".join(map(str, excluded))
+        problem = f"the job cannot run on {listed} machines: {problems[excluded[0]]}"
+        say(f"jaxddp launch: {problem}; surplus machines wait as spares")
+    return allowed
+
+
+def devices_per_process(config: Config, gpus: int) -> int:
+    """Return the number of JAX devices of a process."""
+    if config.parallel.cpu_devices is not None:
+        return config.parallel.cpu_devices
+    return gpus or whole(os.environ.get("JAX_NUM_CPU_DEVICES", ""), _SIMULATED) or 1
+
+
+def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
+    """Return why a config's batches cannot be divided among so many processes and devices; None if they can."""
+    total = processes * devices
+    used = config.parallel.devices or total
+    if used > total or used % processes:
+        each = counted(devices, "device")
+        return f"parallel.devices={used} cannot be divided among {processes} processes with {each} each"
+    shares = used
+    if config.parallel.reproducible:
+        # This import imports JAX, so it is local.
+        from jaxddp.engine.reproducible import SHARDS
+
+        if SHARDS % used:
+            return f"parallel.reproducible takes 1, 2, 4 or {SHARDS} devices, not {used}"
+        shares = SHARDS
+    division = Division.of(config, shares)
+    if config.parallel.division is not None:
+        try:
+            config.parallel.division.sizes(division.batch_size, used, processes, division.unit_of_slice)
+        except InputError as error:
+            return str(error)
+    elif not division.is_even:
+        each = f", accumulate={division.accumulate}" if division.accumulate > 1 else ""
+        return f"train.batch_size={division.batch_size} cannot be divided among {used} devices{each}"
+    if config.eval.batch_size % used:
+        return f"eval.batch_size={config.eval.batch_size} cannot be divided among {used} devices"
+    return None

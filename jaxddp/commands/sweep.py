@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from jaxddp.cluster.process_output import say
 from jaxddp.command_line.parse import parse, parse_recipe, workdir_of
 from jaxddp.command_line.terminal import print_table
 from jaxddp.command_line.words import by_key, format_option, is_flag, options_of
@@ -14,6 +13,7 @@ from jaxddp.commands.train import Train
 from jaxddp.commands.train import run as train
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key, key_of_option
+from jaxddp.core.log import say
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Range, Seed
 from jaxddp.core.wording import counted, some

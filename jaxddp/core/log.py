@@ -8,11 +8,13 @@ If a program sets a format for its root logger, the log uses this format. The lo
 The package imports this module first. After JAX is imported, it is unknown who has set TensorFlow's log level.
 """
 
+import contextlib
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from jaxddp.core.phases import hidden
 from jaxddp.core.wording import on_screen
@@ -86,3 +88,16 @@ def show_lines() -> None:
         package.setLevel(logging.INFO)
     if not any(isinstance(handler, _Lines) for handler in package.handlers):
         package.addHandler(_Lines())
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line to stderr or another stream. Replace unencodable characters, and ignore a closed stream."""
+    target = stream or sys.stderr
+    encoding = target.encoding or "utf-8"
+    try:
+        print(text.encode(encoding, "replace").decode(encoding), file=target, flush=True)
+    except OSError:
+        # A closed reader (`| head`, a closed terminal) must not end the run. The flush at exit would also fail, and
+        # change the exit code, so the stream is redirected to /dev/null.
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), target.fileno())

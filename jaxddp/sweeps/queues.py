@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from jaxddp.cluster.process_output import say
 from jaxddp.core.errors import InputError, Key
+from jaxddp.core.log import say
 from jaxddp.core.wording import counted, not_installed
 from jaxddp.sweeps.folder import SweepFile, SweepFolder, TrialRecord, is_finished, result_of
 from jaxddp.sweeps.trials import Space, Trial, TrialEnd

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxddp.cluster.event_queue import EventQueue, catch_signals
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
-from jaxddp.cluster.process_output import say
-from jaxddp.cluster.restarts import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING
 from jaxddp.cluster.worker import Worker, shared_environment
+from jaxddp.cluster.worker_group import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, EventQueue, catch_signals
 from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.log import say
 from jaxddp.core.tpu import local_chips
 from jaxddp.core.wording import counted
 from jaxddp.sweeps.queues import GridQueue

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxddp.cluster.doctor import machine_checks, rehearsal
-from jaxddp.cluster.doctor.machine_checks import Finding, Verdict
+from jaxddp.cluster.doctor import checks
+from jaxddp.cluster.doctor.checks import Finding, Verdict
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import JaxddpError
 from jaxddp.core.peers import Peers, joined
@@ -65,15 +65,15 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     """
     report = Checklist()
     parallel = file.config.parallel if file else ParallelConfig()
-    jobs = report.add("environment", machine_checks.environment)
+    jobs = report.add("environment", checks.environment)
     job = next(iter(jobs or []), None)
-    job_peers = report.add("coordinator", machine_checks.coordinator, job, parallel, jobs is not None) or joined()
-    topology = report.add("devices", machine_checks.devices, parallel, job_peers)
-    report.add("versions", machine_checks.versions)
+    job_peers = report.add("coordinator", checks.coordinator, job, parallel, jobs is not None) or joined()
+    topology = report.add("devices", checks.devices, parallel, job_peers)
+    report.add("versions", checks.versions)
     if _all_are_ready(job_peers, topology is not None):
-        report.add("all-reduce", machine_checks.all_reduce, topology)
+        report.add("all-reduce", checks.all_reduce, topology)
     # In the checks below, processes with different arguments would wait for each other.
-    if job_peers.is_alone or report.add("settings", machine_checks.settings, file, workdir, job_peers):
+    if job_peers.is_alone or report.add("settings", checks.settings, file, workdir, job_peers):
         process = job.process_id if job else 0
         setup = _rehearse(report, file, job_peers, process, topology is not None) if file else None
         if workdir is not None:
@@ -85,14 +85,14 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
 
 def _rehearse(report: Checklist, file: RecipeFile, job_peers: Peers, process: int, has_devices: bool) -> Any | None:
     """Check the recipe, and return the setup of its run; None if a check failed."""
-    tables = report.add("data", rehearsal.data, file.config, process)
+    tables = report.add("data", checks.data, file.config, process)
     if tables is not None:
-        report.add("images", rehearsal.images, file.config, tables, process)
+        report.add("images", checks.images, file.config, tables, process)
     if not _all_are_ready(job_peers, has_devices and tables is not None):
         return None
-    setup = report.add("recipe", rehearsal.recipe, file)
+    setup = report.add("recipe", checks.recipe, file)
     if setup is not None:
-        report.add("step", rehearsal.step, setup)
+        report.add("step", checks.step, setup)
     return setup
 
 
@@ -101,12 +101,12 @@ def _check_directory(
 ) -> None:
     needed = None
     if file is not None and setup is not None:
-        needed = rehearsal.checkpoint_bytes(setup.state, file.config.checkpoint.keep)
-    written = report.add("work directory", machine_checks.work_directory, workdir, needed)
+        needed = checks.checkpoint_bytes(setup.state, file.config.checkpoint.keep)
+    written = report.add("work directory", checks.work_directory, workdir, needed)
     if written is not None and (written / FILE).exists():
-        report.add("processes", machine_checks.slow_processes, workdir)
+        report.add("processes", checks.slow_processes, workdir)
     if not job_peers.is_alone and _all_are_ready(job_peers, written is not None):
-        report.add("shared", machine_checks.shared, workdir, job_peers)
+        report.add("shared", checks.shared, workdir, job_peers)
 
 
 def _all_are_ready(job_peers: Peers, ready: bool) -> bool:

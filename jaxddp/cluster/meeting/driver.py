@@ -9,12 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from jaxddp.cluster.event_queue import EventQueue
-from jaxddp.cluster.meeting.agent import Agent
-from jaxddp.cluster.meeting.coordinator import Coordinator
-from jaxddp.cluster.meeting.launcher_messages import Assignment
-from jaxddp.cluster.meeting.network import LauncherClient, LauncherServer, Network
-from jaxddp.cluster.meeting.transitions import (
+from jaxddp.cluster.meeting.events import (
+    Assignment,
     Effect,
     Event,
     JoinGeneration,
@@ -31,11 +27,12 @@ from jaxddp.cluster.meeting.transitions import (
     StopProcesses,
     TimePassed,
 )
+from jaxddp.cluster.meeting.network import LauncherClient, LauncherServer
+from jaxddp.cluster.meeting.states import Agent, Coordinator
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.process_output import say
-from jaxddp.cluster.restarts import End
-from jaxddp.cluster.worker_group import WorkerGroup
+from jaxddp.cluster.worker_group import End, EventQueue, WorkerGroup
 from jaxddp.core.errors import JaxddpError, about
+from jaxddp.core.log import say
 from jaxddp.job.environment import KEY, Job
 from jaxddp.wire.addresses import LOOPBACK, address_of, is_loopback, listen, split_address
 
@@ -60,7 +57,9 @@ class Driver:
         network: the connections to other launchers; None if the launchers do not meet.
     """
 
-    def __init__(self, state: State, events: EventQueue, network: Network | None, listen: Listen):
+    def __init__(
+        self, state: State, events: EventQueue, network: LauncherServer | LauncherClient | None, listen: Listen
+    ):
         self._state, self._events, self._network, self._listen = state, events, network, listen
         self._local_start: LocalStart | None = None
 
@@ -85,22 +84,14 @@ class Driver:
         local_start, self._local_start = self._local_start, None
         return local_start
 
-    def handle_event(self, event: Event, group: WorkerGroup) -> None:
-        """Handle an event while the processes of this machine run."""
-        self._handle(event, group)
-
-    def poll(self, group: WorkerGroup) -> None:
-        """Handle `TimePassed` if it is due at `State.wake`, while the processes of this machine run."""
-        if self._state.wake is not None and time.monotonic() >= self._state.wake:
-            self._handle(TimePassed(), group)
-
-    def record_failure(self, end: End) -> None:
-        """Record the first failure of a process on this machine. The other processes may still run."""
-        self._handle(LocalFailed(end))
-
-    def record_end(self, end: End) -> None:
-        """Record that the processes of this machine have ended."""
-        self._handle(LocalEnded(end))
+    def run(self, group: WorkerGroup) -> None:
+        """Handle the events while the processes of this machine run, until all have ended."""
+        for event in group.watch(self._events):
+            if event is not None:
+                self._handle(LocalFailed(event) if isinstance(event, End) else event, group)
+            if self._state.wake is not None and time.monotonic() >= self._state.wake:
+                self._handle(TimePassed(), group)
+        self._handle(LocalEnded(group.end()))
 
     def close(self, error: JaxddpError | None = None) -> None:
         """Disconnect from the other launchers. `error` is the error that ends this launcher, if any."""
@@ -120,7 +111,7 @@ class Driver:
                 if self._network is not None:
                     self._network.send(machine, message)
             case Reach(seconds):
-                assert self._network is not None
+                assert isinstance(self._network, LauncherClient)
                 self._network.reach(seconds)
             case StartGeneration():
                 self._start(effect)

@@ -5,10 +5,9 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from jaxddp.cluster.meeting.launcher_messages import LauncherMessage
-from jaxddp.cluster.meeting.transitions import Arrived, Disconnected, Event, Received, Unreached
+from jaxddp.cluster.meeting.events import Arrived, Disconnected, Event, LauncherMessage, Received, Unreached
 from jaxddp.core.errors import InputError, Unreachable, about
 from jaxddp.job.environment import Job
 from jaxddp.job.watchdog import Left, Loss, Timeouts, Watchdog
@@ -25,24 +24,8 @@ _JOIN_SECONDS = 2 * SILENCE_SECONDS + 10
 Report = Callable[[Event], None]
 
 
-class Network(Protocol):
-    """The connections of a launcher. It reports `Arrived`, `Unreached`, `Received` and `Disconnected`."""
-
-    def send(self, machine: int, message: LauncherMessage) -> None:
-        """Send a message. If the machine is gone, the message is lost, and `Disconnected` is reported."""
-        ...
-
-    def reach(self, seconds: float) -> None:
-        """Try to connect to machine 0 for this many seconds."""
-        ...
-
-    def close(self, *last: LauncherMessage) -> None:
-        """Send the last messages to all launchers, and close all connections."""
-        ...
-
-
-class LauncherServer(Network):
-    """Admits the launchers of the other machines.
+class LauncherServer:
+    """Admits the launchers of the other machines. It reports `Arrived`, `Received` and `Disconnected`.
 
     Args:
         listener: a socket that listens at the coordinator's address. `close` closes it.
@@ -63,12 +46,11 @@ class LauncherServer(Network):
         self._thread.result(self._open(listener))
 
     def send(self, machine: int, message: LauncherMessage) -> None:
+        """Send a message. If the machine is gone, the message is lost, and `Disconnected` is reported."""
         self._thread.call(self._send, machine, message)
 
-    def reach(self, seconds: float) -> None:
-        raise NotImplementedError("machine 0 does not connect to other launchers")
-
     def close(self, *last: LauncherMessage) -> None:
+        """Send the last messages to all launchers, and close all connections."""
         self._thread.result(self._close(last))
         self._thread.close()
 
@@ -120,8 +102,8 @@ class LauncherServer(Network):
         return None
 
 
-class LauncherClient(Network):
-    """Connects to the launcher of machine 0.
+class LauncherClient:
+    """Connects to the launcher of machine 0. It reports `Arrived`, `Unreached`, `Received` and `Disconnected`.
 
     Args:
         job: the job of the launchers, in which each process is the launcher of a machine.
@@ -136,12 +118,15 @@ class LauncherClient(Network):
         self._thread = NetworkThread("jaxddp-launcher")
 
     def send(self, machine: int, message: LauncherMessage) -> None:
+        """Send a message to machine 0. If it is gone, the message is lost, and `Disconnected` is reported."""
         self._thread.call(self._send, message)
 
     def reach(self, seconds: float) -> None:
+        """Try to connect to machine 0 for this many seconds."""
         self._thread.begin(self._run(seconds))
 
     def close(self, *last: LauncherMessage) -> None:
+        """Send the last messages to machine 0, and close the connection."""
         if self._connection is not None:
             self._thread.result(_leave(self._connection, *last))
         self._thread.close()

@@ -1,45 +1,150 @@
-"""The state of the launcher that decides when and on which machines a generation starts, and whether another follows.
-
-The launcher of machine 0 has this state, and so has every launcher that does not connect to other launchers.
-"""
+"""The state of a launcher on any machine except machine 0. It carries out the decisions of machine 0's launcher."""
 
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from jaxddp.cluster.meeting.generation import Generation
-from jaxddp.cluster.meeting.launcher_messages import (
-    Assignment,
-    JobEnded,
-    LauncherMessage,
-    MachineEnded,
-    MachineFailed,
-    Notice,
-    Stop,
-    shortened,
-)
-from jaxddp.cluster.meeting.transitions import (
+from jaxddp.cluster.meeting.events import (
     Arrived,
+    Assignment,
     Disconnected,
     Effect,
     Event,
+    JobEnded,
+    JoinGeneration,
+    LauncherMessage,
     LocalEnded,
     LocalFailed,
+    MachineEnded,
+    MachineFailed,
+    Notice,
     RaiseError,
+    Reach,
     Received,
     SaveProcesses,
     Say,
     Send,
     Signalled,
     StartGeneration,
+    Stop,
     StopProcesses,
     TimePassed,
+    Unreached,
+    shortened,
 )
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.restarts import PREEMPTED, Budget, End, decide
+from jaxddp.cluster.worker_group import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, End
 from jaxddp.core.errors import JaxddpError, Unreachable
 from jaxddp.core.wording import counted
+
+LONGEST_DELAY = 60.0
+LONG_RUN = 600.0
+"""After an attempt that ran for at least this many seconds, the delays begin again at the shortest."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The restarts of a job.
+
+    Attributes:
+        most: the number of allowed restarts.
+        used: the number of restarts so far.
+        in_a_row: the number of consecutive failures without a long run between them.
+    """
+
+    most: int
+    used: int = 0
+    in_a_row: int = 0
+
+    def after_failure(self, seconds: float) -> "Budget | None":
+        """Return the budget after an attempt that failed after this many seconds; None if no restart is left."""
+        if self.used == self.most:
+            return None
+        return replace(self, used=self.used + 1, in_a_row=1 if seconds >= LONG_RUN else self.in_a_row + 1)
+
+    @property
+    def delay(self) -> float:
+        """Seconds before the next start: 1, 2, 4 and so on, at most 60."""
+        # A float cannot hold a power of two beyond 2**1023.
+        return min(2.0 ** min(self.in_a_row - 1, 10), LONGEST_DELAY) if self.in_a_row else 0.0
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A restart of the job after `budget.delay` seconds. `line` is the reason, which is printed."""
+
+    budget: Budget
+    line: str
+
+
+def decide(
+    ends: Mapping[int, End],
+    failure: End | None,
+    budget: Budget,
+    seconds: float,
+    *,
+    elastic: bool = False,
+    growing: bool = False,
+) -> int | Restart:
+    """Return the exit code of the job, or the restart that follows the start that ended.
+
+    Args:
+        ends: how the processes of each machine ended, by the machine's number.
+        failure: the first failure on any machine; None if no process failed.
+        seconds: how long the processes ran.
+        elastic: whether the job continues when a machine other than machine 0 is asked to stop.
+        growing: whether all processes were asked to save and stop, so that the next start has more machines.
+    """
+    if all(end.code == 0 for end in ends.values()):
+        return 0
+    leaving = [machine for machine, end in ends.items() if end.stop_requested]
+    code = PREEMPTED if failure is None else failure.code
+    if code == BAD_INPUT or any(end.user_exit for end in ends.values()) or (leaving and (0 in leaving or not elastic)):
+        return code
+    if leaving:
+        names = " and ".join(f"machine {machine}" for machine in sorted(leaving))
+        return Restart(replace(budget, in_a_row=0), f"{names} left; the other machines continue")
+    if growing and (failure is None or failure.code == STOPPED_BEFORE_TRAINING):
+        saved = "" if failure else "saved; "
+        return Restart(replace(budget, in_a_row=0), f"{saved}all processes restart with the new machines")
+    after = budget.after_failure(seconds)
+    if failure is None or after is None:
+        return code
+    return Restart(after, f"{failure.cause}; restart {after.used} of {after.most} in {after.delay:g} s")
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The machines of a generation, and how their processes ended.
+
+    Attributes:
+        number: the number of the generation, from 0; -1 before the first generation.
+        members: the machines of the generation.
+        ends: how the processes of each member ended, for the members whose processes have ended.
+        failure: the first failure of any member.
+        growing: whether all processes were asked to save and stop, so that the next generation has more machines.
+    """
+
+    number: int = -1
+    members: tuple[int, ...] = ()
+    ends: Mapping[int, End] = field(default_factory=dict)
+    failure: End | None = None
+    growing: bool = False
+
+    @property
+    def pending(self) -> set[int]:
+        """The members whose processes have not ended. It is empty unless the stage is "running"."""
+        return set(self.members) - self.ends.keys()
+
+    def with_end(self, machine: int, end: End) -> "Generation":
+        """Return the generation after the processes of a machine have ended."""
+        return replace(self, ends={**self.ends, machine: end})
+
+    def following(self, members: tuple[int, ...]) -> "Generation":
+        """Return the next generation, whose processes run on these machines."""
+        return Generation(self.number + 1, members)
+
 
 Stage = Literal["gathering", "running", "delay", "over"]
 """The stages: wait for machines; run a generation; wait before the next generation; the job has ended."""
@@ -47,7 +152,7 @@ Stage = Literal["gathering", "running", "delay", "over"]
 
 @dataclass(frozen=True)
 class Coordinator:
-    """The state of the deciding launcher, with the protocol `jaxddp.cluster.meeting.transitions.State`.
+    """The state of the deciding launcher, with the protocol `jaxddp.cluster.meeting.events.State`.
 
     Attributes:
         processes: the number of processes on each machine.
@@ -257,3 +362,124 @@ class Coordinator:
 
 def _without(present: Mapping[int, str], machine: int) -> dict[int, str]:
     return {other: host for other, host in present.items() if other != machine}
+
+
+_ADMISSION_SECONDS = 60.0
+"""The seconds in which machine 0 must admit this machine after a connection is established."""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The state of a launcher that follows machine 0, with the protocol `jaxddp.cluster.meeting.events.State`.
+
+    Attributes:
+        is_connected: whether this launcher is connected to machine 0.
+        was_connected: whether this launcher is or was connected to machine 0.
+        deadline: when to stop trying to connect to machine 0; None while this launcher does not try.
+        is_running: whether processes run on this machine.
+        generation: the number of the last generation in which this machine took part.
+        end: how the processes of that generation ended; None while the processes run, and before the first generation.
+        stop_requested: whether this launcher received a signal to end.
+        job_code: the exit code of the job; None until machine 0 sends it.
+    """
+
+    options: Launch
+    is_connected: bool = False
+    was_connected: bool = False
+    deadline: float | None = None
+    is_running: bool = False
+    generation: int = 0
+    end: End | None = None
+    stop_requested: bool = False
+    job_code: int | None = None
+    is_over: bool = False
+    code: int = 1
+
+    @property
+    def wake(self) -> float | None:
+        return self.deadline
+
+    def after(self, event: Event, now: float) -> tuple["Agent", list[Effect]]:
+        effects: list[Effect] = []
+        if self.is_over:
+            return self, effects
+        state = self._handle(event, now, effects)
+        if not state.is_over and not state.is_running and state.deadline is None:
+            state = state._decide_when_idle(now, effects)
+        return state, effects
+
+    def last_messages(self, error: JaxddpError | None) -> list[LauncherMessage]:
+        if error is not None:
+            return [
+                MachineEnded(
+                    self.generation, error.exit_code, shortened(str(error)), stop_requested=False, user_exit=False
+                )
+            ]
+        if self.stop_requested:
+            return [MachineEnded(self.generation, self.code, "asked to stop", stop_requested=True, user_exit=False)]
+        return []
+
+    def _handle(self, event: Event, now: float, effects: list[Effect]) -> "Agent":
+        match event:
+            case Arrived():
+                return replace(self, is_connected=True, was_connected=True, deadline=None)
+            case Disconnected(_, reason):
+                if self.job_code is None:
+                    effects.append(Say(f"machine 0 {reason}"))
+                effects.append(StopProcesses(saved=False))
+                return replace(self, is_connected=False)
+            case Unreached(error):
+                return self._give_up(error, effects)
+            case Received(_, message):
+                return self._handle_message(message, effects)
+            case LocalFailed(end):
+                effects.append(Send(0, MachineFailed(self.generation, end.code, shortened(end.cause))))
+                return self
+            case LocalEnded(end):
+                ended = MachineEnded(self.generation, end.code, shortened(end.cause), end.stop_requested, end.user_exit)
+                effects.append(Send(0, ended))
+                return replace(self, is_running=False, end=end)
+            case Signalled(number):
+                effects.append(Say(f"{number.name}: no process runs here; this launcher ends"))
+                return replace(self, is_over=True, code=128 + number, stop_requested=True)
+            case TimePassed():
+                if self.deadline is None or now < self.deadline:
+                    return self
+                return self._give_up(Unreachable(f"--coordinator {self.options.coordinator}: no answer"), effects)
+
+    def _handle_message(self, message: object, effects: list[Effect]) -> "Agent":
+        match message:
+            case Notice(line):
+                effects.append(Say(line))
+            case Stop(generation, saved) if generation == self.generation:
+                effects.append(StopProcesses(saved))
+            case JobEnded(code):
+                effects.append(StopProcesses(saved=False))
+                return replace(self, job_code=code)
+            case Assignment() if not self.is_running:
+                effects.append(JoinGeneration(message))
+                return replace(self, is_running=True, generation=message.generation, end=None)
+            case _:
+                pass
+        return self
+
+    def _decide_when_idle(self, now: float, effects: list[Effect]) -> "Agent":
+        """Decide the next action while no process runs: end, connect to machine 0, or wait for a message."""
+        if self.job_code is not None:
+            return replace(self, is_over=True, code=self.job_code)
+        options, end = self.options, self.end
+        if end is not None:
+            if end.stop_requested and (options.machines.elastic or not self.is_connected):
+                return replace(self, is_over=True, code=end.code)
+            if not self.is_connected and not options.restarts:
+                return replace(self, is_over=True, code=end.code or 1)
+        if self.is_connected:
+            return self
+        again = " again" if self.was_connected else ""
+        line = f"reaching machine 0 at {options.coordinator}{again}, for up to {options.wait:g} s"
+        effects += [Say(line), Reach(options.wait)]
+        return replace(self, deadline=now + options.wait + _ADMISSION_SECONDS)
+
+    def _give_up(self, error: JaxddpError, effects: list[Effect]) -> "Agent":
+        effects.append(Say(str(error)) if self.was_connected else RaiseError(error))
+        return replace(self, is_over=True, code=self.end.code if self.end and self.end.code else 1)

@@ -1,30 +1,53 @@
-"""The checks of a machine before a run. Each check returns a `Finding`, or raises an error if it fails."""
+"""The checks of a machine and of a recipe before a run. Each returns a `Finding`, or raises an error if it fails.
 
+The checks of a recipe rehearse the start of a run: they open the data, decode a few images, and compile the step.
+"""
+
+import dataclasses
 import os
 import platform
 import shutil
+import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
 import jaxddp.core.files as files
-from jaxddp.cluster.doctor.allreduce import bus_bandwidth, check_sum, time_all_reduce
 from jaxddp.cluster.machine import local_cores, local_gpus
-from jaxddp.config import ParallelConfig
+from jaxddp.config import Config, ParallelConfig
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import Peers
 from jaxddp.core.tpu import local_chips
-from jaxddp.core.wording import counted, size
+from jaxddp.core.wording import counted, size, speed
+from jaxddp.data.batch import Batch
+from jaxddp.data.opening import labelled_and_unlabelled, open_tables
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.source import Source
+from jaxddp.engine.groups.group_mesh import unstacked_shapes
+from jaxddp.engine.state import TrainState
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.tpu import accelerator_type
-from jaxddp.mesh import Topology
+from jaxddp.measure.memory import Fit, MemoryReport, Needs
+from jaxddp.mesh import AXIS, Topology
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
+from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.setup.resources import join_job
+from jaxddp.setup.run_setup import RunSetup
+from jaxddp.training.device_memory import needs_of_batch
 from jaxddp.training.listeners.step_seconds import FILE, StepSeconds
+from jaxddp.training.progress import count_parameters
 from jaxddp.workdir.session import check_shared
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -175,3 +198,139 @@ def shared(directory: Path, peers: Peers) -> Finding:
     """Check that every process sees the files that process 0 writes."""
     check_shared(directory, peers)
     return Finding(f"{directory}: seen by all processes")
+
+
+REPEATS = 9
+_CYCLE = 5
+
+
+def make_all_reduce(topology: Topology) -> Callable[[jax.Array], jax.Array]:
+    """Return a function that sums over all devices: float32[devices * n], sharded, to float32[n], replicated."""
+    reduce = jax.shard_map(lambda part: lax.psum(part, AXIS), mesh=topology.mesh, in_specs=P(AXIS), out_specs=P())
+    return jax.jit(reduce)
+
+
+def contributions(topology: Topology, size: int) -> jax.Array:
+    """Return float32[devices * size]. Element j on device i is (i + j) mod 5, so sums are exact in any order."""
+
+    def part() -> jax.Array:
+        return (lax.axis_index(AXIS) + jnp.arange(size)).astype(jnp.float32) % _CYCLE
+
+    return jax.jit(jax.shard_map(part, mesh=topology.mesh, in_specs=(), out_specs=P(AXIS)))()
+
+
+def check_sum(topology: Topology, total: jax.Array) -> None:
+    """Compare the sum of `contributions` on each device of this process with the expected sum.
+
+    Raises:
+        InputError: a sum is wrong.
+    """
+    cycle = [sum((i + j) % _CYCLE for i in range(topology.num_devices)) for j in range(_CYCLE)]
+    expected = np.resize(np.array(cycle, np.float32), total.shape)
+    for shard in total.addressable_shards:
+        actual = np.asarray(shard.data)
+        wrong = np.flatnonzero(actual != expected)
+        if wrong.size:
+            at = wrong[0]
+            raise InputError(
+                f"{shard.device}: a sum of {total.nbytes} bytes over {topology.num_devices} devices is wrong: element "
+                f"{at} is {actual[at]:g}, expected {expected[at]:g}; do not train here before this is fixed"
+            )
+
+
+def time_all_reduce(topology: Topology, num_bytes: int, repeats: int = REPEATS) -> tuple[float, jax.Array]:
+    """Return the median seconds of an all-reduce of `num_bytes` on each device, and the last sum, for `check_sum`.
+
+    All processes must call this function with the same arguments. It does not check the sum: if one process raised an
+    error between the all-reduces, the others would wait for it.
+    """
+    reduce, parts = make_all_reduce(topology), contributions(topology, num_bytes // 4)
+    total, seconds = jax.block_until_ready(reduce(parts)), []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        total = jax.block_until_ready(reduce(parts))
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds), total
+
+
+def bus_bandwidth(num_devices: int, num_bytes: int, seconds: float) -> float:
+    """Return the bytes per second over each link of a ring. A link carries 2 (n - 1) / n times the buffer.
+
+    See Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002. nccl-tests calls it busbw.
+    """
+    return 2 * (num_devices - 1) / num_devices * num_bytes / seconds
+
+
+SAMPLE_IMAGES = 512
+_SAMPLE_BATCH = 16
+
+
+def data(config: Config, process: int = 0) -> Finding:
+    """Open the data, and check that every image exists. The value is the training and validation tables."""
+    train_table, val_table = open_tables(config.data.of_process(process), config.eval.limit)
+    train_table, unlabelled = labelled_and_unlabelled(train_table, config.data)
+    more = "" if unlabelled is None else f", {len(unlabelled):,} without labels"
+    counts = f"{counted(len(train_table), 'row')} to train, {len(val_table):,} to validate{more}"
+    detail = f"{counts}, {counted(train_table.num_classes, 'class')}; every image is there"
+    return Finding(detail, (train_table, val_table))
+
+
+def images(config: Config, tables: tuple[Source, Source], process: int) -> Finding:
+    """Decode the first training images, with different images in each process, and the first validation images."""
+    train_source, val_source = tables
+    size = min(_SAMPLE_BATCH, len(train_source))
+    steps = -(-min(SAMPLE_IMAGES, len(train_source)) // size)
+    order = SampleOrder(len(train_source), size, config.seed)
+    step_numbers = range(process * steps, (process + 1) * steps)
+    batches = train_source.train_batches(
+        order, config.data, step_numbers, substitutes=train_source.substitutes(config.data)
+    )
+    # The first batch is not timed, because it includes the start of reading and decoding.
+    decoded, begin = len(next(batches).row), time.perf_counter()
+    timed = sum(len(batch.row) for batch in batches)
+    pace = f" at {speed(timed / (time.perf_counter() - begin))} images/s" if timed else ""
+    evaluation = val_source.eval_batches(EvalOrder(len(val_source), _SAMPLE_BATCH), config.data.of_evaluation)
+    validated = int(sum(batch.mask.sum() for batch in islice(evaluation, steps)))
+    return Finding(f"{decoded + timed} read for training{pace}, {validated} for validation")
+
+
+def recipe(file: RecipeFile) -> Finding:
+    """Set up the run as training does. The value is the setup."""
+    setup = initialize(open_recipe(file))
+    steps = f"{counted(setup.layout.plan.total_steps, 'step')} of {counted(setup.feed.order.batch_size, 'image')}"
+    count = count_parameters(setup.state.params)
+    name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
+    return Finding(
+        f"{name}, {count:,} parameters; {steps}", dataclasses.replace(setup, state=setup.placed(setup.state))
+    )
+
+
+def step(setup: RunSetup) -> Finding:
+    """Compile the training step. Report its FLOPs and memory, including the images that stay on the devices.
+
+    Raises:
+        InputError: the step does not fit into the memory of the devices of this process.
+    """
+    program = setup.programs.train(setup.supervised, setup, resident=False)
+    begin = time.perf_counter()
+    feed, division = (abstract_batch(setup), setup.key), setup.layout.division
+    program.prepare(setup.state, *feed)
+    cost = program.cost
+    assert cost is not None
+    work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
+    kept = setup.feed.resident_bytes(setup.validated) if setup.config.data.cache == "device" else {}
+    needs = Needs.of(cost, unstacked_shapes(setup.state).params, setup.topology, kept)
+    fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
+    fit.check(lambda changed: needs_of_batch(changed, division, program.function, setup.state, feed, setup.topology))
+    return Finding(f"{work}; {fit}")
+
+
+def abstract_batch(setup: RunSetup) -> Batch:
+    """Return the shapes and dtypes of a placed training batch, without allocating memory for the batch."""
+    batch, sharded = setup.feed.abstract_batch(), setup.topology.sharded
+    return jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=sharded), batch)
+
+
+def checkpoint_bytes(state: TrainState, keep: int) -> int:
+    """Return the maximum bytes of a run's checkpoints: the last `keep`, the best, and the one being written."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state)) * (keep + 2)
