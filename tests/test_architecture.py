@@ -67,6 +67,17 @@ LAYERS = (
 GROUPS = {place: group for group in LAYERS for place in group.modules.split()}
 PACKAGE_INIT = "__init__"
 
+DOORS = {
+    "job": {"environment", "membership"},
+    "wire": set[str](),
+    # A sweep starts its runs as the launcher starts the processes of a job.
+    "cluster": {"launcher", "options", "doctor.checklist", "machine", "worker", "worker_group"},
+}
+"""The modules of the launcher and of the job that the trainer may import. Otherwise it sees other processes through
+`jaxddp.core.peers`."""
+SEEN = {"wire": {"core", "wire"}, "job": {"core", "wire", "job"}}
+"""All that these folders import."""
+
 # Libraries that only this file may import, besides the libraries of its group.
 FILE_LIBRARIES = {
     "configs/cifar10_fast.py": "jax optax",
@@ -216,6 +227,20 @@ def imports_by_string(path: str, source: str) -> list[str]:
     return [f"{path}:{line}: {name}" for line, name in names if name in ("import_module", "__import__")]
 
 
+def doors(path: str, source: str) -> list[str]:
+    """Check that the trainer imports only `DOORS` of launcher and job, and that the job imports no trainer."""
+    own, violations = module_of(path), []
+    for line, name in imports(path, source):
+        library, _, module = name.partition(".")
+        room, _, inside = module.partition(".")
+        is_door = any(f"{inside}.".startswith(f"{door}.") for door in DOORS.get(room, ()))
+        if library == "jaxddp" and own not in DOORS and room in DOORS and not is_door:
+            violations.append(f"{path}:{line}: {name} is behind a door; see DOORS")
+        if library == "jaxddp" and own in SEEN and room not in SEEN[own]:
+            violations.append(f"{path}:{line}: {name} is not seen from {own}/; see SEEN")
+    return violations
+
+
 def device_queries(path: str, source: str) -> list[str]:
     """Check that only job/ and mesh.py query JAX for devices and processes."""
     tree, violations = nodes(source), []
@@ -302,6 +327,7 @@ RULES: dict[Rule, tuple[str, ...]] = {
     allowed_libraries: ("jaxddp", "configs"),
     tools_on_top: ("jaxddp", "configs"),
     imports_by_string: ("jaxddp", "configs"),
+    doors: ("jaxddp", "configs"),
     device_queries: ("jaxddp", "configs"),
     empty_package_inits: ("jaxddp",),
     lengths: ("jaxddp", "configs", "launch", "benchmarks", "website"),
@@ -319,8 +345,8 @@ BAD = [
     (layer_order, "jaxddp/models/resnet.py", "from jaxddp.engine.state import TrainState"),
     (layer_order, "jaxddp/mesh.py", "from jaxddp.models.resnet import resnet"),
     (layer_order, "jaxddp/core/errors.py", "from jaxddp.sections.goal import Goal"),
-    (layer_order, "jaxddp/data/opening.py", "from jaxddp.job.membership import peers"),
-    (layer_order, "jaxddp/training/loop.py", "from jaxddp.job.membership import peers"),
+    (layer_order, "jaxddp/data/opening.py", "from jaxddp.job.membership import join"),
+    (layer_order, "jaxddp/training/loop.py", "from jaxddp.job.membership import join"),
     (layer_order, "jaxddp/training/listeners/history.py", "def f():\n    import jaxddp.job.membership as membership"),
     (layer_order, "jaxddp/job/control_plane.py", "from jaxddp.workdir.session import session"),
     (layer_order, "jaxddp/training/loop.py", "from jaxddp.setup.prepare import initialize"),
@@ -347,6 +373,11 @@ BAD = [
     (imports_by_string, "jaxddp/engine/step.py", "import importlib\nimportlib.import_module('clu')"),
     (imports_by_string, "jaxddp/engine/step.py", "from importlib import import_module\nimport_module('clu')"),
     (imports_by_string, "jaxddp/engine/step.py", "__import__('clu')"),
+    (doors, "jaxddp/setup/joining.py", "from jaxddp.job.control_plane import ControlPlane"),
+    (doors, "jaxddp/workdir/presence.py", "def f():\n    from jaxddp.job import watchdog"),
+    (doors, "jaxddp/sweeps/runner.py", "from jaxddp.cluster.meeting.driver import driver"),
+    (doors, "jaxddp/api.py", "import jaxddp.wire.messages"),
+    (doors, "jaxddp/job/membership.py", "from jaxddp.config import Config"),
     (device_queries, "jaxddp/engine/step.py", "import jax\nn = len(jax.devices())"),
     (device_queries, "jaxddp/engine/step.py", "import jax as j\ndef f():\n    return j.local_devices()"),
     (device_queries, "jaxddp/engine/step.py", "import jax.numpy\nn = jax.device_count()"),
@@ -393,6 +424,8 @@ GOOD = [
     ),
     (allowed_libraries, "jaxddp/engine/step.py", "from jax import lax\nfrom ..core.errors import InputError"),
     (imports_by_string, "jaxddp/config.py", "import importlib.util\nimportlib.util.spec_from_file_location('a', 'b')"),
+    (doors, "jaxddp/setup/joining.py", "from jaxddp.job.membership import join\nfrom jaxddp.job import environment"),
+    (doors, "jaxddp/cluster/launcher.py", "from jaxddp.job.watchdog import Loss\nfrom jaxddp.config import Config"),
     (device_queries, "jaxddp/mesh.py", "import jax\njax.devices(), jax.process_index()"),
     (
         device_queries,
