@@ -18,12 +18,11 @@ from support.runs import RECIPE, file_of
 
 from jaxddp.cli import main
 from jaxddp.cluster.doctor import checks
-from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor
+from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
 from jaxddp.mesh import Topology
-from jaxddp.models.swin import merge
 from jaxddp.recipe_file import RecipeFile, read_recipe
 
 ROOT = Path(__file__).parent.parent
