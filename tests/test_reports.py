@@ -94,12 +94,12 @@ def test_reducing_many_points_keeps_all_peaks(tmp_path):
     rows[17]["loss"] = None
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = page_of(read_runs([workdir]))
-    (trace,) = chart(page.curves.charts, "loss").data
+    (trace,) = chart(page.curves, "loss").data
     assert len(trace["y"]) <= MOST_POINTS and (max(trace["y"]), min(trace["y"])) == (50, -3)
     kept_rows = trace["meta"]["rows"]
     assert kept_rows == sorted(kept_rows) and {12_345, 777} <= {*kept_rows}
     assert trace["y"] == pytest.approx([losses[row] for row in kept_rows], rel=1e-6)
-    assert len(page.curves.positions["0 steps"]["step"]) == len(losses)
+    assert len(page.positions["0 steps"]["step"]) == len(losses)
 
 
 @pytest.mark.parametrize(("losses", "wide"), [((0.01, 1.01), True), ((0.011, 1), False), ((0, 1), False), ((), False)])
@@ -108,9 +108,9 @@ def test_a_loss_with_a_wide_range_starts_with_a_logarithmic_axis(tmp_path, losse
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in enumerate((*losses, None))]
     (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = page_of(read_runs([workdir]))
-    assert page.curves.logarithmic == wide
+    assert page.is_wide == wide
     html = render(page)
-    assert ('data-scale="log" aria-pressed="true"' in html) == (wide and bool(page.curves.charts))
+    assert ('data-scale="log" aria-pressed="true"' in html) == (wide and bool(page.curves))
 
 
 def test_plotly_accepts_every_property_of_the_charts(tmp_path):
@@ -119,7 +119,7 @@ def test_plotly_accepts_every_property_of_the_charts(tmp_path):
     page = page_of(runs)
     classes = run_classes(0, "a", "#000000", outcome_of_noise())
     assert classes.matrix is not None
-    for drawing in (*page.curves.charts, *page.seeds.charts, classes.matrix):
+    for drawing in (*page.curves, *page.seed_charts, classes.matrix):
         figure = graph_objects.Figure({"data": drawing.data, "layout": drawing.layout})
         assert len(figure.data) == len(drawing.data) > 0
     with pytest.raises(ValueError):
@@ -139,14 +139,14 @@ def test_mean_and_spread_over_seeds_are_those_of_numpy(tmp_path):
             values = np.array([row[metric] for row in rows])
             spread = (values.mean(), values.std(ddof=1), values.min(), values.max())
             expected = ["all runs", metric, moment, "4", *(number(metric, value) for value in spread)]
-            assert expected in texts(page.seeds.table)
-    assert len(page.seeds.table.rows) == 4
-    least, most, mean = chart(page.seeds.charts, "loss of validation").data
+            assert expected in texts(page.seed_table)
+    assert len(page.seed_table.rows) == 4
+    least, most, mean = chart(page.seed_charts, "loss of validation").data
     values = np.array([[row["loss"] for row in rows] for rows in validated])
     assert mean["y"] == pytest.approx(values.mean(0), rel=1e-6)
     assert least["y"] == pytest.approx(values.min(0), rel=1e-6)
     assert most["y"] == pytest.approx(values.max(0), rel=1e-6)
-    assert page.seeds.positions[mean["meta"]["where"]]["step"] == [10, 20, 30, 40]
+    assert page.positions[mean["meta"]["where"]]["step"] == [10, 20, 30, 40]
 
 
 def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):
@@ -182,7 +182,7 @@ def test_runs_that_differ_only_in_seed_and_machine_are_one_group(tmp_path):
     legend = page_of(runs[:4]).legend
     assert legend[0].colour == legend[1].colour != legend[2].colour == legend[3].colour
     single_runs = page_of([runs[0], runs[2]])
-    assert single_runs.legend[0].colour != single_runs.legend[1].colour and not single_runs.seeds.table.rows
+    assert single_runs.legend[0].colour != single_runs.legend[1].colour and not single_runs.seed_table.rows
 
 
 def test_runs_are_not_seeds_of_one_recipe_if_another_key_changes_their_results(tmp_path):
@@ -208,10 +208,10 @@ def test_runs_are_not_seeds_of_one_recipe_if_another_key_changes_their_results(t
 @pytest.mark.parametrize("status", ["failed", "preempted", "interrupted", None])
 def test_only_runs_that_are_done_are_in_the_means_of_a_report(tmp_path, status):
     workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 1, status="stopped")]
-    expected = texts(page_of(read_runs(workdirs)).seeds.table)
+    expected = texts(page_of(read_runs(workdirs)).seed_table)
     page = page_of(read_runs([*workdirs, write_run(tmp_path / "c", 2, status=status)]))
-    assert texts(page.seeds.table) == expected and len(page.legend) == 3
-    (mean,) = {trace["name"] for trace in page.seeds.charts[0].data if "mean" in trace.get("name", "")}
+    assert texts(page.seed_table) == expected and len(page.legend) == 3
+    (mean,) = {trace["name"] for trace in page.seed_charts[0].data if "mean" in trace.get("name", "")}
     assert mean == "all runs, mean of 2"
 
 
@@ -552,8 +552,8 @@ def test_a_run_without_available_classes_is_left_out_and_logged(trained, tmp_pat
     (workdirs[2] / "config.json").write_text(json.dumps(content))
     runs = read_runs([*workdirs, trained])
     page = with_classes(page_of(runs), runs, "best")
-    assert len(page.classes.runs) == 1 and page.classes.runs[0].name == runs[3].name
-    python, moved_run, empty = page.classes.faults
+    assert len(page.classes) == 1 and page.classes[0].name == runs[3].name
+    python, moved_run, empty = page.class_faults
     assert "the run came from Python, and its config does not name the network" in python
     assert "gone.npz: no such directory or file" in moved_run
     assert f"{workdirs[2]}: not the work directory of a run: it has no folder checkpoints/" in empty

@@ -16,7 +16,7 @@ from PIL import Image
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.core.wording import counted, not_installed
+from jaxddp.core.wording import counted
 from jaxddp.data.opening import open_unchecked
 from jaxddp.data.selection import chosen_images
 from jaxddp.data.source import Source, SourceTable
@@ -237,14 +237,6 @@ def _mistakes(images: ValidationImages) -> list[Mistake]:
         Mistake(url, source.name(row), names[outcome.labels[row]], names[outcome.predictions[row]], share)
         for url, row, share in zip(thumbnails(source, data, rows), rows.tolist(), shares, strict=True)
     ]
-
-
-def check_feature_map() -> None:
-    """Raise `InputError` if scikit-learn is not installed."""
-    try:
-        import sklearn  # noqa: F401
-    except ModuleNotFoundError:
-        raise InputError(f"--features: {not_installed('scikit-learn', 'features')}") from None
 
 
 def feature_map(number: int, images: "ValidationImages") -> FeatureMap:

@@ -6,7 +6,8 @@ security policy forbids loading anything.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -57,11 +58,10 @@ def write_report(
     if which is not None and which not in ("best", "latest") and not (which.isascii() and which.isdecimal()):
         raise InputError(f"--step {which}: give best, latest, or the step of a checkpoint")
     if features:
-        from jaxddp.reports.classes import check_feature_map
-
-        check_feature_map()
-    if features and which is None:
-        raise InputError("--features: needs the checkpoint's network; leave --no-predictions out")
+        if find_spec("sklearn") is None:
+            raise InputError(f"--features: {not_installed('scikit-learn', 'features')}")
+        if which is None:
+            raise InputError("--features: needs the checkpoint's network; leave --no-predictions out")
     if not directories:
         raise InputError("report: no run is given; give the work directory of at least one")
     runs = read_runs(directories)
@@ -74,9 +74,8 @@ def write_report(
         page = with_classes(page, runs, which, data_path, features=features)
     content = render(page).encode(errors="replace")
     files.replace(out, content)
-    left_out = [*page.faults, *page.classes.faults]
-    more = "".join(f"\n{fault}" for fault in left_out)
-    return f"{out}: {counted(len(runs), 'run')}, {size(len(content))}{more}"
+    summary = f"{out}: {counted(len(runs), 'run')}, {size(len(content))}"
+    return "\n".join([summary, *page.faults, *page.class_faults])
 
 
 class LegendEntry(NamedTuple):
@@ -84,40 +83,6 @@ class LegendEntry(NamedTuple):
 
     name: str
     colour: str
-
-
-class CurveSection(NamedTuple):
-    """Charts of all logged metrics.
-
-    Attributes:
-        positions: the x values of the points of the charts, on each x axis.
-        logarithmic: whether the y axis of the loss is logarithmic when the page opens.
-    """
-
-    charts: Sequence[Chart]
-    positions: Positions
-    logarithmic: bool
-
-
-class SeedSection(NamedTuple):
-    """Runs that differ in their seed alone: charts of their means, and a table of their spreads."""
-
-    charts: Sequence[Chart]
-    positions: Positions
-    table: TextTable
-
-
-class ClassSection(NamedTuple):
-    """The predictions of checkpoints for validation data.
-
-    Attributes:
-        accuracies: tables of the accuracy of each class. Runs with the same classes share a table.
-        faults: a line for each run without predictions, with the reason.
-    """
-
-    accuracies: Sequence[TextTable] = ()
-    runs: "Sequence[RunClasses]" = ()
-    faults: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -129,24 +94,36 @@ class Page:
         faults: a line for each missing or damaged file of a run.
         settings: the settings that differ between runs, or the settings of a single run that are not the default.
         speed: a table of speed, memory and time.
+        curves: charts of all logged metrics.
+        is_wide: whether the y axis of the loss is logarithmic when the page opens.
+        seed_charts, seed_table: the means and the spreads of runs that differ in their seed alone.
+        positions: the x values of the points of the charts, on each x axis.
+        classes: the predictions of checkpoints for validation data.
+        accuracies: tables of the accuracy of each class. Runs with the same classes share a table.
+        class_faults: a line for each run without predictions, with the reason.
     """
 
     title: str
     runs: TextTable
     legend: Sequence[LegendEntry]
     faults: Sequence[str]
-    curves: CurveSection
-    seeds: SeedSection
     settings: TextTable
     speed: TextTable
-    classes: ClassSection = field(default_factory=ClassSection)
+    curves: Sequence[Chart]
+    is_wide: bool
+    seed_charts: Sequence[Chart]
+    seed_table: TextTable
+    positions: Positions
+    classes: "Sequence[RunClasses]" = ()
+    accuracies: Sequence[TextTable] = ()
+    class_faults: Sequence[str] = ()
 
     @property
     def charts(self) -> list[Chart]:
         """All charts that the page's script draws."""
-        matrices = [run.matrix for run in self.classes.runs if run.matrix is not None]
-        maps = [run.features.chart for run in self.classes.runs if run.features is not None]
-        return [*self.curves.charts, *self.seeds.charts, *matrices, *maps]
+        matrices = [run.matrix for run in self.classes if run.matrix is not None]
+        maps = [run.features.chart for run in self.classes if run.features is not None]
+        return [*self.curves, *self.seed_charts, *matrices, *maps]
 
 
 def check_libraries() -> None:
@@ -173,7 +150,7 @@ def render(page: Page) -> str:
     )
     fields_of_chart = ("id", "data", "layout", "curve", "logarithmic")
     charts = [{name: getattr(chart, name) for name in fields_of_chart} for chart in page.charts]
-    figures = {"charts": charts, "positions": page.curves.positions | page.seeds.positions}
+    figures = {"charts": charts, "positions": page.positions}
     return environment.get_template("page.html").render(page=page, figures=figures, plotly=get_plotlyjs())
 
 
@@ -182,15 +159,19 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
     groups, colours = _groups(runs)
     done = [group._replace(members=tuple(n for n in group.members if runs[n].is_done)) for group in groups]
     several = [group for group in done if len(group.members) > 1]
+    seed_charts, positions = seed_curves(runs, several)
     return Page(
         title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
         runs=run_table(runs, colours),
         legend=[LegendEntry(run.name, colour) for run, colour in zip(runs, colours, strict=True)],
         faults=[f"{run.name}: {fault}" for run in runs for fault in run.faults],
-        curves=CurveSection(curves(runs, colours), run_positions(runs), is_wide(runs)),
-        seeds=SeedSection(*seed_curves(runs, several), seed_table(runs, several)),
-        settings=_settings(runs, colours),
+        settings=_settings(runs),
         speed=speed_table(runs, colours),
+        curves=curves(runs, colours),
+        is_wide=is_wide(runs),
+        seed_charts=seed_charts,
+        seed_table=seed_table(runs, several),
+        positions=run_positions(runs) | positions,
     )
 
 
@@ -214,7 +195,7 @@ def with_classes(
             if features:
                 with _faults_of(f"{run.name}: its features are left out", faults):
                     classes[-1] = classes[-1]._replace(features=feature_map(number, images))
-    return replace(page, classes=ClassSection(accuracy_tables(classes), classes, faults))
+    return replace(page, classes=classes, accuracies=accuracy_tables(classes), class_faults=faults)
 
 
 @contextmanager
@@ -244,7 +225,7 @@ def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
     return [SeedGroup(name, colours[group[0]], group) for name, group in zip(names, members, strict=True)], colours
 
 
-def _settings(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
+def _settings(runs: Sequence[RunFiles]) -> TextTable:
     if len(runs) == 1:
         rows, titles = changes(runs[0]), ("default", "this run")
     else:

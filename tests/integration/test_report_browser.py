@@ -9,7 +9,7 @@ from support.browser import Browser
 from support.reports import HOSTILE, hostile_page, outcome_of_noise, write_run
 
 from jaxddp.reports.classes import accuracy_tables, feature_map, run_classes
-from jaxddp.reports.compose import ClassSection, page_of, render
+from jaxddp.reports.compose import page_of, render
 from jaxddp.reports.run_files import read_runs
 
 pytestmark = pytest.mark.ci
@@ -30,7 +30,7 @@ def page(tmp_path_factory) -> Path:
     page_content = page_of(runs)
     classes = [run_classes(run, *page_content.legend[run], outcome_of_noise(60 + run)) for run in range(3)]
     classes[1] = classes[1]._replace(features=feature_map(1, outcome_of_noise(61)))
-    page_content = replace(page_content, classes=ClassSection(accuracy_tables(classes), classes, ["none"]))
+    page_content = replace(page_content, classes=classes, accuracies=accuracy_tables(classes), class_faults=["none"])
     file = folder / "report.html"
     file.write_text(render(page_content))
     return file

@@ -12,7 +12,7 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.predictions import Outcome
 from jaxddp.reports.classes import ValidationImages, accuracy_tables, run_classes
-from jaxddp.reports.compose import ClassSection, Page, page_of
+from jaxddp.reports.compose import Page, page_of
 from jaxddp.reports.run_files import read_runs
 from jaxddp.workdir.lock import LOCK_FILE
 from support.data import random_table
@@ -85,4 +85,4 @@ def hostile_page(folder: Path) -> Page:
     runs = read_runs([workdir])
     page = page_of(runs)
     classes = [run_classes(0, *page.legend[0], outcome_of_noise(names=(HOSTILE, "<i>b</i>", "c", "d", "e")))]
-    return replace(page, classes=ClassSection(accuracy_tables(classes), classes, [HOSTILE]))
+    return replace(page, classes=classes, accuracies=accuracy_tables(classes), class_faults=[HOSTILE])
