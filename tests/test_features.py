@@ -20,9 +20,9 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import Labels
 from jaxddp.data.opening import open_one_split
-from jaxddp.inference import feature_formats
-from jaxddp.inference.feature_formats import FeatureColumns
+from jaxddp.inference import output_formats
 from jaxddp.inference.output_files import write_features
+from jaxddp.inference.output_formats import FeatureColumns
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.models.activations import find_layer
 from jaxddp.models.adapt import adapt
@@ -119,7 +119,7 @@ def test_a_pooling_of_another_name_is_refused():
 
 
 def write(run: TrainedRun, out: Path, table: Any = TABLE, **options: Any) -> bytes:
-    write_features(run, table, out, feature_formats.format_of(out), **options)
+    write_features(run, table, out, output_formats.feature_format(out), **options)
     assert not out.with_name(f"{out.name}.partial").exists()
     return out.read_bytes()
 
@@ -169,11 +169,11 @@ def test_an_interrupted_file_continues_and_has_the_same_bytes_on_any_number_of_d
 
 @pytest.mark.parametrize("form", ["npz", "parquet"])
 def test_a_file_is_written_in_parts_so_that_memory_does_not_grow_with_the_images(form, monkeypatch):
-    monkeypatch.setattr(feature_formats, "_BYTES_AT_ONCE", 4000)
+    monkeypatch.setattr(output_formats, "_BYTES_AT_ONCE", 4000)
     features = np.random.default_rng(0).normal(size=(1000, 10)).astype(np.float32)
     unlabelled = Labels(np.full(1000, -1, np.int32), (), ())
     columns = FeatureColumns([f"{row}" for row in range(1000)], unlabelled, (10,), "", "")
-    parts = [*feature_formats.content(form, columns, ((row, None) for row in features))]
+    parts = [*output_formats.feature_bytes(form, columns, ((row, None) for row in features))]
     assert len(parts) > 10 and sum(map(len, parts)) > features.nbytes
     # In .npz files the ids are one array.
     assert sorted(map(len, parts))[-5] < 10_000

@@ -12,8 +12,8 @@ from support.runs import fails
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import Labels
-from jaxddp.inference import feature_formats, probes
-from jaxddp.inference.feature_formats import FeatureColumns, LabelledFeatures, read_features
+from jaxddp.inference import output_formats, probes
+from jaxddp.inference.output_formats import FeatureColumns, LabelledFeatures, read_features
 from jaxddp.inference.probes import knn, linear
 
 RNG = np.random.default_rng(0)
@@ -39,8 +39,8 @@ def write(path: Path, features: np.ndarray, labels: np.ndarray | None = None, **
     of_classes = changes.pop("classes", of_classes)
     columns = FeatureColumns([str(row) for row in range(count)], of_classes, features.shape[1:], "", "run step 1")
     rows = ((row, None) for row in features.astype(np.float32))
-    form = feature_formats.format_of(path)
-    path.write_bytes(b"".join(feature_formats.content(form, dataclasses.replace(columns, **changes), rows)))
+    form = output_formats.feature_format(path)
+    path.write_bytes(b"".join(output_formats.feature_bytes(form, dataclasses.replace(columns, **changes), rows)))
     return path
 
 

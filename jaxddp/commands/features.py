@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import CpuDevices, Devices
 from jaxddp.core.wording import counted
-from jaxddp.inference.feature_formats import format_of
+from jaxddp.inference.output_formats import feature_format
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class FeaturesOfWeights(_FeatureOptions):
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. Raises: InputError."""
     options = _parse(arguments)
-    form = format_of(options.out)
+    form = feature_format(options.out)
     if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.data):
         raise InputError(f"{options.out}: is one of the images; give another --out")
     with doing(IMPORTING):

@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import CpuDevices, Devices, Range
 from jaxddp.core.wording import counted
-from jaxddp.inference.prediction_formats import PredictionFormat, format_of
+from jaxddp.inference.output_formats import PredictionFormat, prediction_format
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PredictImages:
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. Raises: InputError."""
     options = parse(PredictImages, PredictImages(), "jaxddp predict", arguments)
-    form = options.format or format_of(options.out)
+    form = options.format or prediction_format(options.out)
     if options.guard_formulas and form != "csv":
         raise InputError(f"--guard-formulas: applies to csv only, and {options.out} is {form}; leave it out")
     check_run(options.run)

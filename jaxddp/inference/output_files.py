@@ -33,9 +33,14 @@ from jaxddp.data.labels import labels_of
 from jaxddp.data.source import SourceTable
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.predictions import Pool
-from jaxddp.inference import feature_formats, prediction_formats
-from jaxddp.inference.feature_formats import FeatureColumns, FeatureFormat
-from jaxddp.inference.prediction_formats import PredictionFormat
+from jaxddp.inference.output_formats import (
+    FeatureColumns,
+    FeatureFormat,
+    PredictionFormat,
+    feature_bytes,
+    parquet_library,
+    prediction_bytes,
+)
 from jaxddp.inference.predictions import OutputRow, Predictions, column_names
 from jaxddp.inference.trained import BatchOutputs, TrainedRun, images_at_once
 from jaxddp.overrides import flatten
@@ -179,7 +184,8 @@ def write_predictions(
             have different arguments.
     """
     form, explain, peers = output.form, output.explain, run.topology.peers
-    prediction_formats.check(form)
+    if form == "parquet":
+        parquet_library()
     options = {"--out": output.path, "--top": output.top, "--format": form, "--explain": explain}
     peers.agree({name: str(value) for name, value in {**options, "--guard-formulas": output.guard_formulas}.items()})
     top = min(output.top, len(run.class_ids))
@@ -198,7 +204,7 @@ def write_predictions(
 
     def content(rows: Iterator[OutputRow]) -> Iterator[bytes]:
         guarded = ({column: as_text(cell) for column, cell in row.items()} for row in rows)
-        return prediction_formats.content(form, columns, guarded if output.guard_formulas else rows, table)
+        return prediction_bytes(form, columns, guarded if output.guard_formulas else rows, table)
 
     if explain is not None:
         peers.from_first("the folder", lambda: str(files.create(explain)))
@@ -227,7 +233,8 @@ def write_features(
         InputError: the file cannot be written, the network has no such layer, or the processes have different
             arguments.
     """
-    feature_formats.check(form)
+    if form == "parquet":
+        parquet_library()
     run.topology.peers.agree({"--out": str(out), "--format": form, "--layer": str(layer), "--pool": pool})
     _, shape_of_row = run.layer_programs.features(layer, pool)
 
@@ -246,7 +253,7 @@ def write_features(
             network=f"{run.directory.resolve()} step {run.step}",
         )
         decoded = ((np.frombuffer(base64.b64decode(str(row["features"])), _STORED), row["error"]) for row in rows)
-        return feature_formats.content(form, columns, decoded)
+        return feature_bytes(form, columns, decoded)
 
     def outputs(rest: SourceTable, at_once: int) -> Iterable[BatchOutputs]:
         return run.feature_stream(rest, layer, pool, at_once)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, not_installed
-from jaxddp.inference.feature_formats import LabelledFeatures, check_comparable
+from jaxddp.inference.output_formats import LabelledFeatures, check_comparable
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
 STRENGTHS = tuple(10.0**power for power in range(-5, 6))

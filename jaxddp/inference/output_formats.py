@@ -1,13 +1,18 @@
-"""Formats of feature files, NumPy's .npz and Parquet. They are written in parts, so that they need little memory."""
+"""Formats of the files with a row for each image: predictions in CSV, JSON lines, Parquet and Kaggle's, and features.
 
+Feature files are NumPy's .npz and Parquet. All are written in parts, so that they need little memory.
+"""
+
+import csv
 import io
 import json
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 
@@ -16,8 +21,15 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices, not_installed
 from jaxddp.data.formats.array_files import as_input_errors
 from jaxddp.data.formats.numpy_files import array_names, unpack_array
+from jaxddp.data.images.header import parse_header
 from jaxddp.data.labels import Labels
+from jaxddp.data.source import Table
+from jaxddp.inference.predictions import OutputRow
 
+Item = TypeVar("Item")
+PredictionFormat = Literal["csv", "jsonl", "parquet", "kaggle"]
+_AT_ONCE = 4096
+_THREADS = 16
 FeatureFormat = Literal["npz", "parquet"]
 FeatureRow = tuple[np.ndarray, Any]
 """The features of an image, float32[D], and its fault, or None."""
@@ -79,24 +91,50 @@ class LabelledFeatures:
     network: tuple[str, str]
 
 
-def format_of(out: Path) -> FeatureFormat:
-    """Return the format of a file from the suffix of its name. Raises: InputError if no format has this suffix."""
-    form = next((name for name in get_args(FeatureFormat) if out.suffix.lower() == f".{name}"), None)
+def prediction_format(out: Path) -> PredictionFormat:
+    """Return the format of a file of predictions from its suffix. Raises: InputError if no format has this suffix."""
+    return _format_of(out, get_args(PredictionFormat)[:3], ", or give --format")
+
+
+def feature_format(out: Path) -> FeatureFormat:
+    """Return the format of a file of features from its suffix. Raises: InputError if no format has this suffix."""
+    return _format_of(out, get_args(FeatureFormat), "")
+
+
+def _format_of(out: Path, names: Sequence[str], advice: str) -> Any:
+    form = next((name for name in names if out.suffix.lower() == f".{name}"), None)
     if form is None:
-        raise InputError(f"{out}: its extension names no format; {choices(out.suffix[1:], get_args(FeatureFormat))}")
+        raise InputError(f"{out}: its extension names no format; {choices(out.suffix[1:], names)}{advice}")
     return form
 
 
-def check(form: FeatureFormat) -> None:
-    """Raise `InputError` if a package that the format needs is not installed."""
-    if form == "parquet":
-        parquet_library()
+def parquet_library() -> tuple[Any, Any]:
+    """Return the modules `pyarrow` and `pyarrow.parquet`. Raises: InputError if pyarrow is not installed."""
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise InputError(f"format=parquet: {not_installed('pyarrow', 'parquet')}") from None
+    return pyarrow, parquet
 
 
-def content(form: FeatureFormat, columns: FeatureColumns, rows: Iterator[FeatureRow]) -> Iterator[bytes]:
+def prediction_bytes(
+    form: PredictionFormat, columns: list[str], rows: Iterable[OutputRow], source: Table
+) -> Iterator[bytes]:
+    """Yield the bytes of the file in parts. `rows` has a row for each image of the source, in order."""
+    write: dict[PredictionFormat, Callable[[list[str], Iterable[OutputRow], Table], Iterator[bytes]]] = {
+        "csv": _csv,
+        "jsonl": _json_lines,
+        "parquet": _parquet,
+        "kaggle": _kaggle,
+    }
+    return write[form](columns, rows, source)
+
+
+def feature_bytes(form: FeatureFormat, columns: FeatureColumns, rows: Iterator[FeatureRow]) -> Iterator[bytes]:
     """Yield the bytes of the file in parts. `rows` has a row for each image, in order."""
     write: dict[FeatureFormat, Callable[[FeatureColumns, Iterator[FeatureRow]], Iterator[bytes]]]
-    write = {"npz": _npz, "parquet": _parquet}
+    write = {"npz": _npz, "parquet": _feature_parquet}
     return write[form](columns, rows)
 
 
@@ -107,7 +145,7 @@ def read_features(path: Path) -> LabelledFeatures:
         InputError: the file cannot be read, is no such file, or its images have no label or several.
     """
     with files.reading(path, _ADVICE, missing=f"no such file; {_ADVICE}"), files.open_regular(path) as file:
-        arrays = (_read_npz if format_of(path) == "npz" else _read_parquet)(path, file)
+        arrays = (_read_npz if feature_format(path) == "npz" else _read_parquet)(path, file)
     if "labels" not in arrays:
         raise InputError(f"{path}: its images have no labels, which a probe needs; compute the features of a data set")
     features, labels = arrays["features"], arrays["labels"]
@@ -145,7 +183,7 @@ def _npz(columns: FeatureColumns, rows: Iterator[FeatureRow]) -> Iterator[bytes]
     with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
         with archive.open(_member("features"), "w", force_zip64=True) as member:
             np.lib.format.write_array_header_2_0(member, header)
-            for block in _blocks(columns, rows):
+            for block in _blocks(rows, _rows_at_once(columns)):
                 errors += [error or "" for _, error in block]
                 member.write(b"".join(features.tobytes() for features, _ in block))
                 yield sink.taken()
@@ -169,7 +207,7 @@ def _text(values: Sequence[str]) -> np.ndarray:
     return np.array(values, np.str_)
 
 
-def _parquet(columns: FeatureColumns, rows: Iterator[FeatureRow]) -> Iterator[bytes]:
+def _feature_parquet(columns: FeatureColumns, rows: Iterator[FeatureRow]) -> Iterator[bytes]:
     pyarrow, parquet = parquet_library()
     length = int(np.prod(columns.shape))
     several = columns.labels.several
@@ -179,7 +217,7 @@ def _parquet(columns: FeatureColumns, rows: Iterator[FeatureRow]) -> Iterator[by
     schema = pyarrow.schema([*fields, ("error", pyarrow.string())], {"jaxddp": json.dumps(_description(columns))})
     sink, done = _Sink(), 0
     with parquet.ParquetWriter(pyarrow.PythonFile(sink, "w"), schema) as writer:
-        for block in _blocks(columns, rows):
+        for block in _blocks(rows, _rows_at_once(columns)):
             some = slice(done, done := done + len(block))
             values = pyarrow.array(np.concatenate([features.ravel() for features, _ in block]))
             arrays = [columns.ids[some], pyarrow.FixedSizeListArray.from_arrays(values, length)]
@@ -197,45 +235,6 @@ def _description(columns: FeatureColumns) -> dict[str, Any]:
     description: dict[str, Any] = {"layer": columns.layer, "network": columns.network, "shape": columns.shape}
     names = {"class_ids": columns.labels.ids, "class_names": columns.labels.names}
     return description | (names if columns.has_labels else {})
-
-
-def parquet_library() -> tuple[Any, Any]:
-    """Return the modules `pyarrow` and `pyarrow.parquet`. Raises: InputError if pyarrow is not installed."""
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ModuleNotFoundError:
-        raise InputError(f"format=parquet: {not_installed('pyarrow', 'parquet')}") from None
-    return pyarrow, parquet
-
-
-def _blocks(columns: FeatureColumns, rows: Iterable[FeatureRow]) -> Iterator[list[FeatureRow]]:
-    """Yield the rows in lists of at most 16 MiB of features, and of at least one row."""
-    at_once = max(1, _BYTES_AT_ONCE // (4 * int(np.prod(columns.shape))))
-    iterator = iter(rows)
-    while block := list(islice(iterator, at_once)):
-        yield block
-
-
-class _Sink(io.RawIOBase):
-    """A file that is only written, whose bytes are taken in parts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[bytes] = []
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        part = bytes(data)
-        self._parts.append(part)
-        return len(part)
-
-    def taken(self) -> bytes:
-        """Return the bytes since the last call."""
-        taken, self._parts = b"".join(self._parts), []
-        return taken
 
 
 def _read_npz(path: Path, file: Any) -> dict[str, Any]:
@@ -268,3 +267,82 @@ def _check_names(path: Path, arrays: dict[str, Any]) -> None:
     names = ("features", "layer", "network", *(("class_ids",) if "labels" in arrays else ()))
     if missing := [name for name in names if name not in arrays]:
         raise InputError(f"{path}: is no feature file: it has no {missing[0]}; {_ADVICE}")
+
+
+def _csv(columns: list[str], rows: Iterable[OutputRow], source: Table) -> Iterator[bytes]:
+    yield _csv_lines([columns])
+    for some in _blocks(rows, _AT_ONCE):
+        yield _csv_lines([row[column] for column in columns] for row in some)
+
+
+def _csv_lines(rows: Iterable[Iterable[object]]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _json_lines(columns: list[str], rows: Iterable[OutputRow], source: Table) -> Iterator[bytes]:
+    return ((json.dumps(row, ensure_ascii=False) + "\n").encode() for row in rows)
+
+
+def _parquet(columns: list[str], rows: Iterable[OutputRow], source: Table) -> Iterator[bytes]:
+    pyarrow, parquet = parquet_library()
+    kinds = {"probability": pyarrow.float32()}
+    schema = pyarrow.schema([(name, kinds.get(name.split("_")[0], pyarrow.string())) for name in columns])
+    file = io.BytesIO()
+    with parquet.ParquetWriter(file, schema) as writer:
+        for some in _blocks(rows, _AT_ONCE):
+            writer.write_table(pyarrow.Table.from_pylist(list(some), schema=schema))
+    yield file.getvalue()
+
+
+def _kaggle(columns: list[str], rows: Iterable[OutputRow], source: Table) -> Iterator[bytes]:
+    """Yield the submission file of the ImageNet localization challenge. Every box is the whole image.
+
+    An unusable image has an empty prediction.
+    """
+    classes = [column for column in columns if column.startswith("class")]
+
+    def line(index: int, row: OutputRow) -> tuple[object, str]:
+        if row["error"] is not None:
+            return row["id"], ""
+        header = parse_header(source.read(index))
+        box = f"0 0 {header.width - 1} {header.height - 1}"
+        return row["id"], " ".join(f"{row[column]} {box}" for column in classes)
+
+    yield _csv_lines([("ImageId", "PredictionString")])
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for some in _blocks(enumerate(rows), _AT_ONCE):
+            yield _csv_lines(pool.map(line, *zip(*some, strict=True)))
+
+
+def _blocks(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    iterator = iter(items)
+    while block := list(islice(iterator, size)):
+        yield block
+
+
+def _rows_at_once(columns: FeatureColumns) -> int:
+    """Return the number of rows with at most 16 MiB of features, at least one."""
+    return max(1, _BYTES_AT_ONCE // (4 * int(np.prod(columns.shape))))
+
+
+class _Sink(io.RawIOBase):
+    """A file that is only written, whose bytes are taken in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        part = bytes(data)
+        self._parts.append(part)
+        return len(part)
+
+    def taken(self) -> bytes:
+        """Return the bytes since the last call."""
+        taken, self._parts = b"".join(self._parts), []
+        return taken
