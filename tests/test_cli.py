@@ -624,25 +624,6 @@ def test_help_names_commands_and_configs(capfd):
     assert main([]) == 2
 
 
-@pytest.mark.slow
-def test_starting_a_finished_run_again_prints_its_result_and_compiles_nothing(finished_run, data, capfd, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
-        raise AssertionError("compiled")
-
-    monkeypatch.setattr("jaxddp.setup.run_training.initialize", fail)
-    before = {path: path.read_bytes() for path in finished_run.glob("*.json*")}
-    assert main(train_words(data, finished_run, "--train.duration", "12 steps")) == 0
-    result = json.loads((finished_run / "result.json").read_text())["val"]
-    figures = f"val loss {result['loss']:.4f} top-1 {result['top1']:.2%}"
-    first, *_ = capfd.readouterr().out.splitlines()
-    assert (
-        first.startswith(f"{finished_run}: done at step 12 on ") and f": nothing to train; result: {figures}" in first
-    )
-    assert {path: path.read_bytes() for path in finished_run.glob("*.json*")} == before
-    with pytest.raises(AssertionError, match="compiled"):
-        main(train_words(data, finished_run, "--train.duration", "13 steps"))
-
-
 @pytest.mark.parametrize("command", ["train", "eval", "find-lr", "doctor", "data show"])
 def test_each_command_has_its_own_help_without_a_config(command, capfd):
     assert main([*command.split(), "--help"]) == 0

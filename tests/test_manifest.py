@@ -157,22 +157,6 @@ def test_every_process_gets_the_error_of_a_damaged_checkpoint(folder):
 # Missing manifests
 
 
-def test_a_checkpoint_of_an_older_release_restores_with_a_warning_that_it_has_no_manifest(folder, caplog):
-    (folder / "manifests.json").unlink()
-    for step in (2, 4):
-        (folder / str(step) / "manifest.json").unlink()
-    with session(folder.parent) as run_session:
-        assert run_session.resume_step == 4
-        run_session.checkpoints.restore(4, state_of())
-        assert f"{folder / '4'}: step 4 has no manifest" in caplog.text
-        run_session.checkpoints.save(6, state_of(), {})
-    manifests = Integrity(folder)
-    assert [manifests.needs_manifest(step) for step in (4, 6)] == [False, True]
-    # Without a manifest, the files that every checkpoint has are checked.
-    (folder / "4" / "state" / "_METADATA").unlink()
-    assert manifests.check(4) == "state/_METADATA is missing"
-
-
 def test_a_run_resumes_from_a_checkpoint_whose_manifest_was_not_written(saved, folder, monkeypatch, caplog):
     monkeypatch.setattr(Integrity, "write", lambda self, step: None)
     with Checkpoints(folder) as checkpoints:
@@ -524,7 +508,7 @@ def test_a_damaged_line_of_metrics_raises_an_error_and_an_unfinished_last_line_i
 # Atomicity
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_reader_never_reads_a_partly_written_file(tmp_path):
     """config.json, result.json, validation.json and the index are complete whenever they exist."""
     finished, incomplete = threading.Event(), []

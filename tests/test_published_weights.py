@@ -328,7 +328,7 @@ places.find_published = lambda name: dataclasses.replace(find(name), file=find(n
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_killed_download_leaves_nothing_that_looks_whole(hub, tmp_path):
     data = content(4 << 20)
     name, digest = torchvision_name(data)

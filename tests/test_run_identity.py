@@ -1,6 +1,5 @@
 """A run distinguishes its checkpoints and files from those of another run, which differs in the seed."""
 
-import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -16,7 +15,7 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.reports.run_files import read_runs
-from jaxddp.training.checkpoints.integrity import Index, Integrity, RunIdentity, StepManifest, sha256
+from jaxddp.training.checkpoints.integrity import Integrity, RunIdentity
 
 TABLE, VAL = random_table(24), random_table(9, seed=1)
 
@@ -194,29 +193,6 @@ def test_a_config_that_was_changed_after_the_start_is_rejected(run):
     # Another release may compare more keys.
     (workdir / "config.json").write_text(json.dumps(content | {"seed": 1, "data": content["data"] | {"new": 0}}))
     assert Integrity(workdir / "checkpoints").check(3) is None
-
-
-def test_a_run_of_an_older_release_resumes_with_a_log_line_and_gets_an_id(run, uninterrupted, caplog):
-    workdir, _ = run
-    checkpoints = workdir / "checkpoints"
-    content = json.loads((workdir / "config.json").read_text())
-    del content["run_id"]
-    (workdir / "config.json").write_text(json.dumps(content))
-    digests = {}
-    for step in (2, 3):
-        file = checkpoints / str(step) / "manifest.json"
-        file.write_bytes(dataclasses.replace(StepManifest.parse(file.read_bytes()), run=None).encode())
-        digests[str(step)] = sha256(file.read_bytes())
-    index = Index.parse((checkpoints / "manifests.json").read_bytes())
-    (checkpoints / "manifests.json").write_bytes(dataclasses.replace(index, steps=digests, run_id=None).encode())
-    assert jaxddp.load_run(workdir, model=linear_model()).step == 3
-    phrases = "cannot be compared", "may be of another run"
-    lines = [record.message for record in caplog.records if any(phrase in record.message for phrase in phrases)]
-    reason = "no config.json beside it names the run"
-    assert lines == [f"{checkpoints / '3'}: {reason}, so step 3 may be of another run"]
-    assert largest_difference(train(workdir, 0), uninterrupted) == 0
-    manifests = Integrity(checkpoints)
-    assert manifests.run_id(6) == id_of(workdir)
 
 
 @pytest.mark.slow

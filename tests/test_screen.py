@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import nbformat
@@ -175,7 +174,7 @@ CLOSING = "done at step 10 after 5.2 s of training and validation (1 min 30 s in
 ENVIRONMENT = {**os.environ, "JAX_PLATFORMS": "cpu", "TERM": "xterm-256color"}
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_pipe_gets_plain_lines_even_where_colour_is_forced() -> None:
     command = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, check=True, env={**ENVIRONMENT, "FORCE_COLOR": "1"})
@@ -196,7 +195,7 @@ def test_a_run_continues_after_the_reader_of_its_output_has_ended() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
     child = pexpect.spawn(sys.executable, ["-c", PROGRAM], dimensions=(24, 120), encoding="utf-8", env=ENVIRONMENT)
     child.expect(pexpect.EOF, timeout=60)
@@ -273,32 +272,7 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
     assert isinstance(screen.progress(Terminal()), PlainLines)
 
 
-@pytest.mark.slow
-def test_lines_and_files_need_neither_tensorflow_nor_clu(tmp_path: Path) -> None:
-    program = f"""
-        import sys
-        for name in ("clu", "tensorflow"):
-            sys.modules[name] = None
-        from pathlib import Path
-        from jaxddp.training.listeners.history import History
-        from jaxddp.training.listeners.jsonl import JsonLines
-        from jaxddp.training.progress import progress
-        from jaxddp.training.events import RunStart
-        history = History()
-        for listener in (history, JsonLines(Path({str(tmp_path)!r})), progress()):
-            listener.start(RunStart(0, 10, 32, 100, 1, 1))
-        print(history)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, cwd=Path(__file__).parents[1])
-    assert done.stdout.splitlines() == [
-        "100 examples | global batch 32 on 1 x cpu",
-        "10 steps (3.2 epochs)",
-        "History(0 logged steps, 0 epochs, 0 evaluations)",
-    ], done.stderr
-
-
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_notebook_gets_one_display_and_a_history_with_a_picture(tmp_path: Path) -> None:
     program = PROGRAM.replace("drive(progress(), start=2)", "from jaxddp.training.listeners.history import History")
     code = program + "history = History()\ndrive(progress(), history)\nhistory"

@@ -28,7 +28,7 @@ def fresh_library() -> Iterator[None]:
     wandb.teardown()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_from_step_0_begins_a_new_logger_run_and_the_environment_is_respected(
     fresh_library, tmp_path, monkeypatch, capfd
 ):

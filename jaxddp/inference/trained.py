@@ -24,7 +24,7 @@ from jaxddp.core.wording import counted, show
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import id_of
-from jaxddp.data.opening import open_inputs, open_splits
+from jaxddp.data.opening import open_inputs
 from jaxddp.data.order import EvalOrder, Shard
 from jaxddp.data.selection import chosen_images
 from jaxddp.data.soundness import Omissions
@@ -426,7 +426,9 @@ def restore_run(
     place = files.expanded(directory)
     file = recipe_of_run(place)
     config = file.config if precision is None else file.config.replace(train={"precision": precision})
-    signature = Signature.read(place) or signature_of_data(place, config)
+    signature = Signature.read(place)
+    if signature is None:
+        raise InputError(f"{place}: has no {SIGNATURE_FILE}, which a run writes at its start; restore the file")
     if model is not None:
         network = in_precision(adapt(model), signature.image_shape, config.train.precision)
     elif file.has_network:
@@ -483,16 +485,6 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
             )
     params, model_state = replace_by_weights(*trees, arrays)
     return TrainState(saved.step, params, model_state, ())
-
-
-def signature_of_data(place: Path, config: Config) -> Signature:
-    """Return the signature of the data of a run. Runs of old releases have no file with a signature."""
-    try:
-        return Signature.of(open_splits(config.data)["train"], config.data)
-    except InputError as error:
-        raise InputError(
-            f"{place}: has no {SIGNATURE_FILE}, and the data of the run cannot be opened ({error})"
-        ) from error
 
 
 def source_of(images: Images, signature: Signature) -> Source:

@@ -303,7 +303,7 @@ def test_tensorboard_adds_a_file_when_resumed_and_a_new_run_removes_only_event_f
     assert (tmp_path / "notes.txt").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_no_figure_stays_in_memory(tmp_path: Path) -> None:
     """The parts of a figure refer to each other, and full garbage collections are rare in a long run."""
     images, probabilities = np.zeros((2, 4, 4, 3), np.uint8), np.full((2, 5), 0.2)

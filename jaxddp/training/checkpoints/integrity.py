@@ -80,7 +80,7 @@ class RunIdentity:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "RunIdentity | None":
-        """Return the identity in the content of a config.json; None if it has no id, as in older releases."""
+        """Return the identity in the content of a config.json; None if it has no id."""
         flat = flatten(dict(config))
         if not isinstance(run_id := flat.get(RUN_ID), str) or not run_id:
             return None
@@ -134,7 +134,7 @@ class StepManifest:
 
     Attributes:
         files: the size in bytes and the SHA-256 of each file, by its path below the step's directory.
-        run: the run of the checkpoint; None if unknown, as in older releases.
+        run: the run of the checkpoint; None if unknown.
     """
 
     step: int
@@ -171,7 +171,7 @@ class Index:
     Attributes:
         steps: the SHA-256 of each step's manifest.
         validations: the SHA-256 of `validation.json`, and of its former content while it is being replaced.
-        run_id: the id of the run of the checkpoints; None if unknown, as in older releases.
+        run_id: the id of the run of the checkpoints; None if unknown.
     """
 
     steps: dict[str, str] = field(default_factory=dict)
@@ -296,7 +296,7 @@ class Integrity:
     def needs_manifest(self, step: int) -> bool:
         """Return whether a step must have a manifest.
 
-        A step has no manifest if an older release saved it, or if the run was killed before the manifest was written.
+        A step has no manifest if the run was killed before the manifest was written.
         """
         expected = self.fault is not None or str(step) in self._index.steps
         return expected or (self.directory / str(step) / MANIFEST).exists()
