@@ -13,7 +13,6 @@ from jaxddp.training.events import EvaluationRecord, RunEnd, StepRecord
 from jaxddp.training.listeners import jsonl
 from jaxddp.training.listeners import workdir_files as curves_file
 from jaxddp.training.listeners.history import History
-from jaxddp.training.listeners.jsonl import JsonLines
 
 
 def test_reading_missing_metrics_raises_an_error(tmp_path: Path) -> None:
@@ -115,25 +114,6 @@ def test_loss_that_falls_a_hundredfold_is_drawn_on_a_logarithmic_axis() -> None:
         return pictures.figure(jsonl.Series({}, epochs, {}, {})).axes[0].get_yscale()
 
     assert [scale(0.001), scale(0.1), scale(0.0), scale(-1.0)] == ["log", "linear", "linear", "linear"]
-
-
-@pytest.mark.slow
-def test_the_picture_of_a_resumed_run_equals_that_of_an_uninterrupted_run(tmp_path: Path) -> None:
-    contents = []
-    for name, stops in (("whole", (TOTAL,)), ("resumed", (6, TOTAL))):
-        start = 0
-        for stop in stops:
-            directory = tmp_path / name
-            drive(
-                JsonLines(directory),
-                curves_file.Curves(directory / "metrics.jsonl", directory / "curves.png"),
-                start=start,
-                stop=stop,
-            )
-            start = stop - 1
-        contents.append((tmp_path / name / "curves.png").read_bytes())
-    assert contents[0].startswith(b"\x89PNG")
-    assert contents[0] == contents[1]
 
 
 def test_drawing_takes_at_most_a_hundredth_of_the_time_of_a_run(

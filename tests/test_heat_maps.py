@@ -211,7 +211,7 @@ def test_predictions_write_a_picture_of_each_usable_image_and_continue(photos, t
     assert np.array_equal(np.asarray(Image.open(folder / names[5])), heat_map_over(images[5], maps[5]))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_figures_of_predictions_have_heat_maps():
     run = random_run(NET, 8)
     shown = run.show(TABLE, [3, 5], explain=True)

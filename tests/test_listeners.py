@@ -17,8 +17,6 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.training import progress
 from jaxddp.training.events import RunEnd, Usage
-from jaxddp.training.listeners import jsonl as rows
-from jaxddp.training.listeners import trackers
 from jaxddp.training.listeners import workdir_files as overview
 from jaxddp.training.listeners.jsonl import JsonLines
 
@@ -86,20 +84,6 @@ def test_known_device_utilization_is_in_the_metrics_line_and_the_result(tmp_path
     result = strict_json((tmp_path / "result.json").read_text())
     usage = {"flops_per_step": 24 * 10**12, "flops_utilization": 0.41234, "peak_memory": 12_345_678_901}
     assert result == {"status": "done", "step": 2, "devices": 4, "processes": 2, "val": None, **usage}
-
-
-def test_values_that_are_not_finite_are_null(tmp_path: Path) -> None:
-    listener = JsonLines(tmp_path)
-    listener.start(run_start())
-    listener.step(step_record(1, metrics={"loss": math.nan, "top1": -math.inf}))
-    listener.end(RunEnd("failed", 1, 1.0, {"loss": math.inf, "top1": 0.5, "count": 3.0}, reason="the loss is nan"))
-    (row,) = metrics_lines(tmp_path)
-    assert row["loss"] is None
-    assert row["top1"] is None
-    result = strict_json((tmp_path / "result.json").read_text())
-    assert result["val"] == {"loss": None, "top1": 0.5, "count": 3}
-    assert result["reason"] == "the loss is nan"
-    assert np.isnan(rows.series(row for _, row in rows.parse(tmp_path / "metrics.jsonl")).train["loss"]).all()
 
 
 def test_a_line_is_readable_before_the_next_step(tmp_path: Path) -> None:
@@ -253,21 +237,6 @@ def test_a_failed_replacement_leaves_the_file_unchanged(tmp_path: Path, monkeypa
         files.replace(path, b"new")
     assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
     assert path.read_bytes() == b"old"
-
-
-def test_tensorboard_files_that_cannot_be_opened_raise_a_one_line_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(directory: Path) -> None:
-        raise InputError("the disk is full")
-
-    # The test would need a mount to fill the disk exactly when TensorBoard opens its file.
-    monkeypatch.setattr(trackers, "_open", refuse)
-    listener = trackers.TensorBoard(tmp_path)
-    listener.start(run_start())
-    with pytest.raises(InputError, match="the disk is full"):
-        listener.step(step_record(1))
-    listener.end(RunEnd("failed", 1, 1.0))
 
 
 def test_parameter_overview_lists_any_pytree(tmp_path: Path) -> None:

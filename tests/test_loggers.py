@@ -230,7 +230,7 @@ def test_without_a_listener_that_requests_predictions_none_are_made():
     assert make_run(setup_of(linear_model(), sgd(0.1)), listeners=[Recorder(4)]).predictor is None
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("cache", ["none", "device"])
 def test_gray_images_of_16_bits_are_predicted_and_drawn(cache):
     rng = np.random.default_rng(0)
@@ -294,7 +294,7 @@ def test_the_provenance_of_a_run_has_dotted_names():
     assert expected.items() <= provenance.items()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_gives_its_loggers_the_content_of_config_json(tmp_path):
     class Started:
         def start(self, run):

@@ -73,7 +73,7 @@ def largest_array_file(step: Path) -> Path:
 # Detection of damage
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("count", essential_and_rare((200,), 1000))
 def test_each_of_a_thousand_random_damages_is_detected(folder, count):
     """The test flips a bit of a random file, truncates the file, or deletes it. Some of the files are manifests."""

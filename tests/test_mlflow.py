@@ -45,18 +45,6 @@ def test_a_resumed_run_has_status_running_again(tmp_path):
     assert mlflow_run(tmp_path).info.status == "RUNNING"
 
 
-@pytest.mark.slow
-def test_a_run_from_step_0_begins_a_new_mlflow_run_in_the_experiment_that_the_environment_names(tmp_path, monkeypatch):
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "flowers")
-    runs = []
-    for _ in range(2):
-        logger = MLflow(tmp_path)
-        logger.start(RunStart(0, 9, 8, 9, 1, 1))
-        runs.append(mlflow_run(tmp_path).info)
-    assert runs[0].run_id != runs[1].run_id
-    assert {info.experiment_id for info in runs} == {mlflow_client().get_experiment_by_name("flowers").experiment_id}
-
-
 def test_the_log_options_of_a_run_set_mlflows_experiment_name_and_parameters(tmp_path, monkeypatch):
     """The options take precedence over the environment."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "others")

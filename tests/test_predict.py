@@ -135,7 +135,7 @@ def test_cells_that_a_spreadsheet_would_compute_are_escaped_on_request(run, pict
     assert "--guard-formulas: applies to csv only" in last_error_line(capfd)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_an_unusable_file_may_have_a_name_that_is_not_utf8(run, pictures, tmp_path):
     shutil.copy(next((pictures / "val").rglob("*.jpg")), tmp_path / "b.jpg")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jpg")).touch()

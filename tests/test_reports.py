@@ -113,19 +113,6 @@ def test_a_loss_with_a_wide_range_starts_with_a_logarithmic_axis(tmp_path, losse
     assert ('data-scale="log" aria-pressed="true"' in html) == (wide and bool(page.curves))
 
 
-def test_plotly_accepts_every_property_of_the_charts(tmp_path):
-    graph_objects = pytest.importorskip("plotly.graph_objects")
-    runs = runs_of(tmp_path)
-    page = page_of(runs)
-    classes = run_classes(0, "a", "#000000", outcome_of_noise())
-    assert classes.matrix is not None
-    for drawing in (*page.curves, *page.seed_charts, classes.matrix):
-        figure = graph_objects.Figure({"data": drawing.data, "layout": drawing.layout})
-        assert len(figure.data) == len(drawing.data) > 0
-    with pytest.raises(ValueError):
-        graph_objects.Figure({"data": [{"type": "scatter", "no_such_property": 1}]})
-
-
 # --- Seeds and settings ---
 
 

@@ -195,6 +195,7 @@ def test_a_run_on_arrays_is_exported_at_their_image_size(tmp_path):
     assert json.loads((tmp_path / "net.stablehlo.json").read_text())["short_side"] == 16
 
 
+@pytest.mark.ci
 def test_the_server_of_the_docs_classifies_images_and_rejects_invalid_requests(files, run, pictures, tmp_path):
     (tmp_path / "server.py").write_text(page_block("docs/serving.md", "ThreadingHTTPServer"))
     server = subprocess.Popen(

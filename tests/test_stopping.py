@@ -325,7 +325,7 @@ def stopped(recipe_arguments):
     return [*recipe_arguments, *words], Path(recipe_arguments[-1])
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_every_command_shows_that_a_run_stopped(stopped, capfd):
     words, workdir = stopped
     result = json.loads((workdir / "result.json").read_text())

@@ -127,7 +127,7 @@ def test_damaged_files_raise_one_line(tmp_path, content, message):
         read(written(tmp_path / "w.pth", content))
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("form", ["zip", "old"])
 def test_any_flipped_bit_and_any_cut_gives_arrays_or_one_line(tmp_path, form):
     content = torch_file(form)
