@@ -26,7 +26,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.job.environment import report_work
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.checkpoints.manager import Checkpoints
-from jaxddp.training.clock import Clock
+from jaxddp.training.epoch_sums import Clock
 from jaxddp.workdir.session import resume_step
 
 TABLE = random_table(50)
@@ -96,7 +96,7 @@ def test_epoch_figures_are_means_over_the_steps_of_the_epoch():
 
 def test_speed_and_waiting_are_those_of_the_steps_since_the_last_record(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("jaxddp.training.clock.time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr("jaxddp.training.epoch_sums.time", SimpleNamespace(perf_counter=lambda: now[0]))
     clock = Clock(batch_size=8)
 
     def step(waits: float, computes: float) -> None:

@@ -177,7 +177,7 @@ def test_an_unwritable_trace_raises_a_one_line_error_and_hides_no_other_error(tm
 
 def test_the_reported_speed_excludes_the_profilers_time(tmp_path, monkeypatch):
     """The clock advances at each reading, and by much more while the profiler starts or writes."""
-    from jaxddp.training import clock
+    from jaxddp.training import epoch_sums
 
     now = [0.0]
 
@@ -199,7 +199,7 @@ def test_the_reported_speed_excludes_the_profilers_time(tmp_path, monkeypatch):
     def slow(*_: object) -> None:
         now[0] += 1e6
 
-    monkeypatch.setattr(clock, "time", Clock)
+    monkeypatch.setattr(epoch_sums, "time", Clock)
     monkeypatch.setattr(jax.profiler, "start_trace", slow)
     monkeypatch.setattr(jax.profiler, "stop_trace", slow)
     plain, profiled = Rates(), Rates()

@@ -212,7 +212,7 @@ def test_the_reported_speed_excludes_compilation(monkeypatch):
         now[0] += 1e6
         return compile_with_cost(*arguments)
 
-    monkeypatch.setattr("jaxddp.training.clock.time", SimpleNamespace(perf_counter=read_clock))
+    monkeypatch.setattr("jaxddp.training.epoch_sums.time", SimpleNamespace(perf_counter=read_clock))
     monkeypatch.setattr("jaxddp.engine.programs.compile_with_cost", slow)
     _, recorder = run("device", plan_of(8, **LONG_CHUNKS), share=False)
     # The second program is compiled for step 7.

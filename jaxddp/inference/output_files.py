@@ -1,6 +1,7 @@
-"""Writes files with a row for each image of a table: predictions, heat maps or features; all processes compute.
+"""Writes files with a row for each image of a table: predictions, with heat maps on request, or features.
 
-An interrupted command continues, because completed rows are kept as JSON lines beside the output file:
+All processes compute. An interrupted command continues, because completed rows are kept as JSON lines beside the
+output file:
 
 OUT.partial     {"run": …, "step": …, "images": …, …}     the run, the checkpoint and the images
                 {"id": "cat.jpg", "class": "cat", …}       a row for each completed image

@@ -15,7 +15,6 @@ import yaml
 
 import jaxddp.core.files as files
 from jaxddp.choices import effective_settings
-from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.wording import counted, figure, is_share, some

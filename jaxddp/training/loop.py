@@ -15,9 +15,8 @@ from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import MeanCost
 from jaxddp.measure.profile import Profile
 from jaxddp.sections.goal import VAL, VAL_EMA, flat
-from jaxddp.training.clock import Clock
 from jaxddp.training.device_memory import Memory
-from jaxddp.training.epoch_sums import EpochSums, TooManySkipped, counters, in_a_row
+from jaxddp.training.epoch_sums import Clock, EpochSums, TooManySkipped, counters, in_a_row
 from jaxddp.training.evaluation import ReportedEvaluation
 from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Usage, reason_of, status_of
 from jaxddp.training.listeners.notifier import Notifier
