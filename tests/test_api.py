@@ -236,10 +236,6 @@ def test_a_run_from_python_takes_the_same_profile_and_xla_options_as_the_command
     plain, _ = train(jaxddp.softmax_cross_entropy, setup)
     assert largest_difference(profiled, plain) == 0
     assert len(list((tmp_path / "profile").glob("plugins/profile/*/*.xplane.pb"))) == 1
-    with pytest.raises(InputError, match=r"profile='2 steps': .* give workdir too"):
-        train(jaxddp.softmax_cross_entropy, setup, profile="2 steps")
-    with pytest.raises(InputError, match="^xla_options: 'fast'; give NAME=VALUE"):
-        prepare_training(LinenDense(), TABLE, 2, SGD, 4, xla_options=["fast"])
 
 
 @pytest.mark.slow
@@ -290,36 +286,16 @@ def test_pictures_of_predictions_mark_wrong_predictions():
     setup = prepared(linear_model(), TABLE, 4, SGD, 2)
     figure = jaxddp.show_predictions(setup.state, setup, VAL, count=7)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
-    accuracy = jaxddp.topk_accuracy(setup.state, setup, VAL, k=(1,))
-    assert len(titles) == 7
+    _, apply = linear_model()
+    images = (VAL.images[:7] / 255 - np.array(setup.config.data.mean)) / np.array(setup.config.data.std)
+    predicted = np.argmax(apply(jax.device_get(setup.state.params), images), -1)
+    assert ["\nis " in title for title in titles] == (predicted != VAL.labels[:7]).tolist()
     assert all("%" in title for title in titles)
-    assert sum("\nis " in title for title in titles) > 0 or accuracy[1] == 1
     assert figure._repr_png_().startswith(b"\x89PNG")
     for names, message in ((tuple("edcba"), "class 0 is 'e', and 'a'"), (tuple("abcd"), "4 classes, and 5")):
         other_classes = dataclasses.replace(VAL, labels=np.minimum(VAL.labels, len(names) - 1), class_names=names)
         with pytest.raises(InputError, match=f"{message} in the training data; select the same classes in both"):
             jaxddp.show_predictions(setup.state, setup, other_classes)
-
-
-@pytest.mark.slow
-def test_images_without_labels_are_shown_with_the_classes_of_training(tmp_path):
-    root = write_tree(tmp_path / "tree", classes=5, images=2, test=3, size=6)
-    data = jaxddp.DataConfig(image_size=6, resize=6, crop="whole")
-    setup = prepare_training(linear_model(), jaxddp.train_solutions(root), 2, SGD, 2, data=data)
-    figure = jaxddp.show_predictions(setup.state, setup, jaxddp.test_listing(root))
-    titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
-    assert len(titles) == 3 and not any("\nis " in title for title in titles)
-
-
-@pytest.mark.slow
-def test_files_and_arrays_are_opened_by_the_same_function(tmp_path):
-    root = write_tree(tmp_path / "tree", classes=3, images=13, val=5, size=20)
-    data = jaxddp.DataConfig(image_size=16, resize=16, crop="whole", augment=jaxddp.AugmentConfig(pad=1))
-    table, val = jaxddp.train_solutions(root), jaxddp.val_solutions(root)
-    setup = prepared(SmallNet(classes=table.num_classes), table, 1, SGD, 8, epochs=1, data=data)
-    _, history = train(jaxddp.softmax_cross_entropy, setup, val=val)
-    assert history.val["loss"].size == 1
-    assert np.isfinite(history.train["loss"]).all()
 
 
 class GhostNormNet(nn.Module):
@@ -569,21 +545,3 @@ def test_a_run_trains_and_evaluates_on_a_custom_source(cache, tmp_path):
     assert listener.predictions.images[:, 0, 0, 0].tolist() == [40 * label for label in listener.predictions.labels]
     assert history.val["count"].tolist() == [23, 23, 23] and history.val["loss"][-1] < history.val["loss"][0]
     assert jaxddp.topk_accuracy(state, setup, val, k=(1,))[1] > 0.2
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ({"devices": 9}, "devices=9: expected 1 to 8"),
-        ({"devices": []}, "at least one device"),
-        ({"batch_size_per_device": 0}, "batch_size_per_device=0: expected 1 to"),
-        ({"batch_size_per_device": 51}, "larger than the data set of 50"),
-        ({"model": 3}, "int"),
-    ],
-)
-def test_an_error_names_a_bad_argument_of_prepare_training(arguments, expected):
-    all_arguments = {"model": LinenDense(), "devices": 1, "batch_size_per_device": 2, **arguments}
-    with pytest.raises(InputError, match=expected):
-        prepare_training(
-            all_arguments["model"], TABLE, all_arguments["devices"], SGD, all_arguments["batch_size_per_device"]
-        )

@@ -87,17 +87,12 @@ PREPARED = [
      "pair of functions (init, apply), or an object with a Model's two methods"),
     ("table", [[1, 2], [3]], f"table=[[1, 2], [3]]: {SOURCE}"),
     ("table", "/data/imagenet", f"table='/data/imagenet': {SOURCE}"),
-    ("table", None, f"table=None: {SOURCE}"),
     ("table", TABLE.images, f"table: an object of type ndarray was given; {SOURCE}"),
-    ("table", ArrayTable, f"table: the class ArrayTable was given; {SOURCE}"),
     ("table", IncompleteSource(), "table: an object of type IncompleteSource was given; it has no default_data, which "
      "a source has; see jaxddp.data.source.Source"),
     ("devices", 9, "devices=9: expected 1 to 8"),
-    ("devices", 0, "devices=0: expected 1 to 8"),
     ("devices", "2", "devices='2': give a number of devices, a list of them, or None for all"),
     ("devices", 2.0, "devices=2.0: give a number of devices, a list of them, or None for all"),
-    ("devices", True, "devices=True: give a number of devices, a list of them, or None for all"),
-    ("devices", [0, 1], "devices=[0, 1]: give a number of devices, a list of them, or None for all"),
     ("devices", [], "devices=[]: give at least one device"),
     ("optimizer", 0.1, "optimizer: an object of type float was given; give an optax optimizer, such as optax.sgd(0.1)"),
     ("optimizer", PlainSGD, "optimizer: the class PlainSGD was given; give an optax optimizer, such as optax.sgd(0.1)"),
@@ -107,7 +102,6 @@ PREPARED = [
     ("batch_size_per_device", 0, "batch_size_per_device=0: expected 1 to 16,777,216"),
     ("batch_size_per_device", 2**24, "a global batch of 33554432: expected 1 to 16,777,216"),
     ("epochs", "3", "epochs='3': expected a number, above 0, at most 1,000,000,000"),
-    ("epochs", None, "epochs=None: expected a number, above 0, at most 1,000,000,000"),
     ("data", {"pad": 1}, "data={'pad': 1}: give a jaxddp.DataConfig, such as DataConfig(image_size=64)"),
     ("data", jaxddp.DataConfig(limit=3), "data.limit=3: from Python, the table is used as it is; open_data has "
      "arguments for classes and val_share, and table.take(N) returns fewer examples"),
@@ -138,13 +132,7 @@ PREPARED = [
     ("reproducible", "yes", "reproducible='yes': expected True or False"),
     ("buckets", 0, "buckets=0: expected 1 to 1,024"),
     ("xla_options", ["fast"], "xla_options: 'fast'; give NAME=VALUE, a name that begins with xla_"),
-    ("weights", 5, "weights=5: expected text"),
-    ("freeze", "conv", "freeze: no layer's name begins with 'conv'; there are: weight"),
     ("freeze", "weight", "freeze=weight: no layer is left to train; leave one out"),
-    ("new_layers", 3, "new_layers=3: expected text"),
-    ("unfreeze", "weight", "unfreeze: 'weight': expected LAYER=VALUE"),
-    ("layer_decay", 0, "layer_decay=0.0: expected above 0, at most 1"),
-    ("rate_factors", "fc=2", "rate_factors: no layer's name begins with 'fc'; there are: weight"),
 ]  # fmt: skip
 
 
@@ -214,7 +202,6 @@ TRAINED = [
     ("epochs", "3", "epochs='3': expected a number, above 0, at most 1,000,000,000"),
     ("epochs", 0, "epochs=0.0: expected above 0, at most 1,000,000,000"),
     ("listeners", "quiet", "listeners: an object of type str was given; give a list of listeners"),
-    ("listeners", "", "listeners: an object of type str was given; give a list of listeners"),
     ("listeners", jaxddp.History(), "listeners: an object of type History was given; give a list of listeners"),
     ("listeners", [jaxddp.History], "listeners: the class History has none of a listener's methods (start, step, "
      "evaluation, end)"),
@@ -229,18 +216,14 @@ TRAINED = [
     ("evaluators", [lambda: {}], "evaluators: <lambda>() is called as <lambda>(state): too many positional arguments"),
     ("evaluators", weight_norm, "evaluators: an object of type function was given; give a list of functions of the "
      "state"),
-    ("evaluators", "norm", "evaluators='norm': give a list of functions of the state"),
     ("evaluators", ["norm"], "evaluators='norm': give a function of the state"),
     ("evaluators", [None], "evaluators=[None]: give functions of the state"),
     ("evaluators", [weight_norm], "evaluators=[weight_norm]: they are measured at evaluations; give val too"),
     ("workdir", 5, "workdir=5: expected a path"),
     ("workdir", "", "workdir='': expected a path"),
-    ("workdir", b"w", "workdir=b'w': expected a path"),
     ("log_every", 10, "log_every=10: expected a duration, such as '90 epochs'"),
     ("eval_every", "soon", "eval_every: 'soon' is not a duration; write \"90 epochs\", \"5000 steps\", \"1_000_000 "
      "examples\" or \"5%\" (of the run)"),
-    ("save_every", None, "save_every=None: expected a duration, such as '90 epochs'"),
-    ("check_every", 3, "check_every=3: expected a duration, such as '90 epochs'"),
     ("self_test", "sometimes", "self_test='sometimes': expected 'auto' or 'always' or 'never'"),
     ("log_project", "p", "log_project='p': only wandb and mlflow read it; name one in log_to, or leave it out"),
     ("profile", "9 steps", "profile='9 steps': a trace is written into the work directory; give workdir too"),

@@ -13,9 +13,7 @@ from support.recipes import DENSE
 
 from jaxddp.cli import main
 from jaxddp.command_line.words import words_without
-from jaxddp.core.errors import InputError
 from jaxddp.setup.rate_range import RateRange, RateTest
-from jaxddp.training.events import StepRecord
 
 HOOK = """
 def get_optimizer(config, learning_rate):
@@ -96,11 +94,6 @@ def test_without_a_falling_loss_no_rate_is_suggested(losses):
     assert rate_test(losses, steps=50).suggestion()[:2] == (None, None)
 
 
-def test_a_lowest_rate_above_the_highest_raises_a_one_line_error():
-    with pytest.raises(InputError, match="^--lowest 1 and --highest 0.1: give a lower and a higher rate"):
-        RateRange(1.0, 0.1, 10)
-
-
 @pytest.mark.parametrize(
     ("words", "remaining"),
     [
@@ -168,14 +161,3 @@ def test_a_loss_that_is_not_finite_ends_the_range_test_with_the_results_so_far(f
 def test_a_wrong_option_raises_a_one_line_error(folder, monkeypatch, capfd, words, message):
     code, _, err = run_find_lr(folder, monkeypatch, capfd, "recipe.py", *words)
     assert code == 2 and err.splitlines()[-1].startswith(message)
-
-
-def test_the_range_test_requires_a_config(capfd):
-    assert main(["find-lr"]) == 2
-    assert "find-lr: the first argument is the config; there are: " in capfd.readouterr().err
-
-
-def test_the_range_test_records_losses_and_rates_as_a_listener():
-    test = rate_test([], steps=10)
-    test.step(StepRecord(1, 0.1, {"loss": 2.0}, None, 1.0, 0.0))
-    assert test.losses == [2.0] and test.step_rates.tolist() == pytest.approx([1e-4])

@@ -159,7 +159,7 @@ def test_bad_steps_in_a_row_are_counted_across_a_resume(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_may_be_resumed_with_the_guard_or_without_it(tmp_path):
-    """The guard has no arrays in the state, so checkpoints of older releases can be resumed."""
+    """The guard has no arrays in the state."""
 
     def run(epochs: int, **options):
         options |= {"data": NO_AUGMENTATION}

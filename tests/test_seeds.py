@@ -1,9 +1,5 @@
 """Several seeds of one setup give the results of fresh runs, and compile nothing after the first seed."""
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import flax.linen as nn
@@ -131,37 +127,6 @@ def test_a_cached_program_depends_on_its_objects_and_on_jaxs_settings():
 
 
 # --- From Python ---
-
-SCRIPT = """
-import json, sys
-import jax, numpy as np, optax
-from support.data import random_table
-from support.networks import linear_model
-import jaxddp
-
-cache, *seeds = sys.argv[1:]
-data = jaxddp.DataConfig(augment=jaxddp.AugmentConfig(pad=1), cache=cache)
-setup = jaxddp.prepare_training(
-    linear_model(), random_table(50), 2, optax.sgd(0.05), 4, data=data, epochs=2, seed=int(seeds[0])
-)
-for seed in map(int, seeds):
-    setup = setup if seed == int(seeds[0]) else setup.with_seed(seed)
-    state, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=random_table(23, seed=1), listeners=())
-    found = [np.asarray(state.params["weight"]).tobytes().hex(), history.val["loss"].tolist()]
-print(json.dumps(found))
-"""
-
-
-# The other tests compare seeds within one process. Here the fresh run has its own process.
-@pytest.mark.ci
-@pytest.mark.parametrize("cache", ("none", "device"))
-def test_the_third_seed_of_a_process_equals_the_first_of_another_bit_for_bit(cache):
-    def trained(*seeds: int) -> list:
-        environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "2", "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", SCRIPT, cache, *map(str, seeds)]
-        return json.loads(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-
-    assert trained(5, 6, 2) == trained(2)
 
 
 @pytest.mark.slow

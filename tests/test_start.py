@@ -99,12 +99,6 @@ def test_the_users_settings_of_jax_are_kept(programs_folder, name, value):
     assert programs_folder.exists() == (name not in ("jax_compilation_cache_dir", "jax_enable_compilation_cache"))
 
 
-def test_a_variable_with_jaxs_default_is_kept(programs_folder, monkeypatch):
-    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1")
-    keep_compiled_programs()
-    assert jax_settings()["jax_persistent_cache_min_compile_time_secs"] == 1
-
-
 def occupy_its_path(place: Path, monkeypatch) -> None:
     place.parent.parent.mkdir(exist_ok=True)
     place.parent.write_text("a file")

@@ -21,7 +21,6 @@ LONGEST = (
     "integration/test_stalled_input.py",
     "integration/test_recipe.py",
     "integration/test_launch_predict.py",
-    "integration/test_resident.py",
     "benchmarks/test_gpu_rehearsal.py",
     "conformance/test_networks.py",
     "test_stream.py",
