@@ -29,7 +29,7 @@ from jaxddp.data.order import WHOLE, SampleOrder, columns
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.models.ops.batch_norm import BatchNorm
-from jaxddp.workdir.session import lock_for_job
+from jaxddp.workdir.lock import locked
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 SGD = sgd(0.05, momentum=0.9)
@@ -158,7 +158,7 @@ def test_a_work_directory_accepts_only_its_own_recipe_and_one_run(tmp_path):
     smaller_table = prepared(LinenDense(), random_table(40), 4, SGD, 2, epochs=2)
     with pytest.raises(InputError, match="config.json: table.fingerprint was '.*' and is now '.*'"):
         train(jaxddp.softmax_cross_entropy, smaller_table, workdir=tmp_path)
-    with lock_for_job(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is writing there"):
+    with locked(tmp_path), pytest.raises(InputError, match=f"{tmp_path}: another run is writing there"):
         train(jaxddp.softmax_cross_entropy, setup, epochs=2, workdir=tmp_path)
     # JSON cannot store NumPy numbers, such as these means.
     data = dataclasses.replace(setup.config.data, mean=tuple(map(np.float32, setup.config.data.mean)))

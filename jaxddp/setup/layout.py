@@ -97,7 +97,10 @@ class Layout:
             config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
         division = Division.of(config, gradients.shares(topology))
         growth = _growth(config, data.image_shape, plan)
-        shapes = _shapes(growth, data.image_shape, plan)
+        shapes = (data.image_shape,)
+        if growth is not None:
+            sides, channels = growth.segments(range(plan.total_steps)), data.image_shape[-1]
+            shapes = tuple((side, side, channels) for _, side in sides)
         groups = GroupMesh.of(config, topology)
         return cls(data, plan, steps_of(config, plan), gradients, division, growth, shapes, groups)
 
@@ -113,9 +116,3 @@ def _growth(config: Config, image_shape: ImageShape, plan: Plan) -> Growth | Non
             advice=("leave ", Key("data.grow_from"), " out"),
         )
     return Growth.of(config.data, width, **plan.sizes)
-
-
-def _shapes(growth: Growth | None, full_shape: ImageShape, plan: Plan) -> tuple[ImageShape, ...]:
-    if growth is None:
-        return (full_shape,)
-    return tuple((side, side, full_shape[-1]) for _, side in growth.segments(range(plan.total_steps)))

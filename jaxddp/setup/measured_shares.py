@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -85,16 +86,6 @@ def _are_similar(speeds: Sequence[float]) -> bool:
     return max(speeds) <= (1 + SIMILAR) * min(speeds)
 
 
-def is_auto(setup: RunSetup) -> bool:
-    """Return whether the speeds of a setup's devices are to be measured."""
-    return setup.config.parallel.shares == AUTO and setup.topology.num_devices > 1
-
-
-def with_shares(setup: RunSetup, shares: str) -> RunSetup:
-    """Return the setup with another value of `parallel.shares`."""
-    return setup.changed(config=setup.config.replace(parallel={"shares": shares}))
-
-
 def random_batch(shapes: Batch, topology: Topology) -> Batch:
     """Return a placed batch of random pixels with these shapes, without padding, with label 0 for all examples.
 
@@ -102,21 +93,15 @@ def random_batch(shapes: Batch, topology: Topology) -> Batch:
     """
     process, processes = topology.process_index, topology.process_count
 
-    def fill(name: str, shape: jax.ShapeDtypeStruct) -> np.ndarray:
-        local = shape.shape[0] // processes, *shape.shape[1:]
-        if name == "image":
-            random = np.random.default_rng(process)
-            if np.issubdtype(shape.dtype, np.floating):
-                return random.standard_normal(local, shape.dtype)
-            return random.integers(0, np.iinfo(shape.dtype).max, local, shape.dtype)
-        return np.full(local, name == "mask", shape.dtype)
+    def fill(path: Any, shape: jax.ShapeDtypeStruct) -> jax.Array:
+        column, local, random = path[-1].name, (shape.shape[0] // processes, *shape.shape[1:]), np.random.default_rng
+        if column != "image":
+            return topology.place(np.full(local, column == "mask", shape.dtype))
+        if np.issubdtype(shape.dtype, np.floating):
+            return topology.place(random(process).standard_normal(local, shape.dtype))
+        return topology.place(random(process).integers(0, np.iinfo(shape.dtype).max, local, shape.dtype))
 
-    columns = {
-        name: random_batch(value, topology) if isinstance(value, Batch) else topology.place(fill(name, value))
-        for name, value in shapes._asdict().items()
-        if hasattr(value, "shape") or isinstance(value, Batch)
-    }
-    return shapes._replace(**columns)
+    return jax.tree_util.tree_map_with_path(fill, shapes)
 
 
 def _seconds(step: UnequalStep, setup: RunSetup, batch: Batch) -> list[float]:
@@ -197,18 +182,21 @@ def settle_shares(setup: RunSetup, file: SharesFile | None = None, *, resumes: b
     Raises:
         InputError: the file cannot be written; see also `Layout.of`.
     """
-    if is_auto(setup):
-        setup, origin = _settle_auto(setup, file if resumes else None, file)
-    else:
-        origin = f"parallel.shares={setup.config.parallel.shares}"
-    if setup.config.parallel.shares is not None and setup.topology.peers.is_first:
+    shares = setup.config.parallel.shares
+    if shares is None:
+        return setup
+    origin = f"parallel.shares={shares}"
+    if shares == AUTO and setup.topology.num_devices > 1:
+        shares, origin = _settle_auto(setup, file if resumes else None, file)
+        setup = setup.changed(config=setup.config.replace(parallel={"shares": shares}))
+    if setup.topology.peers.is_first:
         sizes = [rows.stop - rows.start for _, rows in setup.slices]
         _log.info(f"shares: {origin}; slices of {listed(sizes)} images")
     return setup
 
 
-def _settle_auto(setup: RunSetup, saved: SharesFile | None, file: SharesFile | None) -> tuple[RunSetup, str]:
-    """Return the setup with shares that were saved or are measured now, and their ratio and origin as text."""
+def _settle_auto(setup: RunSetup, saved: SharesFile | None, file: SharesFile | None) -> tuple[str, str]:
+    """Return shares that were saved or are measured now, and their ratio and origin as text."""
     peers = setup.topology.peers
     # Process 0 reads the file, because other hosts may not see its last write yet.
     text = peers.from_first("saved shares", lambda: json.dumps(("", "") if saved is None else saved.read()))
@@ -225,4 +213,4 @@ def _settle_auto(setup: RunSetup, saved: SharesFile | None, file: SharesFile | N
         if file is not None and peers.is_first:
             file.write(shares)
     ratios = listed([f"{weight:g}" for weight in Shares.parse(shares).weights])
-    return with_shares(setup, shares), f"{ratios}, {origin}"
+    return shares, f"{ratios}, {origin}"

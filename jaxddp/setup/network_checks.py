@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -114,42 +113,44 @@ def _selects(layers: Layers, name: str) -> bool:
     return layers.selects(name, name.partition("/")[2])
 
 
-@dataclass(frozen=True)
-class NetworkCheck:
-    """The check of a user's network before training, which also logs how it computes.
+def check_network(
+    topology: Topology,
+    precision: str | None,
+    model: Model,
+    where: str,
+    config: Config,
+    image_shape: ImageShape,
+    num_classes: int,
+) -> None:
+    """Check a user's network before training, and log how it computes. Raises: InputError.
 
-    Attributes:
+    Args:
         precision: the `train.precision` that the user set, which the network must have; None for a default.
+        where: the beginning of the lines of the log.
     """
-
-    topology: Topology
-    precision: str | None = None
-
-    def __call__(self, model: Model, where: str, config: Config, image_shape: ImageShape, num_classes: int) -> None:
-        """Check a network. `where` begins the lines of the log. Raises: InputError."""
-        used = config.train.precision or "float32"
-        evaluation, training = check_outputs(model, image_shape, num_classes, used)
-        shares = dtypes_of_products(evaluation)
-        computed = next(iter(shares), used)
-        if self.precision not in (None, computed):
-            raise InputError(
-                Key("train.precision", self.precision),
-                f": the network computes in {computed}, because its layers or constants have this dtype",
-                advice=("let it set no dtype, or leave ", Key("train.precision"), " out"),
-            )
-        if not self.topology.peers.is_first:
-            return
-        if where != "model" or computed != used:
-            others = "".join(f", {share:.0%} of its products in {name}" for name, share in [*shares.items()][1:])
-            _log.info(f"{where}: the network computes in {computed}{others}")
-        replaces = self.topology.platform == "cpu" and config.model.cpu_convolutions and takes_cpu_convolutions(model)
-        if replaces and (count := _count_grouped(evaluation)):
-            _log.info(
-                f"{where}: {counted(count, 'convolution')} in groups of channels computed as sums and products of "
-                "matrices, which is faster on CPUs; model.cpu_convolutions=False leaves them to XLA"
-            )
-        for notice in notices(model, image_shape, evaluation, training, config.frozen_norms):
-            _log.warning(f"{where}: {notice}")
+    used = config.train.precision or "float32"
+    evaluation, training = check_outputs(model, image_shape, num_classes, used)
+    shares = dtypes_of_products(evaluation)
+    computed = next(iter(shares), used)
+    if precision not in (None, computed):
+        raise InputError(
+            Key("train.precision", precision),
+            f": the network computes in {computed}, because its layers or constants have this dtype",
+            advice=("let it set no dtype, or leave ", Key("train.precision"), " out"),
+        )
+    if not topology.peers.is_first:
+        return
+    if where != "model" or computed != used:
+        others = "".join(f", {share:.0%} of its products in {name}" for name, share in [*shares.items()][1:])
+        _log.info(f"{where}: the network computes in {computed}{others}")
+    replaces = topology.platform == "cpu" and config.model.cpu_convolutions and takes_cpu_convolutions(model)
+    if replaces and (count := _count_grouped(evaluation)):
+        _log.info(
+            f"{where}: {counted(count, 'convolution')} in groups of channels computed as sums and products of "
+            "matrices, which is faster on CPUs; model.cpu_convolutions=False leaves them to XLA"
+        )
+    for notice in notices(model, image_shape, evaluation, training, config.frozen_norms):
+        _log.warning(f"{where}: {notice}")
 
 
 def _count_grouped(jaxpr: Any) -> int:

@@ -1,6 +1,7 @@
 """What was asked for: a config with the objects that it names, its data and its devices."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -45,7 +46,7 @@ from jaxddp.setup.configured_losses import configured_losses
 from jaxddp.setup.configured_metrics import configured_metrics, with_user_metrics
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.layout import ImageShape, Layout, TrainingData
-from jaxddp.setup.network_checks import NetworkCheck, brings_weights, check_other_seed, check_sizes, in_precision
+from jaxddp.setup.network_checks import brings_weights, check_network, check_other_seed, check_sizes, in_precision
 from jaxddp.setup.resources import Resources, check_pixels
 from jaxddp.setup.user_objects import ObjectSource, check_optimizer, check_parts
 from jaxddp.training.evaluation import EarlyStopping
@@ -240,7 +241,8 @@ def make_objects(
     """
     data, schedule = layout.training_data, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, user_object)
-    model = model_of(config, data.num_classes, user_object, data.image_shape, NetworkCheck(topology, precision))
+    check = functools.partial(check_network, topology, precision)
+    model = model_of(config, data.num_classes, user_object, data.image_shape, check)
     optimizer, kernels, uses_schedule = _optimizer(config, schedule, model, data.image_shape, user_object)
     initialize = user_object("initialize", config, data.images)
     if initialize is None and config.model.weights is None:
@@ -265,7 +267,7 @@ def model_of(
     num_classes: int,
     user_object: ObjectSource,
     image_shape: ImageShape | None = None,
-    check: NetworkCheck | None = None,
+    check: Callable[..., None] | None = None,
 ) -> Model:
     """Make the network. Raises: InputError.
 
@@ -400,7 +402,8 @@ def make_order(source: Source, config: Config, topology: Topology, division: Div
     """Return the order of examples.
 
     Raises:
-        InputError: the batch is larger than the data set, or is not a multiple of `data.repeats`.
+        InputError: the batch is larger than the data set, or is not a multiple of `data.repeats`, or classes cannot be
+            balanced.
     """
     if isinstance(source, UnitedSource):
         unit = 1 if division is None else division.smallest.batch_size // topology.process_count
@@ -408,20 +411,16 @@ def make_order(source: Source, config: Config, topology: Topology, division: Div
     repeats = config.data.repeats
     check_repeats(repeats, config.train.batch_size)
     SampleOrder(len(source), config.train.batch_size, config.seed)
-    order = _order_of_examples(source, config, config.train.batch_size // repeats)
+    batch_size, labels = config.train.batch_size // repeats, labels_of(source)
+    if config.data.sampling != "balanced":
+        order = SampleOrder(len(source), batch_size, config.seed)
+    elif labels.several:
+        raise InputError(
+            Key.plain("data.sampling", "balanced"), " takes one label per image, but the training data have several"
+        )
+    else:
+        order = BalancedOrder.of(labels.values, batch_size, config.seed)
     return order if repeats == 1 else RepeatedOrder.of(order, repeats)
-
-
-def _order_of_examples(source: Source, config: Config, batch_size: int) -> SampleOrder:
-    """Return the order of the different examples. Raises: InputError if classes cannot be balanced."""
-    if config.data.sampling == "balanced":
-        labels = labels_of(source)
-        if labels.several:
-            raise InputError(
-                Key.plain("data.sampling", "balanced"), " takes one label per image, but the training data have several"
-            )
-        return BalancedOrder.of(labels.values, batch_size, config.seed)
-    return SampleOrder(len(source), batch_size, config.seed)
 
 
 def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> None:

@@ -136,13 +136,11 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
         if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in METHODS):
             raise InputError(f"{where}: {kind_of(listener)} has none of a listener's methods ({', '.join(METHODS)})")
         for moment, arguments in METHODS.items():
-            if (method := getattr(listener, moment, _ABSENT)) is not _ABSENT:
-                _check_method(method, where, f"{type(listener).__name__}.{moment}", arguments)
+            name, method = f"{type(listener).__name__}.{moment}", getattr(listener, moment, _ABSENT)
+            if method is _ABSENT:
+                continue
+            if not callable(method):
+                raise InputError(f"{where}: {name} is {kind_of(method)}; define a method {name}(self, {arguments})")
+            check_parameters(method, where, name, arguments)
         checked(getattr(listener, "wants_predictions", 0), ShownImages, f"{where}: wants_predictions")
     return list(listeners)
-
-
-def _check_method(method: Any, where: str, name: str, arguments: str) -> None:
-    if not callable(method):
-        raise InputError(f"{where}: {name} is {kind_of(method)}; define a method {name}(self, {arguments})")
-    check_parameters(method, where, name, arguments)

@@ -109,7 +109,13 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
     record = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **record}
     if peers.is_first:
         if claimed.recipe is not None:
-            _replace_files(directory / COPY_FOLDER, claimed.recipe.files())
+            # The files of a resumed run are read from this folder.
+            folder, contents = directory / COPY_FOLDER, claimed.recipe.files()
+            with files.readable_errors(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                for name, content in contents.items():
+                    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                    files.replace(folder / name, content)
         files.replace(path, (json.dumps(record, indent=2) + "\n").encode())
     return record, same
 
@@ -179,15 +185,6 @@ def check_evaluation(directory: Path, config: Config) -> None:
                 *(f"{path}: ", Key(key), f" was {of_run.get(key)!r} and is now {of_config[key]!r}"),
                 advice="a checkpoint is evaluated as it was trained: leave the option out",
             )
-
-
-def _replace_files(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Replace the files of a folder."""
-    with files.readable_errors(folder):
-        shutil.rmtree(folder, ignore_errors=True)
-        for name, content in contents.items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            files.replace(folder / name, content)
 
 
 def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: Collection[str], peers: Peers) -> None:

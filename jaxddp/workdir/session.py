@@ -106,7 +106,7 @@ def session(
     check_shared(files.create(directory), peers)
     place = directory / CHECKPOINTS
     with (
-        lock_for_job(directory, peers),
+        locked(directory) if peers.is_first else contextlib.nullcontext(),
         remove_failed_start(directory, before, peers),
         watch_workdir(directory, peers) as presence,
     ):
@@ -222,16 +222,6 @@ def remove_failed_start(directory: Path, before: set[str] | None, peers: Peers) 
                 if before is None:
                     directory.rmdir()
         raise
-
-
-@contextmanager
-def lock_for_job(directory: Path, peers: Peers = ALONE) -> Iterator[None]:
-    """Lock a work directory for a job. Process 0 holds the lock; see `locked`."""
-    if not peers.is_first:
-        yield
-        return
-    with locked(directory):
-        yield
 
 
 _POLL_SECONDS = 1.0
