@@ -70,9 +70,7 @@ STEM = ("conv1,layer1.0", {"bn1", "layer2_0", "fc"})
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("freeze", "trained", "devices", "accumulate"),
-    [(*HEAD, 1, 1), (*STEM, 3, 2)]
-    + [rare_case(*layers, *rest) for layers in (HEAD, STEM) for rest in ((1, 2), (3, 1))]
-    + [rare_case(*HEAD, 3, 2), rare_case(*STEM, 1, 1)],
+    [(*HEAD, 1, 1), (*STEM, 3, 2), rare_case(*HEAD, 3, 2), rare_case(*STEM, 1, 1)],
 )
 def test_frozen_layers_keep_every_bit(freeze, trained, devices, accumulate):
     config = {"model": {"freeze": freeze}, "train": {"accumulate": accumulate}}
@@ -111,33 +109,6 @@ def test_a_linear_probe_equals_the_regression_on_features():
     after, _ = setup.step()(setup.state, batch)
     assert largest_difference(after.params["fc"], expected) < 1e-6
     assert np.abs(grads["kernel"]).max() > 1e-3
-
-
-# The tests above cover frozen layers on several devices, and `conformance/` covers equal results.
-@pytest.mark.ci
-def test_training_with_frozen_layers_is_the_same_on_any_number_of_devices():
-    with jax.enable_x64(True):
-        states = [
-            train(
-                make_setup(
-                    {"model": {"freeze": "conv1,bn1", "batch_norm": "sync"}},
-                    model=resnet("float64", blocks=1, batch_norm="sync"),
-                    optimizer=sgd(0.05),
-                    devices=n,
-                ),
-                FOUR_STEPS,
-            )
-            for n in (1, 4)
-        ]
-    assert largest_difference(*map(arrays, states)) < 1e-9
-
-
-@pytest.mark.ci
-def test_reproducible_training_with_frozen_layers_has_the_same_bits_on_any_number_of_devices():
-    config = {"model": {"freeze": "norm"}, "parallel": {"reproducible": True, "self_test": "never"}}
-    config = Config().replace(**config)
-    states = [train(setup_of(LinenNet(), ADAMW, devices=n, config=config), FOUR_STEPS) for n in (1, 4)]
-    assert not changed_between(*map(arrays, states))
 
 
 class NNXNet(nnx.Module):
@@ -340,10 +311,8 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
         ({"freeze": "conv1,,fc"}, "freeze='conv1,,fc': expected prefixes of layer names"),
         ({"freeze": "conv1,bn1,layer1,layer2,fc"}, "freeze=.*: no layer is left to train"),
         ({"unfreeze": ["layer2"]}, "unfreeze: 'layer2': expected LAYER=VALUE"),
-        ({"unfreeze": ["layer2=soon"]}, "unfreeze: 'soon' is not a duration"),
         ({"unfreeze": ["layer5=1 step"]}, "unfreeze: no layer's name begins with 'layer5'"),
         ({"unfreeze": ["fc=1 step"], "freeze": "fc"}, "unfreeze: 'fc' is frozen by freeze=fc"),
-        ({"rate_factors": ["fc=-1"]}, "rate_factors: fc=-1.0: expected 0 to 1,000,000"),
         ({"rate_factors": ["fc=1", "fc=2"]}, "rate_factors: 'fc' has two values, 1 and 2; give only one"),
         ({"rate_factors": ["layer1.0=1", "layer1_0=2"]}, "rate_factors: 'layer1_0' has two values, 1 and 2"),
         (
@@ -352,11 +321,7 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
         ),
         ({"rate_factors": ["head=2"]}, "rate_factors: no layer's name begins with 'head'"),
         ({"groups": "fc"}, "groups: 'fc': expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"),
-        ({"groups": ["fc:speed=2"]}, "groups: 'fc:speed=2': expected LAYER:rate=X"),
-        ({"groups": ["fc:rate="]}, "groups: 'fc:rate=': expected LAYER:rate=X"),
-        ({"groups": ["fc=1:rate=2"]}, "groups: 'fc=1:rate=2': expected LAYER:rate=X"),
         ({"groups": ["fc:rate=-1"]}, "groups: fc:rate=-1.0: expected 0 to 1,000,000"),
-        ({"groups": ["fc:decay=200"]}, "groups: fc:decay=200.0: expected 0 to 100"),
         ({"groups": ["fc:frozen=yes"]}, "groups: fc:frozen='yes': expected true; leave it out for a trained layer"),
         ({"groups": "fc:rate=2,fc:rate=3"}, "groups: 'fc' has two values, 2 and 3; give only one"),
         (
@@ -365,7 +330,6 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
         ),
         ({"groups": "fc:decay=0"}, "groups: fc:decay=0: optimizer gives an object, which has its own decay; leave it"),
         ({"groups": "head:rate=2"}, "groups: no layer's name begins with 'head'"),
-        ({"groups": "head:frozen=true"}, "groups: no layer's name begins with 'head'"),
         ({"groups": "fc:rate=2,fc:frozen=true"}, "groups: 'fc' is frozen by groups"),
         ({"groups": "fc:rate=2", "freeze": "fc"}, "groups: 'fc' is frozen by freeze=fc"),
         ({"groups": "fc:frozen=true", "unfreeze": "fc=1 step"}, "unfreeze: 'fc' is frozen by groups"),
