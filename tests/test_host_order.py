@@ -86,7 +86,7 @@ def test_equal_processes_need_no_padding(size, hosts, each, seed):
 
 def test_the_order_equals_that_of_earlier_releases():
     order = order_of((5, 2, 3), 4, seed=17)
-    assert [places_of_host(order.sizes, host).tolist() for host in range(3)] == [[0, 3, 4, 6, 9], [2, 7], [1, 5, 8]]
+    assert [places_of_host(order.lengths, host).tolist() for host in range(3)] == [[0, 3, 4, 6, 9], [2, 7], [1, 5, 8]]
     assert [order.rows(step).tolist() for step in range(3)] == [
         [1, 0, -1, 5, -1, -1, 8, -1, -1],
         [3, 2, -1, 6, -1, -1, 9, -1, -1],

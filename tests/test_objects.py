@@ -320,7 +320,7 @@ def test_temporary_failures_are_retried(proxy, tree, fault):
     assert store.read(path) == table.read(0)
     assert len(proxy.requests) == 3
     proxy.fail_first(1, fault)
-    assert store.sizes(f"{IMAGES}/val".encode()) == {
+    assert {path: size for path, (size, _) in store.states(f"{IMAGES}/val".encode()).items()} == {
         f"{IMAGES}/val/{file.name}".encode(): file.stat().st_size for file in (tree / IMAGES / "val").iterdir()
     }
 

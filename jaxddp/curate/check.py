@@ -22,8 +22,8 @@ from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import counted, plural, some, span
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.faults import find_repeats
-from jaxddp.data.images.header import EOI, SOS, Segment, jpeg_segments, parse_header
-from jaxddp.data.images.verify import open_sound, verify, without_stray_bytes
+from jaxddp.data.images.header import parse_header
+from jaxddp.data.images.verify import open_sound, stray_bytes, verify, without_stray_bytes
 from jaxddp.data.labels import labels_of
 from jaxddp.data.manifest import VERSION, manifest_name
 from jaxddp.data.source import SourceTable, Table, image_dtype
@@ -53,7 +53,7 @@ _ADVICE = {
     "file": "take the files out of the folder",
     "record": "write the records again without them",
 }
-"""The advice for images that cannot be repaired, by `CheckedSplit.made_of`."""
+"""The advice for images that cannot be repaired, by the `made_of` of a table."""
 _MIN_THREADS = 8
 
 
@@ -114,7 +114,7 @@ def examine_file(data: bytes, name: str) -> ImageFindings:
     if left_over:
         notes.append(f"bytes left over: {left_over} behind the last pixel")
     if header.kind == "jpeg":
-        notes += _stray_bytes(data)
+        notes += stray_bytes(data)
     has_stray_bytes = without_stray_bytes(data, left_over) is not data
     return ImageFindings(digest, size, **fields, mode=mode, notes=tuple(notes), has_stray_bytes=has_stray_bytes)
 
@@ -143,20 +143,6 @@ def _describe(data: bytes) -> tuple[str, list[str]]:
     return mode, notes
 
 
-def _stray_bytes(data: bytes) -> list[str]:
-    """Return notes on the bytes of a JPEG that belong to no segment."""
-    notes, previous = [], Segment(0, 0, 0, 2)
-    for segment in jpeg_segments(data):
-        # Fill bytes may precede a marker.
-        gap = data[previous.end : segment.start].rstrip(b"\xff") if previous.marker != SOS else b""
-        if gap:
-            notes.append(f"extraneous bytes: {len(gap)} before a marker")
-        previous = segment
-    if previous.marker == EOI and previous.end < len(data):
-        notes.append(f"bytes after the end: {len(data) - previous.end}")
-    return notes
-
-
 class CheckedSplit:
     """One split and its findings.
 
@@ -182,9 +168,6 @@ class CheckedSplit:
         if findings.fault is not None:
             self.faults[row] = findings.fault
 
-    def add_note(self, row: int, note: str) -> None:
-        self.notes[row] = (*self.notes.get(row, ()), note)
-
     def name_of(self, row: int) -> str:
         """Return a readable name of a row's image."""
         name = self.source.name(row)
@@ -195,11 +178,6 @@ class CheckedSplit:
         """Return the id of a row's class, or several ids joined by semicolons; None if the class is unknown."""
         labels = labels_of(self.source)
         return ";".join(labels.ids[label] for label in labels.of(row)) or None
-
-    @property
-    def made_of(self) -> str:
-        """The unit that holds one example: a row, a file, a record or an image."""
-        return getattr(self.source, "made_of", "image")
 
     @property
     def per_class(self) -> np.ndarray:
@@ -221,15 +199,14 @@ class CheckReport:
         self.splits, self.refused = tuple(splits), tuple(refused)
         for split, row, first_split, first_row in _repeats(splits):
             this_class, first_class = split.class_of(row), first_split.class_of(first_row)
-            where = f"the same content as {first_split.name_of(first_row)}"
+            where, notes = f"the same content as {first_split.name_of(first_row)}", []
             if this_class is not None and first_class is not None and this_class != first_class:
-                split.add_note(
-                    row, f"{CONTRADICTION}: {where}, which is of class {first_class}, and this of {this_class}"
-                )
+                notes = [f"{CONTRADICTION}: {where}, which is of class {first_class}, and this of {this_class}"]
             if split is not first_split:
-                split.add_note(row, f"{LEAK}: {where}, of split {first_split.name}")
+                notes.append(f"{LEAK}: {where}, of split {first_split.name}")
             elif this_class == first_class:
-                split.add_note(row, f"{DUPLICATE}: {where}")
+                notes.append(f"{DUPLICATE}: {where}")
+            split.notes[row] = (*split.notes.get(row, ()), *notes)
 
     @property
     def num_faults(self) -> int:
@@ -242,12 +219,8 @@ class CheckReport:
     def lines(self) -> list[str]:
         """Return the summary as readable lines, several for each split."""
         lines = [line for name, summary in self.summary().items() for line in _lines(name, summary)]
-        if self.refused:
-            lines.insert(
-                0,
-                f"faults in the listing of images: {len(self.refused):,}; correct them, since a run ends at the first",
-            )
-        return lines
+        count = f"faults in the listing of images: {len(self.refused):,}"
+        return [f"{count}; correct them, since a run ends at the first", *lines] if self.refused else lines
 
 
 def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, CheckedSplit, int]]:
@@ -268,7 +241,7 @@ def _summary(split: CheckedSplit) -> dict[str, Any]:
     per_class = split.per_class
     summary: dict[str, Any] = {
         "examples": len(split.source),
-        "made_of": split.made_of,
+        "made_of": getattr(split.source, "made_of", "image"),
         "fingerprint": split.source.fingerprint,
         "bytes": int(split.columns["bytes"].sum()),
         "faults": len(split.faults),

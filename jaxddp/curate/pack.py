@@ -155,11 +155,11 @@ def _pack_split(
                 report_progress()
         columns = {"id": np.array(ids), "label": source.labels, "shard": shard, "offset": offset}
         np.savez(folder / f"{split}.npz", **columns)
-        sizes = {name: (folder / name).stat().st_size for name in shards}
+        bytes_of_files = {name: (folder / name).stat().st_size for name in shards}
     except (tf.errors.OpError, OSError) as error:
         reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error
         raise InputError(f"{folder.parent}: cannot be written ({reason}); free some space there") from None
-    return {"examples": len(source), "fingerprint": source.fingerprint, "files": sizes}
+    return {"examples": len(source), "fingerprint": source.fingerprint, "files": bytes_of_files}
 
 
 def _packed_images(source: Table, packing: PackOptions) -> Iterator[bytes]:

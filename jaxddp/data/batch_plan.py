@@ -67,9 +67,9 @@ class Division:
         Args:
             fits: a function of a division. If it returns True for a batch, it must return True for every smaller batch.
         """
-        sizes = range(self._unit, self.batch_size, self._unit)
-        count = bisect.bisect(sizes, False, key=lambda size: not fits(replace(self, batch_size=size)))
-        return replace(self, batch_size=sizes[count - 1]) if count else None
+        smaller = range(self._unit, self.batch_size, self._unit)
+        count = bisect.bisect(smaller, False, key=lambda size: not fits(replace(self, batch_size=size)))
+        return replace(self, batch_size=smaller[count - 1]) if count else None
 
     @property
     def unit_of_slice(self) -> int:
@@ -124,8 +124,8 @@ class Growth:
                 f": the side grows by only {last - first} pixels, from {first} to {last}",
                 advice=f"give at most {last - first}",
             )
-        sizes = {"num_examples": num_examples, "batch_size": batch_size, "total_steps": total_steps}
-        start, end = (duration.examples(**sizes) for duration in (data.grow_start, data.grow_end))
+        run = {"num_examples": num_examples, "batch_size": batch_size, "total_steps": total_steps}
+        start, end = (duration.examples(**run) for duration in (data.grow_start, data.grow_end))
         if start > end:
             raise InputError(
                 Key("data.grow_start", data.grow_start, f'"{data.grow_start}"'),

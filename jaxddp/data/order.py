@@ -65,8 +65,8 @@ class Shard(NamedTuple):
             return slots.reshape(-1)
         size, rest = divmod(len(values), self.count)
         if rest:
-            sizes = f"{size * self.count} or {(size + 1) * self.count}" if size else f"{self.count}"
-            raise InputError(f"batch size {len(values)} does not divide into {self.count} equal parts; use {sizes}")
+            use = f"{size * self.count} or {(size + 1) * self.count}" if size else f"{self.count}"
+            raise InputError(f"batch size {len(values)} does not divide into {self.count} equal parts; use {use}")
         if self.microbatches > 1:
             parts = values.reshape(self.microbatches, self.shares, -1)
             values = parts.swapaxes(0, 1).reshape(-1)
@@ -350,12 +350,11 @@ def check_repeats(repeats: int, batch_size: int) -> None:
     """Raise `InputError` if a batch does not have the same number of copies of each example."""
     if batch_size % repeats:
         lower = batch_size // repeats * repeats
-        sizes = " or ".join(str(size) for size in (lower, lower + repeats) if size)
         raise InputError(
             Key("data.repeats", repeats),
             " does not divide ",
             Key("train.batch_size", batch_size),
-            advice=f"a batch of {sizes} would do",
+            advice=f"a batch of {' or '.join(str(size) for size in (lower, lower + repeats) if size)} would do",
         )
 
 
@@ -375,34 +374,34 @@ class UnitedOrder(SampleOrder):
     Row r of process h is row n_0 + ... + n_(h-1) + r of the union.
 
     Attributes:
-        sizes: the number of examples of each process.
+        lengths: the number of examples of each process.
         slots: the number of slots of each process in a batch, at least the largest `most_in_batch`.
     """
 
-    sizes: tuple[int, ...]
+    lengths: tuple[int, ...]
     slots: int
 
     @classmethod
-    def of(cls, sizes: Sequence[int], batch_size: int, seed: int, slots: int) -> "UnitedOrder":
+    def of(cls, lengths: Sequence[int], batch_size: int, seed: int, slots: int) -> "UnitedOrder":
         """Create an order from the numbers of examples of the processes. Raises: see `SampleOrder`."""
-        return cls(sum(sizes), batch_size, seed, tuple(sizes), slots)
+        return cls(sum(lengths), batch_size, seed, tuple(lengths), slots)
 
     @property
     def num_slots(self) -> int:
-        return self.slots * len(self.sizes)
+        return self.slots * len(self.lengths)
 
     def of_host(self, host: int) -> "HostOrder":
         """Return the order of the examples of one process."""
-        return HostOrder(self.sizes[host], self.slots, self.seed, self, host)
+        return HostOrder(self.lengths[host], self.slots, self.seed, self, host)
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of the slots in the union, int64[num_slots], by process; -1 for padding."""
-        hosts = [self.of_host(host) for host in range(len(self.sizes))]
+        hosts = [self.of_host(host) for host in range(len(self.lengths))]
         return np.concatenate([np.where(host.mask(step) > 0, host.rows(step) + host.first_row, -1) for host in hosts])
 
     def epochs(self, step: int) -> np.ndarray:
         """Return the epoch of each slot of `rows(step)`, int64[num_slots]."""
-        return np.concatenate([self.of_host(host).epochs(step) for host in range(len(self.sizes))])
+        return np.concatenate([self.of_host(host).epochs(step) for host in range(len(self.lengths))])
 
     def epoch_indices(self, step: int) -> np.ndarray:
         return self.epochs(step)
@@ -430,7 +429,7 @@ class HostOrder(SampleOrder):
     @property
     def first_row(self) -> int:
         """The row in the union of the first example of the process."""
-        return sum(self.united.sizes[: self.host])
+        return sum(self.united.lengths[: self.host])
 
     def count(self, step: int) -> int:
         """Return the number of examples of a batch that are of this process."""
@@ -465,7 +464,7 @@ class HostOrder(SampleOrder):
     def _before(self, position: int) -> int:
         """Return the number of examples of this process before a position of the stream of all processes."""
         epoch, place = divmod(position, self.united.num_examples)
-        return epoch * self.num_examples + int(np.searchsorted(places_of_host(self.united.sizes, self.host), place))
+        return epoch * self.num_examples + int(np.searchsorted(places_of_host(self.united.lengths, self.host), place))
 
 
 @dataclass(frozen=True)
@@ -484,15 +483,15 @@ class HostEvalOrder(EvalOrder):
 
 
 @lru_cache(maxsize=16)
-def places_of_host(sizes: tuple[int, ...], host: int) -> np.ndarray:
+def places_of_host(lengths: tuple[int, ...], host: int) -> np.ndarray:
     """Return the places in an epoch of the examples of a process: int64[n_h], ascending, read-only.
 
     The comparison of keys is exact, in integers. Of equal keys the key of the lower process comes first.
     """
-    count = sizes[host]
+    count = lengths[host]
     keys = 2 * np.arange(count, dtype=np.int64) + 1
     places = np.arange(count, dtype=np.int64)
-    others = Counter((size, other > host) for other, size in enumerate(sizes) if other != host)
+    others = Counter((size, other > host) for other, size in enumerate(lengths) if other != host)
     for (size, is_later), hosts in others.items():
         # Example m of the other process comes first if (2m + 1) * count is below keys * size, or equal to it if the
         # process is earlier.
@@ -501,15 +500,15 @@ def places_of_host(sizes: tuple[int, ...], host: int) -> np.ndarray:
     return places
 
 
-def most_in_batch(sizes: tuple[int, ...], host: int, batch_size: int) -> int:
+def most_in_batch(lengths: tuple[int, ...], host: int, batch_size: int) -> int:
     """Return the largest number of examples of a process among any `batch_size` consecutive positions."""
-    places = places_of_host(sizes, host)
-    two_epochs = np.concatenate([places, places + sum(sizes)])
+    places = places_of_host(lengths, host)
+    two_epochs = np.concatenate([places, places + sum(lengths)])
     return int((np.searchsorted(two_epochs, places + batch_size) - np.arange(len(places))).max())
 
 
 def _seed_of_host(seed: int, host: int) -> int:
-    """Return the seed of the permutations of a process, so that processes of equal sizes have different ones."""
+    """Return the seed of the permutations of a process, so that processes of equal size have different ones."""
     return int(np.random.Philox(key=np.array([seed, _HOST_KEY + host], np.uint64)).random_raw()) >> 1
 
 

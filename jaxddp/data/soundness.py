@@ -201,7 +201,7 @@ class Verified:
         try:
             with _writing:
                 self._write(_part(self._store.root, part), new)
-                # Remove the digests of images that are damaged although their files have the same sizes and times.
+                # Remove the digests of images that are damaged although their files have the same size and times.
                 for file in _parts(self._store.root) if lost.any() else ():
                     _put(file, np.setdiff1d(_read(file), self._identity[lost]))
         # The cache folder, permission or disk space may be missing.

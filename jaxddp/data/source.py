@@ -116,7 +116,7 @@ class Table(Examples, Protocol):
         ...
 
     def check(self, data: DataConfig) -> None:
-        """Check that every image exists, and that the config's sizes and crops are valid for it. No image is opened.
+        """Check that every image exists, and that the config's size and crops are valid for it. No image is opened.
 
         Raises:
             InputError: an image is missing, or a setting is invalid. The message names the first image, or the key.

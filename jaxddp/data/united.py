@@ -38,7 +38,7 @@ class UnitedSource:
     Attributes:
         own: the examples of this process.
         host: the number of this process.
-        sizes: the number of examples of each process.
+        lengths: the number of examples of each process.
         class_ids, class_names: the classes of all processes.
         class_counts: int64[K], the number of examples of each class, on all processes.
         digest: a digest of the fingerprints of all processes, in their order.
@@ -47,7 +47,7 @@ class UnitedSource:
 
     own: Source
     host: int
-    sizes: tuple[int, ...]
+    lengths: tuple[int, ...]
     class_ids: tuple[str, ...]
     class_names: tuple[str, ...]
     class_counts: np.ndarray
@@ -55,10 +55,10 @@ class UnitedSource:
     new_labels: np.ndarray
 
     def __len__(self) -> int:
-        return sum(self.sizes)
+        return sum(self.lengths)
 
     def __repr__(self) -> str:
-        whole = f"{counted(len(self), 'example')} on {counted(len(self.sizes), 'process')}"
+        whole = f"{counted(len(self), 'example')} on {counted(len(self.lengths), 'process')}"
         return f"UnitedSource({whole}; process {self.host} has {self.own!r})"
 
     @property
@@ -68,7 +68,7 @@ class UnitedSource:
     @cached_property
     def fingerprint(self) -> str:
         """The number of processes and the digest of their fingerprints."""
-        return f"{counted(len(self.sizes), 'process')}: {self.digest}"
+        return f"{counted(len(self.lengths), 'process')}: {self.digest}"
 
     @property
     def labels(self) -> np.ndarray:
@@ -85,9 +85,9 @@ class UnitedSource:
         return self.own.pixel_shape
 
     def name(self, row: int) -> str:
-        ends = np.cumsum(self.sizes)
+        ends = np.cumsum(self.lengths)
         host = int(np.searchsorted(ends, row, side="right"))
-        row -= int(ends[host]) - self.sizes[host]
+        row -= int(ends[host]) - self.lengths[host]
         return self.own.name(row) if host == self.host else f"example {row} of process {host}"
 
     def default_data(self) -> DataConfig:
@@ -119,23 +119,23 @@ class UnitedSource:
             InputError: the batch is larger than the data set, or more than half of the slots would be padding.
         """
         SampleOrder(len(self), batch_size, seed)
-        counts = list(map(int, peers.exchange("examples in a batch", str(self._most_in_batch(batch_size)))))
-        order = UnitedOrder.of(self.sizes, batch_size, seed, -(-max(counts) // unit) * unit)
+        counts = list(
+            map(int, peers.exchange("examples in a batch", str(most_in_batch(self.lengths, self.host, batch_size))))
+        )
+        order = UnitedOrder.of(self.lengths, batch_size, seed, -(-max(counts) // unit) * unit)
         padding = order.num_slots - batch_size
-        largest = max(range(len(self.sizes)), key=self.sizes.__getitem__)
-        sizes = f"process {largest} has {self.sizes[largest]:,} of {counted(len(self), 'example')}"
+        largest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
+        share = f"process {largest} has {self.lengths[largest]:,} of {counted(len(self), 'example')}"
         slots = f"{padding:,} of the {order.num_slots:,} slots of a batch"
         if padding > batch_size:
             raise InputError(
                 Key.plain("data.placement", "local"),
-                f": {sizes}, so {slots} would be padding",
+                f": {share}, so {slots} would be padding",
                 advice="distribute the examples more evenly over the processes, or raise the batch size",
             )
         if peers.is_first:
-            share = f"{padding / order.num_slots:.1%}"
-            _log.info(
-                f"data.placement=local: {counted(len(self.sizes), 'process')}, {sizes}; {slots} are padding ({share})"
-            )
+            line = f"{counted(len(self.lengths), 'process')}, {share}; {slots} are padding"
+            _log.info(f"data.placement=local: {line} ({padding / order.num_slots:.1%})")
         return order
 
     def train_batches(
@@ -151,18 +151,15 @@ class UnitedSource:
     def eval_batches(self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE) -> Iterator[Batch]:
         self._check_shard(shard)
         size = len(shard.of(order.rows(0)))
-        number = max(-(-examples // size) for examples in self.sizes)
+        number = max(-(-examples // size) for examples in self.lengths)
         batches = self.own.eval_batches(HostEvalOrder(len(self.own), size, number), data)
         return (self._united(batch, batch.mask) for batch in batches)
 
-    def _most_in_batch(self, batch_size: int) -> int:
-        return most_in_batch(self.sizes, self.host, batch_size)
-
     def _check_shard(self, shard: Shard) -> None:
-        if (shard.index, shard.count) != (self.host, len(self.sizes)):
+        if (shard.index, shard.count) != (self.host, len(self.lengths)):
             raise InputError(
                 f"part {shard.index} of {shard.count} of a batch: this process has only part {self.host} of "
-                f"{len(self.sizes)}, because its data are its own"
+                f"{len(self.lengths)}, because its data are its own"
             )
 
     def _united(self, batch: Batch, mask: np.ndarray) -> Batch:
@@ -177,7 +174,7 @@ class UnitedSource:
 
     @cached_property
     def _first_row(self) -> np.int32:
-        return np.int32(sum(self.sizes[: self.host]))
+        return np.int32(sum(self.lengths[: self.host]))
 
 
 def own_part(source: Source) -> Source:
@@ -213,7 +210,7 @@ def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:
     counts = np.zeros(len(class_ids), np.int64)
     counts[new_labels] = labels_of(source).counts
     own = json.dumps([len(source), source.fingerprint, counts.tolist()])
-    sizes, totals, digest, twins = json.loads(peers.decide(f"sizes of the {what}", own, _combined))
+    lengths, totals, digest, twins = json.loads(peers.decide(f"numbers of examples of the {what}", own, _combined))
     if len(twins) == peers.process_count and what == VALIDATION:
         return source
     if twins and peers.is_first:
@@ -222,7 +219,7 @@ def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:
             "examples counts twice; if they read one folder, leave data.placement out"
         )
     host, all_counts = peers.process_index, np.array(totals)
-    return UnitedSource(source, host, tuple(sizes), class_ids, class_names, all_counts, digest, new_labels)
+    return UnitedSource(source, host, tuple(lengths), class_ids, class_names, all_counts, digest, new_labels)
 
 
 def _facts(source: Source, data: DataConfig) -> Mapping[str, str]:
@@ -274,12 +271,12 @@ def _merged(what: str, texts: list[str]) -> str:
 
 
 def _combined(texts: list[str]) -> str:
-    """Return (sizes, class counts, digest of all fingerprints, processes with the same fingerprint) as JSON."""
-    sizes, fingerprints, counts = zip(*map(json.loads, texts), strict=True)
+    """Return (lengths, class counts, digest of all fingerprints, processes with the same fingerprint) as JSON."""
+    lengths, fingerprints, counts = zip(*map(json.loads, texts), strict=True)
     digest = hashlib.sha256(json.dumps(fingerprints).encode()).hexdigest()
     by_fingerprint: dict[str, list[int]] = {}
     for process, fingerprint in enumerate(fingerprints):
         by_fingerprint.setdefault(fingerprint, []).append(process)
     twins = max(by_fingerprint.values(), key=len)
     totals = np.sum(counts, axis=0, dtype=np.int64).tolist()
-    return json.dumps([sizes, totals, digest, twins if len(twins) > 1 else []])
+    return json.dumps([lengths, totals, digest, twins if len(twins) > 1 else []])

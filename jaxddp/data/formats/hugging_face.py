@@ -24,12 +24,11 @@ from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.splits import split_name
 from jaxddp.data.formats.table_columns import (
     REFUSED,
-    Classes,
     LabelCells,
     TableColumns,
     choose_columns,
     class_indices,
-    classes_of_labels,
+    find_classes,
     label_cells,
 )
 from jaxddp.data.source import Split
@@ -73,7 +72,15 @@ class HubSets:
         where = f"{place.address}, {name}"
         columns = _find_columns(where, dataset)
         cells = _cells(where, dataset, columns.label, place.refuse)
-        classes = _classes(place, splits, columns, {where: cells}, split)
+
+        def cells_of(one: Split) -> dict[str, LabelCells]:
+            other = split_name(place.address, splits, one, place.data, _SPLITS)
+            if one == split or other is None:
+                return {where: cells} if one == split else {}
+            table = f"{place.address}, {other}"
+            return {table: _cells(table, splits[other], _find_columns(table, splits[other]).label, place.refuse)}
+
+        classes = find_classes(columns.names, cells_of, place.address, place.refuse)
         labels = class_indices(where, cells, classes, place.refuse)
         store, digest = _store(where, dataset, columns.image)
         ids = np.strings.add(f"{name}__".encode(), np.arange(len(labels)).astype("S"))
@@ -112,23 +119,6 @@ def _find_columns(where: str, dataset: Any) -> TableColumns:
 def _cells(where: str, dataset: Any, label: str, refuse: Refuse) -> LabelCells:
     values = dataset.select_columns([label]).with_format("arrow")[:].column(0)
     return label_cells(values.combine_chunks(), where, label, refuse)
-
-
-def _classes(
-    place: Place, splits: Mapping[str, Any], columns: TableColumns, cells: dict[str, LabelCells], split: Split
-) -> Classes:
-    """Return the classes of the features or, if they have none, those of the labels."""
-    if columns.names:
-        return Classes(columns.names, numbered=True)
-
-    def cells_of(one: Split) -> dict[str, LabelCells]:
-        name = split_name(place.address, splits, one, place.data, _SPLITS)
-        if one == split or name is None:
-            return cells if one == split else {}
-        where = f"{place.address}, {name}"
-        return {where: _cells(where, splits[name], _find_columns(where, splits[name]).label, place.refuse)}
-
-    return classes_of_labels(cells_of("train"), lambda: cells_of("val").values(), place.address, place.refuse)
 
 
 def _store(where: str, dataset: Any, image: str) -> tuple[ArrowRows, str]:

@@ -6,7 +6,7 @@
 
 A file may be compressed and end in .gz. If both files exist, the plain file is read. Colour images [N, H, W, C] have
 four dimensions and may be named idx4. A file consists of two zero bytes, the code of the elements' type, the number of
-dimensions, their sizes as big-endian uint32, and the elements in row-major order
+dimensions, their lengths as big-endian uint32, and the elements in row-major order
 (https://yann.lecun.com/exdb/mnist, "the IDX file format").
 """
 
@@ -102,12 +102,12 @@ def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
         if rank not in kinds:
             allowed = " or ".join(f"{rank} ({kind})" for rank, kind in kinds.items())
             raise InputError(f"{rank} dimensions: expected {allowed}; check that the file is what its name says")
-        sizes = stream.read(4 * rank)
-        if len(sizes) < 4 * rank:
+        dimensions = stream.read(4 * rank)
+        if len(dimensions) < 4 * rank:
             raise InputError(
-                f"cut short: a header of {4 + len(sizes)} bytes instead of {4 + 4 * rank}; download it again"
+                f"cut short: a header of {4 + len(dimensions)} bytes instead of {4 + 4 * rank}; download it again"
             )
-        shape = struct.unpack(f">{rank}I", sizes)
+        shape = struct.unpack(f">{rank}I", dimensions)
         promised = math.prod(shape)
         stored = _stored(raw, 4 + 4 * rank, promised, is_compressed=stream is not raw)
         return np.frombuffer(read_rest(stream, promised, stored), np.uint8).reshape(shape)

@@ -8,15 +8,14 @@ The archive unpacks the images to:
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from os import PathLike
+from typing import NamedTuple
 
 import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import counted, nearest, show
+from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.csv_listing import check_utf8, csv_rows
@@ -45,8 +44,7 @@ _NUMBER = r"-?[0-9]++(?:\.[0-9]++)?+"
 _BOXES = re.compile(rf"\s*+(\S++)(?:\s++{_NUMBER}){{4}}(?:\s++\1(?:\s++{_NUMBER}){{4}})*+\s*+")
 
 
-@dataclass(frozen=True, eq=False)
-class Solutions:
+class Solutions(NamedTuple):
     """The rows of a solution file, in their order."""
 
     file: TextFile
@@ -56,24 +54,6 @@ class Solutions:
     """int32[N], indices into the mapping; -1 where the file was read without labels."""
     line: np.ndarray
     """int32[N], the line of the file on which the row ends."""
-
-    def __repr__(self) -> str:
-        return f"Solutions({self.file}, {counted(len(self.label), 'row')})"
-
-    def where(self, image_id: bytes) -> str:
-        """Return `FILE:LINE` of an image, for messages."""
-        return f"{self.file}:{self._line_of_image[image_id]}"
-
-    def without(self, rows: np.ndarray) -> "Solutions":
-        """Return a copy without the rows of some indices, int[n]."""
-        if not len(rows):
-            return self
-        return Solutions(self.file, *(np.delete(column, rows) for column in (self.image_id, self.label, self.line)))
-
-    @cached_property
-    def _line_of_image(self) -> dict[bytes, int]:
-        """The line of each image; the first line if an image has several lines."""
-        return dict(zip(self.image_id[::-1].tolist(), self.line[::-1].tolist(), strict=True))
 
 
 def train_solutions(
@@ -101,7 +81,7 @@ def train_solutions(
         InputError: a file has a fault, or a link leads out of the root. The message names file, line and value.
         Unreachable: the store of a URL does not answer.
     """
-    entry = _resolve(root)
+    entry = find_dataset(files.check_path(root, "root"))
     csv = entry.train or csv if csv == TRAIN_CSV else csv
     return _read_labelled(entry, csv, classes, cache, "train", refuse)
 
@@ -115,7 +95,7 @@ def val_solutions(
     refuse: Refuse = raise_fault,
 ) -> ExampleTable:
     """Read the validation examples, whose images are in one folder; otherwise see `train_solutions`."""
-    entry = _resolve(root)
+    entry = find_dataset(files.check_path(root, "root"))
     csv = entry.val or csv if csv == VAL_CSV else csv
     return _read_labelled(entry, csv, classes, cache, "val", refuse)
 
@@ -125,14 +105,10 @@ def test_listing(root: AnyPath, csv: AnyPath = TEST_CSV, cache: AnyPath | None =
 
     Only the column ImageId is read. Raises: see `train_solutions`.
     """
-    data_root = _open_root(_resolve(root).path, csv, cache)
+    data_root = _open_root(find_dataset(files.check_path(root, "root")).path, csv, cache)
     solutions = read_solutions(data_root.file(csv), None)
     folders = np.array(f"{_IMAGES}/test/".encode())
     return _without_links_out(_make_table(data_root, solutions, folders, {}), solutions, raise_fault)
-
-
-def _resolve(root: AnyPath) -> DatasetEntry:
-    return find_dataset(files.check_path(root, "root"))
 
 
 def _read_labelled(
@@ -172,13 +148,12 @@ def _make_table(
 
 def _without_links_out(table: ExampleTable, solutions: Solutions, refuse: Refuse) -> ExampleTable:
     """Return the examples whose files are within the root after symbolic links are followed."""
-    return table.without_links_out(
-        lambda row: f"{solutions.where(table.id[row])}: ImageId {show(table.id[row].decode())}", refuse
-    )
 
+    def where(row: int) -> str:
+        line = solutions.line[solutions.image_id == table.id[row]][0]
+        return f"{solutions.file}:{line}: ImageId {show(table.id[row].decode())}"
 
-def _is_shard(name: str) -> bool:
-    return name.endswith(SHARDS)
+    return table.without_links_out(where, refuse)
 
 
 class SolutionFiles:
@@ -191,9 +166,9 @@ class SolutionFiles:
             return Match.WHOLE
         if place.local is None:
             return Match.NONE
-        named = [name for name in (place.data.train, place.data.val) if name]
         # Other formats have splits and shards, which are not files of this name.
-        is_named = any(name.endswith(".csv") or (place.local / name).is_file() for name in named if not _is_shard(name))
+        named = [name for name in (place.data.train, place.data.val) if name and not name.endswith(SHARDS)]
+        is_named = any(name.endswith(".csv") or (place.local / name).is_file() for name in named)
         if is_named or (place.local / TRAIN_CSV).is_file():
             return Match.NAMED
         if any(place.local.glob("LOC_*_solution.csv")):
@@ -313,4 +288,5 @@ def _refuse_repeated_ids(solutions: Solutions, refuse: Refuse) -> Solutions:
             f"{solutions.file}:{line[row]}: duplicate ImageId {show(image_id.decode())}, first on line {line[first]}; "
             "remove one"
         )
-    return solutions.without(np.array([row for row, _ in repeated], np.int64))
+    left = np.delete(np.arange(len(solutions.line)), [row for row, _ in repeated])
+    return Solutions(solutions.file, *(column[left] for column in solutions[1:]))

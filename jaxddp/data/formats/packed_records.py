@@ -84,8 +84,8 @@ def _manifest(root: Path) -> dict[str, Any]:
         manifest = files.parse_json(files.read(file), dict)
         kinds = dict(zip(_CLASS_KEYS, (str, str, int), strict=True))
         classes = [[type(one) is kind for one in manifest["classes"][key]] for key, kind in kinds.items()]
-        sizes = [size for split in manifest["splits"].values() for size in split["files"].values()]
-        if not all(map(all, classes)) or len({*map(len, classes)}) > 1 or not all(type(one) is int for one in sizes):
+        of_files = [size for split in manifest["splits"].values() for size in split["files"].values()]
+        if not all(map(all, classes)) or len({*map(len, classes)}) > 1 or not all(type(one) is int for one in of_files):
             raise ValueError("its classes or its files have other values than `jaxddp data pack` writes")
         check_names(manifest["classes"]["ids"], lambda place: f"class {place}")
         return manifest

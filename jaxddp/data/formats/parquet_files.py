@@ -28,12 +28,11 @@ from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.splits import find_shards, has_shards
 from jaxddp.data.formats.table_columns import (
     REFUSED,
-    Classes,
     LabelCells,
     TableColumns,
     choose_columns,
     class_indices,
-    classes_of_labels,
+    find_classes,
     label_cells,
 )
 from jaxddp.data.source import Split
@@ -92,7 +91,11 @@ class ParquetTables:
         cells = _cells_by_file(parts, columns, refuse)
         if not any(len(file_cells.labels) for file_cells in cells.values()):
             raise InputError(f"{place.address}: no rows in its {split} split; give each image a row")
-        classes = _classes(place, columns, cells, split)
+
+        def cells_of(one: Split) -> dict[ShardFile, LabelCells]:
+            return cells if one == split else _cells_by_file(_files(place, one), columns, refuse)
+
+        classes = find_classes(columns.names, cells_of, place.address, refuse)
         labels = [class_indices(file, file_cells, classes, refuse) for file, file_cells in cells.items()]
         in_folder = np.array([os.fsencode(file.path) for file in cells])
         example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
@@ -229,17 +232,6 @@ def _read_cells(file: ShardFile, columns: TableColumns, refuse: Refuse) -> Label
         if pyarrow.types.is_dictionary(values.type):
             values = values.dictionary_decode()
     return label_cells(values, str(file), column, refuse)
-
-
-def _classes(place: Place, columns: TableColumns, cells: dict[ShardFile, LabelCells], split: Split) -> Classes:
-    """Return the classes of the schema or, if it has none, those of the labels."""
-    if columns.names:
-        return Classes(columns.names, numbered=True)
-
-    def cells_of(one: Split) -> dict[ShardFile, LabelCells]:
-        return cells if one == split else _cells_by_file(_files(place, one), columns, place.refuse)
-
-    return classes_of_labels(cells_of("train"), lambda: cells_of("val").values(), place.address, place.refuse)
 
 
 def _parent(file: ShardFile) -> str:

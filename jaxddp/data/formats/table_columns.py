@@ -4,7 +4,7 @@ The column of the images is called image or img, or is the only one with images.
 label or labels or, if no column is, is the only one with class names. Labels are integers or strings.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import counted, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, index_of_column
 from jaxddp.data.formats.array_files import numbered_names
+from jaxddp.data.source import Split
 
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 REFUSED = -2
@@ -88,28 +89,31 @@ def label_cells(values: Any, where: str, column: str, refuse: Refuse) -> LabelCe
     raise InputError(f"{where}: {column} is of {values.type}; give one integer or one string per row")
 
 
-def classes_of_labels(
-    train: Mapping[Any, LabelCells], val: Callable[[], Iterable[LabelCells]], where: str, refuse: Refuse
+def find_classes(
+    names: tuple[str, ...] | None, cells_of: Callable[[Split], Mapping[Any, LabelCells]], where: str, refuse: Refuse
 ) -> Classes:
-    """Return the classes of a data set without names of classes.
+    """Return the classes of a data set: its names of classes or, without names, those of the labels.
 
     If a training label is a string, all labels are names, and the classes are the sorted training labels. Otherwise the
     classes are numbered, up to the largest label of all splits. Names that look alike are passed to `refuse`.
 
     Args:
-        train: the labels of the training split, by the name of their table.
-        val: returns the labels of the validation split.
+        cells_of: returns the labels of a split, by the name of their table.
         where: the name of the data set, for messages.
     """
+    if names:
+        return Classes(names, numbered=True)
+    train = cells_of("train")
     if all(cells.labels.dtype != object for cells in train.values()):
+        labels = [one.labels[one.sound] for one in (*train.values(), *cells_of("val").values())]
         with about(where):
-            return Classes(numbered_names(*(one.labels[one.sound] for one in (*train.values(), *val()))), True)
+            return Classes(numbered_names(*labels), numbered=True)
     first: dict[str, str] = {}
     for table, cells in train.items():
         for row in np.flatnonzero(cells.sound & (cells.labels != -1)).tolist():
             first.setdefault(str(cells.labels[row]), f"{table}, row {row}")
     check_distinct(first, first.__getitem__, refuse)
-    return Classes(tuple(sorted(first)), False)
+    return Classes(tuple(sorted(first)), numbered=False)
 
 
 def class_indices(where: object, cells: LabelCells, classes: Classes, refuse: Refuse) -> np.ndarray:

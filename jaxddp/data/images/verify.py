@@ -33,6 +33,7 @@ from jaxddp.data.images.header import (
     DHT,
     DOWNLOAD_AGAIN,
     DRI,
+    EOI,
     FRAMES,
     JPEG_END,
     JPEG_START,
@@ -403,6 +404,20 @@ def without_stray_bytes(data: bytes, left_over: int) -> bytes:
     last = parts.pop()
     parts.append(last[: len(last.rstrip(b"\xff")) - left_over])
     return b"".join([*parts, JPEG_END])
+
+
+def stray_bytes(data: bytes) -> list[str]:
+    """Return notes on the bytes of a JPEG that belong to no segment."""
+    notes, previous = [], Segment(0, 0, 0, 2)
+    for segment in jpeg_segments(data):
+        # Fill bytes may precede a marker.
+        gap = data[previous.end : segment.start].rstrip(b"\xff") if previous.marker != SOS else b""
+        if gap:
+            notes.append(f"extraneous bytes: {len(gap)} before a marker")
+        previous = segment
+    if previous.marker == EOI and previous.end < len(data):
+        notes.append(f"bytes after the end: {len(data) - previous.end}")
+    return notes
 
 
 def _is_fill(between: bytes) -> bool:

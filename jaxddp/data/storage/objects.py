@@ -185,41 +185,25 @@ class Objects:
 
         Raises: FileNotFoundError if there is no such object; otherwise the errors of `read`.
         """
-        key = _key(self.name(path), os.fsdecode(path))
+        import obstore
 
-        def attempt(_: float) -> bytes:
-            import obstore
-
-            return bytes(obstore.get_range(self._client, key, start=start, length=length))
-
-        return self._call(self.name(path), attempt)
+        name, key = self.name(path), _key(self.name(path), os.fsdecode(path))
+        return self._call(name, lambda _: bytes(obstore.get_range(self._client, key, start=start, length=length)))
 
     def state(self, path: bytes) -> tuple[int, str]:
         """Return the size of an object in bytes, and a text that changes with it. Raises: see `read_range`."""
+        import obstore
+
         key = _key(self.name(path), os.fsdecode(path))
-
-        def attempt(_: float) -> tuple[int, str]:
-            import obstore
-
-            return _state(obstore.head(self._client, key))
-
-        return self._call(self.name(path), attempt)
+        return self._call(self.name(path), lambda _: _state(obstore.head(self._client, key)))
 
     def states(self, folder: bytes) -> dict[bytes, tuple[int, str]]:
         """Return the `state` of each object directly in a folder, by path. Raises: see `read`."""
-        name = self.name(folder + b"/") if folder else f"{self.url}/"
+        import obstore
 
-        def list_states(_: float) -> dict[bytes, tuple[int, str]]:
-            import obstore
-
-            objects = obstore.list_with_delimiter(self._client, os.fsdecode(folder) or None)["objects"]
-            return {os.fsencode(one["path"]): _state(one) for one in objects}
-
-        return self._call(name, list_states)
-
-    def sizes(self, folder: bytes) -> dict[bytes, int]:
-        """Return the size in bytes of each object directly in a folder, by path. Raises: see `read`."""
-        return {path: size for path, (size, _) in self.states(folder).items()}
+        name, prefix = self.name(folder + b"/") if folder else f"{self.url}/", os.fsdecode(folder) or None
+        objects = self._call(name, lambda _: obstore.list_with_delimiter(self._client, prefix)["objects"])
+        return {os.fsencode(one["path"]): _state(one) for one in objects}
 
     # TensorFlow's ops do not retry, and have no deadline.
     def in_graph(self) -> None: ...
@@ -233,13 +217,10 @@ class Objects:
             return []
 
         def unusable(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
-            sizes = {path.rpartition(b"/")[2]: size for path, size in self.sizes(folder).items()}
-            absent = "the image is missing" if sizes else "the image's folder is missing"
-            return [
-                (row, "the image is empty" if name in sizes else absent)
-                for name, row in rows.items()
-                if not sizes.get(name)
-            ]
+            found = {path.rpartition(b"/")[2]: size for path, (size, _) in self.states(folder).items()}
+            absent = "the image is missing" if found else "the image's folder is missing"
+            faulty = [(row, name) for name, row in rows.items() if not found.get(name)]
+            return [(row, "the image is empty" if name in found else absent) for row, name in faulty]
 
         return faults_by_folder(paths, unusable, _THREADS)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 
@@ -223,17 +223,13 @@ def _open_records(file: Path) -> Iterator[BinaryIO]:
         yield records
 
 
-@dataclass(frozen=True, eq=False)
-class RecordIndex:
+class RecordIndex(NamedTuple):
     """The records of several files, one file after the other."""
 
     offset: np.ndarray
     """int64[N], the position of each record in its file."""
     label: np.ndarray
     """int32[N], the label of each record."""
-
-    def __repr__(self) -> str:
-        return f"RecordIndex({counted(len(self.offset), 'record')})"
 
 
 def load_or_build_index(

@@ -157,7 +157,7 @@ def _hint_of_object(objects: Objects, path: bytes) -> str:
     # Permission to read an object does not include permission to list.
     with suppress(JaxddpError):
         if objects.can_list:
-            names_beside = [os.fsdecode(other).rpartition("/")[2] for other in objects.sizes(os.fsencode(folder))]
+            names_beside = [os.fsdecode(other).rpartition("/")[2] for other in objects.states(os.fsencode(folder))]
     return nearest(name, names_beside) or "; check the URL"
 
 

@@ -70,9 +70,9 @@ class ParquetFiles:
         if path not in self._layouts:
             # Two threads may compute the same lists at the same time, which does no harm.
             self._layouts[path] = _layout(file)
-        starts, sizes = self._layouts[path]
+        starts, of_groups = self._layouts[path]
         number = bisect_right(starts, offset) - 1
-        cells = self._groups.get((path, number), sizes[number], lambda: self._cells(file, number))
+        cells = self._groups.get((path, number), of_groups[number], lambda: self._cells(file, number))
         cell = cells[offset - starts[number]].as_py()
         if not cell or not cell["bytes"]:
             raise InputError(
@@ -241,8 +241,8 @@ def image_lengths(rows: Any) -> np.ndarray:
     lengths = np.full(len(rows), -1, np.int64)
     for start in range(0, len(rows), _AT_ONCE):
         for chunk in rows[start : start + _AT_ONCE].column(0).chunks:
-            sizes = pyarrow.compute.call_function("binary_length", [chunk.field("bytes")])
-            lengths[start : start + len(chunk)] = pyarrow.compute.fill_null(sizes, -1).to_numpy(zero_copy_only=False)
+            known = pyarrow.compute.call_function("binary_length", [chunk.field("bytes")])
+            lengths[start : start + len(chunk)] = pyarrow.compute.fill_null(known, -1).to_numpy(zero_copy_only=False)
             start += len(chunk)
     return lengths
 

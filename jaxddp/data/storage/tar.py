@@ -308,7 +308,7 @@ def load_or_build_samples(folder: ShardFolder, paths: Sequence[str], refuse: Ref
     """Return the samples of each shard, by path; a shard without samples that can be used is left out.
 
     The first call reads the headers and the labels of all shards. It saves the result beside the shards or, where that
-    folder cannot be written, in the cache folder. The index depends on the names, the sizes and the times of change of
+    folder cannot be written, in the cache folder. The index depends on the name, the size and the time of change of
     the shards.
 
     Args:
