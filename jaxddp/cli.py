@@ -151,7 +151,8 @@ def _run(arguments: list[str]) -> int:
     command, rest = arguments[0], config_first(arguments[1:])
     if command not in COMMANDS:
         raise InputError(f"unknown command {command!r}; {choices(command, COMMANDS)}")
-    if command in ("train", "sweep", "eval", "find-lr", "config") and (not rest or _is_option(rest[0])):
+    has_config = bool(rest) and (rest[0] in HELP or not rest[0].startswith("-"))
+    if command in ("train", "sweep", "eval", "find-lr", "config") and not has_config:
         print(usage, file=sys.stderr)
         raise InputError(f"{command}: the first argument is the config; there are: {', '.join(config_names())}")
     try:
@@ -167,10 +168,6 @@ def _usage() -> str:
     """Return the usage of all commands. The text below it is folded to the width of the terminal."""
     lines, text = USAGE.format(names=", ".join(config_names())).split("\n\n")
     return f"{lines}\n\n{textwrap.fill(text, min(shutil.get_terminal_size((120, 24)).columns, 120))}"
-
-
-def _is_option(word: str) -> bool:
-    return word.startswith("-") and word not in HELP
 
 
 def command_named(name: str) -> Callable[[list[str]], int]:

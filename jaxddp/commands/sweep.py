@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -74,15 +74,19 @@ def run(arguments: list[str]) -> int:
     if {*HELP} & {*arguments}:
         parse(Sweep, Sweep(), "jaxddp sweep CONFIG", [HELP[0]])
     own, template = _split(name, rest)
-    default = Sweep(workdir=Path("runs") / f"{workdir_of(recipe_path(name)).name}-sweep")
+    path = recipe_path(name)
+    default = Sweep(workdir=Path("runs") / f"{workdir_of(path).name}-sweep")
     options = parse(Sweep, default, f"jaxddp sweep {name}", own)
     _check(options, template)
-    folder = SweepFolder(options.workdir, _config_name(name))
+    folder = SweepFolder(options.workdir, path.stem if is_built_in(path) else str(path.absolute()))
     folder.read()  # Another config is reported before the trials are checked.
     if options.list or options.index is not None:
         return _one_by_one(options, template, folder)
     with doing("checking the trials"):
-        queue = (_grid if options.search is None else _search)(options, template, folder)
+        if options.search is None:
+            queue = GridQueue(folder, _trials(template, options.workdir))
+        else:
+            queue = _search(options, template, folder)
     return _run(options, queue)
 
 
@@ -120,8 +124,7 @@ def _check(options: Sweep, template: Template) -> None:
     if _GOAL in template.spaces:
         raise InputError(Key(_GOAL), ": the trials of a sweep are compared by it; give one value")
     if options.search is None:
-        given = [field.name for field in fields(Sweep) if field.name in ("trials", "prune", "search_seed")]
-        for key in given:
+        for key in ("trials", "search_seed", "prune"):
             if getattr(options, key) != getattr(Sweep, key):
                 raise InputError(f"{format_option(key)}: has no effect without --search optuna")
     elif options.trials is None:
@@ -130,11 +133,6 @@ def _check(options: Sweep, template: Template) -> None:
         raise InputError("--search: suggests the trials one after another; leave --list and --index out")
     if is_run(options.workdir):
         raise InputError(f"{options.workdir}: is the work directory of a run; give another --workdir")
-
-
-def _config_name(name: str) -> str:
-    path = recipe_path(name)
-    return path.stem if is_built_in(path) else str(path.absolute())
 
 
 def _trial(template: Template, values: Mapping[str, str], folder: Path) -> tuple[Trial, Config]:
@@ -176,10 +174,6 @@ def _one_by_one(options: Sweep, template: Template, folder: SweepFolder) -> int:
     return 0
 
 
-def _grid(options: Sweep, template: Template, folder: SweepFolder) -> GridQueue:
-    return GridQueue(folder, _trials(template, options.workdir))
-
-
 def _search(options: Sweep, template: Template, folder: SweepFolder) -> SearchQueue:
     """Return the queue of a search. Raises: InputError if a value, or a bound of an interval, is not accepted."""
     first = {key: space.words[0] for key, space in template.spaces.items()}
@@ -188,16 +182,15 @@ def _search(options: Sweep, template: Template, folder: SweepFolder) -> SearchQu
         for word in space.words[1:]:
             _trial(template, first | {key: word}, options.workdir)
     found = SearchOptions(options.trials or 1, options.search_seed, options.prune)
-    return SearchQueue(
-        folder,
-        template.spaces,
-        lambda values: _trial(template, values, options.workdir)[0],
-        found,
-        lowest=config.checkpoint.goal(averages=config.train.ema is not None).lowest,
-    )
+    lowest = config.checkpoint.goal(averages=config.train.ema is not None).lowest
+
+    def make_trial(values: Mapping[str, str]) -> Trial:
+        return _trial(template, values, options.workdir)[0]
+
+    return SearchQueue(folder, template.spaces, make_trial, found, lowest=lowest)
 
 
-def _run(options: Sweep, queue: GridQueue | SearchQueue) -> int:
+def _run(options: Sweep, queue: GridQueue) -> int:
     """Run the trials of a queue, and print the table."""
     places = slots(options.jobs)
     say(f"jaxddp sweep: {queue.summary()}, {describe(places)}, in {options.workdir}")

@@ -25,7 +25,7 @@ from jaxddp.inference.predictions import Outcome
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.reports.charts import COLOURS, Chart, numbers, plain
-from jaxddp.reports.tables import NOTHING, Cell, Column, TextTable
+from jaxddp.reports.tables import NOTHING, Cell, TextTable, columns_of
 from jaxddp.training.predicted_images import short_class_name, to_drawable
 
 MOST_MISTAKES = 24
@@ -155,7 +155,6 @@ def accuracy_tables(runs: Sequence[RunClasses]) -> list[TextTable]:
 
 def _accuracies(runs: Sequence[RunClasses]) -> TextTable:
     first, accuracies = runs[0], np.stack([run.accuracies for run in runs])
-    columns = (Column("class", number=False), Column("images"), *(Column(run.name) for run in runs))
     rows = []
     # Classes without images come last.
     for label in np.argsort(accuracies.mean(0), kind="stable").tolist():
@@ -164,7 +163,7 @@ def _accuracies(runs: Sequence[RunClasses]) -> TextTable:
             for share, run in zip(accuracies[:, label].tolist(), runs, strict=True)
         ]
         rows.append((Cell(first.class_names[label]), Cell(f"{first.counts[label]:,}"), *cells))
-    return TextTable(columns, rows, tall=True)
+    return TextTable(columns_of("class", "images", *(run.name for run in runs)), rows, tall=True)
 
 
 def _matrix(chart: str, outcome: Outcome) -> Chart:
@@ -210,21 +209,10 @@ def _hover(outcome: Outcome, label: int, guess: int) -> str:
 
 
 def _confusions(outcome: Outcome) -> TextTable:
-    columns = (
-        Column("class", number=False),
-        Column("taken for", number=False),
-        Column("images"),
-        Column("of the class"),
-    )
-    rows = [
-        (
-            Cell(outcome.class_names[confusion.label]),
-            Cell(outcome.class_names[confusion.prediction]),
-            Cell(f"{confusion.images:,}"),
-            Cell(f"{confusion.share:.1%}"),
-        )
-        for confusion in outcome.confusions(MOST_CONFUSIONS)
-    ]
+    names, rows = outcome.class_names, list[tuple[Cell, ...]]()
+    for label, prediction, images, share in outcome.confusions(MOST_CONFUSIONS):
+        rows.append((*map(Cell, (names[label], names[prediction], f"{images:,}", f"{share:.1%}")),))
+    columns = columns_of("class", "taken for", "images", "of the class", texts=2)
     return TextTable(columns, rows, tall=len(rows) > _MOST_IN_SIGHT)
 
 

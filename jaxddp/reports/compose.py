@@ -18,10 +18,10 @@ from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, is_wide, ru
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.tables import (
     Cell,
-    Column,
     SeedGroup,
     TextTable,
     changes,
+    columns_of,
     differences,
     group_names,
     run_table,
@@ -230,5 +230,5 @@ def _settings(runs: Sequence[RunFiles]) -> TextTable:
         rows, titles = changes(runs[0]), ("default", "this run")
     else:
         rows, titles = differences(runs), tuple(run.name for run in runs)
-    columns = (Column("setting", number=False), *(Column(title, number=False) for title in titles))
+    columns = columns_of("setting", *titles, texts=1 + len(titles))
     return TextTable(columns, [(Cell(row.key), *map(Cell, row.values)) for row in rows])

@@ -205,11 +205,15 @@ def _names(places: Sequence[Path]) -> list[str]:
 def _read(directory: Path, name: str) -> RunFiles:
     config, config_fault = _object(directory / CONFIG_FILE)
     result, result_fault = _object(directory / RESULT)
-    columns, rows_fault = _series(directory)
+    try:
+        validations = ValidationFile(directory / CHECKPOINTS, None)
+    except InputError:
+        validations = None
+    columns, rows_fault = _series(directory, validations)
     faults = []
     if config_fault is not None:
         faults.append(f"{config_fault}; its settings and its time are left out")
-    if (rows_fault := rows_fault or _other_losses(directory, columns.val)) is not None:
+    if (rows_fault := rows_fault or _other_losses(validations, columns.val)) is not None:
         faults.append(rows_fault)
     if result_fault is not None and (directory / RESULT).exists():
         faults.append(f"{result_fault}; its status is left out")
@@ -217,7 +221,9 @@ def _read(directory: Path, name: str) -> RunFiles:
     status = {True: "running", False: "ended", None: "unknown"}[is_locked(directory)]
     if status != "running" and isinstance(saved, str):
         status = saved
-    return RunFiles(directory, name, config, columns, result, status, tuple(faults), _goal(directory))
+    return RunFiles(
+        directory, name, config, columns, result, status, tuple(faults), validations.goal if validations else Goal()
+    )
 
 
 def _object(path: Path) -> tuple[dict[str, Any], str | None]:
@@ -235,30 +241,18 @@ def _object(path: Path) -> tuple[dict[str, Any], str | None]:
     )
 
 
-def _other_losses(directory: Path, val: Columns) -> str | None:
+def _other_losses(validations: ValidationFile | None, val: Columns) -> str | None:
     """Return a fault if metrics.jsonl and the validation file have different losses for a step; else None."""
-    try:
-        validations = ValidationFile(directory / CHECKPOINTS, None)
-    except InputError:
-        return None
     losses = dict(zip(val["step"].tolist(), val["loss"].tolist(), strict=True)) if "loss" in val else {}
-    for step in validations.steps:
+    for step in validations.steps if validations else ():
         loss = validations.of(step).get("loss")
         if loss is not None and losses.get(step, loss) != loss:
-            files = f"{METRICS} and {VALIDATION_FILE}"
-            return f"{files} have different losses for step {step}; one of them belongs to another run"
+            both = f"{METRICS} and {VALIDATION_FILE}"
+            return f"{both} have different losses for step {step}; one of them belongs to another run"
     return None
 
 
-def _goal(directory: Path) -> Goal:
-    """Return the goal in the run's validation file, or the default goal."""
-    try:
-        return ValidationFile(directory / CHECKPOINTS, None).goal
-    except InputError:
-        return Goal()
-
-
-def _series(directory: Path) -> tuple[Series, str | None]:
+def _series(directory: Path, validations: ValidationFile | None) -> tuple[Series, str | None]:
     """Return the rows of metrics.jsonl and None. If it is unreadable, return the validation file's rows and a fault."""
     path = directory / METRICS
     try:
@@ -268,9 +262,7 @@ def _series(directory: Path) -> tuple[Series, str | None]:
         return columns, None
     except InputError as error:
         fault = str(error).removeprefix(f"{directory}/") if path.exists() else f"{METRICS} is missing"
-    try:
-        validations = ValidationFile(directory / CHECKPOINTS, None)
-    except InputError:
+    if validations is None:
         return series([]), f"{fault}; its curves are left out"
     rows = [
         {"step": step, "split": split, **metrics}

@@ -4,7 +4,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,6 +58,11 @@ class Column(NamedTuple):
 
     title: str
     number: bool = True
+
+
+def columns_of(*titles: str, texts: int = 1) -> tuple[Column, ...]:
+    """Return columns with these titles: the first `texts` ones of text, and the others of numbers."""
+    return tuple(Column(title, number=place >= texts) for place, title in enumerate(titles))
 
 
 class TextTable(NamedTuple):
@@ -119,8 +124,7 @@ def _runs_below(directory: Path, depth: int) -> Iterator[Path]:
 
 def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) -> TextTable:
     """Return a table of runs: progress, best and last validations, and time of training and validation."""
-    titles = ("step", "best val", "at step", "last val", "epoch", "train + val time")
-    columns = (Column("run", number=False), Column("status", number=False), *map(Column, titles))
+    titles = ("run", "status", "step", "best val", "at step", "last val", "epoch", "train + val time")
     rows = []
     for run, colour in zip(runs, colours or [""] * len(runs), strict=True):
         step = f"{run.step:,}" if run.total_steps is None else f"{run.step:,} of {run.total_steps:,}"
@@ -128,27 +132,21 @@ def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) ->
         at = NOTHING if run.best is None else f"{run.best.step:,}"
         cells = (run.status, step, best, at, _last(run), _epoch(run), duration(run.duration))
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
-    return TextTable(columns, rows)
+    return TextTable(columns_of(*titles, texts=2), rows)
 
 
 def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
     """Return a table of runs: speed, waiting and utilization (medians of the logged steps), peak memory and time."""
-    titles = ("images/s", "waiting for data", "FLOP utilization", "peak memory", "devices", "processes")
-    columns = (
-        Column("run", number=False),
-        *map(Column, titles),
-        Column("training"),
-        Column("validation"),
-    )
+    titles = ("run", "images/s", "waiting for data", "FLOP utilization", "peak memory", "devices", "processes")
     rows = []
     for run, colour in zip(runs, colours, strict=True):
-        medians = [number(name, _median(run, name)) for name in _MEDIANS]
+        medians = [_over_steps(run, name, np.nanmedian) for name in _MEDIANS]
         counts = [_count(run.result.get(name)) for name in ("devices", "processes")]
         training = None if run.seconds is None or not len(run.seconds) else float(run.seconds[-1])
         times = duration(training), duration(run.validation_seconds)
-        cells = (*medians, number("peak_memory", _peak_memory(run)), *counts, *times)
+        cells = (*medians, _over_steps(run, "peak_memory", np.nanmax), *counts, *times)
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
-    return without_empty_columns(TextTable(columns, rows))
+    return without_empty_columns(TextTable(columns_of(*titles, "training", "validation"), rows))
 
 
 def _epoch(run: RunFiles) -> str:
@@ -165,14 +163,9 @@ def _last(run: RunFiles) -> str:
     return f"{metric} {number(metric, float(run.validations[metric][-1]))}"
 
 
-def _median(run: RunFiles, metric: str) -> float | None:
+def _over_steps(run: RunFiles, metric: str, reduce: Callable[[np.ndarray], Any]) -> str:
     values = run.series.train.get(metric)
-    return None if values is None or not np.isfinite(values).any() else float(np.nanmedian(values))
-
-
-def _peak_memory(run: RunFiles) -> float | None:
-    values = run.series.train.get("peak_memory")
-    return None if values is None or not np.isfinite(values).any() else float(np.nanmax(values))
+    return number(metric, None if values is None or not np.isfinite(values).any() else float(reduce(values)))
 
 
 def _count(value: object) -> str:
@@ -317,8 +310,7 @@ def spread_of(runs: Sequence[RunFiles], metric: str, moment: str) -> Spread | No
 
 def seed_table(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> TextTable:
     """Return a table of the spread of each metric in each group of runs."""
-    titles = ("metric", "validation", "n", "mean", "standard deviation", "minimum", "maximum")
-    columns = (Column("runs", number=False), *(Column(title, number=place > 1) for place, title in enumerate(titles)))
+    titles = ("runs", "metric", "validation", "n", "mean", "standard deviation", "minimum", "maximum")
     rows = []
     metrics = dict.fromkeys(name for run in runs for name in run.metrics)
     for metric, moment, group in itertools.product(metrics, ("best", "last"), groups):
@@ -326,7 +318,7 @@ def seed_table(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> TextTab
         if spread is not None:
             numbers = (number(metric, value) for value in spread[1:])
             rows.append((Cell(group.name, group.colour), *map(Cell, (metric, moment, str(spread.n), *numbers))))
-    return TextTable(columns, rows)
+    return TextTable(columns_of(*titles, texts=3), rows)
 
 
 def _value(run: RunFiles, metric: str, moment: str) -> float | None:
