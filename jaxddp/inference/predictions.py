@@ -11,8 +11,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, figure, not_installed, some
 from jaxddp.overrides import checked
 
-Cell = str | float | None
-OutputRow = dict[str, Cell]
+OutputCell = str | float | None
+OutputRow = dict[str, OutputCell]
 _OF_A_CLASS = ("class", "probability")
 _NOT_FINITE = "the network's output is not finite"
 
@@ -77,7 +77,7 @@ class Predictions:
         labels, shares = self.top(min(top, len(self.class_ids)))
         for row, identity in enumerate(self.ids):
             error = self.errors.get(row) or (None if self._known[row] else _NOT_FINITE)
-            cells: list[Cell] = [None] * (len(columns) - 2)
+            cells: list[OutputCell] = [None] * (len(columns) - 2)
             if error is None:
                 cells[::2] = [self.class_ids[int(label)] for label in labels[row]]
                 # The shortest decimal that rounds to this float32.
