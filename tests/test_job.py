@@ -88,25 +88,14 @@ def test_pmi_and_kubernetes_variables_are_read():
             {"JAX_PROCESS_ID": "1"},
             "JAX_PROCESS_ID set but not the coordinator's .* and the number of processes",
         ),
-        ({"JOB_COMPLETION_INDEX": "2"}, "JOB_COMPLETION_INDEX set but not the coordinator's address"),
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"}, "PMI_SIZE, PMI_RANK set but not the coordinator"),
         ({**JOB, "JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID=4: expected 0 to 3, for JAX_NUM_PROCESSES=4"),
-        ({**JOB, "JAX_NUM_PROCESSES": "four"}, "JAX_NUM_PROCESSES='four': expected a whole number from 1"),
-        ({**JOB, "JAX_NUM_PROCESSES": 20 * "9"}, "JAX_NUM_PROCESSES='9999.*: expected .* from 1 to 16,777,216$"),
         ({**JOB, "JAX_NUM_PROCESSES": 5000 * "9"}, "JAX_NUM_PROCESSES=.*: expected .* from 1 to 16,777,216$"),
-        ({**JOB, "JAX_NUM_PROCESSES": "16777217"}, "JAX_NUM_PROCESSES='16777217': expected"),
-        ({**JOB, "JAX_NUM_PROCESSES": "-4"}, "JAX_NUM_PROCESSES='-4': expected"),
-        ({**JOB, "JAX_NUM_PROCESSES": "1e9"}, "JAX_NUM_PROCESSES='1e9': expected"),
         ({**JOB, "JAX_NUM_PROCESSES": "4.0"}, "JAX_NUM_PROCESSES='4.0': expected"),
         ({**JOB, "JAX_NUM_PROCESSES": "\uff14"}, "JAX_NUM_PROCESSES='\uff14': expected .*, in the digits 0 to 9"),
         ({**JOB, "JAX_NUM_PROCESSES": "\u00a04"}, r"JAX_NUM_PROCESSES='\\xa04': expected"),
         ({**JOB, "JAX_NUM_PROCESSES": " \t"}, "set but not the number of processes .JAX_NUM_PROCESSES."),
-        ({**JOB, "JAX_PROCESS_ID": 20 * "9"}, "JAX_PROCESS_ID='9999.*: expected .* from 0 to 16,777,215$"),
-        ({**SLURM, "SLURM_STEP_NUM_TASKS": "1e9"}, "SLURM_STEP_NUM_TASKS='1e9': expected"),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "two"}, "LOCAL_WORLD_SIZE='two': expected"),
-        ({**JOB, "JAX_LOCAL_DEVICE_IDS": "0," + 20 * "9"}, "JAX_LOCAL_DEVICE_IDS='9999.*: expected"),
-        ({**JOB, "JAX_COORDINATOR_ADDRESS": "h:" + 5000 * "9"}, "expected HOST:PORT with a port from 1 to 65535"),
-        ({**JOB, "JAX_COORDINATOR_ADDRESS": "h:\uff11"}, "expected HOST:PORT with a port from 1 to 65535"),
         (
             {**JOB, "JAXDDP_RUN_ID": 1001 * "x"},
             "JAXDDP_RUN_ID: expected at most 1,000 characters, all of them printabl",
@@ -228,8 +217,7 @@ def test_an_error_gives_both_versions_of_a_differing_value(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.ci)])
-def test_a_surplus_process_is_rejected_and_all_others_name_a_killed_process(tmp_path, killed):
+def test_a_surplus_process_is_rejected_and_all_others_name_a_killed_process(tmp_path):
     port = free_port()
     group = Group(tmp_path, FOREVER, count=3, port=port)
     group.wait_for_output("sum 111.0")
@@ -237,70 +225,46 @@ def test_a_surplus_process_is_rejected_and_all_others_name_a_killed_process(tmp_
     ((code, line),) = late.results()
     assert code == 2 and "have joined already; is JAX_PROCESS_ID=1 given twice" in line
     assert [process.poll() for process in group.processes] == [None] * 3
-    group.processes[killed].send_signal(signal.SIGKILL)
+    group.processes[0].send_signal(signal.SIGKILL)
     ends = group.results()
-    assert ends.pop(killed)[0] == -signal.SIGKILL
+    assert ends.pop(0)[0] == -signal.SIGKILL
     for code, line in ends:
         assert code == 1
-        assert line.startswith(f"jaxddp: process {killed} was lost")
+        assert line.startswith("jaxddp: process 0 was lost")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ended", ["killed", pytest.param("failed", marks=pytest.mark.ci)])
-def test_the_end_of_process_0_prints_one_line_in_a_process_that_does_not_wait(tmp_path, ended):
+def test_an_exception_in_process_0_prints_one_line_in_a_process_that_does_not_wait(tmp_path):
     """If JAX noticed the end first, it would end the other process by SIGABRT, with other lines."""
-    fails = "    if topology.process_index == 0: raise RuntimeError('disk on fire')\n" * (ended == "failed")
+    fails = "    if topology.process_index == 0: raise RuntimeError('disk on fire')\n"
     group = Group(tmp_path, f"{ADD}{fails}    time.sleep(600)\n")
-    group.wait_for_output("sum 11.0")
-    if ended == "killed":
-        group.processes[0].send_signal(signal.SIGKILL)
     raised = f"{tmp_path}/program.py:{line_of('disk on fire', tmp_path)}: RuntimeError: disk on fire"
-    line = {
-        "killed": "jaxddp: process 0 was lost (on 127.0.0.1): its connection broke; the job ends here\n",
-        "failed": f"jaxddp: process 0 ended: {raised}; the job ends here\n",
-    }
     first, other = group.processes
-    assert (other.communicate(timeout=60)[1], other.returncode) == (line[ended], 1)
-    lines = first.communicate(timeout=60)[1].splitlines()
-    if ended == "failed":
-        assert (first.returncode, lines[-1]) == (1, f"jaxddp: {raised}")
+    error = other.communicate(timeout=60)[1]
+    assert (error, other.returncode) == (f"jaxddp: process 0 ended: {raised}; the job ends here\n", 1)
+    assert first.communicate(timeout=60)[1].splitlines()[-1] == f"jaxddp: {raised}" and first.returncode == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lost", [0, pytest.param(1, marks=pytest.mark.ci)])
-def test_an_error_names_a_process_killed_while_all_leave(tmp_path, lost):
+def test_an_error_names_a_process_killed_while_all_leave(tmp_path):
     """When all leave, JAX waits for the killed process, and would end the other process by SIGABRT."""
-    dies = f"    if {lost} == topology.process_index: jax.distributed.shutdown = lambda: os.kill(os.getpid(), 9)\n"
+    dies = "    if topology.process_index == 0: jax.distributed.shutdown = lambda: os.kill(os.getpid(), 9)\n"
     group = Group(tmp_path, ADD + dies)
     errors = [process.communicate(timeout=60)[1] for process in group.processes]
-    assert [process.returncode for process in group.processes] == ([1, -9] if lost else [-9, 1]), errors
-    host = "127.0.0.1" if lost == 0 else socket.gethostname()
-    line = f"jaxddp: process {lost} was lost (on {host}): its connection broke; the job ends here\n"
-    assert errors[1 - lost] == line
+    assert [process.returncode for process in group.processes] == [-9, 1], errors
+    assert errors[1] == "jaxddp: process 0 was lost (on 127.0.0.1): its connection broke; the job ends here\n"
 
 
 @pytest.mark.slow
 # The connection of a stopped process does not break. test_admission.py tests the loss of one of a hundred processes.
-@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.ci)])
-def test_a_stopped_process_ends_the_other_which_names_it(tmp_path, stopped):
+def test_a_stopped_process_ends_the_other_which_names_it(tmp_path):
     group = Group(tmp_path, FOREVER, process0={"SILENCE": "3"}, process1={"SILENCE": "3"})
     group.wait_for_output("sum 11.0")
-    group.processes[stopped].send_signal(signal.SIGSTOP)
-    other = group.processes[1 - stopped]
+    first, other = group.processes
+    first.send_signal(signal.SIGSTOP)
     assert other.wait(timeout=60) == 1
-    group.processes[stopped].kill()
-    assert f"jaxddp: process {stopped} gave no sign of life for 3 s" in group.results()[1 - stopped][1]
-
-
-# Not in `make test`: other tests cover an exception in process 0, and bad input, which has another exit code.
-@pytest.mark.ci
-def test_an_exception_ends_the_others_with_its_cause(tmp_path):
-    body = ADD + "    if topology.process_index == 1: raise RuntimeError('disk on fire')\n" + FOREVER[len(ADD) :]
-    (first_code, first_line), (second_code, second_line) = Group(tmp_path, body).results()
-    assert (first_code, second_code) == (1, 1)
-    raised = f"{tmp_path}/program.py:{line_of('disk on fire', tmp_path)}: RuntimeError: disk on fire"
-    assert f"process 1 ended: {raised}" in first_line
-    assert second_line == f"jaxddp: {raised}"
+    first.kill()
+    assert "jaxddp: process 0 gave no sign of life for 3 s" in group.results()[1][1]
 
 
 SCRIPT = """# A user's script, which catches no exception.

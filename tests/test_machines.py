@@ -5,12 +5,11 @@ Each machine is a real launcher on the loopback interface. The processes that it
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.launches import FAILING, GENERATION, SAVING, Machine, free_port, machines, plain_environment
+from support.launches import GENERATION, SAVING, Machine, free_port, machines, plain_environment
 
 from jaxddp.core.errors import InputError
 from jaxddp.job.control_plane import ControlPlane
@@ -85,15 +84,6 @@ sys.exit(3 + generation) if rank == 1 else time.sleep(600)
 
 
 @pytest.mark.slow
-def test_bad_input_on_one_machine_ends_all_machines(machine, coordinator):
-    options = f"nodes='2', restarts=5, {coordinator}"
-    text = "sys.exit(2) if rank == 1 else time.sleep(600)"
-    first, second = machine(text, f"{options}, nr=0"), machine(text, f"{options}, nr=1")
-    assert (first.end(), second.end()) == (2, 2)
-    assert "restart" not in (first.err + second.err).replace("--restarts", "")
-
-
-@pytest.mark.slow
 def test_a_machine_that_cannot_start_its_process_ends_all_machines(machine, coordinator, tmp_path):
     options = f"nodes='2', restarts=5, {coordinator}"
     (tmp_path / "1" / "logs" / "process-1.log").mkdir(parents=True)
@@ -111,38 +101,10 @@ def test_too_few_machines_end_the_launchers_with_an_error(machine, coordinator):
     assert "machine 2 could not reach it in 0.3 s" in other.err
 
 
-@pytest.mark.slow
-def test_launchers_end_with_machine_0_if_too_few_come(machine, coordinator):
-    options = f"nodes='3', restarts=1, {coordinator}"
-    second = machine(SAVING, f"{options}, nr=1")
-    first = machine(SAVING, f"{options}, wait=2, nr=0")
-    assert (first.end(), second.end()) == (1, 1)
-    assert "machine 0: --nodes 3: 2 of at least 3 machines came in 2 s: 0 (" in second.err
-
-
 def test_an_unknown_host_name_raises_a_one_line_error(machine):
     launcher = machine(SAVING, "nodes='2', restarts=1, nr=1, coordinator='.cluster:1234'")
     assert launcher.end() == 2
     assert launcher.err.endswith("--coordinator .cluster:1234: there is no host '.cluster'; give its name or address\n")
-
-
-@pytest.mark.slow
-@needs_proc
-def test_a_lost_machine_that_does_not_return_ends_the_job(machine, coordinator):
-    options = f"nodes='2', restarts=5, wait=3, {coordinator}"
-    first, second = machine(SAVING, f"{options}, nr=0"), machine(SAVING, f"{options}, nr=1")
-    first.expect("generation 0: process 0 of 2")
-    second.expect("generation 0: process 1 of 2").send(signal.SIGKILL)
-    assert first.end() == 1
-    assert "1 of at least 2 machines came in 3 s: 0 (" in first.err
-
-
-@pytest.mark.slow
-def test_ctrl_c_on_one_machine_ends_the_machines_that_wait_for_a_restart(machine, coordinator):
-    options = f"nodes='2', restarts=9, {coordinator}"
-    first, second = machine(FAILING, f"{options}, nr=0"), machine(FAILING, f"{options}, nr=1")
-    second.expect("restart 3 of 9 in 4 s").send(signal.SIGINT)
-    assert (first.end(), second.end()) == (130, 130)
 
 
 @pytest.mark.slow
@@ -219,18 +181,6 @@ def test_the_other_machines_continue_without_a_lost_machine(machine, coordinator
     second.expect("generation 0: process 1 of 2").send(signal.SIGKILL)
     first.expect("machine 1 was lost", "restart 1 of 1 in 1 s", "generation 1: process 0 of 1")
     assert first.send(signal.SIGTERM).end() == 75
-
-
-@pytest.mark.slow
-def test_an_additional_machine_waits_for_join_after(machine, coordinator):
-    options = f"nodes='1:2', settle=0.1, join_after=1000, {coordinator}"
-    first = machine(SAVING, f"{options}, nr=0").expect("generation 0: process 0 of 1")
-    second = machine(SAVING, f"{options}, nr=1")
-    first.expect("machine 1 (")
-    time.sleep(0.5)  # Without join_after=1000, the job would restart in this time.
-    assert first.send(signal.SIGTERM).end() == 75
-    assert "all processes save" not in first.err
-    assert (second.end(), second.out) == (75, "")
 
 
 CONFIG = "Config().replace(train={'batch_size': 8}, eval={'batch_size': 8})"

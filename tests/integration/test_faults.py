@@ -12,21 +12,6 @@ from support.processes import ENDLESS, TRAIN, Launched, checkpoint_steps, close,
 SOON = 40
 """Maximum seconds until all processes end on a busy machine: the promised 15, and the launcher's grace period."""
 
-FAILING = """
-import itertools, os, sys
-from jaxddp.cli import main
-from jaxddp.mesh import Topology
-
-if os.environ["JAX_PROCESS_ID"] == "1":
-    place, calls = Topology.place, itertools.count()
-    def failing(topology, batch):
-        if next(calls) == 12:
-            raise RuntimeError("disk on fire")
-        return place(topology, batch)
-    Topology.place = failing
-sys.exit(main(sys.argv[1:]))
-"""
-
 STOPPED_AS_A_VALIDATION_BEGINS = """
 import os, signal, sys, time
 import numpy as np, optax
@@ -57,20 +42,6 @@ jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=tables[1], workdir=sys.arg
 """
 
 
-LEAVING = """
-import os, sys
-from jaxddp.config import load
-from small_recipe import get_config, get_model
-
-class Leaving:
-    def step(self, record):
-        ENDS
-
-def get_listeners(config, workdir):
-    return [Leaving()]
-"""
-
-
 @pytest.fixture
 def workdir(tmp_path):
     return tmp_path / "run"
@@ -96,33 +67,6 @@ def test_a_killed_process_ends_the_job(training):
     assert "process 1: killed by SIGKILL\n" in launched.err
     assert "process 0: exit code 1\n" in launched.err
     assert launched.last_of(0).startswith("jaxddp: process 1 was lost (on ")
-
-
-# tests/test_job.py tests stopped and failing processes without training.
-@pytest.mark.ci
-def test_a_stopped_process_ends_the_job(training):
-    launched = training("--parallel.heartbeat-timeout", "3")
-    os.kill(launched.worker(0), signal.SIGSTOP)
-    assert launched.end(SOON) == 1
-    assert "process 1: exit code 1\n" in launched.err
-    # A stopped process cannot end, so the launcher kills it.
-    assert "process 0: killed by SIGKILL\n" in launched.err
-    expected = "jaxddp: process 0 gave no sign of life for 3 s"
-    assert launched.last_of(1).startswith(expected)
-    assert launched.last.startswith(f"[1] {expected}")
-
-
-@pytest.mark.ci
-def test_an_exception_in_one_process_ends_the_job_with_its_cause(training, tmp_path):
-    (tmp_path / "failing.py").write_text(FAILING)
-    launched = training(program=("python", str(tmp_path / "failing.py")))
-    assert launched.end(SOON) == 1
-    assert all(f"process {rank}: exit code 1\n" in launched.err for rank in (0, 1))
-    raised = f"{tmp_path / 'failing.py'}:10: failing: RuntimeError: disk on fire"
-    assert launched.last_of(1) == f"jaxddp: {raised}"
-    assert launched.last_of(0) == f"jaxddp: process 1 ended: {raised}; the job ends here"
-    log = (launched.logs / "process-1.log").read_text()
-    assert "Traceback" in log and log.count("disk on fire") >= 2
 
 
 # The cause is easier to find in process 0, whose message comes first.
@@ -153,29 +97,6 @@ def test_a_work_directory_that_is_removed_ends_the_job_and_is_not_created_again(
         assert line in launched.last_of(rank)
         assert "Traceback" not in (launched.logs / f"process-{rank}.log").read_text()
     assert not workdir.exists()
-
-
-# tests/test_user_code.py tests other ends by user code in one process.
-@pytest.mark.ci
-@pytest.mark.parametrize(("ends", "message"), [("sys.exit(0)", "SystemExit: 0"), ("os._exit(0)", "")])
-def test_a_listener_that_ends_its_process_ends_the_job_without_a_restart(
-    arrays, start, workdir, tmp_path, ends, message
-):
-    recipe = tmp_path / "leaving.py"
-    recipe.write_text(LEAVING.replace("ENDS", ends))
-    words = [TRAIN[0], str(recipe), *TRAIN[2:], "--data.path", str(arrays), "--workdir", str(workdir), *ENDLESS]
-    launched = start(Launched, tmp_path / "launch", 2, words, "--restarts", "3")
-    assert launched.end(SOON) == 1
-    assert "restart 1 of 3" not in launched.err and "SIGABRT" not in launched.err
-    if message:
-        line = (
-            f"{recipe}:{LEAVING.split(chr(10)).index('        ENDS') + 1}: Leaving.step: {message}; to end a run, raise"
-        )
-        assert launched.last_of(0).startswith(f"jaxddp: {line}")
-        assert launched.last_of(1).startswith(f"jaxddp: process 0 ended: {line}")
-        assert result(workdir)["status"] == "failed" and result(workdir)["reason"].endswith(f"Leaving.step: {message}")
-    else:
-        assert "process 0: exit code 0 during its work, as from os._exit(0)" in launched.err
 
 
 def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir, reference):

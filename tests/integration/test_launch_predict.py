@@ -28,17 +28,6 @@ def pictures(tmp_path_factory) -> Path:
     return folder
 
 
-# tests/test_predict.py tests such images in one process.
-@pytest.mark.ci
-def test_two_processes_report_that_no_image_is_usable(reference, start, tmp_path):
-    """The second process has only padding, and has read no image."""
-    (tmp_path / "bad.png").write_text("no picture")
-    out = tmp_path / "out.csv"
-    start(Launched, tmp_path, 2, ["predict", str(reference), str(tmp_path), "--out", str(out)]).ends_well()
-    (row,) = out.read_text().splitlines()[1:]
-    assert row.startswith("bad.png,,") and row.endswith('convert it or leave it out"')
-
-
 # tests/test_features.py and tests/test_heat_maps.py test one process.
 @pytest.mark.ci
 def test_two_processes_write_the_features_and_the_heat_maps_that_one_writes(reference, pictures, start, tmp_path):

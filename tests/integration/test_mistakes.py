@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 from support.processes import Launched, brief_words
 
@@ -15,19 +14,6 @@ if os.environ["JAX_PROCESS_ID"] == "1":
     {change}
 sys.exit(main(words))
 """
-
-
-# tests/test_parallel.py tests the message.
-@pytest.mark.ci
-def test_a_batch_that_cannot_be_divided_among_the_devices_ends_all_processes(arrays, start, tmp_path):
-    more = ["--train.batch-size", "6", "--parallel.cpu-devices", "2"]
-    run = start(Launched, tmp_path / "launch", 2, brief_words(arrays, tmp_path / "run", *more))
-    assert run.end() == 2
-    expected = "--train.batch-size 6 cannot be divided among 4 devices; 4 or 8 would do"
-    assert f"jaxddp: {expected}" in (run.last_of(0), run.last_of(1))
-    # A process may end first because the other one ended.
-    assert expected in run.last
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture
@@ -47,29 +33,6 @@ def run_changed(arrays, start, tmp_path):
         return last_lines
 
     return run
-
-
-@pytest.mark.ci
-def test_an_error_gives_both_values_of_a_key_that_differs(run_changed):
-    last_lines = run_changed("words += ['--optimizer.weight-decay', '0.25']")
-    for rank, line in enumerate(last_lines):
-        # The first process to find the difference may end before the other compares.
-        assert f" differs: process {rank} has " in line or f"process {1 - rank}" in line
-        # The second process has it as an option.
-        named = "optimizer.weight_decay differs" in line or "--optimizer.weight-decay differs" in line
-        assert "'0.25'" in line and "'0.05'" in line and named
-
-
-# test_together.py tests tables that differ.
-@pytest.mark.ci
-def test_an_error_names_data_that_differs(run_changed, arrays, tmp_path, monkeypatch):
-    """The path is relative, and leads to another file in the second process's working directory."""
-    with np.load(arrays) as columns:
-        changed = {name: column[1:] if name.startswith("train") else column for name, column in columns.items()}
-    np.savez(tmp_path / arrays.name, **changed)
-    monkeypatch.chdir(arrays.parent)
-    last_lines = run_changed(f"os.chdir({str(tmp_path)!r})", Path(arrays.name))
-    assert all("training data differs: process" in line for line in last_lines), last_lines
 
 
 def test_a_work_directory_that_is_not_shared_ends_both_processes(run_changed, tmp_path):

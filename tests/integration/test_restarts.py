@@ -1,7 +1,6 @@
 """Restarted training on one or several machines, which leave and join, equals an undisturbed run."""
 
 import json
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +15,6 @@ from support.processes import (
     LONGER_STEPS,
     THREADS,
     TRAIN,
-    Launched,
     Program,
     checkpoint_bytes,
     close,
@@ -98,20 +96,6 @@ def are_the_same(workdir: Path, other: Path) -> bool:
         and checkpoint_bytes(workdir) == checkpoint_bytes(other)
         and lines_without_times(workdir) == lines_without_times(other)
     )
-
-
-# The restart of two machines tests a kill and an exact result, too.
-@pytest.mark.ci
-def test_a_job_that_is_killed_twice_equals_an_undisturbed_job(observed, undisturbed, start, tmp_path):
-    command = observed(tmp_path / "run", "0:1:13,1:0:start")
-    run = start(Launched, tmp_path / "launch", 2, command, "--restarts", "2", *THREADS)
-    run.ends_well()
-    assert "jaxddp launch: process 1: killed by SIGKILL; restart 1 of 2 in 1 s" in run.err
-    assert "jaxddp launch: process 0: killed by SIGKILL; restart 2 of 2 in 2 s" in run.err
-    assert re.search(r"resuming at step (8|12) \| ", run.out)
-    losses_seen = losses(tmp_path / "run")
-    assert list(losses_seen) == list(range(1, STEPS + 1)) and len(set(losses_seen.values())) > STEPS / 2
-    assert are_the_same(tmp_path / "run", undisturbed)
 
 
 class Machine(Program):
