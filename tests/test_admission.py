@@ -17,7 +17,7 @@ from support.strangers import FACTS, HELLO, STRANGERS, answers, changed
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job.control_plane import ControlPlane, Follower, Reply, Value
 from jaxddp.job.environment import Job
-from jaxddp.job.watchdog import Alive, Loss, Lost, Timeouts
+from jaxddp.job.watchdog import Alive, Lost, Timeouts
 from jaxddp.wire.messages import LENGTH, Challenge, Hello, Malformed, Refusal, Welcome, decode, encode
 
 
@@ -44,7 +44,7 @@ class TwoProcesses:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.address = probe.getsockname()
-        self.key, self.timeout, self.losses = key, timeout, list[Loss]()
+        self.key, self.timeout, self.losses = key, timeout, list[Lost]()
         self.pool = ThreadPoolExecutor(8)
         self.first = self.pool.submit(self.plane, 0)
         connect_to_process_0(self.address).close()

@@ -424,7 +424,7 @@ GOOD = [
     (allowed_libraries, "jaxddp/engine/step.py", "from jax import lax\nfrom ..core.errors import InputError"),
     (imports_by_string, "jaxddp/config.py", "import importlib.util\nimportlib.util.spec_from_file_location('a', 'b')"),
     (doors, "jaxddp/setup/joining.py", "from jaxddp.job.membership import join\nfrom jaxddp.job import environment"),
-    (doors, "jaxddp/cluster/launcher.py", "from jaxddp.job.watchdog import Loss\nfrom jaxddp.config import Config"),
+    (doors, "jaxddp/cluster/launcher.py", "from jaxddp.job.watchdog import Lost\nfrom jaxddp.config import Config"),
     (device_queries, "jaxddp/mesh.py", "import jax\njax.devices(), jax.process_index()"),
     (
         device_queries,

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.harness import CHILD_SECONDS, Figures, machine
 from jaxddp.job.control_plane import ControlPlane, Follower, Value
 from jaxddp.job.environment import Job
-from jaxddp.job.watchdog import Loss, Timeouts
+from jaxddp.job.watchdog import Lost, Timeouts
 
 SECONDS = 120.0
 FACTS = {"Python": "3", "jax's version": "0"}
@@ -52,9 +52,9 @@ def run_first(address: str, processes: int) -> None:
 async def run_others(address: str, processes: int) -> None:
     """Run all other processes; the last one disconnects. Prints as JSON the seconds until all detect the loss."""
     raise_file_limit()
-    all_lost, losses = asyncio.Event(), list[Loss]()
+    all_lost, losses = asyncio.Event(), list[Lost]()
 
-    def end(loss: Loss) -> None:
+    def end(loss: Lost) -> None:
         losses.append(loss)
         if len(losses) == processes - 2:
             all_lost.set()

@@ -26,7 +26,7 @@ from jaxddp.core.process_exit import end_now
 from jaxddp.core.wording import plural, show
 from jaxddp.job.env_variables import FILE_DESCRIPTORS, EnvValue, lookup, number
 from jaxddp.job.environment import INHERITED_SOCKET, Job
-from jaxddp.job.watchdog import Alive, Done, Left, Loss, Lost, Timeouts, Watchdog, end_process
+from jaxddp.job.watchdog import Alive, Done, Left, Lost, Timeouts, Watchdog, end_process
 from jaxddp.wire.addresses import LOOPBACK, NotResolved, free_address, listen, split_address
 from jaxddp.wire.connection import (
     Admission,
@@ -95,7 +95,7 @@ class ControlPlane(Peers):
         timeout: float,
         *,
         timeouts: Timeouts = Timeouts(),  # noqa: B008
-        end: Callable[[Loss], None] = end_process,
+        end: Callable[[Lost], None] = end_process,
     ) -> "ControlPlane":
         """Wait until all processes have joined, and compare their facts. Afterwards the processes watch each other.
 
@@ -245,7 +245,7 @@ class Leader:
         self.jax_address = ""
         self.watchdog: Watchdog | None = None
 
-    async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Loss], None]) -> None:
+    async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Lost], None]) -> None:
         """Admit all processes, or send each process the reason why the job cannot start.
 
         Raises:
@@ -380,7 +380,7 @@ class Follower:
         self.jax_address = ""
         self.watchdog: Watchdog | None = None
 
-    async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Loss], None]) -> None:
+    async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Lost], None]) -> None:
         """Join the job, and wait until all other processes have joined.
 
         Raises:

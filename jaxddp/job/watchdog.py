@@ -20,6 +20,12 @@ from jaxddp.core.process_exit import STALL_ADVICE, end_now, show_stacks
 from jaxddp.wire.connection import Connection
 from jaxddp.wire.messages import Elapsed, ExitCode, Message, Number, Shown
 
+_BEAT_SECONDS = 1.0
+
+# A process whose collective fails waits up to this time for the reason of the loss. A process that still computes after
+# a loss has the same time to fail by itself.
+GRACE_SECONDS = 2.0
+
 
 @dataclass(frozen=True)
 class Alive(Message):
@@ -54,12 +60,8 @@ class Lost(Message):
     code: ExitCode
     stacks: str = "none"
 
-
-_BEAT_SECONDS = 1.0
-
-# A process whose collective fails waits up to this time for the reason of the loss. A process that still computes after
-# a loss has the same time to fail by itself.
-GRACE_SECONDS = 2.0
+    def __str__(self) -> str:
+        return f"process {self.process} {self.reason}; the job ends here"
 
 
 class Timeouts(NamedTuple):
@@ -82,24 +84,6 @@ class Timeouts(NamedTuple):
         return phases.longest(self.stall) + 2 * self.silence
 
 
-@dataclass(frozen=True)
-class Loss:
-    """A process that ended before the job did, or made no progress.
-
-    Attributes:
-        code: the exit code of all other processes.
-        stacks: see `jaxddp.job.control_plane.Lost`.
-    """
-
-    process: int
-    reason: str
-    code: int
-    stacks: str = "none"
-
-    def __str__(self) -> str:
-        return f"process {self.process} {self.reason}; the job ends here"
-
-
 class Watchdog:
     """Records the state of each connected process, and ends this process after the first loss.
 
@@ -117,18 +101,18 @@ class Watchdog:
         connections: Mapping[int, Connection],
         hosts: Mapping[int, str],
         timeouts: Timeouts,
-        end: Callable[[Loss], None],
+        end: Callable[[Lost], None],
     ):
         self._process_id, self._connections, self._hosts = process_id, dict(connections), hosts
         self._timeouts, self._end = timeouts, end
         self._last_received = dict.fromkeys(connections, time.monotonic())
         self._alive, self._done, self._left = dict[int, Alive](), set[int](), set[int]()
         self.all_done = asyncio.Event()
-        self._loss: Loss | None = None
+        self._loss: Lost | None = None
         self._loss_event = threading.Event()
         self._closed = False
 
-    def loss(self, timeout: float = GRACE_SECONDS) -> Loss | None:
+    def loss(self, timeout: float = GRACE_SECONDS) -> Lost | None:
         """Wait for a loss, and return the first one, if any. Do not call this in the event loop."""
         self._loss_event.wait(timeout)
         return self._loss
@@ -148,7 +132,7 @@ class Watchdog:
         if isinstance(message, Alive):
             self._alive[process] = message
         elif isinstance(message, Lost):
-            self.report(Loss(message.process, message.reason, message.code, message.stacks))
+            self.report(message)
         elif isinstance(message, Left):
             self._left.add(process)
         elif isinstance(message, Done):
@@ -159,14 +143,16 @@ class Watchdog:
     def record_disconnection(self, process: int) -> None:
         """Record that the connection to a process ended."""
         if process not in self._left:
-            self.report(Loss(process, f"was lost{self._host_suffix(process)}: its connection broke", 1))
+            self.report(Lost(process, f"was lost{self._host_suffix(process)}: its connection broke", 1))
 
-    def report(self, loss: Loss) -> None:
+    def report(self, loss: Lost) -> None:
         """Send a loss to the other processes, and end this process. Later losses are ignored."""
         if self.is_over:
             return
         self._loss = loss
-        self._send_loss(loss)
+        # Process 0 is connected to all others, and they only to process 0. Even a stuck process gets the loss.
+        for connection in self._connections.values():
+            connection.send(loss)
         if loss.stacks == "all" or (loss.stacks == "own" and loss.process == self._process_id):
             show_stacks()
         self._loss_event.set()
@@ -192,20 +178,12 @@ class Watchdog:
             if self._process_id == 0:
                 self._report_stuck()
 
-    def _send_loss(self, loss: Loss) -> None:
-        """Send a loss to all connected processes, even to a stuck one.
-
-        Process 0 is connected to all others, and they only to process 0.
-        """
-        for connection in self._connections.values():
-            connection.send(Lost(loss.process, loss.reason, loss.code, loss.stacks))
-
     def _report_silent(self, delay: float) -> None:
         now, silence = time.monotonic(), self._timeouts.silence
         for process in self._connections.keys() - self._left:
             self._last_received[process] = min(now, self._last_received[process] + delay)
             if now - self._last_received[process] > silence:
-                self.report(Loss(process, f"gave no sign of life for {silence:g} s{self._host_suffix(process)}", 1))
+                self.report(Lost(process, f"gave no sign of life for {silence:g} s{self._host_suffix(process)}", 1))
 
     def _report_stuck(self) -> None:
         processes = {
@@ -218,7 +196,7 @@ class Watchdog:
             is_alone = not stuck.waits and all(one.waits for other, one in processes.items() if other != process)
             stacks, logs = ("own", "its log has") if is_alone else ("all", "the log of each process has")
             reason = f"{stuck}{self._host_suffix(process)}; {logs} the stacks of its threads; {STALL_ADVICE}"
-            self.report(Loss(process, reason, 1, stacks))
+            self.report(Lost(process, reason, 1, stacks))
 
     def _host_suffix(self, process: int) -> str:
         host = self._hosts.get(process)
@@ -230,7 +208,7 @@ def _heartbeat() -> Alive:
     return Alive(progress.phase, progress.step, progress.idle, phases.spent())
 
 
-def end_process(loss: Loss) -> None:
+def end_process(loss: Lost) -> None:
     """End this process after `GRACE_SECONDS`, in which the main thread may fail because of the loss, and report it."""
     # A normal exit would wait at JAX's shutdown barrier.
     asyncio.get_running_loop().call_later(GRACE_SECONDS, end_now, str(loss), loss.code)

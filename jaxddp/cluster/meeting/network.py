@@ -10,7 +10,7 @@ from typing import NamedTuple
 from jaxddp.cluster.meeting.events import Arrived, Disconnected, Event, LauncherMessage, Received, Unreached
 from jaxddp.core.errors import InputError, Unreachable, about
 from jaxddp.job.environment import Job
-from jaxddp.job.watchdog import Left, Loss, Timeouts, Watchdog
+from jaxddp.job.watchdog import Left, Lost, Timeouts, Watchdog
 from jaxddp.wire.connection import Admission, Client, Connection, NetworkThread, NotReached, start_server
 from jaxddp.wire.messages import Hello, Refusal, make_welcome
 
@@ -179,9 +179,9 @@ class _LauncherConnection(NamedTuple):
 
 async def _listen(connection: Connection, own: int, machine: int, host: str, report: Report) -> str:
     """Report the messages of another launcher until its connection ends, and return the reason for the end."""
-    losses: list[Loss] = []
+    losses: list[Lost] = []
 
-    def end(loss: Loss) -> None:
+    def end(loss: Lost) -> None:
         losses.append(loss)
         connection.writer.transport.abort()
 
