@@ -20,7 +20,7 @@ OUT_OF_MEMORY = """
 import itertools, os, sys
 import jax
 from jaxddp.cli import main
-from jaxddp.engine.step import Program
+from jaxddp.engine.programs import Program
 
 if os.environ["JAX_PROCESS_ID"] == "1":
     run, calls = Program.__call__, itertools.count(1)

@@ -15,7 +15,7 @@ import jax, numpy as np
 from jax.experimental import multihost_utils
 from jaxddp.cli import main
 from jaxddp.mesh import Topology
-from jaxddp.engine.step import Program
+from jaxddp.engine.programs import Program
 from jaxddp.training.checkpoints.manager import Barrier
 
 def for_ever():
