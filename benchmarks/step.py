@@ -54,8 +54,8 @@ from benchmarks.rivals.against import CASES, compare_rival
 from jaxddp.api import prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
+from jaxddp.engine.programs import TrainStep
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import TrainStep
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import AXIS
 from jaxddp.recipe_file import read_recipe

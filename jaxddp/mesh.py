@@ -1,13 +1,12 @@
 """The mesh of a run's devices, and the placement of host arrays on it."""
 
-import itertools
 import logging
 import numbers
 import os
 import resource
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -26,7 +25,7 @@ from jaxddp.core.wording import counted
 AXIS = "data"
 """The axis of the mesh over whose devices gradients are averaged in each step."""
 GROUP = "group"
-"""The axis over groups of devices, in the mesh of `jaxddp.engine.groups.group_mesh`. Other meshes do not have it."""
+"""The second axis of the mesh of `jaxddp.engine.ways.groups`. Other meshes do not have it."""
 
 _log = logging.getLogger("jaxddp.mesh")
 _THREADS = 8
@@ -160,7 +159,7 @@ class Topology:
             key: the config key that the error names.
 
         Raises:
-            InputError: the batch cannot be divided. The message names batch sizes that can.
+            InputError: the batch cannot be divided. The message names other batches that can.
         """
         if batch_size < 1 or batch_size % self.num_devices:
             below = batch_size // self.num_devices * self.num_devices
@@ -170,17 +169,6 @@ class Topology:
                 f" cannot be divided among {counted(self.num_devices, 'device')}",
                 advice=f"{fitting} would do",
             )
-
-    def slices(self, batch_size: int, sizes: Sequence[int] = ()) -> list[tuple[Device, slice]]:
-        """Return the rows of a global batch that each device gets, in mesh order.
-
-        Args:
-            sizes: the number of rows of each device; empty if all devices get the same number.
-        """
-        sizes = sizes or [batch_size // self.num_devices] * self.num_devices
-        ends = itertools.accumulate(sizes)
-        places = [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-        return list(zip(self.mesh.devices.flat, places, strict=True))
 
     def place(self, local_batch: Any) -> Any:
         """Make global arrays from this process's slice of a batch. The copy is asynchronous.

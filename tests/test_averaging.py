@@ -23,7 +23,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.engine.buckets import Averaging, fill_buckets, order_of_readiness
 from jaxddp.engine.compilation import step_options
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.platforms import PLATFORMS
@@ -201,8 +202,8 @@ def after_a_step(devices: int, buckets: int):
         objective = objective_of(SmallNet(batch_norm=True, sync=AXIS, dtype=jnp.float64))
         topology, optimizer = Topology.create(devices), optax.chain(optax.add_decayed_weights(0.1), sgd(1.0))
         state = fresh_state(objective, optimizer, topology)
-        local_step = make_local_step(objective, optimizer, topology, gradients=Gradients(Averaging(buckets)))
-        step, batch = make_train_step(local_step, topology), topology.place(random_batch(24, masked=5))
+        step = Way(topology, Gradients(Averaging(buckets))).step(Phases(objective, optimizer))
+        batch = topology.place(random_batch(24, masked=5))
         text = step.lower(state, batch).as_text()  # pyright: ignore[reportFunctionMemberAccess]
         return jax.device_get(step(state, batch)), text
 

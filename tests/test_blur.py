@@ -14,7 +14,8 @@ from support.networks import fresh_state, largest_difference, objective_of, rand
 from support.shared import sgd, topology_of
 
 from jaxddp.config import Config
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet, blur, imagenet_stem, small_stem
 from jaxddp.registry import MODELS
@@ -156,7 +157,7 @@ def trained(devices: int):
     topology, optimizer = topology_of(devices), sgd(0.1)
     state = fresh_state(objective, optimizer, topology, image=8)
     before, losses = jax.device_get(state.params), []
-    step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+    step = Way(topology).step(Phases(objective, optimizer))
     for number in range(2):
         state, sums = step(state, topology.place(random_batch(8, seed=number, image=8)))
         losses.append(sums.means())

@@ -31,7 +31,8 @@ from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.programs import Program
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
 from jaxddp.measure.cost import Cost, compile_with_cost, count_flops, peak
 from jaxddp.measure.memory import bytes_on_a_device
@@ -181,7 +182,7 @@ def test_the_count_of_a_resnets_step_is_nearly_xlas_count():
     objective = Objective(adapt(net), example_loss(cross_entropy(), LabelKind(CLASSES)), Preprocess())
     params, model_state = jax.eval_shape(objective.model.init, jax.random.key(0), shaped(1, 32, 32, 3))
     opt_state = jax.eval_shape(optimizer.init, params)
-    step: Any = make_train_step(make_local_step(objective, optimizer, topology), topology)
+    step: Any = Way(topology).step(Phases(objective, optimizer))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state)
     traced = step.trace(state, topology.place(random_batch(BATCH, image=32)))
     # A CPU program has matrix products instead of convolutions. XLA counts the operations of one device.

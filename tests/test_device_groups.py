@@ -188,8 +188,8 @@ def test_the_devices_of_a_group_are_synchronous():
 
 def test_an_outer_step_gives_all_groups_the_same_parameters_and_statistics():
     setup = make_setup(2, 4, "5 steps")
-    (program, chunks), outer_step = setup.program(), setup.outer_step(setup.layout.groups)
-    before, _ = program(setup.placed(setup.state), *next(iter(chunks(0))).feed)
+    (program, chunks), outer_step = setup.program(), setup.way.meet
+    before, _ = program(setup.way.placed(setup.state), *next(iter(chunks(0))).feed)
     before = jax.tree.map(jnp.copy, before)
     after = outer_step(jax.tree.map(jnp.copy, before))
     for name in ("params", "model_state"):
@@ -257,7 +257,7 @@ def bytes_of_averages(setup: Any) -> int:
 def program_texts(groups: int | None, devices: int, **words: Any) -> tuple[str, Any]:
     setup = make_setup(groups, devices, "5 steps", parts=(Guard(), GradientNorm(1.0), ParameterAverage(0.9)), **words)
     program, _ = setup.program()
-    return program.prepare(setup.placed(setup.state), setup.feed.abstract_batch(), setup.key).as_text(), setup
+    return program.prepare(setup.way.placed(setup.state), setup.feed.abstract_batch(), setup.key).as_text(), setup
 
 
 @pytest.mark.parametrize(("groups", "devices"), LAYOUTS)
@@ -274,9 +274,8 @@ def test_a_step_communicates_only_within_groups(groups, devices):
 @pytest.mark.parametrize("outer", ["mean", "nesterov"])
 def test_an_outer_step_sends_the_parameters_and_the_statistics_between_groups_once(groups, devices, outer):
     setup = make_setup(groups, devices, "5 steps", sections={"train": {"outer_optimizer": outer}})
-    state = setup.placed(setup.state)
-    outer_step = setup.outer_step(setup.layout.groups)
-    found, size = collectives(outer_step.prepare(state).as_text()), devices // groups
+    state = setup.way.placed(setup.state)
+    found, size = collectives(setup.way.prepare_meeting(state).as_text()), devices // groups
     between = [each for each in found if each.crosses(size)]
     whole = bytes_of_averages(setup)
     assert [each.name for each in between] == ["all-reduce"]
@@ -295,7 +294,7 @@ def test_the_bytes_between_groups_fall_with_the_steps_between_two_averages():
 def test_each_device_holds_the_state_of_its_group_only():
     plain, setup = make_setup(None, 4), make_setup(2, 4)
     bytes_of = lambda state: sum(leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(state))  # noqa: E731
-    assert bytes_of(setup.placed(setup.state)) == bytes_of(plain.state) + 4 * 2
+    assert bytes_of(setup.way.placed(setup.state)) == bytes_of(plain.state) + 4 * 2
 
 
 # --- Checkpoints and evaluation ---
@@ -382,12 +381,12 @@ def test_a_group_skips_its_own_steps():
     states, losses = [], []
     for duration in (step, step + 1):
         made = changed(setup, {**CHANGES, "log": {"every": "1 step"}, "train": {"duration": f"{duration} steps"}})
-        state = made.placed(jax.tree.map(jnp.copy, made.state))
+        state = made.way.placed(jax.tree.map(jnp.copy, made.state))
         program, chunks = made.program()
         for chunk in chunks(0):
             state, sums = program(state, *chunk.feed)
         states.append(jax.device_get(state))
-        losses.append(made.layout.groups.fetch([sums.values])[0])
+        losses.append(made.way.fetch([sums.values])[0])
     before, after = states
     assert int(after.step) == step + 1
     params = [
@@ -445,8 +444,8 @@ def flipped(leaf: jax.Array, device: int) -> jax.Array:
 def test_the_replicas_of_each_group_are_compared():
     setup = make_setup(2, 4, "5 steps", sections={"train": {"outer_optimizer": "nesterov"}})
     program, chunks = setup.program()
-    state, _ = program(setup.placed(setup.state), *next(iter(chunks(0))).feed)
-    replicas = Replicas(setup.topology, setup.layout.groups)
+    state, _ = program(setup.way.placed(setup.state), *next(iter(chunks(0))).feed)
+    replicas = Replicas(setup.way)
     replicas.check(1, state)
     bad = state.replace(
         params={
@@ -467,7 +466,7 @@ def test_the_replicas_of_each_group_are_compared():
 @pytest.mark.parametrize("place", ["params", "anchor"])
 def test_a_state_with_a_group_that_is_not_finite_is_not_sound(place):
     setup = make_setup(2, 2, "5 steps", **NESTEROV)
-    state = setup.placed(setup.state)
+    state = setup.way.placed(setup.state)
     assert is_sound(state)
     if place == "params":
         bad = state.replace(params=jax.tree.map(lambda leaf: leaf.at[1].set(np.nan), state.params))
@@ -481,7 +480,7 @@ def test_a_state_with_a_group_that_is_not_finite_is_not_sound(place):
 def test_the_self_test_runs():
     setup = make_setup(2, 4, sections={"parallel": {"self_test": "always"}})
     test, (_, chunks) = setup.programs.self_test(setup.supervised, setup, resident=False), setup.program()
-    test(setup.whole(setup.placed(setup.state)), *next(chunks(0)).feed)
+    test(setup.way.whole(setup.way.placed(setup.state)), *next(chunks(0)).feed)
     assert test.operations
 
 
@@ -489,9 +488,9 @@ def test_frozen_parameters_keep_their_bits():
     """The mean of three equal numbers may differ from them in the last bit."""
     setup = make_setup(3, 3, "2 steps", batch_size=9, sections={"model": {"freeze": "Conv_0"}}, table=random_table(54))
     before = jax.device_get(setup.state.params)
-    made = setup.placed(setup.state)
+    made = setup.way.placed(setup.state)
     program, chunks = setup.program()
-    outer_step = setup.outer_step(setup.layout.groups)
+    outer_step = setup.way.meet
     for number, chunk in zip(range(6), chunks(0), strict=False):
         made, _ = program(made, *chunk.feed)
         made = outer_step(made) if number % 2 else made
@@ -515,9 +514,8 @@ def test_a_plateau_lowers_the_rate_of_all_groups():
 
 def test_doctor_compiles_the_step_of_a_group():
     setup = make_setup(2, 4, "5 steps", share=False)
-    setup = dataclasses.replace(setup, state=setup.placed(setup.state))
+    setup = dataclasses.replace(setup, state=setup.way.placed(setup.state))
     assert "the step needs" in checks.step(setup).detail
-    assert checks.gradients(setup).detail.startswith("1 all-reduce")
     # A checkpoint has the states of both groups.
     assert checks.checkpoint_bytes(setup.state, 0) > 2 * 2 * bytes_of_averages(setup)
 

@@ -26,7 +26,8 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
@@ -66,7 +67,7 @@ def step_in_float64(devices: int, loss, share=0.7, pad=1):
     )
     teacher = teacher_of(topology, jnp.float64)
     objective = Distillation(lambda: teacher, 3.0, share)(supervised)
-    step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+    step = Way(topology).step(Phases(objective, optimizer))
     after, sums = step(state, topology.place(batch))
     return jax.device_get(params), jax.device_get(after.params), sums.means()["loss"], teacher
 

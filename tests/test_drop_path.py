@@ -2,6 +2,8 @@
 
 import functools
 import sys
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,9 @@ from jaxddp.engine.buckets import Averaging
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import Objective
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.reproducible import OrderedGradients, Reproducible
+from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt
@@ -49,13 +53,13 @@ NETWORKS = {"vit": small_vit, "convnext": small_convnext, "swin": small_swin}
 
 
 @functools.cache
-def train_two_steps(network: str, devices: int, gradients: Gradients, drop_path: float = 0.3):
+def train_two_steps(network: str, devices: int, make_way: Any, drop_path: float = 0.3):
     """Return the parameters before and after each of two steps of plain SGD in float64, and the losses."""
     with jax.enable_x64(True):
         model = for_platform(NETWORKS[network](drop_path, **FLOAT64), "cpu")
         objective, topology, optimizer = objective_of(model), topology_of(devices), sgd(0.1)
         state = fresh_state(objective, optimizer, topology, 32)
-        step = make_train_step(make_local_step(objective, optimizer, topology, gradients=gradients), topology)
+        step = make_way(topology).step(Phases(objective, optimizer))
         params, losses = [jax.device_get(state.params)], []
         for number in range(2):
             batch = random_batch(16, masked=3, seed=number, image=32)._replace(epoch=np.full(16, number, np.int32))
@@ -66,10 +70,10 @@ def train_two_steps(network: str, devices: int, gradients: Gradients, drop_path:
 
 
 MODES = {
-    "2 devices": (2, Gradients()),
-    "4 microbatches": (2, Gradients(accumulate=4)),
-    "reproducible": (8, Gradients(reproducible=True)),
-    "8 devices": (8, Gradients(Averaging(3))),
+    "2 devices": (2, Way),
+    "4 microbatches": (2, partial(Way, gradients=Gradients(accumulate=4))),
+    "reproducible": (8, partial(Reproducible, gradients=OrderedGradients())),
+    "8 devices": (8, partial(Way, gradients=Gradients(Averaging(3)))),
 }
 # All networks draw with the same function, so one network is enough to test that a mode passes the keys.
 ALWAYS_RUN = {("vit", "2 devices"), ("vit", "4 microbatches")}
@@ -89,7 +93,7 @@ def marked_case(network: str, mode: str):
 @pytest.mark.parametrize(("network", "mode"), [marked_case(*case) for case in ALL])
 def test_any_number_of_devices_and_microbatches_gives_the_same_result(network, mode):
     (expected, losses), (params, mode_losses) = (
-        train_two_steps(network, 1, Gradients()),
+        train_two_steps(network, 1, Way),
         train_two_steps(network, *MODES[mode]),
     )
     changes = jax.tree.map(lambda a, b: np.abs(a - b).max(), *expected[:2])
@@ -103,8 +107,8 @@ def test_any_number_of_devices_and_microbatches_gives_the_same_result(network, m
 def test_another_drop_path_rate_changes_the_results(network):
     """If no branch were skipped, the test above would prove nothing."""
     expected, without_drops = (
-        train_two_steps(network, 2, Gradients()),
-        train_two_steps(network, 2, Gradients(), drop_path=0.0),
+        train_two_steps(network, 2, Way),
+        train_two_steps(network, 2, Way, drop_path=0.0),
     )
     assert largest_difference(without_drops, expected) > 1e-6
 

@@ -29,6 +29,7 @@ from jaxddp.core.errors import (
     with_keys_of_file,
 )
 from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
 from jaxddp.notebook.arguments import errors_name_arguments
 from jaxddp.overrides import keys_of
@@ -90,7 +91,7 @@ CASES = {
         *(("--batch-size", "30"), ("--batch-size 30",), 6, "28 or 32 would do"),
     ),
     "several keys": ErrorCase(
-        lambda: Gradients(accumulate=3).check_batch_size(8, Topology.create(2)),
+        lambda: Way(Topology.create(2), Gradients(accumulate=3)).check_batch_size(8),
         *("train.batch_size", 8, "{} cannot be divided among 2 devices with {} microbatches each; 6 or 12 would do"),
         *(("train.batch_size=8", "train.accumulate=3"), ("a global batch of 8", "accumulate=3")),
         *(("--train.accumulate=3",), ("train.batch_size=8", "--train.accumulate 3"), 6, "6 or 12 would do"),

@@ -4,7 +4,9 @@ import dataclasses
 import functools
 import json
 import signal
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +30,9 @@ from jaxddp.engine import self_test
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import Objective
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.reproducible import OrderedGradients, Reproducible
+from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.choices import FixMatchSettings
@@ -147,7 +151,7 @@ SETTINGS = FixMatchSettings(threshold=0.6, unlabelled_weight=2.0, strong_rand_au
 
 
 @functools.cache
-def train_three_steps(net, devices: int, gradients: Gradients, settings: FixMatchSettings | None = SETTINGS):
+def train_three_steps(net, devices: int, make_way: Any, settings: FixMatchSettings | None = SETTINGS):
     """Return parameters, statistics and means of three steps of plain SGD in float64. If `settings` is None, the
     objective is supervised."""
     with jax.enable_x64(True):
@@ -156,7 +160,7 @@ def train_three_steps(net, devices: int, gradients: Gradients, settings: FixMatc
         optimizer = sgd(0.1)
         state = fresh_state(objective, optimizer, topology)
         before, means = jax.device_get(state.params), []
-        step = make_train_step(make_local_step(minimized, optimizer, topology, gradients=gradients), topology)
+        step = make_way(topology).step(Phases(minimized, optimizer))
         for number in range(3):
             state, sums = step(state, topology.place(batch_with_unlabelled(8, 3, seed=number)), jax.random.key(4))
             means.append(sums.means())
@@ -168,19 +172,19 @@ def train_three_steps(net, devices: int, gradients: Gradients, settings: FixMatc
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("net", "devices", "gradients"),
+    ("net", "devices", "make_way"),
     [
-        (KEYED, 2, Gradients()),
-        (KEYED, 2, Gradients(accumulate=2)),
-        (KEYED, 8, Gradients(reproducible=True, for_cpu=True)),
-        (NORMED, 4, Gradients()),
-        rare_case(KEYED, 8, Gradients()),
-        rare_case(KEYED, 2, Gradients(accumulate=2, for_cpu=True)),
-        rare_case(KEYED, 2, Gradients(reproducible=True, for_cpu=True)),
+        (KEYED, 2, Way),
+        (KEYED, 2, partial(Way, gradients=Gradients(accumulate=2))),
+        (KEYED, 8, partial(Reproducible, gradients=OrderedGradients(for_cpu=True))),
+        (NORMED, 4, Way),
+        rare_case(KEYED, 8, Way),
+        rare_case(KEYED, 2, partial(Way, gradients=Gradients(accumulate=2, for_cpu=True))),
+        rare_case(KEYED, 2, partial(Reproducible, gradients=OrderedGradients(for_cpu=True))),
     ],
 )
-def test_fixmatch_gives_the_same_result_on_any_number_of_devices(net, devices, gradients):
-    on_one, on_several = train_three_steps(net, 1, Gradients()), train_three_steps(net, devices, gradients)
+def test_fixmatch_gives_the_same_result_on_any_number_of_devices(net, devices, make_way):
+    on_one, on_several = train_three_steps(net, 1, Way), train_three_steps(net, devices, make_way)
     assert largest_difference(on_one, on_several) < 1e-9
     assert 0.3 < min(means["pseudo_labels"] for means in on_one[2]) < 1
 
@@ -188,15 +192,15 @@ def test_fixmatch_gives_the_same_result_on_any_number_of_devices(net, devices, g
 @pytest.mark.slow
 def test_fixmatch_with_an_unlabelled_weight_of_zero_is_supervised():
     unweighted = dataclasses.replace(SETTINGS, unlabelled_weight=0.0)
-    params, _, means = train_three_steps(KEYED, 2, Gradients(), unweighted)
-    expected, _, supervised = train_three_steps(KEYED, 2, Gradients(), None)
+    params, _, means = train_three_steps(KEYED, 2, Way, unweighted)
+    expected, _, supervised = train_three_steps(KEYED, 2, Way, None)
     assert largest_difference(params, expected) < 1e-9
     assert [each["loss"] for each in means] == pytest.approx([each["loss"] for each in supervised], rel=1e-9)
 
 
 @pytest.mark.slow
 def test_examples_of_all_views_have_random_keys():
-    on_one, on_several = train_three_steps(KEYED, 1, Gradients()), train_three_steps(KEYED, 2, Gradients())
+    on_one, on_several = train_three_steps(KEYED, 1, Way), train_three_steps(KEYED, 2, Way)
     assert largest_difference(on_one, on_several) < 1e-9
     # Without the noise the first loss is different.
     plain = Objective(adapt(LINEAR), example_loss(cross_entropy(), LabelKind(CLASSES)), Preprocess())

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +21,9 @@ from jaxddp.api import prepare_training
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.engine.buckets import Averaging
-from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.microbatches import merge_states, scan_parts
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.gradients import Gradients, merge_states, scan_parts
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 
 SMALL, LARGE = random_table(32), random_table(64, image=16)
 PLAIN, BATCH_NORMALIZED = SmallNet(dtype=jnp.float64), SmallNet(batch_norm=True, dtype=jnp.float64)
@@ -35,7 +36,7 @@ def trained(net, devices: int, gradients: Gradients, masked: int = 0, size: int 
         objective, topology, optimizer = objective_of(net), topology_of(devices), sgd(0.1)
         state = fresh_state(objective, optimizer, topology)
         before = jax.device_get(state.params)
-        step = make_train_step(make_local_step(objective, optimizer, topology, gradients=gradients), topology)
+        step = Way(topology, gradients).step(Phases(objective, optimizer))
         losses = []
         for number in range(steps):
             state, sums = step(state, topology.place(random_batch(size, masked=masked, seed=number)))
@@ -76,8 +77,8 @@ def test_a_microbatch_is_normalized_like_the_slice_of_a_device(unrolled):
 
 def lowered(setup, gradients: Gradients):
     """Return the lowered training step of a setup that computes gradients as `gradients` specifies."""
-    local_step = make_local_step(setup.supervised, setup.optimizer, setup.topology, gradients=gradients)
-    return make_train_step(local_step, setup.topology).lower(setup.state, next(setup.batches(0, 1)))
+    step: Any = Way(setup.topology, gradients).step(Phases(setup.supervised, setup.optimizer))
+    return step.lower(setup.state, next(setup.batches(0, 1)))
 
 
 @pytest.mark.parametrize("unrolled", [False, True])

@@ -32,7 +32,8 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan import Growth
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.measure.cost import Cost, MeanCost, compile_with_cost
 from jaxddp.measure.memory import Needs, bytes_on_a_device
 from jaxddp.mesh import Topology
@@ -183,7 +184,7 @@ def test_any_number_of_devices_gives_the_same_step_with_resizing():
             topology = Topology.create(devices)
             state = fresh_state(objective, optimizer, topology)
             before, losses = jax.device_get(state.params), []
-            step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+            step = Way(topology).step(Phases(objective, optimizer))
             for number in range(2):
                 batch = random_batch(8, masked=number, seed=number)._replace(side=Side(4))
                 state, sums = step(state, topology.place(batch))

@@ -19,7 +19,8 @@ from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy, sigmoid_cross_entropy
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.jensen_shannon import JensenShannon, views_of
@@ -94,7 +95,7 @@ def test_a_step_is_the_same_on_any_number_of_devices():
             params = linear_model()[0](jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
             params = jax.tree.map(lambda array: array.astype(jnp.float64), params)
             state = TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params))
-            step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+            step = Way(topology).step(Phases(objective, optimizer))
             state, sums = step(topology.replicate(jax.device_get(state)), topology.place(random_batch(24, masked=5)))
             results.append((jax.device_get(state.params), sums.means()["loss"]))
     (one, value), (eight, other) = results

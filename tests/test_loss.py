@@ -19,8 +19,10 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
+from jaxddp.engine.programs import make_eval_step
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
@@ -146,9 +148,7 @@ def test_a_weighted_loss_on_any_number_of_devices_is_that_of_the_whole_batch():
         expected = jax.tree.map(lambda p, g: np.asarray(p - 0.1 * g), state.params, gradient)
         for devices in (1, 8):
             objective, topology, optimizer, state = float64_objects(weighted, devices)
-            after, sums = make_train_step(make_local_step(objective, optimizer, topology), topology)(
-                state, topology.place(batch)
-            )
+            after, sums = Way(topology).step(Phases(objective, optimizer))(state, topology.place(batch))
             assert sums.means()["loss"] == pytest.approx(float(loss), abs=1e-9)
             assert sums.count() == 19
             assert largest_difference(jax.device_get(after.params), expected) < 1e-9
@@ -159,7 +159,7 @@ def test_evaluation_divides_by_the_weights_and_counts_the_examples():
     batch = random_batch(24, masked=5)
     with jax.enable_x64(True):
         objective, topology, _, state = float64_objects(weighted, 4)
-        sums = make_eval_step(make_local_eval_step(objective), topology)(state, topology.place(batch))
+        sums = make_eval_step(objective, topology)(state, topology.place(batch))
         images = objective.preprocess(batch, train=False).images
         logits = objective.model.apply(state.params, {}, images, train=False, key=None)[0]
         real = batch.mask > 0

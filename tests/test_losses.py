@@ -19,8 +19,10 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
+from jaxddp.engine.programs import make_eval_step
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.losses import binary_cross_entropy, cross_entropy, negative_log_likelihood
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
@@ -187,8 +189,8 @@ def step_in_float64(loss, devices: int, batch):
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
     state, sharded_batch = topology.replicate(jax.device_get(state)), topology.place(batch)
-    eval_metrics = make_eval_step(make_local_eval_step(objective), topology)(state, sharded_batch).means()
-    next_state, sums = make_train_step(make_local_step(objective, optimizer, topology), topology)(state, sharded_batch)
+    eval_metrics = make_eval_step(objective, topology)(state, sharded_batch).means()
+    next_state, sums = Way(topology).step(Phases(objective, optimizer))(state, sharded_batch)
     assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(jax.device_get(next_state.params)))
     return jax.device_get(next_state.params), sums.means(), eval_metrics
 

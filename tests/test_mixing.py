@@ -18,8 +18,10 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
+from jaxddp.engine.programs import make_eval_step
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics import TopK
@@ -227,9 +229,7 @@ def test_evaluation_does_not_mix():
             objective = objective_of(linear_model(), mode)
             params, _ = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3)))
             state = topology.replicate(TrainState(jnp.zeros((), jnp.int32), params, {}, ()))
-            sums = make_eval_step(make_local_eval_step(objective), topology)(
-                state, topology.place(random_batch(SIZE, masked=3))
-            )
+            sums = make_eval_step(objective, topology)(state, topology.place(random_batch(SIZE, masked=3)))
             means.append(sums.means())
         assert means[0] == means[1]
 
@@ -248,7 +248,7 @@ def trained(devices: int):
     )
     state = fresh_state(objective, optimizer, topology, 12)
     initial_params = jax.device_get(state.params)
-    step, losses = make_train_step(make_local_step(objective, optimizer, topology), topology), []
+    step, losses = Way(topology).step(Phases(objective, optimizer)), []
     for number in range(3):
         state, sums = step(state, topology.place(random_batch(SIZE, seed=number, image=12)))
         losses.append(sums.means()["loss"])

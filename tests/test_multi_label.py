@@ -19,7 +19,8 @@ from jaxddp.data.order import EvalOrder, columns, stacked_columns
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.losses import binary_cross_entropy, sigmoid_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
@@ -103,7 +104,7 @@ def step_in_float64(devices: int):
     objective = Objective(adapt(linear_model()), loss, preprocess, {"exact_match": METRICS.get("exact_match")})
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
-    step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+    step = Way(topology).step(Phases(objective, optimizer))
     next_state, sums = step(topology.replicate(jax.device_get(state)), topology.place(batch))
     return jax.device_get(next_state.params), sums.means()
 

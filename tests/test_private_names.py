@@ -19,7 +19,8 @@ import pytest
 
 import jaxddp.core.libraries as libraries
 from jaxddp.data.formats import tfds
-from jaxddp.engine import compilation, reproducible
+from jaxddp.engine import compilation
+from jaxddp.engine.ways import reproducible
 from jaxddp.measure import cost
 from jaxddp.platforms import PLATFORMS
 

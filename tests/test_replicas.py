@@ -22,6 +22,7 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import ReplicaError
 from jaxddp.engine.replicas import Replicas, array_checksums, checksums
 from jaxddp.engine.state import TrainState
+from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
 from jaxddp.setup.make_run import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
@@ -78,24 +79,24 @@ STATE = state_of(odd_arrays() | {"key": jax.random.key(3), "none": {}})
 
 def differing_devices(state: TrainState, topology: Topology = FOUR) -> list[int]:
     """Return the mesh indices of devices whose checksum differs from that of the first device."""
-    sums = np.asarray(checksums(topology)(state))
+    sums = np.asarray(checksums(topology.mesh)(state))
     return np.flatnonzero(sums != sums[0]).tolist()
 
 
 def message(state: TrainState, topology: Topology = FOUR) -> str:
     with pytest.raises(ReplicaError) as caught:
-        Replicas(topology).check(12, state)
+        Replicas(Way(topology)).check(12, state)
     return str(caught.value)
 
 
 def test_equal_replicas_pass():
-    Replicas(FOUR).check(12, STATE)
+    Replicas(Way(FOUR)).check(12, STATE)
     assert differing_devices(STATE) == []
-    assert np.ptp(np.asarray(array_checksums(FOUR)(STATE)), axis=0).max() == 0
+    assert np.ptp(np.asarray(array_checksums(FOUR.mesh)(STATE)), axis=0).max() == 0
 
 
 def test_a_state_of_only_a_step_passes():
-    Replicas(FOUR).check(0, FOUR.replicate(TrainState(np.int32(0), {}, {}, ())))
+    Replicas(Way(FOUR)).check(0, FOUR.replicate(TrainState(np.int32(0), {}, {}, ())))
 
 
 @pytest.mark.parametrize("name", [*DTYPES, "payloads", "scalar", "large", "key"])

@@ -20,8 +20,8 @@ from support.shared import sgd
 from jaxddp.api import prepare_training
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.reproducible import SHARDS, add_barrier, mean_in_order
+from jaxddp.engine.ways.choice import choose_way
+from jaxddp.engine.ways.reproducible import SHARDS, add_barrier, mean_in_order
 from jaxddp.mesh import AXIS, Topology, fix_cpu_threads
 from jaxddp.workdir.claim import Claim, claim
 
@@ -135,7 +135,7 @@ def test_barriers_change_no_result(for_cpu):
 def test_settings_that_exclude_reproducible_raise_a_one_line_error(devices, config, message):
     user_config = Config().replace(**config)
     with pytest.raises(InputError, match=message):
-        Gradients.of(user_config.replace(**REPRODUCIBLE), Topology.create(devices))
+        choose_way(user_config.replace(**REPRODUCIBLE), Topology.create(devices))
 
 
 def test_a_batch_that_8_shards_cannot_share_raises_a_one_line_error():

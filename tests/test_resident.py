@@ -26,8 +26,9 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder, stacked_columns
 from jaxddp.data.table import ExampleTable
-from jaxddp.engine.programs import loops_are_slow, make_resident_steps
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.programs import loops_are_slow
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.job.membership import stop_on_sigterm
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.mesh import Topology
@@ -69,12 +70,12 @@ def test_several_steps_in_one_dispatch_equal_single_steps(net, devices, length):
         objective, optimizer, topology, state = float64_parts(net, devices)
         order, key = SampleOrder(len(TABLE), 8, seed=5), topology.replicate(jax.random.key(5))
         images = topology.replicate(TABLE.images)
-        step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+        step = Way(topology).step(Phases(objective, optimizer))
         expected, one_by_one = [], jax.tree.map(jnp.copy, state)
         for batch in TABLE.train_batches(order, DataConfig(), range(COMPARED_STEPS)):
             one_by_one, sums = step(one_by_one, topology.place(batch), key)
             expected.append(np.asarray(sums.values))
-        program = make_resident_steps(make_local_step(objective, optimizer, topology), topology)
+        program = Way(topology).step(Phases(objective, optimizer), resident=True)
         actual = []
         for steps in cut(range(COMPARED_STEPS), length):
             state, sums = program(state, images, placed_chunk(order, steps, topology), key)
@@ -88,7 +89,7 @@ def test_a_step_in_the_loop_has_one_collective():
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(LINEAR, 4)
         chunk = placed_chunk(SampleOrder(len(TABLE), 8, seed=5), range(4), topology)
-        program = make_resident_steps(make_local_step(objective, optimizer, topology), topology)
+        program = Way(topology).step(Phases(objective, optimizer), resident=True)
         text = program.lower(state, topology.replicate(TABLE.images), chunk).as_text()  # pyright: ignore
         assert text.count("stablehlo.all_reduce") == 1
 
@@ -97,7 +98,7 @@ def test_a_step_in_the_loop_has_one_collective():
 def test_xla_knows_the_trip_count_of_a_full_chunk_and_a_single_step_has_no_loop():
     with jax.enable_x64(True):
         objective, optimizer, topology, state = float64_parts(LINEAR, 2)
-        program = make_resident_steps(make_local_step(objective, optimizer, topology), topology)
+        program = Way(topology).step(Phases(objective, optimizer), resident=True)
         images, order, trip_counts = topology.replicate(TABLE.images), SampleOrder(len(TABLE), 8, seed=5), {}
         for length in (LONGEST_CHUNK, 1):
             chunk = placed_chunk(order, range(length), topology)

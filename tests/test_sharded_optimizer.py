@@ -28,7 +28,7 @@ from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.replicas import checksums
-from jaxddp.engine.sharded.sharded_state import sharded_axis
+from jaxddp.engine.ways.sharded import sharded_axis
 from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules import Steps, make_schedule
 from jaxddp.setup.identity import checksum
@@ -293,7 +293,7 @@ def test_the_program_holds_less_memory_between_two_steps():
 def test_the_self_test_compares_scattered_gradients():
     setup = make_setup(True, parallel={"self_test": "always"})
     test, (_, chunks) = setup.programs.self_test(setup.supervised, setup, resident=False), setup.program()
-    test(setup.whole(setup.state), *next(chunks(0)).feed)
+    test(setup.way.whole(setup.state), *next(chunks(0)).feed)
     assert test.operations
 
 

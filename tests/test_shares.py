@@ -9,7 +9,7 @@ from jaxddp.cluster.launcher import sharing_problem
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.data.order import SampleOrder, Shard, columns
-from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.ways.choice import choose_way
 from jaxddp.mesh import Topology
 from jaxddp.setup.measured_shares import shares_of
 from jaxddp.shares import Shares, divide, listed
@@ -134,7 +134,7 @@ def test_a_device_that_is_too_slow_for_an_example_gets_the_smallest_slice():
 def error_of(devices: int = 2, **sections) -> str:
     with pytest.raises(InputError) as caught:
         config = Config().replace(**sections)
-        Gradients.of(config, Topology.create(devices))
+        choose_way(config, Topology.create(devices))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -217,8 +217,8 @@ def test_a_batch_that_is_no_multiple_of_the_microbatches_raises_a_one_line_error
 def test_slices_of_equal_size_are_computed_by_the_usual_step():
     topology = Topology.create(2)
     config = Config().replace(train={"batch_size": 16}, parallel={"shares": "1,1"})
-    assert Gradients.of(config, topology) == Gradients.of(config.replace(parallel={"shares": None}), topology)
-    assert Gradients.of(config.replace(parallel={"shares": "3,1"}), topology).sizes == (12, 4)
+    assert choose_way(config, topology) == choose_way(config.replace(parallel={"shares": None}), topology)
+    assert choose_way(config.replace(parallel={"shares": "3,1"}), topology).counts == (12, 4)
 
 
 def test_an_elastic_job_runs_on_the_numbers_of_devices_that_fit_the_shares():

@@ -22,7 +22,9 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.initial_state import create_state
 from jaxddp.engine.objective import Objective
-from jaxddp.engine.step import make_eval_step, make_local_eval_step, make_local_step, make_train_step
+from jaxddp.engine.programs import make_eval_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
 from jaxddp.mesh import AXIS
 from jaxddp.metrics import TopK
@@ -45,7 +47,7 @@ def compiled_step(net, devices: int, loss=None, augment: bool = True):
     """Return an objective, a mesh, an optimizer and a step. Tests with equal arguments share the compiled program."""
     objective = objective_of(net, loss, augment=AugmentConfig(pad=1) if augment else AugmentConfig(flip=False))
     topology, optimizer = topology_of(devices), sgd(1.0)
-    return objective, topology, optimizer, make_train_step(make_local_step(objective, optimizer, topology), topology)
+    return objective, topology, optimizer, Way(topology).step(Phases(objective, optimizer))
 
 
 def sgd_gradient(net, batch: Batch, devices: int, **settings):
@@ -166,7 +168,7 @@ class Trajectory(NamedTuple):
 def take_steps(net, devices: int, dtype=jnp.float64, *, size: int = 16, image: int = 6, steps: int = 4) -> Trajectory:
     """Take a few steps with padding, whose images count in the statistics of ghost batch norm."""
     objective, topology, optimizer = objective_of(net, dtype=dtype), topology_of(devices), sgd(0.02)
-    step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+    step = Way(topology).step(Phases(objective, optimizer))
     state = fresh_state(objective, optimizer, topology, image, dtype)
     params, losses = [jax.device_get(state.params)], []
     for number in range(steps):
@@ -224,7 +226,7 @@ def test_the_step_has_one_collective():
     topology, optimizer = topology_of(4), sgd(0.1, momentum=0.9)
     objective = objective_of(SmallNet(batch_norm=True, dtype=jnp.float64))
     state = fresh_state(objective, optimizer, topology)
-    step = make_train_step(make_local_step(objective, optimizer, topology), topology)
+    step = Way(topology).step(Phases(objective, optimizer))
     # The unoptimized program: XLA would merge several all-reduces into one operation, which gloo sends one by one.
     text = step.lower(state, topology.place(random_batch(24))).as_text()  # pyright: ignore[reportFunctionMemberAccess]
     assert text.count("stablehlo.all_reduce") == 1
@@ -244,7 +246,7 @@ def test_evaluation_does_not_count_padding(devices):
     objective, topology = objective_of(SmallNet(batch_norm=True, dtype=jnp.float64)), topology_of(devices)
     state = fresh_state(objective, sgd(0.1), topology)
     batch = random_batch(24, masked=11)
-    sums = make_eval_step(make_local_eval_step(objective), topology)(state, topology.place(batch))
+    sums = make_eval_step(objective, topology)(state, topology.place(batch))
     images = objective.preprocess(batch, train=False).images[:13]
     apply = jax.jit(functools.partial(objective.model.apply, train=False, key=None))
     logits, _ = apply(*jax.device_get((state.params, state.model_state)), images)

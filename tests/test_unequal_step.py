@@ -27,11 +27,11 @@ from jaxddp.api import prepare_training, resnet
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, NonFiniteError
-from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
-from jaxddp.engine.step import Phases, make_local_step, make_train_step
-from jaxddp.engine.unequal.unequal_step import UnequalProgram
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.unequal import Unequal
+from jaxddp.engine.ways.way import Way
 from jaxddp.setup.make_run import describe_non_finite
 from jaxddp.setup.measured_shares import SHARES_FILE, settle_shares
 
@@ -130,8 +130,7 @@ def test_the_gradient_is_exact_for_any_sizes_and_padding(sizes, masked, seed):
     with jax.enable_x64(True):
         objective, optimizer, topology = objective_of(linear_model()), sgd(1.0), topology_of(len(sizes))
         batch = random_batch(sum(sizes), masked=min(masked, sum(sizes) - 1), seed=seed)
-        phases = Phases(objective, optimizer, None, (), Gradients(sizes=tuple(sizes)), len(sizes))
-        unequal = UnequalProgram(phases, topology, sizes)
+        unequal = Unequal(topology, counts=tuple(sizes)).program(Phases(objective, optimizer))
         starts = np.cumsum([0, *sizes])
         slots = np.full((len(sizes), max(sizes)), -1)
         for slot, start, size in zip(slots, starts, sizes, strict=False):
@@ -141,7 +140,7 @@ def test_the_gradient_is_exact_for_any_sizes_and_padding(sizes, masked, seed):
         key = topology.replicate(jax.random.key(0))
         state, sums = unequal(fresh_state(objective, optimizer, topology), topology.place(padded), key)
         one = topology_of(1)
-        step = make_train_step(make_local_step(objective, optimizer, one), one)
+        step = Way(one).step(Phases(objective, optimizer))
         expected, expected_sums = step(fresh_state(objective, optimizer, one), one.place(batch))
         assert largest_difference(jax.device_get(state.params), jax.device_get(expected.params)) < 1e-9
         np.testing.assert_allclose(sums.values, expected_sums.values, rtol=1e-9)
@@ -349,7 +348,7 @@ def test_measured_shares_are_kept_for_a_resumed_run_on_the_same_devices(speeds, 
 def test_the_speed_of_each_device_is_measured(monkeypatch):
     monkeypatch.setattr(measured_shares, "_LEAST_SECONDS", 0.0)
     setup = make_setup("auto", 3)
-    assert setup.layout.gradients.sizes == (6, 5, 5)
+    assert setup.way.counts == (6, 5, 5)
     speeds = measured_shares.measure_shares(setup)
     assert len(speeds) == 3 and all(0 < speed < np.inf for speed in speeds)
     settled = settle_shares(setup)

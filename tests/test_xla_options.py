@@ -1,5 +1,7 @@
 """XLA options: tried before use, rejected with one-line messages, and part of the training program."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +17,8 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.engine.compilation import compiler_options, options_of_one_call
 from jaxddp.engine.initial_state import create_state
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture
@@ -102,17 +105,19 @@ def test_a_run_compiles_its_step_with_its_options(cache):
 def test_the_jitted_step_compiles_with_the_options_and_rejects_unknown_options():
     setup = setup_of((), net=SmallNet(batch_norm=True))
     batch = next(setup.batches(0, 1))
-    parts = make_local_step(setup.supervised, setup.optimizer, setup.topology), setup.topology
+
+    def step(options) -> Any:
+        return Way(setup.topology).step(Phases(setup.supervised, setup.optimizer), compiler_options=options)
 
     def compiled(options):
-        return make_train_step(*parts, compiler_options=options).trace(setup.state, batch).lower().compile()
+        return step(options).trace(setup.state, batch).lower().compile()
 
     assert fusions(compiled(None)) == fusions(compiled({})) != fusions(compiled(compiler_options((NO_FUSION,))))
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
         compiled({"xla_no_such": "1"})
     with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
         state = jax.tree.map(jnp.copy, setup.state)
-        make_train_step(*parts, compiler_options={"xla_no_such": "1"})(state, batch)
+        step({"xla_no_such": "1"})(state, batch)
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import jax
 
 from benchmarks.large.buckets import compute_seconds
 from jaxddp.config import Config
-from jaxddp.engine.sharded.sharded_state import sharded_axis
+from jaxddp.engine.ways.sharded import sharded_axis
 from jaxddp.models.adapt import adapt
 from jaxddp.models.variables import trees_of
 from jaxddp.registry import MODELS

@@ -33,8 +33,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.common.harness import Figures, alternate, check_losses, copy, machine, random_images, run_in_processes
 from jaxddp.api import prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
+from jaxddp.engine.ways.unequal import Unequal
 from jaxddp.job.environment import find_job
-from jaxddp.setup.compiled_programs import unequal_program
+from jaxddp.setup.compiled_programs import step_phases
 from jaxddp.setup.measured_shares import settle_shares
 from jaxddp.setup.run_setup import RunSetup
 
@@ -157,7 +158,7 @@ def time_programs(rounds: int, batch_size: int) -> Figures:
     setup = make_setup(None, 1, batch_size)
     programs = {
         "one program": setup.program()[0],
-        "two programs": unequal_program(setup.supervised, setup, (batch_size,)),
+        "two programs": Unequal.with_counts(setup.way, (batch_size,)).program(step_phases(setup.supervised, setup)),
     }
     batches = list(setup.batches(0, GATE_STEPS + TURN_STEPS))
     turns = {name: contender(program, setup, batches)[0] for name, program in programs.items()}

@@ -12,13 +12,10 @@ from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.compilation import step_options
-from jaxddp.engine.groups.outer_step import stack
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.objective import Objective
-from jaxddp.engine.programs import make_resident_steps
-from jaxddp.engine.sharded.sharded_state import shardings
-from jaxddp.engine.sharded.sharded_step import make_sharded_step
-from jaxddp.engine.step import make_local_step, make_train_step
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.groups import Groups
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.recipe_file import RecipeFile
@@ -70,37 +67,22 @@ def compile_step(
     recipe, _ = complete_recipe(Recipe(**known, resources=none, feed=none, **objects))
     model = for_platform(recipe.model, platform)
     init = make_init(model, recipe.optimizer, shape, topology, parts=recipe.parts, transform=recipe.initialize)
-    gradients, groups = layout.gradients, layout.groups
-    make_step = make_sharded_step if gradients.shards_state else make_local_step
-    data_config = config.data
+    way = layout.way
     objective = Objective(model, recipe.loss, preprocess, recipe.metrics)
-    one_step = make_step(
-        recipe.objective(objective),
-        recipe.optimizer,
-        topology if groups is None else groups.first,
-        schedule=recipe.schedule,
-        parts=recipe.parts,
-        gradients=gradients,
-    )
-    words: dict[str, Any] = {"sharded": gradients.shards_state, "groups": groups}
-    one_step = one_step if groups is None else groups.one_step(one_step)
+    phases = Phases(recipe.objective(objective), recipe.optimizer, recipe.schedule, recipe.parts)
     rows, length = config.train.batch_size, 1
-    if data_config.cache == "none":
+    if config.data.cache == "none":
         feed: tuple[Any, ...] = (abstract_batch((rows,), shape, topology),)
-        step: Any = make_train_step(one_step, topology, **words)
     else:
         length = LONGEST_CHUNK
         images = jax.ShapeDtypeStruct((data.examples, *shape), np.uint8, sharding=topology.replicated)
         feed = (images, abstract_batch((rows, length), None, topology))
-        step = make_resident_steps(one_step, topology, **words)
     key = jax.eval_shape(jax.random.key, 0)
     state, key = jax.eval_shape(init, key), shapes(key, topology.replicated)
-    if groups is None:
-        places = shardings(gradients.specs(state, topology), topology)
-        state = jax.tree.map(lambda leaf, place: shapes(leaf, place), state, places)
-    else:
-        state = jax.eval_shape(lambda state: stack(groups, gradients, state), state)
-        state = jax.tree.map(lambda place, part: shapes(part, place), groups.shardings(state), state)
+    if isinstance(way, Groups):
+        state = jax.eval_shape(way.stack, state)
+    state = jax.tree.map(lambda place, part: shapes(part, place), way.shardings(state), state)
+    step: Any = way.step(phases, resident=length > 1)
     options = {**compiler_options, **step_options(config, topology)}
     compiled = step.trace(state, *feed, key).lower().compile(compiler_options=options)
     return compiled, length

@@ -281,7 +281,7 @@ def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
     shares = used
     if config.parallel.reproducible:
         # This import imports JAX, so it is local.
-        from jaxddp.engine.reproducible import SHARDS
+        from jaxddp.engine.ways.reproducible import SHARDS
 
         if SHARDS % used:
             return f"parallel.reproducible takes 1, 2, 4 or {SHARDS} devices, not {used}"

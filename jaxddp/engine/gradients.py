@@ -1,32 +1,32 @@
-"""Compute the gradient of the global batch. Each device differentiates its slice, and the gradients are averaged."""
+"""Compute the gradient of the global batch. Each device differentiates its slice, and the gradients are averaged.
+
+A slice is computed in equal parts (microbatches), one after the other, so that only one part's activations are in
+memory. On CPUs XLA's convolutions are slow inside loops (https://github.com/jax-ml/jax/issues/12868). So on CPUs the
+loop over the parts is unrolled, and the program grows with the number of parts.
+"""
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec as P
 
-from jaxddp.config import Config
-from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import AVERAGING, Averaging
-from jaxddp.engine.groups.group_mesh import GroupMesh
-from jaxddp.engine.microbatches import merge_states, scan_parts
 from jaxddp.engine.objective import MetricSums, TrainObjective
-from jaxddp.engine.reproducible import SHARDS, mean_of_shards
-from jaxddp.engine.sharded.scattering import Scattering
-from jaxddp.engine.sharded.sharded_state import sharded_specs
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.unequal.slice_sizes import slice_sizes
 from jaxddp.mesh import Topology, device_axes, varying
 from jaxddp.models.variables import with_frozen, with_frozen_state, without_frozen
 from jaxddp.platforms import platform_named
 from jaxddp.sections.layers import NO_LAYERS, Layers
 
+if TYPE_CHECKING:
+    from jaxddp.config import Config
+
+Carry = TypeVar("Carry")
 StepLoss = Callable[..., tuple[jax.Array, tuple[MetricSums, Any]]]
 """(params, model_state, batch, key) -> (sum of the losses, (sums of the metrics, next model state)). The batch is a
 slice of the global batch, and the key is random."""
@@ -49,103 +49,33 @@ class Contribution(NamedTuple):
 class Gradients:
     """The settings and functions that compute the gradient.
 
-    The division into microbatches or shards changes results only if the network combines images, as batch norm does.
+    The division into microbatches changes results only if the network combines images, as batch norm does.
 
     Attributes:
         averaging: the average over the devices.
         accumulate: the number of microbatches into which a device divides its slice. Local batch norm normalizes each
             microbatch separately. Running statistics take the mean over microbatches and devices.
-        reproducible: compute the gradients of 8 fixed shards and sum them in a fixed order; see
-            `jaxddp.engine.reproducible`.
-        shards_state: whether the parameters and the optimizer's state are divided among the devices between two
-            steps; see `jaxddp.engine.sharded.sharded_step`.
-        groups: the number of groups of devices; the gradients of different groups are not averaged. See
-            `jaxddp.engine.groups.group_mesh`.
-        for_cpu: whether XLA's CPU compiler compiles the program; see `jaxddp.engine.gradients` and
-            `jaxddp.engine.reproducible.add_barrier`.
+        for_cpu: whether XLA's CPU compiler compiles the program; see `scan_parts`.
         frozen: layers whose parameters are not trained. The gradients of these parameters are None.
         settled: layers whose model state does not change.
-        sizes: the number of examples of each device's slice, in mesh order; empty if all slices are equal. See
-            `jaxddp.engine.unequal.unequal_step`.
     """
 
     averaging: Averaging = field(default_factory=Averaging)
     accumulate: int = 1
-    reproducible: bool = False
-    shards_state: bool = False
-    groups: int = 1
     for_cpu: bool = False
     frozen: Layers = NO_LAYERS
     settled: Layers = NO_LAYERS
-    sizes: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, config: Config, topology: Topology) -> "Gradients":
-        """Create `Gradients` from a config. Raises: InputError if keys conflict or do not fit the devices."""
-        reproducible = config.parallel.reproducible
-        if reproducible:
-            _check_reproducible(config, topology)
-        sizes, groups = slice_sizes(config, topology), GroupMesh.of(config, topology)
-        averaging = Averaging.of(config, topology if groups is None else groups.first)
+    def of(cls, config: "Config", topology: Topology) -> Self:
+        """Create `Gradients` from a config, for devices that average every gradient."""
         return cls(
-            # The gradients of slices of different sizes are complete when they are averaged: nothing can overlap.
-            averaging=replace(averaging, buckets=1) if sizes else averaging,
+            averaging=Averaging.of(config, topology),
             accumulate=config.train.accumulate,
-            reproducible=reproducible,
-            shards_state=config.parallel.shard_optimizer and topology.num_devices > 1,
-            groups=1 if groups is None else groups.count,
             for_cpu=platform_named(topology.platform).uses_cpu_compiler,
             frozen=config.frozen,
             settled=config.frozen_norms,
-            sizes=sizes,
         )
-
-    def specs(self, state: TrainState, topology: Topology) -> Any:
-        """Return the `PartitionSpec` of each array of a state, or of its shapes, as a tree like the state."""
-        if not self.shards_state:
-            return jax.tree.map(lambda leaf: P(), state)
-        return sharded_specs(state, topology.num_devices, self.frozen)
-
-    def of_slices(self, specs: Any) -> "Gradients":
-        """Return the settings for a state with the specs of `specs`.
-
-        If the parameters are divided among the devices, the gradients of `of_batch` are each device's slices of the
-        averages.
-        """
-        if not self.shards_state:
-            return self
-        average = self.averaging
-        trained = without_frozen(specs.params, self.frozen)
-        return replace(self, averaging=Scattering(average.buckets, average.dtype, average.ravels, specs=trained))
-
-    def shares(self, topology: Topology) -> int:
-        """Return the number of shares, the equal slices of the global batch whose gradients are averaged."""
-        return SHARDS if self.reproducible else topology.num_devices
-
-    def parts(self, topology: Topology) -> int:
-        """Return the number of equal slices of the global batch that the network computes separately."""
-        return self.shares(topology) * self.accumulate
-
-    def check_batch_size(self, batch_size: int, topology: Topology) -> None:
-        """Raise `InputError` if a batch cannot be divided into equal slices. The message suggests other batch sizes."""
-        parts = self.parts(topology)
-        if self.sizes:
-            # `slice_sizes` checks the batch size.
-            return
-        if parts == topology.num_devices:
-            topology.check_batch_size(batch_size)
-        elif batch_size % parts:
-            below = batch_size // parts * parts
-            candidates = " or ".join(str(size) for size in (below, below + parts) if size > 0)
-            devices = f"{topology.num_devices} device{'s' * (topology.num_devices > 1)}"
-            shares = (f"the {SHARDS} shards of ", Key("parallel.reproducible")) if self.reproducible else devices
-            microbatches = (" with ", Key("train.accumulate", self.accumulate), " microbatches each")
-            raise InputError(
-                Key("train.batch_size", batch_size),
-                " cannot be divided among ",
-                *(shares, microbatches if self.accumulate > 1 else ""),
-                advice=f"{candidates} would do",
-            )
 
     def of_batch(
         self,
@@ -186,7 +116,7 @@ class Gradients:
             device: the number of the device in the mesh, int32[].
         """
         loss, params = self._minimized(objective, state, **words)
-        return self._share(loss, params, state.model_state, batch, jax.random.fold_in(key, device))[0]
+        return self.share(loss, params, state.model_state, batch, jax.random.fold_in(key, device))[0]
 
     def combine(self, state: TrainState, contribution: Contribution, scale: Any) -> Contribution:
         """Average the results of `of_slice` over the devices; return a result like that of `of_batch`."""
@@ -229,16 +159,10 @@ class Gradients:
 
         Call it inside `jax.shard_map`, with varying `params`. Each share folds its number into the step's key.
         """
-        if self.reproducible:
-
-            def shard(arrays: tuple[Any, Any], part: Batch, number: jax.Array) -> Contribution:
-                return self._share(loss, *arrays, part, jax.random.fold_in(key, number))[0]
-
-            return mean_of_shards(shard, (params, varying(model_state)), batch, for_cpu=self.for_cpu)
         device_key = jax.random.fold_in(key, lax.axis_index(device_axes()))
-        return self._average(*self._share(loss, params, model_state, batch, device_key))
+        return self._average(*self.share(loss, params, model_state, batch, device_key))
 
-    def _share(
+    def share(
         self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array
     ) -> tuple[Contribution, Sequence[int]]:
         """Differentiate one share. Also return an order of the gradients; see `Averaging.differentiate`."""
@@ -264,27 +188,54 @@ class Gradients:
         return share, range(len(jax.tree.leaves(grads)))
 
 
-def _check_reproducible(config: Config, topology: Topology) -> None:
-    key = Key("parallel.reproducible")
-    if SHARDS % topology.num_devices:
-        raise InputError(
-            key,
-            f": {SHARDS} shards cannot be divided evenly among {topology.num_devices} devices",
-            advice=f"use 1, 2, 4 or {SHARDS} devices",
-        )
-    if config.model.batch_norm == "sync":
-        raise InputError(
-            *(key, ": "),
-            Key.plain("model.batch_norm", "sync"),
-            f" normalizes over devices, but each of the {SHARDS} shards is normalized separately",
-            advice="set it to local or ghost:K",
-        )
-    for name, value in (
-        ("train.gradient_precision", config.train.gradient_precision),
-        ("parallel.buckets", config.parallel.buckets),
-        ("parallel.shard_optimizer", config.parallel.shard_optimizer or None),
-        ("train.sync_every", config.train.sync_every),
-    ):
-        if value is not None:
-            conflict = (": ", Key.plain(name, value), " does not apply to a sum in fixed order")
-            raise InputError(key, conflict, advice="leave it out")
+def scan_parts(
+    body: Callable[[Carry, Batch, jax.Array], tuple[Carry, Any]],
+    carry: Carry,
+    batch: Batch,
+    count: int,
+    *,
+    unrolled: bool,
+) -> tuple[Carry, Any]:
+    """Call `body(carry, part, number)` for `count` equal parts of a batch; see `scan_range`."""
+    parts = jax.tree.map(lambda column: column.reshape(count, -1, *column.shape[1:]), batch)
+
+    def part_body(carry: Carry, number: jax.Array | int) -> tuple[Carry, Any]:
+        part = jax.tree.map(lambda column: lax.dynamic_index_in_dim(column, number, keepdims=False), parts)
+        return body(carry, part, jnp.asarray(number))
+
+    return scan_range(part_body, carry, count, unrolled=unrolled)
+
+
+def scan_range(
+    body: Callable[[Carry, jax.Array | int], tuple[Carry, Any]], carry: Carry, count: int, *, unrolled: bool = False
+) -> tuple[Carry, Any]:
+    """Call `body(carry, number)` for the numbers 0 to `count` - 1; return the last carry and the stacked results.
+
+    The loop is `lax.scan`. A single call, or a loop that is `unrolled`, has no `lax.scan`.
+    """
+    if count == 1:
+        carry, result = body(carry, 0)
+        return carry, jax.tree.map(lambda values: values[None], result)
+    if not unrolled:
+        return lax.scan(body, carry, jnp.arange(count))
+    results: list[Any] = []
+    for number in range(count):
+        carry, result = body(carry, number + zero_after((carry, results[-1:])))
+        results.append(result)
+    return carry, jax.tree.map(lambda *columns: jnp.stack(columns), *results)
+
+
+def merge_states(states: Any) -> Any:
+    """Merge the model states of several parts, [parts, ...]: the mean of floats, the maximum of counters."""
+    is_floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.inexact)  # noqa: E731
+    return jax.tree.map(lambda leaf: leaf.mean(0) if is_floating(leaf) else leaf.max(0), states)
+
+
+def zero_after(tree: Any) -> jax.Array:
+    """Return a 0, int32[], that depends on a tree. XLA computes the tree before operations that use this 0.
+
+    XLA's CPU compiler removes barriers, and orders operations only by the use of their results. Without this 0 it would
+    compute all forward passes first and keep the activations of all parts in memory.
+    """
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.size]
+    return functools.reduce(jnp.add, [(leaf.ravel()[0] > jnp.inf).astype(jnp.int32) for leaf in leaves], jnp.int32(0))

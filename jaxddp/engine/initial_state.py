@@ -11,15 +11,12 @@ import optax
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import kind_of
 from jaxddp.engine.compilation import options_of_one_call
-from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.sharded.sharded_state import shardings
 from jaxddp.engine.state import EVAL_PARAMS, TrainState, first_difference
+from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import PARAMS, path_of
-
-_REPLICATED = Gradients()
 
 Transform = Callable[..., tuple[Any, Any]]
 """(params, model_state) -> (params, model_state) with the same names, shapes and dtypes. A function with an argument
@@ -48,7 +45,7 @@ def make_init(
     *,
     parts: Sequence[Part] = (),
     transform: Transform | None = None,
-    gradients: Gradients = _REPLICATED,
+    way: Way | None = None,
 ) -> Callable[..., TrainState]:
     """Compile (on first use) the initialization of a state.
 
@@ -61,7 +58,7 @@ def make_init(
         transform: a function that changes the fresh arrays, for example to initialize from data. It is called before
             weights replace arrays, and before the optimizer and the parts are initialized. JAX traces it. It must
             return the same values on every process, and keep names, shapes and dtypes.
-        gradients: whether the state is replicated or divided among the devices.
+        way: places the state on the devices. Default: every device holds it.
 
     Raises:
         InputError: on first use, if `transform` changes a name, shape or dtype (the message names the first array), or
@@ -94,14 +91,7 @@ def make_init(
     # The program runs once, so it is optimized less. It has a random initializer for each parameter, and compiling it
     # takes half of the compile time of a run without cached programs.
     options = options_of_one_call(topology.platform)
-    if not gradients.shards_state:
-        return jax.jit(init, out_shardings=topology.replicated, compiler_options=options)
-
-    def sharded_init(*arguments: Any) -> TrainState:
-        places = shardings(gradients.specs(jax.eval_shape(init, *arguments), topology), topology)
-        return jax.jit(init, out_shardings=places, compiler_options=options)(*arguments)
-
-    return sharded_init
+    return (way or Way(topology)).jit_init(init, options)
 
 
 def _takes_peers(transform: Transform) -> bool:

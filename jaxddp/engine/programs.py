@@ -1,6 +1,9 @@
-"""Steps on a data set in device memory. One call runs several steps, and each step gathers its images on the device."""
+"""Programs of steps: on batches, or on a data set in device memory, from which each step gathers its images.
 
-from collections.abc import Callable, Iterable, Mapping
+On images in device memory, one call runs several steps.
+"""
+
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -10,43 +13,34 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
-from jaxddp.engine.groups.group_mesh import GroupMesh
-from jaxddp.engine.microbatches import scan_range
-from jaxddp.engine.objective import MetricSums, Objective
+from jaxddp.engine.gradients import scan_range
+from jaxddp.engine.objective import MetricSums, Objective, combine_devices
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import EvalStep, TrainStep, make_eval_step, make_train_step
 from jaxddp.measure.cost import Cost, compile_with_cost
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.platforms import platform_named
 
+TrainStep = Callable[..., tuple[TrainState, MetricSums]]
+"""(state, batch, the run's random key) -> (next state, sums of this step). Without a key, the key of seed 0 is used."""
+EvalStep = Callable[..., MetricSums]
+"""(state, batch) -> the sums over the batch."""
 ResidentImages = jax.Array | tuple[jax.Array, jax.Array]
-"""All images of a source, [N, H, W, C], replicated. With a second, unlabelled source, a pair of such
-arrays."""
-_FEED = P(), P(AXIS)
+"""All images of a source, [N, H, W, C], replicated. With a second, unlabelled source, a pair of such arrays."""
+RESIDENT_FEED = P(), P(AXIS)
 """The shardings of images and of columns."""
 
 
-def make_resident_steps(
-    one_step: TrainStep,
-    topology: Topology,
-    *,
-    sharded: bool = False,
-    groups: GroupMesh | None = None,
-    compiler_options: Mapping[str, str] | None = None,
-) -> Callable[..., tuple[TrainState, MetricSums]]:
-    """Compile several optimizer steps as one program, on first use for each number of steps.
+def steps_on_residents(one_step: TrainStep, gather: Callable[..., Batch]) -> TrainStep:
+    """Return several optimizer steps as one function.
 
-    The compiled function takes a state, whose memory is donated; the images of each source from `place_images`; the
-    placed columns from `jaxddp.data.order.stacked_columns`; and the run's key. It runs one step for each batch of the
-    columns. The number of batches is static, and a single step has no loop. The function returns the next state and the
-    sums of each step, [steps, metrics, 2].
+    It takes a state; the images of each source from `place_images`; the placed columns from
+    `jaxddp.data.order.stacked_columns`; and the run's key. It runs one step for each batch of the columns. The number
+    of batches is static, and a single step has no loop. The function returns the next state and the sums of each step,
+    [steps, metrics, 2].
 
     Args:
-        one_step, sharded, groups: see `jaxddp.engine.step.make_train_step`.
+        gather: see `gather_batch`.
     """
-    gather, in_specs = gather_batch, (*_FEED, P())
-    if sharded:
-        gather = jax.shard_map(gather_batch, mesh=topology.mesh, in_specs=in_specs, out_specs=P(AXIS))
 
     def local_steps(
         state: TrainState, images: ResidentImages, columns: Batch, key: jax.Array | None = None
@@ -56,17 +50,20 @@ def make_resident_steps(
 
         return scan_range(take_step, state, steps_in(images, columns))
 
-    return make_train_step(
-        local_steps, topology, _FEED, sharded=sharded, groups=groups, compiler_options=compiler_options
-    )
+    return local_steps
 
 
-def make_resident_eval(local_step: EvalStep, topology: Topology) -> EvalStep:
-    """Compile several evaluation steps of `make_local_eval_step` as one program, on first use for each number of steps.
+def make_eval_step(objective: Objective, topology: Topology, *, resident: bool = False) -> EvalStep:
+    """Compile (on first use) an evaluation step, or several steps on `resident` images.
 
-    The compiled function takes a state, images and columns, as in `make_resident_steps`. It returns the sums of each
+    The compiled function takes a replicated state and a placed batch. It returns sums over the unmasked examples of all
+    devices. On resident images it takes images and columns, as in `steps_on_residents`, and returns the sums of each
     batch, [batches, metrics, 2].
     """
+
+    def local_step(state: TrainState, batch: Batch) -> MetricSums:
+        sums, _ = objective(state.eval_params, state.model_state, batch, train=False)
+        return sums.replace(values=lax.psum(sums.values, AXIS), sets=combine_devices(sums.sets))
 
     def local_batches(state: TrainState, images: jax.Array, columns: Batch) -> MetricSums:
         def measure(carry: None, number: jax.Array | int) -> tuple[None, MetricSums]:
@@ -74,7 +71,8 @@ def make_resident_eval(local_step: EvalStep, topology: Topology) -> EvalStep:
 
         return scan_range(measure, None, steps_in(images, columns))[1]
 
-    return make_eval_step(local_batches, topology, _FEED)
+    local, feed = (local_batches, RESIDENT_FEED) if resident else (local_step, (P(AXIS),))
+    return jax.jit(jax.shard_map(local, mesh=topology.mesh, in_specs=(P(), *feed), out_specs=P()))
 
 
 def steps_in(images: ResidentImages, columns: Batch, key: jax.Array | None = None) -> int:
@@ -162,7 +160,7 @@ class Program:
         return self.prepare(state, *feed)(state, *feed)
 
     def check(self, state: TrainState, *feed: Any) -> None:
-        """Trace the program for a feed. Compilation uses the same trace. Raises: see `make_local_step`."""
+        """Trace the program for a feed. Compilation uses the same trace. Raises: see `Way.step`."""
         self.function.eval_shape(state, *feed)
 
     def prepare(self, state: TrainState, *feed: Any) -> Any:

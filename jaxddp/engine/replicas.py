@@ -18,31 +18,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.core.errors import ReplicaError
 from jaxddp.core.wording import counted
 from jaxddp.engine.buckets import stack_over_devices
-from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.state import SMALL_LEAF
-from jaxddp.mesh import AXIS, GROUP, Device, Topology
+from jaxddp.engine.ways.way import Copies, Way
+from jaxddp.mesh import AXIS, Device
 from jaxddp.models.variables import path_of
 
+_REPLICATED = P()
 _MOST_NAMES = 4
 """The largest number of devices that an error message lists."""
 
 
 class Replicas:
-    """Compares the replicas of a state on the devices of a mesh with two or more devices.
+    """Compares the replicas of a state on the devices of a way with two or more devices.
 
     Programs are compiled on first use and shared by all instances that compare states of the same shapes.
     """
 
-    def __init__(self, topology: Topology, groups: GroupMesh | None = None):
-        self.topology, self.groups = topology, groups
+    def __init__(self, way: Way):
+        self.way = way
 
     def check(self, step: int, state: Any) -> None:
-        """Wait for the state of a step, and check that all devices, or all devices of a group, hold the same bits.
+        """Wait for the state of a step, and check that all devices that hold an array hold the same bits.
 
         All processes must call it together.
 
@@ -50,21 +52,17 @@ class Replicas:
             ReplicaError: on all processes, if the state of a device differs. The message names the devices that differ
                 from the majority, and the first array that differs.
         """
-        # An array that is divided among the devices has no replicas.
-        whole = jax.tree.map(lambda leaf: leaf if leaf.sharding.is_fully_replicated else None, state)
-        self._compare(step, whole, [*self.topology.mesh.devices.flat], None)
-        if self.groups is not None and self.groups.size > 1:
-            stacked = jax.tree.map(lambda leaf: None if leaf.sharding.is_fully_replicated else leaf, state)
-            for devices in self.groups.mesh.devices:
-                self._compare(step, stacked, [*devices], self.groups)
+        for copies in self.way.copies(state):
+            self._compare(step, copies)
 
-    def _compare(self, step: int, state: Any, devices: Sequence[Device], groups: GroupMesh | None) -> None:
+    def _compare(self, step: int, copies: Copies) -> None:
         """Compare the bits that some devices hold. Raises: see `check`."""
-        rows = [[*self.topology.mesh.devices.flat].index(device) for device in devices]
-        totals = np.asarray(checksums(self.topology, groups)(state).addressable_data(0))[rows]
+        state, mesh, spec, devices = copies
+        rows = [[*mesh.devices.flat].index(device) for device in devices]
+        totals = np.asarray(checksums(mesh, spec)(state).addressable_data(0))[rows]
         if (totals == totals[0]).all():
             return
-        by_array = np.asarray(array_checksums(self.topology, groups)(state).addressable_data(0))[rows]
+        by_array = np.asarray(array_checksums(mesh, spec)(state).addressable_data(0))[rows]
         paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
         differing = np.flatnonzero((by_array != by_array[:1]).any(axis=0))
         names = [path_of(paths[index]) for index in differing]
@@ -76,12 +74,13 @@ class Replicas:
 
 
 @functools.cache
-def checksums(topology: Topology, groups: GroupMesh | None = None) -> Callable[[Any], jax.Array]:
+def checksums(mesh: Mesh, spec: P = _REPLICATED) -> Callable[[Any], jax.Array]:
     """Compile (on first use) the checksum of the state on each device, uint32[N] in mesh order, replicated.
 
-    With groups, the arrays of the state are stacked; see `jaxddp.engine.groups.group_mesh`.
-
     The program reads large arrays once and small arrays twice.
+
+    Args:
+        spec: the sharding of the arrays, whose shards are compared.
     """
 
     def checksum(state: Any) -> jax.Array:
@@ -91,28 +90,25 @@ def checksums(topology: Topology, groups: GroupMesh | None = None) -> Callable[[
         concatenated = [jnp.concatenate(small)] if small else []
         return _sum(jnp.stack([_sum(array) for array in [*concatenated, *large]]))
 
-    return _on_each_device(checksum, topology, groups)
+    return _on_each_device(checksum, mesh, spec)
 
 
 @functools.cache
-def array_checksums(topology: Topology, groups: GroupMesh | None = None) -> Callable[[Any], jax.Array]:
+def array_checksums(mesh: Mesh, spec: P = _REPLICATED) -> Callable[[Any], jax.Array]:
     """Compile (on first use, in seconds) the checksum of each array on each device: uint32[N, arrays]."""
 
     def checksum(state: Any) -> jax.Array:
         return jnp.stack([_sum(_words(leaf)) for leaf in jax.tree.leaves(state)])
 
-    return _on_each_device(checksum, topology, groups)
+    return _on_each_device(checksum, mesh, spec)
 
 
-def _on_each_device(
-    checksum: Callable[[Any], jax.Array], topology: Topology, groups: GroupMesh | None
-) -> Callable[[Any], jax.Array]:
+def _on_each_device(checksum: Callable[[Any], jax.Array], mesh: Mesh, spec: P) -> Callable[[Any], jax.Array]:
     def local(state: Any) -> jax.Array:
         # The cast marks the values as different on each device. Otherwise XLA might compute one checksum for all
         # devices.
         return stack_over_devices(checksum(lax.pcast(state, AXIS, to="varying")))
 
-    mesh, spec = (topology.mesh, P()) if groups is None else (groups.mesh, P(GROUP))
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=P()))
 
 
@@ -145,16 +141,16 @@ def _hash(words: jax.Array) -> jax.Array:
 
 
 def _devices(totals: Sequence[int], compared: Sequence[Device]) -> str:
-    """Return a list of the devices that differ from the majority, or of all groups if there is no majority."""
+    """Return a list of the devices that differ from the majority, or all parties if there is no majority."""
     (most, count), *_ = Counter(totals).most_common()
     devices = [f"device {device} of process {device.process_index}" for device in compared]
     if 2 * count > len(totals):
         others = [device for device, total in zip(devices, totals, strict=True) if total != most]
         return f"{_list(others)} {'differs' if len(others) == 1 else 'differ'} from the other {count}"
-    groups: dict[int, list[str]] = {}
+    parties: dict[int, list[str]] = {}
     for device, total in zip(devices, totals, strict=True):
-        groups.setdefault(total, []).append(device)
-    return f"there is no majority ({' against '.join(map(_list, groups.values()))})"
+        parties.setdefault(total, []).append(device)
+    return f"there is no majority ({' against '.join(map(_list, parties.values()))})"
 
 
 def _list(names: Sequence[str]) -> str:

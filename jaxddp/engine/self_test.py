@@ -23,9 +23,10 @@ from jaxddp.engine.compilation import unoptimized_options
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.state import TrainState
+from jaxddp.engine.ways.way import Way
 from jaxddp.measure.cost import operations_in
-from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.variables import path_of, without_frozen
+from jaxddp.mesh import Topology
+from jaxddp.models.variables import path_of
 from jaxddp.platforms import platform_named
 
 EXAMPLES_PER_DEVICE, MOST_DEVICES = 2, 8
@@ -45,7 +46,7 @@ _log = logging.getLogger("jaxddp.training")
 
 
 class SelfTest:
-    """The self-test of an objective's gradient on the devices of a mesh with two or more devices.
+    """The self-test of an objective's gradient on the two or more devices of a way.
 
     Programs are compiled when the test first runs, and reused by later runs of the test.
 
@@ -62,16 +63,15 @@ class SelfTest:
     def __init__(
         self,
         objective: TrainObjective,
-        gradients: Gradients,
-        topology: Topology,
+        way: Way,
         first_batch: Callable[..., Batch],
         mode: Mode = "auto",
     ):
         self._objective = objective
         # The test needs no microbatches, because each device adds its own.
-        self._gradients = dataclasses.replace(gradients, accumulate=1)
-        self._topology, self._mode = topology, mode
-        self._shares = self._gradients.shares(topology)
+        self._way = dataclasses.replace(way, gradients=dataclasses.replace(way.gradients, accumulate=1))
+        self._topology, self._shares, self._mode = way.topology, way.shares, mode
+        topology = way.topology
         self._unmasked_devices = range(0, topology.num_devices, -(-topology.num_devices // MOST_DEVICES))
         self._options = unoptimized_options(topology.platform)
         self._first_examples = jax.jit(
@@ -155,19 +155,8 @@ class SelfTest:
 
     def _gradient(self) -> Any:
         """Return the averaged gradient as a jitted function of a state and a sharded batch."""
-        topology = self._topology
-
-        def averaged(state: TrainState, few: Batch) -> Any:
-            specs = self._gradients.specs(state, topology)
-            gradients = self._gradients.of_slices(specs)
-
-            def local(state: TrainState, few: Batch) -> Any:
-                return gradients.of_batch(self._objective, state, few, jax.random.key(0), train=False).grads
-
-            trained = without_frozen(specs.params, gradients.frozen)
-            return jax.shard_map(local, mesh=topology.mesh, in_specs=(specs, P(AXIS)), out_specs=trained)(state, few)
-
-        return jax.jit(averaged, out_shardings=topology.replicated, compiler_options=self._options)
+        averaged = self._way.gradient(self._objective)
+        return jax.jit(averaged, out_shardings=self._topology.replicated, compiler_options=self._options)
 
     def _compare(self, local: tuple[Any, ...], *, in_slices: bool) -> "_Comparison":
         """Compare the averaged gradient with the gradient of one device, for all examples at once or in slices."""
@@ -179,7 +168,7 @@ class SelfTest:
 
     def _compare_alone(self, in_slices: bool, device: Any) -> Any:
         """Return a jitted function (averaged gradient, state, batch) -> float[leaves, 3] that runs on one device."""
-        single_device, gradients = Topology.create([device]), Gradients(frozen=self._gradients.frozen)
+        single_device, gradients = Topology.create([device]), Gradients(frozen=self._way.gradients.frozen)
         device_of = np.arange(self._shares) * self._topology.num_devices // self._shares
         unmasked_shares = np.flatnonzero(np.isin(device_of, self._unmasked_devices))
 

@@ -5,6 +5,7 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import Sharding
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, show
@@ -15,8 +16,7 @@ EVAL_PARAMS = "eval_params"
 instead of the trained parameters. Validation measures either the evaluation parameters or both. At most one part of a
 run has evaluation parameters."""
 DEVICE_GROUPS, NUMBERS = "device_groups", "numbers"
-"""The keys of int32[G], the numbers of the groups, in the `parts` of a state that holds the states of G groups of
-devices; see `jaxddp.engine.groups.group_mesh`."""
+"""The keys of int32[N] in the `parts` of a state that stacks N states; see `TrainState.stacked`."""
 SMALL_LEAF = 1 << 20
 """Arrays with fewer elements are concatenated before a reduction, because each reduction is a separate kernel, which
 takes 20 ms to compile."""
@@ -53,9 +53,13 @@ class TrainState(flax.struct.PyTreeNode):
         return next((arrays[EVAL_PARAMS] for arrays in self.parts.values() if EVAL_PARAMS in arrays), self.params)
 
     @property
-    def groups(self) -> int | None:
-        """Return the number of groups of devices whose states are stacked in this state; None for a single state."""
-        return groups_in(self.parts)
+    def stacked(self) -> int | None:
+        """Return the number of states that are stacked in this state, along the first axis of every array.
+
+        None for a single state. Only the step's number and the arrays with the key `DEVICE_GROUPS` are not stacked,
+        because all of these states share them; see `jaxddp.engine.ways.groups`.
+        """
+        return stacked_in(self.parts)
 
     def with_params(self, params: Any) -> "TrainState":
         """Return this state with `params` as its parameters and, if it has any, as its evaluation parameters.
@@ -69,9 +73,41 @@ class TrainState(flax.struct.PyTreeNode):
         return self.replace(params=params, parts=parts)
 
 
-def groups_in(parts: Any) -> int | None:
-    """Return `TrainState.groups` of the parts of a state, or of their shapes."""
+def stacked_in(parts: Any) -> int | None:
+    """Return `TrainState.stacked` of the parts of a state, or of their shapes."""
     return parts[DEVICE_GROUPS][NUMBERS].shape[0] if DEVICE_GROUPS in parts else None
+
+
+def without_shared(state: TrainState) -> TrainState:
+    """Return a state without the arrays that stacked states share."""
+    return state.replace(parts={name: arrays for name, arrays in state.parts.items() if name != DEVICE_GROUPS})
+
+
+def shapes_of_one(state: TrainState) -> TrainState:
+    """Return the shapes of one of the stacked states. A single state is returned as it is."""
+    if state.stacked is None:
+        return state
+    own = without_shared(state).replace(step=())
+    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), own)
+    return shapes.replace(step=jax.ShapeDtypeStruct((), jnp.int32))
+
+
+def merged_state(state: TrainState, sharding: Sharding) -> TrainState:
+    """Return one state for the stacked states of a checkpoint. A single state is returned as it is.
+
+    Every device holds the whole arrays, before and after.
+    """
+    if state.stacked is None:
+        return state
+    arrays = without_shared(state).replace(step=())
+    return jax.jit(lambda arrays: jax.tree.map(merged, arrays), out_shardings=sharding)(arrays).replace(step=state.step)
+
+
+def merged(leaf: jax.Array) -> jax.Array:
+    """Merge an array of stacked states: the mean of floats, the first random key, or the largest number."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return leaf[0]
+    return leaf.mean(0) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.max(0)
 
 
 @jax.jit
@@ -98,9 +134,8 @@ def is_sound(state: TrainState) -> jax.Array:
     def is_finite(params: Any, model_state: Any, opt_state: Any, parts: Any) -> jax.Array:
         return all_finite((params, model_state, jax.tree.map(without_infinity, opt_state), parts))
 
-    parts = {name: arrays for name, arrays in state.parts.items() if name != DEVICE_GROUPS}
-    arrays = state.params, state.model_state, state.opt_state, parts
-    if state.groups is None:
+    arrays = state.params, state.model_state, state.opt_state, without_shared(state).parts
+    if state.stacked is None:
         return is_finite(*arrays)
     return jax.vmap(is_finite)(*arrays).all() & all_finite(state.parts[DEVICE_GROUPS])
 

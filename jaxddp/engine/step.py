@@ -1,30 +1,28 @@
-"""The data-parallel step. Every device holds a replica of the state and differentiates its slice of the batch, and the
-gradients are averaged.
+"""The two phases of a training step: compute the gradient of the global batch, and update the state with it.
 
-When the step is traced, `shard_map`'s replication checker verifies that the results are the same on every device.
+When a step is traced, `shard_map`'s replication checker verifies that the results are the same on every device.
 """
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
-from jax.sharding import PartitionSpec as P
 
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Contribution, Gradients
-from jaxddp.engine.groups.group_mesh import GroupMesh
-from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, combine_devices
+from jaxddp.engine.objective import MetricSums, TrainObjective
 from jaxddp.engine.optimizer import call_update, scale_updates
 from jaxddp.engine.parts.part import Part
-from jaxddp.engine.state import TrainState, all_finite, cast_like, check_types
-from jaxddp.mesh import AXIS, Topology
+from jaxddp.engine.state import TrainState, cast_like, check_types
 from jaxddp.models.variables import with_frozen, without_frozen
+
+if TYPE_CHECKING:
+    from jaxddp.engine.parts.part import Part
 
 _DROPOUT = 0x64726F
 
@@ -37,16 +35,17 @@ class Phases:
         schedule: a function from the step's number, which starts at 0, to a factor of the updates. It is for optimizers
             without a schedule.
         parts: optional parts of the step, called in this order; their arrays are in the state.
-        gradients: the computation of the batch's gradient on the devices.
+        gradients: the computation of the batch's gradient on the devices. The run's `jaxddp.engine.ways.way.Way` sets
+            it and `shares`.
         shares: the number of slices of the global batch whose sums are averaged.
     """
 
     objective: TrainObjective
     optimizer: optax.GradientTransformation
-    schedule: optax.Schedule | None
-    parts: Sequence[Part]
-    gradients: Gradients
-    shares: int
+    schedule: optax.Schedule | None = None
+    parts: Sequence["Part"] = ()
+    gradients: Gradients = field(default_factory=Gradients)
+    shares: int = 1
 
     def gradient(self, state: TrainState, batch: Batch, key: jax.Array | None) -> Contribution:
         """Return the gradient of the global batch from a device's slice of it. Call it inside `jax.shard_map`."""
@@ -114,99 +113,3 @@ class Phases:
             new = check_types(state, new, f"the part {part.name!r}")
             sums = sums.with_scalars(part.report(next_arrays, averaged))
         return new, sums
-
-
-TrainStep = Callable[..., tuple[TrainState, MetricSums]]
-"""(state, batch, the run's random key) -> (next state, sums of this step). Without a key, the key of seed 0 is used."""
-EvalStep = Callable[..., MetricSums]
-"""(state, batch) -> the sums over the batch."""
-
-_DEFAULT_GRADIENTS = Gradients()
-
-
-def make_train_step(
-    one_step: Callable[..., Any],
-    topology: Topology,
-    feed: tuple[P, ...] = (P(AXIS),),
-    *,
-    sharded: bool = False,
-    groups: GroupMesh | None = None,
-    compiler_options: Mapping[str, str] | None = None,
-) -> TrainStep:
-    """Compile (on first use) an optimizer step over the global batch.
-
-    The compiled function takes a state, whose memory is donated, a batch placed by `topology.place`, and the run's key.
-    It returns the new state and the step's sums over the global batch.
-
-    Args:
-        one_step: a step of `make_local_step`, or of `jaxddp.engine.sharded.sharded_step.make_sharded_step`.
-        feed: the shardings of the arguments between the state and the key.
-        sharded: whether `one_step` is of `make_sharded_step`. If not, the state is replicated.
-        groups: groups of devices with a state each; `one_step` is of `GroupMesh.one_step`, and the sums are those of
-            each group, [groups, …].
-    """
-    in_specs = (P(), *feed, P())
-    if groups is not None:
-        on_devices = groups.on_devices(one_step, feed)
-    elif sharded:
-        on_devices = one_step
-    else:
-        on_devices = jax.shard_map(one_step, mesh=topology.mesh, in_specs=in_specs, out_specs=P())
-
-    @functools.wraps(one_step)
-    def step(*arguments: Any) -> tuple[TrainState, MetricSums]:
-        # The key may be left out.
-        return on_devices(*arguments, *[None] * (len(feed) + 2 - len(arguments)))
-
-    return jax.jit(step, donate_argnums=0, compiler_options=dict(compiler_options or {}))
-
-
-def make_local_step(
-    objective: TrainObjective,
-    optimizer: optax.GradientTransformation,
-    topology: Topology,
-    *,
-    schedule: optax.Schedule | None = None,
-    parts: Sequence[Part] = (),
-    gradients: Gradients = _DEFAULT_GRADIENTS,
-) -> TrainStep:
-    """Return the optimizer step of one device on its slice of the batch. Call it inside `jax.shard_map`.
-
-    Args:
-        schedule: a function from the step's number, which starts at 0, to a factor of the updates. It is for optimizers
-            without a schedule.
-        parts: optional parts of the step, called in this order; their arrays are in the state.
-        gradients: the computation of the batch's gradient on the devices.
-
-    Raises:
-        InputError: when the step is traced, if the optimizer, the model or a part changes the names, shapes or dtypes
-            of the state.
-    """
-    phases = Phases(objective, optimizer, schedule, parts, gradients, gradients.shares(topology))
-
-    def local_step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, MetricSums]:
-        contribution = phases.gradient(state, batch, key)
-        return phases.update(state, contribution, lambda: all_finite(contribution.undivided))
-
-    return local_step
-
-
-def make_eval_step(
-    local_step: Callable[..., MetricSums], topology: Topology, feed: tuple[P, ...] = (P(AXIS),)
-) -> EvalStep:
-    """Compile (on first use) an evaluation step of `make_local_eval_step`. See `make_train_step` for `feed`.
-
-    The compiled function takes a replicated state and a placed batch. It returns sums over the unmasked examples of all
-    devices.
-    """
-    return jax.jit(jax.shard_map(local_step, mesh=topology.mesh, in_specs=(P(), *feed), out_specs=P()))
-
-
-def make_local_eval_step(objective: Objective) -> EvalStep:
-    """Return the evaluation step of one device on its slice of the batch. Call it inside `jax.shard_map`."""
-
-    def local_step(state: TrainState, batch: Batch) -> MetricSums:
-        sums, _ = objective(state.eval_params, state.model_state, batch, train=False)
-        return sums.replace(values=lax.psum(sums.values, AXIS), sets=combine_devices(sums.sets))
-
-    return local_step

@@ -12,29 +12,22 @@ import numpy as np
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Views
-from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.data.source import Source
 from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
-from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.groups.group_mesh import GroupMesh
-from jaxddp.engine.groups.outer_step import Between, OuterStep, make_mean_state, make_stack
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.objective import MetricSums, Objective
 from jaxddp.engine.parts.part import Follow, Part, make_follow
 from jaxddp.engine.predictions import make_classify
-from jaxddp.engine.programs import Program, gather_batch, make_resident_eval, make_resident_steps, steps_in
+from jaxddp.engine.programs import Program, TrainStep, gather_batch, make_eval_step
 from jaxddp.engine.self_test import SelfTest
-from jaxddp.engine.sharded.sharded_state import make_gather
-from jaxddp.engine.sharded.sharded_step import make_sharded_step
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import Phases, TrainStep, make_eval_step, make_local_eval_step, make_local_step, make_train_step
-from jaxddp.engine.unequal.unequal_step import UnequalProgram
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.registry import METRICS
-from jaxddp.setup.layout import Layout
 from jaxddp.setup.recipe import Recipe
 from jaxddp.training.evaluation import Evaluator, Measure
 
@@ -76,37 +69,28 @@ class CompiledPrograms:
             weights: arrays by path, which replace freshly initialized arrays.
         """
         parts, transform, topology = recipe.parts, recipe.initialize, recipe.topology
-        image_shape, gradients = recipe.layout.training_data.image_shape, recipe.layout.gradients
-        options = {"parts": parts, "transform": transform, "gradients": gradients}
+        image_shape, way = recipe.layout.training_data.image_shape, recipe.layout.way
+        options = {"parts": parts, "transform": transform, "way": way}
         init = self._cached(
-            f"init {image_shape}, sharded: {gradients.shards_state}",
-            (network, recipe.optimizer, parts, transform, topology),
+            f"init {image_shape}",
+            (network, recipe.optimizer, parts, transform, topology, type(way).jit_init),
             lambda: make_init(network, recipe.optimizer, image_shape, topology, **options),
         )
         return lambda key: init(key, topology.replicate(dict(weights)))
 
     def train(self, objective: Objective, recipe: Recipe, *, resident: bool) -> Program:
         """Return the program of the training steps, on batches or on images that are `resident` on the devices."""
-        topology, layout, gradients = recipe.topology, recipe.layout, recipe.layout.gradients
-        options = recipe.resources.compiler_options
+        topology, way, options = recipe.topology, self.way(recipe.layout.way), recipe.resources.compiler_options
 
         def make() -> Program:
-            if gradients.sizes:
-                return unequal_program(objective, recipe, gradients.sizes, resident=resident)
-            one_step = _step(objective, recipe)
-            keywords = {"sharded": gradients.shards_state, "groups": layout.groups, "compiler_options": options}
-            if resident:
-                return Program(make_resident_steps(one_step, topology, **keywords), steps_in)
-            return Program(make_train_step(one_step, topology, **keywords))
+            return way.program(step_phases(objective, recipe), resident=resident, compiler_options=options)
 
         pieces = (recipe.objective, recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
-        outer = None if layout.groups is None else layout.groups.outer
-        kind = f"{'resident steps' if resident else 'step'}, {gradients}, {outer}"
-        return self._cached(kind, (*_pieces(objective), *pieces), make)
+        return self._cached(f"{'resident steps' if resident else 'step'}, {way}", (*_pieces(objective), *pieces), make)
 
     def self_test(self, objective: Objective, recipe: Recipe, *, resident: bool) -> SelfTest | None:
         """Return the self-test of the gradient; None with one device, or if the config disables it. See `SelfTest`."""
-        topology, gradients = recipe.topology, recipe.layout.gradients
+        topology, way = recipe.topology, recipe.layout.way
         mode = recipe.config.parallel.self_test
         if topology.num_devices == 1 or mode == "never":
             return None
@@ -114,49 +98,22 @@ class CompiledPrograms:
         def first_batch(first: Any, columns: Any, key: Any = None) -> Batch:
             return gather_batch(first, columns, 0) if resident else first
 
-        kind = f"{mode} self-test of {'resident steps' if resident else 'a step'}, {gradients}"
+        kind = f"{mode} self-test of {'resident steps' if resident else 'a step'}, {way}"
         # The self-test compares gradients, and metrics have none.
         plain, pieces = dataclasses.replace(objective, metrics={}), (*_pieces(objective), recipe.objective, topology)
-        return self._cached(
-            kind, pieces, lambda: SelfTest(recipe.minimized(plain), gradients, topology, first_batch, mode)
-        )
+        return self._cached(kind, pieces, lambda: SelfTest(recipe.minimized(plain), way, first_batch, mode))
 
-    def whole(self, layout: Layout, topology: Topology, *, opt_state: bool) -> Between:
-        """Return the function that gathers a state, or averages the states of groups. Another state stays as it is.
+    def way(self, way: Way) -> Way:
+        """Return an equal way, whose programs may be compiled already."""
+        return self._cached(str(way), (way.topology,), lambda: way)
 
-        See `make_gather` and `make_mean_state`, also for `opt_state`.
-        """
-        groups, gradients = layout.groups, layout.gradients
-        if groups is not None:
-            kind = f"mean state, {gradients}, optimizer: {opt_state}"
-            return self._cached(kind, (topology,), lambda: make_mean_state(groups, gradients, opt_state=opt_state))
-        if not gradients.shards_state:
-            return lambda state: state
-        return self._cached("whole state", (topology,), lambda: make_gather(topology))
-
-    def stack(self, groups: GroupMesh, gradients: Gradients) -> Between:
-        """Return the function that gives every group the same state; see `make_stack`."""
-        kind = f"stack, {groups.outer}, {gradients}"
-        return self._cached(kind, (groups.topology,), lambda: make_stack(groups, gradients))
-
-    def outer_step(self, recipe: Recipe, groups: GroupMesh) -> OuterStep:
-        """Return the outer step of the states of a recipe."""
-        gradients, pieces = recipe.layout.gradients, (recipe.model, recipe.optimizer, recipe.parts)
-        kind = f"outer step, {groups.outer}, {gradients}"
-        return self._cached(kind, (*pieces, groups.topology), lambda: OuterStep(groups, gradients))
-
-    def follow(self, parts: tuple[Part, ...], topology: Topology, groups: GroupMesh | None = None) -> Follow:
+    def follow(self, parts: tuple[Part, ...], way: Way) -> Follow:
         """Return the function that passes validations to the parts of the step; see `make_follow`."""
-        count = None if groups is None else groups.count
-        return self._cached(f"follow, {count} groups", (parts, topology), lambda: make_follow(parts, topology, groups))
+        return self._cached(f"follow, {way}", (parts, way.topology), lambda: make_follow(parts, way))
 
     def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
         """Return the program of evaluation, on batches or on images that are `resident` on the devices."""
-
-        def make() -> Callable[..., MetricSums]:
-            make_eval = make_resident_eval if resident else make_eval_step
-            return make_eval(make_local_eval_step(objective), topology)
-
+        make = functools.partial(make_eval_step, objective, topology, resident=resident)
         kind = f"{'resident eval' if resident else 'eval'} of {objective.views}"
         return self._cached(kind, (*_pieces(objective), topology), make)
 
@@ -188,50 +145,17 @@ class CompiledPrograms:
 
 
 def seeded_step(objective: Objective, recipe: Recipe, seed: int) -> TrainStep:
-    """Return a training step (state, batch) with a constant seed; see `make_train_step`."""
-    topology, layout, options = recipe.topology, recipe.layout, recipe.resources.compiler_options
-    if layout.groups is not None:
-        raise InputError(
-            Key("train.sync_every"), ": a step of a loop of your own has no groups of devices", advice="leave it out"
-        )
-    if layout.gradients.sizes:
-        program, key = unequal_program(objective, recipe, layout.gradients.sizes), jax.random.key(seed)
-        return lambda state, batch: program(state, batch, topology.replicate(key))
-    one_step = _step(objective, recipe)
-
-    @functools.wraps(one_step)
-    def seeded_step_of(state: TrainState, batch: Batch, _: None) -> tuple[TrainState, MetricSums]:
-        return one_step(state, batch, jax.random.key(seed))
-
-    return make_train_step(seeded_step_of, topology, sharded=layout.gradients.shards_state, compiler_options=options)
+    """Return a training step (state, batch) with a constant seed; see `Way.step`."""
+    way = recipe.layout.way
+    way.check_own_loop()
+    step = way.step(step_phases(objective, recipe), compiler_options=recipe.resources.compiler_options)
+    key = recipe.topology.replicate(jax.random.key(seed))
+    return lambda state, batch: step(state, batch, key)
 
 
-def unequal_program(
-    objective: Objective, recipe: Recipe, sizes: tuple[int, ...], *, resident: bool = False
-) -> UnequalProgram:
-    """Return the program of a training step whose devices have slices of these sizes; see `CompiledPrograms.train`."""
-    topology, gradients, minimized = recipe.topology, recipe.layout.gradients, recipe.minimized(objective)
-    phases = Phases(minimized, recipe.optimizer, recipe.schedule, recipe.parts, gradients, topology.num_devices)
-
-    def read(first: Any, columns: Any = None) -> Batch:
-        return gather_batch(first, columns, 0) if resident else first
-
-    return UnequalProgram(phases, topology, sizes, read, recipe.resources.compiler_options)
-
-
-def _step(objective: Objective, recipe: Recipe) -> TrainStep:
-    """Return one step, of one device or of all devices; see `make_train_step`."""
-    topology, groups, gradients = recipe.topology, recipe.layout.groups, recipe.layout.gradients
-    make_step = make_sharded_step if gradients.shards_state else make_local_step
-    one_step = make_step(
-        recipe.minimized(objective),
-        recipe.optimizer,
-        topology if groups is None else groups.first,
-        schedule=recipe.schedule,
-        parts=recipe.parts,
-        gradients=gradients,
-    )
-    return one_step if groups is None else groups.one_step(one_step)
+def step_phases(objective: Objective, recipe: Recipe) -> Phases:
+    """Return the phases of a training step that minimizes what the recipe makes of an objective."""
+    return Phases(recipe.minimized(objective), recipe.optimizer, recipe.schedule, recipe.parts)
 
 
 def _pieces(objective: Objective) -> tuple[Any, ...]:

@@ -13,8 +13,8 @@ from jaxddp.data.labels import LabelKind, labels_of
 from jaxddp.data.selection import sample_images
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.data.united import class_counts, own_part
-from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.groups.group_mesh import GroupMesh
+from jaxddp.engine.ways.choice import choose_way
+from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
 from jaxddp.schedules import Steps
 from jaxddp.training.plan import Plan
@@ -69,21 +69,19 @@ class Layout:
     Attributes:
         plan: the steps at which the run ends, logs, validates and saves.
         steps: the lengths of the run and of its warmup.
-        gradients: the method by which a step computes the gradient of the global batch.
+        way: the way in which the devices divide a step.
         division: the division of the global batch among devices and microbatches.
         growth: the growth of the image size; None if it is constant.
         shapes: the shapes of the training images, smallest first.
-        groups: the groups of devices that average parameters; None if all devices average each gradient.
     """
 
     training_data: TrainingData
     plan: Plan
     steps: Steps
-    gradients: Gradients
+    way: Way
     division: Division
     growth: Growth | None
     shapes: tuple[ImageShape, ...]
-    groups: GroupMesh | None
 
     @classmethod
     def of(cls, config: Config, topology: Topology, data: TrainingData) -> "Layout":
@@ -91,18 +89,16 @@ class Layout:
 
         Raises: InputError if the config does not fit the devices or the images, or the run has no step.
         """
-        gradients, plan = Gradients.of(config, topology), Plan.of(config, data.num_examples)
-        gradients.check_batch_size(config.train.batch_size, topology)
-        if not gradients.sizes:
-            config.model.batch_statistics.check(config.train.batch_size, gradients.parts(topology))
-        division = Division.of(config, gradients.shares(topology))
+        way, plan = choose_way(config, topology), Plan.of(config, data.num_examples)
+        if way.parts:
+            config.model.batch_statistics.check(config.train.batch_size, way.parts)
+        division = Division.of(config, way.shares)
         growth = _growth(config, data.image_shape, plan)
         shapes = (data.image_shape,)
         if growth is not None:
             sides, channels = growth.segments(range(plan.total_steps)), data.image_shape[-1]
             shapes = tuple((side, side, channels) for _, side in sides)
-        groups = GroupMesh.of(config, topology)
-        return cls(data, plan, steps_of(config, plan), gradients, division, growth, shapes, groups)
+        return cls(data, plan, steps_of(config, plan), way, division, growth, shapes)
 
 
 def _growth(config: Config, image_shape: ImageShape, plan: Plan) -> Growth | None:

@@ -46,7 +46,7 @@ def make_run(
     plan, topology, resident = setup.layout.plan, setup.topology, setup.config.data.cache == "device"
     if not (peers := topology.peers).is_alone:
         peers.agree(
-            {**(objects or {}), **checksums(setup.whole(setup.state)), "the number of steps": str(plan.total_steps)}
+            {**(objects or {}), **checksums(setup.way.whole(setup.state)), "the number of steps": str(plan.total_steps)}
         )
         listeners = [*listeners, SlowProcesses(peers)]
     evaluator = _evaluator(setup, listeners, evaluators)
@@ -58,31 +58,28 @@ def make_run(
         program, chunks = setup.program()
         # Errors in the step are raised before any listener is called.
         feed = next(chunks(0)).feed if resident else (setup.feed.abstract_batch(), setup.key)
-        state = setup.placed(setup.state)
+        state = setup.way.placed(setup.state)
         program.check(state, *feed)
     # The listeners of process 0 decide how many predictions are made, and all processes compute them.
     max_predictions = peers.from_first("predictions", lambda: str(max(map(_prediction_count, listeners), default=0)))
-    groups, has_replicas = setup.layout.groups, topology.num_devices > 1 and plan.replicas.examples
+    has_replicas = topology.num_devices > 1 and plan.replicas.examples
     # The examples of arrays have numbers in place of paths.
     first_name = "" if setup.validated is None else setup.validated.name(0)
     return Run(
         plan=plan,
         topology=topology,
         state=state,
+        way=setup.way,
         program=program,
         chunks=chunks,
         division=setup.layout.division,
         parts=setup.parts,
-        follow=setup.programs.follow(setup.parts, topology, groups),
+        follow=setup.programs.follow(setup.parts, setup.way),
         # As one program: a schedule has a dozen operations, each of which would be compiled and run alone.
         learning_rate=setup.learning_rate and jax.jit(setup.learning_rate),
         growth=setup.feed.growing(plan.total_steps),
-        whole=setup.whole,
-        result=functools.partial(setup.whole, opt_state=True),
-        groups=groups,
-        outer_step=None if groups is None else setup.outer_step(groups),
         self_test=setup.programs.self_test(setup.supervised, setup, resident=resident),
-        replicas=Replicas(topology, groups) if has_replicas else None,
+        replicas=Replicas(setup.way) if has_replicas else None,
         suspects=functools.partial(describe_non_finite, objective=setup.supervised, feed=setup.feed, key=setup.key),
         evaluator=evaluator,
         predictor=setup.predictor(int(max_predictions)),

@@ -22,11 +22,10 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import moved, phase
 from jaxddp.data.batch import Batch
-from jaxddp.engine.unequal.device_groups import device_arrays
-from jaxddp.engine.unequal.unequal_step import UnequalStep
+from jaxddp.engine.ways.unequal import Unequal, UnequalStep, device_arrays
 from jaxddp.mesh import Device, Topology
 from jaxddp.recipe_file import RUN_ID
-from jaxddp.setup.compiled_programs import unequal_program
+from jaxddp.setup.compiled_programs import step_phases
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.shares import AUTO, Shares, listed
 
@@ -43,10 +42,12 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
     """
     topology, config = setup.topology, setup.config
     unit = setup.layout.division.unit_of_slice
-    sizes = Shares().sizes(config.train.batch_size, topology.num_devices, topology.process_count, unit)
+    counts = Shares().sizes(config.train.batch_size, topology.num_devices, topology.process_count, unit)
     with phase("compile", "measuring the speed of each device"):
-        batch = random_batch(setup.feed.divided(sizes).abstract_batch(), topology)
-        step = unequal_program(setup.supervised, setup, sizes).prepare(setup.state, batch, setup.key)
+        batch = random_batch(setup.feed.divided(counts).abstract_batch(), topology)
+        way, options = Unequal.with_counts(setup.way, counts), setup.resources.compiler_options
+        program = way.program(step_phases(setup.supervised, setup), compiler_options=options)
+        step = program.prepare(setup.state, batch, setup.key)
         # The first gradient allocates memory. The processes begin together, so that processes that share a core or a
         # memory bus slow each other as they will in training.
         _seconds(step, setup, batch)
@@ -57,8 +58,8 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
             times.append(_seconds(step, setup, batch))
             moved()
     local = set(topology.mesh.local_devices)
-    own = [size for device, size in zip(topology.mesh.devices.flat, sizes, strict=True) if device in local]
-    speeds = [size / statistics.median(each) for size, each in zip(own, zip(*times, strict=True), strict=True)]
+    own = [count for device, count in zip(topology.mesh.devices.flat, counts, strict=True) if device in local]
+    speeds = [count / statistics.median(each) for count, each in zip(own, zip(*times, strict=True), strict=True)]
     measured = topology.peers.exchange("speeds of devices", json.dumps(speeds))
     return tuple(speed for text in measured for speed in json.loads(text))
 

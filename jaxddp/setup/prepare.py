@@ -8,7 +8,6 @@ import optax
 
 from jaxddp.config import Config
 from jaxddp.core.phases import doing, phase
-from jaxddp.engine.groups.outer_step import check_groups
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.parts.averages import with_average
 from jaxddp.measure.memory import memory_errors
@@ -62,9 +61,7 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     layout, topology, shape = recipe.layout, recipe.topology, recipe.layout.training_data.image_shape
     seed, file = recipe.feed.order.seed, recipe.file
     _check_agreement(recipe)
-    topology.connect()
-    if layout.groups is not None:
-        layout.groups.connect()
+    layout.way.connect()
     recipe, shapes = complete_recipe(recipe)
     weights = _weights(recipe, shapes) if fresh else {}
     if not fresh:
@@ -95,7 +92,7 @@ def _check_agreement(recipe: Recipe) -> None:
     fingerprints = {name: source.fingerprint for name, source in sources.items() if source is not None}
     peers.agree(fingerprints | {"batch size": str(order.batch_size), "seed": str(order.seed)})
     # Processes with different programs would wait for each other forever.
-    gradients = {"gradients come from": str(recipe.layout.gradients)}
+    gradients = {"gradients come from": str(recipe.layout.way)}
     peers.agree(settings() | gradients | {"XLA's options": str(sorted(resources.compiler_options.items()))})
 
 
@@ -118,12 +115,11 @@ def complete_recipe(recipe: Recipe) -> tuple[Recipe, Shapes]:
 
     Raises: see `fine_tuned`.
     """
-    shape, groups = recipe.layout.training_data.image_shape, recipe.layout.groups
+    shape = recipe.layout.training_data.image_shape
     params, model_state = trees_of(recipe.model, shape)
     shapes = {path: leaf.shape for path, leaf in by_path(params, model_state).items()}
     recipe = fine_tuned(recipe, shapes)
     check_frozen_state(recipe.model, recipe.config.frozen_norms, (params, model_state), shape)
     opt_state = jax.eval_shape(recipe.optimizer.init, params)
-    if groups is not None:
-        check_groups(groups, recipe.parts, opt_state)
+    recipe.layout.way.check(recipe.parts, opt_state)
     return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state)), shapes

@@ -136,7 +136,7 @@ class Recipe:
         if not fields.keys() & {"config", "topology"}:
             return changed
         layout = Layout.of(changed.config, changed.topology, self.layout.training_data)
-        feed = self.feed.divided(layout.gradients.sizes, layout.division)
+        feed = self.feed.divided(layout.way.counts, layout.division)
         return dataclasses.replace(changed, layout=layout, feed=feed)
 
     def minimized(self, supervised: Objective) -> TrainObjective:
@@ -389,7 +389,7 @@ def _feed(
         with about(Key("data.unlabelled"), " with ", Key("objective.unlabelled_ratio", ratio)):
             order = SampleOrder(len(unlabelled), config.train.batch_size * ratio, unlabelled_seed(config.seed))
             feed = dataclasses.replace(feed, unlabelled=_feed_of(unlabelled, order, config, topology, growth))
-    return feed.divided(layout.gradients.sizes, layout.division)
+    return feed.divided(layout.way.counts, layout.division)
 
 
 def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topology, growth: Growth | None) -> Feed:
@@ -442,6 +442,6 @@ def _preprocess(config: Config, topology: Topology, layout: Layout, augmentation
     preprocess = Preprocess.of(config, data.augment, augmentation)
     for shape in layout.shapes:
         check_augmentation(preprocess, shape, training_data.dtype)
-    if not layout.gradients.sizes:
-        check_mixing(data.augment, config.train.batch_size, layout.gradients.parts(topology))
+    if layout.way.parts:
+        check_mixing(data.augment, config.train.batch_size, layout.way.parts)
     return preprocess

@@ -18,7 +18,7 @@ from jaxddp.data.selection import few_labels
 from jaxddp.data.source import Source, SourceTable, check_labelled, image_dtype
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
 from jaxddp.engine.compilation import keep_compiled_programs, step_options
-from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.ways.choice import choose_way
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
@@ -102,7 +102,7 @@ def resources_of(config: Config, topology: Topology, train: Source, unlabelled: 
 def open_resources(config: Config, topology: Topology) -> Resources:
     """Open the data that a config names, and check that its batches can be divided. Raises: InputError."""
     check_placement(config)
-    Gradients.of(config, topology).check_batch_size(config.train.batch_size, topology)
+    choose_way(config, topology)
     if config.eval.every.amount:
         topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
     options = step_options(config, topology)

@@ -18,13 +18,10 @@ from jaxddp.data.labels import labels_of
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.united import VALIDATION, UnitedSource, own_part, unite
 from jaxddp.engine.example_loss import Loss
-from jaxddp.engine.groups.group_mesh import GroupMesh
-from jaxddp.engine.groups.outer_step import OuterStep
 from jaxddp.engine.objective import Objective
-from jaxddp.engine.programs import Program, loops_are_slow
-from jaxddp.engine.sharded.sharded_state import shardings
+from jaxddp.engine.programs import Program, TrainStep, loops_are_slow
 from jaxddp.engine.state import TrainState, first_difference
-from jaxddp.engine.step import TrainStep
+from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Device, Topology
 from jaxddp.models.interface import Model
 from jaxddp.setup.compiled_programs import Classifier, CompiledPrograms, seeded_step
@@ -66,7 +63,7 @@ class RunSetup(Recipe):
     @property
     def slices(self) -> list[tuple[Device, slice]]:
         """Each device, in mesh order, with the rows of a global batch that it computes."""
-        return self.topology.slices(self.feed.order.num_slots, self.layout.gradients.sizes)
+        return self.layout.way.slices(self.feed.order.num_slots)
 
     @cached_property
     def supervised(self) -> Objective:
@@ -115,31 +112,17 @@ class RunSetup(Recipe):
             warn_of_equal_starts(self.state.params, state.params, self.topology)
         return dataclasses.replace(setup, state=state)
 
-    def whole(self, state: TrainState, *, opt_state: bool = False) -> TrainState:
-        """Return a state whose parameters and parts' arrays are whole on every device, or the average of the groups.
-
-        `opt_state`: see `make_mean_state`.
-        """
-        return self.programs.whole(self.layout, self.topology, opt_state=opt_state)(state)
-
-    def placed(self, state: TrainState) -> TrainState:
-        """Return a state with the shardings of the training step, and with a state of its own for each group."""
-        if (groups := self.layout.groups) is not None:
-            return self.programs.stack(groups, self.layout.gradients)(state)
-        if not self.layout.gradients.shards_state:
-            return state
-        return jax.device_put(state, shardings(self.layout.gradients.specs(state, self.topology), self.topology))
-
-    def outer_step(self, groups: GroupMesh) -> OuterStep:
-        """Return the outer step of a run with groups of devices."""
-        return self.programs.outer_step(self, groups)
+    @property
+    def way(self) -> Way:
+        """The way in which the devices divide a step."""
+        return self.programs.way(self.layout.way)
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""
         return self.feed.batches(start, stop)
 
     def step(self) -> TrainStep:
-        """Return the function (state, batch) of one training step, compiled on first use; see `make_train_step`."""
+        """Return the function (state, batch) of one training step, compiled on first use; see `Way.step`."""
         return seeded_step(self.supervised, self, self.feed.order.seed)
 
     def program(self) -> tuple[Program, Chunks]:
@@ -148,8 +131,7 @@ class RunSetup(Recipe):
         program = self.programs.train(self.supervised, self, resident=resident)
         if not resident:
             return program, lambda done: (Chunk(1, (batch, key)) for batch in self.batches(done, plan.total_steps))
-        # Slices of different sizes have two programs a step, which cannot be the body of a loop.
-        longest = 1 if self.layout.gradients.sizes else self._longest_chunk
+        longest = self._longest_chunk if self.way.has_loop else 1
         length, growth = plan.chunk_length(longest), self.feed.growth
         cuts = [] if growth is None else growth.changes(plan.total_steps)
         return program, lambda done: self.feed.resident_chunks(plan.chunks(done, length, cuts), key)

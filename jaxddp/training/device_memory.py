@@ -11,10 +11,9 @@ from jaxddp.core.errors import Words
 from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan import Division
-from jaxddp.engine.groups.group_mesh import unstacked_shapes
 from jaxddp.engine.objective import MetricSums
-from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import EvalStep
+from jaxddp.engine.programs import EvalStep
+from jaxddp.engine.state import TrainState, shapes_of_one
 from jaxddp.measure.cost import compile_with_cost
 from jaxddp.measure.memory import TENSORFLOW, Fit, MemoryReport, Needs, agreed_fit, memory_errors
 from jaxddp.mesh import Topology
@@ -46,7 +45,7 @@ class Memory:
             feed_shapes: the feed, or its shapes, for which the program was prepared.
         """
         topology, program, division = self._run.topology, self._run.program, self._run.division
-        needs = None if program.cost is None else Needs.of(program.cost, unstacked_shapes(state).params, topology)
+        needs = None if program.cost is None else Needs.of(program.cost, shapes_of_one(state).params, topology)
         # A logger imports TensorFlow at the first record, which is after this check.
         listeners = self._run.listeners if topology.peers.is_first and "tensorflow" not in sys.modules else ()
         later = TENSORFLOW if any(getattr(each, "imports_tensorflow", False) for each in listeners) else 0
@@ -122,4 +121,4 @@ def needs_of_batch(
     # A user's network may accept one batch size only.
     except Exception:
         return None
-    return Needs.of(cost, unstacked_shapes(state).params, topology)
+    return Needs.of(cost, shapes_of_one(state).params, topology)

@@ -88,8 +88,8 @@ class EpochSums:
         saved: the result of `saved` in the checkpoint of a resumed run; empty for a new epoch. A sum that the run no
             longer computes is dropped.
         max_substituted: the largest number of substituted images in an epoch; None sets no limit.
-        skipped: count the skipped steps, one for each group of devices.
-        fetch: copies sums to the host. With several groups of devices, the sums are [groups, …].
+        skipped: count the skipped steps, one for each of the states that the devices train.
+        fetch: copies sums to the host. The sums of several states are [states, …].
 
     Attributes:
         step: the last step whose sums were added; after an error of `fetch`, the step of the error.
@@ -141,18 +141,18 @@ class EpochSums:
         with phase("device"):
             fetched = self._fetch([sums.values for _, sums in self._pending])
         values = [
-            of_groups.astype(np.float64)
+            of_states.astype(np.float64)
             for (chunk, _), array in zip(self._pending, fetched, strict=True)
-            for of_groups in np.swapaxes(array.reshape(len(self._skipped), len(chunk), *array.shape[-2:]), 0, 1)
+            for of_states in np.swapaxes(array.reshape(len(self._skipped), len(chunk), *array.shape[-2:]), 0, 1)
         ]
         names, latest = self._pending[-1][1].names, {}
         self._pending.clear()
         self._rename(tuple(name for name in names if name != SKIPPED))
         columns = [column for column, name in enumerate((*names, "examples")) if name != SKIPPED]
-        for self.step, of_groups in zip(steps, values, strict=True):
-            for counter, all_sums in zip(self._skipped, of_groups, strict=True):
+        for self.step, of_states in zip(steps, values, strict=True):
+            for counter, all_sums in zip(self._skipped, of_states, strict=True):
                 self._add(counter, all_sums[columns], means_of(names, all_sums))
-            latest = means_of(self._names, of_groups[:, columns].sum(0))
+            latest = means_of(self._names, of_states[:, columns].sum(0))
             # The sums cover all processes, so all processes stop at the same step.
             if self._max_substituted is not None and SUBSTITUTED in self._names:
                 count = round(self._values[self._names.index(SUBSTITUTED), 0])
@@ -203,14 +203,14 @@ def check_substituted(count: int, limit: int, where: Words) -> None:
         )
 
 
-def counters(limit: int | None, in_a_row: int | Sequence[int], peers: Peers, groups: int) -> list[SkippedSteps]:
-    """Return a counter for each group of devices, because each group skips its own steps.
+def counters(limit: int | None, in_a_row: int | Sequence[int], peers: Peers, states: int) -> list[SkippedSteps]:
+    """Return a counter for each of the states that the devices train, because each skips its own steps.
 
     Args:
         in_a_row: the result of the function `in_a_row` in the checkpoint of a resumed run; 0 for a new run.
     """
-    counts = [in_a_row] * groups if isinstance(in_a_row, int) else in_a_row
-    places = [""] if groups == 1 else [f", group {group}" for group in range(groups)]
+    counts = [in_a_row] * states if isinstance(in_a_row, int) else in_a_row
+    places = [""] if states == 1 else [f", group {number}" for number in range(states)]
     return [SkippedSteps(limit, count, peers, place) for count, place in zip(counts, places, strict=True)]
 
 

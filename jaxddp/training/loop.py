@@ -32,7 +32,7 @@ def fit(run: Run) -> TrainState:
 
     1. Take the chunk's batches; `data_wait_fraction` is the share of time spent here. Before the first step, test the
        averaged gradient of the first batch.
-    2. Dispatch the steps, and the average of the groups' parameters if it is due; the host does not wait for them.
+    2. Dispatch the steps, and the meeting of the devices if it is due; the host does not wait for them.
     3. If a record is due (by the log cadence, at the end of an epoch, or because 4 or 5 is due): fetch the sums of all
        steps since the last record, stop if a loss is not finite, and call the listeners. If only a stop is due, the
        listeners are not called, because an uninterrupted run has no record at this step.
@@ -84,7 +84,7 @@ def fit(run: Run) -> TrainState:
     used = run.usage(loop.clock.rate(), loop.work.mean())
     with doing("finishing logs"):
         loop.notifier.end(loop.run_end(status, reason, used))
-    return run.result(state)
+    return run.way.result(state)
 
 
 class _Due(NamedTuple):
@@ -105,10 +105,9 @@ class _Loop:
         self.run, self.plan, self.peers = run, run.plan, run.topology.peers
         self.checkpoints, saved = run.checkpoints, run.progress
         self.clock = Clock(run.plan.batch_size, saved.get("epoch_seconds", 0.0))
-        groups, skipped = run.groups, saved.get("skipped_in_a_row", 0)
-        self.skipped = counters(run.plan.max_bad_steps, skipped, self.peers, 1 if groups is None else groups.count)
-        fetch = jax.device_get if groups is None else groups.fetch
-        self.sums = EpochSums(saved, run.plan.max_substituted, self.skipped, fetch)
+        self.way, skipped = run.way, saved.get("skipped_in_a_row", 0)
+        self.skipped = counters(run.plan.max_bad_steps, skipped, self.peers, self.way.stacked)
+        self.sums = EpochSums(saved, run.plan.max_substituted, self.skipped, self.way.fetch)
         self.memory = Memory(run)
         self.work, self._recent = MeanCost(), MeanCost()
         self.notifier = Notifier(run.listeners, self.peers)
@@ -146,7 +145,7 @@ class _Loop:
         test, self._untested = self._untested, None
         if test:
             with self.clock.paused(), phase("compile", "testing the averaged gradient"):
-                test(self.run.whole(state), *chunk.feed)
+                test(self.way.whole(state), *chunk.feed)
         self.compile(state, chunk.feed)
         return chunk
 
@@ -159,9 +158,9 @@ class _Loop:
         for work in (self.work, self._recent):
             work.add(chunk.steps, self.run.program.cost)
         self.sums.add(range(done + 1, done + chunk.steps + 1), sums)
-        if self.run.outer_step and self.plan.syncs(done + chunk.steps):
+        if self.plan.syncs(done + chunk.steps):
             with phase("dispatch"):
-                state = self.run.outer_step(state)
+                state = self.way.meet(state)
         return state
 
     def compile(self, state: TrainState, feed: tuple[Any, ...]) -> None:
@@ -177,8 +176,7 @@ class _Loop:
                     jax.block_until_ready(state)
                 with self.clock.paused(), phase("compile", "compiling the step"):
                     self.run.program.prepare(state, *needed)
-                    if self.run.outer_step:
-                        self.run.outer_step.prepare(state)
+                    self.way.prepare_meeting(state)
             if first:
                 self.memory.check(state, feed, needed)
         if first:
@@ -238,7 +236,7 @@ class _Loop:
             self.step = self.sums.step
             if not isinstance(error, TooManySkipped):
                 raise
-            suspects = self.run.suspects(self.run.whole(state), self.step)
+            suspects = self.run.suspects(self.way.whole(state), self.step)
             raise NonFiniteError(error.problem, f". {suspects}") from error
         rates = self.clock.rates()
         self.used = self.run.usage(self.clock.rate(), self.work.mean())
@@ -279,7 +277,7 @@ class _Loop:
                 self._stop(step)
 
         with self.memory.during_validation(step):
-            whole = self.run.whole(state)
+            whole = self.way.whole(state)
             checked = replace(evaluator, step=self.memory.checked(evaluator.step))
             records = self.measure(checked, step, whole, stop_if_requested)
         measured = flat(self.measure.last)

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxddp.data.batch_plan import Division
-from jaxddp.engine.groups.group_mesh import GroupMesh, unstacked_shapes
-from jaxddp.engine.groups.outer_step import Between, OuterStep
 from jaxddp.engine.parts.part import Follow, Part
 from jaxddp.engine.programs import Program
 from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.self_test import SelfTest
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.state import TrainState, shapes_of_one
+from jaxddp.engine.ways.way import Way
 from jaxddp.measure.cost import Cost
 from jaxddp.mesh import Topology
 from jaxddp.training.checkpoints.manager import Checkpoints
@@ -52,6 +51,7 @@ class Run:
         plan: the steps at which the run ends, logs, validates and saves.
         topology: the devices.
         state: the replicated state to begin with; its `step` is the number of steps done. Training consumes it.
+        way: the way in which the devices divide a step.
         program: the program of the steps.
         chunks: the input of the program.
         division: the division of each batch among devices and microbatches.
@@ -59,11 +59,6 @@ class Run:
         follow: passes the metrics of a validation to the parts.
         learning_rate: maps a step, from 0, to the learning rate, for the log; None if unknown.
         growth: the image sizes; None if all images have one size.
-        whole: returns a state whose parameters and parts' arrays are whole on every device, for an evaluation. It is
-            the average of the groups of devices, without an optimizer's state.
-        result: returns the same for the end of the run, with the optimizer's state.
-        groups: the groups of devices that average parameters; None if all devices average each gradient.
-        outer_step: averages the parameters of the groups.
         self_test: tests the averaged gradient before the first step; None for no such test.
         replicas: compares the devices' states at the plan's cadence and before each save; None for no comparison.
         suspects: maps the state and a step to a text that lists the examples of the step's batch whose loss is not
@@ -87,6 +82,7 @@ class Run:
     plan: Plan
     topology: Topology
     state: TrainState
+    way: Way
     program: Program
     chunks: Chunks
     division: Division
@@ -94,10 +90,6 @@ class Run:
     follow: Follow = lambda state, metrics: state
     learning_rate: Callable[[int], Any] | None = None
     growth: ImageGrowth | None = None
-    whole: Between = lambda state: state
-    result: Between = lambda state: state
-    groups: GroupMesh | None = None
-    outer_step: OuterStep | None = None
     self_test: SelfTest | None = None
     replicas: Replicas | None = None
     suspects: Callable[[TrainState, int], str] = lambda state, step: ""
@@ -136,7 +128,7 @@ class Run:
             devices=self.topology.num_devices,
             processes=self.topology.process_count,
             device_kind=self.topology.device_kind,
-            params=unstacked_shapes(self.state).params,
+            params=shapes_of_one(self.state).params,
             traced=self.plan.traced(done) if self.plan.profile and self.profile else None,
             workdir=self.checkpoints.directory.parent if self.checkpoints else None,
             config=self.record,

@@ -6,8 +6,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.engine.groups.outer_step import mean_of_saved
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.state import TrainState, merged_state
 from jaxddp.mesh import Topology
 from jaxddp.models.variables import by_path
 from jaxddp.recipe_file import RecipeFile, read_recipe
@@ -36,7 +35,7 @@ def recipe_of_run(directory: Path) -> RecipeFile:
 def restore_state(directory: Path, which: str, topology: Topology, advice: str = _ADVICE) -> TrainState:
     """Return the state of a checkpoint (see `agreed_step`) on every device, with plain dicts as trees.
 
-    If the checkpoint has the states of groups of devices, their average is returned.
+    If the checkpoint has several states (see `TrainState.stacked`), their average is returned.
 
     Raises:
         InputError: there is no such checkpoint, or it is damaged.
@@ -48,7 +47,7 @@ def restore_state(directory: Path, which: str, topology: Topology, advice: str =
         if checkpoints.latest() is None:
             raise InputError(f"{directory}: the run has no checkpoint yet; wait for its first, or give another run")
         state = checkpoints.restore_as_saved(agreed_step(checkpoints, which), topology.replicated)
-        return state if state.groups is None else mean_of_saved(state, topology.replicated)
+        return merged_state(state, topology.replicated)
 
 
 def read_run(directory: Path, which: str, topology: Topology) -> tuple[int, dict[str, np.ndarray]]:

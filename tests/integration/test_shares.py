@@ -11,7 +11,7 @@ SCRIPT = """
 import os, sys, time
 import numpy as np, optax
 import jaxddp
-from jaxddp.engine.unequal.unequal_step import UnequalStep
+from jaxddp.engine.ways.unequal import UnequalStep
 
 # Its arguments: the work directory, the number of epochs, and `shares`.
 if os.environ["JAX_PROCESS_ID"] == "1":

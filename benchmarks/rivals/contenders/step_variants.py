@@ -22,12 +22,12 @@ from benchmarks.rivals.contenders.case import Task
 from benchmarks.rivals.contenders.jaxddp_parts import make_parts
 from jaxddp.engine.buckets import Averaging
 from jaxddp.engine.compilation import compiler_options
-from jaxddp.engine.programs import make_resident_steps
+from jaxddp.engine.programs import TrainStep
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import TrainStep, make_local_step, make_train_step
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import adapt
 from jaxddp.models.ops.operations import Operations, flax_max_pool
+from jaxddp.setup.compiled_programs import step_phases
 from jaxddp.setup.feed import LONGEST_CHUNK
 from jaxddp.setup.run_setup import RunSetup
 
@@ -122,8 +122,7 @@ def resident(setup: RunSetup, length: int) -> Variant:
     (chunk,) = setup.feed.resident_chunks([range(length)], setup.key)
     # As in a run whose images are on the devices.
     averaging = Averaging.of(setup.config.replace(data={"cache": "device"}), setup.topology)
-    program = make_resident_steps(local_step(setup, averaging), setup.topology)
-    return Variant(program, setup.state, chunk.feed, length)
+    return Variant(step_with(setup, averaging, resident=True), setup.state, chunk.feed, length)
 
 
 def with_operations(setup: RunSetup, changes: dict[str, Any]) -> Any:
@@ -138,16 +137,16 @@ def with_option(setup: RunSetup, word: str) -> Any:
 
 
 def undonated(setup: RunSetup) -> Any:
-    one_step = local_step(setup, setup.layout.gradients.averaging)
+    way = setup.way
+    phases = replace(step_phases(setup.supervised, setup), gradients=way.gradients, shares=way.shares)
+    one_step = way.one_step(phases)
     return jax.jit(jax.shard_map(one_step, mesh=setup.topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
 
 
 def separate(setup: RunSetup) -> Any:
-    averaging = replace(setup.layout.gradients.averaging, ravels_alone=0)
-    return make_train_step(local_step(setup, averaging), setup.topology)
+    return step_with(setup, replace(setup.way.gradients.averaging, ravels_alone=0))
 
 
-def local_step(setup: RunSetup, averaging: Averaging) -> TrainStep:
-    gradients = replace(setup.layout.gradients, averaging=averaging)
-    settings = {"schedule": setup.schedule, "parts": setup.parts, "gradients": gradients}
-    return make_local_step(setup.supervised, setup.optimizer, setup.topology, **settings)
+def step_with(setup: RunSetup, averaging: Averaging, *, resident: bool = False) -> TrainStep:
+    way = replace(setup.way, gradients=replace(setup.way.gradients, averaging=averaging))
+    return way.step(step_phases(setup.supervised, setup), resident=resident)

@@ -34,8 +34,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.opening import labelled_and_unlabelled, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
-from jaxddp.engine.groups.group_mesh import unstacked_shapes
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.state import TrainState, shapes_of_one
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.tpu import accelerator_type
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
@@ -301,7 +300,7 @@ def recipe(file: RecipeFile) -> Finding:
     count = count_parameters(setup.state.params)
     name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
     return Finding(
-        f"{name}, {count:,} parameters; {steps}", dataclasses.replace(setup, state=setup.placed(setup.state))
+        f"{name}, {count:,} parameters; {steps}", dataclasses.replace(setup, state=setup.way.placed(setup.state))
     )
 
 
@@ -319,7 +318,7 @@ def step(setup: RunSetup) -> Finding:
     assert cost is not None
     work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
     kept = setup.feed.resident_bytes(setup.validated) if setup.config.data.cache == "device" else {}
-    needs = Needs.of(cost, unstacked_shapes(setup.state).params, setup.topology, kept)
+    needs = Needs.of(cost, shapes_of_one(setup.state).params, setup.topology, kept)
     fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
     fit.check(lambda changed: needs_of_batch(changed, division, program.function, setup.state, feed, setup.topology))
     return Finding(f"{work}; {fit}")

@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from jaxddp.engine.groups.group_mesh import GroupMesh
 from jaxddp.engine.state import TrainState, check_types
-from jaxddp.mesh import Topology
 from jaxddp.sections.goal import VAL, VAL_EMA, name_with_split
+
+if TYPE_CHECKING:
+    from jaxddp.engine.ways.way import Way
 
 Follow = Callable[[TrainState, Mapping[str, float | None]], TrainState]
 """A function (state, metrics of the state's validation) that returns the next step's state, equal on every process.
@@ -103,10 +104,10 @@ def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, Train
     return {VAL: state.with_params(state.params), VAL_EMA: state.with_params(state.eval_params)}
 
 
-def make_follow(parts: Sequence[Part], topology: Topology, groups: GroupMesh | None = None) -> Follow:
+def make_follow(parts: Sequence[Part], way: "Way") -> Follow:
     """Return a function that passes the metrics of a validation to the parts that follow validations.
 
-    With groups of devices, each group updates its own arrays with the same metrics.
+    Each of the states that the devices train gets the same metrics.
 
     Raises:
         InputError: raised by the returned function if a part changes the names, shapes or dtypes of its arrays.
@@ -116,10 +117,7 @@ def make_follow(parts: Sequence[Part], topology: Topology, groups: GroupMesh | N
     def update(arrays: dict[str, jax.Array], metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {part.name: part.validated(arrays[part.name], metrics) for part in following}
 
-    if groups is None:
-        updated = jax.jit(update, out_shardings=topology.replicated)
-    else:
-        updated = jax.jit(jax.vmap(update, in_axes=(0, None)), out_shardings=groups.stacked)
+    updated = way.jit_between(update)
 
     def follow(state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
         if not following:
@@ -128,7 +126,7 @@ def make_follow(parts: Sequence[Part], topology: Topology, groups: GroupMesh | N
             name_with_split(name): np.float32(np.nan if value is None else value) for name, value in metrics.items()
         }
         arrays = {part.name: state.parts[part.name] for part in following}
-        after = state.replace(parts={**state.parts, **updated(arrays, topology.replicate(values))})
+        after = state.replace(parts={**state.parts, **updated(arrays, way.topology.replicate(values))})
         return check_types(state, after, "the parts that follow a validation")
 
     return follow
@@ -139,10 +137,10 @@ def rate_factor(parts: Sequence[Part], state: TrainState) -> float:
 
     def factor_of(part: Part) -> float:
         own = state.parts.get(part.name)
-        if state.groups is None or not jax.tree.leaves(own):
+        if state.stacked is None or not jax.tree.leaves(own):
             factor = part.rate_factor(own)
         elif (factors := jax.vmap(part.rate_factor)(own)) is not None:
-            # The groups have equal factors, because all of them follow the same validations.
+            # The stacked states have equal factors, because all of them follow the same validations.
             factor = np.asarray(factors.addressable_data(0))[0]
         else:
             factor = None

@@ -28,7 +28,7 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import committing, doing, phase
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.wording import counted
-from jaxddp.engine.state import TrainState, first_difference, groups_in, is_sound
+from jaxddp.engine.state import TrainState, first_difference, is_sound, stacked_in
 from jaxddp.recipe_files.find_recipe import CONFIG_FILE
 from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import MANIFEST, METADATA, Integrity, steps_in
@@ -329,7 +329,7 @@ def check_saved(saved: Mapping[str, Any], like: TrainState, place: Words) -> Non
         InputError: the state is of another architecture or optimizer, or of another number of groups of devices.
     """
     other = ("use ", Key("the config"), " that wrote it")
-    before, now = groups_in(saved["parts"]), like.groups
+    before, now = stacked_in(saved["parts"]), like.stacked
     if before != now:
         of_saved, of_run = (counted(count or 1, "group") for count in (before, now))
         raise InputError(

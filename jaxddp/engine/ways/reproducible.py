@@ -9,7 +9,8 @@ every shard is computed between barriers, by the same operations on any number o
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +19,70 @@ from jax.extend.core import jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
 import jaxddp.core.libraries as libraries
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import stack_over_devices
-from jaxddp.engine.microbatches import zero_after
+from jaxddp.engine.gradients import Contribution, Gradients, StepLoss, zero_after
+from jaxddp.engine.ways.way import Way
 from jaxddp.measure.cost import operations_in
-from jaxddp.mesh import AXIS
+from jaxddp.mesh import AXIS, Topology, varying
+
+if TYPE_CHECKING:
+    from jaxddp.config import Config
 
 SHARDS = 8
 
 T = TypeVar("T")
+
+
+class OrderedGradients(Gradients):
+    """The gradients of 8 shards, summed in a fixed order."""
+
+    def mean(self, loss: StepLoss, params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Contribution:
+        def shard(arrays: tuple[Any, Any], part: Batch, number: jax.Array) -> Contribution:
+            return self.share(loss, *arrays, part, jax.random.fold_in(key, number))[0]
+
+        return mean_of_shards(shard, (params, varying(model_state)), batch, for_cpu=self.for_cpu)
+
+
+@dataclass(frozen=True)
+class Reproducible(Way):
+    """Replicas that compute the same bits on 1, 2, 4 or 8 devices."""
+
+    @classmethod
+    def of(cls, config: "Config", topology: Topology) -> Self:
+        key = Key("parallel.reproducible")
+        if SHARDS % topology.num_devices:
+            raise InputError(
+                key,
+                f": {SHARDS} shards cannot be divided evenly among {topology.num_devices} devices",
+                advice=f"use 1, 2, 4 or {SHARDS} devices",
+            )
+        if config.model.batch_norm == "sync":
+            raise InputError(
+                *(key, ": "),
+                Key.plain("model.batch_norm", "sync"),
+                f" normalizes over devices, but each of the {SHARDS} shards is normalized separately",
+                advice="set it to local or ghost:K",
+            )
+        for name, value in (
+            ("train.gradient_precision", config.train.gradient_precision),
+            ("parallel.buckets", config.parallel.buckets),
+            ("parallel.shard_optimizer", config.parallel.shard_optimizer or None),
+            ("train.sync_every", config.train.sync_every),
+        ):
+            if value is not None:
+                conflict = (": ", Key.plain(name, value), " does not apply to a sum in fixed order")
+                raise InputError(key, conflict, advice="leave it out")
+        return cls(topology, OrderedGradients.of(config, topology))
+
+    @property
+    def shares(self) -> int:
+        return SHARDS
+
+    @property
+    def _owners(self) -> tuple[Words, ...]:
+        return f"the {SHARDS} shards of ", Key("parallel.reproducible")
 
 
 def mean_of_shards(

@@ -1,13 +1,22 @@
-"""Average gradients by reduce-scatters, after which each device holds the averages of its slices of the arrays.
+"""A step whose parameters and optimizer state are divided among the devices (ZeRO stages 1 and 2).
 
-The parameters are gathered at the start of a step. A reduce-scatter and an all-gather together send as many bytes as
-an all-reduce (Rajbhandari et al. 2020, "ZeRO", arXiv:1910.02054, stages 1 and 2).
+Each device gathers the parameters, differentiates its slice of the batch, and gets its slices of the averaged gradients
+by a reduce-scatter, which with the all-gather sends as many bytes as an all-reduce (Rajbhandari et al. 2020, "ZeRO",
+arXiv:1910.02054). This phase runs inside `shard_map`. The update is written for whole arrays, and XLA divides it among
+the devices. So an optimizer that needs whole arrays, such as one that computes the norm of a layer's gradient, or a
+part that clips by the global norm, gives the same result as without sharding, and XLA adds the communication.
+
+An array is divided along its first axis whose size is a multiple of the number of devices. An array without such an
+axis is whole on every device, and so are vectors, such as biases and the scales of norms: they are less than 1% of the
+parameters, and dividing them needs more kernels. The global shapes do not change, so a checkpoint fits any number of
+devices.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +26,119 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
+from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import Averaging, compute_after, fill_in_order, order_of_readiness
-from jaxddp.engine.sharded.sharded_state import axis_of
+from jaxddp.engine.gradients import Contribution, Gradients
+from jaxddp.engine.programs import RESIDENT_FEED, TrainStep, gather_batch
+from jaxddp.engine.state import TrainState, all_finite
+from jaxddp.engine.step import Phases
+from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import AXIS, varying
+from jaxddp.models.variables import path_of, without_frozen
+from jaxddp.sections.layers import NO_LAYERS, Layers
+
+
+@dataclass(frozen=True)
+class Sharded(Way):
+    """The devices divide the parameters and the optimizer's state between two steps."""
+
+    def specs(self, state: TrainState) -> Any:
+        return sharded_specs(state, self.topology.num_devices, self.gradients.frozen)
+
+    def jit_init(
+        self, init: Callable[..., TrainState], compiler_options: Mapping[str, str]
+    ) -> Callable[..., TrainState]:
+        def sharded_init(*arguments: Any) -> TrainState:
+            places = self.shardings(jax.eval_shape(init, *arguments))
+            return jax.jit(init, out_shardings=places, compiler_options=dict(compiler_options))(*arguments)
+
+        return sharded_init
+
+    def placed(self, state: TrainState) -> TrainState:
+        return jax.device_put(state, self.shardings(state))
+
+    def whole(self, state: TrainState) -> TrainState:
+        # The optimizer's state stays divided, to save memory. An evaluation does not read it.
+        params, parts = self._gather_state((state.params, state.parts))
+        return state.replace(params=params, parts=parts)
+
+    @functools.cached_property
+    def _gather_state(self) -> Callable[[Any], Any]:
+        return jax.jit(lambda arrays: arrays, out_shardings=self.topology.replicated)
+
+    def one_step(self, phases: Phases) -> TrainStep:
+        """Return the optimizer step of all devices on global arrays."""
+
+        def sharded_step(state: TrainState, batch: Batch, key: jax.Array | None = None) -> tuple[TrainState, Any]:
+            specs = self.specs(state)
+            of_slices = dataclasses.replace(phases, gradients=self.gradients_of(specs))
+
+            def gradient(state: TrainState, batch: Batch, key: jax.Array | None) -> tuple[Contribution, jax.Array]:
+                contribution = of_slices.gradient(state, batch, key)
+                finite = lax.pmin(all_finite(contribution.undivided).astype(jnp.int32), AXIS)
+                return contribution._replace(undivided=None), finite
+
+            in_specs = specs.replace(opt_state=()), P(AXIS), P()
+            averages = Contribution(without_frozen(specs.params, self.gradients.frozen), P(), P())  # pyright: ignore
+            out_specs: Any = averages, P()
+            on_devices = jax.shard_map(gradient, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs)
+            contribution, finite = on_devices(state.replace(opt_state=()), batch, key)
+            state, sums = of_slices.update(state, contribution, lambda: finite > 0)
+            return lax.with_sharding_constraint(state, self.shardings(state)), sums
+
+        return sharded_step
+
+    def on_devices(self, one_step: TrainStep, feed: tuple[P, ...]) -> TrainStep:
+        return one_step
+
+    @property
+    def gather(self) -> Callable[..., Batch]:
+        in_specs = *RESIDENT_FEED, P()
+        return jax.shard_map(gather_batch, mesh=self.mesh, in_specs=in_specs, out_specs=P(AXIS))
+
+    def gradients_of(self, specs: Any) -> Gradients:
+        """Return the computation of each device's slices of the averages, for a state with these specs."""
+        average, trained = self.gradients.averaging, without_frozen(specs.params, self.gradients.frozen)
+        scattering = Scattering(average.buckets, average.dtype, average.ravels, specs=trained)
+        return dataclasses.replace(self.gradients, averaging=scattering)
+
+
+def sharded_axis(shape: tuple[int, ...], devices: int) -> int | None:
+    """Return the axis along which an array is divided among the devices; None if no axis can be divided."""
+    if devices == 1 or len(shape) < 2:
+        return None
+    return next((axis for axis, size in enumerate(shape) if size and size % devices == 0), None)
+
+
+def axis_of(spec: P) -> int | None:
+    """Return the axis that a spec of `sharded_specs` divides; None for an array that is whole."""
+    return len(spec) - 1 if spec else None
+
+
+def sharded_specs(state: TrainState, devices: int, frozen: Layers = NO_LAYERS) -> Any:
+    """Return the `PartitionSpec` of each array of a state, as a tree like the state.
+
+    The step's number and the model's state are whole on every device, and so are frozen parameters: they have no
+    optimizer state, and every step reads all of them.
+
+    Args:
+        state: the state, or its shapes.
+    """
+
+    def spec(leaf: Any) -> P:
+        axis = sharded_axis(leaf.shape, devices)
+        return P() if axis is None else P(*[None] * axis, AXIS)
+
+    def parameter_spec(path: Any, leaf: Any) -> P:
+        return P() if frozen and path_of(path) in frozen else spec(leaf)
+
+    return state.replace(
+        step=P(),
+        params=jax.tree_util.tree_map_with_path(parameter_spec, state.params),
+        model_state=jax.tree.map(lambda leaf: P(), state.model_state),
+        opt_state=jax.tree.map(spec, state.opt_state),
+        parts=jax.tree.map(spec, state.parts),
+    )
 
 
 @dataclass(frozen=True)
@@ -27,7 +146,7 @@ class Scattering(Averaging):
     """The settings and functions that gather parameters, and average gradients by reduce-scatters.
 
     Attributes:
-        specs: the `PartitionSpec` of each trained parameter; see `jaxddp.engine.sharded.sharded_state`.
+        specs: the `PartitionSpec` of each trained parameter; see `sharded_specs`.
     """
 
     specs: Any = None
@@ -51,10 +170,6 @@ class Scattering(Averaging):
         order = order_of_readiness(traced, len(slices))
         results = jaxpr_as_fun(traced)(*self._gather(slices, order))
         return *jax.tree.unflatten(jax.tree.structure(shapes), results), order
-
-    def parameters(self, params: Any) -> Any:
-        """Return the parameters for the optimizer. The network reads other arrays, so they need no barrier."""
-        return super().parameters(params)
 
     @functools.cached_property
     def _axes(self) -> list[int | None]:

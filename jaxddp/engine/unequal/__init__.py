@@ -1,1 +1,0 @@
-"""The training step of devices whose slices of a batch have different sizes."""

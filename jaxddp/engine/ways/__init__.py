@@ -1,0 +1,1 @@
+"""The ways in which devices divide a training step."""
