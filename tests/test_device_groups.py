@@ -353,7 +353,7 @@ def test_a_validation_measures_the_average_of_the_groups(tmp_path):
     records = {record.split: record.metrics["loss"] for record in listener.evaluations}
     assert largest_difference(records, {name: evaluator(each)["loss"] for name, each in at.items()}) < 1e-9
     restored = restore_state(tmp_path, "7", setup.topology)
-    assert restored.groups is None and int(restored.step) == 7
+    assert restored.stacked is None and int(restored.step) == 7
     assert (
         largest_difference(
             (restored.params, restored.model_state, restored.eval_params), (params, model_state, average[EVAL_PARAMS])

@@ -134,7 +134,7 @@ def test_every_part_of_the_state_is_compared_and_named(change, name):
 @given(st.integers(0, 32 * 101 - 1), st.integers(0, 3))
 def test_any_bit_of_any_device_is_found(bit, device):
     weights = FOUR.replicate(np.random.default_rng(1).normal(size=101).astype(np.float32))
-    totals = np.asarray(checksums(FOUR)({"weights": flip_bit(weights, bit, device)}))
+    totals = np.asarray(checksums(FOUR.mesh)({"weights": flip_bit(weights, bit, device)}))
     assert np.flatnonzero(totals != np.median(totals)).tolist() == [device]
 
 

@@ -203,7 +203,7 @@ def test_nothing_is_computed_for_padding():
     costs = [setup.program()[0].cost for setup in (unequal, alone)]
     assert costs[0].flops == costs[1].flops
     large, small = (program.cost_analysis()["flops"] for program in programs[0].gradients)
-    assert [len(group.places) for group in programs[0].groups] == [1, 2]
+    assert [len(team.places) for team in programs[0].teams] == [1, 2]
     assert large == pytest.approx(6 * small, rel=0.1)
     # Only the update communicates, in one message.
     texts = [program.as_text() for program in programs[0].gradients]
