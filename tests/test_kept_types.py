@@ -11,7 +11,7 @@ from support.runs import fails
 
 import jaxddp
 from jaxddp.core.errors import InputError
-from jaxddp.engine.parts.part import Part, make_follow
+from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import cast_like
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
@@ -144,7 +144,7 @@ def test_a_part_whose_type_a_validation_changes_raises_a_one_line_error():
     with pytest.raises(
         InputError, match=r"follow a validation: parts/grown/count is int32\[\] before .* and float32\[\] after it"
     ):
-        make_follow([part], Way(topology))(setup.state, {"loss": 1.0})
+        Way(topology).follow([part])(setup.state, {"loss": 1.0})
 
 
 def test_floats_of_the_model_state_keep_their_initial_dtype():

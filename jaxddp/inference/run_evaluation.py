@@ -6,7 +6,6 @@ It creates no optimizer, no schedule and no training batch.
 from pathlib import Path
 
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.cluster.doctor.checks import settings
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import phase
@@ -20,7 +19,7 @@ from jaxddp.models.interface import Model
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.sections.goal import flat
-from jaxddp.setup.compiled_programs import Classifier
+from jaxddp.setup.compiled_programs import Classifier, settings
 from jaxddp.setup.feed import eval_batches, limit_batch_size
 from jaxddp.setup.initial_weights import state_of_weights
 from jaxddp.setup.layout import TrainingData, steps_of

@@ -18,7 +18,7 @@ from jaxddp.data.source import Source
 from jaxddp.engine.example_loss import ExampleLoss, Loss, example_loss
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.objective import MetricSums, Objective
-from jaxddp.engine.parts.part import Follow, Part, make_follow
+from jaxddp.engine.parts.part import Follow, Part
 from jaxddp.engine.predictions import make_classify
 from jaxddp.engine.programs import Program, TrainStep, gather_batch, make_eval_step
 from jaxddp.engine.self_test import SelfTest
@@ -108,8 +108,8 @@ class CompiledPrograms:
         return self._cached(str(way), (way.topology,), lambda: way)
 
     def follow(self, parts: tuple[Part, ...], way: Way) -> Follow:
-        """Return the function that passes validations to the parts of the step; see `make_follow`."""
-        return self._cached(f"follow, {way}", (parts, way.topology), lambda: make_follow(parts, way))
+        """Return the function that passes validations to the parts of the step; see `Way.follow`."""
+        return self._cached(f"follow, {way}", (parts, way.topology), lambda: way.follow(parts))
 
     def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
         """Return the program of evaluation, on batches or on images that are `resident` on the devices."""

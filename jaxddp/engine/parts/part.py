@@ -2,16 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxddp.engine.state import TrainState, check_types
-from jaxddp.sections.goal import VAL, VAL_EMA, name_with_split
-
-if TYPE_CHECKING:
-    from jaxddp.engine.ways.way import Way
+from jaxddp.engine.state import TrainState
+from jaxddp.sections.goal import VAL, VAL_EMA
 
 Follow = Callable[[TrainState, Mapping[str, float | None]], TrainState]
 """A function (state, metrics of the state's validation) that returns the next step's state, equal on every process.
@@ -102,34 +99,6 @@ def measured_states(state: TrainState, parts: Sequence[Part]) -> dict[str, Train
     if not any(part.beside for part in parts):
         return {VAL: state}
     return {VAL: state.with_params(state.params), VAL_EMA: state.with_params(state.eval_params)}
-
-
-def make_follow(parts: Sequence[Part], way: "Way") -> Follow:
-    """Return a function that passes the metrics of a validation to the parts that follow validations.
-
-    Each of the states that the devices train gets the same metrics.
-
-    Raises:
-        InputError: raised by the returned function if a part changes the names, shapes or dtypes of its arrays.
-    """
-    following = [part for part in parts if part.follows]
-
-    def update(arrays: dict[str, jax.Array], metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        return {part.name: part.validated(arrays[part.name], metrics) for part in following}
-
-    updated = way.jit_between(update)
-
-    def follow(state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
-        if not following:
-            return state
-        values = {
-            name_with_split(name): np.float32(np.nan if value is None else value) for name, value in metrics.items()
-        }
-        arrays = {part.name: state.parts[part.name] for part in following}
-        after = state.replace(parts={**state.parts, **updated(arrays, way.topology.replicate(values))})
-        return check_types(state, after, "the parts that follow a validation")
-
-    return follow
 
 
 def rate_factor(parts: Sequence[Part], state: TrainState) -> float:

@@ -24,14 +24,15 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.programs import RESIDENT_FEED, Program, TrainStep, gather_batch, steps_in, steps_on_residents
-from jaxddp.engine.state import TrainState, all_finite
+from jaxddp.engine.state import TrainState, all_finite, check_types
 from jaxddp.engine.step import Phases
 from jaxddp.mesh import AXIS, Device, Topology
 from jaxddp.models.variables import without_frozen
+from jaxddp.sections.goal import name_with_split
 
 if TYPE_CHECKING:
     from jaxddp.config import Config
-    from jaxddp.engine.parts.part import Part
+    from jaxddp.engine.parts.part import Follow, Part
 
 
 class Copies(NamedTuple):
@@ -248,6 +249,33 @@ class Way:
     def fetch(self, arrays: Sequence[jax.Array]) -> list[np.ndarray]:
         """Return arrays of a step's results on the host. All processes call it together."""
         return jax.device_get(list(arrays))
+
+    def follow(self, parts: Sequence["Part"]) -> "Follow":
+        """Return a function that passes the metrics of a validation to the parts that follow validations.
+
+        Each of the states that the devices train gets the same metrics.
+
+        Raises:
+            InputError: raised by the returned function if a part changes the names, shapes or dtypes of its arrays.
+        """
+        following = [part for part in parts if part.follows]
+
+        def update(arrays: dict[str, jax.Array], metrics: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            return {part.name: part.validated(arrays[part.name], metrics) for part in following}
+
+        updated = self.jit_between(update)
+
+        def follow(state: TrainState, metrics: Mapping[str, float | None]) -> TrainState:
+            if not following:
+                return state
+            values = {
+                name_with_split(name): np.float32(np.nan if value is None else value) for name, value in metrics.items()
+            }
+            arrays = {part.name: state.parts[part.name] for part in following}
+            after = state.replace(parts={**state.parts, **updated(arrays, self.topology.replicate(values))})
+            return check_types(state, after, "the parts that follow a validation")
+
+        return follow
 
     def jit_between(self, update: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """Compile (on first use) a function of arrays of a state, and of values that all devices hold."""
