@@ -136,6 +136,9 @@ TOOLS = {
 }
 """The tools on top of a finished run, and the rooms that may import each."""
 
+SOUND_IMAGES = ("sound_image", "open_sound", "stray_bytes")
+"""The functions of `data.images.verify` for other modules: these bytes, or what is wrong; and those for a check."""
+
 SHARED = {"support", "recipes"}
 """Folders of tests/ without tests: `support` has modules that tests import, and `recipes` has recipe files."""
 SCRIPTS = {"benchmarks", "launch", "website"}
@@ -227,7 +230,7 @@ def imports_by_string(path: str, source: str) -> list[str]:
 
 
 def doors(path: str, source: str) -> list[str]:
-    """Check that the trainer imports only `DOORS` of launcher and job, and that the job imports no trainer."""
+    """Check that only doors are imported: of launcher and job by the trainer (and no trainer by the job), of images."""
     own, violations = module_of(path), []
     for line, name in imports(path, source):
         library, _, module = name.partition(".")
@@ -235,6 +238,9 @@ def doors(path: str, source: str) -> list[str]:
         is_door = any(f"{inside}.".startswith(f"{door}.") for door in DOORS.get(room, ()))
         if library == "jaxddp" and own not in DOORS and room in DOORS and not is_door:
             violations.append(f"{path}:{line}: {name} is behind a door; see DOORS")
+        is_inner = f"{inside}.".startswith("images.verify.") and inside.rpartition(".")[2] not in SOUND_IMAGES
+        if library == "jaxddp" and room == "data" and is_inner and not path.startswith("jaxddp/data/images/"):
+            violations.append(f"{path}:{line}: {name} is behind the door of sound images; see SOUND_IMAGES")
         if library == "jaxddp" and own in SEEN and room not in SEEN[own]:
             violations.append(f"{path}:{line}: {name} is not seen from {own}/; see SEEN")
     return violations
@@ -377,6 +383,7 @@ BAD = [
     (doors, "jaxddp/sweeps/runner.py", "from jaxddp.cluster.meeting.driver import driver"),
     (doors, "jaxddp/api.py", "import jaxddp.wire.messages"),
     (doors, "jaxddp/job/membership.py", "from jaxddp.config import Config"),
+    (doors, "jaxddp/curate/pack.py", "from jaxddp.data.images.verify import verify"),
     (device_queries, "jaxddp/engine/step.py", "import jax\nn = len(jax.devices())"),
     (device_queries, "jaxddp/engine/step.py", "import jax as j\ndef f():\n    return j.local_devices()"),
     (device_queries, "jaxddp/engine/step.py", "import jax.numpy\nn = jax.device_count()"),

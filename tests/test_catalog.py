@@ -108,14 +108,6 @@ def test_the_environment_variable_takes_precedence_over_the_working_directory(ca
     assert resolve_in("digits", catalog).path == f"{tmp_path}/sets/digits"
 
 
-def test_an_unknown_name_raises_a_one_line_error(catalog):
-    assert error_line("imagenett", catalog) == (
-        f"{catalog}: no data set 'imagenett', did you mean 'imagenet'?; it has: imagenet, digits, bucket, shouted"
-    )
-    catalog.write_text("")
-    assert error_line("x", catalog) == f"{catalog}: no data set 'x'; it has: none"
-
-
 def test_a_catalog_that_cannot_be_read_raises_a_one_line_error(catalog, tmp_path):
     missing = tmp_path / "no.toml"
     assert error_line("x", missing) == (

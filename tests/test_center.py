@@ -6,8 +6,11 @@ tensors gave pixels that differed by 0.14 levels in the mean, and by 0.22 in the
 """
 
 import io
+import os
 import random
+import tarfile
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +20,12 @@ from PIL import Image
 from support.cases import essential_and_rare
 
 from jaxddp.data.stream.decode import Interpolation, eval_image, train_image
+
+REAL = Path(
+    os.environ.get("JAXDDP_IMAGENET_SAMPLE", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")
+)
+STRIDE = 5
+"""The test compares every fifth of the real photographs."""
 
 # Pillow also rounds after the first of its two passes, so it differs by at most half a level before the last rounding.
 MEAN_BOUND, MAX_BOUND = 0.25, 1
@@ -150,3 +159,19 @@ def test_without_resizing_the_pixels_are_those_of_the_image(width: int, height: 
     data = encoded(photograph(width, height), file_format)
     for image_size in (32, 29, 28, 1):
         assert not difference(data, image_size, 32).any()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not REAL.is_file(), reason=f"{REAL} is absent; JAXDDP_IMAGENET_SAMPLE may name it")
+def test_real_photographs_get_the_pixels_of_torchvision():
+    differences = []
+    with tarfile.open(REAL) as archive:
+        members = sorted(
+            (member for member in archive if member.name.endswith(".JPEG")), key=lambda member: member.name
+        )
+        for member in members[::STRIDE]:
+            file = archive.extractfile(member)
+            assert file is not None
+            differences.append(difference(file.read()))
+    assert max(levels.mean() for levels in differences) <= MEAN_BOUND
+    assert max(levels.max() for levels in differences) <= MAX_BOUND

@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import os
-import shutil
 import signal
 import threading
 import time
@@ -305,21 +304,6 @@ def test_one_run_reports_every_fault_of_parquet_and_of_records(tmp_path, capfd):
         f"{records}/train-00001.tfrecord: no such file; copy it again, or pack the data set again"
     ]
     assert "train: 9 records (9 jpeg), 0 cannot be used" in lines
-
-
-def test_one_run_reports_every_file_of_parquet_that_cannot_be_read(tmp_path, capfd):
-    root = tmp_path / "set"
-    table = pq.read_table(next((write_parquet(root, pictures()) / "data").glob("train-*")))
-    shutil.rmtree(root / "data")
-    for part, rows in enumerate((table, table.rename_columns(["image", "kind"]), table)):
-        pq.write_table(rows, root / f"train-{part:05d}-of-00004.parquet")
-    pq.write_table(table, root / "val.parquet")
-    (root / "train-00000-of-00004.parquet").write_bytes(b"PAR1" + bytes(40))
-    lines, header = check_all(root, tmp_path, capfd)
-    assert [line.partition(" ")[0] for line in header["refused"]] == [
-        f"{root}:", *(f"{root}/train-{part:05d}-of-00004.parquet:" for part in (0, 1))
-    ]  # fmt: skip
-    assert f"train: {len(table)} rows ({len(table)} png), 0 cannot be used" in lines
 
 
 @pytest.mark.parametrize("splits", [["train"], ["train", "val"]])

@@ -21,7 +21,7 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.curate.check import check, write_manifest
-from jaxddp.data.images.verify import verify
+from jaxddp.data.images.verify import sound_image
 from jaxddp.data.opening import labelled_and_unlabelled, open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.source import Source
@@ -58,7 +58,7 @@ def flip_a_bit(file: Path) -> None:
     for offset in reversed(range(len(content) - 2)):
         content[offset] ^= 1
         with contextlib.suppress(InputError, OSError):
-            verify(bytes(content))
+            sound_image(bytes(content))
             if (np.asarray(Image.open(io.BytesIO(content))) != before).any():
                 file.write_bytes(content)
                 return
@@ -103,7 +103,7 @@ def test_another_image_of_its_class_may_be_substituted_for_a_changed_image(root:
 
 def test_with_verify_never_images_are_neither_verified_nor_cached_as_sound(root: Path, monkeypatch: pytest.MonkeyPatch):
     verified_sizes: list[int] = []
-    monkeypatch.setattr(graph, "verify", lambda image: verified_sizes.append(len(image)) or verify(image))
+    monkeypatch.setattr(graph, "sound_image", lambda image: verified_sizes.append(len(image)) or sound_image(image))
     # `data check` has cached the images as sound.
     shutil.rmtree(root.with_name("cache"))
     config = data(root, verify="never")

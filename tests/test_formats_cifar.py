@@ -75,12 +75,6 @@ def test_cifar100_has_fine_labels(tmp_path):
         assert train.class_names == val.class_names == ("apple", "aquarium_fish", "baby")
 
 
-def test_a_renamed_folder_is_recognized_by_its_file_names(tmp_path):
-    write_cifar_10(tmp_path).rename(tmp_path / "cifar10")
-    assert holds_cifar(tmp_path / "cifar10") and not holds_cifar(tmp_path)
-    assert len(read_cifar(tmp_path / "cifar10", "train")) == 8
-
-
 @given(
     images=npst.arrays(np.uint8, st.tuples(st.integers(1, 3), *map(st.just, (32, 32, 3)))),
     data=st.data(),

@@ -141,14 +141,6 @@ def test_invalid_arrays_raise_a_one_line_error(tmp_path, kind, name, array, mess
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("labels", [np.zeros(5), np.array([-2, -1, -1, -1, -1])])
-def test_labels_that_are_not_class_numbers_raise_an_error(tmp_path, kind, labels):
-    path = save(tmp_path, kind, {"train_images": IMAGES, "train_labels": labels})
-    with pytest.raises(InputError, match="labels of float64|label -2 of row 0: 1 class names"):
-        read_numpy(path, "train")
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_the_error_for_a_missing_array_names_the_existing_ones(tmp_path, kind):
     path = save(tmp_path, kind, {"train_images": IMAGES, "train_label": np.zeros(5), "x": IMAGES})
     message = "no array 'train_labels'; did you mean 'train_label'[?] there are: train_images, train_label, x$"

@@ -81,12 +81,6 @@ def ids(table) -> list[str]:
     return [example_id.decode() for example_id in table.id.tolist()]
 
 
-def test_train_without_val_is_divided_too(tmp_path: Path):
-    root = write(tmp_path / "set", *(f"train/{name}" for name in NAMES))
-    splits = open_splits(DataConfig(path=str(root), val_share=0.3))
-    assert [len(table) for table in splits.values()] == [8, 4]
-
-
 def test_a_class_called_train_is_not_taken_for_the_split(tmp_path: Path):
     root = write(tmp_path / "set", "car/1.png", "train/steam/1.png", "train/steam/2.png")
     assert error_message(DataConfig(path=str(root), val_share=0.3)) == (

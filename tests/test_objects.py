@@ -351,15 +351,6 @@ def test_permanent_failures_raise_a_one_line_error(proxy, tree, fault, limits, r
     assert fault != "drip" or "bytes arrived in time" in text
 
 
-def test_a_refused_connection_raises_a_one_line_error(proxy, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-    store = Objects.open(ROOT, FEW_TRIES)
-    assert "3 tries, the last: Connection refused;" in error_of(Unreachable, store.read, b"a")
-    assert "3 tries, the last: Connection refused;" in error_of(Unreachable, store.faults, np.array([b"a", b"b/c"]))
-
-
 def test_a_body_of_another_length_than_announced_is_never_returned(proxy, store, monkeypatch):
     """obstore already checks the length; this test covers a release that does not."""
 

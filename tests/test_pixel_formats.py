@@ -91,13 +91,6 @@ def test_alpha_is_kept_if_the_pixel_format_has_it(kind: str):
     np.testing.assert_array_equal(decode_train(encode(rgba, kind), 3), rgba[..., :3])
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
-def test_gray_images_keep_their_values(kind: str):
-    gray = picture(SIZE, SIZE)
-    np.testing.assert_array_equal(decode_train(encode(gray, kind), 1), gray[..., None])
-    np.testing.assert_array_equal(decode_train(encode(gray, kind), 3), np.repeat(gray[..., None], 3, -1))
-
-
 @pytest.mark.parametrize("largest", [255, 1023, 65535])
 def test_gray_and_colors_of_pgm_and_ppm_keep_their_values(largest: int):
     gray = np.linspace(0, largest, SIZE * SIZE).round().reshape(SIZE, SIZE, 1)

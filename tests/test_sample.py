@@ -2,7 +2,6 @@
 
 import errno
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -75,11 +74,4 @@ def test_a_full_disk_leaves_no_file(tmp_path, capsys, monkeypatch):
     out = tmp_path / "digits"
     expected = f"{out}: cannot be written (No space left on device); free some space there"
     assert error_line(capsys, "digits", "--out", out) == expected
-    assert not [*tmp_path.iterdir()]
-
-
-def test_without_scikit_learn_the_error_names_the_command_to_install_it(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    expected = "the sample 'digits': scikit-learn is not installed; pip install 'jaxddp[demo]'"
-    assert error_line(capsys, "digits", "--out", tmp_path / "digits") == expected
     assert not [*tmp_path.iterdir()]

@@ -166,15 +166,6 @@ def test_images_are_fetched_a_few_batches_ahead():
     assert len(list(fetched)) == 8
 
 
-@pytest.mark.slow
-def test_examples_of_several_labels_have_multi_hot_labels(table: ExampleTable):
-    several = table.with_several_labels()
-    batches = several.eval_batches(EvalOrder(NUM_EXAMPLES, 6), DATA)
-    labels = np.concatenate([batch.label for batch in batches])
-    assert labels.dtype == np.uint8 and several.fingerprint == table.fingerprint
-    assert labels.tolist() == [*np.eye(3)[table.labels].tolist(), [0, 0, 0]]
-
-
 def test_steps_before_the_start_are_not_read(tmp_path: Path):
     table = write_table(tmp_path, [encode(waves(row)) for row in range(12)])
     order = SampleOrder(12, 3, seed=0)

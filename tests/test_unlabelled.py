@@ -178,9 +178,3 @@ def test_a_second_source_that_cannot_be_opened_raises_a_one_line_error(arrays, t
     with pytest.raises(InputError) as caught:
         opened(arrays, **options)
     assert str(caught.value).startswith(message.format(tmp=tmp_path))
-
-
-def test_unread_labels_are_not_part_of_the_fingerprint(tmp_path):
-    renamed = ArrayTable(TABLE.images, (TABLE.labels + 1) % 5, tuple("vwxyz"))
-    assert renamed.fingerprint != TABLE.fingerprint
-    assert renamed.without_labels().fingerprint == TABLE.without_labels().fingerprint

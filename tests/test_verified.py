@@ -37,13 +37,13 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def verifications(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the size of each image that is verified."""
-    sizes, verify = [], graph.verify
+    sizes, sound_image = [], graph.sound_image
 
     def counted(data: bytes):
         sizes.append(len(data))
-        return verify(data)
+        return sound_image(data)
 
-    monkeypatch.setattr(graph, "verify", counted)
+    monkeypatch.setattr(graph, "sound_image", counted)
     return sizes
 
 

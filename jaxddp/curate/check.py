@@ -23,7 +23,7 @@ from jaxddp.core.wording import counted, plural, some, span
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.faults import find_repeats
 from jaxddp.data.images.header import parse_header
-from jaxddp.data.images.verify import open_sound, stray_bytes, verify, without_stray_bytes
+from jaxddp.data.images.verify import open_sound, sound_image, stray_bytes
 from jaxddp.data.labels import labels_of
 from jaxddp.data.manifest import VERSION, manifest_name
 from jaxddp.data.source import SourceTable, Table, image_dtype
@@ -104,19 +104,18 @@ def examine_file(data: bytes, name: str) -> ImageFindings:
     fields: dict = {"kind": header.kind, "height": header.height, "width": header.width}
     try:
         with _large_images if header.height * header.width > LARGE else nullcontext():
-            left_over = verify(data).left_over
+            header, decoded = sound_image(data)
             mode, notes = _describe(data)
     except InputError as error:
         return ImageFindings(digest, size, **fields, fault=str(error))
     suffix = name[name.rfind(".") :]
     if _SUFFIXES.get(suffix.lower(), header.kind) != header.kind:
         notes.insert(0, f"{header.kind.upper()} named {suffix}: decoded by its content, not its name")
-    if left_over:
-        notes.append(f"bytes left over: {left_over} behind the last pixel")
+    if header.left_over:
+        notes.append(f"bytes left over: {header.left_over} behind the last pixel")
     if header.kind == "jpeg":
         notes += stray_bytes(data)
-    has_stray_bytes = without_stray_bytes(data, left_over) is not data
-    return ImageFindings(digest, size, **fields, mode=mode, notes=tuple(notes), has_stray_bytes=has_stray_bytes)
+    return ImageFindings(digest, size, **fields, mode=mode, notes=tuple(notes), has_stray_bytes=decoded is not data)
 
 
 def _describe(data: bytes) -> tuple[str, list[str]]:

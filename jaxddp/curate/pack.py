@@ -21,7 +21,7 @@ from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import first_line, show
 from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
-from jaxddp.data.images.verify import open_sound, verify
+from jaxddp.data.images.verify import open_sound, sound_image
 from jaxddp.data.labels import labels_of
 from jaxddp.data.source import Table
 from jaxddp.sections.data_section import Pixels
@@ -103,7 +103,7 @@ def packed_image(data: bytes, packing: PackOptions) -> bytes:
 
     Raises: InputError if the image cannot be used.
     """
-    header = verify(data)
+    header, _ = sound_image(data)
     with open_sound(data) as image:
         scale = min(packing.short_side / min(image.size), 1)
         if scale == 1 and header.kind == "jpeg" and image.mode == "RGB":

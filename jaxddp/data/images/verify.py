@@ -70,6 +70,15 @@ _UINT16_MAX = 0xFFFF
 _CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 
 
+def sound_image(data: bytes) -> tuple[ImageHeader, bytes]:
+    """Return the header of an image file, and the bytes to decode: `data` itself, or a copy without stray bytes.
+
+    Raises: InputError with what is wrong with the file; see `verify`.
+    """
+    header = verify(data)
+    return header, without_stray_bytes(data, header.left_over)
+
+
 def verify(data: bytes) -> ImageHeader:
     """Return the header of an image file, with the number of bytes that follow its image data.
 

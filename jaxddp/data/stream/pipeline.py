@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.data.batch import Batch, PixelFormat
-from jaxddp.data.images.verify import verify, without_stray_bytes
+from jaxddp.data.images.verify import sound_image
 from jaxddp.data.order import Order, Shard, check_order, columns
 from jaxddp.data.soundness import Omissions, Substitutes
 from jaxddp.data.stream.decode import Area, Interpolation, check_decoding, eval_image, example_keys, train_image
@@ -125,10 +125,9 @@ def _compare_digest(data: bytes, digest: bytes) -> np.int32:
 
 def _verify_bytes(data: bytes) -> tuple[bytes, np.int32]:
     try:
-        left_over = verify(data).left_over
+        _, image = sound_image(data)
     except InputError:
         return data, np.int32(REFUSED)
-    image = without_stray_bytes(data, left_over)
     return image, np.int32(SOUND if image is data else STRAY)
 
 
@@ -288,7 +287,7 @@ class Pipeline:
                 yield row, f"{self.table.name(row)}: {fault}"
                 continue
             try:
-                verify(data)
+                sound_image(data)
                 check_decoding(data, self.pixels.format)
             except InputError as error:
                 yield row, f"{self.table.name(row)}: {error}"
