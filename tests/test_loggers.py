@@ -176,7 +176,7 @@ def test_a_logger_without_its_library_raises_a_one_line_error_at_the_start(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_from_python_loggers_need_a_work_directory(tmp_path):
     setup = shared(jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4))
     with pytest.raises(InputError, match=r"log_to='curves': .* written into the work directory; give workdir too"):

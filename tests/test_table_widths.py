@@ -27,7 +27,7 @@ def lines_of(columns, rows, width, capsys, monkeypatch) -> list[str]:
     return capsys.readouterr().out.splitlines()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data(), width=st.sampled_from((20, *WIDTHS)), number=st.integers(1, 8))
 def test_no_line_is_wider_than_the_terminal_and_no_text_is_lost(data, width, number):
     columns = data.draw(

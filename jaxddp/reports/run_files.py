@@ -244,7 +244,9 @@ def _object(path: Path) -> tuple[dict[str, Any], str | None]:
 def _other_losses(validations: ValidationFile | None, val: Columns) -> str | None:
     """Return a fault if metrics.jsonl and the validation file have different losses for a step; else None."""
     losses = dict(zip(val["step"].tolist(), val["loss"].tolist(), strict=True)) if "loss" in val else {}
-    for step in validations.steps if validations else ():
+    if validations is None:
+        return None
+    for step in validations.steps:
         loss = validations.of(step).get("loss")
         if loss is not None and losses.get(step, loss) != loss:
             both = f"{METRICS} and {VALIDATION_FILE}"
