@@ -536,6 +536,7 @@ def test_a_run_without_available_classes_is_left_out_and_logged(trained, tmp_pat
     moved_config = content | {"data": content["data"] | {"path": str(tmp_path / "gone.npz")}}
     (workdirs[1] / "config.json").write_text(json.dumps(moved_config))
     (workdirs[1] / "checkpoints").symlink_to(trained / "checkpoints")
+    (workdirs[1] / "signature.json").symlink_to(trained / "signature.json")
     (workdirs[2] / "config.json").write_text(json.dumps(content))
     runs = read_runs([*workdirs, trained])
     page = with_classes(page_of(runs), runs, "best")
