@@ -193,7 +193,7 @@ class ScheduleFree:
 
     It averages the iterates of training instead of lowering the learning rate. The optimizer updates the iterates z,
     and x is their average. Gradients are computed at y, a point between z and x; `momentum`, the paper's beta 1, is the
-    weight of x in y. Evaluation uses x; see `jaxddp.engine.parts.iterate_average`.
+    weight of x in y. Evaluation uses x; see `jaxddp.engine.parts.averages`.
     """
 
     momentum: Momentum = 0.9

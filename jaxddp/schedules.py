@@ -224,7 +224,7 @@ class WarmupStableDecay:
 @SCHEDULES.add("plateau")
 @dataclass(frozen=True)
 class OnPlateau:
-    """The peak, which `jaxddp.engine.parts.plateau.Plateau` lowers after validations."""
+    """The peak, which `jaxddp.engine.parts.configured.Plateau` lowers after validations."""
 
     plateau_factor: Annotated[
         HeldOut, 'Schedule "plateau": the factor applied when the validation loss stops improving.'
