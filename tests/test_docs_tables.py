@@ -58,20 +58,25 @@ def test_a_page_has_every_name_that_a_config_may_choose(kind):
     assert not [name for name in names if f"`{name}`" not in USER_PAGES and f"data.augment.{name}" not in KEYS]
 
 
-def test_the_table_of_loggers_is_complete():
-    page = (ROOT / "docs/runs.md").read_text()
-    (table,) = re.findall(r"^\| logger .*?\n\n", page, re.MULTILINE | re.DOTALL)
-    assert sorted(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == LOGGERS.names()
+@pytest.mark.parametrize(
+    ("page", "row", "names"),
+    [
+        ("docs/runs.md", r"^\| `(\w+)` \|", LOGGERS.names()),
+        ("configs/README.md", r"^\| `(\w+)` \|", CONFIGS),
+        (
+            "CONTRIBUTING.md",
+            r"`@(\w+)\.add",
+            [name for name, kind in vars(registry).items() if isinstance(kind, Registry)],
+        ),
+    ],
+)
+def test_a_table_is_complete(page, row, names):
+    assert sorted(re.findall(row, (ROOT / page).read_text(), re.MULTILINE)) == sorted(names)
 
 
 def test_a_resumed_run_may_change_all_of_parallel_except_reproducible():
     parallel = {key for key in KEYS if key.startswith("parallel.")}
     assert parallel - MAY_CHANGE == {"parallel.reproducible"}
-
-
-def test_the_table_of_recipes_is_complete():
-    rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "configs/README.md").read_text(), re.MULTILINE)
-    assert sorted(rows) == sorted(CONFIGS)
 
 
 def test_the_hooks_of_a_recipe_file_are_in_the_table_with_their_arguments():
@@ -103,11 +108,6 @@ def test_the_tables_of_timeouts_and_phases_match_the_code():
 def test_the_page_has_every_script_of_launch():
     files = {file.relative_to(ROOT).as_posix() for file in (ROOT / "launch").iterdir() if file.is_file()}
     assert not files.difference(spans((ROOT / "docs/scaling.md").read_text()))
-
-
-def test_the_table_of_decorators_has_every_registry():
-    table = re.findall(r"`@(\w+)\.add", (ROOT / "CONTRIBUTING.md").read_text())
-    assert sorted(table) == sorted(name for name, value in vars(registry).items() if isinstance(value, Registry))
 
 
 def texts() -> Iterator[list[str]]:
