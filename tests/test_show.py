@@ -16,9 +16,8 @@ import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import Config
-from jaxddp.curate.show import show
 from jaxddp.data.batch import Batch
-from jaxddp.setup.input_figure import denormalized
+from jaxddp.setup.input_figure import denormalized, show
 from jaxddp.setup.prepare import initialize
 from jaxddp.training.pictures import png
 

@@ -130,7 +130,7 @@ def _show(arguments: list[str]) -> int:
         raise InputError(f"data show: the first argument is the config; there are: {', '.join(config_names())}")
     options, file = parse_recipe(ShowData, "jaxddp data show", arguments)
     with doing(IMPORTING):
-        from jaxddp.curate.show import show
+        from jaxddp.setup.input_figure import show
         from jaxddp.setup.prepare import open_recipe
 
     print(f"{show(open_recipe(file), options.step, options.count, options.out)}: {options.out}")

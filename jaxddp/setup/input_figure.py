@@ -1,13 +1,18 @@
-"""A figure of training images exactly as the network receives them at a step."""
+"""A figure of training images exactly as the network receives them at a step, also for `jaxddp data show`."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
+import jaxddp.core.files as files
 from jaxddp.augment.preprocess import Inputs, Preprocess
+from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
 from jaxddp.setup.feed import Feed
+from jaxddp.setup.recipe import Recipe
+from jaxddp.training.pictures import png
 from jaxddp.training.predicted_images import short_class_name
 
 if TYPE_CHECKING:
@@ -52,3 +57,24 @@ def _label_text(label: jax.Array, names: tuple[str, ...]) -> str:
     """Return the class name of a label, or the class names of a multi-hot label."""
     classes = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
     return ", ".join(short_class_name(names[index]) for index in classes) or "no label"
+
+
+def show(recipe: Recipe, step: int, count: int, out: Path) -> str:
+    """Draw the first images of a step's batch into a PNG file, after all augmentation but without normalization.
+
+    A batch is a function of the recipe and the step, so a run of the recipe trains on these images.
+
+    Args:
+        step: the number of the step, from 1, as in metrics.jsonl.
+        count: the number of images, 1 or more.
+
+    Returns: a description of the picture.
+
+    Raises: InputError if the config or the data are wrong, or the picture cannot be written.
+    """
+    picture = input_figure(recipe.feed, recipe.preprocess, step, count)
+    files.create(out.parent)
+    files.replace(out, png(picture))
+    batch_size, growth = recipe.feed.order.batch_size, recipe.feed.growth
+    side = "" if growth is None else f", {growth.side(step - 1)}x{growth.side(step - 1)} pixels"
+    return f"{min(count, batch_size)} of {counted(batch_size, 'image')} of step {step}{side}"
