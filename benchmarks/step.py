@@ -60,9 +60,8 @@ from jaxddp.job.environment import find_job
 from jaxddp.mesh import AXIS
 from jaxddp.recipe_file import read_recipe
 from jaxddp.setup.make_run import make_run
-from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.setup.recipe import Recipe
-from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
 from jaxddp.setup.run_training import train
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, StepRecord
 from jaxddp.training.loop import fit

@@ -64,10 +64,10 @@ from jaxddp.notebook.results import (
 from jaxddp.objectives.distillation import distillation
 from jaxddp.overrides import checked, replaced
 from jaxddp.setup.identity import shared_settings
-from jaxddp.setup.prepare import initialize as initialize_network
 from jaxddp.setup.recipe import make_recipe
 from jaxddp.setup.resources import join_job, resources_of
 from jaxddp.setup.run_setup import RunSetup, check_setup
+from jaxddp.setup.run_setup import initialize as initialize_network
 from jaxddp.setup.run_training import train as train_run
 from jaxddp.setup.user_objects import check_listeners, objects_of_arguments
 from jaxddp.training.evaluation import Measure

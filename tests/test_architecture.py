@@ -354,7 +354,7 @@ BAD = [
     (layer_order, "jaxddp/training/loop.py", "from jaxddp.job.membership import join"),
     (layer_order, "jaxddp/training/listeners/history.py", "def f():\n    import jaxddp.job.membership as membership"),
     (layer_order, "jaxddp/job/control_plane.py", "from jaxddp.workdir.session import session"),
-    (layer_order, "jaxddp/training/loop.py", "from jaxddp.setup.prepare import initialize"),
+    (layer_order, "jaxddp/training/loop.py", "from jaxddp.setup.run_setup import initialize"),
     (layer_order, "jaxddp/setup/recipe.py", "class A:\n    def f(self):\n        from jaxddp.cli import main"),
     (layer_order, "jaxddp/cluster/launcher.py", "from jaxddp.api import train"),
     (layer_order, "jaxddp/api.py", "from jaxddp.cluster.doctor.checklist import rows"),

@@ -25,8 +25,8 @@ from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, parameter_groups, patch_moments, whitening_kernel
 from jaxddp.recipe_file import read_recipe
 from jaxddp.schedules import Steps, make_schedule
-from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.setup.recipe import Recipe
+from jaxddp.setup.run_setup import initialize, open_recipe
 from jaxddp.setup.run_training import train as train_experiment
 from jaxddp.training.checkpoints.manager import Checkpoints
 

@@ -20,8 +20,8 @@ from jaxddp.overrides import flatten, keys_of, observed
 from jaxddp.recipe_file import RecipeFile, read_recipe
 from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.registry import OPTIMIZERS
-from jaxddp.setup.prepare import open_recipe
 from jaxddp.setup.recipe import Recipe
+from jaxddp.setup.run_setup import open_recipe
 from jaxddp.workdir.claim import Claim, claim
 
 IMPORTS = """

@@ -22,8 +22,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, ResNet, small_stem
 from jaxddp.setup.network_checks import check_outputs, dtypes_of_products, in_precision
-from jaxddp.setup.prepare import initialize
-from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup, initialize
 
 SIZE, BATCH = 8, 8
 TABLE = random_table(4 * BATCH, image=SIZE)

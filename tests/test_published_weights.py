@@ -32,8 +32,8 @@ from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.data.storage.objects import RetryPolicy
 from jaxddp.models.variables import by_path, shapes_of
 from jaxddp.registry import MODELS
-from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.setup.recipe import model_of
+from jaxddp.setup.run_setup import initialize, open_recipe
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.weights.download import download
 from jaxddp.weights.match import namings_of, published

@@ -18,7 +18,7 @@ from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
 from jaxddp.setup.input_figure import denormalized, show
-from jaxddp.setup.prepare import initialize
+from jaxddp.setup.run_setup import initialize
 from jaxddp.training.pictures import png
 
 

@@ -21,8 +21,8 @@ from jaxddp.models.adapt import for_platform
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.setup.feed import LONGEST_CHUNK
 from jaxddp.setup.layout import Layout, TrainingData
-from jaxddp.setup.prepare import complete_recipe
 from jaxddp.setup.recipe import Recipe, make_objects
+from jaxddp.setup.run_setup import complete_recipe
 from jaxddp.setup.user_objects import objects_of_hooks
 
 

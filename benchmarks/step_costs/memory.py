@@ -38,10 +38,9 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.compilation import step_options
 from jaxddp.measure.memory import Fit, Needs, bytes_on_a_device
 from jaxddp.mesh import Topology, simulate_cpu_devices
-from jaxddp.setup.prepare import initialize
 from jaxddp.setup.recipe import make_recipe
 from jaxddp.setup.resources import Resources
-from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup, initialize
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.device_memory import needs_of_batch
 

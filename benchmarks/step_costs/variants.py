@@ -23,8 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.harness import Figures, alternate, check_losses, compare, machine, table, time_steps
 from benchmarks.step import losses, make_experiment
-from jaxddp.setup.prepare import initialize, open_recipe
-from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
 
 PLAIN = "plain"
 BATCH, GATE_STEPS = 64, 3

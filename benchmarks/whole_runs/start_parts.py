@@ -32,7 +32,7 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
     from jaxddp.recipe_file import read_recipe
     from jaxddp.setup import resources
     from jaxddp.setup.feed import Feed
-    from jaxddp.setup.prepare import open_recipe
+    from jaxddp.setup.run_setup import open_recipe
     from jaxddp.setup.run_training import train
 
     file = read_recipe(name)

@@ -131,7 +131,7 @@ def _show(arguments: list[str]) -> int:
     options, file = parse_recipe(ShowData, "jaxddp data show", arguments)
     with doing(IMPORTING):
         from jaxddp.setup.input_figure import show
-        from jaxddp.setup.prepare import open_recipe
+        from jaxddp.setup.run_setup import open_recipe
 
     print(f"{show(open_recipe(file), options.step, options.count, options.out)}: {options.out}")
     return 0

@@ -41,8 +41,8 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         import jaxddp.core.files as files
         from jaxddp.schedules import batch_factor
-        from jaxddp.setup.prepare import initialize, open_recipe
         from jaxddp.setup.rate_range import RateRange, config_of_test, find_rate
+        from jaxddp.setup.run_setup import initialize, open_recipe
         from jaxddp.training.pictures import png, rate_figure
 
     out, rates = files.check_out(options.out), RateRange(options.lowest, options.highest, options.steps)

@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> int:
         print(ended)
         return 0
     with doing(IMPORTING):
-        from jaxddp.setup.prepare import open_recipe
+        from jaxddp.setup.run_setup import open_recipe
         from jaxddp.setup.run_training import train
         from jaxddp.training.listeners.jsonl import METRICS
         from jaxddp.training.listeners.workdir_files import CURVES

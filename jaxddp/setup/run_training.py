@@ -18,9 +18,8 @@ from jaxddp.setup.configured_metrics import check_requested_metrics
 from jaxddp.setup.identity import objective_fingerprints
 from jaxddp.setup.make_run import make_run
 from jaxddp.setup.measured_shares import SharesFile, settle_shares
-from jaxddp.setup.prepare import initialize
 from jaxddp.setup.recipe import Recipe
-from jaxddp.setup.run_setup import RunSetup, check_start
+from jaxddp.setup.run_setup import RunSetup, check_start, initialize
 from jaxddp.setup.user_objects import check_listeners, objects_of_hooks
 from jaxddp.training.evaluation import Measure
 from jaxddp.training.listeners.notifier import make_loggers

@@ -41,9 +41,8 @@ from jaxddp.measure.memory import Fit, MemoryReport, Needs
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.overrides import flatten
 from jaxddp.recipe_file import RecipeFile
-from jaxddp.setup.prepare import initialize, open_recipe
 from jaxddp.setup.resources import join_job
-from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
 from jaxddp.training.device_memory import needs_of_batch
 from jaxddp.training.listeners.step_seconds import FILE, StepSeconds
 from jaxddp.training.progress import count_parameters
