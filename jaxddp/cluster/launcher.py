@@ -36,6 +36,8 @@ GENERATION = "JAXDDP_GENERATION"
 """The environment variable with the number, from 0, of the generation, which is one start of the whole job."""
 _COMMANDS = ("train", "eval", "find-lr", "predict", "features", "doctor", "data")
 """A command that begins with one of these words is run by `python -m jaxddp`."""
+_CPU_ADVICE = "or compute only on the CPU with --gpus 0 --processes P"
+_SIMULATED = Range(1, 100_000)
 
 
 def launch(options: Launch, command: Sequence[str], config: Config | None = None) -> int:
@@ -198,9 +200,6 @@ def _process_environment(options: Launch, rank: int, gpus: Sequence[str], fds: S
     return environ
 
 
-_CPU_ADVICE = "or compute only on the CPU with --gpus 0 --processes P"
-
-
 def check_tpu_options(options: Launch, chips: Sequence[Path], environ: Environ = os.environ) -> None:
     """Check that the launcher may start one process here, with all chips of this machine.
 
@@ -231,9 +230,6 @@ def check_tpu_options(options: Launch, chips: Sequence[Path], environ: Environ =
         )
     if process is not None and options.nr is not None and process.value != str(options.nr):
         raise InputError(f"--nr {options.nr}: libtpu numbers this host {process.value}; give --nr {process.value}")
-
-
-_SIMULATED = Range(1, 100_000)
 
 
 def valid_machine_counts(config: Config | None, options: Launch, processes: int, gpus: int) -> list[int]:

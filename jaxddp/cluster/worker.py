@@ -1,4 +1,4 @@
-"""A process that the launcher starts."""
+"""A process that the launcher starts, with its output: lines on the screen, and bytes in a log file."""
 
 import contextlib
 import os
@@ -22,6 +22,14 @@ _LONGEST_LINE = 1 << 16
 _LAST_LINES = 10
 _JAX_FATAL, _STATUS = "JAX distributed service detected fatal errors", "absl::Status: "
 """Text in the line that JAX logs before a C++ stack."""
+_PER_PROCESS_VARIABLES = frozenset({INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"})
+_STARTER = Path(__file__).with_name("starter.py")
+_DUPLICATE_ID = "tried to connect with a different incarnation"
+_DUPLICATE_CAUSE = (
+    "a process with that id was started twice, or a process outside the job reached JAX's own port; a private "
+    'network prevents this: docs/scaling.md, "Trust"'
+)
+_OTHER_CAUSE = "another process ended; see its log"
 
 
 class Lines:
@@ -134,16 +142,6 @@ def _open_log(path: Path) -> IO[bytes]:
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror}); choose another folder with --logs") from error
     return log
-
-
-_PER_PROCESS_VARIABLES = frozenset({INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"})
-_STARTER = Path(__file__).with_name("starter.py")
-_DUPLICATE_ID = "tried to connect with a different incarnation"
-_DUPLICATE_CAUSE = (
-    "a process with that id was started twice, or a process outside the job reached JAX's own port; a private "
-    'network prevents this: docs/scaling.md, "Trust"'
-)
-_OTHER_CAUSE = "another process ended; see its log"
 
 
 @dataclass(eq=False)

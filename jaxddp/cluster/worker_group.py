@@ -1,4 +1,4 @@
-"""Watches a group of processes until all end. After the first failure, it ends the others in bounded time."""
+"""Watches a group of processes until all end. After the first failure or a signal, the others end in bounded time."""
 
 import contextlib
 import math

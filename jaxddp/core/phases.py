@@ -2,8 +2,8 @@
 
 The training code reports its progress to this module, and the job's watchdog reads it (`jaxddp.job.watchdog`). No
 result depends on the progress. Progress is the start or the end of a phase, the end of a step, or a call of `moved`
-within a phase. A phase can have a description for users, which is passed to a listener during the phase
-(`jaxddp.core.phases`), and an amount of work, of which `reached` reports the completed part.
+within a phase. A phase can have a description for users, which `show_on` shows on a screen if the phase is long, and an
+amount of work, of which `reached` reports the completed part.
 """
 
 import threading
@@ -16,6 +16,21 @@ from jaxddp.core.wording import counted, duration, size
 
 BYTES = "bytes"
 """The unit of an amount of bytes, which is shown in kB, MB and so on."""
+OUTSIDE = "outside"
+"""The phase of the user's own code. In this phase, a process is stuck only if other processes wait for it."""
+Phase = Literal[
+    "outside", "start", "agreement", "restore", "compile", "training", "input", "dispatch", "device", "listeners",
+    "validation", "save",
+]  # fmt: skip
+COMMIT = "commit"
+"""The phase "save" while a thread waits for the other processes to write their parts of a checkpoint."""
+_PATIENCE: dict[str, float] = {"start": 6, "compile": 6, "restore": 3, "save": 3, COMMIT: 3, "validation": 3}
+"""Factors of `parallel.stall_timeout`, the maximum time without progress. Other phases have factor 1."""
+_WAITING = frozenset({"agreement", "dispatch", "device", COMMIT})
+"""The phases in which a process may wait for other processes."""
+PATIENCE_SECONDS = 1.0
+"""The activity is shown after this time."""
+_UPDATE_SECONDS = 1.0
 
 
 class Activity(NamedTuple):
@@ -62,20 +77,6 @@ class Activity(NamedTuple):
 def _whole(seconds: float) -> str:
     """Return a duration without fractions of a second."""
     return f"{seconds:.0f} s" if seconds < 59.5 else duration(seconds)
-
-
-OUTSIDE = "outside"
-"""The phase of the user's own code. In this phase, a process is stuck only if other processes wait for it."""
-Phase = Literal[
-    "outside", "start", "agreement", "restore", "compile", "training", "input", "dispatch", "device", "listeners",
-    "validation", "save",
-]  # fmt: skip
-COMMIT = "commit"
-"""The phase "save" while a thread waits for the other processes to write their parts of a checkpoint."""
-_PATIENCE: dict[str, float] = {"start": 6, "compile": 6, "restore": 3, "save": 3, COMMIT: 3, "validation": 3}
-"""Factors of `parallel.stall_timeout`, the maximum time without progress. Other phases have factor 1."""
-_WAITING = frozenset({"agreement", "dispatch", "device", COMMIT})
-"""The phases in which a process may wait for other processes."""
 
 
 def longest(timeout: float) -> float:
@@ -310,11 +311,6 @@ def stuck(processes: Mapping[int, Progress], timeout: float) -> int | None:
     busy = {process: state for process, state in watched.items() if not state.waits}
     over = {process: state for process, state in (busy or watched).items() if state.idle > state.limit(timeout)}
     return min(over, key=lambda process: (over[process].step, -over[process].idle, process), default=None)
-
-
-PATIENCE_SECONDS = 1.0
-"""The activity is shown after this time."""
-_UPDATE_SECONDS = 1.0
 
 
 class Screen(Protocol):

@@ -1,4 +1,4 @@
-"""Reads the job of this process from the environment variables that its launcher or scheduler sets.
+"""The job of this process, from the environment variables of its launcher or scheduler; and the report to the launcher.
 
 `schedulers.py` defines the variables of each launcher and scheduler. This module does not start a JAX backend.
 """

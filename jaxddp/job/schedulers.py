@@ -19,6 +19,7 @@ from jaxddp.job.env_variables import INDEX, Environ, EnvValue, lookup, number
 from jaxddp.wire.addresses import LOOPBACK, is_loopback
 
 Lookup = Callable[[Environ], EnvValue | None]
+_MOST_ANCESTORS = 1000
 
 
 def variable(name: str) -> Lookup:
@@ -282,9 +283,6 @@ SCHEDULERS = (
     # A Kubernetes Indexed Job sets only the process id.
     Scheduler(variable("JOB_COMPLETION_INDEX")),
 )
-
-
-_MOST_ANCESTORS = 1000
 
 
 def launcher_of(variable: str, proc: Path = Path("/proc")) -> int:

@@ -1,8 +1,11 @@
-"""The place of a process in a job on TPUs, from the variables of GKE, or from the metadata server of a TPU VM.
+"""The place of a process in a job on TPUs, from the variables of GKE or Google's metadata server.
 
 The chips of a slice are wired to each other, and the slices of a job are connected by the network. Each host of a slice
 runs one process with all chips of the host. libtpu numbers the processes slice by slice, and in a slice by the worker
 id, so a job must use the same ids.
+
+The metadata server also announces the eviction of a TPU VM: a spot machine that Google takes back, or a machine that
+goes into maintenance, shuts down soon afterwards. A program in a session of ssh may receive no signal before that.
 
 Sources: the documentation of Cloud TPU and of TPUs in GKE, and the clusters that JAX detects.
 """
@@ -40,6 +43,17 @@ _ENDPOINTS, _NUMBER, _TYPE, _ENV = (
     "accelerator-type",
     "tpu-env",
 )
+
+METADATA_SECONDS = 2.0
+"""The seconds for a list of questions, with the look-up of the server's name."""
+_ATTEMPTS, _PAUSE = 3, 0.1
+_LARGEST_ANSWER, _LONGEST_PROBLEM = 2**16, 200
+_HEADERS = {"Metadata-Flavor": "Google"}
+PERIOD = 5.0
+"""The seconds between two questions. Google announces a preemption 30 s, and maintenance 60 s or more in advance."""
+_PREEMPTED, _MAINTENANCE = "preempted", "maintenance-event"
+_STOPS = {_PREEMPTED: "TRUE", _MAINTENANCE: "TERMINATE_ON_HOST_MAINTENANCE"}
+_log = logging.getLogger("jaxddp.job")
 
 
 class _Hosts(NamedTuple):
@@ -197,13 +211,6 @@ def _megascale_values(tpu_env: str) -> dict[str, str]:
     return {name: values[name] for name in (SLICES, SLICE, COORDINATOR) if values.get(name)}
 
 
-METADATA_SECONDS = 2.0
-"""The seconds for a list of questions, with the look-up of the server's name."""
-_ATTEMPTS, _PAUSE = 3, 0.1
-_LARGEST_ANSWER, _LONGEST_PROBLEM = 2**16, 200
-_HEADERS = {"Metadata-Flavor": "Google"}
-
-
 def metadata_server(environ: Environ) -> EnvValue:
     """Return the server's `host` or `host:port`, and the variable that overrides it, as in Google's libraries."""
     overridden = lookup(environ, "GCE_METADATA_HOST") or lookup(environ, "GCE_METADATA_IP")
@@ -297,14 +304,6 @@ def _single_answer(address: str, path: str, deadline: float) -> str | None:
     if response.headers.get("Metadata-Flavor") != "Google":
         raise OSError(f"the answer for {path} has no header Metadata-Flavor: Google")
     return content.decode().strip()
-
-
-PERIOD = 5.0
-"""The seconds between two questions. Google announces a preemption 30 s, and maintenance 60 s or more in advance."""
-_PREEMPTED, _MAINTENANCE = "preempted", "maintenance-event"
-_STOPS = {_PREEMPTED: "TRUE", _MAINTENANCE: "TERMINATE_ON_HOST_MAINTENANCE"}
-
-_log = logging.getLogger("jaxddp.job")
 
 
 @contextlib.contextmanager

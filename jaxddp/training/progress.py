@@ -305,7 +305,7 @@ class LiveDisplay(RunLines):
         self._metrics = self._activity = ""
         self._last_frame = 0.0
         self._activity_reports = ExitStack()
-        # The thread of `jaxddp.core.phases` draws the seconds of an activity, while the training thread waits.
+        # The thread of `jaxddp.core.phases.show_on` draws the seconds of an activity, while the training thread waits.
         self._lock, self._is_over = threading.RLock(), False
 
     def start(self, run: RunStart) -> None:

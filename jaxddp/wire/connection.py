@@ -1,4 +1,7 @@
-"""A connection that carries messages between two processes."""
+"""Connections that carry messages between processes: a server, which admits clients with the job's key, and a client.
+
+One thread serves all connections of a process.
+"""
 
 import asyncio
 import contextlib
@@ -32,6 +35,13 @@ from jaxddp.wire.messages import (
 
 LONGEST_OF_STRANGER, LONGEST = 1 << 16, 1 << 28
 """The maximum number of bytes of a message, before and after the peer has proved that it belongs to the job."""
+Result = TypeVar("Result")
+_FLUSH_SECONDS = 2.0
+_OTHER_FILES = 1024
+_HELLO_SECONDS = 5.0
+_MOST_PENDING = 64
+T = TypeVar("T")
+_RETRY_SECONDS, _CONNECT_SECONDS = 0.2, 5.0
 
 
 class Connection:
@@ -66,11 +76,6 @@ class Connection:
         with contextlib.suppress(OSError):
             self.writer.close()
             await self.writer.wait_closed()
-
-
-Result = TypeVar("Result")
-
-_FLUSH_SECONDS = 2.0
 
 
 class NetworkThread:
@@ -108,9 +113,6 @@ async def _cancel_all() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-_OTHER_FILES = 1024
-
-
 def raise_file_limit(files: int) -> None:
     """Raise the limit of open files of this process for a number of files, as far as the system permits it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -118,10 +120,6 @@ def raise_file_limit(files: int) -> None:
     if soft != resource.RLIM_INFINITY and soft < required:
         limit = required if hard == resource.RLIM_INFINITY else min(required, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
-
-
-_HELLO_SECONDS = 5.0
-_MOST_PENDING = 64
 
 
 async def start_server(
@@ -218,11 +216,6 @@ class Admission:
 def other_key(noun: str) -> str:
     """Return the error of a server or client whose peer has another key."""
     return f"{KEY} differs from that of {noun} 0; give all {plural(2, noun)} of a job the same key"
-
-
-T = TypeVar("T")
-
-_RETRY_SECONDS, _CONNECT_SECONDS = 0.2, 5.0
 
 
 class NotReached(Exception):

@@ -1,4 +1,4 @@
-"""The events that change a launcher's state, and the effects that follow.
+"""The messages that launchers send to each other, the events that change a launcher's state, and their effects.
 
 The states are `Coordinator` and `Agent`. `state.after(event, now)` is a pure function, which returns the next state and
 the effects. `jaxddp.cluster.meeting.driver` collects the events, and performs the effects.

@@ -1,4 +1,8 @@
-"""The state of a launcher on any machine except machine 0. It carries out the decisions of machine 0's launcher."""
+"""The states of launchers, as pure functions of events: when and where processes start, and when a job ends.
+
+The launcher of machine 0 is the `Coordinator`, which decides. The others are `Agent`s, which carry out its decisions. A
+launcher that does not connect to other launchers is a coordinator, too.
+"""
 
 import socket
 from collections.abc import Mapping, Sequence
@@ -41,6 +45,10 @@ from jaxddp.core.wording import counted
 LONGEST_DELAY = 60.0
 LONG_RUN = 600.0
 """After an attempt that ran for at least this many seconds, the delays begin again at the shortest."""
+Stage = Literal["gathering", "running", "delay", "over"]
+"""The stages: wait for machines; run a generation; wait before the next generation; the job has ended."""
+_ADMISSION_SECONDS = 60.0
+"""The seconds in which machine 0 must admit this machine after a connection is established."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +152,6 @@ class Generation:
     def following(self, members: tuple[int, ...]) -> "Generation":
         """Return the next generation, whose processes run on these machines."""
         return Generation(self.number + 1, members)
-
-
-Stage = Literal["gathering", "running", "delay", "over"]
-"""The stages: wait for machines; run a generation; wait before the next generation; the job has ended."""
 
 
 @dataclass(frozen=True)
@@ -362,10 +366,6 @@ class Coordinator:
 
 def _without(present: Mapping[int, str], machine: int) -> dict[int, str]:
     return {other: host for other, host in present.items() if other != machine}
-
-
-_ADMISSION_SECONDS = 60.0
-"""The seconds in which machine 0 must admit this machine after a connection is established."""
 
 
 @dataclass(frozen=True)
