@@ -10,8 +10,8 @@ from support.networks import SmallNet
 from support.runs import setup_of
 from support.shared import sgd
 
-from jaxddp.augment.geometry import mean_logits
 from jaxddp.config import Config
+from jaxddp.engine.objective import mean_logits
 from jaxddp.engine.predictions import make_predict
 
 VAL = random_table(23, seed=1)

@@ -1,12 +1,14 @@
 """`Batch`: the input of the training step, as arrays on the host or on the devices."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.config import DataConfig
 from jaxddp.core.wording import shaped
+
+if TYPE_CHECKING:
+    from jaxddp.config import DataConfig
 
 
 class Batch(NamedTuple):
@@ -53,7 +55,7 @@ class PixelFormat:
     """8 or 16. Conversion to 8 bits keeps the upper 8; conversion to 16 repeats the 8 bits, so white stays white."""
 
     @classmethod
-    def of(cls, data: DataConfig) -> "PixelFormat":
+    def of(cls, data: "DataConfig") -> "PixelFormat":
         """Return the format of a config."""
         return cls(data.channels, data.bits)
 

@@ -17,7 +17,7 @@ kernel for each array.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +25,11 @@ from jax import lax
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.flatten_util import ravel_pytree
 
-from jaxddp.config import Config
 from jaxddp.mesh import AXIS, Topology, device_axes
 from jaxddp.platforms import platform_named
+
+if TYPE_CHECKING:
+    from jaxddp.config import Config
 
 AVERAGING = "average_gradients"
 """The named scope of the gradients' all-reduces, which appears in profiles and compiled programs."""
@@ -53,7 +55,7 @@ class Averaging:
     ravels_alone: int = 0
 
     @classmethod
-    def of(cls, config: Config, topology: Topology) -> "Averaging":
+    def of(cls, config: "Config", topology: Topology) -> "Averaging":
         """Create an `Averaging` from a config. Without `parallel.buckets` the default depends on the platform."""
         platform = platform_named(topology.platform)
         buckets = 1 if topology.num_devices == 1 else config.parallel.buckets or platform.buckets

@@ -1,9 +1,9 @@
 """Training objectives and metrics, which return sums and weights of a batch. The step computes means from them."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import flax.struct
 import jax
@@ -11,10 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxddp.augment.geometry import mean_logits
-from jaxddp.augment.mixing import Mixing
-from jaxddp.augment.preprocess import Preprocess
-from jaxddp.config import Views
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, shaped
 from jaxddp.data.batch import Batch
@@ -23,6 +19,12 @@ from jaxddp.engine.buckets import stack_over_devices
 from jaxddp.engine.example_loss import ExampleLoss, random_batches
 from jaxddp.mesh import AXIS
 from jaxddp.models.interface import Model, takes_example_keys
+
+if TYPE_CHECKING:
+    from jaxddp.augment.mixing import Mixing
+    from jaxddp.augment.preprocess import Preprocess
+    from jaxddp.config import Views
+
 
 Metric = Callable[[jax.Array, jax.Array], jax.Array]
 """(logits float[B, K], labels) -> float[B]. Labels are int32[B], or float[B, K] if examples may have several labels."""
@@ -148,9 +150,9 @@ class Objective:
 
     model: Model
     loss: ExampleLoss
-    preprocess: Preprocess
+    preprocess: "Preprocess"
     metrics: Mapping[str, Metric | SetMetric] = field(default_factory=dict)
-    views: Views = "one"
+    views: "Views" = "one"
 
     def __call__(
         self,
@@ -199,7 +201,7 @@ class Objective:
             logits = self.predict(params, model_state, images)
         return wide_logits(logits, (len(images), self.loss.labels.num_classes)), model_state
 
-    def columns(self, logits: jax.Array, batch: Batch, mixing: Mixing | None) -> list[tuple[jax.Array, jax.Array]]:
+    def columns(self, logits: jax.Array, batch: Batch, mixing: "Mixing | None") -> list[tuple[jax.Array, jax.Array]]:
         """Return the value and the weight of each example, float[B] each, for the loss and then for each metric."""
         columns = self._columns(logits, batch.label)
         if mixing is not None:
@@ -373,3 +375,36 @@ def _try_metric(metric: Any, parts: list[tuple[np.ndarray, np.ndarray]]) -> dict
 
 def _numeric_dtype(dtype: Any) -> Any:
     return jnp.int32 if dtype == jnp.bool_ else dtype
+
+
+def mean_logits(classify: Callable[[jax.Array], jax.Array], images: jax.Array, views: "Views") -> jax.Array:
+    """Return the mean logits, float[B, K] in float32 or wider, over views of normalized images [B, H, W, C].
+
+    Args:
+        classify: a function of images that returns logits.
+        views: "one" is the image alone. "mirror" is the image and its mirror image, with equal weights.
+            "mirror_translate" (Jordan 2024, arXiv:2404.00498) adds four views: the image translated by one pixel down
+            and right, the image translated by one pixel up and left, and the mirror images of both. The border is
+            reflected. The four added views have half of the total weight.
+    """
+    if views == "one":
+        return classify(images)
+
+    def wide(view: jax.Array) -> jax.Array:
+        logits = classify(view)
+        return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+
+    return functools.reduce(jnp.add, (weight * wide(view) for weight, view in _weighted(images, views)))
+
+
+def _weighted(images: jax.Array, views: "Views") -> Iterator[tuple[float, jax.Array]]:
+    copies = [(1.0, images)] if views == "mirror" else [(0.5, images), *((0.25, copy) for copy in _translated(images))]
+    for weight, copy in copies:
+        yield weight / 2, copy
+        yield weight / 2, copy[:, :, ::-1]
+
+
+def _translated(images: jax.Array) -> tuple[jax.Array, jax.Array]:
+    height, width = images.shape[1:3]
+    padded = jnp.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), mode="reflect")
+    return padded[:, :height, :width], padded[:, 2:, 2:]
