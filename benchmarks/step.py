@@ -59,10 +59,9 @@ from jaxddp.engine.state import TrainState
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import AXIS
 from jaxddp.recipe_file import read_recipe
-from jaxddp.setup.make_run import make_run
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
-from jaxddp.setup.run_training import train
+from jaxddp.setup.run_training import make_run, train
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, StepRecord
 from jaxddp.training.loop import fit
 from jaxddp.training.progress import progress

@@ -37,7 +37,7 @@ from jaxddp.losses import cross_entropy
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.choices import FixMatchSettings
 from jaxddp.objectives.fixmatch import ADDED_METRICS, FixMatch
-from jaxddp.setup.make_run import make_run
+from jaxddp.setup.run_training import make_run
 
 LINEAR, NORMED = linear_model(), SmallNet(batch_norm=True, sync="data", dtype=jnp.float64)
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")

@@ -38,7 +38,7 @@ from jaxddp.measure.cost import Cost, MeanCost, compile_with_cost
 from jaxddp.measure.memory import Needs, bytes_on_a_device
 from jaxddp.mesh import Topology
 from jaxddp.registry import MODELS
-from jaxddp.setup.make_run import make_run
+from jaxddp.setup.run_training import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.events import StepRecord
 from jaxddp.training.listeners.jsonl import step_row

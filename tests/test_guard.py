@@ -27,7 +27,7 @@ from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import SKIPPED, Guard, LossScale
-from jaxddp.setup.make_run import describe_non_finite
+from jaxddp.setup.run_training import describe_non_finite
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.epoch_sums import EpochSums, SkippedSteps, TooManySkipped
 

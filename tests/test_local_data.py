@@ -25,8 +25,8 @@ from jaxddp.data.labels import labels_of
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard, UnitedOrder, columns
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
-from jaxddp.setup.make_run import describe_non_finite
 from jaxddp.setup.resources import check_placement
+from jaxddp.setup.run_training import describe_non_finite
 
 LOCAL = DataConfig(placement="local", augment=AugmentConfig(pad=1))
 SIZES = (31, 12)

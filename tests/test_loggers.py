@@ -28,8 +28,8 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.predictions import make_predict
 from jaxddp.recipe_file import read_recipe
 from jaxddp.registry import check_names
-from jaxddp.setup.make_run import make_run
 from jaxddp.setup.run_setup import open_recipe
+from jaxddp.setup.run_training import make_run
 from jaxddp.setup.run_training import train as run_training
 from jaxddp.training import pictures
 from jaxddp.training.evaluation import ReportedEvaluation

@@ -36,7 +36,7 @@ from jaxddp.measure.host_memory import HostMemory
 from jaxddp.measure.memory import Fit, MemoryReport, Needs, bytes_on_a_device, is_out_of_memory, memory_errors
 from jaxddp.mesh import Topology
 from jaxddp.models.resnet import BASIC, Architecture
-from jaxddp.setup.make_run import make_run
+from jaxddp.setup.run_training import make_run
 from jaxddp.training.device_memory import needs_of_batch
 from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.loop import fit

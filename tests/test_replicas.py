@@ -24,7 +24,7 @@ from jaxddp.engine.replicas import Replicas, array_checksums, checksums
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
-from jaxddp.setup.make_run import make_run
+from jaxddp.setup.run_training import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.plan import Plan
 

@@ -25,7 +25,7 @@ from jaxddp.engine import self_test
 from jaxddp.engine.buckets import Averaging
 from jaxddp.engine.self_test import SelfTest
 from jaxddp.mesh import AXIS
-from jaxddp.setup.make_run import make_run
+from jaxddp.setup.run_training import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 TABLE = random_table(64)

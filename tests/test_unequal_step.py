@@ -32,8 +32,8 @@ from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.unequal import Unequal
 from jaxddp.engine.ways.way import Way
-from jaxddp.setup.make_run import describe_non_finite
 from jaxddp.setup.measured_shares import SHARES_FILE, settle_shares
+from jaxddp.setup.run_training import describe_non_finite
 
 STEPS, BATCH = 20, 16
 TABLE = random_table(50)

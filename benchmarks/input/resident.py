@@ -36,8 +36,8 @@ from benchmarks.common.photographs import photograph_table, write_photographs
 from jaxddp.api import AugmentConfig, DataConfig, prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.source import Source
-from jaxddp.setup.make_run import make_run
 from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_training import make_run
 from jaxddp.training.listeners.history import History
 from jaxddp.training.loop import fit
 

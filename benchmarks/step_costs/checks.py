@@ -30,8 +30,8 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import simulate_cpu_devices
-from jaxddp.setup.make_run import make_run
 from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_training import make_run
 
 DEVICES, CLASSES, LOCAL_BATCH = 2, 10, 64
 

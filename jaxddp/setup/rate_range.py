@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted
-from jaxddp.setup.make_run import make_run
 from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_training import make_run
 from jaxddp.training.events import StepRecord
 from jaxddp.training.loop import fit
 

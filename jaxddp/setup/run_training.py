@@ -1,29 +1,41 @@
-"""Trains a run in its work directory, for `jaxddp train` with a recipe file and for `jaxddp.train` with a setup."""
+"""Trains a run, for `jaxddp train` with a recipe file and for `jaxddp.train` with a setup, and makes its `Run`."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from jaxddp.core.errors import InputError, Option
+from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
+from jaxddp.core.wording import plural
+from jaxddp.data.batch import Batch
+from jaxddp.engine.objective import Objective, targets
+from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import TrainState
 from jaxddp.job.environment import report_work
+from jaxddp.mesh import AXIS, Topology
 from jaxddp.recipe_file import RUN_ID
 from jaxddp.schedules import derivation
 from jaxddp.setup.configured_metrics import check_requested_metrics
-from jaxddp.setup.identity import objective_fingerprints
-from jaxddp.setup.make_run import make_run
+from jaxddp.setup.feed import Feed
+from jaxddp.setup.identity import checksums, objective_fingerprints
 from jaxddp.setup.measured_shares import SharesFile, settle_shares
 from jaxddp.setup.recipe import Recipe
+from jaxddp.setup.resources import warn_of_unseen_classes
 from jaxddp.setup.run_setup import RunSetup, check_start, initialize
 from jaxddp.setup.user_objects import check_listeners, objects_of_hooks
-from jaxddp.training.evaluation import Measure
+from jaxddp.training.evaluation import Evaluator, Measure
 from jaxddp.training.listeners.notifier import make_loggers
+from jaxddp.training.listeners.step_seconds import SlowProcesses
 from jaxddp.training.loop import fit
+from jaxddp.training.run import Run
 from jaxddp.workdir.claim import Claim, claim, describe_end
 from jaxddp.workdir.session import Resume, session
 from jaxddp.workdir.signature import Signature
@@ -137,3 +149,142 @@ def _fingerprints(recipe: Recipe) -> dict[str, str]:
     splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
     fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
     return fingerprints | objective_fingerprints(recipe)
+
+
+def make_run(
+    setup: RunSetup,
+    listeners: Sequence[Any] = (),
+    evaluators: Sequence[Measure] = (),
+    objects: Mapping[str, str] | None = None,
+    record: Mapping[str, Any] | None = None,
+) -> Run:
+    """Make the run of a setup. The run consumes the setup's state. It saves nothing by itself; see
+    `jaxddp.workdir.session`.
+
+    Args:
+        evaluators: functions of the state that return further metrics of a validation.
+        objects: digests that identify the recipe's objects if they were passed to the Python API; see
+            `RunSetup.identity`. They must be the same on all processes.
+        record: the content of config.json, for the listeners.
+    """
+    plan, topology, resident = setup.layout.plan, setup.topology, setup.config.data.cache == "device"
+    if not (peers := topology.peers).is_alone:
+        peers.agree(
+            {**(objects or {}), **checksums(setup.way.whole(setup.state)), "the number of steps": str(plan.total_steps)}
+        )
+        listeners = [*listeners, SlowProcesses(peers)]
+    evaluator = _evaluator(setup, listeners, evaluators)
+    if resident:
+        # Place the data sets before compilation, so that a lack of memory or a damaged image is reported early.
+        setup.feed.place(setup.validated)
+    early_stopping = setup.early_stopping(has_further_metrics=bool(evaluators))
+    with phase("compile", "preparing the step"):
+        program, chunks = setup.program()
+        # Errors in the step are raised before any listener is called.
+        feed = next(chunks(0)).feed if resident else (setup.feed.abstract_batch(), setup.key)
+        state = setup.way.placed(setup.state)
+        program.check(state, *feed)
+    # The listeners of process 0 decide how many predictions are made, and all processes compute them.
+    max_predictions = peers.from_first("predictions", lambda: str(max(map(_prediction_count, listeners), default=0)))
+    has_replicas = topology.num_devices > 1 and plan.replicas.examples
+    # The examples of arrays have numbers in place of paths.
+    first_name = "" if setup.validated is None else setup.validated.name(0)
+    return Run(
+        plan=plan,
+        topology=topology,
+        state=state,
+        way=setup.way,
+        program=program,
+        chunks=chunks,
+        division=setup.layout.division,
+        parts=setup.parts,
+        follow=setup.programs.follow(setup.parts, setup.way),
+        # As one program: a schedule has a dozen operations, each of which would be compiled and run alone.
+        learning_rate=setup.learning_rate and jax.jit(setup.learning_rate),
+        growth=setup.feed.growing(plan.total_steps),
+        self_test=setup.programs.self_test(setup.supervised, setup, resident=resident),
+        replicas=Replicas(setup.way) if has_replicas else None,
+        suspects=functools.partial(describe_non_finite, objective=setup.supervised, feed=setup.feed, key=setup.key),
+        evaluator=evaluator,
+        predictor=setup.predictor(int(max_predictions)),
+        early_stopping=early_stopping,
+        first_name=first_name if "/" in first_name else "",
+        listeners=listeners,
+        record=record or {},
+        class_names=setup.resources.train.class_names,
+    )
+
+
+def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[Measure]) -> Evaluator | None:
+    """Return the evaluator of the validation data; None if validation is disabled."""
+    val, config = setup.validated, setup.config
+    if val is None:
+        return None
+    check_requested_metrics(listeners, setup.layout.training_data.labels)
+    metrics = setup.programs.metrics(setup.metrics, _requested_metrics(listeners, setup.topology.peers))
+    evaluator = setup.evaluator(
+        val, config.eval.batch_size, metrics, evaluators, resident=config.data.cache == "device"
+    )
+    if setup.topology.peers.is_first:
+        warn_of_unseen_classes(val, setup.resources.train)
+    return evaluator
+
+
+def _requested_metrics(listeners: Sequence[Any], peers: Peers) -> tuple[str, ...]:
+    """Return the names of the metrics that the listeners of process 0 request."""
+    requested = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
+    return tuple(filter(None, peers.from_first("metrics of listeners", lambda: ",".join(sorted(requested))).split(",")))
+
+
+def _prediction_count(listener: Any) -> int:
+    return getattr(listener, "wants_predictions", 0)
+
+
+_MOST_SHOWN = 8
+
+
+def describe_non_finite(state: TrainState, step: int, objective: Objective, feed: Feed, key: jax.Array) -> str:
+    """Describe the rows of a step's batch whose loss is not finite.
+
+    If all losses are finite, describe the rows whose image is not finite. If all images are finite too, describe all.
+
+    The network is evaluated on the augmented images of the step with running statistics, so that an image does not
+    affect the losses of other images. The state may belong to a later step. All processes must call this together.
+    """
+    batch = next(feed.batches(step - 1, step))
+    images, losses = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
+    rows = feed.rows(step - 1)
+    # Padding is not described.
+    real = rows >= 0
+    rows, images, losses = rows[real], images[real], losses[real]
+    if not losses.all():
+        return f"The loss is not finite for {_rows_text(rows[~losses])} of the training data"
+    if not images.all():
+        return f"Images are not finite after augmentation: {_rows_text(rows[~images])} of the training data"
+    return (
+        "Each image of the batch has a finite loss if it is evaluated alone; "
+        f"the batch is {_rows_text(rows)} of the training data"
+    )
+
+
+def _finite(objective: Objective, topology: Topology) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """Return a function that returns two masks of a global batch, bool[B]: its finite images and its finite losses.
+
+    A network can hide the NaN of an image: in XLA's CPU compiler, max(NaN, 0), as in a ReLU, is 0.
+    """
+
+    def local(state: TrainState, batch: Batch, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        images = objective.preprocess(batch, train=True, key=key).images
+        logits = objective.predict(state.params, state.model_state, images)
+        logits = logits.astype(jnp.float32)
+        losses, _ = objective.loss(logits, targets(batch.label, logits))
+        return jnp.isfinite(images).all((1, 2, 3)), jnp.isfinite(losses)
+
+    sharded = jax.shard_map(local, mesh=topology.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(AXIS))
+    return jax.jit(sharded, out_shardings=topology.replicated)
+
+
+def _rows_text(rows: np.ndarray) -> str:
+    shown = ", ".join(map(str, rows[:_MOST_SHOWN]))
+    more = f" and {len(rows) - _MOST_SHOWN} more" if len(rows) > _MOST_SHOWN else ""
+    return f"{plural(len(rows), 'row')} {shown}{more}"

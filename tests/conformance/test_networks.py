@@ -33,8 +33,8 @@ from jaxddp.models.variables import shapes_of
 from jaxddp.recipe_files.find_recipe import config_names
 from jaxddp.registry import MODELS
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
-from jaxddp.setup.make_run import make_run
 from jaxddp.setup.run_setup import initialize
+from jaxddp.setup.run_training import make_run
 from jaxddp.training.loop import fit
 from jaxddp.weights.match import namings_of, published
 from jaxddp.weights.state_dict import write

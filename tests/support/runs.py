@@ -22,10 +22,10 @@ from jaxddp.models.adapt import adapt
 from jaxddp.recipe_file import RecipeFile
 from jaxddp.recipe_files.python_sources import RecipeSources
 from jaxddp.setup.configured_metrics import configured_metrics
-from jaxddp.setup.make_run import make_run
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
+from jaxddp.setup.run_training import make_run
 from jaxddp.setup.run_training import train as run_training
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.loop import fit
