@@ -18,7 +18,7 @@ from jaxddp.engine.buckets import Averaging
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import AXIS
-from jaxddp.setup.make_run import make_run
+from jaxddp.setup.run_training import make_run
 from jaxddp.training.loop import fit
 
 CONFIG = Config().replace(
