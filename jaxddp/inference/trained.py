@@ -426,7 +426,7 @@ def restore_run(
     place = files.expanded(directory)
     file = recipe_of_run(place)
     config = file.config if precision is None else file.config.replace(train={"precision": precision})
-    signature = Signature.read(place)
+    signature, saved = Signature.read(place), restore_state(place, step, topology)
     if signature is None:
         raise InputError(f"{place}: has no {SIGNATURE_FILE}, which a run writes at its start; restore the file")
     if model is not None:
@@ -437,7 +437,6 @@ def restore_run(
         raise InputError(
             f"{file.path}: the run came from Python and its config does not name the network; give model= too"
         )
-    saved = restore_state(place, step, topology)
     state = fitted(network, saved, signature.image_shape, place)
     return TrainedRun(place, int(saved.step), config, network, state, Preprocess.of(config), signature, topology)
 
