@@ -33,10 +33,9 @@ from jaxddp.setup.run_training import make_run
 from jaxddp.setup.run_training import train as run_training
 from jaxddp.training import pictures
 from jaxddp.training.evaluation import ReportedEvaluation
-from jaxddp.training.events import RunStart
+from jaxddp.training.events import PredictedImages, RunStart
 from jaxddp.training.listeners import trackers
 from jaxddp.training.listeners.notifier import OptionalLogger, make_loggers
-from jaxddp.training.predicted_images import PredictedImages
 
 VAL = random_table(23, seed=1)
 IMAGES_FAIL = "the predictions to show failed (bad.jpg: damaged) and are left out from here on"

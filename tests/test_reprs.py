@@ -12,8 +12,7 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.data.order import BalancedOrder
 from jaxddp.inference.predictions import Outcome, Predictions
-from jaxddp.training.events import RunStart
-from jaxddp.training.predicted_images import PredictedImages
+from jaxddp.training.events import PredictedImages, RunStart
 from jaxddp.workdir.signature import Signature
 
 NAMES = tuple(f"class {label}" for label in range(1000))

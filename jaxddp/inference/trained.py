@@ -47,7 +47,7 @@ from jaxddp.setup.initial_weights import state_of_weights
 from jaxddp.setup.network_checks import in_precision
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.user_objects import objects_of_hooks
-from jaxddp.training.predicted_images import MAX_SHOWN, PredictedImages
+from jaxddp.training.events import MAX_SHOWN, PredictedImages
 from jaxddp.workdir.saved_state import recipe_of_run, restore_state
 from jaxddp.workdir.signature import SIGNATURE_FILE, Signature
 

@@ -37,7 +37,7 @@ from jaxddp.setup.input_figure import input_figure
 from jaxddp.setup.resources import check_comparable, join_job
 from jaxddp.setup.run_setup import RunSetup, check_setup, check_state
 from jaxddp.training.evaluation import ImagePredictor
-from jaxddp.training.predicted_images import MAX_SHOWN
+from jaxddp.training.events import MAX_SHOWN
 from jaxddp.workdir.saved_state import recipe_of_run
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.reports.charts import COLOURS, Chart, numbers, plain
 from jaxddp.reports.tables import NOTHING, Cell, TextTable, columns_of
-from jaxddp.training.predicted_images import short_class_name, to_drawable
+from jaxddp.training.events import short_class_name, to_drawable
 
 MOST_MISTAKES = 24
 MOST_CONFUSIONS = 20

@@ -12,8 +12,8 @@ from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.recipe import Recipe
+from jaxddp.training.events import short_class_name
 from jaxddp.training.pictures import png
-from jaxddp.training.predicted_images import short_class_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

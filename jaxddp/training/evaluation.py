@@ -28,8 +28,7 @@ from jaxddp.engine.parts.part import Part, measured_states
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.sections.goal import VAL_EMA, Goal, Mean
-from jaxddp.training.events import EvaluationRecord
-from jaxddp.training.predicted_images import PredictedImages
+from jaxddp.training.events import EvaluationRecord, PredictedImages
 
 # More frequent reports would make the devices wait for the host.
 _REPORT_SECONDS = 0.5

@@ -15,8 +15,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jaxddp.core.libraries import no_collections
+from jaxddp.training.events import PredictedImages, to_drawable
 from jaxddp.training.listeners.jsonl import Columns, Series
-from jaxddp.training.predicted_images import PredictedImages, to_drawable
 
 # Okabe and Ito's blue, vermilion and green, which are distinct for all kinds of colour vision.
 # https://jfly.uni-koeln.de/color/

@@ -46,14 +46,13 @@ from support.logged import (
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.registry import LOGGERS
-from jaxddp.training.events import RunEnd
+from jaxddp.training.events import PredictedImages, RunEnd
 from jaxddp.training.listeners import jsonl as rows
 from jaxddp.training.listeners import workdir_files
 from jaxddp.training.listeners.history import History
 from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.training.listeners.notifier import OptionalLogger
 from jaxddp.training.listeners.trackers import TensorBoard
-from jaxddp.training.predicted_images import PredictedImages
 from jaxddp.training.progress import LiveDisplay, PlainLines, TerminalScreen
 
 

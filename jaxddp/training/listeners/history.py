@@ -9,9 +9,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, figure, not_installed
 from jaxddp.mesh import Topology
 from jaxddp.overrides import checked
-from jaxddp.training.events import RunStart
+from jaxddp.training.events import PredictedImages, RunStart
 from jaxddp.training.listeners.jsonl import METRICS, Columns, Row, RowListener, parse, series, table
-from jaxddp.training.predicted_images import PredictedImages
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -13,8 +13,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.registry import LOGGERS
 from jaxddp.sections.goal import VAL, VAL_EMA
-from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
-from jaxddp.training.predicted_images import PredictedImages
+from jaxddp.training.events import EvaluationRecord, Listener, PredictedImages, RunEnd, RunStart, StepRecord
 
 METRICS = "metrics.jsonl"
 RESULT = "result.json"

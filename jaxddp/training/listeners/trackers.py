@@ -30,9 +30,8 @@ from jaxddp.core.libraries import installed_version
 from jaxddp.core.wording import not_installed, on_screen
 from jaxddp.overrides import flatten
 from jaxddp.registry import LOGGERS
-from jaxddp.training.events import RunEnd, RunStart
+from jaxddp.training.events import DEFAULT_SHOWN, PredictedImages, RunEnd, RunStart, images_to_show, to_drawable
 from jaxddp.training.listeners.jsonl import Row, RowListener, scalars
-from jaxddp.training.predicted_images import DEFAULT_SHOWN, PredictedImages, images_to_show, to_drawable
 from jaxddp.training.progress import count_parameters
 
 PROJECT = "jaxddp"
