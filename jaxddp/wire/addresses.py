@@ -11,7 +11,7 @@ import socket
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range, whole
-from jaxddp.wire.connection import BACKLOG
+from jaxddp.wire.messages import BACKLOG
 
 LOOPBACK = "127.0.0.1"
 _PORTS = Range(1, 65535)
