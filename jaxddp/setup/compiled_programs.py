@@ -148,9 +148,7 @@ def seeded_step(objective: Objective, recipe: Recipe, seed: int) -> TrainStep:
     """Return a training step (state, batch) with a constant seed; see `Way.step`."""
     way = recipe.layout.way
     way.check_own_loop()
-    step = way.step(step_phases(objective, recipe), compiler_options=recipe.resources.compiler_options)
-    key = recipe.topology.replicate(jax.random.key(seed))
-    return lambda state, batch: step(state, batch, key)
+    return way.step(step_phases(objective, recipe), compiler_options=recipe.resources.compiler_options, seed=seed)
 
 
 def step_phases(objective: Objective, recipe: Recipe) -> Phases:

@@ -83,8 +83,12 @@ class Unequal(Way):
 
         return UnequalProgram(phases, self, read, compiler_options)
 
-    def step(self, phases: Phases, **options: Any) -> TrainStep:
-        return self.program(phases, **options)
+    def step(self, phases: Phases, *, seed: int | None = None, **options: Any) -> TrainStep:
+        program = self.program(phases, **options)
+        if seed is None:
+            return program
+        key = self.topology.replicate(jax.random.key(seed))
+        return lambda state, batch: program(state, batch, key)
 
 
 def _check_other_keys(config: "Config") -> None:
