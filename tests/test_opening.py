@@ -137,7 +137,7 @@ FORMATS.add("text")(LocalFormat("a directory with train.rows", lambda path: (pat
 
 
 def test_a_file_in_the_folder_of_formats_adds_a_format(tmp_path: Path):
-    """The test starts a new process, because the registry of this process has already read the folder."""
+    """The test starts a new process, because it adds a line to the table of modules in the registry."""
     (tmp_path / "formats").mkdir()
     (tmp_path / "formats" / "text_files.py").write_text(NEW_FORMAT)
     data = tmp_path / "data"
@@ -149,10 +149,12 @@ def test_a_file_in_the_folder_of_formats_adds_a_format(tmp_path: Path):
     code = f"""
 import sys
 import jaxddp.data.formats
+from jaxddp.registry import FORMATS
 from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_tables
 from jaxddp.core.errors import InputError
 jaxddp.data.formats.__path__.append({str(tmp_path / "formats")!r})
+FORMATS._modules["text"] = "jaxddp.data.formats.text_files"
 train, val = open_tables(DataConfig(path={str(data)!r}, image_size=2, crop="whole", classes="0:1"))
 print(train.images.tolist(), train.labels.tolist(), train.class_names)
 for place in ({str(tmp_path)!r}, {str(with_two_formats)!r}):

@@ -1,4 +1,4 @@
-"""The protocol of data set formats. A new format is one file in `jaxddp/data/formats/` with an entry in `FORMATS`:
+"""The protocol of data set formats. A new format is one file in `jaxddp/data/formats/`, and a line of `FORMATS`:
 
 FORMATS.add("idx")(LocalFormat("train-images-idx3-ubyte and its like: IDX, such as MNIST", holds_idx, read_idx))
 """
