@@ -25,7 +25,7 @@ from jaxddp.core.wording import counted
 AXIS = "data"
 """The axis of the mesh over whose devices gradients are averaged in each step."""
 GROUP = "group"
-"""The second axis of the mesh of `jaxddp.engine.ways.groups`. Other meshes do not have it."""
+"""The first axis of the mesh of `Groups`. Other meshes do not have it."""
 
 _log = logging.getLogger("jaxddp.mesh")
 _THREADS = 8

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxddp.measure.host_memory import HostMemory, host_memory
+from jaxddp.measure.memory import HostMemory, host_memory
 
 KB, GB = 1024, 1024**3
 USED = 70 * resource.getpagesize()

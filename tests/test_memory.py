@@ -32,8 +32,15 @@ from jaxddp.data.batch_plan import Division
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.programs import Program
 from jaxddp.measure.cost import Cost, compile_with_cost
-from jaxddp.measure.host_memory import HostMemory
-from jaxddp.measure.memory import Fit, MemoryReport, Needs, bytes_on_a_device, is_out_of_memory, memory_errors
+from jaxddp.measure.memory import (
+    Fit,
+    HostMemory,
+    MemoryReport,
+    Needs,
+    bytes_on_a_device,
+    is_out_of_memory,
+    memory_errors,
+)
 from jaxddp.mesh import Topology
 from jaxddp.models.resnet import BASIC, Architecture
 from jaxddp.setup.run_training import make_run

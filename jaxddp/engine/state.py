@@ -57,7 +57,7 @@ class TrainState(flax.struct.PyTreeNode):
         """Return the number of states that are stacked in this state, along the first axis of every array.
 
         None for a single state. Only the step's number and the arrays with the key `DEVICE_GROUPS` are not stacked,
-        because all of these states share them; see `jaxddp.engine.ways.groups`.
+        because all of these states share them; see `Groups.stack`.
         """
         return stacked_in(self.parts)
 
