@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 from jaxddp.cli import main as jaxddp
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE
+from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.weights.download import sha256_of
 from jaxddp.weights.places import is_local
 

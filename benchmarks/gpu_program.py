@@ -28,7 +28,7 @@ from benchmarks.programs.gpu_plugin import compiler_options, described_devices
 from benchmarks.programs.roofline import predict
 from benchmarks.programs.schedule import read_schedule
 from jaxddp.mesh import Topology
-from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe.file import RecipeFile
 
 TOPOLOGIES = ("1x1x1", "1x1x8", "1x2x8")
 

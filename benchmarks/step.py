@@ -58,7 +58,7 @@ from jaxddp.engine.programs import TrainStep
 from jaxddp.engine.state import TrainState
 from jaxddp.job.environment import find_job
 from jaxddp.mesh import AXIS
-from jaxddp.recipe_file import read_recipe
+from jaxddp.recipe.file import read_recipe
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
 from jaxddp.setup.run_training import make_run, train

@@ -36,7 +36,7 @@ from benchmarks.programs.tpu_counts import HBM_BYTES, count_program
 from benchmarks.programs.tpu_plugin import described_devices
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import Topology
-from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe.file import RecipeFile
 
 TOPOLOGIES = ("v5e:2x4",)
 SWITCHES = {"against_flax": "also compile the step of plain Flax"}

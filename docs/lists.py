@@ -19,14 +19,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import jaxddp.registry as registry
-from jaxddp.choices import CHOICES
+import jaxddp.config.registry as registry
 from jaxddp.config import Config
+from jaxddp.config.choices import CHOICES
+from jaxddp.config.values import SHORT, flatten, notes, plain
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import format_option
 from jaxddp.core.ranges import Range
-from jaxddp.keys import SHORT
-from jaxddp.overrides import flatten, notes, plain
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
 
 ROOT = Path(__file__).parents[1]

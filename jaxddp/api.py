@@ -15,6 +15,7 @@ import optax
 
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
+from jaxddp.config.values import checked, replaced
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import check_path
 from jaxddp.core.wording import choices
@@ -62,7 +63,6 @@ from jaxddp.notebook.results import (
     topk_accuracy,
 )
 from jaxddp.objectives.distillation import distillation
-from jaxddp.overrides import checked, replaced
 from jaxddp.setup.identity import shared_settings
 from jaxddp.setup.recipe import make_recipe
 from jaxddp.setup.resources import join_job, resources_of

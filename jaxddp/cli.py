@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from jaxddp.command_line.terminal import StatusLine, make_usable
 from jaxddp.command_line.words import config_first
+from jaxddp.config.values import HELP
 from jaxddp.core.errors import InputError, JaxddpError, Preempted, with_notes
 from jaxddp.core.peers import joined
 from jaxddp.core.phases import show_on
@@ -18,8 +19,7 @@ from jaxddp.core.process_exit import StopRequested, stopping_on_signals
 from jaxddp.core.user_code import describing_errors
 from jaxddp.core.wording import choices, on_screen
 from jaxddp.job.environment import report_work
-from jaxddp.keys import HELP
-from jaxddp.recipe_files.find_recipe import config_names
+from jaxddp.recipe.sources import config_names
 
 USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp sweep CONFIG --KEY A,B,C ... [--workdir DIR] [--jobs J] [--search optuna --trials N] [overrides]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from jaxddp.sections.layers import longest_match
+from jaxddp.config.layers import longest_match
 
 if TYPE_CHECKING:
     import jax

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxddp.registry import LOSSES
+from jaxddp.config.registry import LOSSES
 
 if TYPE_CHECKING:
     import jax

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.registry import METRICS
+from jaxddp.config.registry import METRICS
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
+from jaxddp.config.registry import OPTIMIZERS, Requires
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Decay, Share, SomeShare
 from jaxddp.kernels import BY_NAME, Kernels, add_decay, matrices, scale_kernels
-from jaxddp.registry import OPTIMIZERS, Requires
 
 if TYPE_CHECKING:
     from optax import GradientTransformation, Schedule

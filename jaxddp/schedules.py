@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
+from jaxddp.config.registry import SCHEDULES
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import HeldOut, Period, Range, Share
 from jaxddp.core.wording import counted
-from jaxddp.registry import SCHEDULES
 
 if TYPE_CHECKING:
     from optax import Schedule

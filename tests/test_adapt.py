@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.api import resnet
+from jaxddp.config.layers import Layers
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
 from jaxddp.models.interface import MODE_ARGUMENTS, Model
-from jaxddp.sections.layers import Layers
 from jaxddp.setup.network_checks import check_outputs, notices
 
 EXAMPLE = jnp.zeros((1, 8, 8, 3))

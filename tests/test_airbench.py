@@ -14,6 +14,7 @@ from support.networks import largest_difference, randomized
 from support.peers import Second
 
 from jaxddp.config import Config
+from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError
 from jaxddp.engine.initial_state import make_init
 from jaxddp.mesh import Topology
@@ -28,7 +29,6 @@ from jaxddp.models.airbench import (
     patch_moments,
     whitening_kernel,
 )
-from jaxddp.registry import MODELS
 
 MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 NET = Airbench(3, width=4)

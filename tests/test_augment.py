@@ -18,10 +18,10 @@ from jaxddp.augment.color import grayscale
 from jaxddp.augment.geometry import ASPECT, cutout_from, erase_from, erasing_box
 from jaxddp.augment.preprocess import Inputs, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.config.registry import AUGMENTATIONS
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
-from jaxddp.registry import AUGMENTATIONS
 
 PLAIN = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
 """Normalization that keeps pixel values unchanged."""

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jaxddp
-from jaxddp.batch_statistics import BatchStatistics
 from jaxddp.cli import main
 from jaxddp.config import Config, ModelConfig, load
+from jaxddp.config.model_section import BatchStatistics
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS
 

@@ -14,7 +14,7 @@ from support.shared import sgd
 import jaxddp
 from jaxddp import ArrayTable, InputError
 from jaxddp.cli import main
-from jaxddp.recipe_file import COPY_FOLDER
+from jaxddp.recipe.file import COPY_FOLDER
 from jaxddp.workdir.lock import locked
 from jaxddp.workdir.session import session
 

@@ -14,11 +14,11 @@ from support.networks import fresh_state, largest_difference, objective_of, rand
 from support.shared import sgd, topology_of
 
 from jaxddp.config import Config
+from jaxddp.config.registry import MODELS
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet, blur, imagenet_stem, small_stem
-from jaxddp.registry import MODELS
 
 
 def blurred(images: np.ndarray, stride: int) -> np.ndarray:

@@ -19,23 +19,23 @@ from support.optimizers import make_optimizer
 from support.shared import sgd
 
 import jaxddp
-from jaxddp.choices import CHOICES, check_read, keys_of_choices, needs, resolved
 from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.command_line.words import format_option
 from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
+from jaxddp.config.choices import CHOICES, check_read, keys_of_choices, needs, resolved
+from jaxddp.config.layers import Groups
+from jaxddp.config.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES
+from jaxddp.config.values import bare, flatten, keys_of, notes
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
-from jaxddp.hooks import Hook
 from jaxddp.models.resnet import ARCHITECTURES, D_ARCHITECTURES
-from jaxddp.overrides import bare, flatten, keys_of, notes
-from jaxddp.recipe_file import read_recipe
-from jaxddp.recipe_files.find_recipe import config_names
-from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES
+from jaxddp.recipe.file import read_recipe
+from jaxddp.recipe.hooks import Hook
+from jaxddp.recipe.sources import config_names
 from jaxddp.schedules import Steps, make_schedule
-from jaxddp.sections.layers import Groups
 from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.workdir.claim import Claim, claim
 

@@ -23,7 +23,7 @@ from jaxddp.core.errors import Preempted
 from jaxddp.measure.cost import count_flops
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, parameter_groups, patch_moments, whitening_kernel
-from jaxddp.recipe_file import read_recipe
+from jaxddp.recipe.file import read_recipe
 from jaxddp.schedules import Steps, make_schedule
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_setup import initialize, open_recipe

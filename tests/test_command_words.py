@@ -5,8 +5,8 @@ import re
 import pytest
 
 from jaxddp.cli import main
+from jaxddp.config.values import SHORT
 from jaxddp.core.errors import format_option
-from jaxddp.keys import SHORT
 
 OF_CONFIG = ["train", "eval", "find-lr", "config", "doctor", "data show"]
 FIRST = ["--lr", "--epochs", "--batch-size", "--model", "--data", "--seed"]

@@ -11,7 +11,7 @@ import pytest
 
 from jaxddp.cli import COMMANDS, main
 from jaxddp.commands.completion import SHELLS
-from jaxddp.recipe_files.find_recipe import config_names
+from jaxddp.recipe.sources import config_names
 
 CASES = [
     ("", COMMANDS),

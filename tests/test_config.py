@@ -25,10 +25,10 @@ from jaxddp.config import (
     TrainConfig,
     load,
 )
+from jaxddp.config.values import flatten
 from jaxddp.core.duration import Cadence, Duration
 from jaxddp.core.errors import InputError
-from jaxddp.overrides import flatten
-from jaxddp.recipe_files.find_recipe import config_names
+from jaxddp.recipe.sources import config_names
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 

@@ -18,14 +18,14 @@ from support.networks import largest_difference
 
 from jaxddp.api import resnet
 from jaxddp.config import Config, load
+from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt, for_platform, with_cpu_convolutions
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.ops.cpu_convolution import convolve
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.resnet import BASIC, Architecture, ResNet, imagenet_stem, small_stem
-from jaxddp.recipe_files.find_recipe import config_names
-from jaxddp.registry import MODELS
+from jaxddp.recipe.sources import config_names
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.user_objects import objects_of_hooks
 

@@ -27,8 +27,8 @@ from support.pages import PAGES, ROOT, blocks, page_block, prose, spans
 from jaxddp import cli
 from jaxddp.command_line.words import format_option
 from jaxddp.config import Config, load
+from jaxddp.config.values import flatten
 from jaxddp.models.adapt import adapt
-from jaxddp.overrides import flatten
 from jaxddp.weights.places import is_weights
 
 FOLDERS = ("jaxddp", "launch", "configs", "tests", "benchmarks", "notebooks", "docs", "website", ".ci")

@@ -11,13 +11,9 @@ from collections.abc import Iterator
 import pytest
 from support.pages import PAGES, ROOT, spans
 
-from jaxddp import registry
 from jaxddp.command_line.words import format_option
-from jaxddp.config import Config, load
-from jaxddp.core import phases
-from jaxddp.hooks import HOOKS
-from jaxddp.overrides import flatten
-from jaxddp.registry import (
+from jaxddp.config import Config, load, registry
+from jaxddp.config.registry import (
     AUGMENTATIONS,
     LOGGERS,
     LOSSES,
@@ -29,6 +25,9 @@ from jaxddp.registry import (
     SCHEDULES,
     Registry,
 )
+from jaxddp.config.values import flatten
+from jaxddp.core import phases
+from jaxddp.recipe.hooks import HOOKS
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
 
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}

@@ -23,7 +23,7 @@ from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
 from jaxddp.mesh import Topology
-from jaxddp.recipe_file import RecipeFile, read_recipe
+from jaxddp.recipe.file import RecipeFile, read_recipe
 
 ROOT = Path(__file__).parent.parent
 MACHINE_CHECKS = ["environment", "coordinator", "devices", "versions", "all-reduce"]

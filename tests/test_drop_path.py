@@ -17,6 +17,7 @@ from support.shared import sgd, topology_of
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
+from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.buckets import Averaging
@@ -32,7 +33,6 @@ from jaxddp.models.convnext import ConvNeXt
 from jaxddp.models.ops.layers import add_branch, branch_factors
 from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize
-from jaxddp.registry import MODELS
 
 FLOAT64 = {"dtype": jnp.float64, "param_dtype": jnp.float64}
 

@@ -14,7 +14,7 @@ from jaxddp.cli import main
 from jaxddp.config import load
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE
-from jaxddp.recipe_file import read_recipe
+from jaxddp.recipe.file import read_recipe
 from jaxddp.training.checkpoints.integrity import _REQUIRED_FILES, CHECKPOINTS, Integrity
 from jaxddp.workdir.claim import Claim, claim, describe_end, nothing_to_train, with_absolute_paths
 from jaxddp.workdir.lock import locked

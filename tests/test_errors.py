@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 import jaxddp.core.errors as errors
-from jaxddp.batch_statistics import BatchStatistics
-from jaxddp.choices import check_read
 from jaxddp.cli import main
 from jaxddp.command_line.words import format_error
 from jaxddp.config import Config
+from jaxddp.config.choices import check_read
+from jaxddp.config.layers import Layers
+from jaxddp.config.model_section import BatchStatistics
+from jaxddp.config.registry import MODELS
+from jaxddp.config.training_section import OptimizerConfig
+from jaxddp.config.values import keys_of
 from jaxddp.core.errors import (
     InputError,
     JaxddpError,
@@ -32,10 +36,6 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
 from jaxddp.notebook.arguments import errors_name_arguments
-from jaxddp.overrides import keys_of
-from jaxddp.registry import MODELS
-from jaxddp.sections.layers import Layers
-from jaxddp.sections.optimizer_section import OptimizerConfig
 from jaxddp.training.checkpoints.manager import reading
 from jaxddp.training.epoch_sums import SkippedSteps
 

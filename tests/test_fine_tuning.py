@@ -18,13 +18,13 @@ from support.shared import sgd
 from jaxddp.api import prepare_training, softmax_cross_entropy
 from jaxddp.api import train as fit
 from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
+from jaxddp.config.layers import Layers
 from jaxddp.core.errors import InputError, Preempted
 from jaxddp.engine.optimizer import thawing, with_factors
 from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
 from jaxddp.models.variables import by_path
-from jaxddp.sections.layers import Layers
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 ADAMW = optax.adamw(0.05)

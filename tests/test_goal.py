@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxddp.config import Config
+from jaxddp.config.goal import Goal, by_split, flat, of_exported
 from jaxddp.core.errors import InputError
-from jaxddp.sections.goal import Goal, by_split, flat, of_exported
 from jaxddp.training.checkpoints.integrity import Integrity
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.evaluation import EarlyStopping

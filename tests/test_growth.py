@@ -27,6 +27,7 @@ import jaxddp
 from jaxddp.augment.geometry import Side, resized
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError, Preempted
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan import Growth
@@ -37,7 +38,6 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.measure.cost import Cost, MeanCost, compile_with_cost
 from jaxddp.measure.memory import Needs, bytes_on_a_device
 from jaxddp.mesh import Topology
-from jaxddp.registry import MODELS
 from jaxddp.setup.run_training import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.events import StepRecord

@@ -15,11 +15,11 @@ from support.data import random_table, write_arrays
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
+from jaxddp.config.registry import OPTIMIZERS
+from jaxddp.config.values import flatten, keys_of, observed
 from jaxddp.core.errors import InputError
-from jaxddp.overrides import flatten, keys_of, observed
-from jaxddp.recipe_file import RecipeFile, read_recipe
-from jaxddp.recipe_files.find_recipe import config_names
-from jaxddp.registry import OPTIMIZERS
+from jaxddp.recipe.file import RecipeFile, read_recipe
+from jaxddp.recipe.sources import config_names
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_setup import open_recipe
 from jaxddp.workdir.claim import Claim, claim

@@ -11,11 +11,9 @@ import pytest
 from support.data import random_batch
 
 from jaxddp.augment.preprocess import Preprocess
-from jaxddp.choices import check_read
 from jaxddp.config import AugmentConfig, Config
-from jaxddp.core.errors import InputError
-from jaxddp.models.adapt import adapt
-from jaxddp.registry import (
+from jaxddp.config.choices import check_read
+from jaxddp.config.registry import (
     AUGMENTATIONS,
     LOGGERS,
     LOSSES,
@@ -27,6 +25,8 @@ from jaxddp.registry import (
     SCHEDULES,
     Registry,
 )
+from jaxddp.core.errors import InputError
+from jaxddp.models.adapt import adapt
 from jaxddp.schedules import Steps, make_schedule
 
 KINDS = {
@@ -92,7 +92,7 @@ def test_an_unknown_name_is_an_error_with_its_key_the_nearest_name_and_all_names
 
 PROGRAM = """
 import sys
-from jaxddp.registry import AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, POLICIES, SCHEDULES
+from jaxddp.config.registry import *
 for kind in (AUGMENTATIONS, LOGGERS, LOSSES, METRICS, MODELS, OBJECTIVES, OPTIMIZERS, POLICIES, SCHEDULES):
     for name in kind.names():
         kind.check(name)

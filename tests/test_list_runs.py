@@ -14,12 +14,12 @@ from support.listeners import BATCH, drive
 from support.reports import rows_of, write_run
 
 from jaxddp.cli import main
+from jaxddp.config.goal import Goal
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import duration
 from jaxddp.reports.charts import curves
 from jaxddp.reports.run_files import read_runs
 from jaxddp.reports.tables import SeedGroup, run_table, runs_below, seed_table
-from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import Integrity
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.listeners.jsonl import JsonLines

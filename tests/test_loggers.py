@@ -23,11 +23,11 @@ import jaxddp
 import jaxddp.core.files as files
 from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
+from jaxddp.config.registry import check_names
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.predictions import make_predict
-from jaxddp.recipe_file import read_recipe
-from jaxddp.registry import check_names
+from jaxddp.recipe.file import read_recipe
 from jaxddp.setup.run_setup import open_recipe
 from jaxddp.setup.run_training import make_run
 from jaxddp.setup.run_training import train as run_training

@@ -26,7 +26,7 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.losses import binary_cross_entropy, cross_entropy, negative_log_likelihood
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.recipe_file import read_recipe
+from jaxddp.recipe.file import read_recipe
 from jaxddp.setup.configured_losses import class_weights, configured_losses
 from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.recipe import make_objects
@@ -168,7 +168,7 @@ def test_evaluation_is_weighted_and_not_smoothed(name):
     ],
 )
 def test_invalid_class_weights_raise_a_one_line_error(loss, message, monkeypatch):
-    from jaxddp.registry import LOSSES
+    from jaxddp.config.registry import LOSSES
 
     LOSSES.names()
     monkeypatch.setitem(LOSSES._added, "bare", lambda config: cross_entropy())

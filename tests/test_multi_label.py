@@ -13,6 +13,7 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.config.registry import METRICS
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind, labels_of
 from jaxddp.data.order import EvalOrder, columns, stacked_columns
@@ -24,7 +25,6 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.losses import binary_cross_entropy, sigmoid_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.registry import METRICS
 from jaxddp.setup.configured_losses import configured_losses
 from jaxddp.setup.configured_metrics import configured_metrics
 

@@ -14,6 +14,7 @@ from support.cases import essential_and_rare
 from support.published import CLASSES
 
 from jaxddp.config import Config
+from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import for_platform
@@ -22,7 +23,6 @@ from jaxddp.models.ops.layers import gelu
 from jaxddp.models.regnet import ARCHITECTURES
 from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize
-from jaxddp.registry import MODELS
 
 PARAMETER_COUNTS = {
     "vit_ti16": 5_717_416,

@@ -126,7 +126,7 @@ import numpy as np
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.source import Split
-from jaxddp.registry import FORMATS
+from jaxddp.config.registry import FORMATS
 
 def read(path: Path, split: Split) -> ArrayTable:
     rows = np.loadtxt(path / f"{split}.rows", int, delimiter=",", ndmin=2)

@@ -16,13 +16,13 @@ from support.data import CLASSES, random_table
 from support.optimizers import config_of, make_optimizer, parameters, rates
 
 from jaxddp.config import Config, DataConfig, load
+from jaxddp.config.registry import MODELS, OPTIMIZERS
 from jaxddp.core.errors import InputError
 from jaxddp.kernels import BY_NAME, Kernel, Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.variables import trees_of
 from jaxddp.optimizers import Sgd
-from jaxddp.registry import MODELS, OPTIMIZERS
 from jaxddp.schedules import Steps, at_batch_size, batch_factor, derivation, make_schedule
 from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.recipe import make_objects

@@ -18,13 +18,13 @@ from support.runs import setup_of
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import Config
+from jaxddp.config.layers import Layers
+from jaxddp.config.registry import OPTIMIZERS
 from jaxddp.core.errors import InputError
 from jaxddp.engine.optimizer import compute_average, only_trained, thawing, with_factors
 from jaxddp.engine.parts.averages import ScheduleFreeAverage
 from jaxddp.kernels import BY_NAME
 from jaxddp.mesh import Topology
-from jaxddp.registry import OPTIMIZERS
-from jaxddp.sections.layers import Layers
 from jaxddp.workdir.saved_state import restore_state
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)

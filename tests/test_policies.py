@@ -32,8 +32,8 @@ from jaxddp.augment.operations import (
 from jaxddp.augment.policies import augmix, auto_augment, three_augment, trivial_augment
 from jaxddp.augment.preprocess import _MIX, _STREAMS, _THEN, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
+from jaxddp.config.registry import POLICIES
 from jaxddp.core.errors import InputError
-from jaxddp.registry import POLICIES
 
 GOLDEN = json.loads(FILE.read_text())
 PHOTO = image()

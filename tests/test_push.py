@@ -19,8 +19,8 @@ from jaxddp import load_run, open_data
 from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
+from jaxddp.config.goal import Goal
 from jaxddp.models.variables import by_path
-from jaxddp.sections.goal import Goal
 from jaxddp.setup.run_setup import initialize, open_recipe
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.weights.places import local_weights

@@ -16,14 +16,14 @@ from support.networks import linear_model
 from support.shared import sgd
 
 import jaxddp
-from jaxddp.choices import needs
 from jaxddp.cli import main
 from jaxddp.cluster.options import Launch
 from jaxddp.config import Config
+from jaxddp.config.choices import needs
+from jaxddp.config.values import notes
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, format_option
 from jaxddp.core.ranges import Range
-from jaxddp.overrides import notes
 
 LONG = "x" * 3000
 """A text that is short enough for a path, and longer than a file name can be."""

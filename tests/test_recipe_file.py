@@ -14,8 +14,8 @@ from jaxddp.command_line import parse
 from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
-from jaxddp.hooks import HOOKS
-from jaxddp.recipe_file import read_recipe
+from jaxddp.recipe.file import read_recipe
+from jaxddp.recipe.hooks import HOOKS
 
 
 @pytest.fixture(scope="module")

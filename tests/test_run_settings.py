@@ -22,7 +22,7 @@ from jaxddp.config import Config, LossConfig, load
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.storage.root import CATALOG_VARIABLE
-from jaxddp.recipe_files.find_recipe import recipe_path
+from jaxddp.recipe.sources import recipe_path
 from jaxddp.workdir.claim import EVALUATION_KEYS, absolute, absolute_settings, check_evaluation, with_absolute_paths
 
 LEAN = ["--parallel.devices", "1", "--log.to", "jsonl"]

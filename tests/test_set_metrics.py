@@ -20,11 +20,11 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.config import Config
+from jaxddp.config.registry import LOGGERS, METRICS
 from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.objective import compute_contributions, finish_metrics
 from jaxddp.metrics import CalibrationError, average_precision
-from jaxddp.registry import LOGGERS, METRICS
 from jaxddp.setup.configured_metrics import with_user_metrics
 from jaxddp.training.evaluation import SetSums
 

@@ -23,13 +23,13 @@ from support.optimizers import make_optimizer
 from support.runs import Records, setup_of, train
 
 from jaxddp.config import Config
+from jaxddp.config.registry import OPTIMIZERS
 from jaxddp.core.errors import GradientError, InputError, Preempted
 from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.replicas import checksums
 from jaxddp.engine.ways.sharded import sharded_axis
-from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules import Steps, make_schedule
 from jaxddp.setup.identity import checksum
 from jaxddp.training.checkpoints.manager import Checkpoints

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 
 from jaxddp.cluster.launcher import sharing_problem
 from jaxddp.config import Config
+from jaxddp.config.shares import Shares, divide, listed
 from jaxddp.core.errors import InputError
 from jaxddp.data.order import SampleOrder, Shard, columns
 from jaxddp.engine.ways.choice import choose_way
 from jaxddp.mesh import Topology
 from jaxddp.setup.measured_shares import shares_of
-from jaxddp.shares import Shares, divide, listed
 
 WEIGHTS = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=9)
 

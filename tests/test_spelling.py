@@ -8,9 +8,8 @@ from jaxddp.command_line.words import expand_short_forms, options_of
 from jaxddp.commands.predict import PredictImages
 from jaxddp.commands.train import Train
 from jaxddp.config import Config
+from jaxddp.config.values import SHORT, keys_of, similar_keys
 from jaxddp.core.errors import InputError
-from jaxddp.keys import SHORT, similar_keys
-from jaxddp.overrides import keys_of
 
 OPTIONS = options_of(Train)
 KEYS = dict(keys_of(Config))

@@ -18,13 +18,13 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.cli import main
+from jaxddp.config.goal import Goal
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import figure
 from jaxddp.engine.parts.configured import Plateau
 from jaxddp.losses import softmax_cross_entropy
 from jaxddp.reports.run_files import read_runs
 from jaxddp.reports.tables import run_table
-from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)

@@ -11,11 +11,11 @@ from support.recipes import CONFIG
 
 from jaxddp.cli import main
 from jaxddp.config import Config, load
+from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError
-from jaxddp.overrides import flatten
-from jaxddp.recipe_file import read_recipe
-from jaxddp.recipe_files.find_recipe import config_names
-from jaxddp.recipe_files.text_file import written
+from jaxddp.recipe.file import read_recipe
+from jaxddp.recipe.sources import config_names
+from jaxddp.recipe.text import written
 
 HOOKS = CONFIG + "\ndef get_metrics(config):\n    return {'half': lambda logits, labels: 0.5}\n"
 

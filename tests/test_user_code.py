@@ -15,10 +15,10 @@ from support.shared import sgd, shared
 
 import jaxddp
 from jaxddp.cli import main
+from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.user_code import UserCodeExit, describe_error, describing_errors, is_ctrl_c, place_of
-from jaxddp.hooks import errors_name_line
-from jaxddp.overrides import flatten
+from jaxddp.recipe.hooks import errors_name_line
 
 HERE = Path(__file__)
 TABLE = random_table(24)
@@ -124,7 +124,7 @@ def test_an_error_of_the_package_or_without_a_traceback_has_no_place():
 def test_code_of_the_package_is_not_the_user_s():
     with pytest.raises(AttributeError) as raised:
         flatten([1])  # type: ignore[arg-type]
-    assert traceback.extract_tb(raised.value.__traceback__)[-1].filename.endswith("jaxddp/overrides.py")
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].filename.endswith("jaxddp/config/values.py")
     place = place_of(raised.value)
     assert place is not None and place.file == HERE
 

@@ -27,7 +27,7 @@ GROUPS = {
     "Settings and errors": ("Config", "DataConfig", "AugmentConfig", "InputError"),
 }
 """The public names of `jaxddp`, by purpose."""
-FILES_WITH_NAMES = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/registry.py")
+FILES_WITH_NAMES = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/config/registry.py")
 """Files in which every dotted name is part of the API."""
 NAME = re.compile(r"(?<![\w.\"])jaxddp(?:\.\w+)+")
 IMPORT = re.compile(r"^from (jaxddp[\w.]*) import ([\w, ]+)", re.MULTILINE)
@@ -35,7 +35,7 @@ IMPORT = re.compile(r"^from (jaxddp[\w.]*) import ([\w, ]+)", re.MULTILINE)
 
 def python_pages() -> dict[str, str]:
     """Return the Markdown texts by path. Raises: ValueError if a name of the package has no group."""
-    registries = directive("jaxddp.registry", show_root_heading=False, heading_level=2)
+    registries = directive("jaxddp.config.registry", show_root_heading=False, heading_level=2)
     return {
         "python/index.md": package_page(),
         "python/config.md": config_page(),
@@ -90,7 +90,7 @@ def documented() -> Iterator[tuple[str, str]]:
     """Yield the module and the name of every object on these pages."""
     yield from (("jaxddp.api", name) for name in dir(jaxddp))
     yield from (("jaxddp.config", name) for name in config.__all__)
-    for module, names in (*names_in_files().items(), ("jaxddp.registry", [])):
+    for module, names in (*names_in_files().items(), ("jaxddp.config.registry", [])):
         yield from ((module, name) for name in names or public_names(module))
 
 
@@ -116,7 +116,7 @@ def defined(node: ast.stmt) -> list[str]:
 
 def names_in_files() -> dict[str, list[str]]:
     """Return the names in `FILES_WITH_NAMES` by module. An empty list means all public names of the module."""
-    on_other_pages = {"jaxddp", "jaxddp.api", "jaxddp.config", "jaxddp.registry"}
+    on_other_pages = {"jaxddp", "jaxddp.api", "jaxddp.config", "jaxddp.config.registry"}
     names_by_module: dict[str, list[str]] = {}
     for name in sorted({*dotted_names()}):
         module, attribute = split(name)

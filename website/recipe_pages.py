@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxddp.config import load
 from jaxddp.data.batch_plan import Growth
-from jaxddp.recipe_files.find_recipe import config_names
+from jaxddp.recipe.sources import config_names
 from jaxddp.schedules import Steps, make_schedule
 from website.documents import ROOT
 from website.plots import line_plot

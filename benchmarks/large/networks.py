@@ -8,10 +8,10 @@ import jax
 
 from benchmarks.large.buckets import compute_seconds
 from jaxddp.config import Config
+from jaxddp.config.registry import MODELS
 from jaxddp.engine.ways.sharded import sharded_axis
 from jaxddp.models.adapt import adapt
 from jaxddp.models.variables import trees_of
-from jaxddp.registry import MODELS
 
 CLASSES, IMAGE = 1000, (224, 224, 3)
 DEVICE = "NVIDIA H200"

@@ -16,7 +16,7 @@ from benchmarks.programs.config_step import Data
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe.file import RecipeFile
 
 ProgramFigures = Callable[..., Figures]
 """(recipe, topology, images on each device, data, **switches) -> figures of the compiled program."""

@@ -18,7 +18,7 @@ from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.groups import Groups
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
-from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.feed import LONGEST_CHUNK
 from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.recipe import Recipe, make_objects

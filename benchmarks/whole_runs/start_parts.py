@@ -29,7 +29,7 @@ def main(begin: float, name: str, workdir: str, overrides: list[str]) -> None:
 
     from jaxddp.command_line.parse import parse
     from jaxddp.commands.train import Train
-    from jaxddp.recipe_file import read_recipe
+    from jaxddp.recipe.file import read_recipe
     from jaxddp.setup import resources
     from jaxddp.setup.feed import Feed
     from jaxddp.setup.run_setup import open_recipe

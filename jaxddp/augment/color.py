@@ -8,8 +8,8 @@ import numpy as np
 
 from jaxddp.augment.operations import ONE, blended, check_pixels, gray_of, mean_of
 from jaxddp.config import AugmentConfig
+from jaxddp.config.registry import AUGMENTATIONS
 from jaxddp.core.errors import InputError, Key
-from jaxddp.registry import AUGMENTATIONS
 
 TURN = 6 * ONE
 """A turn of the hue. Hues are in units of 1/6 turn, because the hue has six sectors with one linear formula each."""

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxddp.config import AugmentConfig
+from jaxddp.config.registry import AUGMENTATIONS
 from jaxddp.core.errors import InputError, Key
-from jaxddp.registry import AUGMENTATIONS
 
 
 class Box(NamedTuple):

@@ -13,10 +13,10 @@ from jaxddp.augment.geometry import alternate_flip, flip, resized
 from jaxddp.augment.mixing import Mixing, mix
 from jaxddp.augment.operations import check_pixels
 from jaxddp.config import AugmentConfig, Config
+from jaxddp.config.registry import AUGMENTATIONS, POLICIES
 from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.core.wording import first_line, shaped
 from jaxddp.data.batch import Batch
-from jaxddp.registry import AUGMENTATIONS, POLICIES
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 """A function (key, image [H, W, C]) -> image of the same shape and dtype."""

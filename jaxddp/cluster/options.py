@@ -5,11 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from jaxddp.config.values import HELP, check_values, checked
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.ranges import Range, Seconds, whole
 from jaxddp.core.wording import show
-from jaxddp.keys import HELP
-from jaxddp.overrides import check_values, checked
 from jaxddp.wire.addresses import split_address
 
 _EXAMPLE = "jaxddp launch --processes 2 -- train digits"

@@ -18,7 +18,6 @@ from typing import Annotated, Any, TypeVar, cast, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
-from jaxddp.choices import NAMES, check_read, keys_of_choices, reset_unread, resolved, unread_keys
 from jaxddp.command_line.words import (
     by_key,
     check_one_config,
@@ -29,18 +28,17 @@ from jaxddp.command_line.words import (
     value_of_flag,
 )
 from jaxddp.config import Config
+from jaxddp.config.choices import NAMES, check_read, keys_of_choices, reset_unread, resolved, unread_keys
+from jaxddp.config.registry import check_names
+from jaxddp.config.values import HELP, SHORT, check_values, checked, flatten, is_tree, keys_of, notes, similar_keys
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import HelpPrinted, InputError
 from jaxddp.core.files import check_path
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
 from jaxddp.core.ranges import real_number, whole_number
-from jaxddp.keys import HELP, SHORT, similar_keys
-from jaxddp.overrides import check_values, checked, flatten, is_tree, keys_of, notes
-from jaxddp.recipe_file import RecipeFile, TakenSettings, read_recipe
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE, config_names, recipe_path
-from jaxddp.recipe_files.python_sources import RecipeSources
-from jaxddp.registry import check_names
+from jaxddp.recipe.file import RecipeFile, TakenSettings, read_recipe
+from jaxddp.recipe.sources import CONFIG_FILE, RecipeSources, config_names, recipe_path
 
 STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
 """Positional arguments have the names of their fields: RUN, IMAGES."""

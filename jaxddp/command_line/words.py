@@ -5,10 +5,9 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxddp.config.values import SHORT, bare, keys_of
 from jaxddp.core.errors import InputError, JaxddpError, Key, format_option, key_of_option
-from jaxddp.keys import SHORT
-from jaxddp.overrides import bare, keys_of
-from jaxddp.recipe_files.find_recipe import is_built_in, recipe_path
+from jaxddp.recipe.sources import is_built_in, recipe_path
 
 CONFIG_OPTION = "--config"
 _TRUTHS = {"true": True, "false": False}
@@ -195,7 +194,7 @@ def _as_word(key: Key) -> str:
 
 def _line_of_recipe(error: JaxddpError, arguments: Sequence[str]) -> str | None:
     """Return the file and line of the user's recipe that set the first key of an error; None if there is none."""
-    from jaxddp.recipe_files.key_lines import line_of
+    from jaxddp.recipe.text import line_of
 
     (first, *_) = error.about[0] if error.about else error.problem
     if not isinstance(first, Key) or first.rendered is not None:

@@ -13,17 +13,16 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 import tyro
 
-from jaxddp.choices import CHOICES
 from jaxddp.cli import USAGE, command_named
 from jaxddp.command_line.parse import parse
 from jaxddp.command_line.words import format_option, is_flag, options_of
 from jaxddp.config import Config
+from jaxddp.config.choices import CHOICES
+from jaxddp.config.registry import AUGMENTATIONS, LOGGERS, METRICS
+from jaxddp.config.values import SHORT, keys_of
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices
-from jaxddp.keys import SHORT
-from jaxddp.overrides import keys_of
-from jaxddp.recipe_files.find_recipe import config_names
-from jaxddp.registry import AUGMENTATIONS, LOGGERS, METRICS
+from jaxddp.recipe.sources import config_names
 
 SHELLS = ("bash", "zsh")
 _FILES, _FOLDERS, _RUNS = "@files", "@folders", "@runs"

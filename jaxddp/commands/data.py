@@ -9,14 +9,14 @@ import tyro
 from jaxddp.command_line.parse import ConfigOfRecipe, parse, parse_recipe
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.command_line.words import config_first
+from jaxddp.config.data_section import DataConfig, HeldOut
+from jaxddp.config.values import HELP
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Count, Range
 from jaxddp.core.wording import choices, counted, on_screen, size
 from jaxddp.curate.pack import PackOptions, pack
-from jaxddp.keys import HELP
-from jaxddp.recipe_files.find_recipe import config_names
-from jaxddp.sections.data_section import DataConfig, HeldOut
+from jaxddp.recipe.sources import config_names
 
 if TYPE_CHECKING:
     from jaxddp.data.faults import Refuse

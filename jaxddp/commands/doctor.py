@@ -5,8 +5,8 @@ from pathlib import Path
 
 from jaxddp.command_line.parse import ConfigOfRecipe, page_of, parse, parse_recipe
 from jaxddp.command_line.terminal import IMPORTING, print_table
+from jaxddp.config.values import HELP
 from jaxddp.core.phases import doing
-from jaxddp.keys import HELP
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

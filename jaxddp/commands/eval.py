@@ -6,11 +6,11 @@ from pathlib import Path
 
 from jaxddp.command_line.parse import ConfigOfRecipe, option, parse_recipe, parse_weights, workdir_of
 from jaxddp.command_line.terminal import IMPORTING
+from jaxddp.config.values import HELP
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import doing
-from jaxddp.keys import HELP
-from jaxddp.recipe_file import RecipeFile
-from jaxddp.recipe_files.find_recipe import recipe_path
+from jaxddp.recipe.file import RecipeFile
+from jaxddp.recipe.sources import recipe_path
 
 _INITIAL = "0"
 

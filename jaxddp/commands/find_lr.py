@@ -8,11 +8,11 @@ from typing import Annotated
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, workdir_of
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.command_line.words import format_option, words_without
+from jaxddp.config.values import SHORT
 from jaxddp.core.errors import NonFiniteError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Positive, Range
 from jaxddp.core.wording import counted
-from jaxddp.keys import SHORT
 
 _KEY = "--optimizer.learning-rate"
 

@@ -9,8 +9,8 @@ from jaxddp.command_line.parse import option, parse, parse_recipe, workdir_of
 from jaxddp.commands.eval import parse_eval
 from jaxddp.commands.train import Train, ended_run
 from jaxddp.config import Config
-from jaxddp.keys import HELP
-from jaxddp.recipe_files.find_recipe import recipe_path
+from jaxddp.config.values import HELP
+from jaxddp.recipe.sources import recipe_path
 from jaxddp.training.listeners.jsonl import RESULT
 
 

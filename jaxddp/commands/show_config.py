@@ -3,17 +3,16 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from jaxddp.choices import CHOICES, effective_settings, unread_keys
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.command_line.terminal import print_table
 from jaxddp.command_line.words import by_key, options_of
 from jaxddp.config import Config
-from jaxddp.overrides import flatten
-from jaxddp.recipe_file import RecipeFile, read_recipe
-from jaxddp.recipe_files.find_recipe import is_built_in
-from jaxddp.recipe_files.key_lines import line_of
-from jaxddp.recipe_files.text_file import written
-from jaxddp.registry import SCHEDULES
+from jaxddp.config.choices import CHOICES, effective_settings, unread_keys
+from jaxddp.config.registry import SCHEDULES
+from jaxddp.config.values import flatten
+from jaxddp.recipe.file import RecipeFile, read_recipe
+from jaxddp.recipe.sources import is_built_in
+from jaxddp.recipe.text import line_of, written
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ from jaxddp.command_line.words import by_key, format_option, is_flag, options_of
 from jaxddp.commands.train import Train
 from jaxddp.commands.train import run as train
 from jaxddp.config import Config
+from jaxddp.config.values import HELP, flatten
 from jaxddp.core.errors import InputError, Key, key_of_option
 from jaxddp.core.log import say
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Range, Seed
 from jaxddp.core.wording import counted, some
-from jaxddp.keys import HELP
-from jaxddp.overrides import flatten
-from jaxddp.recipe_files.find_recipe import is_built_in, recipe_path
+from jaxddp.recipe.sources import is_built_in, recipe_path
 from jaxddp.reports.run_files import is_run
 from jaxddp.sweeps.folder import RESULTS, SweepFolder, report, rows_of, seed_table, table, write_results
 from jaxddp.sweeps.queues import GridQueue, SearchOptions, SearchQueue

@@ -8,7 +8,7 @@ from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.core.phases import doing
 from jaxddp.job.environment import find_job
-from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe.file import RecipeFile
 from jaxddp.training.listeners.jsonl import RESULT
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from PIL import Image
 
 import jaxddp.core.files as files
+from jaxddp.config.data_section import Pixels
 from jaxddp.core.errors import InputError, Key, about
 from jaxddp.core.files import whole_folder
 from jaxddp.core.ranges import Range
@@ -24,7 +25,6 @@ from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, sound_image
 from jaxddp.data.labels import labels_of
 from jaxddp.data.source import Table
-from jaxddp.sections.data_section import Pixels
 
 SHARD_BYTES = 1 << 30
 _RECORD_OVERHEAD = 16

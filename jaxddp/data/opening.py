@@ -15,6 +15,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key, Option, about
 from jaxddp.core.phases import doing
 from jaxddp.data.faults import Refuse, pass_faults_to, raise_fault
@@ -29,7 +30,6 @@ from jaxddp.data.storage import root
 from jaxddp.data.storage.root import convert_os_errors, is_url, nearest_beside
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.table import ExampleTable
-from jaxddp.registry import FORMATS
 
 TRAIN = "train"
 """The value of `data.unlabelled` for the training images."""

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxddp.config import Config
+from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import AVERAGING, Averaging
 from jaxddp.engine.objective import MetricSums, TrainObjective
@@ -21,7 +23,6 @@ from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology, device_axes, varying
 from jaxddp.models.variables import with_frozen, with_frozen_state, without_frozen
 from jaxddp.platforms import platform_named
-from jaxddp.sections.layers import NO_LAYERS, Layers
 
 if TYPE_CHECKING:
     from jaxddp.config import Config

@@ -19,10 +19,10 @@ import numpy as np
 import optax
 from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
+from jaxddp.config.layers import Layers
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import kind_of
 from jaxddp.models.variables import path_of, without_frozen
-from jaxddp.sections.layers import Layers
 
 _MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) argument")
 StepFactor = Callable[[str], Any]

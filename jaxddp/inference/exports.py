@@ -22,6 +22,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 import jaxddp.core.libraries as libraries
+from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import choices, counted, first_line, not_installed, show, size
@@ -29,7 +30,6 @@ from jaxddp.data.batch import Batch
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
-from jaxddp.overrides import checked
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.weights.match import constants_of, namings_of, published

@@ -26,6 +26,7 @@ from PIL import Image
 
 import jaxddp.core.files as files
 from jaxddp.config import Config
+from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import try_lock
 from jaxddp.core.phases import moved
@@ -44,7 +45,6 @@ from jaxddp.inference.output_formats import (
 )
 from jaxddp.inference.predictions import OutputRow, Predictions, column_names
 from jaxddp.inference.trained import BatchOutputs, TrainedRun, images_at_once
-from jaxddp.overrides import flatten
 from jaxddp.setup.identity import checksums
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
 

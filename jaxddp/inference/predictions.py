@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, figure, not_installed, some
-from jaxddp.overrides import checked
 
 OutputCell = str | float | None
 OutputRow = dict[str, OutputCell]

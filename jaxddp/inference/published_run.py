@@ -14,15 +14,15 @@ from typing import Any
 import yaml
 
 import jaxddp.core.files as files
-from jaxddp.choices import effective_settings
+from jaxddp.config.choices import effective_settings
+from jaxddp.config.goal import VAL_EMA, by_split, of_exported
+from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.wording import counted, figure, is_share, some
 from jaxddp.inference.exports import weights_of_run, write_weights
-from jaxddp.overrides import flatten
-from jaxddp.recipe_file import RUN_ID
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE
-from jaxddp.sections.goal import VAL_EMA, by_split, of_exported
+from jaxddp.recipe.file import RUN_ID
+from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, LOCATION_KEYS, Integrity
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.listeners.workdir_files import CURVES

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
+from jaxddp.config.goal import flat
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import phase
 from jaxddp.data.source import Source
@@ -17,8 +18,7 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.nnx_modules import NNXModel
-from jaxddp.recipe_file import RecipeFile
-from jaxddp.sections.goal import flat
+from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.compiled_programs import Classifier, settings
 from jaxddp.setup.feed import eval_batches, limit_batch_size
 from jaxddp.setup.initial_weights import state_of_weights

@@ -18,6 +18,7 @@ import numpy as np
 import jaxddp.core.files as files
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
+from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted, show
@@ -40,7 +41,6 @@ from jaxddp.models.activations import HEAD, find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
-from jaxddp.overrides import checked
 from jaxddp.platforms import platform_named
 from jaxddp.setup.compiled_programs import Classifier
 from jaxddp.setup.initial_weights import state_of_weights

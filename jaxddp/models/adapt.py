@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key
 from jaxddp.models.interface import (
     BY_POSITION,
@@ -30,7 +31,6 @@ from jaxddp.models.nnx_modules import NNXModel, takes_rngs
 from jaxddp.models.ops.operations import Convolution, Operations
 from jaxddp.models.variables import freeze_norms, path_of
 from jaxddp.platforms import platform_named
-from jaxddp.sections.layers import NO_LAYERS, Layers
 
 Shape = tuple[int, ...]
 ACCEPTED = (

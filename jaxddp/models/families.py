@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+from jaxddp.config.registry import MODELS
 from jaxddp.core.ranges import Decay, Range
-from jaxddp.registry import MODELS
 
 if TYPE_CHECKING:
     from jaxddp.config import Config

@@ -23,12 +23,12 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxddp.config import ModelConfig
+from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError, Key
 from jaxddp.models.ops.layers import ModuleFactory, SqueezeExcitation, convolutions, nearest_multiple, norms
 from jaxddp.models.ops.operations import MaxPool, Operations
 from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init, lookup
-from jaxddp.registry import MODELS
 
 _LEAST_BLURRED_CHANNELS = 16
 _BLUR_WEIGHTS = (1, 2, 1)

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import flax.linen as nn
 import jax.numpy as jnp
 
+from jaxddp.config.model_section import WeightInit
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices
-from jaxddp.weight_init import WeightInit
 
 T = TypeVar("T")
 

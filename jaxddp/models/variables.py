@@ -9,8 +9,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from jaxddp.config.layers import Layers
 from jaxddp.models.interface import Model, Tree
-from jaxddp.sections.layers import Layers
 
 PARAMS = "params/"
 """The prefix of the paths of parameters, which distinguishes them from paths in the model's state."""

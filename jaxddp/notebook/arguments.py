@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.choices import check_read
 from jaxddp.config import Config, DataConfig
+from jaxddp.config.choices import check_read
+from jaxddp.config.registry import OBJECTIVES
+from jaxddp.config.values import checked
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, JaxddpError, Key, Words, refused
 from jaxddp.core.ranges import Range
@@ -19,9 +21,7 @@ from jaxddp.core.wording import choices, first_line, show
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.self_test import Mode
 from jaxddp.engine.state import TrainState
-from jaxddp.hooks import check_parameters
-from jaxddp.overrides import checked
-from jaxddp.registry import OBJECTIVES
+from jaxddp.recipe.hooks import check_parameters
 from jaxddp.setup.configured_metrics import check_name
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.evaluation import Measure

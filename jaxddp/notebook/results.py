@@ -11,6 +11,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import Config, DataConfig
+from jaxddp.config.values import checked, plain
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.files import check_path
 from jaxddp.core.ranges import HeldOut, Range
@@ -32,7 +33,6 @@ from jaxddp.mesh import Device, Topology
 from jaxddp.metrics import TopK
 from jaxddp.models.variables import by_path
 from jaxddp.notebook.arguments import errors_name_arguments
-from jaxddp.overrides import checked, plain
 from jaxddp.setup.input_figure import input_figure
 from jaxddp.setup.resources import check_comparable, join_job
 from jaxddp.setup.run_setup import RunSetup, check_setup, check_state

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from jaxddp.config.data_section import UNLABELLED_RATIO, RandAugment, RandMagnitude
+from jaxddp.config.registry import OBJECTIVES, Requires
 from jaxddp.core.ranges import Factor, Range, Share
-from jaxddp.registry import OBJECTIVES, Requires
-from jaxddp.sections.data_section import UNLABELLED_RATIO, RandAugment, RandMagnitude
 
 if TYPE_CHECKING:
     from jaxddp.config import Config

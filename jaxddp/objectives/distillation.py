@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxddp.config import Config
+from jaxddp.config.registry import OBJECTIVES
+from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key, about, refused
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology, device_axes
 from jaxddp.models.adapt import for_platform
-from jaxddp.overrides import checked
-from jaxddp.registry import OBJECTIVES
 from jaxddp.setup.identity import checksum
 from jaxddp.setup.network_checks import reason_of_rejection
 from jaxddp.setup.recipe import Recipe
@@ -106,7 +106,7 @@ class Distillation:
         return {"teacher": checksum(trees)}
 
     def __call__(self, supervised: Objective) -> TrainObjective:
-        """Return the training objective; see `jaxddp.registry.OBJECTIVES`."""
+        """Return the training objective; see `jaxddp.config.registry.OBJECTIVES`."""
 
         def objective(
             params: Any,

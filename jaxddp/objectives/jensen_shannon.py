@@ -55,7 +55,7 @@ class JensenShannon:
             raise InputError(_NAME, " takes one label per image, but the training data have several")
 
     def __call__(self, supervised: Objective) -> TrainObjective:
-        """Return the training objective; see `jaxddp.registry.OBJECTIVES`."""
+        """Return the training objective; see `jaxddp.config.registry.OBJECTIVES`."""
 
         def objective(
             params: Any,

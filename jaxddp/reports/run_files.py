@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.goal import VAL_EMA, Goal, by_split
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import show
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE
-from jaxddp.sections.goal import VAL_EMA, Goal, by_split
+from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE, ValidationFile
 from jaxddp.training.listeners.jsonl import METRICS, RESULT, Columns, Series, parse, series

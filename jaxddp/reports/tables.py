@@ -12,9 +12,9 @@ import numpy as np
 
 import jaxddp.core.wording as wording
 from jaxddp.config import Config
+from jaxddp.config.values import flatten
 from jaxddp.core.wording import duration
-from jaxddp.overrides import flatten
-from jaxddp.recipe_file import RUN_ID
+from jaxddp.recipe.file import RUN_ID
 from jaxddp.reports.run_files import RunFiles, is_run
 
 NOTHING = "-"

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Views
+from jaxddp.config.registry import METRICS
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.data.source import Source
@@ -27,7 +28,6 @@ from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
-from jaxddp.registry import METRICS
 from jaxddp.setup.recipe import Recipe
 from jaxddp.training.evaluation import Evaluator, Measure
 

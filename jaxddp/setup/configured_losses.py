@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from jaxddp.config import Config
+from jaxddp.config.model_section import BALANCED
+from jaxddp.config.registry import LOSSES
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import ExampleLoss, example_loss
-from jaxddp.registry import LOSSES
-from jaxddp.sections.loss_section import BALANCED
 
 _KEY = "loss.class_weights"
 

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxddp.config import Config
+from jaxddp.config.registry import METRICS
 from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.core.wording import kind_of
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import check_metric
 from jaxddp.engine.objective import Metric, SetMetric, check_set_metric, is_set_metric
 from jaxddp.engine.parts.guard import GRADIENT_NORM, LOSS_SCALE, SKIPPED
-from jaxddp.registry import METRICS
 from jaxddp.training.listeners.notifier import OptionalLogger
 
 _RESERVED = (

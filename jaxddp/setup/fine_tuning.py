@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxddp.config import Config
+from jaxddp.config.layers import Layers, has_prefix, longest_match
 from jaxddp.core.errors import InputError, Key
 from jaxddp.engine.optimizer import only_trained, thawing, with_factors
 from jaxddp.engine.parts.guard import GradientNorm
@@ -13,7 +14,6 @@ from jaxddp.kernels import Kernels
 from jaxddp.models.adapt import with_frozen_norms
 from jaxddp.models.interface import Model, name_of
 from jaxddp.models.variables import PARAMS, parameter_names
-from jaxddp.sections.layers import Layers, has_prefix, longest_match
 from jaxddp.setup.recipe import Recipe
 from jaxddp.weights.match import Shapes
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxddp.config.values import flatten, plain
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import Objective, is_set_metric, supervised
@@ -22,7 +23,6 @@ from jaxddp.engine.state import TrainState, array_types
 from jaxddp.measure.cost import jaxprs_in
 from jaxddp.mesh import AXIS
 from jaxddp.models.interface import takes_example_keys
-from jaxddp.overrides import flatten, plain
 from jaxddp.setup.recipe import Recipe
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from jaxddp.config import Config
+from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted
@@ -21,8 +22,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import shapes_of
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE
-from jaxddp.sections.layers import NO_LAYERS, Layers
+from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.layout import ImageShape
 from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, listed, match, namings_of
 from jaxddp.weights.places import WEIGHTS_FILE, local_weights

@@ -4,14 +4,14 @@ import contextlib
 
 import jax
 
-from jaxddp.choices import CHOICES
+from jaxddp.config.choices import CHOICES
+from jaxddp.config.registry import OBJECTIVES, OPTIMIZERS, SCHEDULES
+from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, Words, joined
-from jaxddp.hooks import CALLED
 from jaxddp.models.variables import trees_of
-from jaxddp.overrides import flatten
-from jaxddp.recipe_file import RecipeFile
-from jaxddp.recipe_files.find_recipe import is_built_in
-from jaxddp.registry import OBJECTIVES, OPTIMIZERS, SCHEDULES
+from jaxddp.recipe.file import RecipeFile
+from jaxddp.recipe.hooks import CALLED
+from jaxddp.recipe.sources import is_built_in
 from jaxddp.setup.layout import Layout
 from jaxddp.setup.recipe import Recipe
 

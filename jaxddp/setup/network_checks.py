@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.config import Config, DataConfig
+from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import Peers
 from jaxddp.core.wording import counted, first_line, kind_of
@@ -22,7 +23,6 @@ from jaxddp.models.adapt import FunctionModel, LinenModel, has_dropout, takes_cp
 from jaxddp.models.interface import Model, name_of, other_switches, takes_example_keys
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.models.variables import by_path, path_of, trees_of
-from jaxddp.sections.layers import NO_LAYERS, Layers
 from jaxddp.setup.layout import ImageShape, Layout, TrainingData
 from jaxddp.weights.match import listed
 

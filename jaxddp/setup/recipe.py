@@ -13,6 +13,9 @@ import optax
 from jaxddp.augment.mixing import check_mixing
 from jaxddp.augment.preprocess import Augmentation, Preprocess, check_augmentation
 from jaxddp.config import Config, DataConfig
+from jaxddp.config.data_section import UNLABELLED_RATIO
+from jaxddp.config.goal import VAL_EMA, Goal
+from jaxddp.config.registry import MODELS, OBJECTIVES, OPTIMIZERS
 from jaxddp.core.errors import InputError, Key, Words, about
 from jaxddp.core.wording import counted, kind_of
 from jaxddp.data.batch_plan import Division, Growth
@@ -37,11 +40,8 @@ from jaxddp.kernels import BY_NAME, Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, with_cpu_convolutions
 from jaxddp.models.interface import Model
-from jaxddp.recipe_file import RecipeFile
-from jaxddp.registry import MODELS, OBJECTIVES, OPTIMIZERS
+from jaxddp.recipe.file import RecipeFile
 from jaxddp.schedules import Steps, at_batch_size, make_schedule
-from jaxddp.sections.data_section import UNLABELLED_RATIO
-from jaxddp.sections.goal import VAL_EMA, Goal
 from jaxddp.setup.configured_losses import configured_losses
 from jaxddp.setup.configured_metrics import configured_metrics, with_user_metrics
 from jaxddp.setup.feed import Feed
@@ -177,7 +177,7 @@ class Recipe:
         return early_stopping
 
     def _metric_names(self) -> Iterator[str]:
-        """Yield the names of a validation's metrics, as in the result of `jaxddp.sections.goal.flat`."""
+        """Yield the names of a validation's metrics, as in the result of `jaxddp.config.goal.flat`."""
         names = ["loss"]
         for name, metric in self.metrics.items():
             is_of_set = is_set_metric(metric)

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from jaxddp.config import Config, DataConfig, ParallelConfig
+from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing
@@ -22,9 +23,8 @@ from jaxddp.engine.ways.choice import choose_way
 from jaxddp.job.environment import Job, find_job
 from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, fix_cpu_threads, simulate_cpu_devices
-from jaxddp.overrides import flatten
 from jaxddp.platforms import platform_named
-from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe.file import RecipeFile
 from jaxddp.workdir.claim import with_absolute_paths
 
 

@@ -32,7 +32,7 @@ from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
-from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.compiled_programs import Classifier, CompiledPrograms, seeded_step, settings
 from jaxddp.setup.feed import LONGEST_CHUNK, limit_batch_size
 from jaxddp.setup.fine_tuning import fine_tuned

@@ -21,7 +21,7 @@ from jaxddp.engine.replicas import Replicas
 from jaxddp.engine.state import TrainState
 from jaxddp.job.environment import report_work
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.recipe_file import RUN_ID
+from jaxddp.recipe.file import RUN_ID
 from jaxddp.schedules import derivation
 from jaxddp.setup.configured_metrics import check_requested_metrics
 from jaxddp.setup.feed import Feed

@@ -8,12 +8,12 @@ from typing import Any
 import optax
 
 from jaxddp.config import Config, ShownImages
+from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key, about, refused
 from jaxddp.core.wording import kind_of
 from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.engine.parts.part import Part
-from jaxddp.hooks import Hook, check_parameters
-from jaxddp.overrides import checked
+from jaxddp.recipe.hooks import Hook, check_parameters
 from jaxddp.training.events import METHODS
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jaxddp.choices import NAMES
+from jaxddp.config.choices import NAMES
+from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import real_number, whole_number
-from jaxddp.overrides import checked
 
 MOST_TRIALS = 10_000
 _DIGITS = 4

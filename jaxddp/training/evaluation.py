@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from jaxddp.config import DataConfig
+from jaxddp.config.goal import VAL_EMA, Goal, Mean
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing, moved, phase, reached, running_time
 from jaxddp.core.wording import counted, figure, first_line, speed
@@ -27,7 +28,6 @@ from jaxddp.engine.objective import BatchArrays, MetricSums, finish_metrics
 from jaxddp.engine.parts.part import Part, measured_states
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
-from jaxddp.sections.goal import VAL_EMA, Goal, Mean
 from jaxddp.training.events import EvaluationRecord, PredictedImages
 
 # More frequent reports would make the devices wait for the host.

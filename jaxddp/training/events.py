@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxddp.config import Config
+from jaxddp.config.goal import VAL
 from jaxddp.core.errors import Preempted
 from jaxddp.core.user_code import describe_error, is_ctrl_c
 from jaxddp.core.wording import counted
-from jaxddp.sections.goal import VAL
 
 MAX_SHOWN = 1000
 """The largest number of images in a picture."""

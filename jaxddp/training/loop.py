@@ -8,17 +8,18 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxddp.config.goal import VAL, VAL_EMA, flat
 from jaxddp.core.errors import JaxddpError, NonFiniteError, Preempted
 from jaxddp.core.phases import at_step, doing, phase, worked, working
 from jaxddp.engine.parts.part import rate_factor
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import MeanCost
 from jaxddp.measure.profile import Profile
-from jaxddp.sections.goal import VAL, VAL_EMA, flat
+from jaxddp.reports.tables import UNKNOWN
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import Clock, EpochSums, TooManySkipped, counters, in_a_row
 from jaxddp.training.evaluation import ReportedEvaluation
-from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Usage, reason_of, status_of
+from jaxddp.training.events import EpochMetrics, RunEnd, Status, StepRecord, Usage, reason_of, status_of
 from jaxddp.training.listeners.notifier import Notifier
 from jaxddp.training.run import Chunk, Run
 

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from typing import Any, TextIO
 
 import jaxddp.core.phases as phases
+from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.core.duration import Duration
 from jaxddp.core.wording import counted, duration, figure, plural, size, speed
-from jaxddp.sections.goal import VAL, VAL_EMA
 from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage
 
 SECONDS_BETWEEN_FRAMES = 0.1

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted, nearest
 from jaxddp.models.published import Naming, PositionGrid
-from jaxddp.sections.layers import NO_LAYERS, Layers
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a network's arrays by path, such as "params/fc/kernel" or "batch_stats/bn1/mean"."""

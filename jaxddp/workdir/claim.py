@@ -19,8 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import CHOICES, NAMES, effective_settings, needs
 from jaxddp.config import Config
+from jaxddp.config.choices import CHOICES, NAMES, effective_settings, needs
+from jaxddp.config.data_section import IMAGE_KEYS
+from jaxddp.config.goal import VAL
+from jaxddp.config.model_section import NETWORK_KEYS, LossConfig
+from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, Option
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import figure, show
@@ -28,13 +32,8 @@ from jaxddp.data.manifest import find_manifest
 from jaxddp.data.opening import TRAIN
 from jaxddp.data.storage import root
 from jaxddp.data.storage.root import is_address
-from jaxddp.overrides import flatten
-from jaxddp.recipe_file import COPY_FOLDER, RUN_ID, RecipeFile
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE
-from jaxddp.sections.data_section import IMAGE_KEYS
-from jaxddp.sections.goal import VAL
-from jaxddp.sections.loss_section import LossConfig
-from jaxddp.sections.model_section import NETWORK_KEYS
+from jaxddp.recipe.file import COPY_FOLDER, RUN_ID, RecipeFile
+from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import (
     CHECKPOINTS,
     LENGTH_KEYS,

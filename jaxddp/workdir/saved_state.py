@@ -9,8 +9,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.engine.state import TrainState, merged_state
 from jaxddp.mesh import Topology
 from jaxddp.models.variables import by_path
-from jaxddp.recipe_file import RecipeFile, read_recipe
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE
+from jaxddp.recipe.file import RecipeFile, read_recipe
+from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.weights.state_dict import FORMS

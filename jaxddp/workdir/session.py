@@ -20,15 +20,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jaxddp.core.files as files
+from jaxddp.config.goal import Goal
 from jaxddp.core.errors import InputError, Option
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import COMMIT, progress
 from jaxddp.core.process_exit import end_now
 from jaxddp.job.membership import stop_on_sigterm
 from jaxddp.measure.profile import FOLDER
-from jaxddp.recipe_file import COPY_FOLDER
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE
-from jaxddp.sections.goal import Goal
+from jaxddp.recipe.file import COPY_FOLDER
+from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.measured_shares import SHARES_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, Integrity, RunIdentity, steps_in
 from jaxddp.training.checkpoints.manager import UNFINISHED_SUFFIX, Checkpoints

@@ -14,17 +14,17 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
+from jaxddp.config.data_section import IMAGE_KEYS, RESIZING_KEYS
+from jaxddp.config.model_section import NETWORK_KEYS
+from jaxddp.config.values import checked, flatten, plain
 from jaxddp.core.errors import InputError, Option
 from jaxddp.core.ranges import Range
 from jaxddp.core.wording import counted, shaped, show, some
 from jaxddp.data.arrays import as_pixels, widened
 from jaxddp.data.labels import LabelKind, labels_of
 from jaxddp.data.source import Source, image_dtype
-from jaxddp.overrides import checked, flatten, plain
-from jaxddp.recipe_file import RUN_ID, RecipeFile, TakenSettings, read_config
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE
-from jaxddp.sections.data_section import IMAGE_KEYS, RESIZING_KEYS
-from jaxddp.sections.model_section import NETWORK_KEYS
+from jaxddp.recipe.file import RUN_ID, RecipeFile, TakenSettings, read_config
+from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.weights.download import SCHEME, HubFile
 from jaxddp.weights.places import WEIGHTS_FILE, PublishedWeights, fetch_settings, find_published, has_library, is_local

@@ -19,6 +19,7 @@ from support.irregular import KINDS, put_back, replace_by_irregular
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.curate.check import check, write_manifest
@@ -27,7 +28,6 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard
 from jaxddp.data.source import Source
-from jaxddp.registry import FORMATS
 
 # pytest ends a test that waits for a file that is not regular; no test takes a second.
 pytestmark = pytest.mark.timeout(60)

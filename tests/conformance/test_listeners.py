@@ -44,8 +44,8 @@ from support.logged import (
 )
 
 from jaxddp.config import Config
+from jaxddp.config.registry import LOGGERS
 from jaxddp.core.errors import InputError
-from jaxddp.registry import LOGGERS
 from jaxddp.training.events import PredictedImages, RunEnd
 from jaxddp.training.listeners import jsonl as rows
 from jaxddp.training.listeners import workdir_files

@@ -21,6 +21,7 @@ from support.shared import interned, sgd
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, load
+from jaxddp.config.registry import MODELS
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.exports import export_program
 from jaxddp.inference.trained import TrainedRun
@@ -30,8 +31,7 @@ from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.swin import Swin
 from jaxddp.models.variables import shapes_of
-from jaxddp.recipe_files.find_recipe import config_names
-from jaxddp.registry import MODELS
+from jaxddp.recipe.sources import config_names
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.setup.run_setup import initialize
 from jaxddp.setup.run_training import make_run

@@ -34,12 +34,12 @@ from support.optimizers import (
 from support.runs import setup_of, train
 
 from jaxddp.config import Config
+from jaxddp.config.layers import Layers
+from jaxddp.config.registry import OPTIMIZERS, SCHEDULES
 from jaxddp.core.errors import Preempted
 from jaxddp.engine.optimizer import only_trained, with_factors
 from jaxddp.kernels import BY_NAME
-from jaxddp.registry import OPTIMIZERS, SCHEDULES
 from jaxddp.schedules import Steps, make_schedule
-from jaxddp.sections.layers import Layers
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 

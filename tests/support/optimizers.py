@@ -6,10 +6,10 @@ import numpy as np
 import optax
 
 from jaxddp.config import Config
+from jaxddp.config.layers import NO_LAYERS
+from jaxddp.config.registry import OPTIMIZERS
 from jaxddp.models.variables import with_frozen, without_frozen
-from jaxddp.registry import OPTIMIZERS
 from jaxddp.schedules import Steps, make_schedule
-from jaxddp.sections.layers import NO_LAYERS
 
 LONGEST = 300
 """The number of steps of a run whose learning rates are tested."""

@@ -19,8 +19,8 @@ from jaxddp.engine.example_loss import Loss
 from jaxddp.inference.run_evaluation import evaluate
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.recipe_file import RecipeFile
-from jaxddp.recipe_files.python_sources import RecipeSources
+from jaxddp.recipe.file import RecipeFile
+from jaxddp.recipe.sources import RecipeSources
 from jaxddp.setup.configured_metrics import configured_metrics
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources

@@ -14,11 +14,11 @@ from benchmarks.rivals.contenders.case import BOTTLENECK, Case, Task
 from benchmarks.rivals.contenders.outcome import add_result
 from jaxddp.api import resnet
 from jaxddp.config import Config
+from jaxddp.config.registry import MODELS
 from jaxddp.job.environment import find_job
 from jaxddp.job.membership import join
 from jaxddp.mesh import Topology, simulate_cpu_devices
 from jaxddp.models.resnet import ARCHITECTURES
-from jaxddp.registry import MODELS
 
 
 def join_or_simulate(task: Task) -> Topology:

@@ -26,7 +26,7 @@ from benchmarks.rivals.contenders.outcome import add_result, attempt
 from benchmarks.rivals.contenders.trace_summary import traced
 from jaxddp.config import Config
 from jaxddp.data.source import Source
-from jaxddp.recipe_file import RecipeFile, read_recipe
+from jaxddp.recipe.file import RecipeFile, read_recipe
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
 from jaxddp.setup.run_training import make_run
 from jaxddp.training.loop import fit

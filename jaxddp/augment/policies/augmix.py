@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxddp.augment.operations import IDENTITY, PixelOperation, Size, Space, drawn, operate_all, rows
 from jaxddp.config import AugmentConfig
-from jaxddp.registry import POLICIES
+from jaxddp.config.registry import POLICIES
 
 WIDTH, DEEPEST, SEVERITY = 3, 3, 3
 """The number of chains, the largest number of operations of a chain, and the number of magnitudes that are drawn."""

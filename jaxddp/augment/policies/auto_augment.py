@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxddp.augment.operations import IDENTITY, Size, Space, drawn, operate_all, rows
-from jaxddp.registry import POLICIES
+from jaxddp.config.registry import POLICIES
 
 BINS = 10
 

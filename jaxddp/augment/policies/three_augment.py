@@ -9,8 +9,8 @@ import numpy as np
 from jaxddp.augment.color import blur, box_weights, color_jitter
 from jaxddp.augment.operations import gray_of
 from jaxddp.config import AugmentConfig
+from jaxddp.config.registry import POLICIES
 from jaxddp.core.errors import InputError, Key
-from jaxddp.registry import POLICIES
 
 JITTER = (0.3, 0.3, 0.3, 0.0)
 THRESHOLD = 128

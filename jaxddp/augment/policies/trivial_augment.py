@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxddp.augment.operations import OPERATIONS, Space, drawn, operate, rows
 from jaxddp.config import AugmentConfig
-from jaxddp.registry import POLICIES
+from jaxddp.config.registry import POLICIES
 
 BINS = 31
 

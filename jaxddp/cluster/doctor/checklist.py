@@ -19,7 +19,7 @@ from jaxddp.core.errors import JaxddpError
 from jaxddp.core.peers import Peers, joined
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import plural
-from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe.file import RecipeFile
 from jaxddp.training.listeners.step_seconds import FILE
 
 _LONGEST_REASON = 500

@@ -25,6 +25,7 @@ from jax.sharding import PartitionSpec as P
 import jaxddp.core.files as files
 from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import Config, ParallelConfig
+from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import Peers
@@ -39,8 +40,7 @@ from jaxddp.job.environment import Job, find_job
 from jaxddp.job.tpu import accelerator_type
 from jaxddp.measure.memory import Fit, MemoryReport, Needs
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.overrides import flatten
-from jaxddp.recipe_file import RecipeFile
+from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.resources import join_job
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
 from jaxddp.training.device_memory import needs_of_batch

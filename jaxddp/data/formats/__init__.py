@@ -1,1 +1,1 @@
-"""The formats of data sets, one file each, found by `jaxddp.registry.FORMATS`."""
+"""The formats of data sets, one file each, found by `jaxddp.config.registry.FORMATS`."""

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable, check_labels
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import as_input_errors, read_names
 from jaxddp.data.source import Split
-from jaxddp.registry import FORMATS
 
 _PLANES = (3, 32, 32)
 _PIXELS = 3 * 32 * 32

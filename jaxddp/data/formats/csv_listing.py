@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
 from jaxddp.core.phases import reached
 from jaxddp.core.wording import nearest, show
@@ -29,7 +30,6 @@ from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import DataRoot, TextFile, open_root
 from jaxddp.data.table import ExampleTable
-from jaxddp.registry import FORMATS
 
 SEPARATOR = ";"
 """The separator of several labels in a cell."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults_to, raise_fault
@@ -26,7 +27,6 @@ from jaxddp.data.source import Split
 from jaxddp.data.storage.root import open_root
 from jaxddp.data.storage.store import LocalFiles, link_out
 from jaxddp.data.table import ExampleTable
-from jaxddp.registry import FORMATS
 
 _log = logging.getLogger("jaxddp.data")
 _FOLDERS = {"train": ("train",), "val": ("val", "valid", "validation", "test")}

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.faults import Refuse
 from jaxddp.data.format import Match, Place
@@ -34,7 +35,6 @@ from jaxddp.data.formats.table_columns import (
 from jaxddp.data.source import Split
 from jaxddp.data.storage.tables import ArrowRows, image_lengths, import_datasets, is_saved, open_prepared, open_saved
 from jaxddp.data.table import ExampleTable
-from jaxddp.registry import FORMATS
 
 _PREFIX = "hf:"
 _ADDRESS = re.compile(r"(?P<name>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>[^:@]+))?")

@@ -20,12 +20,12 @@ from typing import BinaryIO
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import as_input_errors, make_table, numbered_names, read_names, read_rest
 from jaxddp.data.source import Split
-from jaxddp.registry import FORMATS
 
 CLASSES_FILE = "classes.txt"
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults_to, raise_fault
@@ -24,7 +25,6 @@ from jaxddp.data.source import Split
 from jaxddp.data.storage.root import DataRoot, DatasetEntry, TextFile, find_dataset, is_url, open_root
 from jaxddp.data.storage.shards import SHARDS
 from jaxddp.data.table import ExampleTable
-from jaxddp.registry import FORMATS
 
 TRAIN_CSV = "LOC_train_solution.csv"
 VAL_CSV = "LOC_val_solution.csv"

@@ -18,6 +18,7 @@ from typing import IO, cast
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices
 from jaxddp.data.arrays import ArrayTable
@@ -31,7 +32,6 @@ from jaxddp.data.formats.array_files import (
     read_rest,
 )
 from jaxddp.data.source import Split
-from jaxddp.registry import FORMATS
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
 _NAMES = "class_names"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
@@ -22,7 +23,6 @@ from jaxddp.data.formats.numpy_files import unpack_array
 from jaxddp.data.source import Split
 from jaxddp.data.storage.records import RecordFiles
 from jaxddp.data.table import ExampleTable
-from jaxddp.registry import FORMATS
 
 MANIFEST = "packed.json"
 FEATURE = "image"

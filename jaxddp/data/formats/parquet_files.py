@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import counted, show, size
 from jaxddp.data.faults import Refuse, pass_faults_to
@@ -40,7 +41,6 @@ from jaxddp.data.storage.records import record_columns
 from jaxddp.data.storage.shards import ShardFile, ShardFolder, with_cache
 from jaxddp.data.storage.tables import MAX_CACHED, WRITE_AGAIN, ParquetFiles, as_input_errors, open_parquet
 from jaxddp.data.table import ExampleTable
-from jaxddp.registry import FORMATS
 
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "test")}
 _SUFFIX = ".parquet"

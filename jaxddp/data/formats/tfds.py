@@ -21,6 +21,7 @@ import numpy as np
 import jaxddp.core.files as files
 import jaxddp.core.libraries as libraries
 from jaxddp.config import DataConfig
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import reached
 from jaxddp.core.wording import counted, first_line, nearest, show
@@ -31,7 +32,6 @@ from jaxddp.data.source import Split
 from jaxddp.data.storage.records import ArrayRecords, RecordFiles, RecordIndex, load_or_build_index, record_columns
 from jaxddp.data.storage.store import check_regular
 from jaxddp.data.table import ExampleTable
-from jaxddp.registry import FORMATS
 
 _PREFIX = "tfds:"
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "test")}

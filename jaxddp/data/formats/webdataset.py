@@ -14,6 +14,7 @@ from contextlib import suppress
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import counted, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct
@@ -25,7 +26,6 @@ from jaxddp.data.source import Split
 from jaxddp.data.storage.shards import ShardFile, ShardFolder, with_cache
 from jaxddp.data.storage.tar import Samples, TarFiles, load_or_build_samples
 from jaxddp.data.table import ExampleTable
-from jaxddp.registry import FORMATS
 
 _SUFFIX = ".tar"
 _NAMES = ("classes.txt", "classnames.txt", "classes.json")

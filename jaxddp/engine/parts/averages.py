@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxddp.config.values import check_values, checked
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Decay, Period
 from jaxddp.engine.optimizer import compute_average, is_schedule_free
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, TrainState
-from jaxddp.overrides import check_values, checked
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import optax
 
 from jaxddp.config import Config
+from jaxddp.config.registry import SCHEDULES
+from jaxddp.config.values import check_values
 from jaxddp.core.ranges import HeldOut, Period, Share
 from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
-from jaxddp.overrides import check_values
-from jaxddp.registry import SCHEDULES
 
 _THRESHOLD = 1e-4
 

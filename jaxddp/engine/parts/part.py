@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.engine.state import TrainState
-from jaxddp.sections.goal import VAL, VAL_EMA
 
 Follow = Callable[[TrainState, Mapping[str, float | None]], TrainState]
 """A function (state, metrics of the state's validation) that returns the next step's state, equal on every process.
 
-The metrics have the names that `jaxddp.sections.goal.flat` gives them.
+The metrics have the names that `jaxddp.config.goal.flat` gives them.
 """
 
 

@@ -26,6 +26,7 @@ from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
+from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.data.batch import Batch
 from jaxddp.engine.buckets import Averaging, compute_after, fill_in_order, order_of_readiness
 from jaxddp.engine.gradients import Contribution, Gradients
@@ -35,7 +36,6 @@ from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import AXIS, varying
 from jaxddp.models.variables import path_of, without_frozen
-from jaxddp.sections.layers import NO_LAYERS, Layers
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxddp.config.goal import name_with_split
 from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
@@ -28,7 +29,6 @@ from jaxddp.engine.state import TrainState, all_finite, check_types
 from jaxddp.engine.step import Phases
 from jaxddp.mesh import AXIS, Device, Topology
 from jaxddp.models.variables import without_frozen
-from jaxddp.sections.goal import name_with_split
 
 if TYPE_CHECKING:
     from jaxddp.config import Config

@@ -22,11 +22,11 @@ from typing import Any
 
 import jaxddp.core.files as files
 from jaxddp.config import ParallelConfig
+from jaxddp.config.values import flatten
 from jaxddp.core.phases import BYTES, doing, reached
 from jaxddp.core.wording import show
-from jaxddp.overrides import flatten
-from jaxddp.recipe_file import RUN_ID
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE
+from jaxddp.recipe.file import RUN_ID
+from jaxddp.recipe.sources import CONFIG_FILE
 
 CHECKPOINTS = "checkpoints"
 """The folder of checkpoints in a work directory."""

@@ -23,14 +23,14 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_policy
 
 import jaxddp.core.files as files
+from jaxddp.config.goal import Goal
 from jaxddp.core.errors import InputError, Key, NonFiniteError, Option, Preempted, Words, added_as_note_to
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import committing, doing, phase
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.wording import counted
 from jaxddp.engine.state import TrainState, first_difference, is_sound, stacked_in
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE
-from jaxddp.sections.goal import Goal
+from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import MANIFEST, METADATA, Integrity, steps_in
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
+from jaxddp.config.goal import Goal
 from jaxddp.core.errors import InputError
-from jaxddp.sections.goal import Goal
 from jaxddp.training.checkpoints.integrity import Integrity
 
 VALIDATION_FILE = "validation.json"

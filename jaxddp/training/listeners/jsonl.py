@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import jaxddp.core.files as files
+from jaxddp.config.goal import VAL, VAL_EMA
+from jaxddp.config.registry import LOGGERS
 from jaxddp.core.errors import InputError
-from jaxddp.registry import LOGGERS
-from jaxddp.sections.goal import VAL, VAL_EMA
 from jaxddp.training.events import EvaluationRecord, Listener, PredictedImages, RunEnd, RunStart, StepRecord
 
 METRICS = "metrics.jsonl"

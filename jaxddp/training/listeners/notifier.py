@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxddp.config import Config
+from jaxddp.config.registry import LOGGERS
 from jaxddp.core.errors import THEN, JaxddpError, Preempted
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
 from jaxddp.core.user_code import is_ctrl_c
-from jaxddp.registry import LOGGERS
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord
 from jaxddp.training.listeners.jsonl import JsonLines
 

@@ -25,11 +25,11 @@ from typing import Any, ClassVar, Self
 
 import jaxddp.core.files as files
 from jaxddp.config import Config, LogConfig
+from jaxddp.config.registry import LOGGERS
+from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.wording import not_installed, on_screen
-from jaxddp.overrides import flatten
-from jaxddp.registry import LOGGERS
 from jaxddp.training.events import DEFAULT_SHOWN, PredictedImages, RunEnd, RunStart, images_to_show, to_drawable
 from jaxddp.training.listeners.jsonl import Row, RowListener, scalars
 from jaxddp.training.progress import count_parameters

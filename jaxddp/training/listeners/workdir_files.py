@@ -9,8 +9,8 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import Config
+from jaxddp.config.registry import LOGGERS
 from jaxddp.core.wording import as_text
-from jaxddp.registry import LOGGERS
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart
 from jaxddp.training.listeners.jsonl import METRICS, parse, series
 

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from jaxddp.config.values import read_number
 from jaxddp.core.errors import InputError, Key, about
 from jaxddp.core.ranges import Factor, WeightDecay
 from jaxddp.core.wording import choices, show
-from jaxddp.overrides import read_number
 
 T = TypeVar("T")
 _ALL_BUT = "all but "

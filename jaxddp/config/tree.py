@@ -4,19 +4,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from jaxddp.choices import reset_unread
+from jaxddp.config.choices import reset_unread
+from jaxddp.config.data_section import DataConfig
+from jaxddp.config.layers import Layers
+from jaxddp.config.model_section import LossConfig, ModelConfig, ObjectiveConfig
+from jaxddp.config.training_section import (
+    CheckpointConfig,
+    EvalConfig,
+    LogConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    TrainConfig,
+)
+from jaxddp.config.values import check_values, flatten, plain, replaced
 from jaxddp.core.ranges import Seed
-from jaxddp.overrides import check_values, flatten, plain, replaced
-from jaxddp.sections.data_section import DataConfig
-from jaxddp.sections.eval_section import CheckpointConfig, EvalConfig
-from jaxddp.sections.layers import Layers
-from jaxddp.sections.log_section import LogConfig
-from jaxddp.sections.loss_section import LossConfig
-from jaxddp.sections.model_section import ModelConfig
-from jaxddp.sections.objective_section import ObjectiveConfig
-from jaxddp.sections.optimizer_section import OptimizerConfig
-from jaxddp.sections.parallel_section import ParallelConfig
-from jaxddp.sections.train_section import TrainConfig
 
 
 @dataclass(frozen=True)

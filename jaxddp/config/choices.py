@@ -1,9 +1,9 @@
 """Which keys of a config have an effect, by the choices that it names and the values of other keys.
 
 The keys that only some choices of a kind read are None until a file or a command sets them, and then have the default
-of the choice; see `jaxddp.registry`. Some keys need another key (`Requires`). A key that is set and has no effect is an
-error. Inherited keys are reset instead: if a file or a command sets the key that decides on their effect, the keys that
-lose it get their defaults back, unless the same file or command sets them.
+of the choice; see `jaxddp.config.registry`. Some keys need another key (`Requires`). A key that is set and has no
+effect is an error. Inherited keys are reset instead: if a file or a command sets the key that decides on their effect,
+the keys that lose it get their defaults back, unless the same file or command sets them.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+from jaxddp.config.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Requires
+from jaxddp.config.values import flatten, keys_of, notes, plain
 from jaxddp.core.errors import InputError, Key, Words, joined
-from jaxddp.overrides import flatten, keys_of, notes, plain
-from jaxddp.registry import LOSSES, MODELS, OBJECTIVES, OPTIMIZERS, SCHEDULES, Requires
 
 CHOICES = (MODELS, LOSSES, OBJECTIVES, OPTIMIZERS, SCHEDULES)
 """The kinds whose choices can have settings."""

@@ -8,21 +8,27 @@
 
 `base` names the config that is changed, as `load` does in a Python file; without it, the defaults are changed. A
 section is a mapping of its keys, or its keys are written with dots. PyYAML composes the nodes of the file, and
-constructs no objects. The values are converted by `jaxddp.recipe_files.text_values`.
+constructs no objects. The values are converted by `jaxddp.recipe.text`.
 """
 
+import ast
+import contextlib
 import json
-from collections.abc import Iterator, Mapping
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jaxddp.core.files as files
+from jaxddp.config.tree import Config
+from jaxddp.config.values import checked, flatten, keys_of
+from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, about
+from jaxddp.core.ranges import real_number, whole_number
 from jaxddp.core.wording import show
-from jaxddp.overrides import flatten, keys_of
-from jaxddp.recipe_files.text_values import value_of
-from jaxddp.sections.config_tree import Config
+from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES
 
 BASE = "base"
 """The key that names the config which the file changes."""
@@ -120,7 +126,7 @@ def written(config: Config, base: tuple[str, Mapping[str, Any]] | None, form: st
 
 
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested dicts for dotted keys, the inverse of `jaxddp.overrides.flatten`."""
+    """Return nested dicts for dotted keys, the inverse of `jaxddp.config.values.flatten`."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         *sections, name = key.split(".")
@@ -201,3 +207,84 @@ def _text(node: Any, path: Path, key: str) -> str | None:
         return None
     # JSON writes characters outside the Basic Multilingual Plane as two escapes.
     return node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+_TRUTHS = {"true": True, "false": False}
+_READERS: dict[Any, Callable[[str], Any]] = {
+    int: whole_number,
+    float: real_number,
+    bool: lambda text: _TRUTHS.get(text.lower(), text),
+}
+
+
+def value_of(content: str | list[str] | None, hint: Any, key: str) -> Any:
+    """Return the value of a key, converted from text and checked.
+
+    Args:
+        content: the text of a value, the texts of a list of values, or None for an empty value.
+        hint: the type of the key.
+        key: the key, for messages.
+
+    Raises:
+        InputError: the text is no value of this type, or the value is out of range.
+    """
+    inner = _bare(hint)
+    optional = typing.get_origin(inner) in (types.UnionType, typing.Union)
+    if content is None:
+        return checked(None, hint, key)
+    if optional:
+        return value_of(content, typing.get_args(inner)[0], key)
+    if typing.get_origin(inner) is tuple:
+        parts = typing.get_args(inner)
+        # A list of names can be a single name: `to: jsonl`.
+        words = [content] if isinstance(content, str) and parts[0] is str else content
+        value = [_converted(word, parts[0]) for word in words] if isinstance(words, list) else words
+        return checked(value, hint, key)
+    return checked(_converted(content, hint) if isinstance(content, str) else content, hint, key)
+
+
+def _converted(text: str, hint: Any) -> Any:
+    """Return the value of a text; the text itself if it is no value of this type. `checked` then raises the error."""
+    kind = _bare(hint)
+    if typing.get_origin(kind) is Literal:
+        return next((choice for choice in typing.get_args(kind) if str(choice) == text), text)
+    if kind is Duration:
+        return text
+    with contextlib.suppress(ValueError):
+        return _READERS.get(kind, str)(text)
+    return text
+
+
+def _bare(hint: Any) -> Any:
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+
+
+def line_of(path: Path, key: str) -> int | None:
+    """Return the last line of a recipe file that sets a key, from 1; None for another file, or if none is found."""
+    if path.name == CONFIG_FILE:
+        return None
+    try:
+        if path.suffix in TEXT_FILES:
+            return TextRecipe.read(path).line_of(key)
+        lines = [*_lines(ast.parse(files.read(path)), key.split("."))]
+    except (InputError, OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    return lines[-1] if lines else None
+
+
+def _lines(tree: ast.AST, names: Sequence[str]) -> Iterator[int]:
+    """Yield the lines that set a key: in a dict, `train={"batch_size": 30}`, or in the dataclass of a section."""
+    for node in ast.walk(tree):
+        for name, value in _pairs(node):
+            if name == names[0] and len(names) == 1:
+                yield value.lineno
+            elif name == names[0]:
+                yield from _lines(value, names[1:])
+
+
+def _pairs(node: ast.AST) -> Iterator[tuple[Any, ast.expr]]:
+    """Yield the names and values of the keyword arguments of a call, or of the items of a dict."""
+    if isinstance(node, ast.Call):
+        yield from ((keyword.arg, keyword.value) for keyword in node.keywords)
+    elif isinstance(node, ast.Dict):
+        yield from ((getattr(key, "value", None), value) for key, value in zip(node.keys, node.values, strict=True))

@@ -10,7 +10,7 @@ A recipe that loads another one (`load("base.py")`) looks for it in its own fold
 import modules from its folder. A run keeps a copy of all these files, so that its work directory is enough to restore
 the recipe. A recipe that is loaded by name (`load("cifar10")`) comes from the installed package and is not copied.
 
-A recipe file can also be YAML or JSON (`jaxddp.recipe_files.text_file`). Its `base` is loaded like a recipe by `load`.
+A recipe file can also be YAML or JSON (`jaxddp.recipe.text`). Its `base` is loaded like a recipe by `load`.
 """
 
 import hashlib
@@ -23,15 +23,23 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.choices import keys_of_choices, replaced_hooks
+from jaxddp.config.choices import keys_of_choices, replaced_hooks
+from jaxddp.config.tree import Config
+from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, about, with_keys_of_file
 from jaxddp.core.wording import show
-from jaxddp.hooks import Hook, errors_name_line, hooks_of
-from jaxddp.overrides import flatten
-from jaxddp.recipe_files.find_recipe import CONFIG_FILE, TEXT_FILES, is_built_in, is_name, recipe_path
-from jaxddp.recipe_files.python_sources import RecipeSources, modules_in, run_as_module
-from jaxddp.recipe_files.text_file import TextRecipe
-from jaxddp.sections.config_tree import Config
+from jaxddp.recipe.hooks import Hook, errors_name_line, hooks_of
+from jaxddp.recipe.sources import (
+    CONFIG_FILE,
+    TEXT_FILES,
+    RecipeSources,
+    is_built_in,
+    is_name,
+    modules_in,
+    recipe_path,
+    run_as_module,
+)
+from jaxddp.recipe.text import TextRecipe
 
 COPY_FOLDER = "recipe"
 """The folder in a work directory that holds a copy of the recipe's files."""
@@ -177,6 +185,23 @@ class _Reading:
 
 _readings: ContextVar[tuple[_Reading, ...]] = ContextVar("readings", default=())
 """The stack of running recipe files. Each file was loaded by the file before it."""
+
+
+def load(name_or_path: str | Path) -> Config:
+    """Load the config of a recipe or of a run.
+
+    Args:
+        name_or_path: the name of a built-in config (`"imagenet_resnet50"`), the path of a recipe file, or the work
+            directory of a run or its config.json. In a recipe file, a relative path starts in the folder of that file,
+            and the hooks of the loaded recipe are inherited.
+
+    Returns:
+        The result of the recipe's `get_config()`, or the config that the run stored.
+
+    Raises:
+        InputError: see `read_recipe`.
+    """
+    return read_recipe(name_or_path).config
 
 
 def read_recipe(name_or_path: str | Path) -> RecipeFile:

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
+from jaxddp.config.registry import Requires
+from jaxddp.config.values import check_values, names_of
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Count, HeldOut, Range, Seed, Share
-from jaxddp.overrides import check_values, names_of
-from jaxddp.registry import Requires
 
 Pixels = Annotated[int, Range(1, 10_000)]
 Padding = Annotated[int, Range(0, 10_000)]

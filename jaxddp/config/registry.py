@@ -10,8 +10,8 @@ A choice is a function, or a dataclass of settings whose method `make` is that f
         def make(self, config, learning_rate, kernels=BY_NAME): ...
 
 The fields are keys of the config's section, with their types, ranges, descriptions, and this choice's defaults. In a
-config such a key is None until a file or a command sets it; see `jaxddp.choices`. The signature of the function is
-documented at each kind below; the hooks of a recipe file have the same signatures.
+config such a key is None until a file or a command sets it; see `jaxddp.config.choices`. The signature of the function
+is documented at each kind below; the hooks of a recipe file have the same signatures.
 
 A kind names its modules, which are imported on first use. The one module of a kind with settings is quick to import, so
 that a mistyped name is found without the import of JAX; its choices import heavy libraries in `make`.
@@ -24,9 +24,9 @@ from dataclasses import Field, dataclass, fields, is_dataclass
 from operator import attrgetter
 from typing import Any, TypeVar, get_type_hints
 
+from jaxddp.config.values import observed_like, unobserved
 from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.core.wording import choices
-from jaxddp.overrides import observed_like, unobserved
 
 T = TypeVar("T")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxddp.choices import with_defaults
+from jaxddp.config.choices import with_defaults
+from jaxddp.config.values import observed
 from jaxddp.core.errors import InputError
 from jaxddp.core.user_code import is_ctrl_c, place_of
 from jaxddp.core.wording import choices
-from jaxddp.overrides import observed
 
 HOOKS = {
     "get_model": "config, num_classes",

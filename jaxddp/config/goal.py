@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Decay
 from jaxddp.core.wording import choices
-from jaxddp.overrides import checked
 
 T = TypeVar("T")
 

@@ -1,0 +1,63 @@
+"""The classes of a config. The `get_config()` of a recipe file returns a `Config`.
+
+A recipe can load another one and change only some keys:
+
+    def get_config():
+        return load("imagenet_resnet50").replace(model={"name": "resnet34"})
+
+A config describes the recipe and not the machine. Batch sizes are global, and the result does not depend on the number
+of devices, except with local batch norm (`model.batch_norm`), which normalizes each device's part of a batch by itself.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxddp.config.data_section import AugmentConfig, DataConfig
+    from jaxddp.config.model_section import LossConfig, ModelConfig, ObjectiveConfig
+    from jaxddp.config.training_section import (
+        BatchSize,
+        CheckpointConfig,
+        EvalConfig,
+        LogConfig,
+        OptimizerConfig,
+        ParallelConfig,
+        Precision,
+        ShownImages,
+        TrainConfig,
+        Views,
+    )
+    from jaxddp.config.tree import Config
+    from jaxddp.recipe.file import load
+
+__all__ = [
+    "AugmentConfig",
+    "BatchSize",
+    "CheckpointConfig",
+    "Config",
+    "DataConfig",
+    "EvalConfig",
+    "LogConfig",
+    "LossConfig",
+    "ModelConfig",
+    "ObjectiveConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "Precision",
+    "ShownImages",
+    "TrainConfig",
+    "Views",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The sections are imported on first use: a module of choices, such as `jaxddp.optimizers`, imports the registry,
+    # and the sections import this module in turn.
+    if name in __all__:
+        from jaxddp.config import data_section, model_section, training_section, tree
+        from jaxddp.recipe import file
+
+        for module in (tree, data_section, model_section, training_section, file):
+            if name in vars(module):
+                return vars(module)[name]
+    raise AttributeError(f"module 'jaxddp.config' has no attribute {name!r}")

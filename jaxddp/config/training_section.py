@@ -1,0 +1,310 @@
+"""The `train`, `optimizer`, `eval`, `checkpoint`, `log` and `parallel` sections of a config: how a run trains."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from jaxddp.config.goal import Goal
+from jaxddp.config.layers import Groups, assignments
+from jaxddp.config.registry import OPTIMIZERS, SCHEDULES, Requires
+from jaxddp.config.shares import Shares
+from jaxddp.config.values import names_of, read_number
+from jaxddp.core.duration import Duration
+from jaxddp.core.errors import InputError, Key, about
+from jaxddp.core.ranges import (
+    Count,
+    CpuDevices,
+    Decay,
+    Devices,
+    Factor,
+    Period,
+    Positive,
+    Range,
+    Seconds,
+    Share,
+    SomeShare,
+    WeightDecay,
+)
+
+BatchSize = Annotated[int, Range(1, 2**24)]
+"""The number of images in a batch."""
+Precision = Literal["float32", "bfloat16", "float16"]
+"""The dtype of a computation."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The length of the run, its batches, and options of the training step."""
+
+    batch_size: BatchSize = 256
+    """Global batch size, divided among all devices of all processes."""
+    duration: Duration = Duration.parse("90 epochs")
+    """Length of the run: "90 epochs", "5000 steps" or "1_000_000 examples"."""
+    label_smoothing: Decay = 0.0
+    """Fraction of each label that is spread evenly over all classes, in training only."""
+    accumulate: Annotated[int, Range(1, 65_536)] = 1
+    """Gradient accumulation: each device computes its part of a batch in this many microbatches, to save memory. With
+    local batch norm, each microbatch is normalized separately."""
+    precision: Precision | None = None
+    """Precision of the computation. Parameters, batch statistics and the loss stay float32. If None, float32 on a CPU,
+    bfloat16 on a GPU or TPU. float16 uses dynamic loss scaling."""
+    gradient_precision: Literal["bfloat16"] | None = None
+    """Precision in which devices exchange gradients: bfloat16 halves the traffic and rounds each gradient. If None, no
+    rounding."""
+    max_bad_steps: Annotated[int, Range(0, 1_000_000)] = 10
+    """A step with a non-finite gradient is skipped, and after this many skipped steps in a row the run ends. With 0, no
+    step is skipped: the run ends after the first such step. With float16, steps are always skipped, and the run
+    ends at the first step whose gradient is not finite at any loss scale."""
+    ema: Decay | None = None
+    """Decay of an exponential moving average of the parameters, such as 0.999. The average is validated as "val_ema",
+    and predict, export and serve use it instead of the parameters. If None, no average."""
+    ema_warmup: Annotated[bool, Requires("train.ema")] = True
+    """Limit the decay at step t to (1 + t)/(10 + t), so that the average soon forgets the initial parameters."""
+    ema_every: Annotated[Period, Requires("train.ema")] = 1
+    """Update the average once per this many steps, with the decay raised to the power of this number."""
+    sync_every: Duration | None = None
+    """How often groups of devices (`parallel.groups`) average their parameters, such as "50 steps". In the steps
+    between, each group trains its own parameters (local SGD). If None, all devices average the gradients of each
+    step."""
+    outer_optimizer: Annotated[Literal["mean", "nesterov"], Requires("train.sync_every")] = "mean"
+    """What follows the average of the groups' parameters: "mean" continues from the average, "nesterov" moves to it
+    with Nesterov momentum (DiLoCo)."""
+    outer_rate: Annotated[Factor, Requires("train.outer_optimizer", ("nesterov",))] = 0.7
+    """Learning rate of the outer optimizer "nesterov"."""
+    outer_momentum: Annotated[Decay, Requires("train.outer_optimizer", ("nesterov",))] = 0.9
+    """Momentum of the outer optimizer "nesterov"."""
+    lookahead: Period | None = None
+    """Lookahead: the number of steps (5 is usual) after which slow weights move toward the parameters, and the
+    parameters are reset to the slow weights. If None, no Lookahead."""
+    lookahead_decay: Annotated[Share, Requires("train.lookahead")] = 0.5
+    """Fraction of the slow weights that each Lookahead update keeps."""
+    stop_after: Period | None = None
+    """Early stopping: end the run after this many validations in a row without an improvement of `checkpoint.best`. If
+    None, never."""
+    stop_min_gain: Annotated[Factor, Requires("train.stop_after")] = 0.0
+    """Smallest change of the metric that `stop_after` treats as an improvement."""
+
+
+@dataclass(frozen=True)
+@SCHEDULES.complete
+@OPTIMIZERS.complete
+class OptimizerConfig:
+    """The optimizer and its learning rate schedule."""
+
+    name: str = "momentum"
+    """Name of an optimizer in jaxddp/optimizers.py. An unknown name is an error that lists all names."""
+    learning_rate: Factor = 0.1
+    """Peak learning rate, for the batch size of this config, or for `reference_batch` if that is set."""
+    schedule: str = "cosine"
+    """Learning rate schedule after the warmup, by its name in jaxddp/schedules.py."""
+    warmup: Duration = Duration.parse("5%")
+    """Length of the linear warmup to the peak."""
+    weight_decay: WeightDecay = 1e-4
+    """Weight decay of kernels. Biases and the parameters of norms have none."""
+    clip_norm: Positive | None = None
+    """Clip the averaged gradient to this global norm."""
+    reference_batch: BatchSize | None = None
+    """Batch size for which `learning_rate` is given. If None, the batch size of this config."""
+    scaling: Annotated[Literal["linear", "sqrt", "none"], Requires("optimizer.reference_batch")] = "linear"
+    """How the learning rate scales with batch size / `reference_batch`: linearly, with its square root, or not at
+    all."""
+    groups: tuple[str, ...] = ()
+    """Settings of single layers, such as "fc:rate=10,fc:decay=0,conv1:frozen=true": a factor of the learning rate, a
+    weight decay, or no training. A layer is named by the beginning of its name; the longest match applies."""
+    rate_factors: tuple[str, ...] = ()
+    """Factors of the learning rate for single layers: "conv1=0.1,fc=10". A layer is named by the beginning of its name;
+    the longest match applies."""
+    layer_decay: SomeShare = 1.0
+    """Layer-wise learning rate decay: the rate of each layer is this multiple of the rate of the next layer. The head
+    has the full rate."""
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, key: str) -> Any:
+            """Return the value of a setting of a choice; see `Registry.complete`."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rate_factors", names_of(self.rate_factors))
+        object.__setattr__(self, "groups", names_of(self.groups))
+
+    @cached_property
+    def factors(self) -> dict[str, float]:
+        """The parsed `rate_factors`. Raises: InputError if the text is invalid."""
+        factors = assignments(self.rate_factors, "optimizer.rate_factors")
+        with about(Key("optimizer.rate_factors")):
+            return {layer: read_number(value, Factor, layer) for layer, value in factors.items()}
+
+    @cached_property
+    def layer_settings(self) -> Groups:
+        """The parsed `groups`. Raises: InputError if the text is invalid, or sets a rate that `rate_factors` sets."""
+        groups = Groups.parse(self.groups, "optimizer.groups")
+        groups.check_no_other_rates(self.factors, "optimizer.rate_factors", "optimizer.groups")
+        return groups
+
+    @cached_property
+    def layer_rate_factors(self) -> dict[str, float]:
+        """The learning rate factors of layers, from both keys. Raises: see `layer_settings`."""
+        return self.factors | self.layer_settings.rates
+
+
+Views = Literal["one", "mirror", "mirror_translate"]
+"""The views of an image whose logits evaluation averages."""
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """The validations of the run."""
+
+    every: Duration = Duration.parse("1 epoch")
+    """How often to validate. The run is also validated at its end. "0 steps" disables validation."""
+    batch_size: BatchSize = 256
+    """Global batch size of validation. It does not affect the metrics."""
+    limit: Count | None = None
+    """Validate on at most this many examples, with the same proportions of classes. If None, all."""
+    metrics: tuple[str, ...] = ("top1", "top5")
+    """Metrics in addition to the loss, in training and validation. A top-k metric is left out if the data have no more
+    than k classes."""
+    views: Views = "one"
+    """Test-time augmentation: average the logits of an image and its mirror image ("mirror"), or also of copies shifted
+    by one pixel ("mirror_translate"). The cost is two or six times the cost of "one"."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", names_of(self.metrics))
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """The checkpoints that a run keeps: the last `keep` and the best one. Predict, export and serve use the best one
+    by default."""
+
+    every: Duration = Duration.parse("1 epoch")
+    """How often to save a checkpoint. The run also saves one at its end."""
+    keep: Period = 2
+    """Number of recent checkpoints to keep."""
+    best: str | None = None
+    """Metric that selects the best checkpoint, and that `train.stop_after` watches. Write "val" and a metric, such as
+    "val loss"; or "val_ema" and a metric, for the averaged parameters (`train.ema`). If None, the top-1 accuracy of the
+    parameters that predict and export use: "val_ema top1" with averaged parameters, otherwise "val top1"."""
+    best_is: Literal["min", "max"] | None = None
+    """Whether a lower ("min") or a higher ("max") value of that metric is better. If None, lower for the loss and the
+    calibration error, higher for all other metrics."""
+    best_smoothing: Decay = 0.0
+    """Decay of an exponential moving average of the metric over all validations, with the bias correction of Adam. This
+    average, instead of the last value, selects the best checkpoint."""
+
+    def goal(self, *, averages: bool) -> Goal:
+        """Return the parsed `best`, `best_is` and `best_smoothing`. Raises: InputError if `best` is invalid.
+
+        Args:
+            averages: whether the run averages its parameters.
+        """
+        return Goal.parse(self.best or Goal.default(averages=averages).name, self.best_is, self.best_smoothing)
+
+
+ShownImages = Annotated[int, Range(0, 256)]
+"""The number of images in a picture."""
+_TRACKERS = ("wandb", "mlflow")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """The loggers of the run, and the values that they log."""
+
+    every: Duration = Duration.parse("50 steps")
+    """How often to log the metrics of training."""
+    to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
+    """Loggers by name. "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from metrics.jsonl,
+    "parameters" lists the network's parameters in parameters.txt, "tensorboard" writes event files, "confusion" writes
+    the last validation's confusion matrix to confusion.csv, and "wandb" and "mlflow" log to Weights & Biases and
+    MLflow, which need the extra of the same name. If a logger other than "jsonl" fails, the run logs this and
+    continues."""
+    project: str | None = None
+    """Project for "wandb", experiment for "mlflow". If None, the tracker's environment variable, else "jaxddp"."""
+    name: str | None = None
+    """Name of the run for "wandb" and "mlflow". If None, WANDB_NAME, else the name of the work directory."""
+    config: tuple[str, ...] = ()
+    """Further values that "wandb" and "mlflow" record with the config: "note=baseline,fold=3"."""
+    images: Annotated[ShownImages, Requires("log.to", ("tensorboard", "wandb", "mlflow"))] | None = None
+    """Number of validation images whose predictions "wandb", "mlflow" and "tensorboard" show. If None, 16 with "wandb"
+    or "mlflow", otherwise none."""
+    guard_formulas: Annotated[bool, Requires("log.to", ("confusion",))] = False
+    """In confusion.csv, put an apostrophe before class names that a spreadsheet would read as a formula, because
+    they begin with =, +, -, @, a tab or a line break."""
+    gradient_norm: bool = False
+    """Log the norm of the averaged gradient. With `optimizer.clip_norm` it is always logged."""
+    profile: Duration | None = None
+    """Length of a trace for TensorBoard's profiler, such as "10 steps". The trace starts a few steps after the first
+    step and is written to profile/ in the work directory. If None, no trace."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "to", names_of(self.to))
+        object.__setattr__(self, "config", names_of(self.config))
+
+    @cached_property
+    def recorded(self) -> dict[str, str]:
+        """The parsed `config`, by name. Raises: InputError if the text is invalid."""
+        return assignments(self.config, "log.config", "NAME")
+
+    def check(self) -> None:
+        """Check that each key that is set is read by a logger in `to`.
+
+        Raises:
+            InputError: no logger reads a key, `config` is invalid, or "curves" is set without "jsonl".
+        """
+        _ = self.recorded
+        for key in ("project", "name", "config"):
+            if (value := getattr(self, key)) and not {*_TRACKERS} & {*self.to}:
+                raise InputError(
+                    *(Key(f"log.{key}", value), f": only {' and '.join(_TRACKERS)} read it"),
+                    advice=("name one in ", Key("log.to"), ", or leave it out"),
+                )
+        if "curves" in self.to and "jsonl" not in self.to:
+            given = Key.plain("log.to", ",".join(self.to))
+            raise InputError(given, ": curves are drawn from metrics.jsonl", advice='name "jsonl" too')
+
+
+@dataclass(frozen=True)
+class ParallelConfig:
+    """The devices of the run, and the time limits of its job."""
+
+    devices: Devices | None = None
+    """Number of devices to use. If None, all."""
+    cpu_devices: CpuDevices | None = None
+    """Simulate this many CPU devices in each process."""
+    buckets: Annotated[int, Range(1, 1024)] | None = None
+    """Average gradients in at most this many all-reduces, each of which starts as soon as its gradients are ready. If
+    None, 7 on GPUs, and otherwise 1."""
+    shard_optimizer: bool = False
+    """Divide the parameters and the optimizer's state among the devices between two steps (ZeRO stages 1 and 2). Each
+    device updates its slices, which saves memory. Gradients are the same up to rounding."""
+    groups: Annotated[int, Range(2, 100_000), Requires("train.sync_every")] | None = None
+    """Number of groups of devices that average their parameters every `train.sync_every`. If None, each process is a
+    group."""
+    shares: str | None = None
+    """Divide each batch among the devices by speed: "3,1" gives a number for each device or each process, and "auto"
+    measures the speeds at the start of the run and keeps them. If None, all devices get equal parts."""
+    reproducible: bool = False
+    """Give the same bits on 1, 2, 4 and 8 devices: each batch is computed in 8 fixed shards, which are summed in a
+    fixed order. This is slower."""
+    xla_options: tuple[str, ...] = ()
+    """XLA options for the compiled training step, as NAME=VALUE; see jaxddp/engine/compilation.py."""
+    check_replicas: Duration = Duration.parse("1000 steps")
+    """How often to compare the states of all devices. They are also compared before each checkpoint. "0 steps" disables
+    the check."""
+    self_test: Literal["auto", "always", "never"] = "auto"
+    """Before the first step, compare the averaged gradient of a few examples with the gradient that one device
+    computes. "auto" runs this test if it is expected to take less than a second."""
+    start_timeout: Seconds = 60.0
+    """Seconds that the processes of a job wait for each other at the start."""
+    heartbeat_timeout: Seconds = 10.0
+    """Seconds without a heartbeat after which a process is considered lost and the job ends."""
+    stall_timeout: Seconds = 600.0
+    """Seconds without progress after which a process is considered stuck and the run ends. Saving, restoring and
+    validation may take 3 times as long; starting and compilation may take 6 times as long."""
+    shutdown_timeout: Seconds = 60.0
+    """Seconds that a process waits for the other processes at the end."""
+
+    @property
+    def division(self) -> Shares | None:
+        """The parsed `shares`. Raises: InputError if the text is invalid."""
+        return None if self.shares is None else Shares.parse(self.shares)

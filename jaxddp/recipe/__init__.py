@@ -1,0 +1,1 @@
+"""What was asked for: a recipe file, its sources and its hooks."""
