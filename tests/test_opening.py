@@ -149,7 +149,7 @@ def test_a_file_in_the_folder_of_formats_adds_a_format(tmp_path: Path):
     code = f"""
 import sys
 import jaxddp.data.formats
-from jaxddp.registry import FORMATS
+from jaxddp.config.registry import FORMATS
 from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_tables
 from jaxddp.core.errors import InputError
