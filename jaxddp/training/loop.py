@@ -15,11 +15,10 @@ from jaxddp.engine.parts.part import rate_factor
 from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import MeanCost
 from jaxddp.measure.profile import Profile
-from jaxddp.reports.tables import UNKNOWN
 from jaxddp.training.device_memory import Memory
 from jaxddp.training.epoch_sums import Clock, EpochSums, TooManySkipped, counters, in_a_row
 from jaxddp.training.evaluation import ReportedEvaluation
-from jaxddp.training.events import EpochMetrics, RunEnd, Status, StepRecord, Usage, reason_of, status_of
+from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Usage, reason_of, status_of
 from jaxddp.training.listeners.notifier import Notifier
 from jaxddp.training.run import Chunk, Run
 
