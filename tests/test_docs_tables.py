@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import pytest
 from support.pages import PAGES, ROOT, spans
 
-from jaxddp import registry
 from jaxddp.command_line.words import format_option
-from jaxddp.config import Config, load
+from jaxddp.config import Config, load, registry
 from jaxddp.config.registry import (
     AUGMENTATIONS,
     LOGGERS,

@@ -124,7 +124,7 @@ def test_an_error_of_the_package_or_without_a_traceback_has_no_place():
 def test_code_of_the_package_is_not_the_user_s():
     with pytest.raises(AttributeError) as raised:
         flatten([1])  # type: ignore[arg-type]
-    assert traceback.extract_tb(raised.value.__traceback__)[-1].filename.endswith("jaxddp/overrides.py")
+    assert traceback.extract_tb(raised.value.__traceback__)[-1].filename.endswith("jaxddp/config/values.py")
     place = place_of(raised.value)
     assert place is not None and place.file == HERE
 

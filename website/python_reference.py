@@ -27,7 +27,7 @@ GROUPS = {
     "Settings and errors": ("Config", "DataConfig", "AugmentConfig", "InputError"),
 }
 """The public names of `jaxddp`, by purpose."""
-FILES_WITH_NAMES = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/registry.py")
+FILES_WITH_NAMES = ("docs/extending.md", "docs/troubleshooting.md", "jaxddp/config/registry.py")
 """Files in which every dotted name is part of the API."""
 NAME = re.compile(r"(?<![\w.\"])jaxddp(?:\.\w+)+")
 IMPORT = re.compile(r"^from (jaxddp[\w.]*) import ([\w, ]+)", re.MULTILINE)
