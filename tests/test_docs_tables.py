@@ -9,10 +9,11 @@ import typing
 from collections.abc import Iterator
 
 import pytest
-from support.pages import PAGES, ROOT, spans
+from support.pages import PAGES, ROOT, page_block, spans
 
+import jaxddp.config.registry as registry
 from jaxddp.command_line.words import format_option
-from jaxddp.config import Config, load, registry
+from jaxddp.config import Config, load
 from jaxddp.config.registry import (
     AUGMENTATIONS,
     LOGGERS,
@@ -107,6 +108,12 @@ def test_the_tables_of_timeouts_and_phases_match_the_code():
 def test_the_page_has_every_script_of_launch():
     files = {file.relative_to(ROOT).as_posix() for file in (ROOT / "launch").iterdir() if file.is_file()}
     assert not files.difference(spans((ROOT / "docs/scaling.md").read_text()))
+
+
+def test_the_tree_of_the_design_has_every_folder_of_the_package():
+    tree = page_block("docs/design.md", "command_line/")
+    places = {place.stem for place in (ROOT / "jaxddp").iterdir() if place.is_dir() or place.suffix == ".py"}
+    assert not [place for place in places if not place.startswith("_") and not re.search(rf"\b{place}\b", tree)]
 
 
 def texts() -> Iterator[list[str]]:

@@ -43,7 +43,8 @@ Example: jaxddp thing runs/first, or jaxddp thing runs/second
 
 @functools.cache
 def body(module: str) -> list[ast.stmt]:
-    return ast.parse(inspect.getsource(importlib.import_module(module))).body
+    statements = ast.parse(inspect.getsource(importlib.import_module(module))).body
+    return [each for one in statements for each in (one.body if isinstance(one, ast.If) else [one])]
 
 
 def undocumented(module: str, name: str) -> list[str]:
