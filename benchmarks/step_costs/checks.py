@@ -97,7 +97,7 @@ def setup_of(network: Any, size: int) -> RunSetup:
 
 def compare_replicas(setup: RunSetup, rounds: int) -> Figures:
     """Return the median times of a comparison of replicas and of a step, and their ratio."""
-    replicas, step, (batch, *_) = Replicas(setup.topology), setup.step(), setup.batches(0, 1)
+    replicas, step, (batch, *_) = Replicas(setup.layout.way), setup.step(), setup.batches(0, 1)
     begin = time.perf_counter()
     replicas.check(0, setup.state)
     compiling = time.perf_counter() - begin

@@ -76,7 +76,8 @@ class Registry:
             modules: the module that adds all choices, or the module that adds each choice, by the name of the choice.
         """
         self.key, self.section, self.hook, self.also_read = key, key.partition(".")[0], hook, also_read
-        self._modules, self._added = modules, dict[str, Any]()
+        self._light, self._modules = (modules, {}) if isinstance(modules, str) else ("", dict(modules))
+        self._added: dict[str, Any] = {}
 
     def add(self, name: str) -> Callable[[T], T]:
         """Return a decorator that adds a choice under a name. Raises: ValueError if the name is taken."""
@@ -90,9 +91,9 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return the names of all choices, sorted, without slow imports."""
-        if isinstance(self._modules, str):
-            importlib.import_module(self._modules)
-        return sorted({*self._added, *(() if isinstance(self._modules, str) else self._modules)})
+        if self._light:
+            importlib.import_module(self._light)
+        return sorted({*self._added, *self._modules})
 
     def check(self, name: str) -> None:
         """Raise `InputError` if no choice has this name; the message suggests the nearest. No slow imports are made."""
@@ -103,7 +104,7 @@ class Registry:
         """Return a choice as it was added. Raises: see `check`."""
         self.check(name)
         if name not in self._added:
-            importlib.import_module(dict(self._modules)[name])
+            importlib.import_module(self._modules[name])
         return self._added[name]
 
     def get(self, name: str) -> Any:
