@@ -344,7 +344,7 @@ def noisy(key, image):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loss": doubled}, "loss was '.*loss .*' and is now 'doubled .*'"),
+        ({"loss": doubled}, "loss was 'softmax_cross_entropy .*' and is now 'doubled .*'"),
         ({"optimizer": sgd(0.06, momentum=0.9)}, "optimizer was '.*' and is now '.*'"),
         ci_case({"schedule": lambda step: 1 / (1 + step)}, "schedule was None and is now '.*lambda.*'"),
         ({"metrics": {"half": lambda logits, labels: labels / 2}}, "metric half was None and is now"),

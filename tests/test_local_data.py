@@ -68,7 +68,7 @@ def test_the_processes_make_one_source_of_all_examples():
     assert {source.fingerprint for source in sources} == {sources[0].fingerprint}
     assert sources[0].fingerprint.startswith("2 processes: ")
     for host, source in enumerate(sources):
-        assert (len(source), source.sizes, source.host) == (sum(SIZES), SIZES, host)
+        assert (len(source), source.lengths, source.host) == (sum(SIZES), SIZES, host)
         assert (class_counts(source) == labels_of(whole).counts).all()
         assert (source.class_ids, source.class_names) == (whole.class_ids, whole.class_names)
         assert own_part(source) is TABLES[host]

@@ -161,6 +161,10 @@ def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> Comparison
                 raise InputError(f"{copy}: the recipe file {name} has changed", advice=_RECIPE_ADVICE)
     hooks = () if claimed.recipe is None else claimed.recipe.hooks
     _compare(path, saved, record, hooks, peers)
+    # Checkpoints hold a digest of the settings, so a key that is now written in another way keeps its saved value.
+    for section in (section for section, values in claimed.settings.items() if isinstance(values, Mapping)):
+        kept = {name: value for name, value in saved.get(section, {}).items() if f"{section}.{name}" not in MAY_CHANGE}
+        record[section] |= kept
     return Comparison(saved, record)
 
 
