@@ -53,7 +53,7 @@ def test_a_second_start_of_two_processes_compiles_nothing(start, tmp_path, monke
 # This happens if only one process finds its program in the cache. gloo's first collective times out after 30 s.
 SLOW = """
 import os, sys, time
-import jaxddp.engine.step as made
+import jaxddp.engine.programs as made
 from jaxddp.cli import main
 
 compiles = made.compile_with_cost
