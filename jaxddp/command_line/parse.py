@@ -30,7 +30,18 @@ from jaxddp.command_line.words import (
 from jaxddp.config import Config
 from jaxddp.config.choices import NAMES, check_read, keys_of_choices, reset_unread, resolved, unread_keys
 from jaxddp.config.registry import check_names
-from jaxddp.config.values import HELP, SHORT, check_values, checked, flatten, is_tree, keys_of, notes, similar_keys
+from jaxddp.config.values import (
+    HELP,
+    SHORT,
+    check_values,
+    checked,
+    flatten,
+    is_tree,
+    keys_of,
+    notes,
+    similar_keys,
+    unannotated,
+)
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import HelpPrinted, InputError
 from jaxddp.core.files import check_path
@@ -305,9 +316,9 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
     None into subcommands.
     """
     optional = typing.get_origin(kind) in (types.UnionType, typing.Union) and typing.get_args(kind)[1:] == (type(None),)
-    inner = _bare(typing.get_args(kind)[0] if optional else kind)
+    inner = unannotated(typing.get_args(kind)[0] if optional else kind)
     several = typing.get_origin(inner) is tuple
-    parts = [_bare(part) for part in typing.get_args(inner)] if several else [inner]
+    parts = [unannotated(part) for part in typing.get_args(inner)] if several else [inner]
     element: Any = parts[0] if parts else None
     if element not in _READERS or {*parts} - {element, ...}:
         return None
@@ -332,10 +343,6 @@ def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
         is_instance=is_instance,
         str_from_instance=lambda value: [*map(str, value)] if several and value is not None else [str(value)],
     )
-
-
-def _bare(kind: Any) -> Any:
-    return typing.get_args(kind)[0] if typing.get_origin(kind) is Annotated else kind
 
 
 def described(command: type) -> str:

@@ -87,7 +87,7 @@ def check_values(node: Any, prefix: str = "") -> None:
 def keys_of(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every key of nested dataclasses, such as "train.batch_size", with its type."""
     for name, hint in _hints(tree).items():
-        node = typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+        node = unannotated(hint)
         if is_tree(node):
             yield from keys_of(node, f"{prefix}{name}.")
         else:
@@ -105,6 +105,11 @@ def notes(hint: Any, kind: type[T]) -> list[T]:
         return []
     first, *more = typing.get_args(hint)
     return [*(note for note in more if isinstance(note, kind)), *notes(first, kind)]
+
+
+def unannotated(hint: Any) -> Any:
+    """Return the type of a key without annotations, such as its range."""
+    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
 def bare(hint: Any) -> Any:

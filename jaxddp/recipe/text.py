@@ -19,11 +19,11 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jaxddp.core.files as files
 from jaxddp.config.tree import Config
-from jaxddp.config.values import checked, flatten, keys_of
+from jaxddp.config.values import checked, flatten, keys_of, unannotated
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.ranges import real_number, whole_number
@@ -228,7 +228,7 @@ def value_of(content: str | list[str] | None, hint: Any, key: str) -> Any:
     Raises:
         InputError: the text is no value of this type, or the value is out of range.
     """
-    inner = _bare(hint)
+    inner = unannotated(hint)
     optional = typing.get_origin(inner) in (types.UnionType, typing.Union)
     if content is None:
         return checked(None, hint, key)
@@ -245,7 +245,7 @@ def value_of(content: str | list[str] | None, hint: Any, key: str) -> Any:
 
 def _converted(text: str, hint: Any) -> Any:
     """Return the value of a text; the text itself if it is no value of this type. `checked` then raises the error."""
-    kind = _bare(hint)
+    kind = unannotated(hint)
     if typing.get_origin(kind) is Literal:
         return next((choice for choice in typing.get_args(kind) if str(choice) == text), text)
     if kind is Duration:
@@ -253,10 +253,6 @@ def _converted(text: str, hint: Any) -> Any:
     with contextlib.suppress(ValueError):
         return _READERS.get(kind, str)(text)
     return text
-
-
-def _bare(hint: Any) -> Any:
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
 
 
 def line_of(path: Path, key: str) -> int | None:

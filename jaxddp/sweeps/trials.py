@@ -6,15 +6,14 @@ The values of a key are a list `a,b,c`, whole numbers `A:B`, or for a search an 
 import hashlib
 import itertools
 import re
-import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from jaxddp.config.choices import NAMES
-from jaxddp.config.values import checked
+from jaxddp.config.values import bare, checked
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import real_number, whole_number
 
@@ -188,10 +187,8 @@ def _interval(key: str, hint: Any, text: str, first: str, last: str, *, log: boo
 
 def _bare(hint: Any) -> Any:
     """Return a type without its range and without None; `tuple` for a tuple of values."""
-    origin = typing.get_origin(hint)
-    if origin in (Annotated, types.UnionType, typing.Union):
-        return _bare(typing.get_args(hint)[0])
-    return tuple if origin is tuple else hint
+    kind = bare(hint)
+    return tuple if typing.get_origin(kind) is tuple else kind
 
 
 @dataclass(frozen=True)
