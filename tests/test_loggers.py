@@ -319,7 +319,7 @@ def test_a_run_gives_its_loggers_the_content_of_config_json(tmp_path):
 def test_an_id_is_kept_for_a_run_that_resumes(tmp_path):
     path, fresh, resumed = tmp_path / "run" / "wandb.json", RunStart(0, 9, 8, 9, 1, 1), RunStart(3, 9, 8, 9, 1, 1)
     assert trackers.saved_id(path, resumed) is None
-    trackers.save_id(path, "abc")
+    files.replace(files.create(path.parent) / path.name, b'{"id": "abc"}')
     assert (trackers.saved_id(path, fresh), trackers.saved_id(path, resumed)) == (None, "abc")
     path.write_text("[]")
     with pytest.raises(InputError, match="wandb.json: holds no id of a run; remove it to log to a new run"):

@@ -274,10 +274,10 @@ def test_cpu_devices_without_a_known_memory_report_the_memory_of_the_host(free, 
         free_memory=lambda: free, platform=platform, device_kind="a kind", mesh=SimpleNamespace(local_devices=[device])
     )
     needs = Needs(12, 0, 5, 0)
-    report = MemoryReport.of(needs, topology, jnp.zeros(3), later=8)  # pyright: ignore[reportArgumentType]
+    report = MemoryReport.of(needs, topology, jnp.zeros(3))  # pyright: ignore[reportArgumentType]
     assert (report.room, report.host is not None) == (None if free is None else 62, has_host)
-    # The step also needs the memory of its process and later imports, without the arguments that are already there.
-    process = report.host.used + 8 - 12 if report.host else 0
+    # The step also needs the memory of its process, without the arguments that are already there.
+    process = report.host.used - 12 if report.host else 0
     assert report.needs == dataclasses.replace(needs, process=process)
     assert report.needs.total == 17 + process
 

@@ -32,8 +32,6 @@ SPARED = 0.1
 CPU_TEMPORARY = 1.1
 """The factor of XLA's temporary memory on a CPU. XLA does not count the memory in which kernels rearrange operands; see
 docs/design.md."""
-TENSORFLOW = 470_000_000
-"""The bytes of TensorFlow and clu in a process that imports them."""
 _LONGEST_REASON = 200
 
 
@@ -180,18 +178,14 @@ class MemoryReport:
     host: HostMemory | None
 
     @classmethod
-    def of(cls, needs: Needs | None, topology: Topology, arguments: Any, later: int = 0) -> "MemoryReport":
-        """Create the report of this process. Memory of `arguments` that are on a device counts as available.
-
-        Args:
-            later: the bytes of libraries that the process will import.
-        """
+    def of(cls, needs: Needs | None, topology: Topology, arguments: Any) -> "MemoryReport":
+        """Create the report of this process. Memory of `arguments` that are on a device counts as available."""
         free = topology.free_memory()
         room = None if free is None else free + bytes_on_a_device(arguments)
         host = host_memory() if free is None and topology.platform == "cpu" else None
         devices = len(topology.mesh.local_devices)
         if needs is not None and host is not None:
-            needs = replace(needs, process=max((host.used + later) // devices - bytes_on_a_device(arguments), 0))
+            needs = replace(needs, process=max(host.used // devices - bytes_on_a_device(arguments), 0))
         return cls(needs, topology.device_kind, devices, room, host)
 
     def to_json(self) -> str:

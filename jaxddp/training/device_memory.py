@@ -1,13 +1,12 @@
 """Device memory of a run: checked before the first step and validation, and reported if it runs out later."""
 
-import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import jax
 
-from jaxddp.core.errors import Words
 from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan import Division
@@ -15,7 +14,7 @@ from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.programs import EvalStep
 from jaxddp.engine.state import TrainState, shapes_of_one
 from jaxddp.measure.cost import compile_with_cost
-from jaxddp.measure.memory import TENSORFLOW, Fit, MemoryReport, Needs, agreed_fit, memory_errors
+from jaxddp.measure.memory import Fit, MemoryReport, Needs, agreed_fit, memory_errors
 from jaxddp.mesh import Topology
 from jaxddp.training.run import Run
 
@@ -46,11 +45,7 @@ class Memory:
         """
         topology, program, division = self._run.topology, self._run.program, self._run.division
         needs = None if program.cost is None else Needs.of(program.cost, shapes_of_one(state).params, topology)
-        # A logger imports TensorFlow at the first record, which is after this check.
-        listeners = self._run.listeners if topology.peers.is_first and "tensorflow" not in sys.modules else ()
-        later = TENSORFLOW if any(getattr(each, "imports_tensorflow", False) for each in listeners) else 0
-        report = MemoryReport.of(needs, topology, (state, feed), later)
-        self._fit = agreed_fit(division, report, topology.peers)
+        self._fit = agreed_fit(division, MemoryReport.of(needs, topology, (state, feed)), topology.peers)
         with phase("compile"):
             self._fit.check(
                 lambda other: needs_of_batch(other, division, program.function, state, feed_shapes, topology)
@@ -77,25 +72,22 @@ class Memory:
 
     def during_steps(self) -> AbstractContextManager[None]:
         """Return a context that turns a failed allocation during the steps into an `InputError`."""
-
-        def time_of_failure() -> str:
-            # The host dispatches steps ahead of the devices, so an earlier step may have failed.
-            return f"by step {self.step}" if self.step else "before the first step"
-
-        def advice() -> Words:
-            fit = self._fit or Fit(self._run.division)
-            return (f"{fit}; ", fit.advice())
-
-        return memory_errors(time_of_failure, advice)
+        # The host dispatches steps ahead of the devices, so an earlier step may have failed.
+        return _errors(
+            lambda: f"by step {self.step}" if self.step else "before the first step",
+            lambda: self._fit or Fit(self._run.division),
+        )
 
     def during_validation(self, step: int) -> AbstractContextManager[None]:
         """Return a context that turns a failed allocation during the validation after `step` into an `InputError`."""
+        return _errors(
+            lambda: f"in the validation after step {step}",
+            lambda: self._validation or Fit(self._run.division, section="eval"),
+        )
 
-        def advice() -> Words:
-            fit = self._validation or Fit(self._run.division, section="eval")
-            return (f"{fit}; ", fit.advice())
 
-        return memory_errors(lambda: f"in the validation after step {step}", advice)
+def _errors(moment: Callable[[], str], fit: Callable[[], Fit]) -> AbstractContextManager[None]:
+    return memory_errors(moment, lambda: (f"{fit()}; ", fit().advice()))
 
 
 def needs_of_batch(

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxddp.config import Config
 from jaxddp.config.goal import VAL
 from jaxddp.core.errors import Preempted
 from jaxddp.core.user_code import describe_error, is_ctrl_c
@@ -15,13 +14,6 @@ from jaxddp.core.wording import counted
 
 MAX_SHOWN = 1000
 """The largest number of images in a picture."""
-DEFAULT_SHOWN = 16
-"""The default number of images whose predictions a logger shows."""
-
-
-def images_to_show(config: Config) -> int:
-    """Return the number of images that Weights & Biases and MLflow show for a config."""
-    return DEFAULT_SHOWN if config.log.images is None else config.log.images
 
 
 @dataclass(frozen=True, eq=False)

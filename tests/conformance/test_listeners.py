@@ -36,7 +36,7 @@ from support.logged import (
     of_wandb,
     offline_runs,
     remove_mlflow_variables,
-    tensorboard_tags,
+    tensorboard_events,
     wandb_config,
     wandb_history,
     wandb_ids,
@@ -412,9 +412,8 @@ def mlflow_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
 
 
 def tensorboard_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
-    # A picture is stored as width, height and PNG bytes.
-    results = tensorboard_tags(workdir)["val/predictions"]
-    return {event.step: [np.asarray(Image.open(io.BytesIO(event.tensor_proto.string_val[2])))] for event in results}
+    results = tensorboard_events(workdir).Images("val/predictions")
+    return {event.step: [np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))] for event in results}
 
 
 @pytest.mark.parametrize(

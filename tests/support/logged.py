@@ -48,22 +48,15 @@ def of_jsonl(workdir: Path) -> Series:
 # TensorBoard
 
 
-def tensorboard_tags(directory: Path) -> dict[str, list[Any]]:
+def tensorboard_events(directory: Path) -> Any:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(directory), size_guidance={"tensors": 0})
-    events.Reload()
-    return {tag: events.Tensors(tag) for tag in events.Tags()["tensors"]}
+    return EventAccumulator(str(directory), size_guidance={"scalars": 0, "images": 0}).Reload()
 
 
 def of_tensorboard(directory: Path) -> Series:
-    from tensorboard.util.tensor_util import make_ndarray
-
-    return {
-        tag: [(event.step, float(make_ndarray(event.tensor_proto))) for event in results]
-        for tag, results in tensorboard_tags(directory).items()
-        if not tag.endswith("/predictions")
-    }
+    events = tensorboard_events(directory)
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
 
 # Weights & Biases

@@ -79,9 +79,8 @@ class History(RowListener):
             import pandas as pd
         except ImportError:
             raise InputError(f"history.to_frame(): {not_installed('pandas', 'pandas')}") from None
-        if checked(part, Part | None, "part") is not None:
-            return pd.DataFrame(getattr(self, str(part)))
-        return pd.DataFrame(table(self._rows))
+        part = checked(part, Part | None, "part")
+        return pd.DataFrame(table(self._rows) if part is None else getattr(self, part))
 
     def plot(self) -> Any:
         """Return the curves as a matplotlib Figure."""

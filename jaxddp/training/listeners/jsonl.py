@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ RESULT = "result.json"
 Row = dict[str, Any]
 Columns = dict[str, np.ndarray]
 EPOCH_PREFIX = "epoch_"
+_NO_METRICS = ("step", "epoch", "split", "count", "seconds")
 
 
 class Series(NamedTuple):
@@ -92,36 +94,35 @@ class JsonLines(RowListener):
         for split, validation in ((VAL, run.validation), (VAL_EMA, run.averaged)):
             # If a resumed run ends before its next validation, the last validation is in the kept lines of the file.
             if validation := validation or self._validations.get(split):
-                result[split] = _metrics(validation)
+                metrics = {name: value for name, value in validation.items() if name not in _NO_METRICS}
+                metrics = {name: None if value is None else float(value) for name, value in metrics.items()}
+                result[split] = metrics | {"count": int(validation.get("count") or 0)}
         result |= {name: value for name, value in asdict(run.used).items() if value is not None}
-        if run.reason:
-            result["reason"] = run.reason
+        result |= {"reason": run.reason} if run.reason else {}
         files.replace(self._result, encode(result))
 
 
 def step_row(record: StepRecord) -> Row:
     """Return the row of a logged step, without unknown values. At the end of an epoch it has also `epoch_loss`, …"""
-    row: Row = {"step": int(record.step), "epoch": float(record.epoch), "split": "train"}
-    row |= {name: float(value) for name, value in record.metrics.items()}
-    if record.learning_rate is not None:
-        row["learning_rate"] = float(record.learning_rate)
-    if record.image_size is not None:
-        row["image_size"] = int(record.image_size)
-    row["images_per_second"] = float(record.images_per_second)
-    row["data_wait_fraction"] = float(record.data_wait_fraction)
-    used = {"flops_utilization": record.used.flops_utilization, "peak_memory": record.used.peak_memory}
-    row |= {name: value for name, value in used.items() if value is not None}
-    if record.epoch_end is not None:
-        row |= {EPOCH_PREFIX + name: float(value) for name, value in record.epoch_end.metrics.items()}
-        row[EPOCH_PREFIX + "seconds"] = float(record.epoch_end.seconds)
-    return row
+    row = {"step": int(record.step), "epoch": record.epoch, "split": "train", **record.metrics}
+    row |= {"learning_rate": record.learning_rate, "image_size": record.image_size}
+    row |= {"images_per_second": record.images_per_second, "data_wait_fraction": record.data_wait_fraction}
+    row |= {"flops_utilization": record.used.flops_utilization, "peak_memory": record.used.peak_memory}
+    if (end := record.epoch_end) is not None:
+        row |= {EPOCH_PREFIX + name: value for name, value in (*end.metrics.items(), ("seconds", end.seconds))}
+    return _plain(row)
 
 
 def evaluation_row(record: EvaluationRecord) -> Row:
     """Return the row of a finished evaluation."""
-    row: Row = {"step": int(record.step), "epoch": float(record.epoch), "split": record.split}
-    row |= {name: float(value) for name, value in record.metrics.items()}
-    return row | {"count": int(record.seen), "seconds": float(record.seconds)}
+    row = {"step": int(record.step), "epoch": record.epoch, "split": record.split, **record.metrics}
+    return _plain(row | {"count": int(record.seen), "seconds": record.seconds})
+
+
+def _plain(row: Row) -> Row:
+    """Return a row without unknown values, and with Python's numbers in place of NumPy's."""
+    known = {name: value for name, value in row.items() if value is not None}
+    return {name: value if isinstance(value, str | int) else float(value) for name, value in known.items()}
 
 
 def scalars(row: Row) -> Row:
@@ -131,20 +132,28 @@ def scalars(row: Row) -> Row:
 
 def series(rows: Iterable[Row]) -> Series:
     """Return the columns of logged steps, finished epochs and evaluations."""
-    rows = list(rows)
+    rows, ends = list(rows), []
     train = [row for row in rows if row["split"] == "train"]
     steps = [{name: value for name, value in row.items() if not name.startswith(EPOCH_PREFIX)} for row in train]
-    ends = [_epoch_means(row) for row in train if EPOCH_PREFIX + "seconds" in row]
-    evaluations = (_columns(row for row in rows if row["split"] == split) for split in (VAL, VAL_EMA))
+    for row in train:
+        if EPOCH_PREFIX + "seconds" in row:
+            means = {name: value for name, value in row.items() if name.startswith(EPOCH_PREFIX)}
+            named = {name.removeprefix(EPOCH_PREFIX): value for name, value in means.items()}
+            ends.append({"step": row["step"], "epoch": row.get("epoch")} | named)
+    evaluations = (_columns([row for row in rows if row["split"] == split]) for split in (VAL, VAL_EMA))
     return Series(_columns(steps), _columns(ends), *evaluations)
 
 
-def table(rows: Iterable[Row]) -> Columns:
+def table(rows: list[Row]) -> Columns:
     """Return all rows as columns: `step` int64[n], `epoch`, `split` (strings), and every other name of a row."""
-    rows = list(rows)
-    columns = {name: np.zeros(0, np.int64 if name == "step" else np.float64) for name in ("step", "epoch")}
-    columns |= {"split": np.array([row["split"] for row in rows], object)}
-    return columns | _columns(rows)
+    columns = {"step": np.zeros(0, np.int64), "epoch": np.zeros(0)}
+    return columns | {"split": np.array([row["split"] for row in rows], object)} | _columns(rows)
+
+
+def _columns(rows: list[Row]) -> Columns:
+    names = dict.fromkeys(name for row in rows for name in row if name != "split")
+    types = {"step": np.int64}
+    return {name: np.array([row.get(name) for row in rows], types.get(name, np.float64)) for name in names}
 
 
 def parse(path: Path) -> list[tuple[bytes, Row]]:
@@ -160,13 +169,6 @@ def parse(path: Path) -> list[tuple[bytes, Row]]:
     return [(line + b"\n", _parse_line(path, number, line)) for number, line in enumerate(lines, 1)]
 
 
-def _metrics(validation: Mapping[str, Any]) -> Row:
-    """Return the metrics and the count of a validation; None for a value that was not finite."""
-    names = [name for name in validation if name not in ("step", "epoch", "split", "count", "seconds")]
-    metrics = {name: None if validation[name] is None else float(validation[name]) for name in names}
-    return metrics | {"count": int(validation.get("count") or 0)}
-
-
 def encode(row: Row) -> bytes:
     """Return a row as a line of JSON with all digits of numbers, and `null` for a number that is not finite."""
     return (json.dumps(_finite(row), allow_nan=False) + "\n").encode()
@@ -179,56 +181,38 @@ def _finite(value: object) -> object:
 
 
 def _rewind(path: Path, run: RunStart) -> list[Row]:
-    """Remove the lines after the run's first step from the file at `path`, and return the rows that stay."""
+    """Remove the lines after the run's first step from the file at `path`, and return the rows that stay.
+
+    Raises: InputError if the rows have another loss for the last logged step than the checkpoint.
+    """
     if run.start_step == 0 or not path.exists():
         files.replace(path, b"")
         return []
     kept = [(line, row) for line, row in parse(path) if row["step"] <= run.start_step]
-    _check_same_run(path, [row for _, row in kept], run.logged)
+    losses = {row["step"]: row.get("loss") for _, row in kept if row["split"] == "train"}
+    if run.logged is not None:
+        step, loss = run.logged["step"], _finite(run.logged["loss"])
+        if losses.get(step, loss) != loss:
+            raise InputError(
+                f"{path}: the loss of step {step} is {losses[step]}, and {loss} in the checkpoint, so the file is "
+                "of another run; restore the run's own file, or move this one away to begin a new one"
+            )
     content = b"".join(line for line, _ in kept)
     if len(content) != path.stat().st_size:
         files.replace(path, content)
     return [row for _, row in kept]
 
 
-def _check_same_run(path: Path, kept: list[Row], logged: Mapping[str, Any] | None) -> None:
-    """Raise `InputError` if the rows have another loss for the last logged step than the checkpoint."""
-    if logged is None:
-        return
-    step, loss = logged["step"], _finite(logged["loss"])
-    row_loss = {row["step"]: row.get("loss") for row in kept if row["split"] == "train"}.get(step, loss)
-    if row_loss != loss:
-        raise InputError(
-            f"{path}: the loss of step {step} is {row_loss}, and {loss} in the checkpoint, so the file is "
-            "of another run; restore the run's own file, or move this one away to begin a new one"
-        )
-
-
 LOGGERS.add("jsonl")(lambda config, workdir: JsonLines(workdir))
 
 
-def _epoch_means(row: Row) -> Row:
-    means = {name.removeprefix(EPOCH_PREFIX): value for name, value in row.items() if name.startswith(EPOCH_PREFIX)}
-    return {"step": row["step"], "epoch": row.get("epoch")} | means
-
-
-def _columns(rows: Iterable[Row]) -> Columns:
-    rows = list(rows)
-    names = dict.fromkeys(name for row in rows for name in row if name != "split")
-    dtypes = {"step": np.int64}
-    return {name: np.array([row.get(name) for row in rows], dtypes.get(name, np.float64)) for name in names}
-
-
 def _parse_line(path: Path, number: int, line: bytes) -> Row:
-    try:
-        row = files.parse_json(line)
+    with suppress(ValueError, KeyError):
+        row = files.parse_json(line, dict)
         numbers = [value for name, value in row.items() if name != "split"]
-        has_step = type(row["step"]) is int and 0 <= row["step"] < 2**63
-        is_row = has_step and isinstance(row["split"], str)
-        if is_row and all(value is None or isinstance(value, int | float) for value in numbers):
+        has_step = type(row["step"]) is int and 0 <= row["step"] < 2**63 and isinstance(row["split"], str)
+        if has_step and all(value is None or isinstance(value, int | float) for value in numbers):
             return row
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
     excerpt = line[:60].decode(errors="replace").strip()
     raise InputError(
         f"{path}:{number}: not a JSON object with a step and a split, and numbers: {excerpt!r}; fix or remove the line"

@@ -83,31 +83,27 @@ class OptionalLogger(Listener):
     """A logger whose failure does not end the run: a warning is logged, and the logger is not used again."""
 
     def __init__(self, name: str, logger: Any):
-        self.name, self._logger = name, logger
-        self._step, self._failed_logger = 0, None
+        self.name, self._logger, self._failed_logger = name, logger, None
         self.wants_predictions = getattr(logger, "wants_predictions", 0)
         self.wants_metrics = getattr(logger, "wants_metrics", ())
-        self.imports_tensorflow = getattr(logger, "imports_tensorflow", False)
 
     def start(self, run: RunStart) -> None:
-        self._step = run.start_step
-        self._try("start", run)
+        self._try("start", run, run.start_step)
 
     def step(self, record: StepRecord) -> None:
-        self._step = record.step
-        self._try("step", record)
+        self._try("step", record, record.step)
 
     def evaluation(self, record: EvaluationRecord) -> None:
-        self._try("evaluation", record)
+        self._try("evaluation", record, record.step)
 
     def end(self, run: RunEnd) -> None:
         failed_logger = self._failed_logger
-        self._try("end", run)
+        self._try("end", run, run.step)
         # Without `end`, a tracking service would show the run as still running. A second failure is not logged.
         with suppress(Exception):
             _call(failed_logger, "end", run)
 
-    def _try(self, method: str, record: Any) -> None:
+    def _try(self, method: str, record: Any, step: int) -> None:
         try:
             _call(self._logger, method, record)
         # Some libraries end the process if they find no server.
@@ -115,7 +111,7 @@ class OptionalLogger(Listener):
             self._failed_logger, self._logger = self._logger, None
             error_type = "" if isinstance(error, JaxddpError) else f"{type(error).__name__}: "
             reason = " ".join(f"{error_type}{error}".split())[:_MAX_REASON_LENGTH]
-            _log.warning(f"the logger {self.name} failed at step {self._step} ({reason}) and is left out from here on")
+            _log.warning(f"the logger {self.name} failed at step {step} ({reason}) and is left out from here on")
 
 
 def _call(listener: Any, method: str, record: Any) -> None:

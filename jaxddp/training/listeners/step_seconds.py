@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
@@ -26,8 +27,7 @@ _LOG_SECONDS = 600.0
 _log = logging.getLogger("jaxddp.training")
 
 
-@dataclass(frozen=True)
-class SlowPhase:
+class SlowPhase(NamedTuple):
     """A process that is slower than others in a phase: its seconds per step, and the median of all processes."""
 
     process: int
@@ -62,6 +62,11 @@ class StepSeconds:
         first = min(before[process][0] for process in steps)
         return cls(first, max(after[process][0] for process in steps), seconds)
 
+    @property
+    def medians(self) -> dict[str, float]:
+        """The median of all processes in each column."""
+        return {name: statistics.median_low(columns[name] for columns in self.seconds.values()) for name in COLUMNS}
+
     def slow(self) -> list[SlowPhase]:
         """Return the processes and phases that are slower than the median, the slowest first.
 
@@ -69,23 +74,23 @@ class StepSeconds:
         "device" all processes wait for the slowest one, so this phase is returned only if no other phase is slow.
         """
         step = max(sum(columns.values()) for columns in self.seconds.values())
-        slow_phases = list[SlowPhase]()
-        for column in COLUMNS:
-            median = statistics.median_low(columns[column] for columns in self.seconds.values())
-            for process, columns in self.seconds.items():
-                if columns[column] > _SLOW_FACTOR * median and columns[column] - median > _MIN_STEP_SHARE * step:
-                    slow_phases.append(SlowPhase(process, column, columns[column], median))
+        slow_phases = [
+            SlowPhase(process, column, columns[column], median)
+            for column, median in self.medians.items()
+            for process, columns in self.seconds.items()
+            if columns[column] > _SLOW_FACTOR * median and columns[column] - median > _MIN_STEP_SHARE * step
+        ]
         on_host = [each for each in slow_phases if each.phase != "device"]
         return sorted(on_host or slow_phases, key=lambda each: each.median - each.seconds)
 
     def table(self) -> list[str]:
         """Return the lines of a table with the slowest processes, at most eight, and the median."""
-        slowest = dict.fromkeys(each.process for each in self.slow())
-        listed = sorted([*slowest, *(process for process in self.seconds if process not in slowest)][:_MAX_ROWS])
-        medians = [statistics.median_low(columns[column] for columns in self.seconds.values()) for column in COLUMNS]
-        rows = {f"process {process}": [*self.seconds[process].values()] for process in listed} | {"median": medians}
-        lines = ["".join([f"{'':<14}", *(f"{column:>10}" for column in COLUMNS)])]
-        return lines + ["".join([f"{name:<14}", *(f"{value:>10.4f}" for value in row)]) for name, row in rows.items()]
+        listed = sorted([*dict.fromkeys((*(each.process for each in self.slow()), *self.seconds))][:_MAX_ROWS])
+        rows = {f"process {process}": self.seconds[process] for process in listed} | {"median": self.medians}
+        head = "".join([f"{'':<14}", *(f"{column:>10}" for column in COLUMNS)])
+        return [head] + [
+            "".join([f"{n:<14}", *(f"{row[column]:>10.4f}" for column in COLUMNS)]) for n, row in rows.items()
+        ]
 
     def dumps(self) -> bytes:
         """Return the content of the file."""
@@ -129,12 +134,9 @@ class SlowProcesses(Listener):
             # This file is optional. If the disk is full, writing a file that the run needs raises the error.
             with contextlib.suppress(InputError):
                 files.replace(self._file, spent.dumps())
-        slow = [each for each in spent.slow() if now - self._logged_at.get(_key(each), -_LOG_SECONDS) >= _LOG_SECONDS]
+        # A slow process is named by its number and its phase.
+        slow = [each for each in spent.slow() if now - self._logged_at.get(each[:2], -_LOG_SECONDS) >= _LOG_SECONDS]
         if slow:
-            self._logged_at |= {_key(each): now for each in slow}
+            self._logged_at |= {each[:2]: now for each in slow}
             steps = f"seconds a step, from step {spent.first + 1:,} to {spent.last:,}:"
             _log.warning("\n".join([f"{slow[0]}; {steps}", *spent.table()]))
-
-
-def _key(slow: SlowPhase) -> tuple[int, str]:
-    return slow.process, slow.phase
