@@ -114,7 +114,7 @@ FILE_LIBRARIES = {
     "jaxddp/training/listeners/workdir_files.py": "clu",
     "jaxddp/training/listeners/history.py": "pandas",
     "jaxddp/training/progress.py": "rich IPython",
-    "jaxddp/training/listeners/trackers.py": "clu mlflow wandb",
+    "jaxddp/training/listeners/trackers.py": "PIL mlflow tensorboard wandb",
 }
 
 DEVICE_FUNCTIONS = {
