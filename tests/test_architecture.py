@@ -8,7 +8,6 @@ violation in `BAD` code and none in `GOOD` code. `import_cycles` is the only rul
 
 import ast
 import functools
-import re
 import subprocess
 import sys
 import textwrap
@@ -139,9 +138,6 @@ SHARED = {"support", "recipes"}
 """Folders of tests/ without tests: `support` has modules that tests import, and `recipes` has recipe files."""
 SCRIPTS = {"benchmarks", "launch", "website"}
 TEST_FOLDERS = {"tests", "integration", "conformance"}
-THIS_FILE = "tests/test_architecture.py"
-IMPORT_STATEMENT = re.compile(r"(?:^|[;\n])\s*(?:from|import)\s+([\w.]+)")
-"""Matches the name of an imported module in the text of a program."""
 
 # Training on arrays needs these modules. They can be imported without TensorFlow, clu, tyro and rich.
 IMPORTED_WITHOUT_LIBRARIES = (
@@ -244,23 +240,21 @@ def doors(path: str, source: str) -> list[str]:
 
 def device_queries(path: str, source: str) -> list[str]:
     """Check that only job/ and mesh.py query JAX for devices and processes."""
-    tree, violations = nodes(source), []
-    aliases = [alias for node in tree if isinstance(node, ast.Import) for alias in node.names]
-    jax_names = {"jax"} | {alias.asname for alias in aliases if alias.name == "jax" and alias.asname}
-    for line, name in imports(path, source):
-        parts = name.split(".")
-        if (
-            parts[0] == "jax"
-            and len(parts) > 1
-            and parts[1] in DEVICE_FUNCTIONS
-            and module_of(path) not in DEVICE_MODULES
-        ):
-            violations.append(f"{path}:{line}: {name} belongs in job/ or mesh.py")
-    for node in tree:
-        of_jax = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in jax_names
-        if of_jax and node.attr in DEVICE_FUNCTIONS and module_of(path) not in DEVICE_MODULES:
-            violations.append(f"{path}:{node.lineno}: jax.{node.attr} belongs in job/ or mesh.py")
-    return violations
+    if module_of(path) in DEVICE_MODULES:
+        return []
+    aliases = [alias for node in nodes(source) if isinstance(node, ast.Import) for alias in node.names]
+    jax_names = {"jax"} | {alias.asname for alias in aliases if alias.name == "jax"}
+    named = [(line, name.split(".")[:2]) for line, name in imports(path, source)]
+    named += [
+        (node.lineno, ["jax", node.attr])
+        for node in nodes(source)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in jax_names
+    ]
+    return [
+        f"{path}:{line}: {'.'.join(parts)} belongs in job/ or mesh.py"
+        for line, parts in named
+        if parts[0] == "jax" and parts[-1] in DEVICE_FUNCTIONS
+    ]
 
 
 def empty_package_inits(path: str, source: str) -> list[str]:
@@ -277,22 +271,13 @@ def lengths(path: str, source: str) -> list[str]:
 
 
 def shared_test_code(path: str, source: str) -> list[str]:
-    """Check that neither a test file nor a program in a string of it imports a test file.
-
-    Code that tests share is in tests/support or conftest.
-    """
+    """Check that no test file imports a test file. Code that tests share is in tests/support or conftest."""
     file = Path(path)
     if not {*file.parts} & SHARED and file.stem != "conftest" and not file.stem.startswith("test_"):
         return [f"{path}: not a test file; code that tests share belongs in tests/support"]
-    imported = [*imports(path, source)]
-    # The strings of this file are examples of violations.
-    strings = [] if path == THIS_FILE else [n for n in nodes(source) if isinstance(n, ast.Constant)]
-    for node in strings:
-        if isinstance(node.value, str):
-            imported += [(node.lineno, name) for name in IMPORT_STATEMENT.findall(node.value)]
     return [
         f"{path}:{line}: {name} is in another test file; move shared code into tests/support"
-        for line, name in imported
+        for line, name in imports(path, source)
         if name.removeprefix("benchmarks.").startswith("test_") or name.partition(".")[0] in TEST_FOLDERS
     ]
 
@@ -336,47 +321,25 @@ RULES: dict[Rule, tuple[str, ...]] = {
 }
 
 BAD = [
-    (layer_order, "jaxddp/engine/step.py", "from jaxddp.training.loop import fit"),
     (layer_order, "jaxddp/engine/step.py", "def f():\n    import jaxddp.api"),
-    (layer_order, "jaxddp/engine/step.py", "from jaxddp import cli"),
     (layer_order, "jaxddp/engine/step.py", "import jaxddp"),
-    (layer_order, "jaxddp/engine/step.py", "from jaxddp import train"),
     (layer_order, "jaxddp/engine/step.py", "from ..training import loop"),
-    (layer_order, "jaxddp/engine/step.py", "from ..training.loop import fit"),
-    (layer_order, "jaxddp/models/resnet.py", "from jaxddp.engine.state import TrainState"),
-    (layer_order, "jaxddp/mesh.py", "from jaxddp.models.resnet import resnet"),
-    (layer_order, "jaxddp/core/errors.py", "from jaxddp.config.goal import Goal"),
-    (layer_order, "jaxddp/data/opening.py", "from jaxddp.job.membership import join"),
     (layer_order, "jaxddp/training/loop.py", "from jaxddp.job.membership import join"),
-    (layer_order, "jaxddp/training/listeners/history.py", "def f():\n    import jaxddp.job.membership as membership"),
     (layer_order, "jaxddp/job/control_plane.py", "from jaxddp.workdir.session import session"),
-    (layer_order, "jaxddp/training/loop.py", "from jaxddp.setup.run_setup import initialize"),
     (layer_order, "jaxddp/setup/recipe.py", "class A:\n    def f(self):\n        from jaxddp.cli import main"),
-    (layer_order, "jaxddp/cluster/launcher.py", "from jaxddp.api import train"),
     (layer_order, "jaxddp/api.py", "from jaxddp.cluster.doctor.checklist import rows"),
     (layer_order, "jaxddp/new.py", "x = 1"),
     (layer_order, "configs/digits.py", "from jaxddp.training.loop import fit"),
     (allowed_libraries, "jaxddp/config/tree.py", "import jax"),
-    (allowed_libraries, "jaxddp/data/table.py", "import pandas"),
     (allowed_libraries, "jaxddp/data/stream/pipeline.py", "def f():\n    import tensorflow as tf"),
-    (allowed_libraries, "jaxddp/data/order.py", "from jax import numpy as jnp"),
-    (allowed_libraries, "jaxddp/models/resnet.py", "import optax"),
     (allowed_libraries, "jaxddp/engine/step.py", "if True:\n    from clu import metrics"),
     (allowed_libraries, "jaxddp/engine/step.py", "import torch.nn"),
-    (allowed_libraries, "jaxddp/training/pictures.py", "import tensorflow"),
-    (allowed_libraries, "jaxddp/training/pictures.py", "import IPython"),
-    (allowed_libraries, "jaxddp/training/loop.py", "import rich"),
     (allowed_libraries, "jaxddp/training/loop.py", "from orbax import checkpoint"),
-    (allowed_libraries, "jaxddp/setup/run_setup.py", "import orbax.checkpoint"),
-    (allowed_libraries, "jaxddp/cluster/launcher.py", "import jax"),
-    (allowed_libraries, "jaxddp/cli.py", "import jax"),
     (allowed_libraries, "configs/digits.py", "import optax"),
     (imports_by_string, "jaxddp/engine/step.py", "import importlib\nimportlib.import_module('clu')"),
-    (imports_by_string, "jaxddp/engine/step.py", "from importlib import import_module\nimport_module('clu')"),
     (imports_by_string, "jaxddp/engine/step.py", "__import__('clu')"),
     (doors, "jaxddp/setup/joining.py", "from jaxddp.job.control_plane import ControlPlane"),
     (doors, "jaxddp/workdir/presence.py", "def f():\n    from jaxddp.job import watchdog"),
-    (doors, "jaxddp/sweeps/runner.py", "from jaxddp.cluster.meeting.driver import driver"),
     (doors, "jaxddp/api.py", "import jaxddp.wire.messages"),
     (doors, "jaxddp/job/membership.py", "from jaxddp.config import Config"),
     (doors, "jaxddp/curate/pack.py", "from jaxddp.data.images.verify import verify"),
@@ -384,22 +347,13 @@ BAD = [
     (device_queries, "jaxddp/engine/step.py", "import jax as j\ndef f():\n    return j.local_devices()"),
     (device_queries, "jaxddp/engine/step.py", "import jax.numpy\nn = jax.device_count()"),
     (device_queries, "jaxddp/engine/step.py", "from jax import process_index"),
-    (device_queries, "jaxddp/training/loop.py", "def f():\n    import jax\n    return jax.process_count()"),
     (device_queries, "jaxddp/api.py", "import jax\njax.distributed.initialize()"),
-    (device_queries, "jaxddp/api.py", "from jax.distributed import initialize"),
-    (device_queries, "jaxddp/api.py", "import jax.distributed as d"),
     (empty_package_inits, "jaxddp/data/__init__.py", "from jaxddp.data.batch import Batch"),
     (empty_package_inits, "jaxddp/core/__init__.py", '"""Run."""\nimport os'),
     (lengths, "jaxddp/engine/step.py", "x = 1\n" * MODULE_LINES),
     (shared_test_code, "tests/test_step.py", "from test_loop import small"),
-    (shared_test_code, "tests/test_step.py", "def f():\n    import test_loop as loop"),
     (shared_test_code, "tests/test_step.py", "from tests.test_loop import small"),
-    (shared_test_code, "tests/test_step.py", "from .test_loop import small"),
-    (shared_test_code, "tests/integration/test_ray.py", "from integration.test_mpi import launched"),
     (shared_test_code, "tests/benchmarks/test_soak.py", "from benchmarks.test_chaos import kill"),
-    (shared_test_code, "tests/support/runs.py", "from test_loop import small"),
-    (shared_test_code, "tests/test_step.py", 'PROGRAM = """\nimport sys\nfrom test_loop import small\n"""'),
-    (shared_test_code, "tests/test_step.py", 'code = f"import sys; import test_loop; print({1})"'),
     (shared_test_code, "tests/small.py", "x = 1"),
     (tools_on_top, "jaxddp/tasks/run_evaluation.py", "def f():\n    from jaxddp.inference import output_files"),
     (tools_on_top, "jaxddp/api.py", "from jaxddp.reports.tables import run_table"),
@@ -414,17 +368,14 @@ GOOD = [
         "from jaxddp.core.peers import Peers\nfrom jaxddp.core.phases import phase",
     ),
     (layer_order, "jaxddp/setup/resources.py", "from jaxddp.job.membership import join"),
-    (layer_order, "jaxddp/cli.py", "from jaxddp import train"),
     (tools_on_top, "jaxddp/api.py", "from jaxddp.inference.exports import export_program"),
     (tools_on_top, "jaxddp/tasks/run_evaluation.py", "from jaxddp.inference.trained import fitted"),
     (layer_order, "jaxddp/__init__.py", "from jaxddp.api import train"),
-    (layer_order, "configs/digits.py", "from jaxddp.config import load"),
     (
         allowed_libraries,
         "jaxddp/data/stream/tensorflow_cpu.py",
         "import os.path\nimport numpy as np\nimport tensorflow as tf",
     ),
-    (allowed_libraries, "jaxddp/engine/step.py", "from jax import lax\nfrom ..core.errors import InputError"),
     (imports_by_string, "jaxddp/engine/step.py", "import importlib.util\nimportlib.util.find_spec('a')"),
     (doors, "jaxddp/setup/joining.py", "from jaxddp.job.membership import join\nfrom jaxddp.job import environment"),
     (doors, "jaxddp/cluster/launcher.py", "from jaxddp.job.watchdog import Lost\nfrom jaxddp.config import Config"),
@@ -442,9 +393,6 @@ GOOD = [
         "tests/test_step.py",
         "from support.runs import setup_of\nfrom jaxddp.data.formats import test_listing",
     ),
-    (shared_test_code, "tests/test_step.py", 'PROGRAM = f"""\nimport sys\nfrom support.streams import {1}\n"""'),
-    (shared_test_code, "tests/support/runs.py", "from support.data import random_table"),
-    (shared_test_code, "tests/conftest.py", "import pytest"),
 ]
 
 
@@ -562,28 +510,18 @@ def run_watched(program: str, *arguments: str) -> str:
 def test_hidden_libraries_fail_to_import_and_watched_imports_are_listed():
     printed = run_watched(
         """
-        import importlib.util
         hide("wave")
-        print([name for name in ("wave", "html") if importlib.util.find_spec(name)])
         try:
             import wave
         except ModuleNotFoundError as error:
             print("hidden:", error.name)
-        import html
         seen = watch("html")
         exec("import html.parser", {"__name__": "jaxddp.engine.step"})
         exec("import html", {"__name__": "another"})
         print(seen)
-        watch("html", refuse=True)
-        exec("import html", {"__name__": "another"})
-        try:
-            exec("from html import parser", {"__name__": "jaxddp.engine.step"})
-        except ModuleNotFoundError as error:
-            print("refused:", error.name)
         """
     )
-    expected = ["['html']", "hidden: wave", "['jaxddp.engine.step imports html.parser']", "refused: html"]
-    assert printed.splitlines() == expected
+    assert printed.splitlines() == ["hidden: wave", "['jaxddp.engine.step imports html.parser']"]
 
 
 @pytest.mark.slow
