@@ -12,7 +12,6 @@ from flax import nnx
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.api import resnet
 from jaxddp.config.layers import Layers
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
@@ -123,28 +122,6 @@ def test_one_network_in_three_libraries_computes_the_same_function(library, trai
     assert_close(results[library][0], expected)
     assert_close(results[library][1], networks_by_library()[library][1](expected_state))
     assert np.allclose(expected_state["mean"], statistics["mean"]) != train
-
-
-@pytest.mark.slow
-def test_one_network_in_three_libraries_trains_with_the_same_losses():
-    params, statistics, images, labels = random_weights(1)
-    losses_by_library = {}
-    with jax.enable_x64(True):
-        for name, (model, wrap) in networks_by_library().items():
-
-            @jax.jit
-            def step(params, state, model=model):
-                (loss, (_, state)), gradients = loss_and_gradients(model, params, state, images, labels, True)
-                return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradients), state, loss
-
-            trained, state, losses = params, wrap(statistics), []
-            for _ in range(5):
-                trained, state, loss = step(trained, state)
-                losses.append(float(loss))
-            losses_by_library[name] = losses
-    assert_close(losses_by_library["linen"], losses_by_library["function"])
-    assert_close(losses_by_library["nnx"], losses_by_library["function"])
-    assert losses_by_library["function"][-1] < losses_by_library["function"][0] - 0.05
 
 
 @pytest.mark.slow
@@ -279,15 +256,6 @@ def test_a_boolean_field_or_attribute_sets_the_mode(name, library):
         logits, _ = model.apply({}, {}, EXAMPLE, train=train, key=None)
         np.testing.assert_array_equal(logits, EXAMPLE + train)
     assert getattr(network, name) is True
-
-
-def test_an_nnx_module_receives_rngs_that_depend_on_the_key():
-    class Net(nnx.Module):
-        def __call__(self, x, *, rngs):
-            return nnx.Dropout(0.5)(x + 1, rngs=rngs, deterministic=False)
-
-    one, two, same = (adapt(Net()).apply({}, {}, EXAMPLE, train=True, key=jax.random.key(i))[0] for i in (1, 2, 1))
-    assert np.array_equal(one, same) and not np.array_equal(one, two)
 
 
 @pytest.mark.parametrize("make", [NNXCNN, functools.partial(NNXCNN, 0.5), lambda rngs: NNXCNN(rngs=rngs)])
@@ -435,18 +403,6 @@ def test_an_adapted_model_is_a_frozen_hashable_model(library):
     logits, updated = jax.eval_shape(lambda *arguments: apply(model, *arguments), params, state, EXAMPLE)
     assert (logits.shape, logits.dtype) == ((1, 5), jnp.float32)
     assert jax.tree.structure(updated) == jax.tree.structure(state)
-
-
-@pytest.mark.slow
-def test_adapt_accepts_a_resnet():
-    model = adapt(resnet("resnet18", 7, width=4, stem="small"))
-    params, state = jax.eval_shape(model.init, jax.random.key(0), EXAMPLE)
-    logits, updated = jax.eval_shape(
-        lambda *arguments: model.apply(*arguments, train=True, key=None), params, state, EXAMPLE
-    )
-    assert logits.shape == (1, 7)
-    assert list(state) == ["batch_stats"]
-    assert jax.tree.map(jnp.shape, updated) == jax.tree.map(jnp.shape, state)
 
 
 class OtherApply:

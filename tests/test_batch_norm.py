@@ -169,17 +169,6 @@ def test_batch_norm_without_a_scale_equals_a_scale_of_one(custom_gradient):
     assert jax.tree.structure(module.init(jax.random.key(0), x)) == jax.tree.structure(variables)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("relu", "has_residual"), TWO_FORMS)
-def test_in_bfloat16_statistics_and_gradients_of_parameters_stay_float32(relu, has_residual):
-    variables, x, residual, weights = random_arguments(0, (64, 4), jnp.float32)
-    x, residual = x.astype(jnp.bfloat16), residual.astype(jnp.bfloat16)
-    modules = (module(False, dtype=jnp.bfloat16) for module in (BatchNorm, FlaxBatchNorm))
-    actual, expected = results_of_both(*modules, variables, x, residual if has_residual else None, weights, relu)
-    assert [leaf.dtype for leaf in jax.tree.leaves(actual)] == [leaf.dtype for leaf in jax.tree.leaves(expected)]
-    assert_close(actual, expected, 0.05)
-
-
 @pytest.mark.parametrize("scale", [0.0, -1.0, 1.0])
 @pytest.mark.parametrize("bias", [0.0, -1.0, 1.0])
 @pytest.mark.parametrize("constant", [0.0, 0.25])
@@ -194,16 +183,6 @@ def test_gradients_are_right_for_zero_and_negative_scales_and_constant_inputs(sc
         assert_close(
             *results_of_both(*modules, variables, x, None, weights, True), 1e-9 if dtype == "float64" else 1e-4
         )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("param_dtype", ["bfloat16", "float64"])
-def test_gradients_of_parameters_have_their_dtype(param_dtype):
-    with jax.enable_x64(True):
-        variables, x, _, weights = random_arguments(0, VECTORS, param_dtype)
-        module = BatchNorm(False, dtype=jnp.float32, param_dtype=jnp.dtype(param_dtype))
-        _, stats, (params, _) = results(module, variables, x.astype(jnp.float32), None, weights, True)
-    assert {leaf.dtype for leaf in jax.tree.leaves((stats, params))} == {jnp.dtype(param_dtype)}
 
 
 @pytest.mark.slow

@@ -26,8 +26,6 @@ from jaxddp.models.ops.cpu_convolution import convolve
 from jaxddp.models.ops.operations import Operations
 from jaxddp.models.resnet import BASIC, Architecture, ResNet, imagenet_stem, small_stem
 from jaxddp.recipe.sources import config_names
-from jaxddp.setup.recipe import model_of
-from jaxddp.setup.user_objects import objects_of_hooks
 
 KERNELS = st.sampled_from([(1, 0), (3, 1), (3, 0), (7, 3), (5, 2)])
 
@@ -105,20 +103,14 @@ def test_each_way_to_compute_a_convolution_gives_the_same_result(batch, side, ch
     assert_equal_to_xla(*random_arguments(batch, side, side, channels, features, 3), stride, 1)
 
 
-@pytest.mark.parametrize(("side", "size", "padding"), [(9, 7, 3), (4, 7, 3), (5, 3, 1), (5, 3, 0), (4, 4, 2)])
-def test_depthwise_convolutions_equal_xlas(side, size, padding):
-    images, kernel = random_arguments(2, side, side + 1, 6, 6, size)
-    assert_equal_to_xla(images, kernel[:, :, :1], 1, padding)
-
-
 @pytest.mark.parametrize(
     ("side", "size", "stride", "padding"),
     [
-        *((8, 3, 2, 1), (9, 5, 2, 2), (4, 5, 2, 2)),
-        *(rare_case(*case) for case in ((7, 3, 2, 0), (9, 3, 3, 1), (2, 3, 2, 1), (8, 1, 2, 0))),
+        *((9, 7, 1, 3), (4, 7, 1, 3), (5, 3, 1, 0)),
+        *((8, 3, 2, 1), (9, 5, 2, 2), (4, 5, 2, 2), (9, 3, 3, 1)),
     ],
 )
-def test_strided_depthwise_convolutions_equal_xlas(side, size, stride, padding):
+def test_depthwise_convolutions_equal_xlas(side, size, stride, padding):
     images, kernel = random_arguments(2, side, side + 1, 6, 6, size)
     assert_equal_to_xla(images, kernel[:, :, :1], stride, padding)
 
@@ -129,7 +121,6 @@ def test_strided_depthwise_convolutions_equal_xlas(side, size, stride, padding):
         pytest.param(12, 24, 3, 1, id="all groups merged, more features than channels"),
         pytest.param(96, 96, 24, 2, id="four groups merged, a stride"),
         pytest.param(40, 20, 2, 1, id="no groups merged"),
-        *(rare_case(*case) for case in ((128, 64, 2, 2), (48, 48, 6, 3))),
     ],
 )
 def test_grouped_convolutions_equal_xlas(channels, features, groups, stride):
@@ -148,14 +139,8 @@ def test_grouped_convolutions_equal_xlas(channels, features, groups, stride):
         *(
             rare_case(settings)
             for settings in (
-                {"padding": "VALID"},
                 {"kernel_dilation": 2, "strides": 2},
-                {"kernel_dilation": (3, 1)},
-                {"kernel_size": (1, 5)},
-                {"kernel_size": (2, 2), "strides": 3, "padding": 1},
-                {"kernel_size": (1, 1), "strides": 2, "use_bias": False},
                 {"input_dilation": 2, "padding": 1},
-                {"kernel_size": (9, 9)},
                 {"kernel_size": (3,), "padding": "CAUSAL"},
             )
         ),
@@ -207,12 +192,6 @@ def test_cpu_convolutions_are_refused_where_they_have_no_effect(network):
     message = r"^model.cpu_convolutions=False has no effect: it applies to Linen and NNX modules of your own; leave"
     with pytest.raises(InputError, match=message):
         with_cpu_convolutions(adapt(network), allowed=False)
-
-
-def test_a_built_in_network_refuses_cpu_convolutions():
-    config = Config().replace(model={"cpu_convolutions": False})
-    with pytest.raises(InputError, match="cpu_convolutions=False has no effect"):
-        model_of(config, 5, objects_of_hooks({}))
 
 
 @pytest.mark.slow
@@ -280,14 +259,6 @@ def test_no_network_of_configs_has_a_slow_operation(name):
         assert slow_operations(lower_gradient_of_config(load(name))) == []
 
 
-@pytest.mark.slow
-def test_no_network_has_a_slow_operation_on_images_of_64_pixels():
-    """The feature maps of this ResNet-10 have the same sizes as those of a ResNet-34, which has more blocks."""
-    config = load("imagenet_resnet34").replace(model={"name": "resnet10"}, data={"image_size": 64})
-    with jax.enable_x64(False):
-        assert slow_operations(lower_gradient_of_config(config)) == []
-
-
 def test_slow_operations_are_detected():
     def program(size: int) -> str:
         images, kernel = jnp.zeros((8, size, size, 4)), jnp.zeros((3, 3, 4, 4))
@@ -327,22 +298,6 @@ def small_networks() -> list:
     """Return a network in float64 for GPUs, with XLA's convolution, and the same network for CPUs."""
     network = ResNet(Architecture((1,), BASIC), 3, width=4, stem=small_stem, dtype="float64", param_dtype="float64")
     return [for_platform(network, platform) for platform in ("gpu", "cpu")]
-
-
-@pytest.mark.slow
-def test_forward_mode_differentiates_a_network_with_xlas_convolution():
-    network, _ = small_networks()
-    images = jnp.array(np.random.default_rng(0).normal(size=(2, 8, 8, 3)))
-    variables = jax.jit(network.init)(jax.random.key(0), images)
-
-    def loss(scale):
-        params = jax.tree.map(lambda p: scale * p, variables["params"])
-        return jnp.square(network.apply({**variables, "params": params}, images)).sum()
-
-    forward, backward = jax.jit(lambda x: (jax.jvp(loss, (x,), (1.0,))[1], jax.grad(loss)(x)))(1.0)
-    assert abs(forward - backward) < 1e-9 * abs(backward) and abs(backward) > 0
-    second_derivative = jax.jit(jax.hessian(loss))(1.0)
-    assert np.isfinite(second_derivative) and second_derivative != 0
 
 
 def test_for_platform_sets_the_convolution_once_and_keeps_the_results():

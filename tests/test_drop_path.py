@@ -9,10 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support.cases import rare_case
-from support.data import CLASSES, random_batch, random_table
+from support.data import CLASSES, random_batch
 from support.networks import fresh_state, largest_difference, objective_of
-from support.runs import setup_of
 from support.shared import sgd, topology_of
 
 from jaxddp.augment.preprocess import Preprocess
@@ -30,7 +28,7 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.convnext import ConvNeXt
-from jaxddp.models.ops.layers import add_branch, branch_factors
+from jaxddp.models.ops.layers import branch_factors
 from jaxddp.models.swin import Swin
 from jaxddp.models.vit import ViT, ViTSize
 
@@ -100,17 +98,6 @@ def test_any_number_of_devices_and_microbatches_gives_the_same_result(network, m
     assert min(jax.tree.leaves(changes)) > 1e-9, "a zero gradient proves nothing"
     assert largest_difference(params, expected) < 1e-9
     assert np.abs(np.subtract(losses, mode_losses)).max() < 1e-9
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("network", ["vit", rare_case("convnext"), rare_case("swin")])
-def test_another_drop_path_rate_changes_the_results(network):
-    """If no branch were skipped, the test above would prove nothing."""
-    expected, without_drops = (
-        train_two_steps(network, 2, Way),
-        train_two_steps(network, 2, Way, drop_path=0.0),
-    )
-    assert largest_difference(without_drops, expected) > 1e-6
 
 
 def store_draws(params, state, images, *, train, key, example_keys=None):
@@ -211,15 +198,6 @@ def test_the_last_block_has_the_rate_of_the_networks_source(network, expected, m
     assert drawn == [expected]
 
 
-def test_a_skipped_branch_adds_nothing():
-    x, branch = np.arange(12.0, dtype=np.float32).reshape(3, 2, 2), np.ones((3, 2, 2), np.float32)
-    np.testing.assert_array_equal(
-        add_branch(x, branch, jnp.array([0.0, 1.0, 2.0])), x + np.array([0, 1, 2])[:, None, None]
-    )
-    half = add_branch(x.astype(jnp.bfloat16), branch.astype(jnp.bfloat16), jnp.array([0.0, 1.0, 2.0]))
-    assert half.dtype == jnp.bfloat16
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["vit", "convnext", pytest.param("swin", marks=pytest.mark.ci)])
 def test_evaluation_has_all_branches_and_training_needs_keys(network):
@@ -243,16 +221,3 @@ def test_evaluation_has_all_branches_and_training_needs_keys(network):
         InputError, match="^drop_path: in training every image needs its own random key; pass example_keys"
     ):
         logits(dropping, train=True)
-
-
-@pytest.mark.slow
-def test_the_drop_path_rate_is_part_of_a_runs_identity():
-    table = random_table(8, image=16)
-    small = functools.partial(ViT, ViTSize(8, 1, 1, 8), CLASSES)
-    identities = {setup_of(small(rate), sgd(0.1), table).identity()["model"] for rate in (0.0, 0.1)}
-    assert len(identities) == 2
-
-
-def test_a_drop_path_rate_of_one_is_rejected():
-    with pytest.raises(InputError, match=r"model.drop_path"):
-        Config().replace(model={"drop_path": 1.0})

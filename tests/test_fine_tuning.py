@@ -20,7 +20,7 @@ from jaxddp.api import train as fit
 from jaxddp.config import AugmentConfig, Config, DataConfig, ModelConfig
 from jaxddp.config.layers import Layers
 from jaxddp.core.errors import InputError, Preempted
-from jaxddp.engine.optimizer import thawing, with_factors
+from jaxddp.engine.optimizer import thawing
 from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
@@ -148,22 +148,6 @@ def test_a_frozen_batch_norm_of_any_module_uses_its_running_statistics(network):
 
 
 @pytest.mark.slow
-def test_updates_are_multiplied_by_the_rate_factors_of_their_layers():
-    factors = ("layer1=0.5", "layer1_0.conv2=0", "fc=10")
-    setup = make_setup({"optimizer": {"rate_factors": factors}}, optimizer=sgd(0.5, momentum=0.9))
-    plain = make_setup(optimizer=sgd(0.5, momentum=0.9))
-    batch = next(setup.batches(0, 1))
-    before = arrays(setup.state)
-    scaled, unscaled = (arrays(chosen.step()(chosen.state, batch)[0]) for chosen in (setup, plain))
-    expected = {"layer1_0/bn1/scale": 0.5, "layer1_0/conv2/kernel": 0, "fc/bias": 10, "conv1/kernel": 1}
-    for name, factor in expected.items():
-        path = f"params/{name}"
-        change, plain_change = scaled[path] - before[path], unscaled[path] - before[path]
-        assert np.abs(plain_change).max() > 1e-4
-        assert np.allclose(change, factor * plain_change, atol=1e-6)
-
-
-@pytest.mark.slow
 def test_with_layer_decay_earlier_layers_have_lower_rates():
     setup = make_setup({"optimizer": {"layer_decay": 0.5}}, optimizer=sgd(1.0))
     ones = jax.tree.map(jnp.ones_like, setup.state.params)
@@ -278,13 +262,6 @@ def test_a_negative_zero_keeps_its_sign_until_it_is_trained():
     params = {"x": jnp.array([-0.0, 0.0, 1.0])}
     updates, _ = optimizer.update({"x": jnp.ones(3)}, optimizer.init(params), params)
     assert np.signbit(optax.apply_updates(params, updates)["x"]).tolist() == [True, False, False]
-
-
-def test_rate_factors_leave_other_updates_unchanged():
-    optimizer = with_factors(sgd(1.0), {"a/kernel": 2.0})
-    grads = {"a": {"kernel": jnp.ones(2), "bias": None}, "b": jnp.ones(2)}
-    updates, _ = optimizer.update(grads, optimizer.init(grads), grads)
-    assert updates["a"]["kernel"].tolist() == [-2, -2] and updates["b"].tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize(

@@ -56,14 +56,6 @@ def test_exported_weights_are_read_back_bit_for_bit(tmp_path, make):
     assert largest_difference(other.state.params, setup.state.params) > 0
 
 
-def test_a_new_seed_keeps_the_weights(tmp_path):
-    write(tmp_path / "w.safetensors", state_dict_of(small_resnet(), (6, 6, 3)))
-    setup = prepare_training(small_resnet(5), random_table(20), 2, sgd(0.1), 4, weights=tmp_path / "w.safetensors")
-    other = setup.with_seed(3)
-    first, second = (by_path(made.state.params, made.state.model_state) for made in (setup, other))
-    assert {path for path in first if not np.array_equal(first[path], second[path])} == {"params/fc/kernel"}
-
-
 def test_a_head_for_other_classes_is_newly_initialized(tmp_path, caplog):
     model = small_resnet(5)
     write(tmp_path / "w.safetensors", {**state_dict_of(small_resnet()), "extra.weight": np.zeros(3)})

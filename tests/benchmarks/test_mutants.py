@@ -144,11 +144,6 @@ def test_a_line_that_does_not_occur_exactly_once_is_rejected(made, capfd, change
     assert capfd.readouterr().err == f"mutants: {why}\n"
 
 
-def test_a_name_without_a_list_is_rejected(made, capfd):
-    assert made("sum", sums=[KILLED]) == 2
-    assert capfd.readouterr().err == "mutants: no list of mutants for 'sum'; there are sums\n"
-
-
 def test_all_mutants_or_a_random_sample_are_listed(made, capfd):
     entries = {"sums": [KILLED, SURVIVES], "waits": [KILLED | {"line": "seconds - 60", "broken": "seconds"}]}
     assert made("--list", **entries) == 0

@@ -213,19 +213,6 @@ def test_the_budget_of_a_small_step_on_four_chips():
 @pytest.mark.exhaustive
 @needs_compiler
 @uncached
-@pytest.mark.parametrize("network", ["resnet18", "resnet50"])
-def test_a_resnet_s_step_moves_about_as_many_bytes_as_plain_flax_s(network):
-    words = ("imagenet_resnet50", "--model.name", network, "--batch", "128", "--topology", "v5e:2x4")
-    found = figures(*words, "--against-flax")
-    assert found["hbm_bytes_per_image"] <= 1.03 * found["flax"]["hbm_bytes_per_image"]
-    assert found["memory_bytes"] <= 1.1 * found["flax"]["memory_bytes"]
-    assert found["flops_per_image"] == found["flax"]["flops_per_image"]
-    assert found["padding"] == pytest.approx(found["flax"]["padding"])
-
-
-@pytest.mark.exhaustive
-@needs_compiler
-@uncached
 def test_rand_augment_needs_memory_for_few_copies_of_a_batch():
     size, count = 64, 128
     chip = jax.sharding.SingleDeviceSharding(tpu_plugin.described_devices("v5e:2x2")[0])

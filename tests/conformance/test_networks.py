@@ -147,14 +147,6 @@ def test_every_family_becomes_a_program(form, name, tmp_path, shallow):
     assert "of the network's; classes and sizes in" in report
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("form", ["onnx", "stablehlo"])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_network_of_full_depth_becomes_a_program(form, name, tmp_path):
-    report = export_program(fresh_run(name, tmp_path), tmp_path / f"net.{form}", form)
-    assert "of the network's; classes and sizes in" in report
-
-
 def fresh_run(name: str, place: Path) -> TrainedRun:
     """Return the work directory of a run without steps."""
     model = adapt(module_of(name))
