@@ -193,10 +193,8 @@ def test_a_manifest_of_another_run_is_not_accepted(folder, tmp_path):
 MANIFEST = {"step": 4, "files": {}}
 MALFORMED_MANIFESTS = {
     "no step": {"files": {}},
-    "a step that is text": MANIFEST | {"step": "4"},
     "files in a list": MANIFEST | {"files": []},
     "a file without a digest": MANIFEST | {"files": {"x": {"bytes": 1}}},
-    "a size that is text": MANIFEST | {"files": {"x": {"bytes": "1", "sha256": "0"}}},
     "a file of another step": MANIFEST | {"files": {"../2/x": {"bytes": 1, "sha256": "0"}}},
     "a lone surrogate": MANIFEST | {"files": {"\ud800": {"bytes": 1, "sha256": "0"}}},
     "a run that is text": MANIFEST | {"run": "x"},
@@ -219,9 +217,6 @@ def test_a_malformed_manifest_is_damage_even_with_a_valid_digest(content, folder
 MALFORMED_INDICES = {
     "no keys": {},
     "steps in a list": {"steps": ["4"], "validations": []},
-    "a digest that is a number": {"steps": {"4": 5}, "validations": []},
-    "validations that are text": {"steps": {}, "validations": "x"},
-    "a run that is a number": {"run_id": 5, "steps": {}, "validations": []},
 }
 
 
@@ -257,9 +252,6 @@ MALFORMED_VALIDATIONS = {
     "a list": "[]",
     "no metrics": '{"2": []}',
     "no step": '{"x": {}}',
-    "a step before the first": '{"-2": {}}',
-    "a step in other digits": '{"\u0662": {}}',
-    "a boolean": '{"2": {"top1": true}}',
     "a number too large for a float": f'{{"2": {{"top1": 1{400 * "0"}}}}}',
     "infinity": '{"2": {"top1": Infinity}}',
     "a goal that is a number": '{"goal": 5}',

@@ -15,16 +15,15 @@ import stat
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
 from jaxddp.config import ParallelConfig
 from jaxddp.config.values import flatten
 from jaxddp.core.phases import BYTES, doing, reached
-from jaxddp.core.wording import show
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.recipe.sources import CONFIG_FILE
 
@@ -96,18 +95,6 @@ class RunIdentity:
             return cls.of(content) if isinstance(content, dict) else None
         return None
 
-    @classmethod
-    def parse(cls, entry: Any) -> "RunIdentity":
-        """Return the identity that `plain` wrote. Raises: ValueError if the entry is not a run's identity."""
-        names = {field.name for field in fields(cls)}
-        if not isinstance(entry, dict) or entry.keys() != names or not all(isinstance(v, str) for v in entry.values()):
-            raise ValueError(f"its run is {show(entry)}")
-        return cls(**entry)
-
-    def plain(self) -> dict[str, str]:
-        """Return the identity as a dict, to be written as JSON."""
-        return asdict(self)
-
     def differs(self, config: "RunIdentity") -> str | None:
         """Return why a checkpoint of this run does not belong to the run of config.json; None if it does."""
         if self.id != config.id:
@@ -144,18 +131,18 @@ class StepManifest:
     @classmethod
     def parse(cls, data: bytes) -> "StepManifest":
         """Read the content of the file. Raises: ValueError if the content is invalid."""
-        content = unsealed(data)
-        step, entries, run = content.get("step"), content.get("files"), content.get("run")
-        if type(step) is not int or not isinstance(entries, dict):
-            raise ValueError(f"its step is {show(step)}, its files are {show(entries)}")
-        files = {_path(name): _entry(name, entry) for name, entry in entries.items()}
-        return cls(step, files, None if run is None else RunIdentity.parse(run))
+        with _one_error():
+            content = unsealed(data)
+            files = {name: (int(entry["bytes"]), entry["sha256"]) for name, entry in content["files"].items()}
+            if any(name.startswith("/") or ".." in name.split("/") or not name.isprintable() for name in files):
+                raise ValueError("a file is not below the step's directory")
+            run = content.get("run")
+            return cls(int(content["step"]), files, None if run is None else RunIdentity(**run))
 
     def encode(self) -> bytes:
         """Return the content of the file."""
         files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in self.files.items()}
-        run = {} if self.run is None else {"run": self.run.plain()}
-        return sealed({"step": self.step, **run, "files": files})
+        return sealed({"step": self.step, **({} if self.run is None else {"run": asdict(self.run)}), "files": files})
 
     def differs(self, step: int, run: RunIdentity | None) -> str | None:
         """Return why the manifest is not of this step and run; None if it is. An unknown run is not compared."""
@@ -181,15 +168,9 @@ class Index:
     @classmethod
     def parse(cls, data: bytes) -> "Index":
         """Read the content of the file. Raises: ValueError if the content is invalid."""
-        content = unsealed(data)
-        steps, validations, run_id = content.get("steps"), content.get("validations"), content.get(RUN_ID)
-        if not isinstance(steps, dict) or not all(isinstance(digest, str) for digest in steps.values()):
-            raise ValueError(f"its steps are {show(steps)}")
-        if not isinstance(validations, list) or not all(isinstance(digest, str) for digest in validations):
-            raise ValueError(f"its validations are {show(validations)}")
-        if not isinstance(run_id, str | None):
-            raise ValueError(f"its {RUN_ID} is {show(run_id)}")
-        return cls(steps, validations, run_id)
+        with _one_error():
+            content = unsealed(data)
+            return cls(dict(content["steps"]), list(content["validations"]), content.get(RUN_ID))
 
     def encode(self) -> bytes:
         """Return the content of the file."""
@@ -197,25 +178,18 @@ class Index:
         return sealed({**run, "steps": self.steps, "validations": self.validations})
 
 
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Turn the errors of content that has other types into a ValueError."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
 def sha256(data: bytes) -> str:
     """Return the SHA-256 of bytes in hex."""
     return hashlib.sha256(data).hexdigest()
-
-
-def _path(name: str) -> str:
-    """Return a file's path. Raises: ValueError if it is not a relative path below the step's directory."""
-    path = PurePosixPath(name)
-    os.fsencode(name)  # raises for a lone surrogate
-    if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
-        raise ValueError(f"{show(name)} is not a path below the step's directory")
-    return name
-
-
-def _entry(name: str, entry: Any) -> tuple[int, str]:
-    size, digest = (entry.get("bytes"), entry.get("sha256")) if isinstance(entry, dict) else (None, None)
-    if type(size) is not int or not isinstance(digest, str):
-        raise ValueError(f"its entry for {show(name)} is {show(entry)}")
-    return size, digest
 
 
 def sealed(content: dict[str, Any]) -> bytes:
@@ -226,13 +200,11 @@ def sealed(content: dict[str, Any]) -> bytes:
 
 def unsealed(data: bytes) -> dict[str, Any]:
     """Return the content of `sealed` bytes. Raises: ValueError if the SHA-256 in them does not match the content."""
-    try:
-        content = files.parse_json(data)
-        del content[_SEAL]
+    with suppress(ValueError):
+        content = files.parse_json(data, dict)
+        content.pop(_SEAL, None)
         if sealed(content) == data:
             return content
-    except (ValueError, TypeError, KeyError):
-        pass
     raise ValueError("its own SHA-256 does not match")
 
 
@@ -253,11 +225,9 @@ class Integrity:
 
     def __init__(self, directory: Path, workdir: Path | None = None):
         self.directory = directory
-        self.run = RunIdentity.in_workdir(workdir or directory.parent)
-        self._writer = self.run
+        self.run = self._writer = RunIdentity.in_workdir(workdir or directory.parent)
         self.fault: str | None = None
-        self._index = Index()
-        self._foreign_index, self._foreign_fault = Index(), ""
+        self._index, self._foreign_validations = Index(), dict[str, str]()
         # A thread writes the manifest of a step while training goes on.
         self._lock = threading.Lock()
         self._read_index()
@@ -272,16 +242,15 @@ class Integrity:
         """Hash all files of a complete checkpoint, and write its manifest and the index."""
         folder = self.directory / str(step)
         with files.readable_errors(folder):
-            names = sorted(_names(folder))
-            digests = dict(zip(names, digests_of(folder, names), strict=True))
-            sizes = {name: (folder / name).stat().st_size for name in names}
-        content = StepManifest(step, {name: (sizes[name], digests[name]) for name in names}, self._writer).encode()
+            digests = digests_of(folder, sorted(_names(folder)))
+            hashed = {name: ((folder / name).stat().st_size, digest) for name, digest in digests}
+        content = StepManifest(step, hashed, self._writer).encode()
         files.replace(folder / MANIFEST, content)
         with self._lock:
             # Drop the steps that Orbax has removed.
             present = {str(each) for each in steps_in(self.directory)}
-            self._index.steps = {name: digest for name, digest in self._index.steps.items() if name in present}
-            self._index.steps[str(step)] = sha256(content)
+            steps = self._index.steps | {str(step): sha256(content)}
+            self._index.steps = {name: digest for name, digest in steps.items() if name in present}
             self._write_index()
 
     def forget(self, step: int) -> None:
@@ -355,8 +324,8 @@ class Integrity:
             return None
         hashed, total = 0, sum(size for size, _ in saved_files.values())
         with doing(f"verifying step {step:,}", total, BYTES):
-            digests = digests_of(folder, list(saved_files))
-            for (name, (size, was)), now in zip(saved_files.items(), digests, strict=True):
+            for name, now in digests_of(folder, list(saved_files)):
+                size, was = saved_files[name]
                 if now != was:
                     return f"{name} does not hold what was saved"
                 hashed += size
@@ -376,8 +345,8 @@ class Integrity:
     def fault_of_validations(self, content: bytes) -> str | None:
         """Return why the index rejects content of `validation.json`; None if the index lists this content, or none."""
         digest, digests = sha256(content), self._index.validations
-        if digest in self._foreign_index.validations:
-            return f"{INDEX}, which lists it, {self._foreign_fault}"
+        if digest in self._foreign_validations:
+            return f"{INDEX}, which lists it, {self._foreign_validations[digest]}"
         return f"its SHA-256 is not that in {INDEX}" if digests and digest not in digests else None
 
     @property
@@ -390,8 +359,8 @@ class Integrity:
             if self.run is None or index.run_id in (None, self.run.id):
                 self._index = index
             else:
-                self._foreign_fault = f"is of run {index.run_id}, and {CONFIG_FILE} names run {self.run.id}"
-                self._foreign_index, self.fault = index, self._foreign_fault
+                self.fault = f"is of run {index.run_id}, and {CONFIG_FILE} names run {self.run.id}"
+                self._foreign_validations = dict.fromkeys(index.validations, self.fault)
         except FileNotFoundError:
             if any((self.directory / str(step) / MANIFEST).exists() for step in steps_in(self.directory)):
                 self.fault = "is missing"
@@ -428,19 +397,17 @@ def _names(folder: Path) -> set[str]:
     def fail(error: OSError) -> None:
         raise error
 
-    paths: set[str] = set()
-    for place, _, names in os.walk(folder, onerror=fail):
-        relative = Path(place).relative_to(folder)
-        paths |= {(relative / name).as_posix() for name in names if not name.startswith(".")}
-    return paths - {MANIFEST}
+    walked = os.walk(folder, onerror=fail)
+    paths = {Path(place, name).relative_to(folder).as_posix() for place, _, names in walked for name in names}
+    return {path for path in paths if not path.rpartition("/")[2].startswith(".")} - {MANIFEST}
 
 
-def digests_of(folder: Path, names: list[str]) -> Iterator[str]:
-    """Yield the SHA-256 of each file in hex. Hashing releases Python's lock, so files are hashed in parallel."""
+def digests_of(folder: Path, names: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield the name and the SHA-256 in hex of each file. Hashing releases Python's lock, so threads do it."""
 
     def digest(name: str) -> str:
         with files.open_regular(folder / name) as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        yield from pool.map(digest, names)
+        yield from zip(names, pool.map(digest, names), strict=True)

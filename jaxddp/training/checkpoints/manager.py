@@ -12,11 +12,11 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -95,21 +95,28 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, "manifest")
         self._manifest: Future[None] | None = None
         policies = [keep_policy.LatestN(n=keep), _Best(self.validations)]
-        write_options = {
-            "preservation_policy": keep_policy.AnyPreservationPolicy(policies),
-            # Remove the unfinished checkpoint of a killed run.
-            "cleanup_tmp_directories": True,
-            # If a process does not write its part, the watchdog reports the process before this timeout.
-            "async_options": ocp.AsyncOptions(
-                timeout_secs=round(peers.longest_wait), barrier_sync_fn=Barrier(ocp.multihost.get_barrier_sync_fn())
-            ),
-        }
-        read_options = {"read_only": True, "create": False, "save_interval_steps": 0}
-        _check_metadata(self.directory)
+        options = (
+            {"read_only": True, "create": False, "save_interval_steps": 0}
+            if read_only
+            else {
+                "preservation_policy": keep_policy.AnyPreservationPolicy(policies),
+                # Remove the unfinished checkpoint of a killed run.
+                "cleanup_tmp_directories": True,
+                # If a process does not write its part, the watchdog reports the process before this timeout.
+                "async_options": ocp.AsyncOptions(
+                    timeout_secs=round(peers.longest_wait), barrier_sync_fn=Barrier(ocp.multihost.get_barrier_sync_fn())
+                ),
+            }
+        )
+        for step in steps_in(self.directory):
+            # Orbax would wait forever at metadata that are a FIFO.
+            if (metadata := self.directory / str(step) / METADATA).exists():
+                with files.reading(metadata, f"move the directory of step {step} away"):
+                    files.open_regular(metadata).close()
         with reading(self.directory) if read_only else writing(self.directory):
             self._manager = _Manager(
                 self.directory,
-                options=ocp.CheckpointManagerOptions(**(read_options if read_only else write_options)),
+                options=ocp.CheckpointManagerOptions(**options),
                 # A manager that has not saved anything needs these handlers to read the checkpoints.
                 item_handlers={"state": ocp.StandardCheckpointHandler(), "progress": ocp.JsonCheckpointHandler()},
             )
@@ -188,9 +195,7 @@ class Checkpoints:
                 time.sleep(_DELETING_SECONDS)
                 fault = self.integrity.check(step)
         except FileNotFoundError:
-            raise InputError(
-                f"{place}: was removed while it was read; the run is still training, so try again"
-            ) from None
+            raise _removed(place) from None
         if fault is not None:
             undamaged = [str(each) for each in self.steps() if each != step and self._is_undamaged(each)]
             others = f"undamaged steps: {', '.join(undamaged)}" if undamaged else "there is no other undamaged step"
@@ -266,10 +271,9 @@ class Checkpoints:
             pending.result()
 
     def _is_undamaged(self, step: int) -> bool:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             return self.integrity.check(step) is None
-        except FileNotFoundError:
-            return False
+        return False
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -285,12 +289,8 @@ class Checkpoints:
                 ThreadPoolExecutor(1, "close").submit(self.close).result(_CLOSE_SECONDS)
 
 
-def _check_metadata(directory: Path) -> None:
-    """Raise `InputError` if a step's metadata file is not a regular file. Orbax would wait forever at a FIFO."""
-    for step in steps_in(directory):
-        if (metadata := directory / str(step) / METADATA).exists():
-            with files.reading(metadata, f"move the directory of step {step} away"):
-                files.open_regular(metadata).close()
+def _removed(place: Path) -> InputError:
+    return InputError(f"{place}: was removed while it was read; the run is still training, so try again")
 
 
 @functools.cache
@@ -312,9 +312,8 @@ class _Best(keep_policy.PreservationPolicy):
         self.validations = validations
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        best = self.validations.best(steps)
-        return [step == best for step in steps]
+        best = self.validations.best(checkpoint.step for checkpoint in checkpoints)
+        return [checkpoint.step == best for checkpoint in checkpoints]
 
 
 def check_saved(saved: Mapping[str, Any], like: TrainState, place: Words) -> None:
@@ -358,12 +357,10 @@ def writing(directory: Path) -> Iterator[None]:
             raise file_error from error
 
 
-def _file_error(error: BaseException | None) -> OSError | None:
+def _file_error(error: BaseException) -> OSError | None:
     """Return a file error as an OSError; None for any other error."""
-    if isinstance(error, OSError):
-        return error
     if not isinstance(error, ValueError):
-        return None
+        return error if isinstance(error, OSError) else None
     text = str(error)
     if match := _OS_ERROR.search(text):
         code = int(match[1])
@@ -395,7 +392,7 @@ def _shorten_thread_logs() -> None:
 
 def _shorten_record(record: logging.LogRecord) -> bool:
     """Shorten a log record about a file error to one line. Returns False for a record that repeats an error."""
-    error = _file_error(record.exc_info[1]) if record.exc_info else None
+    error = _file_error(record.exc_info[1]) if record.exc_info and record.exc_info[1] else None
     if error is None:
         # Drop warnings about missing files of an unfinished step: the error that follows is clearer.
         return record.levelno >= logging.ERROR or UNFINISHED_SUFFIX not in record.getMessage()
@@ -406,12 +403,6 @@ def _shorten_record(record: logging.LogRecord) -> bool:
     return True
 
 
-class Wait(Protocol):
-    """A function that waits until all processes wait with the same key. Raises: an error after `timeout_ms`."""
-
-    def __call__(self, *, key: str, timeout_ms: int) -> None: ...
-
-
 class Barrier:
     """The barrier at which Orbax's threads wait for other processes. A thread whose save failed does not wait.
 
@@ -419,7 +410,7 @@ class Barrier:
     `AsyncOptions.timeout_secs` and the cause would not be reported. This barrier raises the error of the save instead.
     """
 
-    def __init__(self, wait: Wait):
+    def __init__(self, wait: Callable[..., None]):
         self._wait = wait
         # `__call__` ignores the error that this thread handles, because it need not come from the save: a user may call
         # `train` in an `except` block.
@@ -459,9 +450,7 @@ def restoring(directory: Path, step: int) -> Iterator[Path]:
         if (file_error := _file_error(error)) is not None:
             files.check_server(place, file_error)
         if not place.is_dir():
-            raise InputError(
-                f"{place}: was removed while it was read; the run is still training, so try again"
-            ) from None
+            raise _removed(place) from None
         reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"{place}: step {step} cannot be restored ({type(error).__name__}: {reason}); move it away "

@@ -97,9 +97,9 @@ class ValidationFile:
         except OSError as error:
             raise InputError(f"{self._path}: cannot be read ({error.strerror}); make it readable") from None
         try:
-            entries = dict(files.parse_json(content).items())
+            entries = files.parse_json(content, dict)
             goal = Goal.from_plain(entries.pop(_GOAL)) if _GOAL in entries else Goal()
-            metrics_by_step = {_step(name): _checked(metrics) for name, metrics in entries.items()}
+            metrics_by_step = {int(name): _checked(metrics) for name, metrics in entries.items()}
         except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
             raise InputError(f"{self._path}: is damaged ({error}); {_ADVICE}") from None
         if self._integrity is not None and (fault := self._integrity.fault_of_validations(content)) is not None:
@@ -108,15 +108,8 @@ class ValidationFile:
         return metrics_by_step, goal
 
 
-def _step(name: str) -> int:
-    if name != str(int(name)) or not 0 <= int(name) < 2**63:
-        raise ValueError(f"{name} is not a step")
-    return int(name)
-
-
 def _checked(metrics: Any) -> Metrics:
     for name, value in metrics.items():
-        finite = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if value is not None and not finite:
-            raise TypeError(f"{name} is not a finite number")
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{name} is not finite")
     return dict(metrics)
