@@ -34,7 +34,7 @@ def run(arguments: list[str]) -> int:
         return 0
     runs = read_runs(workdirs)
     table = run_table(runs)
-    print_table([column.title for column in table.columns], [[cell.text for cell in row] for row in table.rows])
+    print_table(table.titles, [[cell.text for cell in row] for row in table.rows])
     for line in (f"{run.name}: {fault}" for run in runs for fault in run.faults):
         print_line(line)
     return 0

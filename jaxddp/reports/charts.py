@@ -33,22 +33,19 @@ _TITLES = {
     "loss_scale": "loss scale",
     "image_size": "side of the training images",
 }
-_PARTS = ("steps", "epochs", "validation", "averaged")
-_STYLES: dict[str, dict[str, Any]] = {
-    "steps": {"line": {"width": 1}, "opacity": 0.45},
-    "steps alone": {"line": {"width": 1.5}},
-    "epochs": {"line": {"width": 2, "dash": "dot"}, "marker": {"size": 4}},
-    "validation": {"line": {"width": 2.5}, "marker": {"size": 6}},
-    "averaged": {"line": {"width": 2.5, "dash": "dash"}, "marker": {"size": 6}},
+_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "steps": ("step", {"line": {"width": 1}, "opacity": 0.45}),
+    "epochs": ("mean of an epoch", {"line": {"width": 2, "dash": "dot"}, "marker": {"size": 4}}),
+    "validation": ("validation", {"line": {"width": 2.5}, "marker": {"size": 6}}),
+    "averaged": (
+        "validation of averaged parameters",
+        {"line": {"width": 2.5, "dash": "dash"}, "marker": {"size": 6}},
+    ),
 }
+"""The name and the style of each part of a run's `Series`, in the order of its fields."""
+_STEPS_ALONE: dict[str, Any] = {"line": {"width": 1.5}}
 _MOST_MARKED = 30
 """The maximum number of points of a curve with markers. More markers would hide the curve."""
-_NAMES = {
-    "steps": "step",
-    "epochs": "mean of an epoch",
-    "validation": "validation",
-    "averaged": "validation of averaged parameters",
-}
 
 
 class Chart(NamedTuple):
@@ -126,10 +123,9 @@ def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[
             positions[key] = {axis: numbers(values) for axis, values in curve.positions.items()}
             label = f"{group.name}, mean of {len(group.members)}"
             data += _band(curve.least, curve.most, group.colour, key)
-            data.append(_trace(label, curve.mean, key, group.colour, "validation", metric))
+            data.append(_trace(label, curve.mean, key, group.colour, _PARTS["validation"][1], metric))
         if data:
-            title = f"{_TITLES.get(metric, metric)} of validation"
-            charts.append(_chart(f"seeds-{len(charts)}", title, metric, data))
+            charts.append(_chart(f"seeds-{len(charts)}", metric, data, " of validation"))
     return charts, positions
 
 
@@ -147,24 +143,34 @@ def _curve(index: int, metric: str, runs: Sequence[RunFiles], colours: Sequence[
     data = []
     for number, run in enumerate(runs):
         for part, columns in parts_of(run).items():
-            if metric not in columns or not np.isfinite(columns[metric]).any():
-                continue
-            name = f"{run.name}, {_NAMES[part]}"
-            style = "steps alone" if part == "steps" and metric not in run.series.epochs else part
-            trace = _trace(name, columns[metric], f"{number} {part}", colours[number], style, metric)
-            trace["meta"]["run"] = number
-            data.append(trace)
-    return _chart(f"curve-{index}", _TITLES.get(metric, metric), metric, data)
+            if metric in columns and np.isfinite(columns[metric]).any():
+                name, style = _PARTS[part]
+                if part == "steps" and metric not in run.series.epochs:
+                    style = _STEPS_ALONE
+                key = f"{number} {part}"
+                trace = _trace(f"{run.name}, {name}", columns[metric], key, colours[number], style, metric)
+                trace["meta"]["run"] = number
+                data.append(trace)
+    return _chart(f"curve-{index}", metric, data)
 
 
-def _chart(name: str, title: str, metric: str, data: list[dict[str, Any]]) -> Chart:
-    return Chart(name, title, data, _layout(metric), main=metric in _FIRST, logarithmic=metric == "loss")
+def _chart(name: str, metric: str, data: list[dict[str, Any]], note: str = "") -> Chart:
+    axis: dict[str, Any] = {}
+    if is_share(metric):
+        # Without trailing zeros: 20%, 0.5%.
+        axis["tickformat"] = ".4~%"
+    elif metric == "peak_memory":
+        axis |= {"tickformat": ".3~s", "ticksuffix": "B"}
+    if metric in (*_SPEED, "learning_rate", "loss_scale"):
+        axis["rangemode"] = "tozero"
+    title = _TITLES.get(metric, metric) + note
+    return Chart(name, title, data, {"yaxis": axis}, main=metric in _FIRST, logarithmic=metric == "loss")
 
 
-def _trace(name: str, values: np.ndarray, key: str, colour: str, style: str, metric: str) -> dict[str, Any]:
-    options, rows, finite = _STYLES[style], _drawn_rows(values), np.isfinite(values).sum()
+def _trace(name: str, values: np.ndarray, key: str, colour: str, style: dict[str, Any], metric: str) -> dict[str, Any]:
+    rows, finite = _drawn_rows(values), np.isfinite(values).sum()
     # A line with a single point is invisible.
-    has_markers = finite == 1 or ("marker" in options and finite <= _MOST_MARKED)
+    has_markers = finite == 1 or ("marker" in style and finite <= _MOST_MARKED)
     meta: dict[str, Any] = {"where": key}
     if len(rows) < len(values):
         meta["rows"] = rows.tolist()
@@ -174,8 +180,8 @@ def _trace(name: str, values: np.ndarray, key: str, colour: str, style: str, met
         "name": plain(name),
         "y": numbers(values[rows]),
         "mode": "lines+markers" if has_markers else "lines",
-        **options,
-        "line": options["line"] | {"color": colour},
+        **style,
+        "line": style["line"] | {"color": colour},
         "meta": meta,
         "hovertemplate": f"%{{x}}: {value}",
     }
@@ -202,15 +208,3 @@ def _drawn_rows(values: np.ndarray) -> np.ndarray:
         finite = np.isfinite(stretch).any()
         rows |= {begin + int(np.nanargmin(stretch)), begin + int(np.nanargmax(stretch))} if finite else {begin}
     return np.array(sorted(rows))
-
-
-def _layout(metric: str) -> dict[str, Any]:
-    axis: dict[str, Any] = {}
-    if is_share(metric):
-        # Without trailing zeros: 20%, 0.5%.
-        axis["tickformat"] = ".4~%"
-    elif metric == "peak_memory":
-        axis |= {"tickformat": ".3~s", "ticksuffix": "B"}
-    if metric in (*_SPEED, "learning_rate", "loss_scale"):
-        axis["rangemode"] = "tozero"
-    return {"yaxis": axis}

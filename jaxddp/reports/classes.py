@@ -25,7 +25,7 @@ from jaxddp.inference.predictions import Outcome
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.reports.charts import COLOURS, Chart, numbers, plain
-from jaxddp.reports.tables import NOTHING, Cell, TextTable, columns_of
+from jaxddp.reports.tables import NOTHING, Cell, TextTable
 from jaxddp.training.events import short_class_name, to_drawable
 
 MOST_MISTAKES = 24
@@ -42,6 +42,8 @@ _LEAST_IMAGES = 5
 _MOST_NAMED = 20
 """The maximum number of classes in the legend. With more classes, the legend would not fit."""
 _PERPLEXITY, _NEIGHBOURS, _SEED = 30, 15, 0
+_LONGEST_SIDE = 128
+_NO_AXIS = {"showticklabels": False, "ticks": "", "zeroline": False, "showgrid": False}
 
 
 class ValidationImages(NamedTuple):
@@ -76,20 +78,13 @@ def predict_validation_images(directory: Path, which: str, data_path: str | None
 
 def thumbnails(source: Source, data: DataConfig, rows: np.ndarray) -> list[str]:
     """Return images as `data:` URLs of PNG files of at most 128x128 pixels. Raises: see `eval_batches`."""
-    if not len(rows):
-        return []
-    return [_url(to_drawable(image)) for image in chosen_images(source, data, rows)]
-
-
-def _url(pixels: np.ndarray) -> str:
-    picture = Image.fromarray(pixels)
-    picture.thumbnail((LONGEST_SIDE, LONGEST_SIDE))
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-
-
-LONGEST_SIDE = 128
+    urls = []
+    for image in chosen_images(source, data, rows) if len(rows) else ():
+        picture, file = Image.fromarray(to_drawable(image)), io.BytesIO()
+        picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+        picture.save(file, "PNG")
+        urls.append("data:image/png;base64," + base64.b64encode(file.getvalue()).decode())
+    return urls
 
 
 class FeatureMap(NamedTuple):
@@ -132,14 +127,25 @@ class RunClasses(NamedTuple):
 
 def run_classes(number: int, name: str, colour: str, images: ValidationImages) -> RunClasses:
     """Return the confusion matrix, the most frequent confusions and the most confident mistakes of a run."""
-    outcome = images.outcome
-    names = outcome.class_names
+    outcome, source, data, _ = images
+    names, rows = outcome.class_names, outcome.surest_mistakes(MOST_MISTAKES)
     unusable = len(outcome.labels) - len(outcome.known)
     summary = f"step {outcome.step:,}: {outcome.accuracy:.2%} of {counted(len(outcome.known), 'image')} right"
     summary += f", {unusable:,} cannot be used" if unusable else ""
     matrix = _matrix(f"matrix-{number}", outcome) if len(names) <= LARGEST_MATRIX else None
-    parts = (matrix, _confusions(outcome), _mistakes(images))
-    return RunClasses(name, colour, summary, *parts, names, outcome.class_counts, outcome.class_accuracy)
+    confusions = [
+        (Cell(names[label]), Cell(names[prediction]), Cell(f"{count:,}"), Cell(f"{share:.1%}"))
+        for label, prediction, count, share in outcome.confusions(MOST_CONFUSIONS)
+    ]
+    titles = ("class", "taken for", "images", "of the class")
+    table = TextTable(titles, confusions, texts=2, tall=len(confusions) > _MOST_IN_SIGHT)
+    shown = zip(thumbnails(source, data, rows), rows.tolist(), outcome.probability(rows).tolist(), strict=True)
+    mistakes = [
+        Mistake(url, source.name(row), names[outcome.labels[row]], names[outcome.predictions[row]], f"{share:.1%}")
+        for url, row, share in shown
+    ]
+    parts = (summary, matrix, table, mistakes, names, outcome.class_counts, outcome.class_accuracy)
+    return RunClasses(name, colour, *parts)
 
 
 def accuracy_tables(runs: Sequence[RunClasses]) -> list[TextTable]:
@@ -163,71 +169,40 @@ def _accuracies(runs: Sequence[RunClasses]) -> TextTable:
             for share, run in zip(accuracies[:, label].tolist(), runs, strict=True)
         ]
         rows.append((Cell(first.class_names[label]), Cell(f"{first.counts[label]:,}"), *cells))
-    return TextTable(columns_of("class", "images", *(run.name for run in runs)), rows, tall=True)
+    return TextTable(("class", "images", *(run.name for run in runs)), rows, tall=True)
 
 
 def _matrix(chart: str, outcome: Outcome) -> Chart:
-    counts, names = outcome.confusion, outcome.class_names
+    counts, names = outcome.confusion, [plain(name) for name in outcome.class_names]
+    totals = counts.sum(1, keepdims=True)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    hover = [[_hover(outcome, row, column) for column in range(len(names))] for row in range(len(names))]
+
+    def hover(label: int, guess: int) -> str:
+        result = "recognized" if label == guess else f"taken for {names[guess]}"
+        count = f"{counts[label, guess]:,} of {totals[label, 0]:,} ({shares[label, guess]:.1%})"
+        return f"{names[label]} {result}:<br>{count}" if counts[label, guess] else ""
+
+    classes = range(len(names))
     heatmap: dict[str, Any] = {
         "type": "heatmap",
         "z": [[round(share, 4) for share in row] for row in shares.tolist()],
-        "hovertext": hover,
-        "hoverinfo": "text",
-        "showscale": False,
-        "zmin": 0,
-        "zmax": 1,
-        "xgap": 1,
-        "ygap": 1,
+        "hovertext": [[hover(label, guess) for guess in classes] for label in classes],
+        **{"hoverinfo": "text", "showscale": False, "zmin": 0, "zmax": 1, "xgap": 1, "ygap": 1},
     }
+    # The labels of many classes would overlap. The names are in the text under the pointer.
+    axis: dict[str, Any] = _NO_AXIS
     if len(names) <= _WITH_COUNTS:
         heatmap |= {"text": [[str(n) if n else "" for n in row] for row in counts.tolist()], "texttemplate": "%{text}"}
-    ticks: dict[str, Any] = {
-        "tickvals": [*range(len(names))],
-        "ticktext": [plain(short_class_name(name)) for name in names],
-    }
-    if len(names) > _WITH_COUNTS:
-        # The labels of many classes would overlap. The names are in the text under the pointer.
-        ticks = {"showticklabels": False, "ticks": ""}
-    ticks |= {"showgrid": False, "zeroline": False}
+        short = [plain(short_class_name(name)) for name in outcome.class_names]
+        axis = {"tickvals": [*classes], "ticktext": short, "showgrid": False, "zeroline": False}
     layout = {
-        "xaxis": {**ticks, "title": {"text": "taken for"}, "constrain": "domain"},
-        "yaxis": {**ticks, "title": {"text": "class"}, "autorange": "reversed", "scaleanchor": "x"},
+        "xaxis": {**axis, "title": {"text": "taken for"}, "constrain": "domain"},
+        "yaxis": {**axis, "title": {"text": "class"}, "autorange": "reversed", "scaleanchor": "x"},
     }
     return Chart(chart, "confusion matrix", [heatmap], layout, curve=False)
 
 
-def _hover(outcome: Outcome, label: int, guess: int) -> str:
-    """Return the text under the pointer for a cell of the matrix, with plotly's markup."""
-    count, names = int(outcome.confusion[label, guess]), outcome.class_names
-    if not count:
-        return ""
-    whole = int(outcome.class_counts[label])
-    result = "recognized" if label == guess else f"taken for {plain(names[guess])}"
-    return f"{plain(names[label])} {result}:<br>{count:,} of {whole:,} ({count / whole:.1%})"
-
-
-def _confusions(outcome: Outcome) -> TextTable:
-    names, rows = outcome.class_names, list[tuple[Cell, ...]]()
-    for label, prediction, images, share in outcome.confusions(MOST_CONFUSIONS):
-        rows.append((*map(Cell, (names[label], names[prediction], f"{images:,}", f"{share:.1%}")),))
-    columns = columns_of("class", "taken for", "images", "of the class", texts=2)
-    return TextTable(columns, rows, tall=len(rows) > _MOST_IN_SIGHT)
-
-
-def _mistakes(images: ValidationImages) -> list[Mistake]:
-    outcome, source, data, _ = images
-    rows = outcome.surest_mistakes(MOST_MISTAKES)
-    shares = [f"{share:.1%}" for share in outcome.probability(rows).tolist()]
-    names = outcome.class_names
-    return [
-        Mistake(url, source.name(row), names[outcome.labels[row]], names[outcome.predictions[row]], share)
-        for url, row, share in zip(thumbnails(source, data, rows), rows.tolist(), shares, strict=True)
-    ]
-
-
-def feature_map(number: int, images: "ValidationImages") -> FeatureMap:
+def feature_map(number: int, images: ValidationImages) -> FeatureMap:
     """Return the map of a run's validation images. The same run gives the same map.
 
     Args:
@@ -246,12 +221,8 @@ def feature_map(number: int, images: "ValidationImages") -> FeatureMap:
     labels, guesses = outcome.labels[rows], outcome.predictions[rows]
     names = [images.source.name(int(row)) for row in rows]
     data = traces(points, labels, guesses, names, outcome.class_names)
-    blank = {"showticklabels": False, "ticks": "", "zeroline": False, "showgrid": False}
-    layout = {
-        "xaxis": blank,
-        "yaxis": {**blank, "scaleanchor": "x"},
-        "showlegend": len(outcome.class_names) <= _MOST_NAMED,
-    }
+    layout: dict[str, Any] = {"xaxis": _NO_AXIS, "yaxis": {**_NO_AXIS, "scaleanchor": "x"}}
+    layout["showlegend"] = len(outcome.class_names) <= _MOST_NAMED
     note = f"{method} of the features of {counted(len(rows), 'validation image')}"
     note += f", a random sample of {len(outcome.known):,}" if len(rows) < len(outcome.known) else ""
     note += ". A cross is a wrong prediction. Distances between groups have no meaning."
@@ -298,26 +269,15 @@ def traces(
         points: float[N, 2].
         labels, guesses: int[N], the classes and the predicted classes.
     """
-    data = []
+    data, classes = [], [plain(name) for name in class_names]
     for label in np.unique(labels).tolist():
         members = np.flatnonzero(labels == label)
-        hover = [
-            f"{plain(names[row])}<br>{plain(class_names[label])}, taken for {plain(class_names[int(guesses[row])])}"
-            for row in members
-        ]
+        hover = [f"{plain(names[row])}<br>{classes[label]}, taken for {classes[guesses[row]]}" for row in members]
         symbols = ["circle" if guesses[row] == label else "x" for row in members]
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "name": plain(class_names[label]),
-                "x": numbers(points[members, 0]),
-                "y": numbers(points[members, 1]),
-                "marker": {"color": _colour(label, len(class_names)), "size": 6, "opacity": 0.8, "symbol": symbols},
-                "hovertext": hover,
-                "hoverinfo": "text",
-            }
-        )
+        marker = {"color": _colour(label, len(classes)), "size": 6, "opacity": 0.8, "symbol": symbols}
+        trace = {"type": "scatter", "mode": "markers", "name": classes[label], "marker": marker}
+        x, y = (numbers(points[members, axis]) for axis in (0, 1))
+        data.append(trace | {"x": x, "y": y, "hovertext": hover, "hoverinfo": "text"})
     return data
 
 

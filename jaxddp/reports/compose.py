@@ -14,21 +14,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.wording import counted, first_line, not_installed, size
+from jaxddp.reports import tables
 from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, is_wide, run_positions, seed_curves
 from jaxddp.reports.run_files import RunFiles, read_runs
-from jaxddp.reports.tables import (
-    Cell,
-    SeedGroup,
-    TextTable,
-    changes,
-    columns_of,
-    differences,
-    group_names,
-    run_table,
-    seed_groups,
-    seed_table,
-    speed_table,
-)
+from jaxddp.reports.tables import Cell, SeedGroup, TextTable
 
 if TYPE_CHECKING:
     from jaxddp.reports.classes import RunClasses
@@ -118,13 +107,6 @@ class Page:
     accuracies: Sequence[TextTable] = ()
     class_faults: Sequence[str] = ()
 
-    @property
-    def charts(self) -> list[Chart]:
-        """All charts that the page's script draws."""
-        matrices = [run.matrix for run in self.classes if run.matrix is not None]
-        maps = [run.features.chart for run in self.classes if run.features is not None]
-        return [*self.curves, *self.seed_charts, *matrices, *maps]
-
 
 def check_libraries() -> None:
     """Raise `InputError` if a library of a report is not installed."""
@@ -148,9 +130,9 @@ def render(page: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    fields_of_chart = ("id", "data", "layout", "curve", "logarithmic")
-    charts = [{name: getattr(chart, name) for name in fields_of_chart} for chart in page.charts]
-    figures = {"charts": charts, "positions": page.positions}
+    maps = [run.features.chart for run in page.classes if run.features is not None]
+    charts = [*page.curves, *page.seed_charts, *(run.matrix for run in page.classes if run.matrix is not None), *maps]
+    figures = {"charts": [chart._asdict() for chart in charts], "positions": page.positions}
     return environment.get_template("page.html").render(page=page, figures=figures, plotly=get_plotlyjs())
 
 
@@ -162,15 +144,15 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
     seed_charts, positions = seed_curves(runs, several)
     return Page(
         title=runs[0].name if len(runs) == 1 else counted(len(runs), "run"),
-        runs=run_table(runs, colours),
+        runs=tables.run_table(runs, colours),
         legend=[LegendEntry(run.name, colour) for run, colour in zip(runs, colours, strict=True)],
         faults=[f"{run.name}: {fault}" for run in runs for fault in run.faults],
         settings=_settings(runs),
-        speed=speed_table(runs, colours),
+        speed=tables.speed_table(runs, colours),
         curves=curves(runs, colours),
         is_wide=is_wide(runs),
         seed_charts=seed_charts,
-        seed_table=seed_table(runs, several),
+        seed_table=tables.seed_table(runs, several),
         positions=run_positions(runs) | positions,
     )
 
@@ -215,8 +197,8 @@ def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
 
     The runs of a group share a colour. If there is only one group, or every group has one run, each run has its own.
     """
-    members = seed_groups(runs)
-    names = group_names(runs, members)
+    members = tables.seed_groups(runs)
+    names = tables.group_names(runs, members)
     by_group = 1 < len(members) < len(runs)
     colours = [COLOURS[number % len(COLOURS)] for number in range(len(runs))]
     for number, group in enumerate(members if by_group else []):
@@ -226,9 +208,7 @@ def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
 
 
 def _settings(runs: Sequence[RunFiles]) -> TextTable:
-    if len(runs) == 1:
-        rows, titles = changes(runs[0]), ("default", "this run")
-    else:
-        rows, titles = differences(runs), tuple(run.name for run in runs)
-    columns = columns_of("setting", *titles, texts=1 + len(titles))
-    return TextTable(columns, [(Cell(row.key), *map(Cell, row.values)) for row in rows])
+    titles = tuple(run.name for run in runs) if len(runs) > 1 else ("default", "this run")
+    settings = tables.differences(runs) if len(runs) > 1 else tables.changes(runs[0])
+    rows = [tuple(map(Cell, (key, *values))) for key, values in settings.items()]
+    return TextTable(("setting", *titles), rows, texts=1 + len(titles))

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,6 @@ import jaxddp.core.files as files
 from jaxddp.config.goal import VAL_EMA, Goal, by_split
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
-from jaxddp.core.wording import show
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE, ValidationFile
@@ -81,26 +81,27 @@ class RunFiles:
         return max([final if isinstance(final, int) else 0, *logged])
 
     @cached_property
+    def _planned(self) -> Duration | None:
+        with suppress(InputError, KeyError, TypeError):
+            return Duration.parse(self.config["train"]["duration"])
+        return None
+
+    @property
     def planned_epochs(self) -> float:
         """The planned number of epochs; infinite if the length is unknown or in another unit."""
-        try:
-            duration = Duration.parse(self.config["train"]["duration"])
-            return float(duration.amount) if duration.unit == "epochs" else math.inf
-        except (InputError, KeyError, TypeError, AttributeError):
-            return math.inf
+        return float(self._planned.amount) if self._planned and self._planned.unit == "epochs" else math.inf
 
     @cached_property
     def total_steps(self) -> int | None:
         """The planned number of steps; None if it is unknown."""
-        try:
-            duration = Duration.parse(self.config["train"]["duration"])
-            # The number of examples follows from the steps and epochs of the last logged row.
-            steps, epochs = self.series.train["step"][-1], self.series.train["epoch"][-1]
-            batch_size = self.config["train"]["batch_size"]
-            num_examples = round(steps * batch_size / epochs)
-            return duration.steps(num_examples=num_examples, batch_size=batch_size)
-        except (InputError, KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError):
+        train, size = self.series.train, self.batch_size
+        if self._planned is None or size is None:
             return None
+        # The number of examples follows from the steps and epochs of the last logged row.
+        with suppress(KeyError, ValueError, ArithmeticError):
+            num_examples = round(int(train["step"][-1]) * size / float(train["epoch"][-1]))
+            return self._planned.steps(num_examples=num_examples, batch_size=size)
+        return None
 
     @cached_property
     def seconds(self) -> np.ndarray | None:
@@ -126,15 +127,13 @@ class RunFiles:
     @property
     def duration(self) -> float | None:
         """Seconds of training and validation; None if they are unknown."""
-        if self.seconds is None or not len(self.seconds):
-            return None
-        return float(self.seconds[-1] + (self.validation_seconds or 0.0))
+        known = self.seconds is not None and len(self.seconds)
+        return float(self.seconds[-1] + (self.validation_seconds or 0.0)) if known else None
 
     @property
     def validation_seconds(self) -> float | None:
         """Seconds of all validations; None if they are unknown."""
-        validations = (self.series.val, self.series.val_ema)
-        seconds = [columns["seconds"] for columns in validations if "seconds" in columns]
+        seconds = [part["seconds"] for part in (self.series.val, self.series.val_ema) if "seconds" in part]
         return float(np.nansum(np.concatenate(seconds))) if seconds else None
 
     @cached_property
@@ -195,11 +194,9 @@ def read_runs(directories: Sequence[Path]) -> list[RunFiles]:
 
 def _names(places: Sequence[Path]) -> list[str]:
     """Return the paths without the first folders that all paths have in common."""
-    parts = [place.parts for place in places]
-    shortest = min(map(len, parts)) - 1
-    common = next((i for i in range(shortest) if len({path[i] for path in parts}) > 1), shortest)
+    common = Path(os.path.commonpath([place.parent for place in places]))
     # The page must be valid UTF-8, but a path may contain other bytes.
-    return [os.fsencode("/".join(path[common:])).decode(errors="replace") for path in parts]
+    return [os.fsencode(place.relative_to(common)).decode(errors="replace") for place in places]
 
 
 def _read(directory: Path, name: str) -> RunFiles:
@@ -210,65 +207,47 @@ def _read(directory: Path, name: str) -> RunFiles:
     except InputError:
         validations = None
     columns, rows_fault = _series(directory, validations)
-    faults = []
-    if config_fault is not None:
-        faults.append(f"{config_fault}; its settings and its time are left out")
-    if (rows_fault := rows_fault or _other_losses(validations, columns.val)) is not None:
-        faults.append(rows_fault)
-    if result_fault is not None and (directory / RESULT).exists():
+    faults = [f"{config_fault}; its settings and its time are left out"] if config_fault else []
+    faults += [rows_fault] if rows_fault else []
+    if result_fault and (directory / RESULT).exists():
         faults.append(f"{result_fault}; its status is left out")
-    saved = result.get("status")
-    status = {True: "running", False: "ended", None: "unknown"}[is_locked(directory)]
+    status, saved = {True: "running", False: "ended", None: "unknown"}[is_locked(directory)], result.get("status")
     if status != "running" and isinstance(saved, str):
         status = saved
-    return RunFiles(
-        directory, name, config, columns, result, status, tuple(faults), validations.goal if validations else Goal()
-    )
+    goal = validations.goal if validations else Goal()
+    return RunFiles(directory, name, config, columns, result, status, tuple(faults), goal)
 
 
-def _object(path: Path) -> tuple[dict[str, Any], str | None]:
-    """Return the JSON object in a file and None. If the file cannot be read, return an empty dict and the fault."""
+def _object(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the JSON object in a file, and ""; an empty dict and the fault if the file cannot be read."""
     try:
-        content = files.parse_json(files.read(path))
+        return files.parse_json(files.read(path), dict), ""
     except FileNotFoundError:
-        return {}, f"{path.name} is missing"
+        fault = "is missing"
     except OSError as error:
-        return {}, f"{path.name} cannot be read ({error.strerror})"
+        fault = f"cannot be read ({error.strerror})"
     except ValueError as error:
-        return {}, f"{path.name} is damaged ({error})"
-    return (
-        (content, None) if isinstance(content, dict) else ({}, f"{path.name} is damaged (it contains {show(content)})")
-    )
+        fault = f"is damaged ({error})"
+    return {}, f"{path.name} {fault}"
 
 
-def _other_losses(validations: ValidationFile | None, val: Columns) -> str | None:
-    """Return a fault if metrics.jsonl and the validation file have different losses for a step; else None."""
-    losses = dict(zip(val["step"].tolist(), val["loss"].tolist(), strict=True)) if "loss" in val else {}
-    if validations is None:
-        return None
-    for step in validations.steps:
-        loss = validations.of(step).get("loss")
-        if loss is not None and losses.get(step, loss) != loss:
-            both = f"{METRICS} and {VALIDATION_FILE}"
-            return f"{both} have different losses for step {step}; one of them belongs to another run"
-    return None
-
-
-def _series(directory: Path, validations: ValidationFile | None) -> tuple[Series, str | None]:
-    """Return the rows of metrics.jsonl and None. If it is unreadable, return the validation file's rows and a fault."""
+def _series(directory: Path, validations: ValidationFile | None) -> tuple[Series, str]:
+    """Return the rows of metrics.jsonl, and a fault or "". Unreadable rows are replaced by those of the validations."""
     path = directory / METRICS
+    saved = {} if validations is None else {step: validations.of(step) for step in validations.steps}
     try:
         columns = series(row for _, row in parse(path))
-        if columns.train and (np.diff(columns.train["step"]) < 0).any():
-            return columns, f"{METRICS} goes back to earlier steps; more than one run wrote into it"
-        return columns, None
     except InputError as error:
         fault = str(error).removeprefix(f"{directory}/") if path.exists() else f"{METRICS} is missing"
-    if validations is None:
-        return series([]), f"{fault}; its curves are left out"
-    rows = [
-        {"step": step, "split": split, **metrics}
-        for step in validations.steps
-        for split, metrics in by_split(validations.of(step)).items()
-    ]
-    return series(rows), f"{fault}; its curves are left out, except for the validations of checkpoints"
+        by_splits = ((step, by_split(metrics).items()) for step, metrics in saved.items())
+        rows = [{"step": step, "split": split, **metrics} for step, splits in by_splits for split, metrics in splits]
+        but = "" if validations is None else ", except for the validations of checkpoints"
+        return series(rows), f"{fault}; its curves are left out{but}"
+    if columns.train and (np.diff(columns.train["step"]) < 0).any():
+        return columns, f"{METRICS} goes back to earlier steps; more than one run wrote into it"
+    losses = dict(zip(*(columns.val[name].tolist() for name in ("step", "loss") if "loss" in columns.val), strict=True))
+    for step, metrics in saved.items():
+        if (loss := metrics.get("loss")) is not None and losses.get(step, loss) != loss:
+            both = f"{METRICS} and {VALIDATION_FILE}"
+            return columns, f"{both} have different losses for step {step}; one of them belongs to another run"
+    return columns, ""

@@ -20,6 +20,10 @@ from jaxddp.reports.run_files import RunFiles, is_run
 NOTHING = "-"
 _SHARES = ("data_wait_fraction", "flops_utilization")
 """Logged values of a step that are shares from 0 to 1."""
+_FORMATS: dict[str, Callable[[float], str]] = {
+    **dict.fromkeys(_SHARES, "{:.1%}".format),
+    **{"peak_memory": wording.size, "images_per_second": wording.speed},
+}
 _DEEPEST = 5
 _MEDIANS = ("images_per_second", "data_wait_fraction", "flops_utilization")
 UNKNOWN = "unknown"
@@ -53,32 +57,13 @@ class Cell(NamedTuple):
     share: float | None = None
 
 
-class Column(NamedTuple):
-    """A column. A column of numbers is right-aligned."""
-
-    title: str
-    number: bool = True
-
-
-def columns_of(*titles: str, texts: int = 1) -> tuple[Column, ...]:
-    """Return columns with these titles: the first `texts` ones of text, and the others of numbers."""
-    return tuple(Column(title, number=place >= texts) for place, title in enumerate(titles))
-
-
 class TextTable(NamedTuple):
-    """A table. A `tall` table scrolls within its own box."""
+    """A table. The columns after the first `texts` hold numbers. A `tall` table scrolls within its own box."""
 
-    columns: tuple[Column, ...]
+    titles: tuple[str, ...]
     rows: list[tuple[Cell, ...]]
+    texts: int = 1
     tall: bool = False
-
-
-def without_empty_columns(table: TextTable) -> TextTable:
-    """Return the table without its empty columns."""
-    filled = [any(row[index].text != NOTHING for row in table.rows) for index in range(len(table.columns))]
-    columns = tuple(itertools.compress(table.columns, filled))
-    rows = [tuple(itertools.compress(row, filled)) for row in table.rows]
-    return table._replace(columns=columns, rows=rows)
 
 
 def is_share(metric: str) -> bool:
@@ -92,12 +77,8 @@ def number(metric: str, value: float | None) -> str:
         return NOTHING
     if wording.is_share(metric):
         return wording.figure(metric, value)
-    if metric in _SHARES:
-        return f"{value:.1%}"
-    if metric == "peak_memory":
-        return wording.size(value)
-    if metric == "images_per_second":
-        return wording.speed(value)
+    if metric in _FORMATS:
+        return _FORMATS[metric](value)
     return f"{value:,.0f}" if abs(value) >= 1000 or value == round(value) else wording.decimal(value)
 
 
@@ -128,39 +109,38 @@ def run_table(runs: Sequence[RunFiles], colours: Sequence[str] | None = None) ->
     rows = []
     for run, colour in zip(runs, colours or [""] * len(runs), strict=True):
         step = f"{run.step:,}" if run.total_steps is None else f"{run.step:,} of {run.total_steps:,}"
-        best = NOTHING if run.best is None else f"{run.best.metric} {number(run.best.metric, run.best.value)}"
-        at = NOTHING if run.best is None else f"{run.best.step:,}"
-        cells = (run.status, step, best, at, _last(run), _epoch(run), duration(run.duration))
+        best = at = last = NOTHING
+        if run.best is not None:
+            metric, value, of_best, _ = run.best
+            best, at = f"{metric} {number(metric, value)}", f"{of_best:,}"
+            last = f"{metric} {number(metric, float(run.validations[metric][-1]))}"
+        epochs = [float(columns["epoch"][-1]) for columns in run.series if "epoch" in columns]
+        finite = [epoch for epoch in epochs if math.isfinite(epoch)]
+        # The last step may begin another epoch: a run of 6 epochs can end at 6.01.
+        epoch = f"{min(max(finite), run.planned_epochs):.4g}" if finite else NOTHING
+        cells = (run.status, step, best, at, last, epoch, duration(run.duration))
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
-    return TextTable(columns_of(*titles, texts=2), rows)
+    return TextTable(titles, rows, texts=2)
 
 
 def speed_table(runs: Sequence[RunFiles], colours: Sequence[str]) -> TextTable:
-    """Return a table of runs: speed, waiting and utilization (medians of the logged steps), peak memory and time."""
+    """Return a table of runs: speed, waiting and utilization (medians of the logged steps), peak memory and time.
+
+    Columns without values are left out.
+    """
     titles = ("run", "images/s", "waiting for data", "FLOP utilization", "peak memory", "devices", "processes")
     rows = []
     for run, colour in zip(runs, colours, strict=True):
-        medians = [_over_steps(run, name, np.nanmedian) for name in _MEDIANS]
-        counts = [_count(run.result.get(name)) for name in ("devices", "processes")]
+        cells = [_over_steps(run, name, np.nanmedian) for name in _MEDIANS]
+        cells.append(_over_steps(run, "peak_memory", np.nanmax))
+        counts = (run.result.get(name) for name in ("devices", "processes"))
+        cells += [str(count) if isinstance(count, int) else NOTHING for count in counts]
         training = None if run.seconds is None or not len(run.seconds) else float(run.seconds[-1])
-        times = duration(training), duration(run.validation_seconds)
-        cells = (*medians, _over_steps(run, "peak_memory", np.nanmax), *counts, *times)
+        cells += [duration(training), duration(run.validation_seconds)]
         rows.append((Cell(run.name, colour), *map(Cell, cells)))
-    return without_empty_columns(TextTable(columns_of(*titles, "training", "validation"), rows))
-
-
-def _epoch(run: RunFiles) -> str:
-    last = [float(columns["epoch"][-1]) for columns in run.series if "epoch" in columns]
-    finite = [epoch for epoch in last if np.isfinite(epoch)]
-    # The last step may begin another epoch: a run of 6 epochs can end at 6.01.
-    return f"{min(max(finite), run.planned_epochs):.4g}" if finite else NOTHING
-
-
-def _last(run: RunFiles) -> str:
-    if run.best is None:
-        return NOTHING
-    metric = run.best.metric
-    return f"{metric} {number(metric, float(run.validations[metric][-1]))}"
+    filled = [any(cell.text != NOTHING for cell in column) for column in zip(*rows, strict=True)]
+    shown = [tuple(itertools.compress(row, filled)) for row in rows]
+    return TextTable(tuple(itertools.compress((*titles, "training", "validation"), filled)), shown)
 
 
 def _over_steps(run: RunFiles, metric: str, reduce: Callable[[np.ndarray], Any]) -> str:
@@ -168,31 +148,24 @@ def _over_steps(run: RunFiles, metric: str, reduce: Callable[[np.ndarray], Any])
     return number(metric, None if values is None or not np.isfinite(values).any() else float(reduce(values)))
 
 
-def _count(value: object) -> str:
-    return str(value) if isinstance(value, int) else NOTHING
+Settings = dict[str, tuple[str, ...]]
+"""The texts of the values of settings, by key."""
 
 
-class Difference(NamedTuple):
-    """The key of a setting, and the text of its value in each run."""
-
-    key: str
-    values: tuple[str, ...]
-
-
-def differences(runs: Sequence[RunFiles]) -> list[Difference]:
-    """Return the settings that differ between runs, in the order of a config."""
+def differences(runs: Sequence[RunFiles]) -> Settings:
+    """Return the value in each run of the settings that differ between runs, in the order of a config."""
     configs, defaults = [flatten(dict(run.config)) for run in runs], flatten(Config().to_dict())
     keys = dict.fromkeys([*defaults, *(key for config in configs for key in config if key != RUN_ID)])
-    rows = [Difference(key, tuple(_text(key, config, defaults) for config in configs)) for key in keys]
-    return [row for row in rows if len({*row.values} - {UNKNOWN}) > 1]
+    settings = {key: tuple(_text(key, config, defaults) for config in configs) for key in keys}
+    return {key: values for key, values in settings.items() if len({*values} - {UNKNOWN}) > 1}
 
 
-def changes(run: RunFiles) -> list[Difference]:
-    """Return the settings of a run that differ from the default, each with the default value and the run's value."""
+def changes(run: RunFiles) -> Settings:
+    """Return the default value and the run's value of the settings of a run that are not the default."""
     config, defaults = flatten(dict(run.config)), flatten(Config().to_dict())
     settings = {key: value for key, value in config.items() if key == _HOOKS or not key.startswith(_NO_SETTINGS)}
-    rows = [Difference(key, (_text(key, defaults, {}), _text(key, settings, defaults))) for key in settings]
-    return [row for row in rows if len(set(row.values)) > 1]
+    both = {key: (_text(key, defaults, {}), _text(key, settings, defaults)) for key in settings}
+    return {key: values for key, values in both.items() if len({*values}) > 1}
 
 
 def seed_groups(runs: Sequence[RunFiles]) -> list[tuple[int, ...]]:
@@ -218,11 +191,14 @@ def group_names(runs: Sequence[RunFiles], groups: Sequence[tuple[int, ...]]) -> 
     """Return a name for each group: the settings in which it differs from the other groups."""
     if len(groups) == 1:
         return ["all runs"]
-    between_groups = differences([runs[members[0]] for members in groups])
-    naming = [row for row in between_groups if row.key in _RECIPE or not row.key.startswith((*_FREE, *_NO_SETTINGS))]
+    naming = [
+        (key.rpartition(".")[2], values)
+        for key, values in differences([runs[members[0]] for members in groups]).items()
+        if key in _RECIPE or not key.startswith((*_FREE, *_NO_SETTINGS))
+    ]
     more = ", …" if len(naming) > _LONGEST_NAME else ""
     names = [
-        ", ".join(f"{row.key.rpartition('.')[2]} {row.values[number]}" for row in naming[:_LONGEST_NAME]) + more
+        ", ".join(f"{key} {values[number]}" for key, values in naming[:_LONGEST_NAME]) + more
         for number in range(len(groups))
     ]
     return [name or runs[members[0]].name for name, members in zip(names, groups, strict=True)]
@@ -302,28 +278,16 @@ def mean_curve(runs: Sequence[RunFiles], metric: str) -> MeanCurve | None:
     return MeanCurve(positions, values.mean(0), values.min(0), values.max(0))
 
 
-def spread_of(runs: Sequence[RunFiles], metric: str, moment: str) -> Spread | None:
-    """Return the spread of a metric at each run's "best" or "last" validation; None if no run has the metric."""
-    values = [value for run in runs if (value := _value(run, metric, moment)) is not None]
-    return Spread.of(values) if values else None
-
-
 def seed_table(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> TextTable:
-    """Return a table of the spread of each metric in each group of runs."""
+    """Return a table of the spread of each metric in each group, at each run's best and at its last validation."""
     titles = ("runs", "metric", "validation", "n", "mean", "standard deviation", "minimum", "maximum")
     rows = []
     metrics = dict.fromkeys(name for run in runs for name in run.metrics)
     for metric, moment, group in itertools.product(metrics, ("best", "last"), groups):
-        spread = spread_of([runs[member] for member in group.members], metric, moment)
-        if spread is not None:
+        measured = [(runs[n].validations[metric], runs[n].best) for n in group.members if metric in runs[n].metrics]
+        values = [float(column[best.row if moment == "best" else -1]) for column, best in measured if best]
+        if finite := [value for value in values if math.isfinite(value)]:
+            spread = Spread.of(finite)
             numbers = (number(metric, value) for value in spread[1:])
             rows.append((Cell(group.name, group.colour), *map(Cell, (metric, moment, str(spread.n), *numbers))))
-    return TextTable(columns_of(*titles, texts=3), rows)
-
-
-def _value(run: RunFiles, metric: str, moment: str) -> float | None:
-    values = run.validations.get(metric)
-    if values is None or not len(values) or run.best is None:
-        return None
-    value = float(values[run.best.row if moment == "best" else -1])
-    return value if np.isfinite(value) else None
+    return TextTable(titles, rows, texts=3)
