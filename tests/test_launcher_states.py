@@ -1,59 +1,66 @@
-"""The states of the launchers of a job, as pure functions of events. Machines, networks and clocks are simulated.
+"""The states of the launchers of a job. Machines, networks and clocks are simulated.
 
 The machines of `World` fail, vanish, lose their connections and return in any order. A generation starts only after
 the previous generation has ended, and all launchers end with one exit code.
 """
 
+import re
 import signal
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxddp.cluster.meeting.events import (
-    Arrived,
-    Assignment,
-    Disconnected,
-    Effect,
-    Event,
-    JobEnded,
-    JoinGeneration,
-    LocalEnded,
-    LocalFailed,
-    MachineEnded,
-    MachineFailed,
-    Notice,
-    RaiseError,
-    Reach,
-    Received,
-    SaveProcesses,
-    Say,
-    Send,
-    Signalled,
-    StartGeneration,
-    Stop,
-    StopProcesses,
-    TimePassed,
-    Unreached,
-)
-from jaxddp.cluster.meeting.states import Agent, Coordinator
+from jaxddp.cluster.meeting.network import Arrived, Disconnected, Event, LauncherClient, LauncherServer, Unreached
+from jaxddp.cluster.meeting.states import Agent, Assignment, Coordinator, JobEnded, Notice, Stop
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.worker_group import End
+from jaxddp.cluster.worker_group import End, Failure, WorkerGroup
 from jaxddp.core.errors import Unreachable
 
 PROCESSES = 2
 DONE, SAVED, KILLED = End(0, "done"), End(75, "asked to stop"), End(143, "process 1: killed by SIGTERM")
+MISTAKE, QUIT = End(2, "a mistake"), End(1, "x", user_exit=True)
 
 
-def options(nodes: str, restarts: int, nr: int = 0) -> Launch:
-    return Launch(
-        *(PROCESSES, None, nodes, nr, "host0:1", restarts),
-        wait=30.0,
-        settle=5.0,
-        join_after=10.0,
-    )
+class Simulated(LauncherServer, LauncherClient):
+    """The network and the processes of one launcher. `did` is called with everything that the launcher does."""
+
+    def __init__(self, did: Callable[..., Any]):
+        self.did = did
+
+    def send(self, machine, message):
+        self.did(machine, message)
+
+    def reach(self, seconds):
+        self.did("reach", seconds)
+
+
+class Processes(WorkerGroup):
+    def __init__(self, did: Callable[..., Any]):
+        super().__init__(0, 0)
+        self.did = did
+
+    def save(self):
+        self.did("save")
+
+    def stop_with_others(self, *, saved):
+        self.did("stop", saved)
+
+
+def member(nodes: str, restarts: int, nr: int, did: Callable[..., Any], clock: Callable[[], float], sizes=()) -> Any:
+    """Return the launcher of a machine."""
+    options = Launch(PROCESSES, None, nodes, nr, "host0:1", restarts, wait=30.0, settle=5.0, join_after=10.0)
+    network = Simulated(did)
+    if nr and options.launchers_meet:
+        return Agent(options, SimpleQueue(), network, clock)
+    allowed = sizes or range(options.machines.least, options.machines.most + 1)
+    rest = PROCESSES, allowed, "name", lambda: (None, "host0:2"), clock
+    return Coordinator(options, SimpleQueue(), network, *rest)
 
 
 class World:
@@ -61,107 +68,80 @@ class World:
 
     def __init__(self, nodes: str, restarts: int):
         self.nodes, self.restarts, self.now = nodes, restarts, 0.0
-        launch = options(nodes, restarts)
-        self.sizes = range(launch.machines.least, launch.machines.most + 1)
-        self.most = launch.machines.most
-        self.coordinator = Coordinator.initial(launch, PROCESSES, self.sizes, "name", self.now)
-        self.agents = {machine: self.agent(machine) for machine in range(1, self.most)}
-        self.reaching, self.connected = set[int](), set[int]()
+        self.launchers, self.reaching, self.connected = dict[int, Any](), set[int](), set[int]()
+        self.coordinator = self.add(0)
+        self.most = self.coordinator.options.machines.most
+        for machine in range(1, self.most):
+            self.add(machine)
         self.queues = {machine: deque[Event]() for machine in range(self.most)}
-        # The generation that runs on each machine, and its end if the launcher has stopped it.
-        self.running, self.stopped = dict[int, int](), dict[int, End]()
-        self.run_ids, self.failures, self.error = list[str](), 0, False
+        # The ends of the processes that a launcher has stopped.
+        self.stopped = dict[int, End]()
+        self.run_ids = list[str]()
         for machine in range(self.most):
-            self.handle(machine, TimePassed())
+            self.handle(machine, None)
 
-    def agent(self, machine: int) -> Agent:
-        return Agent(options(self.nodes, self.restarts, machine))
+    def add(self, machine: int) -> Any:
+        def did(what: object, *details: object) -> None:
+            self.did(machine, what, *details)
 
-    def handle(self, machine: int, event: Event) -> None:
-        before = self.state(machine)
-        if before is None or before.is_over:
+        self.launchers[machine] = member(self.nodes, self.restarts, machine, did, lambda: self.now)
+        return self.launchers[machine]
+
+    def did(self, machine: int, what: Any, *details: Any) -> None:
+        if what == "reach":
+            self.reaching.add(machine)
+        elif what in ("stop", "save"):
+            self.stopped.setdefault(machine, KILLED if details == (False,) else SAVED)
+        elif (machine or what) in self.connected:
+            if isinstance(details[0], Assignment):
+                self.check_assignment(what, details[0])
+            self.queues[what].append(Event(machine, details[0]))
+
+    def handle(self, machine: int, event: Event | signal.Signals | None) -> None:
+        launcher = self.launchers[machine]
+        if launcher.is_over:
             return
-        state, effects = before.after(event, self.now)
-        assert repr((state, effects)) == repr(before.after(event, self.now))
-        if machine:
-            self.agents[machine] = state
-        else:
-            self.coordinator = state
-        for effect in effects:
-            self.perform(machine, effect)
+        try:
+            launcher.handle(event)
+        except Unreachable:
+            assert launcher.is_over
+        if launcher.local_start:
+            assignment, launcher.local_start = launcher.local_start.assignment, None
+            if not machine:
+                # The previous generation has ended on every machine that is still connected.
+                assert not self.running() & (self.connected | {0})
+                assert len(launcher.generation.members) in launcher.sizes and launcher.budget.used <= self.restarts
+                assert assignment.run_id not in self.run_ids
+                self.run_ids.append(assignment.run_id)
+                self.check_assignment(0, assignment)
+            assert launcher.group is None
+            self.stopped.pop(machine, None)
+            launcher.group = Processes(lambda *what: self.did(machine, *what))
+            launcher.group.generation = assignment.generation
         # A launcher that waits without running processes is woken by a message or by its clock.
-        is_idle = machine not in self.running and not state.is_over
-        if is_idle and (machine == 0 and not self.awaited()):
-            assert state.wake is not None
-        if is_idle and machine and not state.is_connected:
-            assert state.wake is not None
-        if state.is_over:
+        if not launcher.group and not launcher.is_over:
+            is_awaited = launcher.is_connected if machine else launcher.generation.pending
+            assert is_awaited or launcher.wake is not None
+        if launcher.is_over:
             self.close(machine)
 
-    def state(self, machine: int) -> Coordinator | Agent | None:
-        return self.agents.get(machine) if machine else self.coordinator
+    def running(self) -> set[int]:
+        return {machine for machine, launcher in self.launchers.items() if launcher.group}
 
-    def awaited(self) -> set[int]:
-        """Return the machines whose end the coordinator has not received."""
-        return set(self.coordinator.generation.members) - self.coordinator.generation.ends.keys()
-
-    def perform(self, machine: int, effect: Effect) -> None:
-        match effect:
-            case Send(other, message):
-                self.deliver_later(machine, other, Received(machine, message))
-            case Reach():
-                self.reaching.add(machine)
-            case StartGeneration(assignments):
-                self.check_start(assignments)
-                for other, assignment in assignments.items():
-                    self.deliver_later(0, other, Received(0, assignment))
-                self.begin(0, assignments[0].generation)
-            case JoinGeneration(assignment):
-                self.begin(machine, assignment.generation)
-            case StopProcesses(saved):
-                self.stop(machine, saved)
-            case SaveProcesses():
-                self.stop(machine, True)
-            case RaiseError():
-                self.error = True
-            case Say():
-                pass
-
-    def check_start(self, assignments: dict[int, Assignment]) -> None:
-        # The previous generation has ended on every machine that is still connected.
-        assert not (self.running.keys() & (self.connected | {0}))
-        assert len(assignments) in self.sizes and next(iter(assignments)) == 0
-        assert assignments.keys() <= self.coordinator.present.keys()
-        ranks = [assignment.first_rank for assignment in assignments.values()]
-        assert ranks == list(range(0, len(ranks) * PROCESSES, PROCESSES))
-        assert {assignment.processes for assignment in assignments.values()} == {len(ranks) * PROCESSES}
-        (run_id,) = {assignment.run_id for assignment in assignments.values()}
-        assert run_id not in self.run_ids
-        self.run_ids.append(run_id)
-        assert self.coordinator.budget.used <= self.restarts
-
-    def deliver_later(self, sender: int, receiver: int, event: Event) -> None:
-        if receiver != sender and (sender or receiver) in self.connected:
-            self.queues[receiver].append(event)
-
-    def begin(self, machine: int, generation: int) -> None:
-        assert machine not in self.running
-        self.running[machine] = generation
-        self.stopped.pop(machine, None)
-
-    def stop(self, machine: int, saved: bool) -> None:
-        if machine in self.running:
-            self.stopped.setdefault(machine, SAVED if saved else KILLED)
+    def check_assignment(self, machine: int, assignment: Assignment) -> None:
+        members = self.coordinator.generation.members
+        assert members[0] == 0 and set(members) <= self.coordinator.present.keys()
+        assert assignment.first_rank == members.index(machine) * PROCESSES
+        assert assignment.processes == len(members) * PROCESSES and assignment.run_id == f"name.{assignment.generation}"
 
     def close(self, machine: int) -> None:
         """End a launcher after its last messages."""
-        last = self.state(machine).last_messages(None)
         for other in list(self.connected) if machine == 0 else [machine] * (machine in self.connected):
             receiver = 0 if machine else other
-            self.queues[receiver] += [Received(machine, message) for message in last]
-            self.queues[receiver].append(Disconnected(machine, "left"))
+            for content in (*self.launchers[machine].last_messages(None), Disconnected("left")):
+                self.queues[receiver].append(Event(machine, content))
             self.connected.discard(other)
-        self.running.pop(machine, None)
+        self.launchers[machine].group = None
         self.reaching.discard(machine)
 
     # --- The possible events ---
@@ -172,53 +152,53 @@ class World:
 
     def end(self, machine: int, end: End) -> None:
         """End the processes of a machine."""
-        if machine in self.running:
+        if group := self.launchers[machine].group:
+            end = replace(end, generation=group.generation)
             if end.code not in (0, 75) and not end.stop_requested:
-                self.handle(machine, LocalFailed(end))
-            self.running.pop(machine, None)
-            self.handle(machine, LocalEnded(end))
+                self.handle(machine, Event(machine, Failure(**vars(end))))
+            self.launchers[machine].group = None
+            self.handle(machine, Event(machine, end))
 
     def connect(self, machine: int, _: End) -> None:
         if machine in self.reaching:
             self.reaching.discard(machine)
             if self.coordinator.is_over:
-                self.queues[machine].append(Unreached(Unreachable("nobody is there")))
+                self.queues[machine].append(Event(0, Unreached(Unreachable("nobody is there"))))
             else:
                 self.connected.add(machine)
-                self.queues[machine].append(Arrived(0, "host0"))
-                self.queues[0].append(Arrived(machine, f"host{machine}"))
+                self.queues[machine].append(Event(0, Arrived("host0")))
+                self.queues[0].append(Event(machine, Arrived(f"host{machine}")))
 
     def cut(self, machine: int, _: End) -> None:
         """Break a connection."""
         if machine in self.connected:
             self.connected.discard(machine)
-            self.queues[machine].append(Disconnected(0, "was lost"))
-            self.queues[0].append(Disconnected(machine, "was lost"))
+            self.queues[machine].append(Event(0, Disconnected("was lost")))
+            self.queues[0].append(Event(machine, Disconnected("was lost")))
 
     def vanish(self, machine: int, _: End) -> None:
         """Remove a machine other than 0, and add it again as a new one."""
         if machine:
             if machine in self.connected:
                 self.connected.discard(machine)
-                self.queues[0].append(Disconnected(machine, "was lost"))
+                self.queues[0].append(Event(machine, Disconnected("was lost")))
             self.reaching.discard(machine)
-            self.running.pop(machine, None)
             self.queues[machine].clear()
-            self.agents[machine] = self.agent(machine)
-            self.handle(machine, TimePassed())
+            self.add(machine)
+            self.handle(machine, None)
 
     def signal(self, machine: int, _: End) -> None:
-        if machine in self.running:
-            self.end(machine, End(75, "asked to stop", stop_requested=True))
+        if machine in self.running():
+            self.end(machine, replace(SAVED, stop_requested=True))
         else:
-            self.handle(machine, Signalled(signal.SIGTERM))
+            self.handle(machine, signal.SIGTERM)
 
     def wait(self, machine: int, _: End) -> None:
         """Let time pass until a launcher wakes."""
-        state = self.state(machine)
-        if state is not None and not state.is_over and state.wake is not None:
-            self.now = max(self.now, state.wake)
-            self.handle(machine, TimePassed())
+        launcher = self.launchers[machine]
+        if not launcher.is_over and launcher.wake is not None:
+            self.now = max(self.now, launcher.wake)
+            self.handle(machine, None)
 
     def start(self) -> None:
         """Connect all machines, which starts the processes on them."""
@@ -231,18 +211,19 @@ class World:
         """Continue without further failures until all launchers have ended; return the number of events."""
         for number in range(3000):
             machines = range(self.most)
-            if all(self.state(machine).is_over for machine in machines):
+            if all(self.launchers[machine].is_over for machine in machines):
                 return number
             busy = next((machine for machine in machines if self.queues[machine]), None)
             if busy is not None:
                 self.deliver(busy, DONE)
             elif self.reaching:
                 self.connect(min(self.reaching), DONE)
-            elif self.running:
-                machine = min(self.running)
+            elif running := self.running():
+                machine = min(running)
                 self.end(machine, self.stopped.get(machine, DONE))
             else:
-                wakes = {m: s.wake for m in machines if not (s := self.state(m)).is_over and s.wake is not None}
+                waiting = {machine: one for machine, one in self.launchers.items() if not one.is_over}
+                wakes = {machine: one.wake for machine, one in waiting.items() if one.wake is not None}
                 assert wakes, "all wait for each other"
                 self.wait(min(wakes, key=wakes.__getitem__), DONE)
         raise AssertionError("no end")
@@ -252,7 +233,7 @@ ACTIONS: list[Callable[[World, int, End], None]] = [
     *(World.deliver, World.deliver, World.deliver, World.end, World.connect, World.connect, World.wait),
     *(World.cut, World.vanish, World.signal),
 ]
-ENDS = [DONE, SAVED, KILLED, End(137, "process 0: killed by SIGKILL"), End(2, "a mistake"), End(1, "x", user_exit=True)]
+ENDS = [DONE, SAVED, KILLED, End(137, "process 0: killed by SIGKILL"), MISTAKE, QUIT]
 
 
 @pytest.mark.slow
@@ -271,7 +252,8 @@ def test_any_sequence_of_events_ends_with_one_exit_code_for_all_machines(nodes, 
     for action, machine, end in actions:
         action(world, machine % world.most, end)
     world.settle()
-    informed = [agent for agent in world.agents.values() if agent.job_code is not None and not agent.stop_requested]
+    agents = [world.launchers[machine] for machine in range(1, world.most)]
+    informed = [agent for agent in agents if agent.job_code is not None and not agent._signalled]
     assert {agent.code for agent in informed} <= {world.coordinator.code}
 
 
@@ -281,131 +263,162 @@ def test_a_job_without_failures_starts_once_and_ends_with_exit_code_0(nodes, res
     world = World(nodes, restarts)
     world.settle()
     assert world.run_ids == ["name.0"]
-    assert {world.state(machine).code for machine in range(world.most)} == {0}
+    assert {launcher.code for launcher in world.launchers.values()} == {0}
 
 
 # --- Chosen sequences of events ---
 
 
-def states(state, *events: tuple[float, Event]) -> tuple[Coordinator | Agent, list[Effect]]:
-    """Return the state after events at their times, and the effects of the last event."""
-    effects: list[Effect] = []
-    for now, event in events:
-        state, effects = state.after(event, now)
-    return state, effects
+class Lone:
+    """A launcher whose network, processes and clock are simulated. `does` returns what it does at an event."""
+
+    def __init__(self, capsys, nodes: str, restarts: int = 3, nr: int = 0, sizes: tuple[int, ...] = ()):
+        self.capsys, self.now, self.done = capsys, 0.0, list[tuple[Any, ...]]()
+        self.launcher = member(nodes, restarts, nr, self.did, lambda: self.now, sizes)
+
+    def did(self, *what: Any) -> None:
+        self.done.append(what)
+
+    def does(self, now: float, *events: Event | signal.Signals | None) -> list[tuple[Any, ...]]:
+        """Return what the launcher does at the last of some events, with the lines that it prints."""
+        self.now = now
+        for event in events:
+            self.done.clear()
+            self.capsys.readouterr()
+            self.launcher.handle(event)
+        return [(line,) for line in self.capsys.readouterr().err.splitlines()] + self.done
+
+    def start(self) -> Assignment:
+        """Return the assignment of this machine, and run its processes."""
+        start, self.launcher.local_start = self.launcher.local_start, None
+        self.launcher.group = Processes(self.did)
+        return start.assignment
+
+    def assigned(self) -> list[int]:
+        return [self.launcher.machine, *(machine for machine, *what in self.done if isinstance(what[0], Assignment))]
 
 
-def coordinator(nodes: str, restarts: int = 3, sizes: tuple[int, ...] = ()) -> Coordinator:
-    launch = options(nodes, restarts)
-    allowed = sizes or range(launch.machines.least, launch.machines.most + 1)
-    return Coordinator.initial(launch, PROCESSES, allowed, "n", 0.0)
+@pytest.fixture
+def lone(capsys):
+    return lambda *arguments, **options: Lone(capsys, *arguments, **options)
 
 
-def arrivals(*machines: int) -> list[tuple[float, Event]]:
-    return [(float(machine), Arrived(machine, f"host{machine}")) for machine in machines]
+def arrived(*machines: int) -> list[Event]:
+    return [Event(machine, Arrived(f"host{machine}")) for machine in machines]
 
 
-def test_fewer_machines_than_the_maximum_start_after_settle_seconds():
-    state, effects = states(coordinator("2:3"), (0, TimePassed()), *arrivals(2))
-    assert state.wake == 2 + 5 and effects == [Say("machine 2 (host2) is connected")]
-    state, effects = states(state, (7.0, TimePassed()))
-    (start,) = effects
-    assert isinstance(start, StartGeneration) and [*start.assignments] == [0, 2]
+LOST = Event(1, Disconnected("was lost"))
 
 
-def test_too_few_machines_are_an_error_at_first_and_later_end_with_the_last_exit_code():
-    first = coordinator("2")
-    state, (fail,) = states(first, (30.0, TimePassed()))
-    assert isinstance(fail, RaiseError) and "1 of at least 2 machines came in 30 s: 0 (" in str(fail.error)
-    assert state.is_over
-    lost = [*arrivals(1), (2.0, Disconnected(1, "was lost")), (3.0, LocalEnded(KILLED)), (4.0, TimePassed())]
-    state, effects = states(first, *lost, (34.0, TimePassed()))
-    assert state.is_over and state.code == 1 and isinstance(effects[0], Say)
+def test_fewer_machines_than_the_maximum_start_after_settle_seconds(lone):
+    first = lone("2:3")
+    assert first.does(2, None, *arrived(2)) == [("jaxddp launch: machine 2 (host2) is connected",)]
+    assert first.launcher.wake == 2 + 5
+    first.does(7, None)
+    assert first.start().processes == 4 and first.assigned() == [0, 2]
 
 
-def test_machines_that_cannot_share_the_batch_are_spares():
-    events = [*arrivals(1, 2), (7.0, TimePassed())]
-    _, effects = states(coordinator("1:4", sizes=(1, 2, 4)), *events)
-    line = "machine 2 waits as a spare: the job runs on 2 machines"
-    assert effects[:3] == [Say(line), Send(1, Notice(line)), Send(2, Notice(line))]
-    assert isinstance(effects[3], StartGeneration) and [*effects[3].assignments] == [0, 1]
+def test_too_few_machines_are_an_error_at_first_and_later_end_with_the_last_exit_code(lone):
+    first = lone("2")
+    with pytest.raises(Unreachable, match=re.escape("1 of at least 2 machines came in 30 s: 0 (")):
+        first.does(30, None)
+    assert first.launcher.is_over
+    later = lone("2")
+    later.does(2, *arrived(1), LOST)
+    later.does(3, Event(0, KILLED))
+    later.does(4, None)
+    assert len(later.does(34, None)) == 1 and later.launcher.is_over and later.launcher.code == 1
 
 
-def test_an_additional_machine_joins_after_join_after_seconds():
-    state, _ = states(coordinator("1:2"), (5.0, TimePassed()), *[(6.0, Arrived(1, "host1"))])
-    assert state.wake == 5 + 10
-    state, effects = states(state, (15.0, TimePassed()))
-    assert effects[0] == Say("2 machines are connected; all processes save, and restart on these machines")
-    assert effects[-1] == SaveProcesses() and state.wake is None
+def test_machines_that_cannot_share_the_batch_are_spares(lone):
+    first, line = lone("1:4", sizes=(1, 2, 4)), "machine 2 waits as a spare: the job runs on 2 machines"
+    first.does(2, *arrived(1, 2))
+    assert first.does(7, None)[:3] == [(f"jaxddp launch: {line}",), (1, Notice(line)), (2, Notice(line))]
+    assert first.assigned() == [0, 1]
+
+
+def test_an_additional_machine_joins_after_join_after_seconds(lone):
+    first = lone("1:2")
+    first.does(5, None)
+    first.start()
+    first.does(6, *arrived(1))
+    assert first.launcher.wake == 5 + 10
+    said, *_, save = first.does(15, None)
+    assert said[0].endswith("2 machines are connected; all processes save, and restart on these machines")
+    assert save == ("save",) and first.launcher.wake is None
     # Machine 0 was killed by SIGTERM before it could save, which is no failure after a request to save.
-    state, effects = states(state, (16.0, LocalEnded(KILLED)))
-    assert isinstance(effects[0], Say) and effects[0].line == "saved; all processes restart with the new machines"[7:]
-    state, (start,) = states(state, (16.0, TimePassed()))
-    assert isinstance(start, StartGeneration) and [*start.assignments] == [0, 1] and state.budget.used == 0
+    said, *_ = first.does(16, Event(0, KILLED))
+    assert said == ("jaxddp launch: all processes restart with the new machines",)
+    first.does(16, None)
+    assert first.assigned() == [0, 1] and first.launcher.budget.used == 0
 
 
-def test_the_first_failure_stops_the_other_machines_and_sets_the_exit_code():
-    state, _ = states(coordinator("3"), *arrivals(1, 2))
-    late = MachineFailed(7, 9, "of another start")
-    assert states(state, (3.0, Received(1, late))) == (state, [])
-    state, effects = states(state, (3.0, Received(1, MachineFailed(0, 2, "process 2: exit code 2"))))
+def test_the_first_failure_stops_the_other_machines_and_sets_the_exit_code(lone):
+    first = lone("3")
+    first.does(2, *arrived(1, 2))
+    first.start()
+    assert first.does(3, Event(1, Failure(9, "of another start", generation=7))) == []
     stop = Stop(0, saved=False)
-    assert effects == [StopProcesses(saved=False), Send(1, stop), Send(2, stop)]
-    ends = [Received(m, MachineEnded(0, 143, "SIGTERM", stop_requested=False, user_exit=False)) for m in (1, 2)]
-    state, effects = states(state, (4.0, LocalEnded(KILLED)), *[(5.0, end) for end in ends])
-    assert state.is_over and (state.code, effects) == (2, [])
-    assert state.last_messages(None) == [JobEnded(2)]
+    assert first.does(3, Event(1, Failure(2, "process 2: exit code 2"))) == [("stop", False), (1, stop), (2, stop)]
+    assert first.does(4, Event(0, KILLED), Event(1, KILLED), Event(2, KILLED)) == []
+    assert first.launcher.is_over and first.launcher.last_messages(None) == [JobEnded(2)]
 
 
-def test_a_signal_to_a_machine_that_waits_for_another_ends_the_job():
-    running, _ = states(coordinator("2"), *arrivals(1), (2.0, LocalEnded(DONE)))
-    state, _ = states(running, (3.0, Signalled(signal.SIGINT)))
-    assert state.is_over and state.code == 130
-    failed, _ = states(coordinator("2"), *arrivals(1), (2.0, LocalEnded(KILLED)), (2.0, LocalFailed(KILLED)))
-    asked = Received(1, MachineEnded(0, 130, "asked to stop", stop_requested=True, user_exit=False))
-    state, _ = states(failed, (3.0, asked))
-    assert state.is_over and state.code == 143
+def test_a_signal_to_a_machine_that_waits_for_another_ends_the_job(lone):
+    running, failed = lone("2"), lone("2")
+    running.does(2, *arrived(1), Event(0, DONE), signal.SIGINT)
+    assert running.launcher.is_over and running.launcher.code == 130
+    failed.does(2, *arrived(1), Event(0, KILLED), Event(0, Failure(**vars(KILLED))))
+    failed.does(3, Event(1, End(130, "asked to stop", stop_requested=True)))
+    assert failed.launcher.is_over and failed.launcher.code == 143
 
 
 @pytest.mark.parametrize("nr", [0, 1])
-def test_without_restarts_each_launcher_starts_its_own_processes_alone(nr):
-    alone = Coordinator.initial(options("2", 0, nr), PROCESSES, [2], "name", 0.0)
-    state, (start,) = states(alone, (0, TimePassed()))
-    assert isinstance(start, StartGeneration) and start.assignments == {
-        nr: Assignment(0, nr * PROCESSES, 4, "", "name")
-    }
-    state, _ = states(state, (1.0, LocalFailed(KILLED)), (1.0, LocalEnded(KILLED)))
-    assert state.is_over and state.code == 143
+def test_without_restarts_each_launcher_starts_its_own_processes_alone(nr, lone):
+    alone = lone("2", 0, nr)
+    alone.does(0, None)
+    assert alone.start() == Assignment(0, nr * PROCESSES, 4, "host0:2", "name")
+    alone.does(1, Event(nr, Failure(**vars(KILLED))), Event(nr, KILLED))
+    assert alone.launcher.is_over and alone.launcher.code == 143
 
 
-def test_an_agent_follows_machine_0():
-    first = Agent(options("2", 3, 1))
-    state, effects = states(first, (0, TimePassed()))
-    assert isinstance(effects[0], Say) and effects[1:] == [Reach(30.0)] and state.wake == 90
-    assignment = Assignment(4, 2, 4, "h:1", "n.4")
-    state, effects = states(state, (1, Arrived(0, "h")), (2, Received(0, assignment)))
-    assert effects == [JoinGeneration(assignment)] and state.wake is None
-    assert states(state, (3, Received(0, Stop(3, saved=True))))[1] == []
-    assert states(state, (3, Received(0, Stop(4, saved=True))))[1] == [StopProcesses(saved=True)]
-    lost, effects = states(state, (3, Disconnected(0, "was lost")))
-    assert effects == [Say("machine 0 was lost"), StopProcesses(saved=False)]
-    lost, effects = states(lost, (4, LocalEnded(KILLED)))
-    assert isinstance(effects[1], Say) and "again, for up to 30 s" in effects[1].line and effects[2] == Reach(30.0)
-    over, effects = states(lost, (94, TimePassed()))
-    assert over.is_over and over.code == 143 and isinstance(effects[0], Say)
-    over, _ = states(state, (3, Received(0, JobEnded(7))), (4, LocalEnded(DONE)))
-    assert over.is_over and over.code == 7
+def agent_of_generation_4(lone) -> Lone:
+    agent, assignment = lone("2", 3, 1), Assignment(4, 2, 4, "h:1", "n.4")
+    assert agent.does(0, None)[1:] == [("reach", 30.0)] and agent.launcher.wake == 90
+    agent.does(2, *arrived(0), Event(0, assignment))
+    assert agent.start() == assignment and agent.launcher.wake is None
+    return agent
 
 
-def test_an_agent_that_never_reached_machine_0_fails():
-    error = Unreachable("nobody is there")
-    state, effects = states(Agent(options("2", 3, 1)), (0, TimePassed()), (5, Unreached(error)))
-    assert state.is_over and effects == [RaiseError(error)]
+def test_an_agent_follows_machine_0(lone):
+    agent = agent_of_generation_4(lone)
+    assert agent.does(3, Event(0, Stop(3, saved=True))) == []
+    assert agent.does(3, Event(0, Stop(4, saved=True))) == [("stop", True)]
+    agent.does(3, Event(0, JobEnded(7)))
+    agent.does(4, Event(1, DONE))
+    assert agent.launcher.is_over and agent.launcher.code == 7
 
 
-def test_an_agent_that_is_signalled_sends_its_end():
-    idle, _ = states(Agent(options("2", 3, 1)), (0, TimePassed()), (1, Arrived(0, "h")))
-    state, _ = states(idle, (2, Signalled(signal.SIGTERM)))
-    assert state.is_over and state.last_messages(None) == [
-        MachineEnded(0, 143, "asked to stop", stop_requested=True, user_exit=False)
+def test_an_agent_reaches_machine_0_again_after_a_loss(lone):
+    agent = agent_of_generation_4(lone)
+    assert agent.does(3, Event(0, Disconnected("was lost"))) == [
+        ("jaxddp launch: machine 0 was lost",),
+        ("stop", False),
     ]
+    said, sent, reach = agent.does(4, Event(1, KILLED))
+    assert "again, for up to 30 s" in said[0] and sent == (0, KILLED) and reach == ("reach", 30.0)
+    assert "no answer" in agent.does(94, None)[0][0] and agent.launcher.is_over and agent.launcher.code == 143
+
+
+def test_an_agent_that_never_reached_machine_0_fails(lone):
+    agent = lone("2", 3, 1)
+    with pytest.raises(Unreachable, match="nobody is there"):
+        agent.does(5, None, Event(0, Unreached(Unreachable("nobody is there"))))
+    assert agent.launcher.is_over
+
+
+def test_an_agent_that_is_signalled_sends_its_end(lone):
+    agent = lone("2", 3, 1)
+    agent.does(2, None, *arrived(0), signal.SIGTERM)
+    end = End(143, "asked to stop", stop_requested=True)
+    assert agent.launcher.is_over and agent.launcher.last_messages(None) == [end]

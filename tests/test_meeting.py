@@ -1,12 +1,12 @@
 """The network of launchers: its server admits or rejects launchers, detects lost launchers, and relays messages."""
 
 import contextlib
-import math
 import re
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 
 import pytest
 from hypothesis import given
@@ -15,20 +15,9 @@ from support.launches import HANGING, free_port
 from support.strangers import STRANGERS, answers
 
 import jaxddp.cluster.meeting.network as network
-from jaxddp.cluster.meeting.events import (
-    Arrived,
-    Assignment,
-    Disconnected,
-    JobEnded,
-    MachineEnded,
-    MachineFailed,
-    Notice,
-    Received,
-    Stop,
-    Unreached,
-)
-from jaxddp.cluster.meeting.network import LauncherClient, LauncherServer
-from jaxddp.cluster.worker_group import EventQueue
+from jaxddp.cluster.meeting.network import Arrived, Disconnected, Event, LauncherClient, LauncherServer, Unreached
+from jaxddp.cluster.meeting.states import Assignment, JobEnded, Notice, Stop
+from jaxddp.cluster.worker_group import End, Failure
 from jaxddp.core.errors import InputError
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
@@ -36,28 +25,27 @@ from jaxddp.wire.messages import LENGTH, Challenge, Malformed, Refusal, decode, 
 
 
 @pytest.fixture
-def server() -> Iterator[tuple[LauncherServer, EventQueue, Job]]:
+def server() -> Iterator[tuple[LauncherServer, SimpleQueue[Event], Job]]:
     listener = socket.create_server(("127.0.0.1", 0))
     job = Job("{}:{}".format(*listener.getsockname()), 3, 0, run_id="run/launchers", key="secret")
-    events = EventQueue()
+    events = SimpleQueue[Event]()
     launcher_server = LauncherServer(listener, job, {"--nodes": "3"}, events.put)
     yield launcher_server, events, job
     launcher_server.close()
-    events.close()
 
 
-def client(job: Job, machine: int = 1, *, seconds: float = 20, **changes: object) -> tuple[LauncherClient, EventQueue]:
-    events = EventQueue()
+def client(
+    job: Job, machine: int = 1, *, seconds: float = 20, **changes: object
+) -> tuple[LauncherClient, SimpleQueue[Event]]:
+    events = SimpleQueue[Event]()
     facts = changes.pop("facts", {"--nodes": "3"})
     launcher = LauncherClient(Job(**{**vars(job), "process_id": machine, **changes}), facts, events.put)
     launcher.reach(seconds)
     return launcher, events
 
 
-def next_event(events: EventQueue) -> object:
-    event = events.next(time.monotonic() + HANGING)
-    assert event is not None
-    return event
+def next_event(events: SimpleQueue[Event]) -> Event:
+    return events.get(timeout=HANGING)
 
 
 def test_connections_of_other_programs_do_not_disturb_launchers(server):
@@ -69,19 +57,19 @@ def test_connections_of_other_programs_do_not_disturb_launchers(server):
         connections[name] = socket.create_connection(address, timeout=20)
         connections[name].sendall(request)
     launcher, received_events = client(job)
-    assert next_event(received_events) == Arrived(0, "127.0.0.1") and next_event(events).machine == 1
+    assert next_event(received_events) == Event(0, Arrived("127.0.0.1")) and next_event(events).machine == 1
     for name, connection in connections.items():
         challenge, *replies = answers(connection)
         assert isinstance(challenge, Challenge)
         is_refused = name == "another run"
         assert [type(reply) for reply in replies] == [Refusal] * is_refused, name
-    launcher.send(0, MachineFailed(4, 9, "process 7: exit code 9"))
-    assert next_event(events) == Received(1, MachineFailed(4, 9, "process 7: exit code 9"))
+    failure, end = Failure(9, "process 7: exit code 9", generation=4), End(9, "over", user_exit=True)
+    launcher.send(0, failure)
+    assert next_event(events) == (1, failure)
     launcher_server.send(1, Notice("a line"))
-    assert next_event(received_events) == Received(0, Notice("a line"))
-    launcher.close(MachineEnded(4, 9, "over", stop_requested=False, user_exit=False))
-    assert next_event(events) == Received(1, MachineEnded(4, 9, "over", stop_requested=False, user_exit=False))
-    assert next_event(events) == Disconnected(1, "left")
+    assert next_event(received_events) == (0, Notice("a line"))
+    launcher.close(end)
+    assert next_event(events) == (1, end) and next_event(events) == (1, Disconnected("left"))
     for connection in silent:
         connection.close()
 
@@ -101,29 +89,27 @@ def test_connections_of_other_programs_do_not_disturb_launchers(server):
 def test_a_launcher_with_another_key_run_or_option_is_rejected(changes, message, server):
     _, events, job = server
     launcher, received_events = client(job, **changes)
-    event = next_event(received_events)
+    event = next_event(received_events).content
     assert isinstance(event, Unreached) and f"--coordinator {job.coordinator}: {message}" in str(event.error)
     launcher.close()
-    assert events.next(time.monotonic()) is None
+    assert events.empty()
 
 
 def test_a_restarted_machine_is_admitted_once_its_earlier_launcher_is_lost(server, monkeypatch):
     _, events, job = server
     earlier, _ = client(job)
-    assert isinstance(next_event(events), Arrived)
+    assert isinstance(next_event(events).content, Arrived)
     monkeypatch.setattr(network, "_TAKEOVER_SECONDS", 0.3)
     rejected, received_events = client(job)
-    event = next_event(received_events)
+    event = next_event(received_events).content
     assert isinstance(event, Unreached) and "--nr 1 twice: on " in str(event.error)
     monkeypatch.setattr(network, "_TAKEOVER_SECONDS", 20)
     restarted, received_events = client(job)
-    assert received_events.next(time.monotonic() + 0.3) is None
+    with pytest.raises(Empty):
+        received_events.get(timeout=0.3)
     earlier.close()
-    assert (
-        isinstance(next_event(events), Disconnected)
-        and isinstance(next_event(events), Arrived)
-        and isinstance(next_event(received_events), Arrived)
-    )
+    happened = [next_event(queue).content for queue in (events, events, received_events)]
+    assert [*map(type, happened)] == [Disconnected, Arrived, Arrived]
     for launcher in (rejected, restarted):
         launcher.close()
 
@@ -134,9 +120,9 @@ def test_a_silent_machine_is_lost(server, monkeypatch):
     monkeypatch.setattr(network, "SILENCE_SECONDS", 0.4)
     # The launcher joins and then sends nothing, because `_block` blocks its thread. The public API cannot block it.
     launcher, _ = client(job)
-    assert isinstance(next_event(events), Arrived)
+    assert isinstance(next_event(events).content, Arrived)
     launcher._thread.begin(_block())
-    event = next_event(events)
+    event = next_event(events).content
     assert isinstance(event, Disconnected) and re.fullmatch(r"gave no sign of life for 0\.4 s \(on .*\)", event.reason)
     launcher.close()
 
@@ -148,8 +134,8 @@ async def _block() -> None:
 MESSAGES = [
     Assignment(1, 2, 4, "h:1", "run.1"),
     Stop(1, saved=True),
-    MachineFailed(1, 3, "process 1: exit code 3"),
-    MachineEnded(1, 0, "done", stop_requested=False, user_exit=False),
+    Failure(3, "process 1: exit code 3", generation=1),
+    End(0, "done", stop_requested=True),
     Notice("a line"),
     JobEnded(75),
 ]
@@ -186,20 +172,6 @@ def test_any_text_is_decoded_or_raises_malformed(name, text):
     with contextlib.suppress(Malformed):
         message = decode(f'{{"kind": "{name}", {text}}}'.encode(errors="replace"))
         assert decode(encode(message)[LENGTH:]) == message
-
-
-def test_a_queue_keeps_the_order_and_its_time_limit():
-    events = EventQueue()
-    assert events.next(time.monotonic() - 1) is None
-    for number in range(100_000):
-        events.put(number)
-    assert events.next(-math.inf) == 0
-    assert list(events.take_all()) == list(range(1, 100_000)) and list(events.take_all()) == []
-    events.put("late")
-    assert events.next() == "late"
-    events.close()
-    # An event that another thread puts after close raises no error.
-    events.put("too late")
 
 
 def test_a_late_process_of_an_earlier_start_is_refused():

@@ -10,7 +10,7 @@ from support.launches import FAILING, GENERATION, SAVING, LaunchResult, Machine,
 
 import jaxddp.job.environment as work_status
 from jaxddp.cluster.launcher import launch, valid_machine_counts
-from jaxddp.cluster.meeting.states import Budget, Restart, decide
+from jaxddp.cluster.meeting.states import Budget, Generation, Restart
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.worker_group import End
 from jaxddp.config import Config
@@ -49,22 +49,22 @@ EARLY = End(143, "process 0: killed by SIGTERM")
 DONE, BAD = End(0, "asked to stop"), End(2, "process 0: exit code 2")
 # fmt: off
 VERDICTS = {
-    "done": ({0: DONE, 1: DONE}, None, {}, 0),
-    "done, though asked to stop": ({0: End(0, "asked to stop", stop_requested=True)}, None, {}, 0),
-    "saved": ({0: SAVED, 1: DONE}, None, {}, 75),
-    "asked": ({0: SAVED, 1: ASKED}, None, {}, 75),
-    "asked and not saved": ({0: UNSAVED}, UNSAVED, {}, 143),
-    "asked as it failed": ({0: End(137, "", stop_requested=True)}, KILLED, {}, 137),
-    "machine 0 of an elastic job was asked": ({0: ASKED, 1: SAVED}, None, {"elastic": True}, 75),
-    "bad input": ({0: BAD, 1: BAD}, BAD, {}, 2),
-    "ended by the user's code": ({0: End(1, "x"), 1: End(1, "y", user_exit=True)}, End(1, "x"), {}, 1),
-    "bad input of a job that grows": ({0: BAD, 1: SAVED}, BAD, {"elastic": True, "growing": True}, 2),
-    "done before it could grow": ({0: DONE, 1: DONE}, None, {"elastic": True, "growing": True}, 0),
-    "killed": ({0: End(1, "x"), 1: KILLED}, KILLED, {}, "process 1: killed by SIGKILL; restart 1 of 1 in 1 s"),
-    "killed as it grew": ({0: SAVED, 1: KILLED}, KILLED, {"elastic": True, "growing": True}, "process 1: killed by S"),
-    "grew before it began": ({0: EARLY}, EARLY, {"elastic": True, "growing": True}, "all processes restart with the"),
-    "a machine left": ({0: SAVED, 1: ASKED}, None, {"elastic": True}, "machine 1 left; the other machines continue"),
-    "a machine grew": ({0: SAVED}, None, {"elastic": True, "growing": True}, "saved; all processes restart wi"),
+    "done": ({0: DONE, 1: DONE}, None, "", 0),
+    "done, though asked to stop": ({0: End(0, "asked to stop", stop_requested=True)}, None, "", 0),
+    "saved": ({0: SAVED, 1: DONE}, None, "", 75),
+    "asked": ({0: SAVED, 1: ASKED}, None, "", 75),
+    "asked and not saved": ({0: UNSAVED}, UNSAVED, "", 143),
+    "asked as it failed": ({0: End(137, "", stop_requested=True)}, KILLED, "", 137),
+    "machine 0 of an elastic job was asked": ({0: ASKED, 1: SAVED}, None, "elastic", 75),
+    "bad input": ({0: BAD, 1: BAD}, BAD, "", 2),
+    "ended by the user's code": ({0: End(1, "x"), 1: End(1, "y", user_exit=True)}, End(1, "x"), "", 1),
+    "bad input of a job that grows": ({0: BAD, 1: SAVED}, BAD, "elastic growing", 2),
+    "done before it could grow": ({0: DONE, 1: DONE}, None, "elastic growing", 0),
+    "killed": ({0: End(1, "x"), 1: KILLED}, KILLED, "", "process 1: killed by SIGKILL; restart 1 of 1 in 1 s"),
+    "killed as it grew": ({0: SAVED, 1: KILLED}, KILLED, "elastic growing", "process 1: killed by S"),
+    "grew before it began": ({0: EARLY}, EARLY, "elastic growing", "all processes restart with the"),
+    "a machine left": ({0: SAVED, 1: ASKED}, None, "elastic", "machine 1 left; the other machines continue"),
+    "a machine grew": ({0: SAVED}, None, "elastic growing", "saved; all processes restart wi"),
 }
 # fmt: on
 
@@ -72,7 +72,8 @@ VERDICTS = {
 @pytest.mark.parametrize("case", VERDICTS)
 def test_the_ends_of_a_job_give_its_exit_code_or_a_restart(case):
     ends, failure, options, expected = VERDICTS[case]
-    decision = decide(ends, failure, Budget(1), 5.0, **options)
+    ended = Generation(0, [*ends], ends, failure, growing="growing" in options)
+    decision = ended.decide(Budget(1), 5.0, elastic="elastic" in options)
     if isinstance(expected, int):
         assert decision == expected
     else:
@@ -80,7 +81,7 @@ def test_the_ends_of_a_job_give_its_exit_code_or_a_restart(case):
         # Only failures are counted.
         assert (decision.budget.used, decision.budget.delay) == ((1, 1.0) if failure is KILLED else (0, 0.0))
     if failure is KILLED:
-        assert decide(ends, failure, Budget(0), 5.0, **options) == 137
+        assert ended.decide(Budget(0), 5.0, elastic="elastic" in options) == 137
 
 
 # --- One machine ---

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
 from jaxddp.cluster.meeting.driver import driver
-from jaxddp.cluster.meeting.events import Assignment
+from jaxddp.cluster.meeting.states import Assignment
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.worker import Worker, shared_environment
 from jaxddp.cluster.worker_group import WorkerGroup, catch_signals
@@ -97,7 +97,9 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
         meeting, error = driver(options, len(gpus), sizes, events), None
         try:
             while (local_start := meeting.next_start()) is not None:
-                with closing(WorkerGroup(options.grace, options.save_grace)) as group:
+                with closing(
+                    WorkerGroup(options.grace, options.save_grace, local_start.assignment.generation)
+                ) as group:
                     # This process closes its copy of the socket, so that connections fail after process 0 ended.
                     with local_start.listener or nullcontext() as listener:
                         start(group, local_start.assignment, listener)

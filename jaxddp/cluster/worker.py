@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -20,10 +21,13 @@ from jaxddp.job.environment import INHERITED_SOCKET, STATUS_PIPE, WorkStatus
 _CHUNK = 1 << 16
 _LONGEST_LINE = 1 << 16
 _LAST_LINES = 10
+DRAIN_SECONDS, _DRAIN_POLL_SECONDS = 1.0, 0.02
+"""The time for the last output of an ended process, and the time between two attempts to read it."""
 _JAX_FATAL, _STATUS = "JAX distributed service detected fatal errors", "absl::Status: "
 """Text in the line that JAX logs before a C++ stack."""
 _PER_PROCESS_VARIABLES = frozenset({INHERITED_SOCKET, "JAX_LOCAL_DEVICE_IDS"})
 _STARTER = Path(__file__).with_name("starter.py")
+_LONGEST_MESSAGE = 1000
 _DUPLICATE_ID = "tried to connect with a different incarnation"
 _DUPLICATE_CAUSE = (
     "a process with that id was started twice, or a process outside the job reached JAX's own port; a private "
@@ -107,8 +111,12 @@ class Output:
         while self.read() and time.monotonic() < deadline:
             pass
 
-    def close(self) -> None:
-        """Print the unfinished last line, and close the pipe and the file."""
+    def close(self, deadline: float = 0.0) -> None:
+        """Copy the rest of the output until `deadline`, print the unfinished last line, and close the pipe and file."""
+        # Only a process that left its group can still hold the pipe open.
+        while not self.has_ended and time.monotonic() < deadline:
+            if not self.read():
+                time.sleep(_DRAIN_POLL_SECONDS)
         self.has_ended = True
         self._show(self._lines.finish())
         self._pipe.close()
@@ -251,11 +259,24 @@ class Worker:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(max(0.0, deadline - time.monotonic()))
 
+    def close(self, deadline: float) -> None:
+        """Read the last output of the ended process until `deadline`, and close its files."""
+        self.output.close(deadline)
+        self.status.close()
+
     def _cause(self) -> str:
         """Return the message of JAX's coordination service and its likely cause, if the service aborted the process."""
         message = self.output.jax_error if self.code == -signal.SIGABRT else ""
         cause = _DUPLICATE_CAUSE if _DUPLICATE_ID in message else _OTHER_CAUSE
-        return f" (JAX's service: {message} Perhaps {cause})" if message else ""
+        return f" (JAX's service: {message[:_LONGEST_MESSAGE]} Perhaps {cause})" if message else ""
+
+
+def read_ready(selector: selectors.BaseSelector, seconds: float) -> None:
+    """Copy the output that is available within some seconds. A selector watches the `Output`s, its data."""
+    for key, _ in selector.select(seconds):
+        key.data.read()
+        if key.data.has_ended:
+            selector.unregister(key.data)
 
 
 def shared_environment() -> dict[str, str]:

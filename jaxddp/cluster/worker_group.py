@@ -2,72 +2,33 @@
 
 import contextlib
 import math
-import os
-import select
 import selectors
 import signal
 import time
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
-from jaxddp.cluster.worker import Output, Worker
+from jaxddp.cluster.worker import DRAIN_SECONDS, Worker, read_ready
 from jaxddp.core.errors import InputError, Preempted
 from jaxddp.core.log import say
+from jaxddp.wire.messages import ExitCode, Message, Number, Shown
+
+T = TypeVar("T")
 
 
-class EventQueue:
-    """A queue to which any thread and any signal handler may add events. Only the main thread reads events."""
-
-    def __init__(self) -> None:
-        self._events = deque[Any]()
-        self._reading, self._writing = os.pipe()
-        for end in (self._reading, self._writing):
-            os.set_blocking(end, False)
-
-    def fileno(self) -> int:
-        """Return a file descriptor that a selector can wait for."""
-        return self._reading
-
-    def put(self, event: object) -> None:
-        """Add an event."""
-        self._events.append(event)
-        # If the pipe is full, the reader wakes up without this byte. If the pipe is closed, there is no reader.
-        with contextlib.suppress(OSError):
-            os.write(self._writing, b"\0")
-
-    def take_all(self) -> Iterator[Any]:
-        """Yield all events in the queue, without waiting."""
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._reading, 4096):
-                pass
-        while self._events:
-            yield self._events.popleft()
-
-    def next(self, until: float | None = None) -> Any | None:
-        """Return the next event; None if no event arrives before `until`, a time of the monotonic clock."""
+def taken(events: "SimpleQueue[T]") -> Iterator[T]:
+    """Yield all events in a queue, without waiting."""
+    with contextlib.suppress(Empty):
         while True:
-            if self._events:
-                return self._events.popleft()
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
-                return None
-            # If a signal interrupts `select`, the handler of the signal runs before `select` returns.
-            select.select([self._reading], [], [], left)
-            with contextlib.suppress(BlockingIOError):
-                os.read(self._reading, 4096)
-
-    def close(self) -> None:
-        """Close the pipe."""
-        os.close(self._reading)
-        os.close(self._writing)
+            yield events.get_nowait()
 
 
 @contextlib.contextmanager
-def catch_signals() -> Iterator[EventQueue]:
+def catch_signals() -> Iterator[SimpleQueue[Any]]:
     """Put SIGINT, SIGTERM and SIGHUP into a queue during the block. Call this function in the main thread."""
-    events = EventQueue()
+    events = SimpleQueue[Any]()
     names = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores SIGHUP.
         names.append(signal.SIGHUP)
@@ -79,7 +40,6 @@ def catch_signals() -> Iterator[EventQueue]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler or signal.SIG_DFL)
-        events.close()
 
 
 PREEMPTED, BAD_INPUT = Preempted.exit_code, InputError.exit_code
@@ -88,8 +48,8 @@ STOPPED_BEFORE_TRAINING = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True)
-class End:
-    """How the processes of a machine ended.
+class End(Message):
+    """How the processes of a machine ended. The launchers of several machines also send it to each other.
 
     Attributes:
         code: 0 after success; the exit code of the first process that failed, or 128 plus its signal; 75 if the
@@ -97,19 +57,25 @@ class End:
         cause: the process that failed, with its exit code; or the signal that the launcher received.
         stop_requested: whether the launcher received a signal.
         user_exit: whether the user's code called exit in a process; a restart would then end in the same way.
+        generation: the number of the start of the whole job to which the processes belong.
     """
 
-    code: int
-    cause: str
+    code: ExitCode
+    cause: Shown
     stop_requested: bool = False
     user_exit: bool = False
+    generation: Number = 0
+
+
+@dataclass(frozen=True)
+class Failure(End):
+    """The end of the first process that failed on a machine. The other processes of the machine may still run."""
 
 
 _POLL_SECONDS = 0.02
 _SELF_END_SECONDS = 2.0
 """The time after a failure in which the other processes may end by themselves, because their own errors are more
 informative than a signal."""
-_DRAIN_SECONDS = 1.0
 _DEATH_SECONDS = 30.0
 """The time that SIGKILL may take. A process that waits in the kernel for a broken disk or GPU may never end."""
 
@@ -122,6 +88,7 @@ class WorkerGroup:
     """Seconds between SIGTERM and SIGKILL after a failure."""
     save_grace: float
     """Seconds between SIGTERM and SIGKILL after all processes are asked to save and stop."""
+    generation: int = 0
     workers: list[Worker] = field(default_factory=list)
     _first_failed: Worker | None = None
     _received_signal: signal.Signals | None = None
@@ -129,25 +96,19 @@ class WorkerGroup:
     _unkillable_after: float = math.inf
     """The time, set when SIGKILL is sent, after which a process that still runs counts as unkillable."""
 
-    def watch(self, events: EventQueue) -> Iterator[Any]:
+    def watch(self, events: SimpleQueue[Any]) -> Iterator[Any]:
         """Yield events until all processes have ended; several times a second None, if there is no event.
 
-        The events are those of `events`, except signals, and the `End` of the first process that fails while the others
-        may still run. A line is printed about each process that ends with a nonzero exit code.
+        The events are those of `events`, except signals, and a `Failure`. A line is printed about each process that
+        ends with a nonzero exit code.
         """
         with selectors.DefaultSelector() as selector:
-            selector.register(events, selectors.EVENT_READ)
             for worker in self.workers:
                 selector.register(worker.output, selectors.EVENT_READ, worker.output)
             while self._running() and time.monotonic() < self._unkillable_after:
-                for key, _ in selector.select(_POLL_SECONDS):
-                    output: Output | None = key.data
-                    if output is not None:
-                        output.read()
-                        if output.has_ended:
-                            selector.unregister(output)
+                read_ready(selector, _POLL_SECONDS)
                 yield from self._record_ends()
-                for event in events.take_all():
+                for event in taken(events):
                     if isinstance(event, signal.Signals):
                         self._stop_on_signal(event)
                     else:
@@ -176,23 +137,18 @@ class WorkerGroup:
         deadline = min(time.monotonic() + _DEATH_SECONDS, self._unkillable_after)
         for worker in self.workers:
             worker.end(deadline)
-        # Only a process that left its group can still hold the pipe open.
-        deadline = time.monotonic() + _DRAIN_SECONDS
+        deadline = time.monotonic() + DRAIN_SECONDS
         for worker in self.workers:
-            while not worker.output.has_ended and time.monotonic() < deadline:
-                if not worker.output.read():
-                    time.sleep(_POLL_SECONDS)
-            worker.output.close()
-            worker.status.close()
+            worker.close(deadline)
 
     def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.code is None]
 
-    def _record_ends(self) -> Iterator[End]:
+    def _record_ends(self) -> Iterator[Failure]:
         ended = [worker for worker in self._running() if worker.poll() is not None]
         # If several processes ended at the same time, a process killed by a signal is the most likely cause.
         for worker in sorted(ended, key=lambda worker: ((worker.code or 0) >= 0, worker.rank)):
-            worker.output.drain(_DRAIN_SECONDS)
+            worker.output.drain(DRAIN_SECONDS)
             if worker.code == 0:
                 continue
             say(str(worker))
@@ -205,7 +161,7 @@ class WorkerGroup:
             elif worker.code != PREEMPTED:
                 self._first_failed = worker
                 self._schedule(_SELF_END_SECONDS, self.grace)
-                yield self._end_of(worker)
+                yield Failure(**vars(self._end_of(worker)))
             elif not self._plan:
                 # This process has saved and ended. The other processes were also asked to stop, and may still save.
                 self._schedule(self.save_grace, self.grace)
@@ -239,24 +195,21 @@ class WorkerGroup:
         mistake of the user. It is 1 if a process cannot be killed.
         """
         self.close()
-        codes = {worker.code for worker in self.workers}
-        stop_requested, left = self._received_signal is not None, self._running()
+        codes, signalled, left = {worker.code for worker in self.workers}, self._received_signal, self._running()
         for worker in left:
             say(f"process {worker.rank}: SIGKILL does not end it; it waits in the kernel (for a disk or GPU?)")
         if self._first_failed is not None:
             return self._end_of(self._first_failed)
+        code, cause = max(code or 0 for code in codes), "asked to stop"
         if left:
-            return End(1, f"process {left[0].rank}: cannot be killed", stop_requested)
-        if codes <= {0, PREEMPTED}:
-            return End(max(code or 0 for code in codes), "asked to stop", stop_requested)
-        assert self._received_signal is not None
-        return End(_exit_code(-self._received_signal), self._received_signal.name, stop_requested)
+            code, cause = 1, f"process {left[0].rank}: cannot be killed"
+        elif signalled is not None and not codes <= {0, PREEMPTED}:
+            code, cause = 128 + signalled, signalled.name
+        return End(code, cause, signalled is not None, generation=self.generation)
 
     def _end_of(self, worker: Worker) -> End:
         # The other processes ended because of this one, so their exit codes do not matter.
-        user_exit = any(each.has_quit for each in self.workers)
-        return End(_exit_code(worker.code or 0), str(worker), self._received_signal is not None, user_exit)
-
-
-def _exit_code(code: int) -> int:
-    return code if code >= 0 else 128 - code
+        user_exit, code = any(each.has_quit for each in self.workers), worker.code or 0
+        # After a signal, the code of a process is negative.
+        exit_code = code if code >= 0 else 128 - code
+        return End(exit_code, str(worker), self._received_signal is not None, user_exit, self.generation)

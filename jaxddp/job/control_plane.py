@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxddp.core.errors import InputError, Key, Preempted, Unreachable, about, error_from, error_of
+from jaxddp.core.errors import InputError, JaxddpError, Key, Preempted, Unreachable, about, error_from
 from jaxddp.core.peers import Peers, Spent
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import end_now
@@ -28,15 +28,7 @@ from jaxddp.job.env_variables import FILE_DESCRIPTORS, EnvValue, lookup, number
 from jaxddp.job.environment import INHERITED_SOCKET, Job
 from jaxddp.job.watchdog import Alive, Done, Left, Lost, Timeouts, Watchdog, end_process
 from jaxddp.wire.addresses import LOOPBACK, NotResolved, free_address, listen, split_address
-from jaxddp.wire.connection import (
-    Admission,
-    Client,
-    Connection,
-    NetworkThread,
-    NotReached,
-    raise_file_limit,
-    start_server,
-)
+from jaxddp.wire.connection import Admission, Client, Connection, NetworkThread, raise_file_limit
 from jaxddp.wire.messages import KEY, Challenge, ExitCode, Hello, Message, Number, Refusal, make_welcome
 
 _PROXY = Path(__file__).with_name("coordinator_proxy.py")
@@ -230,16 +222,14 @@ class Leader:
     def __init__(self, job: Job, facts: Mapping[str, str]):
         self._job, self._hosts = job, {0: socket.gethostname()}
         self._admission = Admission(
-            job.identity,
-            facts,
-            "process",
+            *(job.identity, facts, "process"),
             other_run="it serves another job; give each job its own port",
             advice="install the same version on every host",
             expected=job.num_processes,
         )
         self._followers = dict[int, tuple[Connection, Hello]]()
         self._is_decided = asyncio.Event()
-        self._problem: Refusal | None = None
+        self._problem: JaxddpError | None = None
         self._values = dict[int, dict[int, Value]]()
         self._values_changed = asyncio.Condition()
         self.jax_address = ""
@@ -260,19 +250,18 @@ class Leader:
             listener = await _listen_once_resolved(self._job.host, self._job.port, deadline)
         else:
             listener = _inherited_socket(descriptor)
-        server = await start_server(listener, self._serve)
-        timeout_error = None
+        server = await self._admission.start_server(listener, self._serve)
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                 await self._is_decided.wait()
         except TimeoutError:
             listening, strangers = listener.getsockname()[0], self._admission.num_strangers
-            timeout_error = absence(self._job.num_processes, self._hosts, timeout, listening, strangers)
-            self._problem = Refusal(str(timeout_error), timeout_error.exit_code)
+            self._problem = absence(self._job.num_processes, self._hosts, timeout, listening, strangers)
         if self._problem is not None:
             server.close()
-            await asyncio.gather(*(connection.close() for connection in self.send(self._problem)))
-            raise timeout_error or error_of(self._problem.code, self._problem.reason)
+            refusal = Refusal(str(self._problem), self._problem.exit_code)
+            await asyncio.gather(*(connection.close() for connection in self.send(refusal)))
+            raise self._problem
         self.jax_address = free_address(listener)
         connections = {process: connection for process, (connection, _) in self._followers.items()}
         self.watchdog = Watchdog(0, connections, self._hosts, timeouts, end)
@@ -318,31 +307,26 @@ class Leader:
             connection.send(message)
         return connections
 
-    async def _serve(self, connection: Connection) -> None:
-        """Serve one connection of a process, or refuse a client of another job."""
-        hello = await self._admission.authenticate(connection)
-        if hello is None:
-            return
-        refusal = self._admit(hello, connection)
-        if refusal is not None:
-            connection.send(refusal)
+    async def _serve(self, connection: Connection, hello: Hello) -> None:
+        problem = self._admit(hello, connection)
+        if problem is not None:
+            connection.send(Refusal(str(problem), problem.exit_code))
         else:
             await self._listen(hello.process, connection)
 
-    def _admit(self, hello: Hello, connection: Connection) -> Refusal | None:
-        """Admit a process and return None, or return the refusal. After a conflict, every process is refused."""
+    def _admit(self, hello: Hello, connection: Connection) -> JaxddpError | None:
+        """Admit a process, or return the reason for its refusal. After a conflict, every process is refused."""
         count = self._job.num_processes
         if self._is_decided.is_set():
             if self.watchdog is not None and self.watchdog.is_over:
-                reason = f"process {hello.process} joined again while the job is ending; start it again"
-                return Refusal(reason, Unreachable.exit_code)
-            return self._problem or Refusal(
+                return Unreachable(f"process {hello.process} joined again while the job is ending; start it again")
+            return self._problem or InputError(
                 f"all {count} processes of the job there have joined already; is JAX_PROCESS_ID={hello.process} given "
                 "twice, or is this another job's address?"
             )
         reason = conflict(hello, count, self._hosts) or self._admission.difference(hello)
         if reason is not None:
-            self._problem = Refusal(reason)
+            self._problem = InputError(reason)
         else:
             self._followers[hello.process] = connection, hello
             self._hosts[hello.process] = hello.host
@@ -373,12 +357,13 @@ class Follower:
         watchdog: watches process 0; set when all processes have joined.
     """
 
+    watchdog: Watchdog
+
     def __init__(self, job: Job, facts: Mapping[str, str]):
-        server = "process 0 of a jaxddp job; give another port"
-        self._job, self._client = job, Client(job.identity, facts, noun="process", server=server)
-        self._answers = dict[int, asyncio.Future[Reply]]()
+        server, started = "process 0 of a jaxddp job; give another port", "process 0 started"
+        self._client = Client(job.identity, job.coordinator, facts, "process", server=server, started=started)
+        self._job, self._answers = job, dict[int, asyncio.Future[Reply]]()
         self.jax_address = ""
-        self.watchdog: Watchdog | None = None
 
     async def meet(self, timeout: float, timeouts: Timeouts, end: Callable[[Lost], None]) -> None:
         """Join the job, and wait until all other processes have joined.
@@ -387,14 +372,24 @@ class Follower:
             InputError, Unreachable: see `ControlPlane.join`.
         """
         deadline = time.monotonic() + timeout
-        connection, challenge = await self._connect(deadline, timeout)
+
+        async def greet(connection: Connection) -> tuple[Connection, Challenge]:
+            remaining = max(deadline - time.monotonic(), 0)
+            async with asyncio.timeout(remaining):
+                return connection, await self._client.challenge(connection)
+
+        self._connection, challenge = await self._client.connect(timeout, greet)
         try:
-            self.jax_address = await self._join(connection, challenge, deadline, timeout)
-        except BaseException:
-            await connection.close()
-            raise
-        self._connection = connection
-        self.watchdog = Watchdog(self._job.process_id, {0: connection}, {0: self._job.host}, timeouts, end)
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0) + _ANSWER_SECONDS):
+                self.jax_address = await self._client.join(self._connection, challenge)
+        except TimeoutError:
+            raise Unreachable(f"no answer in {timeout:g} s; is it process 0 of this job?") from None
+        except ConnectionResetError:
+            raise Unreachable("process 0 ended before all processes had joined") from None
+        finally:
+            if not self.jax_address:
+                await self._connection.close()
+        self.watchdog = Watchdog(self._job.process_id, {0: self._connection}, {0: self._job.host}, timeouts, end)
         self._listening = asyncio.ensure_future(self._listen())
         self._beating = asyncio.ensure_future(self.watchdog.beat())
 
@@ -423,7 +418,6 @@ class Follower:
 
     async def finish(self) -> None:
         """Notify process 0 that this process is done, and wait until all processes are done."""
-        assert self.watchdog is not None
         self._connection.send(Done())
         await self.watchdog.all_done.wait()
 
@@ -432,39 +426,11 @@ class Follower:
         self._connection.send(message)
         return [self._connection]
 
-    async def _connect(self, deadline: float, timeout: float) -> tuple[Connection, Challenge]:
-        async def greet(connection: Connection) -> tuple[Connection, Challenge]:
-            remaining = max(deadline - time.monotonic(), 0)
-            try:
-                async with asyncio.timeout(remaining):
-                    return connection, await self._client.challenge(connection)
-            except TimeoutError:
-                raise _unanswered(timeout) from None
-
-        try:
-            return await self._client.connect(self._job.host, self._job.port, deadline, greet)
-        except NotReached as error:
-            raise Unreachable(
-                f"process {self._job.process_id} could not reach it in {timeout:g} s ({error}); is the address right, "
-                "process 0 started, and the port open?"
-            ) from None
-
-    async def _join(self, connection: Connection, challenge: Challenge, deadline: float, timeout: float) -> str:
-        """Join the job, and return the address of JAX's coordinator. Raises the same errors as `meet`."""
-        try:
-            async with asyncio.timeout(max(deadline - time.monotonic(), 0) + _ANSWER_SECONDS):
-                return await self._client.join(connection, challenge)
-        except TimeoutError:
-            raise _unanswered(timeout) from None
-        except ConnectionResetError:
-            raise Unreachable("process 0 ended before all processes had joined") from None
-
     def _answer(self, number: int) -> asyncio.Future[Reply]:
         # The reply may arrive before this process waits for it.
         return self._answers.setdefault(number, asyncio.get_running_loop().create_future())
 
     async def _listen(self) -> None:
-        assert self.watchdog is not None
         async for message in self._connection.messages():
             self.watchdog.receive(0, message)
             if isinstance(message, Reply) and not (answer := self._answer(message.number)).done():
@@ -575,7 +541,3 @@ def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:
     ready, _, _ = select.select([proxy.stdout], [], [], _PROXY_SECONDS)
     line = proxy.stdout.readline() if ready else b""
     return proxy, f"{LOOPBACK}:{int(line)}" if line.strip().isdigit() else coordinator
-
-
-def _unanswered(timeout: float) -> Unreachable:
-    return Unreachable(f"no answer in {timeout:g} s; is it process 0 of this job?")

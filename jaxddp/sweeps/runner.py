@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
-from jaxddp.cluster.worker import Worker, shared_environment
-from jaxddp.cluster.worker_group import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, EventQueue, catch_signals
+from jaxddp.cluster.worker import DRAIN_SECONDS, Worker, read_ready, shared_environment
+from jaxddp.cluster.worker_group import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, catch_signals, taken
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.log import say
 from jaxddp.core.tpu import local_chips
@@ -29,7 +30,6 @@ _PRUNE_SECONDS = 1.0
 """Seconds between two questions whether a trial is to be pruned."""
 _DEATH_SECONDS = 30.0
 """The time that SIGKILL may take."""
-_DRAIN_SECONDS, _DRAIN_POLL_SECONDS = 1.0, 0.02
 _STOPPED = (PREEMPTED, 128 + signal.SIGINT, STOPPED_BEFORE_TRAINING, -signal.SIGTERM, -signal.SIGINT)
 """Exit codes after a request to stop."""
 
@@ -158,13 +158,7 @@ class TrialProcess:
     def close(self, deadline: float) -> None:
         """Kill the process if it still runs, and read its last output. `deadline` is a time of the monotonic clock."""
         self.worker.end(deadline)
-        # Only a process that left its group can still hold the pipe open.
-        give_up, output = time.monotonic() + _DRAIN_SECONDS, self.worker.output
-        while not output.has_ended and time.monotonic() < give_up:
-            if not output.read():
-                time.sleep(_DRAIN_POLL_SECONDS)
-        output.close()
-        self.worker.status.close()
+        self.worker.close(time.monotonic() + DRAIN_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -215,7 +209,6 @@ class Runner:
             JaxddpError: the source raised it. The running trials were asked to save and stop.
         """
         with catch_signals() as events, selectors.DefaultSelector() as self._selector:
-            self._selector.register(events, selectors.EVENT_READ)
             try:
                 self._stop_on_error(self._fill)
                 while self._running and time.monotonic() < self._kill_at:
@@ -261,14 +254,10 @@ class Runner:
         self._running.append(process)
         self._selector.register(process.worker.output, selectors.EVENT_READ, process.worker.output)
 
-    def _wait(self, events: EventQueue) -> None:
+    def _wait(self, events: SimpleQueue[signal.Signals]) -> None:
         """Copy available output, and handle signals."""
-        for key, _ in self._selector.select(_POLL_SECONDS):
-            if key.data is not None:
-                key.data.read()
-                if key.data.has_ended:
-                    self._selector.unregister(key.data)
-        for number in events.take_all():
+        read_ready(self._selector, _POLL_SECONDS)
+        for number in taken(events):
             if self._received is not None and number == signal.SIGINT:
                 self._kill_at = time.monotonic()
             elif self._received is None:

@@ -12,8 +12,9 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from jaxddp.core.errors import InputError, error_of
+from jaxddp.core.errors import InputError, Unreachable, error_of
 from jaxddp.core.wording import plural, show
+from jaxddp.wire.addresses import split_address
 from jaxddp.wire.messages import (
     BACKLOG,
     KEY,
@@ -35,12 +36,12 @@ from jaxddp.wire.messages import (
 
 LONGEST_OF_STRANGER, LONGEST = 1 << 16, 1 << 28
 """The maximum number of bytes of a message, before and after the peer has proved that it belongs to the job."""
-Result = TypeVar("Result")
+T = TypeVar("T")
 _FLUSH_SECONDS = 2.0
 _OTHER_FILES = 1024
 _HELLO_SECONDS = 5.0
 _MOST_PENDING = 64
-T = TypeVar("T")
+_OTHER_KEY = KEY + " differs from that of {0} 0; give all {1} of a job the same key"
 _RETRY_SECONDS, _CONNECT_SECONDS = 0.2, 5.0
 
 
@@ -86,7 +87,7 @@ class NetworkThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
         self._thread.start()
 
-    def result(self, coroutine: Coroutine[Any, Any, Result], seconds: float | None = None) -> Result:
+    def result(self, coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
         """Run a coroutine, and return its result. Raises TimeoutError if it takes longer than `seconds`."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(seconds)
 
@@ -122,24 +123,6 @@ def raise_file_limit(files: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
-async def start_server(
-    listener: socket.socket, serve: Callable[[Connection], Coroutine[Any, Any, None]]
-) -> asyncio.Server:
-    """Call `serve` for each connection, and close the connection afterwards."""
-
-    async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = Connection(reader, writer)
-        try:
-            await serve(connection)
-        except (OSError, asyncio.CancelledError):
-            # The peer is gone, or the server closes. Python 3.11 would print the traceback of a cancelled task.
-            pass
-        finally:
-            await connection.close()
-
-    return await asyncio.start_server(serve_and_close, sock=listener, backlog=BACKLOG)
-
-
 class Admission:
     """Authenticates clients.
 
@@ -158,21 +141,33 @@ class Admission:
     """
 
     def __init__(
-        self,
-        identity: Identity,
-        facts: Mapping[str, str],
-        noun: str,
-        *,
-        other_run: str,
-        advice: str,
-        expected: int = 0,
+        self, identity: Identity, facts: Mapping[str, str], noun: str, *, other_run: str, advice: str, expected: int = 0
     ):
         self._identity, self._facts, self._noun = identity, dict(facts), noun
         self._other_run, self._advice = other_run, advice
         self._most_pending, self._pending = _MOST_PENDING + expected, dict[asyncio.Task[None], None]()
         self.num_strangers = 0
 
-    async def authenticate(self, connection: Connection) -> Hello | None:
+    async def start_server(
+        self, listener: socket.socket, serve: Callable[[Connection, Hello], Coroutine[Any, Any, None]]
+    ) -> asyncio.Server:
+        """Call `serve` for the connection of each client of this job, and close the connection afterwards."""
+
+        async def serve_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            connection = Connection(reader, writer)
+            try:
+                hello = await self._authenticate(connection)
+                if hello is not None:
+                    await serve(connection, hello)
+            except (OSError, asyncio.CancelledError):
+                # The peer is gone, or the server closes. Python 3.11 would print the traceback of a cancelled task.
+                pass
+            finally:
+                await connection.close()
+
+        return await asyncio.start_server(serve_and_close, sock=listener, backlog=BACKLOG)
+
+    async def _authenticate(self, connection: Connection) -> Hello | None:
         """Return the hello of a client of this job; None for any other client, which is refused."""
         task = asyncio.current_task()
         assert task is not None
@@ -193,7 +188,7 @@ class Admission:
         if hello.run_id != self._identity.run_id:
             reason = self._other_run
         elif self._identity.key and not is_proven(hello, challenge, self._identity.key):
-            reason = other_key(self._noun)
+            reason = _OTHER_KEY.format(self._noun, plural(2, self._noun))
         else:
             return hello
         self.num_strangers += 1
@@ -213,46 +208,41 @@ class Admission:
         return None
 
 
-def other_key(noun: str) -> str:
-    """Return the error of a server or client whose peer has another key."""
-    return f"{KEY} differs from that of {noun} 0; give all {plural(2, noun)} of a job the same key"
-
-
-class NotReached(Exception):
-    """The server was not reached in time. The text is the error of the last attempt."""
-
-
 class Client:
     """Joins a job.
 
     Args:
+        coordinator: the `host:port` of the server.
         facts: values by name, which must be equal in the client and the server.
         noun: the noun for a client in messages: "process" or "machine".
         server: the server's description in the error about another program at its address, followed by advice.
+        started: what must have been started, in the error about a server that is not reached.
     """
 
-    def __init__(self, identity: Identity, facts: Mapping[str, str], *, noun: str, server: str):
-        self._identity, self._facts, self._noun = identity, facts, noun
-        self._wrong_server = f"the program at this address is not {server}"
+    def __init__(
+        self, identity: Identity, coordinator: str, facts: Mapping[str, str], noun: str, *, server: str, started: str
+    ):
+        self._identity, self._address, self._facts, self._noun = identity, split_address(coordinator), facts, noun
+        self._wrong_server, self._started = f"the program at this address is not {server}", started
 
-    async def connect(self, host: str, port: int, deadline: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
-        """Connect to a server, and return the result of `greet` for the connection.
+    async def connect(self, seconds: float, greet: Callable[[Connection], Awaitable[T]]) -> T:
+        """Connect to the server, and return the result of `greet` for the connection.
 
         After an OSError of the connection or of `greet`, this method tries again. Any error of `greet` closes the
         connection.
 
         Args:
-            deadline: when to stop trying, a time of the monotonic clock.
+            seconds: how long to try.
 
         Raises:
-            NotReached: no server was reached before `deadline`.
+            Unreachable: no server was reached in time.
             InputError: the host's name is invalid.
         """
-        reason = "no answer"
+        reason, deadline = "no answer", time.monotonic() + seconds
         while (remaining := deadline - time.monotonic()) > 0:
             try:
                 async with asyncio.timeout(min(remaining, _CONNECT_SECONDS)):
-                    connection = Connection(*await _open(host, port))
+                    connection = Connection(*await asyncio.open_connection(*self._address))
                 try:
                     return await greet(connection)
                 except BaseException:
@@ -262,8 +252,13 @@ class Client:
                 reason = f"its name cannot be resolved: {error.strerror}"
             except OSError as error:
                 reason = error.strerror or str(error) or reason
+            except UnicodeError:
+                raise InputError(f"there is no host {self._address[0]!r}; give its name or address") from None
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
-        raise NotReached(reason)
+        raise Unreachable(
+            f"{self._noun} {self._identity.process} could not reach it in {seconds:g} s ({reason}); is the address "
+            f"right, {self._started}, and the port open?"
+        )
 
     async def challenge(self, connection: Connection) -> Challenge:
         """Return the server's first message.
@@ -293,7 +288,7 @@ class Client:
         if not isinstance(answer, Welcome):
             raise InputError(self._wrong_server)
         if not is_from_server(answer, own_hello, self._identity.key):
-            raise InputError(other_key(self._noun))
+            raise InputError(_OTHER_KEY.format(self._noun, plural(2, self._noun)))
         return answer.jax_address
 
     async def _receive(self, connection: Connection) -> Any:
@@ -304,10 +299,3 @@ class Client:
         if message is None:
             raise ConnectionResetError("it closed the connection")
         return message
-
-
-async def _open(host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    try:
-        return await asyncio.open_connection(host, port)
-    except UnicodeError:
-        raise InputError(f"there is no host {host!r}; give its name or address") from None

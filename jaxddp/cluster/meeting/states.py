@@ -1,54 +1,205 @@
-"""The states of launchers, as pure functions of events: when and where processes start, and when a job ends.
+"""The launchers of a job: when and where processes start, and when the job ends.
 
 The launcher of machine 0 is the `Coordinator`, which decides. The others are `Agent`s, which carry out its decisions. A
-launcher that does not connect to other launchers is a coordinator, too.
+launcher that does not connect to other launchers is a coordinator, too. Both handle events sequentially, in the main
+thread.
 """
 
+import signal
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, NamedTuple
 
-from jaxddp.cluster.meeting.events import (
+from jaxddp.cluster.meeting.network import (
     Arrived,
-    Assignment,
     Disconnected,
-    Effect,
     Event,
-    JobEnded,
-    JoinGeneration,
-    LauncherMessage,
-    LocalEnded,
-    LocalFailed,
-    MachineEnded,
-    MachineFailed,
-    Notice,
-    RaiseError,
-    Reach,
-    Received,
-    SaveProcesses,
-    Say,
-    Send,
-    Signalled,
-    StartGeneration,
-    Stop,
-    StopProcesses,
-    TimePassed,
+    LauncherClient,
+    LauncherServer,
+    Network,
     Unreached,
-    shortened,
 )
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.worker_group import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, End
+from jaxddp.cluster.worker_group import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, End, Failure, WorkerGroup
 from jaxddp.core.errors import JaxddpError, Unreachable
+from jaxddp.core.log import say
 from jaxddp.core.wording import counted
+from jaxddp.wire.messages import ExitCode, Message, Number, ProcessCount, Shown
 
 LONGEST_DELAY = 60.0
 LONG_RUN = 600.0
 """After an attempt that ran for at least this many seconds, the delays begin again at the shortest."""
-Stage = Literal["gathering", "running", "delay", "over"]
-"""The stages: wait for machines; run a generation; wait before the next generation; the job has ended."""
+Stage = Literal["gathering", "running", "delay"]
+"""The stages: wait for machines; run a generation; wait before the next generation."""
 _ADMISSION_SECONDS = 60.0
 """The seconds in which machine 0 must admit this machine after a connection is established."""
+
+
+@dataclass(frozen=True)
+class Assignment(Message):
+    """The processes of a machine in a generation. A generation is one start of the whole job, numbered from 0.
+
+    Attributes:
+        first_rank: the rank of this machine's first process.
+        processes: the number of processes on all machines.
+        coordinator: the `host:port` of the coordinator, which differs between generations.
+        run_id: the id of the generation. A late process of an earlier generation has another id, and cannot join.
+    """
+
+    generation: Number
+    first_rank: Number
+    processes: ProcessCount
+    coordinator: str
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Stop(Message):
+    """A request to end the processes of a machine, because the processes of another machine ended.
+
+    If `saved`, the other machine's processes have saved, so these processes have time to save first.
+    """
+
+    generation: Number
+    saved: bool
+
+
+@dataclass(frozen=True)
+class Notice(Message):
+    """A line that every launcher prints."""
+
+    line: Shown
+
+
+@dataclass(frozen=True)
+class JobEnded(Message):
+    """The job has ended with this exit code."""
+
+    code: ExitCode
+
+
+@dataclass(frozen=True)
+class LocalStart:
+    """The assignment of this machine in one start of the whole job."""
+
+    assignment: Assignment
+    listener: socket.socket | None = None
+    """The listening socket of the coordinator, which process 0 of the job inherits."""
+
+
+class Member:
+    """What the launchers have in common. Times are those of the monotonic clock, in seconds.
+
+    Args:
+        events: the queue of events: `Event`s of other machines, and signals to this launcher.
+        network: the connections to other launchers; None if the launchers do not meet.
+
+    Attributes:
+        machine: the number of this machine.
+        is_over: whether the job has ended for this machine.
+        code: the exit code of the job, once it is over.
+        local_start: the start that this machine has to make.
+        group: the running processes of this machine, if any.
+    """
+
+    def __init__(
+        self,
+        options: Launch,
+        events: SimpleQueue[Any],
+        network: Network | None,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.options, self._events, self._network, self._clock = options, events, network, clock
+        self.machine, self.code, self.is_over, self._signalled = options.nr or 0, 1, False, False
+        self.local_start: LocalStart | None = None
+        self.group: WorkerGroup | None = None
+
+    @property
+    def wake(self) -> float | None:
+        """The time of the next call `handle(None)`; None if only other events are awaited."""
+        raise NotImplementedError
+
+    def last_messages(self, error: JaxddpError | None) -> list[Message]:
+        """Return the messages to send before the connections are closed. `error` ends this launcher, if any."""
+        raise NotImplementedError
+
+    def next_start(self) -> LocalStart | None:
+        """Wait for the next start of the job, and return this machine's part; None if the job is over.
+
+        Raises:
+            Unreachable: the other machines do not connect in time.
+            InputError: the options of the machines do not match, or an address is invalid.
+        """
+        self.handle(None)
+        while self.local_start is None and not self.is_over:
+            seconds = None if self.wake is None else max(0.0, self.wake - self._clock())
+            try:
+                self.handle(self._events.get(timeout=seconds))
+            except Empty:
+                self.handle(None)
+        local_start, self.local_start = self.local_start, None
+        return local_start
+
+    def run(self, group: WorkerGroup) -> None:
+        """Handle the events while the processes of this machine run, until all have ended."""
+        self.group = group
+        for event in group.watch(self._events):
+            if event is not None:
+                self.handle(Event(self.machine, event) if isinstance(event, Failure) else event)
+            if self.wake is not None and self._clock() >= self.wake:
+                self.handle(None)
+        self.group = None
+        self.handle(Event(self.machine, group.end()))
+
+    def close(self, error: JaxddpError | None = None) -> None:
+        """Disconnect from the other launchers. `error` is the error that ends this launcher, if any."""
+        if self._network is not None:
+            self._network.close(*self.last_messages(error))
+
+    def handle(self, event: Event | signal.Signals | None) -> None:
+        """Handle an event; a signal, which arrives while no process runs here; or None, at the time `wake`."""
+        if self.is_over:
+            return
+        if isinstance(event, signal.Signals):
+            say(f"jaxddp launch: {event.name}: no process runs here; this launcher ends")
+            self._signalled = True
+            self._end(128 + event)
+            return
+        self._handle(event)
+        if not self.is_over:
+            self._proceed()
+
+    def _handle(self, event: Event | None) -> None:
+        raise NotImplementedError
+
+    def _proceed(self) -> None:
+        """Take the next step, if the last event permits it."""
+        raise NotImplementedError
+
+    def _end(self, code: int) -> None:
+        self.is_over, self.code = True, code
+
+    def _give_up(self, error: JaxddpError, code: int, *, has_started: bool) -> None:
+        """End the job, because machines are not there. Without an earlier start, this is an error.
+
+        Raises:
+            JaxddpError: `error`.
+        """
+        self._end(code)
+        if not has_started:
+            raise error
+        say(f"jaxddp launch: {error}")
+
+    def _send(self, machine: int, message: Message) -> None:
+        if self._network is not None:
+            self._network.send(machine, message)
+
+    def _stop_here(self, *, saved: bool) -> None:
+        if self.group is not None:
+            self.group.stop_with_others(saved=saved)
 
 
 @dataclass(frozen=True)
@@ -78,51 +229,14 @@ class Budget:
         return min(2.0 ** min(self.in_a_row - 1, 10), LONGEST_DELAY) if self.in_a_row else 0.0
 
 
-@dataclass(frozen=True)
-class Restart:
+class Restart(NamedTuple):
     """A restart of the job after `budget.delay` seconds. `line` is the reason, which is printed."""
 
     budget: Budget
     line: str
 
 
-def decide(
-    ends: Mapping[int, End],
-    failure: End | None,
-    budget: Budget,
-    seconds: float,
-    *,
-    elastic: bool = False,
-    growing: bool = False,
-) -> int | Restart:
-    """Return the exit code of the job, or the restart that follows the start that ended.
-
-    Args:
-        ends: how the processes of each machine ended, by the machine's number.
-        failure: the first failure on any machine; None if no process failed.
-        seconds: how long the processes ran.
-        elastic: whether the job continues when a machine other than machine 0 is asked to stop.
-        growing: whether all processes were asked to save and stop, so that the next start has more machines.
-    """
-    if all(end.code == 0 for end in ends.values()):
-        return 0
-    leaving = [machine for machine, end in ends.items() if end.stop_requested]
-    code = PREEMPTED if failure is None else failure.code
-    if code == BAD_INPUT or any(end.user_exit for end in ends.values()) or (leaving and (0 in leaving or not elastic)):
-        return code
-    if leaving:
-        names = " and ".join(f"machine {machine}" for machine in sorted(leaving))
-        return Restart(replace(budget, in_a_row=0), f"{names} left; the other machines continue")
-    if growing and (failure is None or failure.code == STOPPED_BEFORE_TRAINING):
-        saved = "" if failure else "saved; "
-        return Restart(replace(budget, in_a_row=0), f"{saved}all processes restart with the new machines")
-    after = budget.after_failure(seconds)
-    if failure is None or after is None:
-        return code
-    return Restart(after, f"{failure.cause}; restart {after.used} of {after.most} in {after.delay:g} s")
-
-
-@dataclass(frozen=True)
+@dataclass
 class Generation:
     """The machines of a generation, and how their processes ended.
 
@@ -135,8 +249,8 @@ class Generation:
     """
 
     number: int = -1
-    members: tuple[int, ...] = ()
-    ends: Mapping[int, End] = field(default_factory=dict)
+    members: Sequence[int] = ()
+    ends: dict[int, End] = field(default_factory=dict)
     failure: End | None = None
     growing: bool = False
 
@@ -145,23 +259,43 @@ class Generation:
         """The members whose processes have not ended. It is empty unless the stage is "running"."""
         return set(self.members) - self.ends.keys()
 
-    def with_end(self, machine: int, end: End) -> "Generation":
-        """Return the generation after the processes of a machine have ended."""
-        return replace(self, ends={**self.ends, machine: end})
+    def decide(self, budget: Budget, seconds: float, *, elastic: bool = False) -> int | Restart:
+        """Return the exit code of the job, or the restart that follows this generation, which has ended.
 
-    def following(self, members: tuple[int, ...]) -> "Generation":
-        """Return the next generation, whose processes run on these machines."""
-        return Generation(self.number + 1, members)
+        Args:
+            seconds: how long the processes ran.
+            elastic: whether the job continues when a machine other than machine 0 is asked to stop.
+        """
+        ends, failure = self.ends.values(), self.failure
+        if all(end.code == 0 for end in ends):
+            return 0
+        leaving = [machine for machine, end in self.ends.items() if end.stop_requested]
+        code = PREEMPTED if failure is None else failure.code
+        if code == BAD_INPUT or any(end.user_exit for end in ends) or (leaving and (0 in leaving or not elastic)):
+            return code
+        if leaving:
+            names = " and ".join(f"machine {machine}" for machine in sorted(leaving))
+            return Restart(replace(budget, in_a_row=0), f"{names} left; the other machines continue")
+        if self.growing and (failure is None or failure.code == STOPPED_BEFORE_TRAINING):
+            saved = "" if failure else "saved; "
+            return Restart(replace(budget, in_a_row=0), f"{saved}all processes restart with the new machines")
+        after = budget.after_failure(seconds)
+        if failure is None or after is None:
+            return code
+        return Restart(after, f"{failure.cause}; restart {after.used} of {after.most} in {after.delay:g} s")
 
 
-@dataclass(frozen=True)
-class Coordinator:
-    """The state of the deciding launcher, with the protocol `jaxddp.cluster.meeting.events.State`.
+class Coordinator(Member):
+    """The deciding launcher.
+
+    Args:
+        processes: the number of processes on each machine.
+        sizes: the numbers of machines that the job may have.
+        name: the run id of the job.
+        listen: a function that returns the coordinator's listening socket and address. The socket is None if process 0
+            runs on another machine.
 
     Attributes:
-        processes: the number of processes on each machine.
-        sizes: the numbers of machines that the job may have, in ascending order.
-        name: the run id of the job.
         present: the host name of this machine and of each connected machine, by the machine's number.
         budget: the restarts of the job.
         stage_start: the time at which the stage began.
@@ -170,34 +304,25 @@ class Coordinator:
         grow_at: when to check whether newly connected machines can take part; None if no check is planned.
     """
 
-    options: Launch
-    processes: int
-    sizes: tuple[int, ...]
-    name: str
-    present: Mapping[int, str]
-    budget: Budget
-    stage_start: float
-    last_change: float
-    stage: Stage = "gathering"
-    generation: Generation = field(default_factory=Generation)
-    grow_at: float | None = None
-    code: int = 1
-
-    @classmethod
-    def initial(cls, options: Launch, processes: int, sizes: Sequence[int], name: str, now: float) -> "Coordinator":
-        """Return the initial state, in which only this machine is present."""
-        present, budget = {options.nr or 0: socket.gethostname()}, Budget(options.restarts)
-        allowed = tuple(sorted(sizes)) if options.launchers_meet else (1,)
-        return cls(options, processes, allowed, name, present, budget, now, now)
-
-    @property
-    def own_machine(self) -> int:
-        """The number of this machine."""
-        return self.options.nr or 0
-
-    @property
-    def is_over(self) -> bool:
-        return self.stage == "over"
+    def __init__(
+        self,
+        options: Launch,
+        events: SimpleQueue[Any],
+        network: LauncherServer | None,
+        processes: int,
+        sizes: Sequence[int],
+        name: str,
+        listen: Callable[[], tuple[socket.socket | None, str]],
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        super().__init__(options, events, network, clock)
+        self.processes, self.name, self._listen = processes, name, listen
+        self.sizes = sorted(sizes) if options.launchers_meet else [1]
+        self.present, self.budget = {self.machine: socket.gethostname()}, Budget(options.restarts)
+        self.stage: Stage = "gathering"
+        self.stage_start = self.last_change = self._clock()
+        self.generation = Generation()
+        self.grow_at: float | None = None
 
     @property
     def wake(self) -> float | None:
@@ -206,20 +331,9 @@ class Coordinator:
             return deadline if self._size is None else min(self.last_change + self.options.settle, deadline)
         return self.stage_start + self.budget.delay if self.stage == "delay" else self.grow_at
 
-    def after(self, event: Event, now: float) -> tuple["Coordinator", list[Effect]]:
-        effects: list[Effect] = []
-        if self.stage == "over":
-            return self, effects
-        state = self._handle(event, now, effects)
-        if state.stage == "running" and not state.generation.pending:
-            state = state._conclude(now, effects)
-        if state.stage == "gathering" and state._size == state.sizes[-1]:
-            state = state._start(now, effects)
-        return state, effects
-
-    def last_messages(self, error: JaxddpError | None) -> list[LauncherMessage]:
+    def last_messages(self, error: JaxddpError | None) -> list[Message]:
         if error is not None:
-            return [Notice(shortened(f"machine 0: {error}")), JobEnded(error.exit_code)]
+            return [Notice(f"machine 0: {error}"), JobEnded(error.exit_code)]
         return [JobEnded(self.code)]
 
     @property
@@ -227,259 +341,214 @@ class Coordinator:
         """The number of machines of the next generation; None if too few machines are present."""
         return max((size for size in self.sizes if size <= len(self.present)), default=None)
 
-    def _handle(self, event: Event, now: float, effects: list[Effect]) -> "Coordinator":
+    def _handle(self, event: Event | None) -> None:
         match event:
-            case Arrived(machine, host):
-                effects.append(Say(f"machine {machine} ({host}) is connected"))
-                grow_at = max(now, self.stage_start + self.options.join_after) if self.generation.pending else None
-                return replace(self, present={**self.present, machine: host}, last_change=now, grow_at=grow_at)
-            case Disconnected(machine, reason):
-                last_change = now if machine in self.present else self.last_change
-                state = replace(self, present=_without(self.present, machine), last_change=last_change)
-                return state._record_end(machine, End(1, f"machine {machine} {reason}"), effects)
-            case Received(machine, MachineFailed(number, code, cause)):
-                is_current = number == self.generation.number and machine in self.generation.pending
-                return self._record_failure(End(code, cause), effects) if is_current else self
-            case Received(machine, MachineEnded() as message):
-                return self._handle_end(machine, message, effects)
-            case LocalFailed(end):
-                return self._record_failure(end, effects)
-            case LocalEnded(end):
-                return self._record_end(self.own_machine, end, effects)
-            case Signalled(number):
-                effects.append(Say(f"{number.name}: no process runs here; this launcher ends"))
-                return replace(self, stage="over", code=128 + number)
-            case TimePassed():
-                return self._handle_time(now, effects)
-            case _:
-                return self
+            case Event(machine, Arrived(host)):
+                say(f"jaxddp launch: machine {machine} ({host}) is connected")
+                self.last_change, self.present[machine] = self._clock(), host
+                join_at = max(self.last_change, self.stage_start + self.options.join_after)
+                self.grow_at = join_at if self.generation.pending else None
+            case Event(machine, Disconnected(reason)):
+                if self.present.pop(machine, None) is not None:
+                    self.last_change = self._clock()
+                self._record_end(machine, End(1, f"machine {machine} {reason}"))
+            case Event(machine, Failure() as failure):
+                if failure.generation == self.generation.number and machine in self.generation.pending:
+                    self._record_failure(failure)
+            case Event(machine, End() as end):
+                self._handle_end(machine, end)
+            case None if self.wake is not None and self._clock() >= self.wake:
+                self._handle_time()
 
-    def _handle_time(self, now: float, effects: list[Effect]) -> "Coordinator":
-        if self.wake is None or now < self.wake:
-            return self
+    def _proceed(self) -> None:
+        if self.stage == "running" and not self.generation.pending:
+            self._conclude()
+        if self.stage == "gathering" and not self.is_over and self._size == self.sizes[-1]:
+            self._start()
+
+    def _handle_time(self) -> None:
         if self.stage == "gathering":
-            return self._give_up(effects) if self._size is None else self._start(now, effects)
-        if self.stage == "delay":
-            return replace(self, stage="gathering", stage_start=now)
-        return replace(self, grow_at=None)._grow(effects)
+            if self._size is not None:
+                self._start()
+                return
+            names = ", ".join(f"{machine} ({host})" for machine, host in sorted(self.present.items()))
+            came = (
+                f"{len(self.present)} of at least {counted(self.sizes[0], 'machine')} came in {self.options.wait:g} s"
+            )
+            line = f"--nodes {self.options.nodes}: {came}: {names}; start the others, or raise --wait"
+            self._give_up(Unreachable(line), self.code, has_started=self.generation.number >= 0)
+        elif self.stage == "delay":
+            self.stage, self.stage_start = "gathering", self._clock()
+        else:
+            self.grow_at = None
+            self._grow()
 
-    def _start(self, now: float, effects: list[Effect]) -> "Coordinator":
+    def _start(self) -> None:
         """Start the next generation on the first machines, as many of them as can share the batch."""
-        members = tuple(sorted(self.present)[: self._size])
-        generation = self.generation.following(members)
-        state = replace(self, stage="running", stage_start=now, generation=generation, grow_at=None)
+        number, members = self.generation.number + 1, sorted(self.present)[: self._size]
+        self.generation = Generation(number, members)
+        self.stage, self.stage_start, self.grow_at = "running", self._clock(), None
         if spare := sorted(self.present.keys() - set(members)):
-            names = " and ".join(f"machine {machine}" for machine in spare)
-            wait = "waits" if len(spare) == 1 else "wait"
-            state._notify_all(f"{names} {wait} as a spare: the job runs on {counted(len(members), 'machine')}", effects)
-        effects.append(StartGeneration(state._assignments()))
-        return state
-
-    def _assignments(self) -> dict[int, Assignment]:
-        number, members, each = self.generation.number, self.generation.members, self.processes
-        meets = self.options.launchers_meet
+            names, wait = (
+                " and ".join(f"machine {machine}" for machine in spare),
+                "waits" if len(spare) == 1 else "wait",
+            )
+            self._notify_all(f"{names} {wait} as a spare: the job runs on {counted(len(members), 'machine')}")
+        listener, address = self._listen()
+        each, meets = self.processes, self.options.launchers_meet
         # Launchers of several machines that do not meet share only the name of the job, and start the job only once.
         run_id = f"{self.name}.{number}" if number or meets else self.name
-        if not meets:
-            total = self.options.machines.most * each
-            return {self.own_machine: Assignment(number, self.own_machine * each, total, "", run_id)}
-        total = len(members) * each
-        return {machine: Assignment(number, index * each, total, "", run_id) for index, machine in enumerate(members)}
+        total = (len(members) if meets else self.options.machines.most) * each
+        for index, machine in enumerate(members):
+            first_rank = (index if meets else machine) * each
+            assignment = Assignment(number, first_rank, total, address, run_id)
+            if machine == self.machine:
+                self.local_start = LocalStart(assignment, listener)
+            else:
+                self._send(machine, assignment)
 
-    def _record_end(self, machine: int, end: End, effects: list[Effect]) -> "Coordinator":
+    def _record_end(self, machine: int, end: End) -> None:
         """Record that the processes of a machine have ended. If they failed, stop the other machines' processes."""
-        if machine not in self.generation.pending:
-            return self
-        state = replace(self, generation=self.generation.with_end(machine, end))
-        if end.code == PREEMPTED:
-            state._stop(effects, saved=True)
-            return state
-        return state._record_failure(end, effects) if end.code else state
+        if machine in self.generation.pending:
+            self.generation.ends[machine] = end
+            if end.code == PREEMPTED:
+                self._stop(saved=True)
+            elif end.code:
+                self._record_failure(end)
 
-    def _record_failure(self, failure: End, effects: list[Effect]) -> "Coordinator":
-        if self.generation.failure is not None:
-            return self
-        self._stop(effects, saved=False)
-        return replace(self, generation=replace(self.generation, failure=failure))
+    def _record_failure(self, failure: End) -> None:
+        if self.generation.failure is None:
+            self.generation.failure = failure
+            self._stop(saved=False)
 
-    def _stop(self, effects: list[Effect], *, saved: bool) -> None:
+    def _stop(self, *, saved: bool) -> None:
         for machine in sorted(self.generation.pending):
-            stop = Stop(self.generation.number, saved)
-            effects.append(StopProcesses(saved) if machine == self.own_machine else Send(machine, stop))
+            if machine == self.machine:
+                self._stop_here(saved=saved)
+            else:
+                self._send(machine, Stop(self.generation.number, saved))
 
-    def _handle_end(self, machine: int, message: MachineEnded, effects: list[Effect]) -> "Coordinator":
+    def _handle_end(self, machine: int, end: End) -> None:
         elastic, generation = self.options.machines.elastic, self.generation
-        # If the machine leaves the job, the later end of its connection does not change the state.
-        leaves = message.stop_requested and elastic
-        state = replace(self, present=_without(self.present, machine)) if leaves else self
-        if machine in generation.pending and (message.stop_requested or message.generation == generation.number):
-            end = End(message.code, message.cause, message.stop_requested, message.user_exit)
-            return state._record_end(machine, end, effects)
-        if message.stop_requested and not elastic and not generation.pending:
-            effects.append(Say(f"machine {machine}: {message.cause}"))
-            return replace(state, stage="over", code=message.code)
-        if message.stop_requested and machine in generation.ends:
+        if end.stop_requested and elastic:
+            # The machine leaves the job, so the later end of its connection does not change the state.
+            self.present.pop(machine, None)
+        if machine in generation.pending and (end.stop_requested or end.generation == generation.number):
+            self._record_end(machine, end)
+        elif end.stop_requested and not elastic and not generation.pending:
+            say(f"jaxddp launch: machine {machine}: {end.cause}")
+            self._end(end.code)
+        elif end.stop_requested and machine in generation.ends:
             # The processes of this machine have already ended. The signal takes effect when the processes of all other
             # machines have ended.
-            end = replace(generation.ends[machine], stop_requested=True)
-            return replace(state, generation=generation.with_end(machine, end))
-        return state
+            generation.ends[machine] = replace(generation.ends[machine], stop_requested=True)
 
-    def _grow(self, effects: list[Effect]) -> "Coordinator":
+    def _grow(self) -> None:
         """Ask all processes to save and stop, if the next generation can have more machines than this generation."""
-        size, generation = self._size, self.generation
-        if generation.growing or generation.failure or generation.ends:
-            return self
-        if size is None or size <= len(generation.members):
-            return self
-        self._notify_all(f"{size} machines are connected; all processes save, and restart on these machines", effects)
-        effects.append(SaveProcesses())
-        return replace(self, generation=replace(generation, growing=True))
+        size, generation = self._size or 0, self.generation
+        if generation.growing or generation.failure or generation.ends or size <= len(generation.members):
+            return
+        self._notify_all(f"{size} machines are connected; all processes save, and restart on these machines")
+        generation.growing = True
+        if self.group is not None:
+            self.group.save()
 
-    def _conclude(self, now: float, effects: list[Effect]) -> "Coordinator":
+    def _conclude(self) -> None:
         """Decide, after all processes of a generation have ended, whether the job ends or restarts after a delay."""
-        ended, ran = self.generation, now - self.stage_start
-        elastic = self.options.machines.elastic
-        verdict = decide(ended.ends, ended.failure, self.budget, ran, elastic=elastic, growing=ended.growing)
+        now, failure = self._clock(), self.generation.failure
+        verdict = self.generation.decide(self.budget, now - self.stage_start, elastic=self.options.machines.elastic)
         if isinstance(verdict, int):
-            return replace(self, stage="over", code=verdict)
-        self._notify_all(verdict.line, effects)
+            self._end(verdict)
+            return
+        self._notify_all(verdict.line)
+        self.stage, self.stage_start, self.budget = "delay", now, verdict.budget
         # If too few machines connect again, the launcher ends with this exit code.
-        code = PREEMPTED if ended.failure is None else ended.failure.code
-        return replace(self, stage="delay", stage_start=now, budget=verdict.budget, code=code)
+        self.code = PREEMPTED if failure is None else failure.code
 
-    def _give_up(self, effects: list[Effect]) -> "Coordinator":
-        names = ", ".join(f"{machine} ({host})" for machine, host in sorted(self.present.items()))
-        line = (
-            f"{len(self.present)} of at least {counted(self.sizes[0], 'machine')} came in {self.options.wait:g} "
-            f"s: {names}; start the others, or raise --wait"
-        )
-        never_started = self.generation.number < 0
-        effects.append(RaiseError(Unreachable(f"--nodes {self.options.nodes}: {line}")) if never_started else Say(line))
-        return replace(self, stage="over")
-
-    def _notify_all(self, line: str, effects: list[Effect]) -> None:
-        effects.append(Say(line))
-        others = sorted(self.present.keys() - {self.own_machine})
-        effects += [Send(machine, Notice(shortened(line))) for machine in others]
+    def _notify_all(self, line: str) -> None:
+        say(f"jaxddp launch: {line}")
+        for machine in sorted(self.present.keys() - {self.machine}):
+            self._send(machine, Notice(line))
 
 
-def _without(present: Mapping[int, str], machine: int) -> dict[int, str]:
-    return {other: host for other, host in present.items() if other != machine}
-
-
-@dataclass(frozen=True)
-class Agent:
-    """The state of a launcher that follows machine 0, with the protocol `jaxddp.cluster.meeting.events.State`.
+class Agent(Member):
+    """A launcher that follows machine 0.
 
     Attributes:
         is_connected: whether this launcher is connected to machine 0.
         was_connected: whether this launcher is or was connected to machine 0.
-        deadline: when to stop trying to connect to machine 0; None while this launcher does not try.
         is_running: whether processes run on this machine.
         generation: the number of the last generation in which this machine took part.
         end: how the processes of that generation ended; None while the processes run, and before the first generation.
-        stop_requested: whether this launcher received a signal to end.
         job_code: the exit code of the job; None until machine 0 sends it.
+        deadline: when to stop trying to connect to machine 0; None while this launcher does not try.
     """
 
-    options: Launch
-    is_connected: bool = False
-    was_connected: bool = False
-    deadline: float | None = None
-    is_running: bool = False
-    generation: int = 0
+    is_connected = was_connected = is_running = False
+    generation = 0
     end: End | None = None
-    stop_requested: bool = False
     job_code: int | None = None
-    is_over: bool = False
-    code: int = 1
+    deadline: float | None = None
 
     @property
     def wake(self) -> float | None:
         return self.deadline
 
-    def after(self, event: Event, now: float) -> tuple["Agent", list[Effect]]:
-        effects: list[Effect] = []
-        if self.is_over:
-            return self, effects
-        state = self._handle(event, now, effects)
-        if not state.is_over and not state.is_running and state.deadline is None:
-            state = state._decide_when_idle(now, effects)
-        return state, effects
-
-    def last_messages(self, error: JaxddpError | None) -> list[LauncherMessage]:
+    def last_messages(self, error: JaxddpError | None) -> list[Message]:
         if error is not None:
-            return [
-                MachineEnded(
-                    self.generation, error.exit_code, shortened(str(error)), stop_requested=False, user_exit=False
-                )
-            ]
-        if self.stop_requested:
-            return [MachineEnded(self.generation, self.code, "asked to stop", stop_requested=True, user_exit=False)]
+            return [End(error.exit_code, str(error), generation=self.generation)]
+        if self._signalled:
+            return [End(self.code, "asked to stop", stop_requested=True, generation=self.generation)]
         return []
 
-    def _handle(self, event: Event, now: float, effects: list[Effect]) -> "Agent":
+    def _handle(self, event: Event | None) -> None:
         match event:
-            case Arrived():
-                return replace(self, is_connected=True, was_connected=True, deadline=None)
-            case Disconnected(_, reason):
+            case Event(_, Arrived()):
+                self.is_connected, self.was_connected, self.deadline = True, True, None
+            case Event(_, Disconnected(reason)):
                 if self.job_code is None:
-                    effects.append(Say(f"machine 0 {reason}"))
-                effects.append(StopProcesses(saved=False))
-                return replace(self, is_connected=False)
-            case Unreached(error):
-                return self._give_up(error, effects)
-            case Received(_, message):
-                return self._handle_message(message, effects)
-            case LocalFailed(end):
-                effects.append(Send(0, MachineFailed(self.generation, end.code, shortened(end.cause))))
-                return self
-            case LocalEnded(end):
-                ended = MachineEnded(self.generation, end.code, shortened(end.cause), end.stop_requested, end.user_exit)
-                effects.append(Send(0, ended))
-                return replace(self, is_running=False, end=end)
-            case Signalled(number):
-                effects.append(Say(f"{number.name}: no process runs here; this launcher ends"))
-                return replace(self, is_over=True, code=128 + number, stop_requested=True)
-            case TimePassed():
-                if self.deadline is None or now < self.deadline:
-                    return self
-                return self._give_up(Unreachable(f"--coordinator {self.options.coordinator}: no answer"), effects)
+                    say(f"jaxddp launch: machine 0 {reason}")
+                self._stop_here(saved=False)
+                self.is_connected = False
+            case Event(_, Unreached(error)):
+                self._give_up(error, self._own_code, has_started=self.was_connected)
+            case Event(self.machine, Failure() as failure):
+                self._send(0, failure)
+            case Event(self.machine, End() as end):
+                self._send(0, end)
+                self.is_running, self.end = False, end
+            case Event(_, Notice(line)):
+                say(f"jaxddp launch: {line}")
+            case Event(_, Stop(generation, saved)) if generation == self.generation:
+                self._stop_here(saved=saved)
+            case Event(_, JobEnded(code)):
+                self._stop_here(saved=False)
+                self.job_code = code
+            case Event(_, Assignment() as assignment) if not self.is_running:
+                self.local_start = LocalStart(assignment)
+                self.is_running, self.generation, self.end = True, assignment.generation, None
+            case None if self.deadline is not None and self._clock() >= self.deadline:
+                error = Unreachable(f"--coordinator {self.options.coordinator}: no answer")
+                self._give_up(error, self._own_code, has_started=self.was_connected)
 
-    def _handle_message(self, message: object, effects: list[Effect]) -> "Agent":
-        match message:
-            case Notice(line):
-                effects.append(Say(line))
-            case Stop(generation, saved) if generation == self.generation:
-                effects.append(StopProcesses(saved))
-            case JobEnded(code):
-                effects.append(StopProcesses(saved=False))
-                return replace(self, job_code=code)
-            case Assignment() if not self.is_running:
-                effects.append(JoinGeneration(message))
-                return replace(self, is_running=True, generation=message.generation, end=None)
-            case _:
-                pass
-        return self
-
-    def _decide_when_idle(self, now: float, effects: list[Effect]) -> "Agent":
+    def _proceed(self) -> None:
         """Decide the next action while no process runs: end, connect to machine 0, or wait for a message."""
-        if self.job_code is not None:
-            return replace(self, is_over=True, code=self.job_code)
         options, end = self.options, self.end
-        if end is not None:
-            if end.stop_requested and (options.machines.elastic or not self.is_connected):
-                return replace(self, is_over=True, code=end.code)
-            if not self.is_connected and not options.restarts:
-                return replace(self, is_over=True, code=end.code or 1)
-        if self.is_connected:
-            return self
-        again = " again" if self.was_connected else ""
-        line = f"reaching machine 0 at {options.coordinator}{again}, for up to {options.wait:g} s"
-        effects += [Say(line), Reach(options.wait)]
-        return replace(self, deadline=now + options.wait + _ADMISSION_SECONDS)
+        if self.is_running or self.deadline is not None:
+            return
+        if self.job_code is not None:
+            self._end(self.job_code)
+        elif end is not None and end.stop_requested and (options.machines.elastic or not self.is_connected):
+            self._end(end.code)
+        elif end is not None and not self.is_connected and not options.restarts:
+            self._end(end.code or 1)
+        elif not self.is_connected:
+            again = " again" if self.was_connected else ""
+            say(f"jaxddp launch: reaching machine 0 at {options.coordinator}{again}, for up to {options.wait:g} s")
+            assert isinstance(self._network, LauncherClient)
+            self._network.reach(options.wait)
+            self.deadline = self._clock() + options.wait + _ADMISSION_SECONDS
 
-    def _give_up(self, error: JaxddpError, effects: list[Effect]) -> "Agent":
-        effects.append(Say(str(error)) if self.was_connected else RaiseError(error))
-        return replace(self, is_over=True, code=self.end.code if self.end and self.end.code else 1)
+    @property
+    def _own_code(self) -> int:
+        return self.end.code if self.end and self.end.code else 1
