@@ -15,7 +15,6 @@ from jaxddp.commands.train import Train
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range
-from jaxddp.sweeps.folder import SweepFile
 from jaxddp.sweeps.trials import Choices, Interval, Template, is_split, short_names, space_of, trial_name
 
 KEYS = options_of(Train)
@@ -91,8 +90,7 @@ def test_a_grid_has_every_combination_once_and_each_has_its_own_name(values):
     keys = list(values)
     template = Template(
         "digits",
-        (("--fixed", "1"), *((f"--{key}",) for key in keys)),
-        (None, *keys),
+        {"fixed": ("--fixed", "1"), **{key: (f"--{key}",) for key in keys}},
         {key: Choices(tuple(texts)) for key, texts in values.items()},
     )
     grid = [*template.grid()]
@@ -105,7 +103,7 @@ def test_a_grid_has_every_combination_once_and_each_has_its_own_name(values):
     assert all(re.fullmatch(r"[A-Za-z0-9._+=-]{1,200}", name) and name[0].isalpha() for name in names)
     for trial in grid:
         expected = [word for key in keys for word in (f"--{key}", trial[key])]
-        assert template.words(trial) == ("digits", "--fixed", "1", *expected)
+        assert template.words(trial) == ["digits", "--fixed", "1", *expected]
 
 
 texts = st.text("a/_ -5.epochs=", max_size=60)
@@ -130,7 +128,7 @@ def test_names_show_the_values_of_the_config():
 def words_of(*arguments: str) -> list[list[str]]:
     """Return the words of the trials of a grid after the config."""
     _, template = _split("digits", arguments)
-    return [list(template.words(values)[1:]) for values in template.grid()]
+    return [template.words(values)[1:] for values in template.grid()]
 
 
 def test_a_trial_has_the_words_of_the_user_with_one_value_for_each_option():
@@ -214,8 +212,6 @@ def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
         "[" * 500_000,
         *(f'{{"version": 1, "config": "digits", "trials": {t}}}' for t in trials),
     ):
-        with pytest.raises((ValueError, KeyError, TypeError, AttributeError)):
-            SweepFile.from_json(content.encode())
         (tmp_path / "sweep.json").write_text(content)
         assert f"{tmp_path}/sweep.json: is not the file of a sweep" in fails(command, capfd)
     (tmp_path / "metrics.jsonl").touch()

@@ -1,6 +1,5 @@
 """The processes of a sweep: trials that fail, stop, report bad input or are trained by another process."""
 
-import contextlib
 import json
 import os
 import signal
@@ -13,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.sweeps.folder import SweepFolder, TrialRecord, is_finished
+from jaxddp.sweeps.folder import SweepFolder
 from jaxddp.sweeps.queues import GridQueue
-from jaxddp.sweeps.runner import Runner, RunOptions, Slot, describe, slots
+from jaxddp.sweeps.runner import Runner, Slot, describe, slots
 from jaxddp.sweeps.trials import Trial
 from jaxddp.workdir.lock import locked
 
@@ -61,7 +60,7 @@ except BlockingIOError:
 
 
 def trials(*kinds: str) -> list[Trial]:
-    return [Trial(f"{number}-{kind}", {"kind": kind}, ("--kind", kind)) for number, kind in enumerate(kinds)]
+    return [Trial(f"{number}-{kind}", {"kind": kind}, ["--kind", kind]) for number, kind in enumerate(kinds)]
 
 
 class Sweeps:
@@ -74,9 +73,11 @@ class Sweeps:
     def queue(self, of: Sequence[Trial]) -> GridQueue:
         return GridQueue(SweepFolder(self.folder, "a config"), of)
 
+    def runner(self, queue: GridQueue, slots: Sequence[Slot] = (Slot(),), **options) -> Runner:
+        return Runner(self.folder, queue, slots, program=(sys.executable, "-S", str(self._script)), **options)
+
     def run(self, of: Sequence[Trial], jobs: int = 1, **options) -> int:
-        program = (sys.executable, "-S", str(self._script))
-        return Runner(self.folder, self.queue(of), RunOptions([Slot()] * jobs, program=program, **options)).run()
+        return self.runner(self.queue(of), [Slot()] * jobs, **options).run()
 
     def starts(self) -> list[int]:
         """Return how often each trial was started, in the order of their names."""
@@ -117,7 +118,7 @@ def test_finished_trials_are_skipped_and_failed_ones_are_started_again(sweeps, c
     assert sweeps.run(some, restarts=0) == 1
     assert sweeps.starts() == [1, 2, 3, 1]
     # The grid gets more values, and loses one.
-    more = [*trials("good", "fails-once"), Trial("9-good", {"kind": "good"}, ("--kind", "good"))]
+    more = [*trials("good", "fails-once"), Trial("9-good", {"kind": "good"}, ["--kind", "good"])]
     queue = sweeps.queue(more)
     assert queue.earlier == ["2-fails", "3-good"] and [trial.name for trial in queue.unfinished()] == ["9-good"]
     assert sweeps.run(more) == 0 and sweeps.starts() == [1, 2, 3, 1, 1]
@@ -145,9 +146,8 @@ def test_an_error_of_the_source_ends_the_sweep_and_the_running_trials_save(sweep
         return first()
 
     queue.next = next_trial  # type: ignore[method-assign]
-    options = RunOptions([Slot()] * 2, program=(sys.executable, "-S", str(sweeps._script)))
     with pytest.raises(Unreachable, match=r"^sweep\.json: cannot be written$"):
-        Runner(sweeps.folder, queue, options).run()
+        sweeps.runner(queue, [Slot()] * 2).run()
     assert json.loads((sweeps.folder / "0-waits" / "result.json").read_text())["status"] == "preempted"
 
 
@@ -187,11 +187,9 @@ def test_a_trial_of_another_process_is_left_to_it(sweeps, capfd):
     queue = sweeps.queue(some)
     trial = queue.next()
     assert trial is not None
-    with contextlib.ExitStack() as stack:
-        runner = Runner(sweeps.folder, queue, RunOptions([Slot()], program=(sys.executable, str(sweeps._script))))
-        queue.next = iter([trial, None]).__next__  # type: ignore[method-assign]
-        stack.enter_context(locked(sweeps.folder / "0-good"))
-        assert runner.run() == 0
+    queue.next = iter([trial, None]).__next__  # type: ignore[method-assign]
+    with locked(sweeps.folder / "0-good"):
+        assert sweeps.runner(queue).run() == 0
     assert "0-good: another process trains it" in capfd.readouterr().err
     assert not (sweeps.folder / "0-good" / "result.json").exists()
 
@@ -202,21 +200,26 @@ def test_two_sweeps_of_one_folder_claim_different_trials(sweeps):
     claimed = [queue.next() for queue in (first, second, first, second)]
     assert [trial and trial.name for trial in claimed] == ["0-good", "1-good", "2-good", None]
     # The claims end with the process.
-    first.folder.close()
+    first.folder.release("0-good")
     trial = second.next()
     assert trial is not None and trial.name == "0-good"
 
 
 def test_a_trial_with_other_arguments_is_not_finished(tmp_path):
-    (tmp_path / "result.json").write_text('{"status": "done"}')
-    words = ["digits", "--epochs", "2"]
-    assert is_finished(tmp_path, TrialRecord("a", {}, words, None, words))
+    folder, words, result = (
+        SweepFolder(tmp_path, "a config"),
+        ["digits", "--epochs", "2"],
+        tmp_path / "a" / "result.json",
+    )
+    result.parent.mkdir()
+    result.write_text('{"status": "done"}')
+    assert folder.is_finished(Trial("a", {}, words, finished_words=words))
     # Without the sweep, the trial may have had other arguments.
     for others in (None, ["digits", "--epochs", "1"]):
-        assert not is_finished(tmp_path, TrialRecord("a", {}, words, None, others))
+        assert not folder.is_finished(Trial("a", {}, words, finished_words=others))
     for content in ('{"status": "preempted"}', "[]", "{"):
-        (tmp_path / "result.json").write_text(content)
-        assert not is_finished(tmp_path, TrialRecord("a", {}, words, None, words))
+        result.write_text(content)
+        assert not folder.is_finished(Trial("a", {}, words, finished_words=words))
 
 
 def test_each_trial_has_its_share_of_the_cores(sweeps, monkeypatch):
@@ -226,8 +229,7 @@ def test_each_trial_has_its_share_of_the_cores(sweeps, monkeypatch):
         pytest.skip("one core")
     places = slots(2)
     assert sorted(core for place in places for core in place.cores) == cores
-    program = (sys.executable, "-S", str(sweeps._script))
-    assert Runner(sweeps.folder, sweeps.queue(trials("good", "good")), RunOptions(places, program=program)).run() == 0
+    assert sweeps.runner(sweeps.queue(trials("good", "good")), places).run() == 0
     lines = {(sweeps.folder / name / "starts").read_text() for name in ("0-good", "1-good")}
     assert lines == {f"1 {sorted(place.cores)}\n" for place in places}
     assert describe(places).startswith("2 side by side, each with ") and describe(slots(1)) == "one after another"

@@ -9,8 +9,8 @@ import pytest
 from support.reports import write_run
 
 from jaxddp.core.errors import InputError
-from jaxddp.sweeps.folder import SweepFolder, report, result_of, rows_of, seed_table, table, write_results
-from jaxddp.sweeps.queues import SearchOptions, SearchQueue, Tried, should_prune, suggestion
+from jaxddp.sweeps.folder import SweepFolder, report, seed_table, table, write_results
+from jaxddp.sweeps.queues import SearchQueue, Tried, should_prune, suggestion
 from jaxddp.sweeps.trials import Choices, Interval, Trial, trial_name
 
 pytest.importorskip("optuna", reason="optuna is missing: pip install 'jaxddp[search]'")
@@ -20,13 +20,11 @@ SPACES = {RATE: Interval(1e-4, 1, log=True), WIDTH: Interval(8, 64, whole=True),
 
 
 def make_trial(values: Mapping[str, str]) -> Trial:
-    return Trial(trial_name(values), dict(values), tuple(f"--{key}={word}" for key, word in values.items()))
+    return Trial(trial_name(values), dict(values), [f"--{key}={word}" for key, word in values.items()])
 
 
 def queue(folder: Path, trials: int, spaces=SPACES, *, lowest: bool = False, **more) -> SearchQueue:
-    return SearchQueue(
-        SweepFolder(folder, "a config"), spaces, make_trial, SearchOptions(trials, **more), lowest=lowest
-    )
+    return SearchQueue(SweepFolder(folder, "a config"), spaces, make_trial, trials, lowest=lowest, **more)
 
 
 def next_of(search: SearchQueue) -> Trial:
@@ -73,21 +71,19 @@ def test_a_search_that_is_stopped_continues_with_the_same_suggestions(tmp_path):
     whole = queue(tmp_path / "whole", 12)
     while (trial := whole.next()) is not None:
         train(whole, trial)
-    expected = [*whole.folder.read().records]
+    expected = [*whole.folder.read()]
     assert len(expected) == 12
     while True:
         # Each part ends during a trial, which the next part continues.
         part = queue(tmp_path / "parts", 12)
         trial = part.next()
-        part.folder.close()
-        part = queue(tmp_path / "parts", 12)
-        again = part.next()
-        assert (again and again.name) == (trial and trial.name)
-        if again is None:
+        if trial is None:
             break
-        train(part, again)
-        part.folder.close()
-    assert [*part.folder.read().records] == expected and part.unfinished() == []
+        part.folder.release(trial.name)
+        part = queue(tmp_path / "parts", 12)
+        assert next_of(part).name == trial.name
+        train(part, trial)
+    assert [*part.folder.read()] == expected and part.unfinished() == []
     # More trials continue it, and another seed suggests others.
     assert next_of(queue(tmp_path / "parts", 13)).name not in expected
     assert next_of(queue(tmp_path / "other", 12, seed=5)).name != expected[0]
@@ -123,7 +119,7 @@ def test_a_suggestion_that_the_config_rejects_is_left_out(tmp_path, capfd):
             raise InputError("lars: has no effect")
         return make_trial(values)
 
-    search = SearchQueue(SweepFolder(tmp_path, "a config"), SPACES, refuse_lars, SearchOptions(6), lowest=False)
+    search = SearchQueue(SweepFolder(tmp_path, "a config"), SPACES, refuse_lars, 6, lowest=False)
     for _ in range(6):
         train(search, next_of(search))
     assert search.next() is None
@@ -171,14 +167,14 @@ def test_a_pruned_trial_is_not_continued(tmp_path):
     assert not search.should_prune(trial)  # This validation was compared.
     write_trial(tmp_path / trial.name, [0.1, 0.1], status=None)
     assert not search.should_prune(trial)  # No other trial has two validations.
-    search.folder.close()
+    search.folder.release(trial.name)
     search = queue(tmp_path, 7, prune=True)
     assert next_of(search).name == trial.name
     assert search.should_prune(trial)
     assert not queue(tmp_path, 7).should_prune(trial)
     search.record_end(trial, "pruned")
     assert search.next() is None and search.unfinished() == []
-    assert rows_of(tmp_path, search.folder.read())[-1].status == "pruned"
+    assert search.folder.results()[-1].status == "pruned"
 
 
 def test_a_search_without_validations_ends(tmp_path):
@@ -200,10 +196,10 @@ def test_a_missing_optuna_is_one_line(tmp_path, monkeypatch):
 def sweep_of_seeds(folder: Path) -> SweepFolder:
     """Write a sweep of two rates and two seeds, and of a trial that was not started."""
     sweep = SweepFolder(folder, "digits")
-    with sweep.changed() as content:
+    with sweep.changed() as known:
         for rate, seed in ((0.1, 0), (0.1, 1), (0.2, 0), (0.2, 1), (0.3, 0)):
             trial = make_trial({RATE: str(rate), "seed": str(seed)})
-            content.add(trial)
+            known[trial.name] = trial
             if rate < 0.3:
                 write_run(folder / trial.name, seed, status="done", optimizer={"learning_rate": rate})
                 write_trial(folder / trial.name, [0.2, rate + seed / 10, 0.1])
@@ -211,8 +207,8 @@ def sweep_of_seeds(folder: Path) -> SweepFolder:
 
 
 def test_the_table_has_the_best_trial_first_and_the_means_over_seeds(tmp_path):
-    content = sweep_of_seeds(tmp_path).read()
-    rows = rows_of(tmp_path, content)
+    sweep = sweep_of_seeds(tmp_path)
+    rows = sweep.results()
     titles, cells = table(rows)
     assert titles[:5] == ["learning_rate", "seed", "status", "best val", "at step"]
     assert [row[:5] for row in cells] == [
@@ -225,7 +221,7 @@ def test_the_table_has_the_best_trial_first_and_the_means_over_seeds(tmp_path):
     seeds = seed_table(rows)
     assert seeds is not None and seeds[0] == ["learning_rate", "seeds", "mean best val", "standard deviation"]
     assert seeds[1] == [["0.2", "2", "top1 25.00%", "7.07%"], ["0.1", "2", "top1 20.00%", "0.00%"]]
-    assert len(rows_of(tmp_path, content, [rows[-1].record.name])) == 4
+    assert len(sweep.results([rows[-1].trial.name])) == 4
     assert seed_table(rows[-1:]) is None
 
 
@@ -233,30 +229,31 @@ def test_the_means_are_of_trials_that_differ_in_their_seed_alone(tmp_path):
     sweep = SweepFolder(tmp_path, "digits")
     for seed, devices in enumerate(("2", "4")):
         trial = make_trial({"parallel.devices": devices, "seed": str(seed)})
-        with sweep.changed() as content:
-            content.add(trial)
+        with sweep.changed() as known:
+            known[trial.name] = trial
         write_run(tmp_path / trial.name, seed, status="done", parallel={"devices": int(devices)})
         write_trial(tmp_path / trial.name, [0.5])
-    assert seed_table(rows_of(tmp_path, sweep.read())) is None
+    assert seed_table(sweep.results()) is None
 
 
 @pytest.mark.parametrize("ended", ["failed", "pruned"])
 def test_a_mean_over_seeds_leaves_out_trials_that_are_not_done(ended, tmp_path):
     sweep = sweep_of_seeds(tmp_path)
     last = make_trial({RATE: "0.2", "seed": "1"}).name
-    sweep.update(last, ended=ended)
+    with sweep.changed() as known:
+        known[last].ended = ended
     result = json.loads((tmp_path / last / "result.json").read_text())
     status = "preempted" if ended == "pruned" else "failed"
     (tmp_path / last / "result.json").write_text(json.dumps(result | {"status": status}))
-    rows = rows_of(tmp_path, sweep.read())
+    rows = sweep.results()
     seeds = seed_table(rows)
-    assert [row.status for row in rows if row.record.name == last] == [ended]
+    assert [row.status for row in rows if row.trial.name == last] == [ended]
     assert seeds is not None
     assert seeds[1] == [["0.1", "2", "top1 20.00%", "0.00%"], ["0.2", "1", "top1 20.00%", "-"]]
 
 
 def test_results_and_a_report_are_written(tmp_path, monkeypatch):
-    rows = rows_of(tmp_path, sweep_of_seeds(tmp_path).read())
+    rows = sweep_of_seeds(tmp_path).results()
     write_results(tmp_path, rows)
     lines = (tmp_path / "results.csv").read_text().splitlines()
     assert lines[0] == f"trial,{RATE},seed,status,metric,best,step,seconds"
@@ -271,6 +268,7 @@ def test_results_and_a_report_are_written(tmp_path, monkeypatch):
 
 def test_the_outcome_of_a_trial_follows_its_own_goal(tmp_path):
     write_trial(tmp_path / "a", [0.1, 0.4, 0.2])
-    result = result_of(tmp_path / "a")
-    assert (result.metric, result.lowest, result.best, result.values) == ("top1", False, 0.4, (0.1, 0.4, 0.2))
-    assert str(result) == "top1 40.00%" and str(result_of(tmp_path / "none")) == "-"
+    sweep = SweepFolder(tmp_path, "a config")
+    result, none = (sweep.result(Trial(name, {}, [])) for name in ("a", "none"))
+    assert (result.metric, result.lowest, result.best, result.values) == ("top1", False, 0.4, [0.1, 0.4, 0.2])
+    assert (str(result), str(none)) == ("top1 40.00%", "-")

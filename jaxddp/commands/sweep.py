@@ -20,9 +20,9 @@ from jaxddp.core.ranges import Range, Seed
 from jaxddp.core.wording import counted, some
 from jaxddp.recipe.sources import is_built_in, recipe_path
 from jaxddp.reports.run_files import is_run
-from jaxddp.sweeps.folder import RESULTS, SweepFolder, report, rows_of, seed_table, table, write_results
-from jaxddp.sweeps.queues import GridQueue, SearchOptions, SearchQueue
-from jaxddp.sweeps.runner import Runner, RunOptions, describe, slots
+from jaxddp.sweeps.folder import RESULTS, SweepFolder, report, seed_table, table, write_results
+from jaxddp.sweeps.queues import GridQueue, SearchQueue
+from jaxddp.sweeps.runner import Runner, describe, slots
 from jaxddp.sweeps.trials import MOST_TRIALS, Template, Trial, space_of, trial_name
 
 _GOAL = "checkpoint.best"
@@ -94,23 +94,21 @@ def _split(name: str, rest: Sequence[str]) -> tuple[list[str], Template]:
     own_keys, keys = options_of(Sweep), options_of(Train)
     entries = by_key(rest, keys | own_keys)
     own = [word for key, words in entries if key in own_keys for word in words]
+    others = [(key, words) for key, words in entries if key not in own_keys]
     texts: dict[str, list[str]] = {}
-    for key, words in entries:
-        option, equals, value = words[0].partition("=")
-        values = [value] if equals else words[1:]
-        if key in keys and key not in own_keys and len(values) == 1 and option.startswith("--"):
-            texts.setdefault(key, []).append(values[0])
+    for key, (word, *values) in others:
+        option, equals, value = word.partition("=")
+        if key in keys and option.startswith("--") and (equals or len(values) == 1):
+            texts.setdefault(key, []).append(value if equals else values[0])
     spaces = {key: space for key in texts if (space := space_of(key, keys[key], texts[key])) is not None}
-    template, kept_keys = list[tuple[str, ...]](), list[str | None]()
-    for key, words in entries:
-        if key in own_keys or (key in spaces and key in kept_keys):
-            continue
+    template = dict[str, tuple[str, ...]]()
+    for number, (key, words) in enumerate(others):
         option, equals, _ = words[0].partition("=")
-        if key in spaces and is_flag(keys[key]):
-            option = format_option(key)
-        template.append((option + equals,) if key in spaces else tuple(words))
-        kept_keys.append(key if key in spaces else None)
-    return own, Template(name, tuple(template), tuple(kept_keys), spaces)
+        if key in spaces:
+            template.setdefault(key, ((format_option(key) if is_flag(keys[key]) else option) + equals,))
+        else:
+            template[f"#{number}"] = tuple(words)
+    return own, Template(name, template, spaces)
 
 
 def _check(options: Sweep, template: Template) -> None:
@@ -118,7 +116,7 @@ def _check(options: Sweep, template: Template) -> None:
     if not template.spaces:
         parse_recipe(Train, "jaxddp train", [*template.words({}), "--workdir", str(options.workdir)])
         raise InputError("sweep: no option has several values; give some, such as --lr 1e-3,3e-3 or --seed 0:3")
-    if "resume" in {key_of_option(word) for entry in template.entries for word in entry[:1]}:
+    if "resume" in {key_of_option(words[0]) for words in template.entries.values()}:
         raise InputError("--resume: a sweep always resumes its trials; leave it out")
     if _GOAL in template.spaces:
         raise InputError(Key(_GOAL), ": the trials of a sweep are compared by it; give one value")
@@ -167,9 +165,9 @@ def _one_by_one(options: Sweep, template: Template, folder: SweepFolder) -> int:
     trial, _ = _trial(template, grid[options.index], options.workdir)
     if code := train(trial.command(options.workdir)[1:]):
         return code
-    with folder.changed() as content:
-        content.add(trial)
-        content.records[trial.name].finished_words = list(trial.words)
+    trial.finished_words = trial.words
+    with folder.changed() as known:
+        known[trial.name] = trial
     return 0
 
 
@@ -180,13 +178,13 @@ def _search(options: Sweep, template: Template, folder: SweepFolder) -> SearchQu
     for key, space in template.spaces.items():
         for word in space.words[1:]:
             _trial(template, first | {key: word}, options.workdir)
-    found = SearchOptions(options.trials or 1, options.search_seed, options.prune)
     lowest = config.checkpoint.goal(averages=config.train.ema is not None).lowest
 
     def make_trial(values: Mapping[str, str]) -> Trial:
         return _trial(template, values, options.workdir)[0]
 
-    return SearchQueue(folder, template.spaces, make_trial, found, lowest=lowest)
+    search = {"lowest": lowest, "seed": options.search_seed, "prune": options.prune}
+    return SearchQueue(folder, template.spaces, make_trial, options.trials or 1, **search)
 
 
 def _run(options: Sweep, queue: GridQueue) -> int:
@@ -195,11 +193,10 @@ def _run(options: Sweep, queue: GridQueue) -> int:
     say(f"jaxddp sweep: {queue.summary()}, {describe(places)}, in {options.workdir}")
     if queue.earlier:
         say(f"jaxddp sweep: of an earlier command, not continued: {some(queue.earlier)}")
-    how = RunOptions(places, options.restarts, options.save_grace, options.verbose)
-    code = Runner(options.workdir, queue, how).run()
+    code = Runner(options.workdir, queue, places, options.restarts, options.save_grace, options.verbose).run()
     if queue.error is not None:
         raise queue.error
-    rows = rows_of(options.workdir, queue.folder.read(), queue.earlier)
+    rows = queue.folder.results(queue.earlier)
     write_results(options.workdir, rows)
     print_table(*table(rows))
     if (seeds := seed_table(rows)) is not None:

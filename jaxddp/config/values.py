@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key, about
-from jaxddp.core.ranges import Range, real_number
+from jaxddp.core.ranges import Range, real_number, whole_number
 from jaxddp.core.wording import nearest
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
 def read_number(text: str, kind: Any, key: str) -> float:
     """Parse a number of a type with a range, such as `Share`. Raises: InputError if the text is no such number."""
     try:
-        value: Any = real_number(text)
+        value: Any = whole_number(text) if bare(kind) is int else real_number(text)
     except ValueError:
         value = text
     return checked(value, kind, key)

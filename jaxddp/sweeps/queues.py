@@ -7,22 +7,20 @@ pruner its `MedianPruner`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.log import say
 from jaxddp.core.wording import counted, not_installed
-from jaxddp.sweeps.folder import SweepFile, SweepFolder, TrialRecord, is_finished, result_of
+from jaxddp.sweeps.folder import SweepFolder
 from jaxddp.sweeps.trials import Space, Trial, TrialEnd
 
 if TYPE_CHECKING:
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
-SearchState = Literal["running", "done", "pruned", "failed"]
 _ATTEMPTS = 20
 """The number of suggestions after which a search has no new values."""
 
@@ -35,32 +33,33 @@ class GridQueue:
     Attributes:
         folder: the folder of the sweep.
         earlier: the names of the trials in the file of the sweep that are not in this grid.
+        total: the number of trials.
         error: the reason why the sweep ended early; None if it did not.
     """
 
-    def __init__(self, folder: SweepFolder, trials: Sequence[Trial] = ()):
-        self.folder, self._trials = folder, {trial.name: trial for trial in trials}
-        self._ended = set[str]()
+    _final: tuple[TrialEnd, ...] = ()
+    """The ends, besides "done", after which a trial is not started again by the next command."""
+
+    def __init__(self, folder: SweepFolder, trials: Sequence[Trial]):
+        self.folder, self._names = folder, [trial.name for trial in trials]
+        self.total, self._ended = len(trials), set[str]()
         self.error: InputError | None = None
-        with folder.changed() as content:
-            self.earlier = [name for name in content.records if name not in self._trials]
+        with folder.changed() as known:
+            self.earlier = [name for name in known if name not in self._names]
             for trial in trials:
-                content.add(trial)
+                # The options of the command may have changed since a known trial was added.
+                record = known.setdefault(trial.name, trial)
+                record.values, record.words = trial.values, trial.words
 
     def summary(self) -> str:
         """Return the number of trials, and how many have finished."""
-        finished = len(self._trials) - len(self.unfinished())
-        return f"{counted(len(self._trials), 'trial')}" + (f" ({finished} finished)" if finished else "")
+        finished = self._num_finished()
+        return counted(self.total, "trial") + (f" ({finished} finished)" if finished else "")
 
     def unfinished(self) -> list[Trial]:
         """Return the trials that have not finished, and those that this process runs."""
-        records = self.folder.read().records
-
-        def is_open(trial: Trial) -> bool:
-            name = trial.name
-            return self.folder.is_claimed(name) or not is_finished(self.folder.directory / name, records[name])
-
-        return [*filter(is_open, self._trials.values())]
+        trials = self._own(self.folder.read())
+        return [trial for trial in trials if trial.name in self.folder.claims or self._state(trial) == "running"]
 
     def next(self) -> Trial | None:
         """Return the trial to start next; None if there is none at present."""
@@ -71,178 +70,135 @@ class GridQueue:
 
     def record_end(self, trial: Trial, end: TrialEnd) -> None:
         """Record and print the end of a trial that `next` returned. The error of a failed trial is already printed."""
-        if end == "done":
-            self.folder.update(trial.name, finished_words=list(trial.words))
+        with self.folder.changed() as known:
+            if end == "done":
+                known[trial.name].finished_words = trial.words
+            elif end in self._final:
+                known[trial.name].ended = end
         self._ended.add(trial.name)
         self.folder.release(trial.name)
         if end == "elsewhere":
             say(f"{trial.name}: another process trains it")
         elif end not in ("failed", "bad input"):
-            say(f"{trial.name}: {end}, {result_of(self.folder.directory / trial.name)} ({self._progress()})")
+            say(f"{trial.name}: {end}, {self.folder.result(trial)} ({self._num_finished()} of {self.total})")
 
     def should_prune(self, trial: Trial) -> bool:
         """Return whether a running trial is to be pruned."""
         return False
 
-    def _progress(self) -> str:
-        return f"{len(self._trials) - len(self.unfinished())} of {len(self._trials)}"
+    def _own(self, known: Mapping[str, Trial]) -> list[Trial]:
+        """Return the trials of this command among those of the file."""
+        return [known[name] for name in self._names]
+
+    def _state(self, trial: Trial) -> str:
+        """Return "done", the end in `_final`, or "running" for a trial that is to be started or runs."""
+        return "done" if self.folder.is_finished(trial) else (trial.ended if trial.ended in self._final else "running")
+
+    def _num_finished(self) -> int:
+        return len(self._own(self.folder.read())) - len(self.unfinished())
 
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """How a search suggests trials.
-
-    Attributes:
-        trials: the number of trials, over all hosts and all starts of the sweep.
-        seed: the seed of the suggestions.
-        prune: whether trials are ended early by their validations.
-    """
-
-    trials: int
-    seed: int = 0
-    prune: bool = False
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A trial of a search.
-
-    Attributes:
-        values: the word of each key.
-        measured: the values of the metric at each validation so far, the oldest first.
-        best: the value at the best validation; None if there is none, or if the trial runs.
-    """
+class Tried(NamedTuple):
+    """A trial of a search."""
 
     values: Mapping[str, str]
-    state: SearchState
+    """The word of each key."""
+    state: str
+    """"running", "done", "pruned" or "failed"."""
     measured: Sequence[float] = ()
+    """The values of the metric at each validation so far, the oldest first."""
     best: float | None = None
+    """The value at the best validation; None if there is none, or if the trial runs."""
 
 
 class SearchQueue(GridQueue):
     """The trials of a search. One that another process began and did not finish comes before a new suggestion.
 
-    Attributes:
-        earlier: the names of the trials in the file of the sweep whose values are outside the present spaces.
-
     Args:
+        spaces: the values of each key. Trials in the file of the sweep with values outside them are not used.
         make_trial: returns the trial for the word of each key.
+        total: the number of trials, over all hosts and all starts of the sweep.
         lowest: whether a lower value of the metric is better.
+        seed: the seed of the suggestions.
+        prune: whether trials are ended early by their validations.
 
     Raises:
         InputError: Optuna is not installed, or the file of the sweep belongs to another config.
     """
+
+    _final = ("pruned", "failed")
 
     def __init__(
         self,
         folder: SweepFolder,
         spaces: Mapping[str, Space],
         make_trial: Callable[[Mapping[str, str]], Trial],
-        options: SearchOptions,
+        total: int,
         *,
         lowest: bool,
+        seed: int = 0,
+        prune: bool = False,
     ):
         try:
             import optuna  # noqa: F401
         except ModuleNotFoundError as error:
             raise InputError(f"sweep: {not_installed(str(error.name), 'search')}") from None
-        self.folder, self._spaces, self._make_trial = folder, spaces, make_trial
-        self._options, self._lowest, self._is_exhausted = options, lowest, False
+        self._spaces, self._make_trial = spaces, make_trial
+        self._lowest, self._seed, self._prune, self._is_exhausted = lowest, seed, prune, False
         # The number of validations of each trial that were compared with those of the other trials.
         self._checked = dict[str, int]()
-        # The options of the command may have changed since the trials were suggested.
-        super().__init__(folder, [make_trial(record.values) for record in self._records(folder.read())])
-
-    def summary(self) -> str:
-        """Return the number of trials, and how many were suggested before."""
-        suggested = len(self._records(self.folder.read()))
-        return f"{counted(self._options.trials, 'trial')}" + (f" ({suggested} suggested before)" if suggested else "")
-
-    def unfinished(self) -> list[Trial]:
-        """Return the trials that were suggested and have not ended."""
-        return [self._trial(record) for record in self._records(self.folder.read()) if self._state(record) == "running"]
+        super().__init__(folder, [make_trial(trial.values) for trial in self._own(folder.read())])
+        self.total = total
 
     def next(self) -> Trial | None:
-        with self.folder.changed() as content:
-            records = self._records(content)
-            for record in records:
-                is_open = record.name not in self._ended and self._state(record) == "running"
-                if is_open and self.folder.claim(record.name):
-                    return self._trial(record)
-            is_complete = len(records) >= self._options.trials
-            if is_complete or self._is_exhausted or self.error is not None:
-                return None
-            return self._new_trial(content, records)
+        if (trial := super().next()) is not None or self._is_exhausted or self.error is not None:
+            return trial
+        with self.folder.changed() as known:
+            tried = [*map(self._tried, self._own(known))]
+            for attempt in range(_ATTEMPTS if len(tried) < self.total else 0):
+                values = suggestion(self._spaces, tried, lowest=self._lowest, seed=self._seed, attempt=attempt)
+                try:
+                    trial = self._make_trial(values)
+                except InputError as error:
+                    # Each value was checked beside the first values of the other keys, not beside these.
+                    say(f"jaxddp sweep: a suggestion is left out: {error}")
+                    continue
+                if trial.name not in known:
+                    self.folder.claim(trial.name)
+                    known[trial.name] = trial
+                    return trial
+            if len(tried) < self.total:
+                self._is_exhausted = True
+                say(f"jaxddp sweep: after {counted(len(tried), 'trial')}, the search suggests no new values")
+        return None
 
     def record_end(self, trial: Trial, end: TrialEnd) -> None:
-        if end == "done":
-            self.error = self.error or self._fault(trial)
-        elif end in ("pruned", "failed"):
-            self.folder.update(trial.name, ended=end)
+        result = self.folder.result(trial)
+        if end == "done" and self.error is None:
+            # The search cannot compare such a trial with others.
+            if result.metric is None:
+                problem = "was not validated; a search compares trials by their validations"
+                self.error = InputError(f"{trial.name}: {problem}")
+            elif result.lowest != self._lowest:
+                self.error = InputError(Key("checkpoint.best"), f": {trial.name} measured only {result.metric}")
         super().record_end(trial, end)
 
     def should_prune(self, trial: Trial) -> bool:
-        if not self._options.prune:
+        if not self._prune:
             return False
-        result = result_of(self.folder.directory / trial.name)
-        others = [self._tried(record) for record in self._records(self.folder.read()) if record.name != trial.name]
-        running = Tried(trial.values, "running", result.values)
-        checked, self._checked[trial.name] = self._checked.get(trial.name, 0), len(result.values)
+        others = [self._tried(other) for other in self._own(self.folder.read()) if other.name != trial.name]
+        running = Tried(trial.values, "running", self.folder.result(trial).values)
+        checked, self._checked[trial.name] = self._checked.get(trial.name, 0), len(running.measured)
         return should_prune(self._spaces, others, running, lowest=self._lowest, checked=checked)
 
-    def _new_trial(self, content: SweepFile, records: list[TrialRecord]) -> Trial | None:
-        tried = [self._tried(record) for record in records]
-        for attempt in range(_ATTEMPTS):
-            values = suggestion(self._spaces, tried, lowest=self._lowest, seed=self._options.seed, attempt=attempt)
-            try:
-                trial = self._make_trial(values)
-            except InputError as error:
-                # Each value was checked beside the first values of the other keys, not beside these.
-                say(f"jaxddp sweep: a suggestion is left out: {error}")
-                continue
-            if trial.name not in content.records:
-                self.folder.claim(trial.name)
-                content.add(trial)
-                self._trials[trial.name] = trial
-                return trial
-        self._is_exhausted = True
-        say(f"jaxddp sweep: after {counted(len(records), 'trial')}, the search suggests no new values")
-        return None
-
-    def _records(self, content: SweepFile) -> list[TrialRecord]:
+    def _own(self, known: Mapping[str, Trial]) -> list[Trial]:
         """Return the trials whose values are within the present intervals and lists."""
+        of_keys = [trial for trial in known.values() if trial.values.keys() == self._spaces.keys()]
+        return [trial for trial in of_keys if all(trial.values[key] in space for key, space in self._spaces.items())]
 
-        def is_within(record: TrialRecord) -> bool:
-            same_keys = record.values.keys() == self._spaces.keys()
-            return same_keys and all(record.values[key] in space for key, space in self._spaces.items())
-
-        return [record for record in content.records.values() if is_within(record)]
-
-    def _trial(self, record: TrialRecord) -> Trial:
-        """Return the trial of a record. Another host may have suggested it."""
-        if record.name not in self._trials:
-            self._trials[record.name] = self._make_trial(record.values)
-        return self._trials[record.name]
-
-    def _state(self, record: TrialRecord) -> SearchState:
-        return "done" if is_finished(self.folder.directory / record.name, record) else record.ended or "running"
-
-    def _progress(self) -> str:
-        records = [each for each in self._records(self.folder.read()) if not self.folder.is_claimed(each.name)]
-        return f"{sum(self._state(record) != 'running' for record in records)} of {self._options.trials}"
-
-    def _tried(self, record: TrialRecord) -> Tried:
-        state, result = self._state(record), result_of(self.folder.directory / record.name)
-        return Tried(record.values, state, result.values, result.best if state == "done" else None)
-
-    def _fault(self, trial: Trial) -> InputError | None:
-        """Return the error of a finished trial that a search cannot compare with others; None if there is none."""
-        result = result_of(self.folder.directory / trial.name)
-        if result.metric is None:
-            return InputError(f"{trial.name}: was not validated; a search compares trials by their validations")
-        if result.lowest != self._lowest:
-            return InputError(Key("checkpoint.best"), f": {trial.name} measured only {result.metric}")
-        return None
+    def _tried(self, trial: Trial) -> Tried:
+        state, result = self._state(trial), self.folder.result(trial)
+        return Tried(trial.values, state, result.values, result.best if state == "done" else None)
 
 
 def suggestion(
@@ -273,12 +229,12 @@ def should_prune(
     """
     import optuna
 
-    if len(trial.measured) <= checked:
+    # Validations may follow each other faster than this function is called.
+    parts = [trial._replace(measured=trial.measured[:n]) for n in range(checked + 1, len(trial.measured) + 1)]
+    if not parts:
         return False
     study, pruner = _study(spaces, others, lowest=lowest), optuna.pruners.MedianPruner()
-    # Validations may follow each other faster than this function is called.
-    counts = range(checked + 1, len(trial.measured) + 1)
-    return any(pruner.prune(study, _frozen(spaces, replace(trial, measured=trial.measured[:n]))) for n in counts)
+    return any(pruner.prune(study, _frozen(spaces, part)) for part in parts)
 
 
 def _study(spaces: Mapping[str, Space], tried: Sequence[Tried], *, lowest: bool, seed: int = 0) -> "Study":
@@ -287,19 +243,19 @@ def _study(spaces: Mapping[str, Space], tried: Sequence[Tried], *, lowest: bool,
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=seed)
     study = optuna.create_study(direction="minimize" if lowest else "maximize", sampler=sampler)
-    for trial in tried:
-        # Optuna needs a value for a finished trial.
-        is_without_value = trial.state == "done" and trial.best is None
-        study.add_trial(_frozen(spaces, replace(trial, state="failed") if is_without_value else trial))
+    study.add_trials([_frozen(spaces, trial) for trial in tried])
     return study
 
 
 def _frozen(spaces: Mapping[str, Space], trial: Tried) -> "FrozenTrial":
     from optuna.trial import TrialState, create_trial
 
+    # Optuna needs a value for a finished trial.
+    is_done = trial.state == "done" and trial.best is not None
+    states = {"running": TrialState.RUNNING, "pruned": TrialState.PRUNED}
     return create_trial(
-        state=TrialState[{"done": "COMPLETE", "failed": "FAIL"}.get(trial.state, trial.state.upper())],
-        value=trial.best if trial.state == "done" else None,
+        state=TrialState.COMPLETE if is_done else states.get(trial.state, TrialState.FAIL),
+        value=trial.best if is_done else None,
         params={key: space.param(trial.values[key]) for key, space in spaces.items()},
         distributions=_distributions(spaces),
         intermediate_values=dict(enumerate(trial.measured)),

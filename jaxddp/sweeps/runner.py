@@ -96,35 +96,15 @@ class TrialProcess:
     """A started trial.
 
     Attributes:
-        folder: the folder of the sweep.
         starts: how often the sweep has started the trial.
         is_pruned: whether the trial was asked to stop, because its validations are worse than those of other trials.
     """
 
     trial: Trial
-    folder: Path
     slot: Slot
     worker: Worker
-    starts: int = 1
+    starts: int
     is_pruned: bool = False
-
-    @classmethod
-    def start(
-        cls, trial: Trial, folder: Path, slot: Slot, program: Sequence[str], number: int, *, starts: int, shown: bool
-    ) -> "TrialProcess":
-        """Start a trial. Its output is appended to `output.log` in its work directory.
-
-        Args:
-            program: the words before the arguments of `jaxddp`.
-            number: the prefix of its lines on the screen.
-            shown: whether its output is also printed on the screen.
-
-        Raises:
-            InputError: the log cannot be written.
-        """
-        log, command = folder / trial.name / LOG_FILE, [*program, *trial.command(folder)]
-        worker = Worker.start(number, command, slot.environment(), log, cores=slot.cores, shown=shown)
-        return cls(trial, folder, slot, worker, starts)
 
     @property
     def last_line(self) -> str:
@@ -132,9 +112,8 @@ class TrialProcess:
         lines = self.worker.output.last_lines
         return lines[-1].partition("] ")[2].removeprefix("jaxddp: ") if lines else ""
 
-    @property
-    def end(self) -> TrialEnd:
-        """How the ended process ended."""
+    def end(self, workdir: Path) -> TrialEnd:
+        """Return how the ended process ended."""
         code = self.worker.code
         if code == 0:
             return "done"
@@ -142,18 +121,8 @@ class TrialProcess:
             return "pruned" if self.is_pruned else "interrupted"
         if code == BAD_INPUT:
             # This process has released its lock, so another run holds it.
-            return "elsewhere" if is_locked(self.folder / self.trial.name) else "bad input"
+            return "elsewhere" if is_locked(workdir) else "bad input"
         return "failed"
-
-    @property
-    def how(self) -> str:
-        """The exit code or the signal of the ended process."""
-        return str(self.worker).partition(": ")[2]
-
-    def prune(self) -> None:
-        """Ask the process to save and stop."""
-        self.is_pruned = True
-        self.worker.send(signal.SIGTERM)
 
     def close(self, deadline: float) -> None:
         """Kill the process if it still runs, and read its last output. `deadline` is a time of the monotonic clock."""
@@ -161,34 +130,29 @@ class TrialProcess:
         self.worker.close(time.monotonic() + DRAIN_SECONDS)
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """How trials run.
+@dataclass(eq=False)
+class Runner:
+    """Runs the trials of a queue. A failed trial does not end the others; bad input ends the sweep.
 
     Attributes:
+        folder: the folder of the sweep.
+        slots: the devices of the trials that run side by side.
         restarts: how often a failed trial is started again.
         save_grace: seconds between SIGTERM and SIGKILL after a request to stop.
         shown: whether the output of the trials is printed on the screen, besides their log files.
         program: the words before the arguments of `jaxddp` in the command of each trial.
     """
 
+    folder: Path
+    queue: GridQueue
     slots: Sequence[Slot]
     restarts: int = 1
     save_grace: float = 120.0
     shown: bool = False
     program: Sequence[str] = (sys.executable, "-m", "jaxddp")
 
-
-class Runner:
-    """Runs the trials of a source. A failed trial does not end the others; bad input ends the sweep.
-
-    Args:
-        folder: the folder of the sweep.
-    """
-
-    def __init__(self, folder: Path, source: GridQueue, options: RunOptions):
-        self._folder, self._source, self._options = folder, source, options
-        self._free, self._running = list(options.slots), list[TrialProcess]()
+    def __post_init__(self) -> None:
+        self._free, self._running = list(self.slots), list[TrialProcess]()
         self._ends, self._number = list[TrialEnd](), 0
         self._received: signal.Signals | None = None
         self._error: JaxddpError | None = None
@@ -241,18 +205,17 @@ class Runner:
 
     def _fill(self) -> None:
         """Start trials in the free slots."""
-        while self._free and not self._is_stopping and (trial := self._source.next()) is not None:
+        while self._free and not self._is_stopping and (trial := self.queue.next()) is not None:
             self._number += 1
-            say(f"{trial.name}: started, output in {self._folder / trial.name / LOG_FILE}")
+            say(f"{trial.name}: started, output in {self.folder / trial.name / LOG_FILE}")
             self._start(trial, self._free.pop(0))
 
     def _start(self, trial: Trial, slot: Slot, starts: int = 1) -> None:
-        options = self._options
-        process = TrialProcess.start(
-            trial, self._folder, slot, options.program, self._number, starts=starts, shown=options.shown
-        )
-        self._running.append(process)
-        self._selector.register(process.worker.output, selectors.EVENT_READ, process.worker.output)
+        log, command = self.folder / trial.name / LOG_FILE, [*self.program, *trial.command(self.folder)]
+        environ = slot.environment()
+        worker = Worker.start(self._number, command, environ, log, cores=slot.cores, shown=self.shown)
+        self._running.append(TrialProcess(trial, slot, worker, starts))
+        self._selector.register(worker.output, selectors.EVENT_READ, worker.output)
 
     def _wait(self, events: SimpleQueue[signal.Signals]) -> None:
         """Copy available output, and handle signals."""
@@ -267,7 +230,7 @@ class Runner:
     def _stop(self, line: str) -> None:
         """Ask all trials to save and stop."""
         say(f"jaxddp sweep: {line}")
-        self._kill_at = min(self._kill_at, time.monotonic() + self._options.save_grace)
+        self._kill_at = min(self._kill_at, time.monotonic() + self.save_grace)
         for process in self._running:
             process.worker.send(signal.SIGTERM)
 
@@ -282,11 +245,13 @@ class Runner:
 
     def _finish(self, process: TrialProcess) -> None:
         """Record the end of a trial and free its slot, or start the trial again."""
-        trial, end = process.trial, process.end
+        trial = process.trial
+        end = process.end(self.folder / trial.name)
         if end == "failed":
-            is_again = process.starts <= self._options.restarts and not (self._is_stopping or process.worker.has_quit)
-            again = f"; started again ({process.starts} of {self._options.restarts})" if is_again else ""
-            say(f"{trial.name}: failed with {process.how}: {process.last_line}{again}")
+            is_again = process.starts <= self.restarts and not (self._is_stopping or process.worker.has_quit)
+            again = f"; started again ({process.starts} of {self.restarts})" if is_again else ""
+            how = str(process.worker).partition(": ")[2]
+            say(f"{trial.name}: failed with {how}: {process.last_line}{again}")
             if is_again:
                 self._start(trial, process.slot, process.starts + 1)
                 return
@@ -295,7 +260,7 @@ class Runner:
             self._fail(error, "bad input: the other trials were asked to save and stop")
         self._has_lost_trial |= end == "failed" and self._received is not None
         self._ends.append(end)
-        self._source.record_end(trial, end)
+        self.queue.record_end(trial, end)
         self._free.append(process.slot)
 
     def _prune(self) -> None:
@@ -303,8 +268,9 @@ class Runner:
             return
         self._prune_at = time.monotonic() + _PRUNE_SECONDS
         for process in self._running:
-            if not process.is_pruned and self._source.should_prune(process.trial):
-                process.prune()
+            if not process.is_pruned and self.queue.should_prune(process.trial):
+                process.is_pruned = True
+                process.worker.send(signal.SIGTERM)
 
     def _kill(self) -> None:
         """Kill the processes that still run, and record their ends."""
@@ -315,7 +281,7 @@ class Runner:
             process.close(deadline)
             self._ends.append("failed")
             self._has_lost_trial = True
-            self._stop_on_error(lambda trial=process.trial: self._source.record_end(trial, "interrupted"))
+            self._stop_on_error(lambda trial=process.trial: self.queue.record_end(trial, "interrupted"))
 
     def _code(self) -> int:
         if self._received is not None:

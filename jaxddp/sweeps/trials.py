@@ -5,6 +5,7 @@ The values of a key are a list `a,b,c`, whole numbers `A:B`, or for a search an 
 
 import hashlib
 import itertools
+import math
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from jaxddp.config.choices import NAMES
-from jaxddp.config.values import bare, checked
+from jaxddp.config.values import bare, read_number
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import real_number, whole_number
 
@@ -41,7 +42,7 @@ TrialEnd = Literal["done", "failed", "interrupted", "pruned", "elsewhere", "bad 
 """How a trial ended. "elsewhere" means that another process trains in its work directory."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
     """A run of a sweep.
 
@@ -49,11 +50,16 @@ class Trial:
         name: the name of its work directory, within the folder of the sweep.
         values: the word of each key that the sweep varies.
         words: the arguments of `jaxddp train`, without the work directory.
+        ended: "pruned" or "failed", if the sweep does not continue the trial for this reason; else None.
+        finished_words: the arguments with which the sweep last saw the trial finish. With other arguments, such as a
+            longer duration, the trial is started again.
     """
 
     name: str
-    values: Mapping[str, str]
-    words: tuple[str, ...]
+    values: dict[str, str]
+    words: list[str]
+    ended: Literal["pruned", "failed"] | None = None
+    finished_words: list[str] | None = None
 
     def command(self, folder: Path) -> list[str]:
         """Return all arguments of `jaxddp`."""
@@ -145,11 +151,11 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
     Raises:
         InputError: a list has an empty value, or the bounds of an interval are wrong.
     """
-    kind, text = _bare(hint), texts[-1]
+    kind, text = bare(hint), texts[-1]
     if not is_split(key, hint):
         return Choices(tuple(texts)) if len(texts) > 1 else None
     if kind in (int, float) and (found := _INTERVAL.fullmatch(text)):
-        return _interval(key, hint, text, found[1], found[2], log=found[3] is not None, whole=kind is int)
+        return _interval(key, hint, text, *found.groups(), whole=kind is int)
     if kind is int and (found := _INTEGERS.fullmatch(text)):
         start, stop = map(int, found.groups())
         if not start < stop <= start + MOST_TRIALS:
@@ -166,29 +172,17 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
 
 def is_split(key: str, hint: Any) -> bool:
     """Return whether the text of a key is split at commas. Other texts, such as `model.freeze`, may contain commas."""
-    return key in _SPLIT_TEXTS or _bare(hint) not in (str, tuple)
+    kind = bare(hint)
+    return key in _SPLIT_TEXTS or not (kind is str or typing.get_origin(kind) is tuple)
 
 
-def _interval(key: str, hint: Any, text: str, first: str, last: str, *, log: bool, whole: bool) -> Interval:
-    read = whole_number if whole else real_number
-    try:
-        low, high = (checked(read(word), hint, key) for word in (first, last))
-    except InputError:
-        raise
-    except ValueError:
-        kind = "whole numbers" if whole else "numbers"
-        raise InputError(Key(key, text), f": the bounds of an interval A..B are {kind}") from None
+def _interval(key: str, hint: Any, text: str, first: str, last: str, log: str | None, *, whole: bool) -> Interval:
+    low, high = (read_number(word, hint, key) for word in (first, last))
     if not low < high:
         raise InputError(Key(key, text), ": the first bound of an interval A..B is less than the second")
     if log and low <= 0:
         raise InputError(Key(key, text), ": the bounds of a logarithmic interval are above 0")
-    return Interval(low, high, whole, log)
-
-
-def _bare(hint: Any) -> Any:
-    """Return a type without its range and without None; `tuple` for a tuple of values."""
-    kind = bare(hint)
-    return tuple if typing.get_origin(kind) is tuple else kind
+    return Interval(low, high, whole, bool(log))
 
 
 @dataclass(frozen=True)
@@ -197,24 +191,22 @@ class Template:
 
     Attributes:
         config: the name or path of the config.
-        entries: the words of each option. The value of a varied option is left out.
-        keys: for each entry, the key that the sweep varies; None for other options.
+        entries: the words of each option. An option that the sweep varies has no value, and is found by its key.
         spaces: the values of each varied key.
     """
 
     config: str
-    entries: tuple[tuple[str, ...], ...]
-    keys: tuple[str | None, ...]
+    entries: Mapping[str, tuple[str, ...]]
     spaces: Mapping[str, Space]
 
-    def words(self, values: Mapping[str, str]) -> tuple[str, ...]:
+    def words(self, values: Mapping[str, str]) -> list[str]:
         """Return the arguments of a trial with these words for the varied keys."""
         words = [self.config]
-        for key, entry in zip(self.keys, self.entries, strict=True):
+        for key, entry in self.entries.items():
             # An option that ends in "=" is one word with its value.
-            value = () if key is None else (values[key],)
+            value = (values[key],) if key in self.spaces else ()
             words += ["".join((*entry, *value))] if value and entry[0].endswith("=") else [*entry, *value]
-        return tuple(words)
+        return words
 
     def grid(self) -> Iterator[dict[str, str]]:
         """Yield every combination of the values. The last key varies fastest.
@@ -222,14 +214,11 @@ class Template:
         Raises:
             InputError: a key has an interval, or there are too many combinations.
         """
-        lists, number = [], 1
-        for key, space in self.spaces.items():
-            if not isinstance(space, Choices):
-                advice = "a grid has a,b,c, or A:B for whole numbers"
-                raise InputError(Key(key), ": an interval A..B needs --search optuna", advice=advice)
-            lists.append(space.words)
-            number *= len(space.words)
-        if number > MOST_TRIALS:
+        if interval := [key for key, space in self.spaces.items() if isinstance(space, Interval)]:
+            advice = "a grid has a,b,c, or A:B for whole numbers"
+            raise InputError(Key(interval[0]), ": an interval A..B needs --search optuna", advice=advice)
+        lists = [space.words for space in self.spaces.values()]
+        if (number := math.prod(map(len, lists))) > MOST_TRIALS:
             raise InputError(f"the grid has {number:,} trials; a sweep has at most {MOST_TRIALS:,}")
         return (dict(zip(self.spaces, words, strict=True)) for words in itertools.product(*lists))
 
