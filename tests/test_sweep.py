@@ -203,8 +203,12 @@ def test_another_config_in_the_folder_is_refused(capfd, tmp_path):
 
 def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
     command = ["sweep", "digits", "--seed", "0:2", "--workdir", str(tmp_path)]
-    trials = ['[{"name": 3, "values": {}, "words": []}]', '[{"name": "a", "values": [], "words": "--seed"}]', "[3]"]
-    trials += ['[{"name": "a", "values": {"seed": 1}, "words": []}]', "null"]
+    trials = [
+        '[{"name": 3, "values": {"seed": "0"}, "words": ["digits"]}]',
+        '[{"name": "a", "values": [], "words": "--seed"}]',
+        "[3]",
+    ]
+    trials += ['[{"name": "a", "values": {"seed": 1}, "words": ["digits"]}]', "null"]
     trials += ['[{"name": "a", "values": {}, "words": ["x"], "ended": "late"}]']
     for content in (
         "{}",

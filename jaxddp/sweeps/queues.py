@@ -37,8 +37,8 @@ class GridQueue:
         error: the reason why the sweep ended early; None if it did not.
     """
 
-    _final: tuple[TrialEnd, ...] = ()
-    """The ends, besides "done", after which a trial is not started again by the next command."""
+    _keeps_ends = False
+    """Whether the next command leaves out trials that failed or were pruned."""
 
     def __init__(self, folder: SweepFolder, trials: Sequence[Trial]):
         self.folder, self._names = folder, [trial.name for trial in trials]
@@ -73,7 +73,7 @@ class GridQueue:
         with self.folder.changed() as known:
             if end == "done":
                 known[trial.name].finished_words = trial.words
-            elif end in self._final:
+            elif self._keeps_ends and end in ("failed", "pruned"):
                 known[trial.name].ended = end
         self._ended.add(trial.name)
         self.folder.release(trial.name)
@@ -91,8 +91,10 @@ class GridQueue:
         return [known[name] for name in self._names]
 
     def _state(self, trial: Trial) -> str:
-        """Return "done", the end in `_final`, or "running" for a trial that is to be started or runs."""
-        return "done" if self.folder.is_finished(trial) else (trial.ended if trial.ended in self._final else "running")
+        """Return "done", "pruned", "failed", or "running" for a trial that is to be started or runs."""
+        if self.folder.is_finished(trial):
+            return "done"
+        return trial.ended if trial.ended and self._keeps_ends else "running"
 
     def _num_finished(self) -> int:
         return len(self._own(self.folder.read())) - len(self.unfinished())
@@ -126,7 +128,7 @@ class SearchQueue(GridQueue):
         InputError: Optuna is not installed, or the file of the sweep belongs to another config.
     """
 
-    _final = ("pruned", "failed")
+    _keeps_ends = True
 
     def __init__(
         self,
