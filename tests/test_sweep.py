@@ -1,5 +1,6 @@
 """`jaxddp sweep`: the values of a key, the trials and their names, and mistakes on the command line."""
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -17,7 +18,6 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.ranges import Range
 from jaxddp.sweeps.trials import Choices, Interval, Template, is_split, short_names, space_of, trial_name
 
-KEYS = options_of(Train)
 Whole: Any = Annotated[int, Range(0, 100)]
 Number: Any = Annotated[float, Range(0, 10)]
 
@@ -27,20 +27,16 @@ Number: Any = Annotated[float, Range(0, 10)]
     [
         (Number, "1,3", Choices(("1", "3"))),
         (Number | None, "1e-3, 3e-3", Choices(("1e-3", "3e-3"))),
-        (Number, "1", None),
         (Number, "0:3", None),
         (Whole, "2:5", Choices(("2", "3", "4"))),
-        (Whole | None, "2:3", Choices(("2",))),
         (bool, "true,false", Choices(("true", "false"))),
         (Literal["a", "b"], "a,b", Choices(("a", "b"))),
         (Duration, "1 epoch,2 epochs", Choices(("1 epoch", "2 epochs"))),
         (str, "conv1,layer1", None),
         (tuple[str, ...], "jsonl,curves", None),
-        (tuple[float, ...], "1,2", None),
         (Number, "0.1..1", Interval(0.1, 1)),
         (Number, "1e-4..1e-1:log", Interval(1e-4, 1e-1, log=True)),
         (Whole | None, "8..64", Interval(8, 64, whole=True)),
-        (str, "../data", None),
     ],
 )
 def test_the_type_of_a_key_decides_which_texts_have_several_values(hint, text, space):
@@ -54,24 +50,22 @@ def test_a_text_that_may_contain_commas_has_one_value_for_each_option():
     assert space_of("model.name", str, ["resnet18", "resnet18,resnet34"]) == Choices(("resnet18", "resnet34"))
 
 
+def test_keys_whose_values_contain_commas_are_not_split():
+    keys = options_of(Train)
+    for key in ("model.freeze", "loss.class_weights", "parallel.shares", "log.to"):
+        assert not is_split(key, keys[key])
+
+
 @pytest.mark.parametrize(
-    "key",
-    ["model.freeze", "model.new_layers", "loss.class_weights", "parallel.shares", "log.to", "eval.metrics"],
+    ("hint", "text"),
+    [
+        *((Number, text) for text in ("1..x", "2..1", "1..1", "0..1:log", "-1..1", "1..11", "1,,2")),
+        *((Whole, text) for text in ("3:3", "0:100000", "1.5..2")),
+    ],
 )
-def test_keys_whose_values_contain_commas_are_not_split(key):
-    assert not is_split(key, KEYS[key])
-
-
-@pytest.mark.parametrize("text", ["1..x", "x..1", "2..1", "1..1", "0..1:log", "-1..1", "1..11", ",", "1,,2", "1,"])
-def test_wrong_lists_and_intervals_are_reported_with_their_key(text):
+def test_wrong_lists_intervals_and_ranges_are_reported_with_their_key(hint, text):
     with pytest.raises(InputError, match=r"^some\.key"):
-        space_of("some.key", Number, [text])
-
-
-@pytest.mark.parametrize("text", ["3:3", "3:2", "0:100000", "1.5..2"])
-def test_wrong_ranges_of_whole_numbers_are_reported_with_their_key(text):
-    with pytest.raises(InputError, match=r"^some\.key"):
-        space_of("some.key", Whole, [text])
+        space_of("some.key", hint, [text])
 
 
 @given(st.floats(1e-6, 1e6), st.floats(1e-6, 1e6), st.floats(0, 1))
@@ -94,9 +88,7 @@ def test_a_grid_has_every_combination_once_and_each_has_its_own_name(values):
         {key: Choices(tuple(texts)) for key, texts in values.items()},
     )
     grid = [*template.grid()]
-    number = 1
-    for texts in values.values():
-        number *= len(texts)
+    number = math.prod(map(len, values.values()))
     assert len(grid) == len({tuple(trial.items()) for trial in grid}) == number
     names = [trial_name(trial) for trial in grid]
     assert len({*names}) == number
@@ -159,9 +151,7 @@ SEARCH = ["--search", "optuna", "--trials", "2"]
     ("arguments", "message"),
     [
         (["--lr", "1e-3"], "sweep: no option has several values; give some, such as --lr 1e-3,3e-3 or --seed 0:3"),
-        (["--lr", "1,-1"], "--lr -1.0: expected 0 to 1,000,000"),
         (["--lr", "1,0.1", "--optimizer.foo", "3"], "Unrecognized options: --optimizer.foo"),
-        (["--optimizer.foo", "1,2"], "Unrecognized options: --optimizer.foo"),
         (["--lr", "1e-3,0.001"], "--lr: 1e-3 and 0.001 are the same value; give each value once"),
         (["--lr", "1,,2"], "--lr 1,,2: a value of the list is empty; give a,b,c"),
         (
@@ -170,13 +160,11 @@ SEARCH = ["--search", "optuna", "--trials", "2"]
         ),
         (["--seed", "0:9999", "--lr", "1,2"], "the grid has 19,998 trials; a sweep has at most 10,000"),
         (["--seed", "0:2", "--resume", "never"], "--resume: a sweep always resumes its trials; leave it out"),
-        (["--seed", "0:2", "--resume=never"], "--resume: a sweep always resumes its trials; leave it out"),
         (
             ["--checkpoint.best", "val loss", "--checkpoint.best", "val top1"],
             "--checkpoint.best: the trials of a sweep are compared by it; give one value",
         ),
         (["--seed", "0:2", "--prune"], "--prune: has no effect without --search optuna"),
-        (["--seed", "0:2", "--trials", "3"], "--trials: has no effect without --search optuna"),
         (["--seed", "0:2", "--search", "optuna"], "--search: give the number of trials with --trials N"),
         (
             ["--seed", "0:2", "--list", *SEARCH],
@@ -184,8 +172,6 @@ SEARCH = ["--search", "optuna", "--trials", "2"]
         ),
         (["--seed", "0:2", "--index", "2"], "--index 2: the sweep has 2 trials, from 0"),
         (["--train.label-smoothing", "0..1", *SEARCH], "--train.label-smoothing 1.0: expected at least 0, below 1"),
-        (["--lr", "0..1:log", *SEARCH], "--lr 0..1:log: the bounds of a logarithmic interval are above 0"),
-        (["--seed", "0:2", "--jobs", "0"], "--jobs 0: expected 1 to 10,000"),
     ],
 )
 def test_mistakes_are_one_line_before_anything_is_trained(arguments, message, capfd, tmp_path):
@@ -204,18 +190,13 @@ def test_another_config_in_the_folder_is_refused(capfd, tmp_path):
 def test_a_damaged_file_and_a_run_in_its_place_are_refused(capfd, tmp_path):
     command = ["sweep", "digits", "--seed", "0:2", "--workdir", str(tmp_path)]
     trials = [
-        '[{"name": 3, "values": {"seed": "0"}, "words": ["digits"]}]',
-        '[{"name": "a", "values": [], "words": "--seed"}]',
-        "[3]",
+        '{"name": 3, "values": {"seed": "0"}, "words": ["digits"]}',
+        '{"name": "a", "values": [], "words": ["x"]}',
     ]
-    trials += ['[{"name": "a", "values": {"seed": 1}, "words": ["digits"]}]', "null"]
-    trials += ['[{"name": "a", "values": {}, "words": ["x"], "ended": "late"}]']
-    for content in (
-        "{}",
-        "[]",
-        "[" * 500_000,
-        *(f'{{"version": 1, "config": "digits", "trials": {t}}}' for t in trials),
-    ):
+    trials += ['{"name": "a", "values": {"seed": 1}, "words": ["digits"]}', "3"]
+    trials += ['{"name": "a", "values": {"seed": "1"}, "words": ["x"], "ended": "late"}']
+    wholes = [f'{{"version": 1, "config": "digits", "trials": [{trial}]}}' for trial in trials]
+    for content in ("{}", "[]", "[" * 500_000, *wholes):
         (tmp_path / "sweep.json").write_text(content)
         assert f"{tmp_path}/sweep.json: is not the file of a sweep" in fails(command, capfd)
     (tmp_path / "metrics.jsonl").touch()

@@ -59,6 +59,10 @@ except BlockingIOError:
 """
 
 
+def result_of(folder: Path) -> str:
+    return json.loads((folder / "result.json").read_text())["status"]
+
+
 def trials(*kinds: str) -> list[Trial]:
     return [Trial(f"{number}-{kind}", {"kind": kind}, ["--kind", kind]) for number, kind in enumerate(kinds)]
 
@@ -137,18 +141,16 @@ def test_bad_input_ends_the_sweep_and_the_other_trials_save(sweeps, capfd):
 
 
 def test_an_error_of_the_source_ends_the_sweep_and_the_running_trials_save(sweeps):
-    queue, ready = sweeps.queue(trials("waits")), sweeps.folder / "0-waits" / "ready"
-    first = queue.next
+    class Queue(GridQueue):
+        def next(self) -> Trial | None:
+            if (sweeps.folder / "0-waits" / "ready").exists():
+                raise Unreachable("sweep.json: cannot be written")
+            return super().next()
 
-    def next_trial() -> Trial | None:
-        if ready.exists():
-            raise Unreachable("sweep.json: cannot be written")
-        return first()
-
-    queue.next = next_trial  # type: ignore[method-assign]
+    queue = Queue(SweepFolder(sweeps.folder, "a config"), trials("waits"))
     with pytest.raises(Unreachable, match=r"^sweep\.json: cannot be written$"):
         sweeps.runner(queue, [Slot()] * 2).run()
-    assert json.loads((sweeps.folder / "0-waits" / "result.json").read_text())["status"] == "preempted"
+    assert result_of(sweeps.folder / "0-waits") == "preempted"
 
 
 def test_a_trial_that_failed_before_does_not_change_the_exit_code_of_a_stop(sweeps):
@@ -163,9 +165,8 @@ def test_a_stopped_sweep_saves_and_the_same_command_continues(number, sweeps):
     sender = send_when((sweeps.folder / "0-waits" / "ready").exists, number)
     assert sweeps.run(some) == 75
     sender.join()
-    assert json.loads((sweeps.folder / "0-waits" / "result.json").read_text())["status"] == "preempted"
-    assert sweeps.starts() == [1]
-    assert sweeps.run(some) == 0 and sweeps.starts() == [2, 1]
+    assert result_of(sweeps.folder / "0-waits") == "preempted"
+    assert sweeps.starts() == [1] and sweeps.run(some) == 0 and sweeps.starts() == [2, 1]
 
 
 @pytest.mark.parametrize(("signals", "grace"), [((signal.SIGTERM,), 0.3), ((signal.SIGINT, signal.SIGINT), 60)])

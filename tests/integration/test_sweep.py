@@ -78,24 +78,18 @@ def test_a_killed_sweep_ends_with_the_same_bits_as_plain_commands(number, arrays
         assert losses(folder / name) == losses(plain) and checkpoint_bytes(folder / name) == checkpoint_bytes(plain)
 
 
-def test_a_longer_duration_continues_the_trials_and_bad_input_ends_the_sweep(arrays, start, tmp_path):
+def test_trials_continue_with_a_longer_duration_and_are_trained_by_their_numbers(arrays, start, tmp_path):
     folder, words = tmp_path / "sweep", ["--seed", "0:2", "--jobs", "2"]
-    start(Sweep, folder, tmp_path / "first", arrays, *words, *BRIEF).ends_well()
-    start(Sweep, folder, tmp_path / "second", arrays, *words, "--train.duration", "9 steps").ends_well()
-    assert [result(folder / name)["step"] for name in SEEDS] == [9, 9]
-    changed = start(Sweep, folder, tmp_path / "third", arrays, *words, *BRIEF, "--train.batch-size", "4")
-    assert changed.end() == 2
-    assert "train.batch_size" in changed.last or "train.batch-size" in changed.last, changed.err
-    assert changed.last.startswith("jaxddp: seed=")
-
-
-def test_one_trial_of_a_sweep_is_trained_by_its_number(arrays, start, tmp_path):
-    folder, words = tmp_path / "sweep", ["--seed", "0:2", *BRIEF]
-    start(Sweep, folder, tmp_path / "task", arrays, *words, "--index", "1").ends_well()
+    start(Sweep, folder, tmp_path / "task", arrays, *words, *BRIEF, "--index", "1").ends_well()
     assert result(folder / SEEDS[1])["status"] == "done" and not (folder / SEEDS[0]).exists()
-    sweep = start(Sweep, folder, tmp_path / "rest", arrays, *words)
+    sweep = start(Sweep, folder, tmp_path / "rest", arrays, *words, *BRIEF)
     sweep.ends_well()
     assert "2 trials (1 finished)" in sweep.err and "seed=1: started" not in sweep.err
+    start(Sweep, folder, tmp_path / "longer", arrays, *words, "--train.duration", "9 steps").ends_well()
+    assert [result(folder / name)["step"] for name in SEEDS] == [9, 9]
+    changed = start(Sweep, folder, tmp_path / "changed", arrays, *words, *BRIEF, "--train.batch-size", "4")
+    assert changed.end() == 2
+    assert changed.last.startswith("jaxddp: seed=") and "batch" in changed.last, changed.err
 
 
 def test_a_search_prunes_a_trial_that_runs(arrays, start, tmp_path):
