@@ -37,7 +37,7 @@ def test_the_features_that_an_example_drops_depend_on_its_key_alone():
 def test_dropout_and_stochastic_depth_draw_different_numbers():
     keys = KEYS(300)
     dropped = np.asarray(dropout(jnp.ones((300, 1)), 0.5, keys))[:, 0] == 0
-    skipped = np.asarray(branch_factors(0.5, 2, 1, keys))[:, 1, 0] == 0
+    skipped = np.asarray(branch_factors(0.5, 2, 1, keys)[1])[:, 0] == 0
     first = np.asarray(jax.vmap(lambda key: jax.random.uniform(key, (1,)))(keys))[:, 0] < 0.5
     for others in (skipped, first):
         # Five standard deviations of the number of equal draws.

@@ -12,7 +12,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.exports import write_weights
 from jaxddp.losses import softmax_cross_entropy
-from jaxddp.models.published import PositionGrid
+from jaxddp.models.network import PositionGrid
 from jaxddp.models.swin import Swin
 from jaxddp.models.variables import shapes_of
 from jaxddp.models.vit import ViT, ViTSize

@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import ALONE, Peers
+from jaxddp.models.network import check_sides
 from jaxddp.models.ops.batch_norm import BatchNorm
 from jaxddp.models.ops.operations import Operations
 
@@ -108,12 +109,7 @@ class Airbench(nn.Module):
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
         """Map normalized images [B, H, W, C], H and W at least 9, to logits [B, num_classes] in float32 or wider."""
-        if min(images.shape[1:3]) < _LEAST_SIDE:
-            size = "x".join(map(str, images.shape[1:3]))
-            raise InputError(
-                f"airbench: images of {size} pixels are too small",
-                advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more"),
-            )
+        check_sides("airbench", images, _LEAST_SIDE)
         operations = self.operations or Operations()
         x = _gelu(self.whiten(images.astype(self.dtype)))
         for group, features in enumerate((self.width, 4 * self.width, 4 * self.width), start=1):

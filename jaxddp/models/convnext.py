@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jaxddp.core.errors import InputError, Key
+from jaxddp.models.network import Naming, Network, check_sides, naming, stage_blocks
 from jaxddp.models.ops.layers import ModuleFactory, add_branch, branch_factors, convolutions, gelu
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.published import Naming, depth_of, naming
 
 STAGE_SIZES = {"convnext_tiny": (3, 3, 9, 3), "convnext_small": (3, 3, 27, 3)}
 """The number of blocks in each of the four stages."""
@@ -61,7 +60,7 @@ class ConvNeXtBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: jax.Array | None) -> jax.Array:
-        """Apply the block. `factors`, [B], multiply the branch; see `branch_factors`."""
+        """Apply the block. `factors`, [B, 1], multiply the branch; see `branch_factors`."""
         features = x.shape[-1]
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         weights = {"kernel_init": _kernel_init, **dtypes}
@@ -90,7 +89,7 @@ class Downsample(nn.Module):
         return conv(norm(x)) if self.norm_first else norm(conv(x))
 
 
-class ConvNeXt(nn.Module):
+class ConvNeXt(Network):
     """A ConvNeXt: four stages of blocks. Each stage after the first halves height and width and doubles the features.
 
     Attributes:
@@ -110,31 +109,13 @@ class ConvNeXt(nn.Module):
     param_dtype: DTypeLike = jnp.float32
     operations: Operations | None = None
 
-    def with_operations(self, operations: Operations) -> "ConvNeXt":
-        """Return the network with these implementations, or unchanged if it has implementations."""
-        return self.clone(operations=operations) if self.operations is None else self
-
     def published_names(self) -> tuple[Naming, ...]:
-        """Return the namings of torchvision and timm; see `jaxddp.models.published`."""
+        """Return the namings of torchvision and timm; see `jaxddp.models.network`."""
         return TORCHVISION, TIMM
 
-    @property
-    def depth(self) -> int:
-        """Return the number of layers for `depth_of`: the stem, each block, and the head with its norm."""
-        return sum(self.stage_sizes) + 2
-
-    def depth_of(self, path: str) -> int:
-        """Return the depth of an array; see `jaxddp.models.published`.
-
-        A downsampling layer belongs to the next block. Unlike here, the paper's code groups three blocks of the third
-        stage into one layer.
-        """
-        blocks = [
-            (f"stage{stage}_{block}", f"downsample{stage}") if block == 0 else (f"stage{stage}_{block}",)
-            for stage, size in enumerate(self.stage_sizes)
-            for block in range(size)
-        ]
-        return depth_of(path, blocks, ("norm", "head"))
+    def blocks(self) -> list[tuple[str, ...]]:
+        """Return the modules of each block. The paper's code groups three blocks of the third stage into one layer."""
+        return stage_blocks(self.stage_sizes, first=0, between="downsample")
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False, example_keys: jax.Array | None = None) -> jax.Array:
@@ -146,29 +127,16 @@ class ConvNeXt(nn.Module):
         Raises:
             InputError: the images are too small, or the keys are missing.
         """
-        if min(images.shape[1:3]) < _LEAST_SIDE:
-            size = "x".join(map(str, images.shape[1:3]))
-            raise InputError(
-                f"convnext: images of {size} pixels are too small",
-                advice=("give ", Key("data.image_size", _LEAST_SIDE), " or more"),
-            )
-        factors = None
-        if train and self.drop_path:
-            factors = branch_factors(self.drop_path, sum(self.stage_sizes), 1, example_keys)
+        check_sides("convnext", images, _LEAST_SIDE)
+        factors = iter(branch_factors(self.drop_path if train else 0, sum(self.stage_sizes), 1, example_keys))
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        settings = {
-            "conv": convolutions(self.operations or Operations(), _kernel_init, **dtypes),
-            **dtypes,
-        }
+        settings = {"conv": convolutions(self.operations or Operations(), _kernel_init, **dtypes), **dtypes}
         x = Downsample(self.width, 4, norm_first=False, name="stem", **settings)(images.astype(self.dtype))
-        done = 0
         for stage, size in enumerate(self.stage_sizes):
             if stage:
                 x = Downsample(self.width * 2**stage, 2, norm_first=True, name=f"downsample{stage}", **settings)(x)
             for block in range(size):
-                block_factors = None if factors is None else factors[:, done, 0]
-                x = ConvNeXtBlock(name=f"stage{stage}_{block}", **settings)(x, block_factors)
-                done += 1
+                x = ConvNeXtBlock(name=f"stage{stage}_{block}", **settings)(x, next(factors))
         head_dtype = jnp.promote_types(self.dtype, jnp.float32)
         wide: dict[str, Any] = {"dtype": head_dtype, "param_dtype": self.param_dtype}
         x = jnp.mean(x, axis=(1, 2), dtype=head_dtype)

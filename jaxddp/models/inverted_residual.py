@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from jaxddp.models.network import Naming, Network, naming
 from jaxddp.models.ops.layers import (
     Activation,
     ConvNorm,
@@ -28,7 +29,6 @@ from jaxddp.models.ops.layers import (
     norms,
 )
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS
 
 _normal = nn.initializers.normal(0.01)
@@ -110,7 +110,7 @@ class InvertedResidual(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, factors: jax.Array | None) -> jax.Array:
-        """Apply the block. `factors`, [B], multiply f(x) where it is added; see `branch_factors`."""
+        """Apply the block. `factors`, [B, 1], multiply f(x) where it is added; see `branch_factors`."""
         block, y = self.block, x
         *first, last = block.layers
         for name in first:
@@ -136,7 +136,7 @@ class InvertedResidual(nn.Module):
         return self.squeeze(block.squeeze, name=name)
 
 
-class InvertedResidualNetwork(nn.Module):
+class InvertedResidualNetwork(Network):
     """A stem, inverted residual blocks, a 1x1 convolution, the mean over pixels, and a head.
 
     Attributes:
@@ -145,6 +145,7 @@ class InvertedResidualNetwork(nn.Module):
         axis_name, group, dtype, param_dtype, operations: as in `jaxddp.models.resnet.ResNet`.
     """
 
+    head_modules = ("last_conv", "hidden", "head")
     architecture: InvertedResidualSizes
     num_classes: int
     drop_path: float = 0.0
@@ -155,22 +156,12 @@ class InvertedResidualNetwork(nn.Module):
     param_dtype: DTypeLike = jnp.float32
     operations: Operations | None = None
 
-    def with_operations(self, operations: Operations) -> "InvertedResidualNetwork":
-        """Return the network with these implementations, or unchanged if it has implementations."""
-        return self.clone(operations=operations) if self.operations is None else self
-
     def published_names(self) -> tuple[Naming, ...]:
-        """Return the naming of torchvision; see `jaxddp.models.published`."""
+        """Return the naming of torchvision; see `jaxddp.models.network`."""
         return (_naming(self.architecture),)
 
-    @property
-    def depth(self) -> int:
-        """Return the number of layers for `depth_of`: the stem, each block, and the head with the layers before it."""
-        return len(self.architecture.blocks) + 2
-
-    def depth_of(self, path: str) -> int:
-        """Return the depth of an array; see `jaxddp.models.published`."""
-        return depth_of(path, [(name,) for name, _ in self.architecture.blocks], ("last_conv", "hidden", "head"))
+    def blocks(self) -> list[tuple[str, ...]]:
+        return [(name,) for name, _ in self.architecture.blocks]
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False, example_keys: jax.Array | None = None) -> jax.Array:
@@ -185,15 +176,13 @@ class InvertedResidualNetwork(nn.Module):
         Raises:
             InputError: the keys are missing.
         """
-        architecture, factors = self.architecture, None
-        if train and self.drop_path:
-            count = len(architecture.blocks)
-            factors = branch_factors(self.drop_path * (count - 1) / count, count, 1, example_keys)[..., 0]
+        architecture, count = self.architecture, len(self.architecture.blocks)
+        rate = self.drop_path * (count - 1) / count if train else 0
+        factors = branch_factors(rate, count, 1, example_keys)
         conv, norm, squeeze = self.layers(train)
         layer = functools.partial(ConvNorm, conv, norm, activation=architecture.activation)
         x = layer(architecture.stem, 3, 2, name="stem")(images.astype(self.dtype))
-        for number, (name, block) in enumerate(architecture.blocks):
-            block_factors = None if factors is None else factors[:, number]
+        for (name, block), block_factors in zip(architecture.blocks, factors, strict=True):
             x = InvertedResidual(block, conv, norm, squeeze, name=name)(x, block_factors)
         x = layer(architecture.last, name="last_conv")(x)
         head_dtype = jnp.promote_types(self.dtype, jnp.float32)

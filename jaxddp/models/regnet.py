@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jaxddp.models.network import Naming, Network, naming, stage_blocks
 from jaxddp.models.ops.layers import ConvNorm, ModuleFactory, SqueezeExcitation, convolutions, nearest_multiple, norms
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.published import Naming, depth_of, naming
 from jaxddp.models.settings import WEIGHT_INITS
 
 _STEM_FEATURES = 32
@@ -120,13 +120,14 @@ class RegNetBlock(nn.Module):
         return layer(activation=nn.relu, name="conv3")(y, residual=x)
 
 
-class RegNet(nn.Module):
+class RegNet(Network):
     """A RegNetY: a 3x3 convolution, and stages that each halve the height and the width.
 
     Attributes:
         axis_name, group, dtype, param_dtype, operations: as in `jaxddp.models.resnet.ResNet`.
     """
 
+    head_modules = ("fc",)
     architecture: RegNetSizes
     num_classes: int
     axis_name: str | None = None
@@ -135,23 +136,12 @@ class RegNet(nn.Module):
     param_dtype: DTypeLike = jnp.float32
     operations: Operations | None = None
 
-    def with_operations(self, operations: Operations) -> "RegNet":
-        """Return the network with these implementations, or unchanged if it has implementations."""
-        return self.clone(operations=operations) if self.operations is None else self
-
     def published_names(self) -> tuple[Naming, ...]:
-        """Return the naming of torchvision; see `jaxddp.models.published`."""
+        """Return the naming of torchvision; see `jaxddp.models.network`."""
         return (TORCHVISION,)
 
-    @property
-    def depth(self) -> int:
-        """Return the number of layers for `depth_of`: the stem, each block, and the head."""
-        return sum(stage.blocks for stage in self.architecture.stages) + 2
-
-    def depth_of(self, path: str) -> int:
-        """Return the depth of an array; see `jaxddp.models.published`."""
-        stages = enumerate(self.architecture.stages, start=1)
-        return depth_of(path, [(f"stage{n}_{block}",) for n, stage in stages for block in range(stage.blocks)], ("fc",))
+    def blocks(self) -> list[tuple[str, ...]]:
+        return stage_blocks(stage.blocks for stage in self.architecture.stages)
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:

@@ -25,10 +25,11 @@ from jax.typing import DTypeLike
 from jaxddp.config import ModelConfig
 from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError, Key
+from jaxddp.core.wording import choices
+from jaxddp.models.network import Naming, Network, naming, stage_blocks
 from jaxddp.models.ops.layers import ModuleFactory, SqueezeExcitation, convolutions, nearest_multiple, norms
 from jaxddp.models.ops.operations import MaxPool, Operations
-from jaxddp.models.published import Naming, depth_of, naming
-from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init, lookup
+from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init
 
 _LEAST_BLURRED_CHANNELS = 16
 _BLUR_WEIGHTS = (1, 2, 1)
@@ -283,7 +284,7 @@ def _naming(shortcut_conv: int) -> Naming:
     )
 
 
-class ResNet(nn.Module):
+class ResNet(Network):
     """A residual network; `build` creates one from a config.
 
     Attributes:
@@ -304,6 +305,7 @@ class ResNet(nn.Module):
         operations: the implementations of the operations; None for the defaults. See `jaxddp.platforms`.
     """
 
+    head_modules = ("fc",)
     architecture: Architecture
     num_classes: int
     width: int = 64
@@ -318,23 +320,12 @@ class ResNet(nn.Module):
     param_dtype: DTypeLike = jnp.float32
     operations: Operations | None = None
 
-    def with_operations(self, operations: Operations) -> "ResNet":
-        """Return the network with these implementations, or unchanged if it has implementations."""
-        return self.clone(operations=operations) if self.operations is None else self
-
     def published_names(self) -> tuple[Naming, ...]:
-        """Return the naming of torchvision and timm; see `jaxddp.models.published`."""
+        """Return the naming of torchvision and timm; see `jaxddp.models.network`."""
         return (_naming(1 if self.architecture.pooled_shortcut else 0),)
 
-    @property
-    def depth(self) -> int:
-        """Return the number of layers for `depth_of`: the stem, each block, and the head."""
-        return sum(self.architecture.stage_sizes) + 2
-
-    def depth_of(self, path: str) -> int:
-        """Return the depth of an array; see `jaxddp.models.published`."""
-        sizes = enumerate(self.architecture.stage_sizes, start=1)
-        return depth_of(path, [(f"layer{stage}_{block}",) for stage, size in sizes for block in range(size)], ("fc",))
+    def blocks(self) -> list[tuple[str, ...]]:
+        return stage_blocks(self.architecture.stage_sizes, "layer")
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
@@ -389,8 +380,10 @@ def build(
     Raises:
         InputError: a name or a dtype is unknown, or a number is not positive.
     """
-    architecture = lookup("model", settings.name, {**ARCHITECTURES, **D_ARCHITECTURES})
-    options = MODELS.settings(settings)
+    architectures = ARCHITECTURES | D_ARCHITECTURES
+    if settings.name not in architectures:
+        raise InputError(f"unknown model {settings.name!r}; {choices(settings.name, architectures)}")
+    architecture, options = architectures[settings.name], MODELS.settings(settings)
     check_groups(architecture, options.width)
     if num_classes < 1:
         raise InputError(f"{settings.name}: num_classes is {num_classes}; give a positive number")
@@ -400,7 +393,7 @@ def build(
         architecture=architecture,
         num_classes=num_classes,
         width=options.width,
-        stem=lookup("stem", options.stem, STEMS),
+        stem=STEMS[options.stem],
         kernel_init=kernel_init(settings.initialization),
         zero_init_last_scale=options.zero_init_last_scale,
         shortcut_norm=options.shortcut_norm,

@@ -1,16 +1,12 @@
 """Look up and check the values of the config section `model`."""
 
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import flax.linen as nn
 import jax.numpy as jnp
 
 from jaxddp.config.model_section import WeightInit
 from jaxddp.core.errors import InputError
-from jaxddp.core.wording import choices
-
-T = TypeVar("T")
 
 WEIGHT_INITS = {
     "he_normal": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
@@ -29,13 +25,6 @@ def kernel_init(chosen: WeightInit) -> nn.initializers.Initializer:
     if chosen.deviation is not None:
         return _WITH_DEVIATION[chosen.name](chosen.deviation)
     return nn.initializers.zeros if chosen.name == "zeros" else WEIGHT_INITS[chosen.name.replace("glorot", "xavier")]
-
-
-def lookup(key: str, name: str, entries: Mapping[str, T]) -> T:
-    """Return the entry of a name. Raises: InputError if the name is unknown; the message suggests the nearest name."""
-    if name not in entries:
-        raise InputError(f"unknown {key} {name!r}; {choices(str(name), entries)}")
-    return entries[name]
 
 
 def check_floating(network: str, key: str, dtype: Any) -> None:

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jaxddp.core.errors import InputError, Key
+from jaxddp.models.network import Naming, Network, check_sides, naming, stage_blocks
 from jaxddp.models.ops.layers import Attention, Mlp, add_branch, branch_factors, dense_init, patch_embedding
-from jaxddp.models.published import Naming, depth_of, naming
 
 _MASKED = -100.0
 """The number that torchvision and timm add to the score of a pair of tokens that must not attend to each other."""
@@ -175,7 +174,7 @@ class PatchMerging(nn.Module):
         return nn.Dense(features, use_bias=False, kernel_init=dense_init, name="reduction", **dtypes)(x)
 
 
-class Swin(nn.Module):
+class Swin(Network):
     """A Swin Transformer: four stages of blocks. Each stage after the first has half the height and width of the
     previous one, and twice its features.
 
@@ -196,28 +195,17 @@ class Swin(nn.Module):
     param_dtype: DTypeLike = jnp.float32
 
     def published_names(self) -> tuple[Naming, ...]:
-        """Return the namings of torchvision and timm; see `jaxddp.models.published`."""
+        """Return the namings of torchvision and timm; see `jaxddp.models.network`."""
         return TORCHVISION, TIMM
 
     def published_constants(self) -> dict[str, np.ndarray]:
-        """Return the constants that torchvision stores; see `jaxddp.models.published`."""
+        """Return the constants that torchvision stores; see `jaxddp.models.network`."""
         blocks = [(stage, block) for stage, size in enumerate(self.stage_sizes) for block in range(size)]
         index = relative_positions(_WINDOW).reshape(-1)
         return {f"features.{2 * stage + 1}.{block}.attn.{_INDEX}": index for stage, block in blocks}
 
-    @property
-    def depth(self) -> int:
-        """Return the number of layers for `depth_of`: the embedding, each block, and the head with its norm."""
-        return sum(self.stage_sizes) + 2
-
-    def depth_of(self, path: str) -> int:
-        """Return the depth of an array; see `jaxddp.models.published`. A merging layer belongs to the next block."""
-        blocks = [
-            (f"stage{stage}_{block}", f"merge{stage}") if block == 0 else (f"stage{stage}_{block}",)
-            for stage, size in enumerate(self.stage_sizes)
-            for block in range(size)
-        ]
-        return depth_of(path, blocks, ("norm", "head"))
+    def blocks(self) -> list[tuple[str, ...]]:
+        return stage_blocks(self.stage_sizes, first=0, between="merge")
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False, example_keys: jax.Array | None = None) -> jax.Array:
@@ -231,20 +219,15 @@ class Swin(nn.Module):
         Raises:
             InputError: the images are too small, or the keys are missing.
         """
-        factors = None
-        if train and self.drop_path:
-            factors = branch_factors(self.drop_path, sum(self.stage_sizes), 2, example_keys)
+        factors = iter(branch_factors(self.drop_path if train else 0, sum(self.stage_sizes), 2, example_keys))
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         x = self.embed(images.astype(self.dtype))
-        done = 0
         for stage, size in enumerate(self.stage_sizes):
             if stage:
                 x = PatchMerging(name=f"merge{stage}", **dtypes)(x)
             heads = max(1, x.shape[-1] // _HEAD_FEATURES)
             for block in range(size):
-                block_factors = None if factors is None else factors[:, done]
-                x = SwinBlock(heads, block % 2 == 1, name=f"stage{stage}_{block}", **dtypes)(x, block_factors)
-                done += 1
+                x = SwinBlock(heads, block % 2 == 1, name=f"stage{stage}_{block}", **dtypes)(x, next(factors))
         head_dtype = jnp.promote_types(self.dtype, jnp.float32)
         wide: dict[str, Any] = {"dtype": head_dtype, "param_dtype": self.param_dtype}
         x = jnp.mean(_norm(name="norm", **wide)(x), axis=(1, 2))
@@ -253,11 +236,7 @@ class Swin(nn.Module):
     def embed(self, images: jax.Array) -> jax.Array:
         """Return the tokens of all whole patches, with a norm: [B, H / 4, W / 4, width], rounded down."""
         height, width = images.shape[1:3]
-        if min(height, width) < _PATCH:
-            raise InputError(
-                f"swin: images of {height}x{width} pixels are too small",
-                advice=("give ", Key("data.image_size", _PATCH), " or more"),
-            )
+        check_sides("swin", images, _PATCH)
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         images = images[:, : height // _PATCH * _PATCH, : width // _PATCH * _PATCH]
         x = patch_embedding(self.width, _PATCH, **dtypes)(images)

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxddp.core.errors import InputError, Key
+from jaxddp.models.network import Naming, Network, PositionGrid, naming
 from jaxddp.models.ops.layers import Attention, Mlp, add_branch, branch_factors, dense_init, patch_embedding
-from jaxddp.models.published import Naming, PositionGrid, depth_of, naming
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class ViTBlock(nn.Module):
         return add_branch(x, Mlp(name="mlp", **dtypes)(y), mlp_factors)
 
 
-class ViT(nn.Module):
+class ViT(Network):
     """A vision transformer with a class token and learned position embeddings.
 
     Attributes:
@@ -89,26 +89,20 @@ class ViT(nn.Module):
     param_dtype: DTypeLike = jnp.float32
 
     def published_names(self) -> tuple[Naming, ...]:
-        """Return the namings of timm and torchvision; see `jaxddp.models.published`."""
+        """Return the namings of timm and torchvision; see `jaxddp.models.network`."""
         return TIMM, TORCHVISION
 
     def position_grids(self, height: int, width: int) -> dict[str, PositionGrid]:
-        """Return the grid of the position embeddings for images of this size; see `jaxddp.models.published`."""
+        """Return the grid of the position embeddings for images of this size; see `jaxddp.models.network`."""
         return {"params/pos_embed": PositionGrid(height // self.size.patch, width // self.size.patch)}
 
-    @property
-    def depth(self) -> int:
-        """Return the number of layers for `depth_of`: the embedding, each block, and the head with its norm."""
-        return self.size.blocks + 2
+    def blocks(self) -> list[tuple[str, ...]]:
+        return [(f"blocks_{i}",) for i in range(self.size.blocks)]
 
     @property
     def heat_map_layer(self) -> str:
         """The layer of heat maps; see `jaxddp.models.activations`. After it, the class token reads the patches last."""
         return f"blocks_{self.size.blocks - 1}/norm1"
-
-    def depth_of(self, path: str) -> int:
-        """Return the depth of an array; see `jaxddp.models.published`."""
-        return depth_of(path, [(f"blocks_{i}",) for i in range(self.size.blocks)], ("norm", "head"))
 
     @nn.compact
     def __call__(self, images: jax.Array, train: bool = False, example_keys: jax.Array | None = None) -> jax.Array:
@@ -123,13 +117,10 @@ class ViT(nn.Module):
         Raises:
             InputError: the images have a wrong size, or the keys are missing.
         """
-        blocks, factors = self.size.blocks, None
-        if train and self.drop_path:
-            factors = branch_factors(self.drop_path, blocks, 2, example_keys)
+        factors = branch_factors(self.drop_path if train else 0, self.size.blocks, 2, example_keys)
         x = self.embed(images.astype(self.dtype))
-        for i in range(blocks):
-            block = ViTBlock(self.size.heads, self.dtype, self.param_dtype, name=f"blocks_{i}")
-            x = block(x, None if factors is None else factors[:, i])
+        for i, block_factors in enumerate(factors):
+            x = ViTBlock(self.size.heads, self.dtype, self.param_dtype, name=f"blocks_{i}")(x, block_factors)
         wide: dict[str, Any] = {"dtype": jnp.promote_types(self.dtype, jnp.float32), "param_dtype": self.param_dtype}
         x = nn.LayerNorm(name="norm", use_fast_variance=False, **wide)(x[:, 0])
         return nn.Dense(self.num_classes, kernel_init=dense_init, name="head", **wide)(x)

@@ -1,6 +1,6 @@
 """Match the arrays of a state dict with those of a network, and convert them to its layout and to its images.
 
-The network defines the names in a state dict (`jaxddp.models.published`). The order of axes depends on the kind of
+The network defines the names in a state dict (`jaxddp.models.network`). The order of axes depends on the kind of
 array, and some shapes depend on the size and the channels of the images.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted, nearest
-from jaxddp.models.published import Naming, PositionGrid
+from jaxddp.models.network import Naming, PositionGrid
 
 Shapes = Mapping[str, tuple[int, ...]]
 """The shapes of a network's arrays by path, such as "params/fc/kernel" or "batch_stats/bn1/mean"."""
@@ -37,7 +37,7 @@ def namings_of(model: Any) -> tuple[Naming, ...]:
 
 
 def constants_of(model: Any) -> dict[str, np.ndarray]:
-    """Return the constants that a model's first naming includes, by published name; see `jaxddp.models.published`."""
+    """Return the constants that a model's first naming includes, by published name; see `jaxddp.models.network`."""
     constants: Any = getattr(getattr(model, "module", model), "published_constants", dict)
     return constants()
 

@@ -154,8 +154,8 @@ def _multiply(images: jax.Array, kernel: jax.Array, *_: Any, **__: Any) -> jax.A
     return images @ kernel[0, 0]
 
 
-def branch_factors(rate: float, blocks: int, branches: int, example_keys: jax.Array | None) -> jax.Array:
-    """Return a factor for each branch of each block: float32[B, blocks, branches], with mean 1.
+def branch_factors(rate: float, blocks: int, branches: int, example_keys: jax.Array | None) -> list[jax.Array | None]:
+    """Return the factors of each block's branches, float32[B, branches] with mean 1; None if `rate` is 0.
 
     The factor is 0 if the example skips the branch. The factor depends only on the example's key.
 
@@ -164,17 +164,20 @@ def branch_factors(rate: float, blocks: int, branches: int, example_keys: jax.Ar
         example_keys: random keys [B].
 
     Raises:
-        InputError: `example_keys` is None.
+        InputError: `example_keys` is None, and `rate` is not 0.
     """
+    if not rate:
+        return [None] * blocks
     if example_keys is None:
         raise InputError("drop_path: in training every image needs its own random key; pass example_keys")
     skip_rates = np.linspace(0, rate, blocks, dtype=np.float32)[:, None]
     uniform = jax.vmap(lambda key: jax.random.uniform(key, (blocks, branches), jnp.float32))(example_keys)
-    return (uniform >= skip_rates) / (1 - skip_rates)
+    factors = (uniform >= skip_rates) / (1 - skip_rates)
+    return [factors[:, block] for block in range(blocks)]
 
 
 def add_branch(x: jax.Array, branch: jax.Array, factors: jax.Array | None) -> jax.Array:
-    """Return x + branch, both [B, ...]. If `factors`, [B], is not None, the branch is multiplied by it."""
+    """Return x + branch, both [B, ...]. If `factors`, [B] or [B, 1], is not None, the branch is multiplied by it."""
     if factors is None:
         return x + branch
     return x + branch * factors.astype(branch.dtype).reshape(-1, *[1] * (branch.ndim - 1))

@@ -1,0 +1,113 @@
+"""What the built-in networks share: the names of arrays in published weights, the depth of layers, operations.
+
+A network with published weights is a `Network`. A user's network may have any of these methods too. The argument `path`
+is the path of an array within the variables, such as "params/layer1_0/conv1/kernel" or "batch_stats/bn1/mean".
+
+- `published_names() -> tuple[Naming, ...]`: the namings that are accepted when weights are read. Export uses the first
+  naming.
+- `depth_of(path) -> int`: the index of an array's layer, 0 for the stem and `depth - 1` for the head. The network's
+  property `depth` is the number of layers.
+- `published_constants() -> dict[str, np.ndarray]`: arrays that the library of the first naming stores, and that the
+  network computes from its sizes, by published name. Export writes them, and reading ignores them.
+- `position_grids(height, width) -> dict[str, PositionGrid]`: the grids of its position embeddings [1, tokens, D] for
+  images of this size, by path. Weights for another size are interpolated.
+
+Each array of the network corresponds to one published array. Kernels of 4 dimensions are HWIO in Flax and OIHW in
+PyTorch. Kernels of 2 dimensions are transposed. All other arrays have the same values in the same order.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import flax.linen as nn
+import jax
+
+from jaxddp.core.errors import InputError, Key
+from jaxddp.models.ops.operations import Operations
+
+Naming = Callable[[str], str]
+"""A function of an array's path, which includes the collection. It returns the published name, such as
+"layer1.0.conv1.weight"."""
+
+_ARRAYS = ((r"/(kernel|scale)$", "/weight"), (r"/(mean|var)$", r"/running_\1"))
+
+
+@dataclass(frozen=True)
+class PositionGrid:
+    """The grid of position embeddings: `class_tokens` embeddings, and then one for each patch, row by row."""
+
+    rows: int
+    columns: int
+    class_tokens: int = 1
+
+
+def naming(*rules: tuple[str, str]) -> Naming:
+    """Return a naming in PyTorch's style: dots between modules, and `weight` for kernels and scales.
+
+    Args:
+        rules: regular expressions and their replacements, applied in order to the path within the collection, such as
+            "layer1_0/conv1/kernel".
+    """
+
+    def published_name(path: str) -> str:
+        _, _, name = path.partition("/")
+        for pattern, replacement in (*rules, *_ARRAYS):
+            name = re.sub(pattern, replacement, name)
+        return name.replace("/", ".")
+
+    return published_name
+
+
+class Network(nn.Module):
+    """A network with published weights."""
+
+    head_modules: ClassVar[tuple[str, ...]] = ("norm", "head")
+    """The names of the top-level modules after the last block."""
+
+    def published_names(self) -> tuple[Naming, ...]:
+        raise NotImplementedError
+
+    def blocks(self) -> list[tuple[str, ...]]:
+        """Return the names of the top-level modules of each block, in order."""
+        raise NotImplementedError
+
+    @property
+    def depth(self) -> int:
+        """The number of layers for `depth_of`: the stem, each block, and the head."""
+        return len(self.blocks()) + 2
+
+    def depth_of(self, path: str) -> int:
+        """Return the depth of an array: 0 in the stem, i + 1 in block i, and `depth - 1` in the head.
+
+        This is the numbering of BEiT (Bao et al. 2021, arXiv:2106.08254) for layer-wise learning rate decay.
+        """
+        module, blocks = path.split("/")[1], self.blocks()
+        if module in self.head_modules:
+            return len(blocks) + 1
+        return next((number for number, modules in enumerate(blocks, start=1) if module in modules), 0)
+
+    def with_operations(self, operations: Operations) -> Self:
+        """Return the network with these implementations, or unchanged if it has implementations or needs none."""
+        return self.clone(operations=operations) if getattr(self, "operations", operations) is None else self
+
+
+def stage_blocks(lengths: Iterable[int], stage: str = "stage", first: int = 1, between: str = "") -> list:
+    """Return the modules of each block of stages, such as ("stage1_0",); see `Network.blocks`.
+
+    Args:
+        lengths: the number of blocks of each stage.
+        stage: the name of a stage without its number, which begins at `first`.
+        between: the name, without its number, of a module before the first block of each stage; it belongs to it.
+    """
+    blocks = [(number, block) for number, length in enumerate(lengths, first) for block in range(length)]
+    return [(f"{stage}{i}_{block}", *([f"{between}{i}"] if between and not block else [])) for i, block in blocks]
+
+
+def check_sides(network: str, images: jax.Array, least: int) -> None:
+    """Raise `InputError` if a side of images [B, H, W, C] has less than `least` pixels."""
+    height, width = images.shape[1:3]
+    if min(height, width) < least:
+        problem = f"{network}: images of {height}x{width} pixels are too small"
+        raise InputError(problem, advice=("give ", Key("data.image_size", least), " or more"))
