@@ -118,7 +118,8 @@ def _status_line() -> Iterator[None]:
     if job is not None and job.process_id:
         yield
         return
-    with show_on(StatusLine()):
+    line = StatusLine()
+    with show_on(line.show, line.clear):
         yield
 
 

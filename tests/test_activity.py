@@ -87,7 +87,7 @@ def test_other_threads_do_not_change_the_description():
 
 def test_long_activities_are_shown_and_short_ones_are_not(short_delays):
     screen = RecordedScreen()
-    with activity.show_on(screen):
+    with activity.show_on(screen.show, screen.clear):
         with phases.doing("reading"):
             wait_until(lambda: screen.lines.count("reading") > 2)
         assert screen.lines[-1] == ""

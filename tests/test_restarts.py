@@ -145,9 +145,8 @@ def test_an_exit_code_of_0_is_a_success_only_after_the_work_has_ended(words, cod
 
 
 def test_a_process_reports_its_work_to_the_launcher(monkeypatch):
-    with WorkStatus.open() as (status, write_end):
-        duplicate = os.dup(write_end)
-    monkeypatch.setenv(STATUS_PIPE, str(duplicate))
+    status = WorkStatus()
+    monkeypatch.setenv(STATUS_PIPE, str(status.writing))
     # The pipe is cached for the process. Other tests must not write to this pipe.
     work_status._pipe.cache_clear()
     try:
@@ -162,7 +161,7 @@ def test_a_process_reports_its_work_to_the_launcher(monkeypatch):
         assert not status.is_working and status.has_quit
     finally:
         work_status._pipe.cache_clear()
-        os.close(duplicate)
+        os.close(status.writing)
         status.close()
 
 

@@ -204,7 +204,7 @@ def test_values_that_contradict_each_other_are_an_error(environ, message):
 @pytest.fixture(autouse=True)
 def forget():
     """Forget the answers for the ports of other tests."""
-    tpu._attributes_or_problem.cache_clear()
+    tpu._attributes.cache_clear()
 
 
 @pytest.fixture

@@ -36,7 +36,6 @@ GENERATION = "JAXDDP_GENERATION"
 """The environment variable with the number, from 0, of the generation, which is one start of the whole job."""
 _COMMANDS = ("train", "eval", "find-lr", "predict", "features", "doctor", "data")
 """A command that begins with one of these words is run by `python -m jaxddp`."""
-_CPU_ADVICE = "or compute only on the CPU with --gpus 0 --processes P"
 _SIMULATED = Range(1, 100_000)
 
 
@@ -73,7 +72,10 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
         raise InputError(f"{each}: {total:,} processes; a job has at most {MOST_PROCESSES:,}")
     # Each machine has a connection. Each process has two pipes and a log file.
     raise_file_limit(options.machines.most + 3 * len(gpus))
-    environ, group = _job_environment(options), None
+    environ, group = shared_environment(), None
+    if options.machines.most == 1:
+        # On several machines, all launchers need the same key, so the user sets it.
+        environ.setdefault(KEY, secrets.token_hex(32))
 
     def start(group: WorkerGroup, assignment: Assignment, listener: socket.socket | None) -> None:
         """Start the processes of this machine. Process 0 of the job inherits the listener."""
@@ -87,9 +89,15 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
             RUN_ID: assignment.run_id,
             GENERATION: str(assignment.generation),
         }
+        if options.gpus == 0:
+            shared |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
         for rank, own_gpus, own_cores in zip(count(assignment.first_rank), gpus, cores, strict=False):
             fds = [listener.fileno()] if listener and rank == 0 else []
-            own = shared | _process_environment(options, rank, own_gpus, fds)
+            own = shared | {"JAX_PROCESS_ID": str(rank)}
+            if fds:
+                own[INHERITED_SOCKET] = str(fds[0])
+            if own_gpus:
+                own["CUDA_VISIBLE_DEVICES"] = ",".join(own_gpus)
             log = logs / f"process-{rank}.log"
             group.workers.append(Worker.start(rank, program, own, log, cores=own_cores, pass_fds=fds))
 
@@ -149,57 +157,32 @@ def _resources(options: Launch) -> tuple[list[Sequence[str]], list[Sequence[int]
         check_tpu_options(options, chips)
         return [()], _cores(options, 1, pinned=False)
     visible = local_gpus()
-    gpus = visible if options.gpus is None else visible[: options.gpus]
+    gpus = visible[: options.gpus]
     if options.gpus is not None and options.gpus > len(visible):
-        raise InputError(
-            f"--gpus {options.gpus}: this machine has {counted(len(visible), 'visible GPU')}; without GPUs, "
-            "use --processes P"
-        )
+        there = f"this machine has {counted(len(visible), 'visible GPU')}"
+        raise InputError(f"--gpus {options.gpus}: {there}; without GPUs, use --processes P")
     processes = len(gpus) if options.processes is None else options.processes
     if processes == 0:
         raise InputError("launch: no GPUs are used; set the number of processes with --processes P")
     if len(gpus) % processes:
-        raise InputError(
-            f"--processes {processes}: {counted(len(gpus), 'GPU')} cannot be divided evenly among "
-            f"{counted(processes, 'process')}; use fewer GPUs with --gpus, or only the CPU with --gpus 0"
-        )
+        problem = f"{counted(len(gpus), 'GPU')} cannot be divided evenly among {counted(processes, 'process')}"
+        advice = "use fewer GPUs with --gpus, or only the CPU with --gpus 0"
+        raise InputError(f"--processes {processes}: {problem}", advice=advice)
     return divide(gpus, processes), _cores(options, processes, pinned=not gpus)
 
 
 def _cores(options: Launch, processes: int, *, pinned: bool) -> list[Sequence[int]]:
-    cores = local_cores()
-    if options.cores:
-        if options.cores * processes > len(cores):
-            needed = f"{counted(processes, 'process')} would need {counted(options.cores * processes, 'core')}"
-            raise InputError(f"--cores {options.cores}: {needed}, but the launcher may use only {len(cores)}")
-        cores = cores[: options.cores * processes]
-    elif processes > len(cores):
+    cores, needed = local_cores(), (options.cores or 0) * processes
+    if needed > len(cores):
+        problem = f"{counted(processes, 'process')} would need {counted(needed, 'core')}"
+        raise InputError(f"--cores {options.cores}: {problem}, but the launcher may use only {len(cores)}")
+    if not needed and processes > len(cores):
         say(f"jaxddp launch: oversubscribed: {counted(processes, 'process')} on {counted(len(cores), 'core')}")
         pinned = False
-    if options.cores == 0 or not (options.cores or pinned) or not hasattr(os, "sched_setaffinity"):
+    is_pinned = needed or (pinned and options.cores is None)
+    if not is_pinned or not hasattr(os, "sched_setaffinity"):
         return [()] * processes
-    return divide(cores, processes)
-
-
-def _job_environment(options: Launch) -> dict[str, str]:
-    """Return the environment variables that are equal for all processes of this machine in all generations."""
-    environ = shared_environment()
-    if options.machines.most == 1:
-        # On several machines, all launchers need the same key, so the user sets it.
-        environ.setdefault(KEY, secrets.token_hex(32))
-    return environ
-
-
-def _process_environment(options: Launch, rank: int, gpus: Sequence[str], fds: Sequence[int]) -> dict[str, str]:
-    """Return the environment variables that differ between processes."""
-    environ = {"JAX_PROCESS_ID": str(rank)}
-    if fds:
-        environ[INHERITED_SOCKET] = str(fds[0])
-    if gpus:
-        environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-    elif options.gpus == 0:
-        environ |= {"CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
-    return environ
+    return divide(cores[: needed or None], processes)
 
 
 def check_tpu_options(options: Launch, chips: Sequence[Path], environ: Environ = os.environ) -> None:
@@ -215,10 +198,10 @@ def check_tpu_options(options: Launch, chips: Sequence[Path], environ: Environ =
         Unreachable: the metadata server of a TPU VM does not answer in time.
     """
     machine = f"this machine has {counted(len(chips), 'TPU chip')}, which one process uses"
-    if options.gpus:
-        raise InputError(f"--gpus {options.gpus}: {machine}; leave out --gpus, {_CPU_ADVICE}")
-    if options.processes not in (None, 1):
-        raise InputError(f"--processes {options.processes}: {machine}; leave out --processes, {_CPU_ADVICE}")
+    for name, value, fits in (("--gpus", options.gpus, (None, 0)), ("--processes", options.processes, (None, 1))):
+        if value not in fits:
+            advice = f"leave out {name}, or compute only on the CPU with --gpus 0 --processes P"
+            raise InputError(f"{name} {value}: {machine}", advice=advice)
     place = tpu.with_metadata(environ)
     hosts, process = tpu.process_count(place), tpu.process(place)
     if hosts is None:
@@ -246,27 +229,19 @@ def valid_machine_counts(config: Config | None, options: Launch, processes: int,
     Raises:
         InputError: the batches cannot be divided among any number of machines.
     """
-    least, most = options.machines
-    sizes = list(range(least, most + 1))
+    sizes = range(options.machines.least, options.machines.most + 1)
     if config is None or not options.machines.elastic:
-        return sizes
-    devices = devices_per_process(config, gpus)
+        return [*sizes]
+    devices = config.parallel.cpu_devices or gpus or whole(os.environ.get("JAX_NUM_CPU_DEVICES", ""), _SIMULATED) or 1
     problems = {size: sharing_problem(config, size * processes, devices) for size in sizes}
-    allowed = [size for size in sizes if problems[size] is None]
-    if not allowed:
-        raise InputError(f"--nodes {options.nodes}: {problems[least]}, and no other number of machines is possible")
-    if excluded := [size for size in sizes if problems[size] is not None]:
-        listed = ", ".join(map(str, excluded))
-        problem = f"the job cannot run on {listed} machines: {problems[excluded[0]]}"
+    excluded = {size: problem for size, problem in problems.items() if problem is not None}
+    if len(excluded) == len(sizes):
+        problem = f"{excluded[sizes[0]]}, and no other number of machines is possible"
+        raise InputError(f"--nodes {options.nodes}: {problem}")
+    if excluded:
+        problem = f"the job cannot run on {', '.join(map(str, excluded))} machines: {next(iter(excluded.values()))}"
         say(f"jaxddp launch: {problem}; surplus machines wait as spares")
-    return allowed
-
-
-def devices_per_process(config: Config, gpus: int) -> int:
-    """Return the number of JAX devices of a process."""
-    if config.parallel.cpu_devices is not None:
-        return config.parallel.cpu_devices
-    return gpus or whole(os.environ.get("JAX_NUM_CPU_DEVICES", ""), _SIMULATED) or 1
+    return [size for size in sizes if size not in excluded]
 
 
 def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
@@ -274,8 +249,8 @@ def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
     total = processes * devices
     used = config.parallel.devices or total
     if used > total or used % processes:
-        each = counted(devices, "device")
-        return f"parallel.devices={used} cannot be divided among {processes} processes with {each} each"
+        each = f"{processes} processes with {counted(devices, 'device')} each"
+        return f"parallel.devices={used} cannot be divided among {each}"
     shares = used
     if config.parallel.reproducible:
         # This import imports JAX, so it is local.

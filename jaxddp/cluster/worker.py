@@ -196,25 +196,29 @@ class Worker:
         """
         # With -I and -S, the user's PYTHON* variables and site packages affect only the command, not the starter.
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid()), ",".join(map(str, cores))]
+        status = WorkStatus()
         try:
-            with WorkStatus.open() as (status, pipe):
-                process = subprocess.Popen(
-                    [*starter, *command],
-                    env={**environ, STATUS_PIPE: str(pipe)},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    pass_fds=[*pass_fds, pipe],
-                    start_new_session=True,
-                    bufsize=0,
-                )
+            process = subprocess.Popen(
+                [*starter, *command],
+                env={**environ, STATUS_PIPE: str(status.writing)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=[*pass_fds, status.writing],
+                start_new_session=True,
+                bufsize=0,
+            )
         except OSError as error:
+            status.close()
             advice = "start fewer processes, or raise the limits that `ulimit -a` shows"
             raise InputError(f"process {rank}: cannot be started ({error.strerror})", advice=advice) from error
+        finally:
+            os.close(status.writing)
         assert process.stdout is not None
         try:
             return cls(rank, process, Output(rank, process.stdout, log, shown=shown), status)
         except BaseException:
+            status.close()
             process.kill()
             process.wait()
             raise
@@ -224,8 +228,10 @@ class Worker:
             return f"process {self.rank}: running"
         if self._ended_at_work:
             return f"process {self.rank}: exit code 0 during its work, as from os._exit(0)"
-        end = f"exit code {self.code}" if self.code >= 0 else f"killed by {_signal_name(-self.code)}"
-        return f"process {self.rank}: {end}{self._cause()}"
+        if self.code >= 0:
+            return f"process {self.rank}: exit code {self.code}"
+        name = signal.Signals(-self.code).name if -self.code in {*signal.Signals} else f"signal {-self.code}"
+        return f"process {self.rank}: killed by {name}{self._cause()}"
 
     @property
     def has_quit(self) -> bool:
@@ -288,10 +294,3 @@ def shared_environment() -> dict[str, str]:
     # With buffering, a killed process would lose its last lines.
     environ.setdefault("PYTHONUNBUFFERED", "1")
     return environ
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

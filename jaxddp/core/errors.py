@@ -32,18 +32,12 @@ class Key:
         """Return a key whose value has no quotes in the message."""
         return cls(name, value, str(value))
 
-    @classmethod
-    def of(cls, kind: str, name: str, *value: Any) -> "Key":
-        """Return a key from the result of `to_plain`."""
-        return (Option if kind == "option" else Key)(name, *value)
-
     def to_plain(self) -> list[Any]:
-        """Return the key as a list of JSON types. A value of another type is replaced by its text in the message."""
-        kind = "option" if isinstance(self, Option) else "key"
+        """Return the arguments of the key as JSON types. A value of another type is replaced by its text."""
         if not self.has_value:
-            return [kind, self.name]
+            return [type(self).__name__, self.name]
         is_json = self.value is None or isinstance(self.value, str | int | float)
-        return [kind, self.name, self.value if is_json else self.shown_value, self.shown_value]
+        return [type(self).__name__, self.name, self.value if is_json else self.shown_value, self.shown_value]
 
     @property
     def has_value(self) -> bool:
@@ -94,16 +88,6 @@ def flat(words: Any) -> tuple[str | Key, ...]:
     if isinstance(words, tuple):
         return tuple(part for each in words for part in flat(each))
     return (words if isinstance(words, Key) else str(words),)
-
-
-def plain(parts: tuple[str | Key, ...]) -> list[Any]:
-    """Return parts as a list of JSON types. A renamed key becomes text."""
-    return [part.to_plain() if isinstance(part, Key) and part.rendered is None else str(part) for part in parts]
-
-
-def parts_of(plain: list[Any]) -> tuple[str | Key, ...]:
-    """Convert the result of `plain` back to parts."""
-    return tuple(part if isinstance(part, str) else Key.of(*part) for part in plain)
 
 
 def text_of(words: Words) -> str:
@@ -157,7 +141,9 @@ class JaxddpError(Exception):
 
     def to_json(self) -> str:
         """Return the error as JSON for other processes; see `error_from`."""
-        return json.dumps([[*map(plain, self.about)], plain(self.problem), plain(self.advice)])
+        # A key that is already renamed becomes text.
+        parts = self.about, self.problem, self.advice
+        return json.dumps(parts, default=lambda key: key.to_plain() if key.rendered is None else str(key))
 
     def change_keys(self, change: Callable[[Key], Key]) -> None:
         """Replace the keys in the message, except keys that are already renamed."""
@@ -231,9 +217,13 @@ def error_of(code: int, line: str) -> JaxddpError:
 
 def error_from(code: int, text: str) -> JaxddpError:
     """Return the error of another process from the JSON of `JaxddpError.to_json`, with its keys; see `error_of`."""
-    about, problem, advice = json.loads(text)
-    error = error_of(code, "")
-    error.about, error.problem, error.advice = tuple(map(parts_of, about)), parts_of(problem), parts_of(advice)
+    error, (where, *rest) = error_of(code, ""), json.loads(text)
+
+    def parts_of(plain: list[Any]) -> tuple[str | Key, ...]:
+        kinds = {"Key": Key, "Option": Option}
+        return tuple(part if isinstance(part, str) else kinds[part[0]](*part[1:]) for part in plain)
+
+    error.about, (error.problem, error.advice) = tuple(map(parts_of, where)), map(parts_of, rest)
     error.args = (error._line(),)
     return error
 

@@ -20,10 +20,8 @@ from jaxddp.core.wording import show
 CACHE_VARIABLE = "JAXDDP_CACHE"
 """Environment variable for the path of the cache folder. The default is `jaxddp` in XDG_CACHE_HOME or ~/.cache."""
 _AWAY = frozenset(
-    {
-        *(errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN),
-        *(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.ESHUTDOWN),
-    }
+    {*(errno.ESTALE, errno.EREMOTEIO, errno.ETIMEDOUT, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTDOWN)}
+    | {*(errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENOTCONN, errno.ESHUTDOWN)}
 )
 """Error numbers of a file server that does not answer. The file itself may be intact."""
 _LONGEST_NAME = 255
@@ -150,10 +148,9 @@ def check_out(path: Path) -> Path:
     Raises: InputError if the path is a folder or not a regular file, or its parent folder does not exist.
     """
     place = Path(os.path.realpath(path))
-    if place.is_dir():
-        raise InputError(f"{path}: is a folder; give the name of a file")
     if place.exists() and not place.is_file():
-        raise InputError(f"{path}: is not a regular file; give the name of one")
+        kind = "a folder" if place.is_dir() else "not a regular file"
+        raise InputError(f"{path}: is {kind}; give the name of a file")
     if not place.parent.is_dir():
         raise InputError(f"{path}: cannot be written (No such file or directory); choose another place")
     return place if path.is_symlink() else path

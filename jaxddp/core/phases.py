@@ -9,8 +9,8 @@ amount of work, of which `reached` reports the completed part.
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Literal, NamedTuple, Protocol
+from contextlib import AbstractContextManager, contextmanager
+from typing import Literal, NamedTuple
 
 from jaxddp.core.wording import counted, duration, size
 
@@ -124,7 +124,7 @@ class _Tracker:
         self.thread: int | None = None
         self.work_began: float | None = None
         self.committing = set[int]()
-        self.report: Callable[[str], None] = _ignore
+        self.report: Callable[[str], object] = str
 
     def is_of_this_thread(self) -> bool:
         return self.thread in (None, threading.get_ident())
@@ -139,15 +139,10 @@ class _Tracker:
             self.report(activity.description)
 
 
-def _ignore(description: str) -> None:
-    """Report nothing."""
-
-
 _tracker = _Tracker()
 
 
-@contextmanager
-def phase(name: Phase, description: str | None = None) -> Iterator[None]:
+def phase(name: Phase, description: str | None = None) -> AbstractContextManager[None]:
     """Enter a phase for the block, and return to the previous phase after the block.
 
     If several threads of a process train, as in a notebook, only the first thread sets the phase until it ends.
@@ -156,20 +151,17 @@ def phase(name: Phase, description: str | None = None) -> Iterator[None]:
         description: a description for users, such as "saving step 400". "" shows nothing, and None keeps the previous
             description.
     """
-    with _within(name, description):
-        yield
+    return _within(name, description)
 
 
-@contextmanager
-def doing(description: str, total: int = 0, noun: str = "") -> Iterator[None]:
+def doing(description: str, total: int = 0, noun: str = "") -> AbstractContextManager[None]:
     """Set the description for users during the block. The phase does not change.
 
     Args:
         total: the amount of work, of which `reached` reports the completed part; 0 if it is unknown.
         noun: the unit of the amount: a noun in singular, or `jaxddp.core.phases.BYTES`.
     """
-    with _within(_tracker.phase, description, total, noun):
-        yield
+    return _within(_tracker.phase, description, total, noun)
 
 
 def reached(done: int, note: str = "") -> None:
@@ -313,22 +305,15 @@ def stuck(processes: Mapping[int, Progress], timeout: float) -> int | None:
     return min(over, key=lambda process: (over[process].step, -over[process].idle, process), default=None)
 
 
-class Screen(Protocol):
-    """Displays the current activity."""
-
-    def show(self, activity: Activity, /) -> None:
-        """Display an activity. This is called repeatedly while the activity lasts."""
-        ...
-
-    def clear(self) -> None:
-        """Remove the activity, because it ends or the next activity begins."""
-        ...
-
-
 @contextmanager
-def show_on(screen: Screen) -> Iterator[None]:
-    """Show long activities on a screen during the block. At its end, clear the screen and end the thread."""
-    shown = _ScreenThread(screen)
+def show_on(show: Callable[[Activity], None], clear: Callable[[], None]) -> Iterator[None]:
+    """Show long activities on a screen during the block. At its end, clear the screen and end the thread.
+
+    Args:
+        show: displays an activity. It is called repeatedly while the activity lasts.
+        clear: removes the activity, because it ends or the next activity begins.
+    """
+    shown = _ScreenThread(show, clear)
     shown.start()
     try:
         with reported_to(shown.begin):
@@ -338,15 +323,15 @@ def show_on(screen: Screen) -> Iterator[None]:
 
 
 class _ScreenThread(threading.Thread):
-    def __init__(self, screen: Screen):
+    def __init__(self, show: Callable[[Activity], None], clear: Callable[[], None]):
         super().__init__(name="jaxddp-activity", daemon=True)
-        self._screen, self._condition = screen, threading.Condition()
+        self._show, self._clear, self._condition = show, clear, threading.Condition()
         self._name, self._began, self._is_over = "", 0.0, False
 
     def begin(self, name: str) -> None:
         """Set the current activity; "" means that there is none."""
         with self._condition:
-            self._screen.clear()
+            self._clear()
             self._name, self._began = name, time.monotonic()
             self._condition.notify()
 
@@ -362,7 +347,7 @@ class _ScreenThread(threading.Thread):
                 seconds = time.monotonic() - self._began
                 is_long = seconds >= PATIENCE_SECONDS
                 if self._name and is_long:
-                    self._screen.show(activity())
+                    self._show(activity())
                 self._condition.wait(_UPDATE_SECONDS if is_long or not self._name else PATIENCE_SECONDS - seconds)
                 is_elsewhere = not self._name and not self._is_over
             if is_elsewhere:

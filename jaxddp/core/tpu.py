@@ -102,31 +102,25 @@ def _reason_of(text: str) -> str:
 def _in_use(reason: str, lock_file: Path, proc: Path) -> InputError:
     chips = [str(chip) for chip in local_chips()]
     stated = re.search(r"process with pid (\d+)", reason)
+    # libtpu names the process only if it belongs to this user.
     pid, held = int(stated[1]) if stated else _lock_holder(lock_file, proc), str(lock_file)
     if pid is None:
         pid, held = _chip_holder(chips, proc) or (None, "")
     if pid is not None:
         process = f"process {pid}{_program(pid, proc)}"
         return InputError(f"the TPU is in use by {process}, which holds {held}; end that process, or {_ADVICE}")
-    look = f"`sudo lsof {chips[0] if chips else '/dev/accel0'}` shows it"
-    return InputError(
-        f"the TPU is in use by a process that this user may not see, or {lock_file} is left over from one; {look}: "
-        f"end it or remove the file, or {_ADVICE}"
-    )
+    look = f"`sudo lsof {chips[0] if chips else '/dev/accel0'}` shows it: end it or remove the file, or {_ADVICE}"
+    left = f"{lock_file} is left over from one"
+    return InputError(f"the TPU is in use by a process that this user may not see, or {left}", advice=look)
 
 
 def _lock_holder(lock_file: Path, proc: Path) -> int | None:
     """Return the process that holds a lock on a file; None if there is none, or if it is in another container."""
-    try:
-        inode = str(lock_file.stat().st_ino)
-        locks = (proc / "locks").read_text().splitlines()
-    except OSError:
-        return None
-    for line in locks:
+    with contextlib.suppress(OSError):
         # `1: POSIX  ADVISORY  WRITE 812 fe:01:1234 0 EOF`. For a process that waits, `->` follows the number.
-        words = line.split()
-        if len(words) > 5 and words[5].rpartition(":")[2] == inode and words[4].isdecimal() and words[4] != "0":
-            return int(words[4])
+        line = rf"^\d+: \w+ +\w+ +\w+ +([1-9]\d*) \w+:\w+:{lock_file.stat().st_ino} "
+        held = re.search(line, (proc / "locks").read_text(), re.MULTILINE)
+        return int(held[1]) if held else None
     return None
 
 
@@ -142,8 +136,7 @@ def _chip_holder(chips: list[str], proc: Path) -> tuple[int, str] | None:
 
 def _program(pid: int, proc: Path) -> str:
     """Return the command of a process in parentheses; empty if this user may not read it."""
-    try:
+    with contextlib.suppress(OSError):
         command = (proc / str(pid) / "cmdline").read_text(errors="replace").replace("\0", " ").strip()
-    except OSError:
-        return ""
-    return f" ({show(command)})" if command else ""
+        return f" ({show(command)})" if command else ""
+    return ""

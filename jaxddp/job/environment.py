@@ -10,7 +10,6 @@ import re
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 
 from jaxddp.core.errors import InputError, about
@@ -84,15 +83,12 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
             missing; or a value is invalid. The error names the variables.
         Unreachable: the metadata server of a TPU VM does not answer in time.
     """
-    if _user_sets_single_process(environ):
+    alone = EXPLICIT.count(environ)
+    if alone is not None and number(alone, COUNT) == 1 and EXPLICIT.process(environ) is None:
         return None
-    if not any(
-        scheduler.process(environ) for scheduler in takewhile(lambda scheduler: scheduler is not TPU, SCHEDULERS)
-    ):
+    if not any(scheduler.process(environ) for scheduler in SCHEDULERS[: SCHEDULERS.index(TPU)]):
         environ = with_metadata(environ, root)
-    schedulers = [
-        scheduler for scheduler in SCHEDULERS if scheduler.marker is None or lookup(environ, scheduler.marker)
-    ]
+    schedulers = [each for each in SCHEDULERS if each.marker is None or lookup(environ, each.marker)]
     own_scheduler = next((scheduler for scheduler in schedulers if scheduler.process(environ)), EXPLICIT)
     ordered = [EXPLICIT, own_scheduler, *schedulers]
     count = next(filter(None, (scheduler.count(environ) for scheduler in ordered)), None)
@@ -104,7 +100,16 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
     if not (address or count or process):
         return None
     if address is None or process is None or count is None or num_processes is None:
-        raise _missing(address, count, process)
+        parts = {
+            "the coordinator's address (JAX_COORDINATOR_ADDRESS)": address,
+            "the number of processes (JAX_NUM_PROCESSES)": count,
+            "this process's id (JAX_PROCESS_ID)": process,
+        }
+        # One variable may have several parts.
+        present = ", ".join(dict.fromkeys(part.variable for part in parts.values() if part))
+        missing = [name for name, part in parts.items() if part is None]
+        advice = f"set {'it' if len(missing) == 1 else 'them'}, or JAX_NUM_PROCESSES=1 for a single process"
+        raise InputError(f"environment: {present} set but not {' and '.join(missing)}", advice=advice)
     process_id = number(process, INDEX)
     if process_id >= num_processes:
         last = num_processes - 1
@@ -112,22 +117,19 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
     with about(f"{address.variable}={show(address.value)}"):
         split_address(address.value)
     devices = _local_devices(environ, ordered)
+    ids = (
+        [number(devices._replace(value=part.strip()), INDEX) for part in devices.value.split(",")] if devices else None
+    )
     settings = [setting for setting in (address, count, process, devices) if setting]
     return Job(
         coordinator=address.value,
         num_processes=num_processes,
         process_id=process_id,
-        local_device_ids=_device_ids(devices) if devices else None,
+        local_device_ids=None if ids is None else tuple(ids),
         run_id=text(environ, RUN_ID) or own_scheduler.run_id(environ),
         key=text(environ, KEY),
         sources=tuple(dict.fromkeys(name for setting in settings for name in setting.variable.split(", "))),
     )
-
-
-def _user_sets_single_process(environ: Environ) -> bool:
-    """Return whether the user has set one process in JAX's variables, but no process id."""
-    count = EXPLICIT.count(environ)
-    return count is not None and number(count, COUNT) == 1 and EXPLICIT.process(environ) is None
 
 
 def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValue | None:
@@ -139,35 +141,16 @@ def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValu
         if local_rank is None:
             continue
         host_count = lookup(environ, scheduler.local_size)
-        num_local = _first_count(host_count) if host_count else 1
+        # SLURM has `2(x3),1`.
+        num_local = (
+            number(host_count._replace(value=re.split(r"[(,]", host_count.value)[0]), COUNT) if host_count else 1
+        )
         visible = environ.get("CUDA_VISIBLE_DEVICES")
         num_visible = len(visible.split(",")) if visible else 0
         # If the visible devices are fewer than the processes, the scheduler has already assigned them to this process.
         assigned = num_visible and (num_visible < num_local or scheduler.binds_gpus(environ, num_visible))
         return None if assigned or num_local == 1 else local_rank
     return None
-
-
-def _first_count(setting: EnvValue) -> int:
-    """Return 2 for SLURM's `2(x3),1`, and the number itself for other variables."""
-    return number(EnvValue(re.split(r"[(,]", setting.value)[0], setting.variable), COUNT)
-
-
-def _device_ids(setting: EnvValue) -> tuple[int, ...]:
-    return tuple(number(EnvValue(part.strip(), setting.variable), INDEX) for part in setting.value.split(","))
-
-
-def _missing(address: EnvValue | None, count: EnvValue | None, process: EnvValue | None) -> InputError:
-    parts = {
-        "the coordinator's address (JAX_COORDINATOR_ADDRESS)": address,
-        "the number of processes (JAX_NUM_PROCESSES)": count,
-        "this process's id (JAX_PROCESS_ID)": process,
-    }
-    # One variable may have several parts.
-    present = ", ".join(dict.fromkeys(part.variable for part in parts.values() if part))
-    missing = [name for name, part in parts.items() if part is None]
-    advice = f"set {'it' if len(missing) == 1 else 'them'}, or JAX_NUM_PROCESSES=1 for a single process"
-    return InputError(f"environment: {present} set but not {' and '.join(missing)}; {advice}")
 
 
 @contextlib.contextmanager
@@ -210,27 +193,15 @@ class WorkStatus:
     """The status of a process, which the launcher reads from a pipe.
 
     Attributes:
+        writing: the file descriptor of the writable end of the pipe, for the process. This process closes it.
         has_quit: whether the user's code ended the process, for example by `sys.exit`.
     """
 
-    def __init__(self, pipe: int):
-        self._pipe: int | None = pipe
-        self._depth, self.has_quit = 0, False
-
-    @classmethod
-    @contextlib.contextmanager
-    def open(cls) -> "Iterator[tuple[WorkStatus, int]]":
-        """Yield a status, and the writable end of its pipe, for a process that is started in the block."""
-        reading, writing = os.pipe()
+    def __init__(self) -> None:
+        reading, self.writing = os.pipe()
         os.set_blocking(reading, False)
-        status = cls(reading)
-        try:
-            yield status, writing
-        except BaseException:
-            status.close()
-            raise
-        finally:
-            os.close(writing)
+        self._pipe = os.fdopen(reading, "rb", buffering=0)
+        self._depth, self.has_quit = 0, False
 
     @property
     def is_working(self) -> bool:
@@ -239,13 +210,10 @@ class WorkStatus:
 
     def read(self) -> None:
         """Read the reports that the process has written so far."""
-        with contextlib.suppress(BlockingIOError):
-            while self._pipe is not None and (data := os.read(self._pipe, 4096)):
-                self._depth += data.count(_BEGIN) - data.count(_END)
-                self.has_quit = self.has_quit or _QUIT in data
+        while not self._pipe.closed and (data := self._pipe.read(4096)):
+            self._depth += data.count(_BEGIN) - data.count(_END)
+            self.has_quit = self.has_quit or _QUIT in data
 
     def close(self) -> None:
         """Close the pipe."""
-        if self._pipe is not None:
-            os.close(self._pipe)
-            self._pipe = None
+        self._pipe.close()

@@ -79,16 +79,6 @@ def reachable_address() -> str:
         return chooser.getsockname()[0]
 
 
-def _torchrun_address(environ: Environ) -> EnvValue | None:
-    host, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
-    if not (host and port):
-        return None
-    # torchrun's agent listens at this port for torch's rendezvous.
-    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        port = port_of(f"{host}:{port}")
-    return EnvValue(f"{host}:{port}", "MASTER_ADDR, MASTER_PORT")
-
-
 def _open_mpi_job(environ: Environ) -> str:
     """Return mpirun's id of the job: the URI in version 4, or the namespace in version 5."""
     return environ.get("OMPI_MCA_orte_hnp_uri") or environ.get("PMIX_NAMESPACE", "")
@@ -208,6 +198,14 @@ def _jax_address(environ: Environ) -> EnvValue | None:
     if address is None or ":" in address.value:
         return address
     return _host_and_port("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT")(environ) or address
+
+
+def _torchrun_address(environ: Environ) -> EnvValue | None:
+    address = _host_and_port("MASTER_ADDR", "MASTER_PORT")(environ)
+    if address is None or environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return address
+    # torchrun's agent listens at this port for torch's rendezvous.
+    return address._replace(value=f"{address.value.rpartition(':')[0]}:{port_of(address.value)}")
 
 
 TPU = Scheduler(tpu.process, tpu.process_count, _tpu_address)

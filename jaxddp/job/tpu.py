@@ -19,12 +19,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.core.tpu import local_chips
-from jaxddp.core.wording import show
+from jaxddp.core.wording import counted, show
 from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number
 
 HOSTNAMES, WORKER = "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"
@@ -37,12 +38,8 @@ _HOST = re.compile(rf"(?:[^\[\]\s:]+:[^\[\]\s:]+:)?({_NAME})")
 """The metadata server lists addresses, or triples of a name, an id and an address."""
 _PREFIX = "metadata/"
 """The prefix of a value that comes from the metadata server. No variable of the environment has such a name."""
-_ENDPOINTS, _NUMBER, _TYPE, _ENV = (
-    "worker-network-endpoints",
-    "agent-worker-number",
-    "accelerator-type",
-    "tpu-env",
-)
+_ENDPOINTS, _NUMBER, _TYPE = "worker-network-endpoints", "agent-worker-number", "accelerator-type"
+_ENV = "tpu-env"
 
 METADATA_SECONDS = 2.0
 """The seconds for a list of questions, with the look-up of the server's name."""
@@ -86,13 +83,11 @@ def with_metadata(environ: Environ, root: Path = Path("/")) -> Environ:
     is_alone = environ.get("TPU_PROCESS_ADDRESSES") == _ALONE
     if is_decided or is_alone or environ.get("JAX_NUM_PROCESSES") == "1" or not may_ask(environ, root):
         return environ
-    try:
-        attributes = _attributes(environ)
-    except Unreachable as error:
+    attributes = _attributes(metadata_server(environ))
+    if isinstance(attributes, Unreachable):
         advice = f"set {HOSTNAMES} and {WORKER}, or JAX_NUM_PROCESSES=1 for a single process"
-        raise Unreachable(
-            f"{error}, so the place of this machine in its TPU slice is not known", advice=advice
-        ) from error
+        line = f"{attributes}, so the place of this machine in its TPU slice is not known"
+        raise Unreachable(line, advice=advice) from attributes
     values = {name: attributes[name] for name in (_NUMBER, _ENDPOINTS) if name in attributes}
     values |= _megascale_values(attributes.get(_ENV, ""))
     return {**environ, **{_PREFIX + name: value for name, value in values.items()}}
@@ -103,15 +98,21 @@ def accelerator_type(environ: Environ = os.environ, root: Path = Path("/")) -> s
     variable = _value(environ, "TPU_ACCELERATOR_TYPE")
     if variable is not None or not may_ask(environ, root):
         return variable.value if variable else ""
+    attributes = _attributes(metadata_server(environ))
+    return "" if isinstance(attributes, Unreachable) else attributes.get(_TYPE, "")
+
+
+@functools.cache
+def _attributes(address: str) -> dict[str, str] | Unreachable:
+    """Return the attributes of this machine, which do not change while it runs, or the error of the server.
+
+    All are asked for at once, and once in a process, so that a server that is missing costs one wait.
+    """
     try:
-        return _attributes(environ).get(_TYPE, "")
-    except Unreachable:
-        return ""
-
-
-def _attributes(environ: Environ) -> dict[str, str]:
-    """Return the attributes of this machine. All are asked for at once, so that a server that is missing costs once."""
-    return metadata_attributes(metadata_server(environ).value, (_NUMBER, _ENDPOINTS, _ENV, _TYPE))
+        answers = ask_metadata(address, [f"attributes/{name}" for name in (_NUMBER, _ENDPOINTS, _ENV, _TYPE)])
+    except Unreachable as error:
+        return error
+    return {path.removeprefix("attributes/"): text for path, text in answers.items()}
 
 
 def process(environ: Environ) -> EnvValue | None:
@@ -126,10 +127,8 @@ def process(environ: Environ) -> EnvValue | None:
         return worker if worker and worker.value != "0" else None
     index, size = number(worker, INDEX), len(hosts.names)
     if index >= size:
-        raise InputError(
-            f"{worker.variable}={index}: expected 0 to {size - 1}, because {hosts.variable} has {size} "
-            f"host{'s' * (size > 1)}"
-        )
+        reason = f"because {hosts.variable} has {counted(size, 'host')}"
+        raise InputError(f"{worker.variable}={index}: expected 0 to {size - 1}, {reason}")
     if size * slices.num_slices == 1:
         return None
     variable = ", ".join([worker.variable, *slices.variables])
@@ -192,15 +191,12 @@ def _slices(environ: Environ) -> _Slices:
     index = settings[SLICE]
     if count is None or index is None or settings[COORDINATOR] is None:
         missing = [name for name, setting in settings.items() if setting is None]
-        raise InputError(
-            f"environment: {', '.join(present)} set but not {' and '.join(missing)}; several slices need all of them, "
-            "and one slice needs none"
-        )
+        problem = f"environment: {', '.join(present)} set but not {' and '.join(missing)}"
+        raise InputError(problem, advice="several slices need all of them, and one slice needs none")
     slice_index = number(index, INDEX)
     if slice_index >= num_slices:
-        raise InputError(
-            f"{index.variable}={slice_index}: expected 0 to {num_slices - 1}, for {count.variable}={num_slices}"
-        )
+        expected = f"expected 0 to {num_slices - 1}, for {count.variable}={num_slices}"
+        raise InputError(f"{index.variable}={slice_index}: {expected}")
     return _Slices(num_slices, slice_index, settings[COORDINATOR], (count.variable, index.variable))
 
 
@@ -211,10 +207,10 @@ def _megascale_values(tpu_env: str) -> dict[str, str]:
     return {name: values[name] for name in (SLICES, SLICE, COORDINATOR) if values.get(name)}
 
 
-def metadata_server(environ: Environ) -> EnvValue:
-    """Return the server's `host` or `host:port`, and the variable that overrides it, as in Google's libraries."""
+def metadata_server(environ: Environ) -> str:
+    """Return the server's `host` or `host:port`. The variables that override it are those of Google's libraries."""
     overridden = lookup(environ, "GCE_METADATA_HOST") or lookup(environ, "GCE_METADATA_IP")
-    return overridden or EnvValue("metadata.google.internal", "metadata.google.internal")
+    return overridden.value if overridden else "metadata.google.internal"
 
 
 def ask_metadata(address: str, paths: Sequence[str]) -> dict[str, str]:
@@ -229,86 +225,55 @@ def ask_metadata(address: str, paths: Sequence[str]) -> dict[str, str]:
     Raises:
         Unreachable: the server does not answer in time, or its answer is not that of a metadata server.
     """
-    answers: dict[str, str] = {}
-    problems: list[Exception] = []
-    deadline = time.monotonic() + METADATA_SECONDS
+    answers, deadline = Future[dict[str, str]](), time.monotonic() + METADATA_SECONDS
 
-    def questions() -> None:
+    def ask() -> None:
         try:
-            for path in paths:
-                text = _answer(address, path, deadline)
-                if text is not None:
-                    answers[path] = text
+            texts = {path: _answer(address, path, deadline) for path in paths}
+            answers.set_result({path: text for path, text in texts.items() if text is not None})
         except Exception as error:
-            problems.append(error)
+            answers.set_exception(error)
 
     # Neither the look-up of a name nor a server that sends byte after byte heeds a socket's time limit.
-    thread = threading.Thread(target=questions, daemon=True)
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
-    if not thread.is_alive() and not problems:
-        return answers
-    # The time limit of the socket may end the thread just before the deadline.
-    problem = problems[0] if problems and not isinstance(problems[0], TimeoutError) else None
-    described = "no answer in time" if problem is None else str(problem)[:_LONGEST_PROBLEM] or type(problem).__name__
-    raise Unreachable(f"the metadata server at {address}: {described}") from problem
-
-
-def metadata_attributes(address: str, names: tuple[str, ...]) -> dict[str, str]:
-    """Return some attributes of this machine, which do not change while it runs. See `ask_metadata` for errors.
-
-    The same question is asked once in a process. Its error is raised again without another wait.
-    """
-    answers = _attributes_or_problem(address, names)
-    if isinstance(answers, str):
-        raise Unreachable(answers)
-    return answers
-
-
-@functools.cache
-def _attributes_or_problem(address: str, names: tuple[str, ...]) -> dict[str, str] | str:
+    threading.Thread(target=ask, daemon=True).start()
     try:
-        answers = ask_metadata(address, [f"attributes/{name}" for name in names])
-    except Unreachable as error:
-        return str(error)
-    return {path.removeprefix("attributes/"): text for path, text in answers.items()}
+        return answers.result(METADATA_SECONDS)
+    except TimeoutError as error:
+        # The time limit of the socket may end the thread just before the deadline.
+        raise Unreachable(f"the metadata server at {address}: no answer in time") from error
+    except Exception as error:
+        problem = str(error)[:_LONGEST_PROBLEM] or type(error).__name__
+        raise Unreachable(f"the metadata server at {address}: {problem}") from error
 
 
-def _answer(address: str, path: str, deadline: float) -> str | None:
+def _answer(address: str, path: str, deadline: float, attempts: int = _ATTEMPTS) -> str | None:
     """Return the text of a path; None if the server does not have it. Retry after a failure until the deadline."""
-    from http.client import HTTPException
-
-    for attempt in range(_ATTEMPTS):
-        try:
-            return _single_answer(address, path, deadline)
-        except (OSError, HTTPException):
-            if attempt + 1 == _ATTEMPTS or time.monotonic() + _PAUSE >= deadline:
-                raise
-            time.sleep(_PAUSE)
-    return None
-
-
-def _single_answer(address: str, path: str, deadline: float) -> str | None:
     # Only TPU machines ask, and the import would delay every start.
-    from http.client import NOT_FOUND, OK, HTTPConnection
+    from http.client import NOT_FOUND, OK, HTTPConnection, HTTPException
 
-    connection = HTTPConnection(address, timeout=max(0.01, deadline - time.monotonic()))
-    with contextlib.closing(connection):
-        connection.request("GET", f"/computeMetadata/v1/instance/{path}", headers=_HEADERS)
-        response = connection.getresponse()
-        if response.status == NOT_FOUND:
-            return None
-        content = response.read(_LARGEST_ANSWER)
-    if response.status != OK:
-        raise OSError(f"status {response.status} for {path}")
-    if response.headers.get("Metadata-Flavor") != "Google":
-        raise OSError(f"the answer for {path} has no header Metadata-Flavor: Google")
-    return content.decode().strip()
+    try:
+        connection = HTTPConnection(address, timeout=max(0.01, deadline - time.monotonic()))
+        with contextlib.closing(connection):
+            connection.request("GET", f"/computeMetadata/v1/instance/{path}", headers=_HEADERS)
+            response = connection.getresponse()
+            if response.status == NOT_FOUND:
+                return None
+            content = response.read(_LARGEST_ANSWER)
+            if response.status != OK:
+                raise OSError(f"status {response.status} for {path}")
+            if response.headers.get("Metadata-Flavor") != "Google":
+                raise OSError(f"the answer for {path} has no header Metadata-Flavor: Google")
+            return content.decode().strip()
+    except (OSError, HTTPException):
+        if attempts == 1 or time.monotonic() + _PAUSE >= deadline:
+            raise
+    time.sleep(_PAUSE)
+    return _answer(address, path, deadline, attempts - 1)
 
 
 @contextlib.contextmanager
 def sigterm_on_eviction(
-    environ: Environ = os.environ, root: Path = Path("/"), period: float | None = None
+    environ: Environ = os.environ, root: Path = Path("/"), period: float = PERIOD
 ) -> Iterator[None]:
     """Send SIGTERM to this process in the block, once, when Google evicts this TPU machine.
 
@@ -317,14 +282,13 @@ def sigterm_on_eviction(
     Args:
         environ: the environment, which may override the server's address.
         root: the folder that holds `dev` and `sys`, which show the TPU chips.
-        period: the seconds between two questions; None for `PERIOD`.
+        period: the seconds between two questions.
     """
     if not may_ask(environ, root):
         yield
         return
-    address, ended = metadata_server(environ).value, threading.Event()
-    wait = PERIOD if period is None else period
-    thread = threading.Thread(target=_watch, args=(address, ended, wait), daemon=True, name="eviction notice")
+    address, ended = metadata_server(environ), threading.Event()
+    thread = threading.Thread(target=_watch, args=(address, ended, period), daemon=True, name="eviction notice")
     thread.start()
     try:
         yield
@@ -336,9 +300,9 @@ def sigterm_on_eviction(
 def _watch(address: str, ended: threading.Event, period: float) -> None:
     while not ended.wait(period):
         with contextlib.suppress(Unreachable):
-            answers = ask_metadata(address, list(_STOPS))
-            reason = next((path for path, value in _STOPS.items() if answers.get(path) == value), None)
-            if reason is not None and not ended.is_set():
+            stops = _STOPS.items() & ask_metadata(address, [*_STOPS]).items()
+            if stops and not ended.is_set():
+                reason, _ = min(stops)
                 _log.warning("Google evicts this machine (%s): the run saves and stops", reason)
                 os.kill(os.getpid(), signal.SIGTERM)
                 return

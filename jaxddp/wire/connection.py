@@ -31,7 +31,7 @@ from jaxddp.wire.messages import (
     is_from_server,
     is_proven,
     make_hello,
-    new_challenge,
+    new_nonce,
 )
 
 LONGEST_OF_STRANGER, LONGEST = 1 << 16, 1 << 28
@@ -145,7 +145,7 @@ class Admission:
     ):
         self._identity, self._facts, self._noun = identity, dict(facts), noun
         self._other_run, self._advice = other_run, advice
-        self._most_pending, self._pending = _MOST_PENDING + expected, dict[asyncio.Task[None], None]()
+        self._most_pending, self._pending = _MOST_PENDING + expected, list[asyncio.Task[None]]()
         self.num_strangers = 0
 
     async def start_server(
@@ -171,10 +171,10 @@ class Admission:
         """Return the hello of a client of this job; None for any other client, which is refused."""
         task = asyncio.current_task()
         assert task is not None
-        self._pending[task] = None
+        self._pending.append(task)
         if len(self._pending) > self._most_pending:
-            next(iter(self._pending)).cancel()
-        challenge = new_challenge()
+            self._pending[0].cancel()
+        challenge = Challenge(new_nonce())
         try:
             async with asyncio.timeout(_HELLO_SECONDS):
                 connection.send(challenge)
@@ -182,7 +182,7 @@ class Admission:
         except (Malformed, TimeoutError):
             return None
         finally:
-            self._pending.pop(task, None)
+            self._pending.remove(task)
         if not isinstance(hello, Hello):
             return None
         if hello.run_id != self._identity.run_id:

@@ -13,6 +13,7 @@ import functools
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import socket
 import typing
@@ -39,6 +40,9 @@ Elapsed = Annotated[float, Range(0, 1e12)]
 """Seconds."""
 Shown = Annotated[str, on_screen]
 """A text that is shown to users. Its control characters are escaped when the message is decoded."""
+
+
+_UNPAIRED = re.compile(r"[\ud800-\udfff]")
 
 
 class Malformed(ValueError):
@@ -89,26 +93,18 @@ def _types(kind: type) -> dict[str, Any]:
 
 def _is_valid(value: Any, hint: Any) -> bool:
     if hint in (str, Shown):
-        return _is_text(value)
+        # An unpaired surrogate cannot be encoded.
+        return isinstance(value, str) and not _UNPAIRED.search(value)
     if hint is bool:
         return type(value) is bool
     if typing.get_origin(hint) is dict:
         _, inner = typing.get_args(hint)
-        return isinstance(value, dict) and all(_is_text(key) and _is_valid(item, inner) for key, item in value.items())
+        return isinstance(value, dict) and all(
+            _is_valid(key, str) and _is_valid(item, inner) for key, item in value.items()
+        )
     number, bounds = typing.get_args(hint)
     # `isinstance(True, int)` is true, so the exact type is compared.
     return type(value) is number and value in bounds
-
-
-def _is_text(value: Any) -> bool:
-    """Return whether a value is a text that can be encoded as UTF-8. An unpaired surrogate cannot."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
@@ -165,54 +161,41 @@ class Refusal(Message):
     code: ExitCode = 2
 
 
-def new_challenge() -> Challenge:
-    """Return a challenge with a new nonce."""
-    return Challenge(_nonce())
-
-
 def make_hello(identity: Identity, challenge: Challenge, facts: Mapping[str, str]) -> Hello:
     """Return the client's answer to a challenge."""
-    nonce = _nonce()
-    proof = _proof(identity.key, challenge, nonce, identity.process, identity.count, identity.run_id)
-    host = socket.gethostname()
-    return Hello(identity.process, identity.count, identity.run_id, host, dict(facts), nonce, proof)
+    hello = Hello(identity.process, identity.count, identity.run_id, socket.gethostname(), dict(facts), new_nonce(), "")
+    return dataclasses.replace(hello, proof=_proof_of_client(hello, challenge, identity.key))
 
 
 def is_proven(hello: Hello, challenge: Challenge, key: str) -> bool:
     """Return whether a hello proves that its sender has the key."""
-    proof = _proof(key, challenge, hello.nonce, hello.process, hello.count, hello.run_id)
-    return _equal(hello.proof, proof)
+    return _equal(hello.proof, _proof_of_client(hello, challenge, key))
 
 
 def make_welcome(hello: Hello, key: str, jax_address: str = "") -> Welcome:
     """Return the welcome for the sender of a hello."""
-    return Welcome(jax_address, _server_proof(key, hello, jax_address))
+    return Welcome(jax_address, _proof(key, "coordinator", hello.nonce, jax_address))
 
 
 def is_from_server(message: Welcome, hello: Hello, key: str) -> bool:
     """Return whether a welcome proves that the server has the key."""
-    return _equal(message.proof, _server_proof(key, hello, message.jax_address))
+    return _equal(message.proof, make_welcome(hello, key, message.jax_address).proof)
 
 
-def _proof(key: str, challenge: Challenge, nonce: str, process: int, count: int, run_id: str) -> str:
-    return _hmac(key, "process", challenge.nonce, nonce, process, count, run_id)
+def new_nonce() -> str:
+    """Return a value that is used once, in a proof."""
+    return secrets.token_hex(16)
 
 
-def _server_proof(key: str, hello: Hello, jax_address: str) -> str:
-    return _hmac(key, "coordinator", hello.nonce, jax_address)
+def _proof_of_client(hello: Hello, challenge: Challenge, key: str) -> str:
+    return _proof(key, "process", challenge.nonce, hello.nonce, hello.process, hello.count, hello.run_id)
 
 
-def _hmac(key: str, *parts: str | int) -> str:
-    if not key:
-        return ""
+def _proof(key: str, *parts: str | int) -> str:
     # The repr separates the parts unambiguously.
-    return hmac.new(key.encode(), repr(parts).encode(), hashlib.sha256).hexdigest()
+    return hmac.new(key.encode(), repr(parts).encode(), hashlib.sha256).hexdigest() if key else ""
 
 
 def _equal(one: str, other: str) -> bool:
     """Compare two proofs in constant time, so that the time does not reveal a matching prefix."""
     return hmac.compare_digest(one.encode(), other.encode())
-
-
-def _nonce() -> str:
-    return secrets.token_hex(16)
