@@ -14,10 +14,8 @@ from PIL import Image
 from small_recipe import SmallNet
 from support.data import random_table
 from support.networks import linear_model, randomized
-from support.shared import sgd
 from support.trained import random_run
 
-import jaxddp
 from jaxddp.core.errors import InputError
 from jaxddp.data.opening import open_inputs
 from jaxddp.engine.predictions import grad_cam
@@ -209,17 +207,3 @@ def test_predictions_write_a_picture_of_each_usable_image_and_continue(photos, t
     assert [row["class"] for row in rows] == [row["class"] for row in expected] and rows[33]["error"]
     _, maps, images = next(iter(run.explained_stream(table, 64))).values
     assert np.array_equal(np.asarray(Image.open(folder / names[5])), heat_map_over(images[5], maps[5]))
-
-
-@pytest.mark.ci
-def test_figures_of_predictions_have_heat_maps():
-    run = random_run(NET, 8)
-    shown = run.show(TABLE, [3, 5], explain=True)
-    _, maps, _ = next(iter(run.explained_stream(run.source(TABLE.images[[3, 5]])))).values
-    drawn = [axes.images[0].get_array() for axes in shown.axes]
-    assert all(np.array_equal(drawn[i], heat_map_over(TABLE.images[row], maps[i])) for i, row in enumerate((3, 5)))
-    setup = jaxddp.prepare_training(NET, TABLE, 2, sgd(0.1), 8)
-    figure = jaxddp.show_predictions(setup.state, setup, TABLE, count=7, explain=True)
-    plain = jaxddp.show_predictions(setup.state, setup, TABLE, count=7)
-    assert [axes.get_title() for axes in figure.axes] == [axes.get_title() for axes in plain.axes]
-    assert not np.array_equal(figure.axes[0].images[0].get_array(), plain.axes[0].images[0].get_array())

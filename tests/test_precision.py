@@ -1,6 +1,5 @@
 """`train.precision` applies to convolutions and not to parameters or the loss. Its default depends on the devices."""
 
-import json
 import re
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from flax import nnx
 from support import runs
 from support.data import CLASSES, NO_AUGMENTATION, random_table
-from support.runs import recipe_of, train_config
+from support.runs import recipe_of
 from support.shared import sgd
 
 from jaxddp.api import prepare_training
@@ -80,15 +79,6 @@ def test_the_precision_is_that_of_the_config_or_the_default_of_the_devices(
     experiment = recipe_of(config.replace(train={"precision": configured}))
     assert experiment.config.train.precision == expected
     assert experiment.model.module.dtype == initialize(experiment).preprocess.dtype == expected
-
-
-@pytest.mark.slow
-def test_the_precision_is_saved_and_a_run_with_another_precision_is_rejected(config, tmp_path, monkeypatch):
-    train_config(config, tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["train"]["precision"] == "float32"
-    monkeypatch.setattr(Topology, "platform", "gpu")
-    with pytest.raises(InputError, match="train.precision was 'float32' and is now 'bfloat16'"):
-        train_config(config, tmp_path / "run")
 
 
 # --- Networks of users ---

@@ -8,7 +8,6 @@ from support.published import golden_positions, positions, weights
 from support.shared import adapted, sgd
 
 from jaxddp.api import prepare_training, train
-from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.exports import write_weights
 from jaxddp.losses import softmax_cross_entropy
@@ -98,19 +97,6 @@ def test_several_kernels_with_other_channels_are_not_converted():
     paths = (KERNEL, "params/layer1/kernel")
     shapes, arrays = dict.fromkeys(paths, (3, 3, 1, 8)), dict.fromkeys(paths, np.zeros((3, 3, 3, 8)))
     assert conversions(shapes, arrays, ImageArrays(1)) == {}
-
-
-def test_arrays_that_cannot_be_converted_are_listed():
-    model = adapted(small_vit())
-    shapes = shapes_of(model, (16, 16, 1))
-    arrays = published({path: np.zeros(shape) for path, shape in shapes.items()}, namings_of(model)[0])
-    arrays |= {"patch_embed.proj.weight": np.zeros((8, 4, 4, 4)), "pos_embed": np.zeros((1, 13, 8))}
-    with pytest.raises(InputError) as error:
-        match(shapes, arrays, namings_of(model), CLASSES, images=ImageArrays.of(model, (16, 16, 1)))
-    assert str(error.value).startswith(
-        "2 with another shape: patch_embed.proj.weight is [8, 4, 4, 4] in the file and [8, 1, 4, 4] in the network; "
-        "pos_embed is [1, 13, 8] in the file and [1, 17, 8] in the network; give weights of this network"
-    )
 
 
 @pytest.mark.slow

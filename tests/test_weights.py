@@ -23,7 +23,7 @@ from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture, build
 from jaxddp.models.variables import by_path, shapes_of
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
-from jaxddp.weights.match import dotted_path, match, namings_of, published
+from jaxddp.weights.match import match, namings_of, published
 from jaxddp.weights.state_dict import read, write
 
 
@@ -80,13 +80,6 @@ def test_new_layers_take_no_weights_from_the_file(tmp_path, caplog):
     differing = {path.rpartition("/")[0] for path in first if not np.array_equal(first[path], second[path])}
     assert differing == {"params/fc", "params/layer1_0/bn1", "batch_stats/layer1_0/bn1"}
     assert len(caplog.messages) == 1 and "26 of the network's 32 arrays; new: params/fc/bias, " in caplog.messages[0]
-
-
-def test_a_file_without_a_head_gives_all_other_weights(tmp_path):
-    model = small_resnet(5)
-    arrays = {name: array for name, array in state_dict_of(model).items() if not name.startswith("fc.")}
-    matched = match(shapes_of(model, (6, 6, 3)), arrays, namings_of(model), 5)
-    assert sorted(matched.head) == ["params/fc/bias", "params/fc/kernel"] and len(matched.arrays) == 30
 
 
 def test_weights_that_do_not_fit_are_listed():
@@ -201,8 +194,3 @@ def test_a_bad_file_raises_a_one_line_error(tmp_path, name, content, message):
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=message):
         prepare_training(SmallNet(), random_table(20), 1, sgd(0.1), 8, weights=tmp_path / name)
-
-
-def test_names_that_are_not_published_follow_from_the_paths():
-    assert dotted_path("params/fc/kernel") == "params.fc.kernel"
-    assert len(namings_of(adapt(SmallNet()))) == 1
