@@ -1,5 +1,6 @@
 """The comparison of validations: the best validation, and early stopping, as pure functions of metrics."""
 
+import dataclasses
 import json
 import math
 
@@ -73,7 +74,7 @@ def test_a_run_stops_after_patience_validations_without_gain_also_if_interrupted
             stopping = initial.restored(json.loads(json.dumps(stopping.saved())))
         stopping = stopping.after(step, {"loss": value})
         assert stopping.stops == is_stopped
-    assert not stopping.reset_patience().stops
+    assert not dataclasses.replace(stopping, without_gain=0).stops
 
 
 def test_another_goal_resets_the_comparison_and_another_patience_continues_it():

@@ -45,7 +45,7 @@ def saved(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("saved") / "checkpoints"
     with Checkpoints(folder) as checkpoints:
         for step in (2, 4):
-            checkpoints.save(step, state_of(), {"epoch_values": 0.5})
+            checkpoints.save(step, state_of(), {"epoch_seconds": 0.5})
             checkpoints.validations.put(step, {"top1": step / 10, "loss": 1.0})
     return folder
 
@@ -112,7 +112,7 @@ def test_reading_and_restoring_a_checkpoint_do_not_change_its_files(folder):
     for read_only in (False, True):
         with Checkpoints(folder, read_only=read_only) as checkpoints:
             state, progress = checkpoints.restore(4, state_of())
-        assert largest_difference(state.params, state_of().params) == 0 and progress == {"epoch_values": 0.5}
+        assert largest_difference(state.params, state_of().params) == 0 and progress == {"epoch_seconds": 0.5}
     # A hidden file of a file server or desktop is no damage. An additional file that Orbax could read is damage.
     (folder / "4" / "state" / ".nfs0001").write_text("")
     assert [Integrity(folder).check(step) for step in (2, 4)] == [None, None]

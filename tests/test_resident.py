@@ -360,18 +360,18 @@ def test_validation_can_be_stopped_between_two_dispatches():
     setup = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
     evaluator, calls, counts = setup.evaluator(random_table(8 * 70 + 1, seed=1), 8, resident=True), [], []
     # 71 batches: 3 dispatches of 23, and 2 of one batch.
-    expected = evaluator(setup.state, between=lambda: calls.append(1))
+    expected = evaluator.measure(setup.state, between=lambda: calls.append(1))
     assert len(calls) == 4
 
     def stop():
         raise Preempted("now")
 
     with pytest.raises(Preempted):
-        evaluator(setup.state, between=stop)
+        evaluator.measure(setup.state, between=stop)
     with pytest.MonkeyPatch.context() as patch:
         # The interval between the progress reports of a validation is private.
         patch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1)
-        assert evaluator(setup.state, lambda means, count: counts.append(count)) == expected
+        assert evaluator.measure(setup.state, lambda means, count: counts.append(count)) == expected
     assert counts == [184, 368, 552, 560, 561]
 
 

@@ -127,8 +127,9 @@ class RunFiles:
     @property
     def duration(self) -> float | None:
         """Seconds of training and validation; None if they are unknown."""
-        known = self.seconds is not None and len(self.seconds)
-        return float(self.seconds[-1] + (self.validation_seconds or 0.0)) if known else None
+        if self.seconds is None or not len(self.seconds):
+            return None
+        return float(self.seconds[-1] + (self.validation_seconds or 0.0))
 
     @property
     def validation_seconds(self) -> float | None:

@@ -25,7 +25,6 @@ from jaxddp.engine.parts.guard import LOSS_SCALE, SKIPPED
 # The host runs ahead of the devices by at most this many steps, or by one chunk if a chunk has more steps. This limits
 # the number of batches on the devices, and a chunk is still dispatched while the devices compute the previous chunk.
 _STEPS_IN_FLIGHT = 3
-_VALUES, _NAMES = "epoch_values", "epoch_names"
 _log = logging.getLogger("jaxddp.training")
 
 
@@ -60,19 +59,17 @@ class SkippedSteps:
             self.in_a_row = 0
             return True
         self.in_a_row += 1
-        most = f" of at most {self._limit}" if self._limit else ""
+        place = f"step {step}{self._where}: "
         if self._peers.is_first:
-            reason = f"the loss is {means['loss']}" if not finite else "the gradient is not finite"
-            _log.warning(f"step {step}{self._where}: {reason}, so the step was skipped; {self.in_a_row}{most} in a row")
+            most = f" of at most {self._limit}" if self._limit else ""
+            reason = "the gradient is not finite" if finite else f"the loss is {means['loss']}"
+            _log.warning(f"{place}{reason}, so the step was skipped; {self.in_a_row}{most} in a row")
         if self._limit is not None and self.in_a_row >= self._limit:
             begin = f" in a row, from step {step - self.in_a_row + 1}," if self.in_a_row > 1 else ""
-            count = f"{counted(self.in_a_row, 'step')}{begin}"
             bound = "as many as " if self._limit else "and "
             raise TooManySkipped(
-                *(
-                    f"step {step}{self._where}: {count} had no finite gradient, {bound}",
-                    Key("train.max_bad_steps", self._limit),
-                ),
+                f"{place}{counted(self.in_a_row, 'step')}{begin} had no finite gradient, {bound}",
+                Key("train.max_bad_steps", self._limit),
                 ". Lower the learning rate, or lengthen its warm-up",
             )
         return finite
@@ -85,10 +82,11 @@ class EpochSums:
     counted.
 
     Args:
-        saved: the result of `saved` in the checkpoint of a resumed run; empty for a new epoch. A sum that the run no
+        saved: the result of `saved` in the checkpoint of a resumed run; empty for a new run. A sum that the run no
             longer computes is dropped.
         max_substituted: the largest number of substituted images in an epoch; None sets no limit.
-        skipped: count the skipped steps, one for each of the states that the devices train.
+        max_bad_steps: the limit of skipped steps in a row; see `SkippedSteps`.
+        states: the number of states that the devices train. Each skips its own steps.
         fetch: copies sums to the host. The sums of several states are [states, …].
 
     Attributes:
@@ -99,20 +97,26 @@ class EpochSums:
         self,
         saved: Mapping[str, Any] = MappingProxyType({}),
         max_substituted: int | None = None,
-        skipped: Sequence[SkippedSteps] | None = None,
+        max_bad_steps: int | None = None,
+        states: int = 1,
         fetch: Callable[[Sequence[jax.Array]], Sequence[np.ndarray]] = jax.device_get,
+        peers: Peers = ALONE,
     ):
-        self._max_substituted, self._skipped, self._fetch = max_substituted, skipped or [SkippedSteps()], fetch
-        # The last row of the values counts the examples, and has no name.
-        self._names: tuple[str, ...] = tuple(saved.get(_NAMES, ()))
+        places = [""] if states == 1 else [f", group {number}" for number in range(states)]
+        counts = saved.get("skipped_in_a_row", [0] * states)
+        self._skipped = [
+            SkippedSteps(max_bad_steps, *each) for each in zip(counts, [peers] * states, places, strict=True)
+        ]
+        self._max_substituted, self._fetch = max_substituted, fetch
         self._pending: list[tuple[range, MetricSums]] = []
-        self._values = np.array(saved.get(_VALUES, 0.0))
+        self._sums = {name: np.array(sums) for name, sums in saved.get("epoch_sums", {}).items()}
         self.step = 0
 
     @property
     def saved(self) -> dict[str, Any]:
-        """The sums of the current epoch up to the last call of `fetch`, with their names, as plain values."""
-        return {_VALUES: self._values.tolist(), _NAMES: [*self._names]}
+        """Plain values: the sums of the current epoch up to the last call of `fetch`, the skipped steps in a row."""
+        sums = {name: sums.tolist() for name, sums in self._sums.items()}
+        return {"epoch_sums": sums, "skipped_in_a_row": [counter.in_a_row for counter in self._skipped]}
 
     def add(self, steps: range, sums: MetricSums) -> None:
         """Add the sums of steps that were just dispatched together; wait if too many steps are unfinished.
@@ -137,58 +141,43 @@ class EpochSums:
             NonFiniteError: a step that was not skipped has a loss that is not finite, or too many steps were skipped.
             InputError: too many images were substituted.
         """
-        steps = [step for chunk, _ in self._pending for step in chunk]
+        pending, names, self._pending = self._pending, self._pending[-1][1].names, []
         with phase("device"):
-            fetched = self._fetch([sums.values for _, sums in self._pending])
-        values = [
-            of_states.astype(np.float64)
-            for (chunk, _), array in zip(self._pending, fetched, strict=True)
-            for of_states in np.swapaxes(array.reshape(len(self._skipped), len(chunk), *array.shape[-2:]), 0, 1)
-        ]
-        names, latest = self._pending[-1][1].names, {}
-        self._pending.clear()
-        self._rename(tuple(name for name in names if name != SKIPPED))
-        columns = [column for column, name in enumerate((*names, "examples")) if name != SKIPPED]
-        for self.step, of_states in zip(steps, values, strict=True):
-            for counter, all_sums in zip(self._skipped, of_states, strict=True):
-                self._add(counter, all_sums[columns], means_of(names, all_sums))
-            latest = means_of(self._names, of_states[:, columns].sum(0))
-            # The sums cover all processes, so all processes stop at the same step.
-            if self._max_substituted is not None and SUBSTITUTED in self._names:
-                count = round(self._values[self._names.index(SUBSTITUTED), 0])
-                check_substituted(count, self._max_substituted, f"step {self.step}")
-        return latest
+            fetched = self._fetch([sums.values for _, sums in pending])
+        self._sums = {name: self._sums.get(name, np.zeros(2)) for name in names if name != SKIPPED}
+        latest = np.zeros(0)
+        for (steps, _), array in zip(pending, fetched, strict=True):
+            values = array.astype(np.float64).reshape(len(self._skipped), len(steps), *array.shape[-2:])
+            for self.step, of_states in zip(steps, np.swapaxes(values, 0, 1), strict=True):
+                for counter, all_sums in zip(self._skipped, of_states, strict=True):
+                    self._add(counter, dict(zip(names, all_sums[:-1], strict=True)))
+                latest = of_states.sum(0)
+                # The sums cover all processes, so all processes stop at the same step.
+                if self._max_substituted is not None and SUBSTITUTED in self._sums:
+                    count = round(self._sums[SUBSTITUTED][0])
+                    check_substituted(count, self._max_substituted, f"step {self.step}")
+        means = means_of(names, latest)
+        return {name: means[name] for name in self._sums}
 
-    def _rename(self, names: tuple[str, ...]) -> None:
-        """Arrange the sums of the epoch so far by the names of the metrics that the run computes now."""
-        if self._names not in ((), names) and self._values.ndim:
-            rows = dict(zip((*self._names, "examples"), self._values, strict=True))
-            self._values = np.array([rows.get(name, np.zeros(2)) for name in (*names, "examples")])
-        self._names = names
-
-    def _add(self, skipped: SkippedSteps, value: np.ndarray, means: Mapping[str, float]) -> None:
+    def _add(self, skipped: SkippedSteps, sums: Mapping[str, np.ndarray]) -> None:
         """Add the sums of a step, or of one group's step, to the epoch's sums. Raises: see `fetch`."""
+        means = {name: float(total / weight) if weight else math.nan for name, (total, weight) in sums.items()}
         included = skipped.count_step(self.step, means)
-        if included and not math.isfinite(value[0, 0]):
+        if included and not math.isfinite(sums["loss"][0]):
             raise NonFiniteError(
-                f"step {self.step}: the loss is {value[0, 0] / value[0, 1]}; the run stops and its state is not saved. "
+                f"step {self.step}: the loss is {means['loss']}; the run stops and its state is not saved. "
                 "Lower the learning rate, or lengthen its warm-up"
             )
-        self._values = self._values + (self._skipped_sums(value, included) if means.get(SKIPPED) else value)
-
-    def _skipped_sums(self, value: np.ndarray, included: bool) -> np.ndarray:
-        """Return the sums that a skipped step adds: its substituted images, and its finite metrics if `included`.
-
-        Metrics that are not finite, such as the norm of a gradient that overflowed, are left out.
-        """
-        finite = np.isfinite(value).all(axis=1, keepdims=True)
-        substituted = np.array([[name == SUBSTITUTED] for name in (*self._names, "examples")])
-        return np.where(substituted | (included & finite), value, 0)
+        for name in self._sums:
+            # A skipped step adds its substituted images, and its finite metrics if it is included. The norm of a
+            # gradient that overflowed is not finite.
+            if not means.get(SKIPPED) or name == SUBSTITUTED or (included and np.isfinite(sums[name]).all()):
+                self._sums[name] = self._sums[name] + sums[name]
 
     def end_epoch(self) -> dict[str, float]:
         """Return the means of the epoch, NaN if all its steps were skipped, and begin the next epoch."""
-        nothing = np.zeros((len(self._names) + 1, 2))
-        means, self._values = means_of(self._names, nothing + self._values), np.array(0.0)
+        means = means_of(tuple(self._sums), [*self._sums.values(), None])
+        self._sums = {}
         return means
 
 
@@ -201,23 +190,6 @@ def check_substituted(count: int, limit: int, where: Words) -> None:
             f" allows {limit}",
             advice=("find them with `jaxddp data check`, or raise ", Key("data.max_bad_images")),
         )
-
-
-def counters(limit: int | None, in_a_row: int | Sequence[int], peers: Peers, states: int) -> list[SkippedSteps]:
-    """Return a counter for each of the states that the devices train, because each skips its own steps.
-
-    Args:
-        in_a_row: the result of the function `in_a_row` in the checkpoint of a resumed run; 0 for a new run.
-    """
-    counts = [in_a_row] * states if isinstance(in_a_row, int) else in_a_row
-    places = [""] if states == 1 else [f", group {number}" for number in range(states)]
-    return [SkippedSteps(limit, count, peers, place) for count, place in zip(counts, places, strict=True)]
-
-
-def in_a_row(skipped: Sequence[SkippedSteps]) -> int | list[int]:
-    """Return the skipped steps in a row for a checkpoint: a number, or a list with a number for each group."""
-    counts = [counter.in_a_row for counter in skipped]
-    return counts[0] if len(counts) == 1 else counts
 
 
 class Clock:

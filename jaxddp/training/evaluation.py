@@ -35,6 +35,8 @@ _REPORT_SECONDS = 0.5
 _BATCHES_IN_FLIGHT = 4
 _ON_DEVICES = 4
 """The largest number of batches whose examples have not been fetched yet."""
+_SAVED = ("best", "step", "without_gain")
+"""The numbers of early stopping that a checkpoint holds, besides the goal and the mean."""
 _log = logging.getLogger("jaxddp.training")
 Measure = Callable[[TrainState], Mapping[str, float]]
 """A function of the user that computes further metrics of a state."""
@@ -74,12 +76,11 @@ class Evaluator:
     extra: Sequence[Measure] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
-    def __call__(
-        self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
-    ) -> dict[str, float]:
-        """Return the metrics of `measure`."""
-        return self.measure(state, report, between).metrics
+    def __call__(self, state: TrainState) -> dict[str, float]:
+        """Return the metrics of a state over the split."""
+        return self.measure(state).metrics
 
+    @phase("validation")
     def measure(
         self, state: TrainState, report: Report | None = None, between: Callable[[], None] = lambda: None
     ) -> Measured:
@@ -92,51 +93,42 @@ class Evaluator:
         Raises:
             RuntimeError: the batches did not hold `num_examples` examples.
         """
-        with phase("validation"), doing("validating", self.num_examples, "image"):
-            return self._measure(state, report, between)
-
-    def _measure(self, state: TrainState, report: Report | None, between: Callable[[], None]) -> Measured:
         totals: MetricSums | None = None
-        set_sums = SetSums()
-        in_flight: deque[Any] = deque()
+        set_sums, in_flight = SetSums(), deque[Any]()
         begin = last_report = time.perf_counter()
-        for number, feed in enumerate(self.batches()):
-            moved()
-            if number:
-                between()
-                sums = self.step(state, *feed)
-            else:
-                with phase("compile", "compiling validation"):
+        with doing("validating", self.num_examples, "image"):
+            for number, feed in enumerate(self.batches()):
+                moved()
+                if number:
+                    between()
                     sums = self.step(state, *feed)
-                begin = time.perf_counter()
-            values = sums.values if sums.values.ndim == 3 else sums.values[None]
-            totals = sums.replace(values=_added(None if totals is None else totals.values, values), sets={})
-            set_sums.add(sums.sets, stacked=sums.values.ndim == 3)
-            in_flight.append(totals.values)
-            if len(in_flight) > (_BATCHES_IN_FLIGHT if sums.values.ndim == 2 else 1):
-                with phase("device"):
-                    jax.block_until_ready(in_flight.popleft())
-            if time.perf_counter() - last_report > _REPORT_SECONDS:
-                seen = totals.count()
-                reached(seen, f"{speed(seen / (time.perf_counter() - begin))} images/s")
-                if report:
-                    report(totals.means(), seen)
-                last_report = time.perf_counter()
-        with phase("device"):
-            seen = totals.count() if totals is not None else 0
-        if totals is None or seen != self.num_examples:
-            raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
-        sets = set_sums.results()
-        metrics = {**totals.means(), **finish_metrics(self.metrics, sets), "count": seen}
-        for measure in self.extra:
-            metrics |= measure(state)
+                else:
+                    with phase("compile", "compiling validation"):
+                        sums = self.step(state, *feed)
+                    begin = time.perf_counter()
+                stacked = sums.values.ndim == 3
+                values = sums.values if stacked else sums.values[None]
+                totals = sums.replace(values=_added(None if totals is None else totals.values, values), sets={})
+                set_sums.add(sums.sets, stacked=stacked)
+                in_flight.append(totals.values)
+                if len(in_flight) > (1 if stacked else _BATCHES_IN_FLIGHT):
+                    with phase("device"):
+                        jax.block_until_ready(in_flight.popleft())
+                if time.perf_counter() - last_report > _REPORT_SECONDS:
+                    seen = totals.count()
+                    reached(seen, f"{speed(seen / (time.perf_counter() - begin))} images/s")
+                    if report:
+                        report(totals.means(), seen)
+                    last_report = time.perf_counter()
+            with phase("device"):
+                seen = totals.count() if totals is not None else 0
+            if totals is None or seen != self.num_examples:
+                raise RuntimeError(f"evaluation saw {seen} examples of {self.num_examples}")
+            sets = set_sums.results()
+            metrics = {**totals.means(), **finish_metrics(self.metrics, sets), "count": seen}
+            for measure in self.extra:
+                metrics |= measure(state)
         return Measured(metrics, sets)
-
-
-def _examples(kept: BatchArrays) -> Any:
-    """Return arrays [n, …] of the examples without padding, from arrays [batches, B, …]."""
-    is_example = kept.mask.reshape(-1) > 0
-    return jax.tree.map(lambda values: values.reshape(-1, *values.shape[2:])[is_example], kept.arrays)
 
 
 class SetSums:
@@ -144,19 +136,17 @@ class SetSums:
 
     def __init__(self) -> None:
         self._sums: dict[str, Any] | None = None
-        self._waiting: deque[dict[str, BatchArrays]] = deque()
+        self._waiting = deque[dict[str, BatchArrays]]()
         self._fetched: list[dict[str, Any]] = []
 
     def add(self, contributions: Mapping[str, Any], *, stacked: bool) -> None:
         """Add the contributions of one batch, or of several, `stacked` along a first axis."""
-        if not contributions:
-            return
         if not stacked:
             contributions = jax.tree.map(lambda values: values[None], contributions)
-        sums = {name: each for name, each in contributions.items() if not isinstance(each, BatchArrays)}
-        if sums:
+        kept = {name: each for name, each in contributions.items() if isinstance(each, BatchArrays)}
+        if sums := {name: each for name, each in contributions.items() if name not in kept}:
             self._sums = _added(self._sums, sums)
-        if kept := {name: each for name, each in contributions.items() if isinstance(each, BatchArrays)}:
+        if kept:
             self._waiting.append(kept)
             if len(self._waiting) > _ON_DEVICES:
                 self._fetch()
@@ -169,8 +159,14 @@ class SetSums:
         return {**(jax.device_get(self._sums) or {}), **examples}
 
     def _fetch(self) -> None:
-        kept: dict[str, BatchArrays] = jax.device_get(self._waiting.popleft())
-        self._fetched.append({name: _examples(each) for name, each in kept.items()})
+        """Copy the arrays of the oldest batches, [batches, B, …], to the host without the padding, as [n, …]."""
+        examples = {}
+        for name, kept in jax.device_get(self._waiting.popleft()).items():
+            is_example = kept.mask.reshape(-1) > 0
+            examples[name] = jax.tree.map(
+                lambda values, is_example=is_example: values.reshape(-1, *values.shape[2:])[is_example], kept.arrays
+            )
+        self._fetched.append(examples)
 
 
 @jax.jit
@@ -260,26 +256,23 @@ class ReportedEvaluation:
         self, evaluator: Evaluator, step: int, state: TrainState, between: Callable[[], None]
     ) -> list[EvaluationRecord]:
         """Validate a state after a step, and return a record for each split; for `between` see `Evaluator`."""
-        states = measured_states(state, self._parts)
-        measured = {split: self._measure_split(evaluator, step, split, each, between) for split, each in states.items()}
-        self.last = {split: means for split, (means, _) in measured.items()}
-        return [record for _, record in measured.values()]
+        records, last = [], {}
+        for split, each in measured_states(state, self._parts).items():
+            begin, total = running_time(), evaluator.num_examples
+            empty = EvaluationRecord(step, self._epoch(step), {}, 0, total, 0.0, split)
 
-    def _measure_split(
-        self, evaluator: Evaluator, step: int, split: str, state: TrainState, between: Callable[[], None]
-    ) -> tuple[dict[str, float], EvaluationRecord]:
-        begin, epoch, total = running_time(), self._epoch(step), evaluator.num_examples
+            def report(
+                means: Mapping[str, float], seen: int, empty: EvaluationRecord = empty, begin: float = begin
+            ) -> None:
+                # `seen == total` would mark the record as final, but after the last batch metrics are still computed.
+                seen, seconds = min(seen, empty.total - 1), running_time() - begin
+                self._notify("evaluation", replace(empty, metrics=means, seen=seen, seconds=seconds))
 
-        def record(metrics: Mapping[str, float], seen: int) -> EvaluationRecord:
-            return EvaluationRecord(step, epoch, metrics, seen, total, running_time() - begin, split)
-
-        def report(means: Mapping[str, float], seen: int) -> None:
-            # `seen == total` would mark the record as final, but after the last batch metrics are still computed.
-            self._notify("evaluation", record(means, min(seen, total - 1)))
-
-        means, sets = evaluator.measure(state, report, between)
-        final_record = record({name: value for name, value in means.items() if name != "count"}, total)
-        return means, replace(final_record, sets=sets)
+            last[split], sets = evaluator.measure(each, report, between)
+            metrics = {name: value for name, value in last[split].items() if name != "count"}
+            records.append(replace(empty, metrics=metrics, seen=total, seconds=running_time() - begin, sets=sets))
+        self.last = last
+        return records
 
     def predictions(self, state: TrainState) -> PredictedImages | None:
         """Return the predictions of the images that listeners request; None if there are no such images.
@@ -367,18 +360,13 @@ class EarlyStopping:
         best = figure(self.goal.metric, self.best)
         return f"no gain in {smoothed}{self.goal.name} in {count} since step {self.step}, where it was {best}"
 
-    def reset_patience(self) -> "EarlyStopping":
-        """Return the same state with `without_gain` 0, so that `stop_after` further validations may follow."""
-        return replace(self, without_gain=0)
-
     def saved(self) -> dict[str, Any]:
         """Return plain values for a checkpoint."""
-        values = {"best": self.best, "step": self.step, "without_gain": self.without_gain, "mean": [*self.mean]}
-        return {"goal": self.goal.plain(), **values}
+        values = {name: getattr(self, name) for name in _SAVED}
+        return {"goal": self.goal.plain(), "mean": [*self.mean], **values}
 
     def restored(self, saved: Mapping[str, Any] | None) -> "EarlyStopping":
         """Return the state with the values of `saved()`; this state if the values are None or of another goal."""
         if saved is None or saved["goal"] != self.goal.plain():
             return self
-        values = {name: saved[name] for name in ("best", "step", "without_gain")}
-        return replace(self, **values, mean=Mean(*saved["mean"]))
+        return replace(self, mean=Mean(*saved["mean"]), **{name: saved[name] for name in _SAVED})

@@ -16,7 +16,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.measure.cost import MeanCost
 from jaxddp.measure.profile import Profile
 from jaxddp.training.device_memory import Memory
-from jaxddp.training.epoch_sums import Clock, EpochSums, TooManySkipped, counters, in_a_row
+from jaxddp.training.epoch_sums import Clock, EpochSums, TooManySkipped
 from jaxddp.training.evaluation import ReportedEvaluation
 from jaxddp.training.events import UNKNOWN, EpochMetrics, RunEnd, Status, StepRecord, Usage, reason_of, status_of
 from jaxddp.training.listeners.notifier import Notifier
@@ -105,9 +105,8 @@ class _Loop:
         self.run, self.plan, self.peers = run, run.plan, run.topology.peers
         self.checkpoints, saved = run.checkpoints, run.progress
         self.clock = Clock(run.plan.batch_size, saved.get("epoch_seconds", 0.0))
-        self.way, skipped = run.way, saved.get("skipped_in_a_row", 0)
-        self.skipped = counters(run.plan.max_bad_steps, skipped, self.peers, self.way.stacked)
-        self.sums = EpochSums(saved, run.plan.max_substituted, self.skipped, self.way.fetch)
+        self.way, limits = run.way, (run.plan.max_substituted, run.plan.max_bad_steps)
+        self.sums = EpochSums(saved, *limits, self.way.stacked, self.way.fetch, self.peers)
         self.memory = Memory(run)
         self.work, self._recent = MeanCost(), MeanCost()
         self.notifier = Notifier(run.listeners, self.peers)
@@ -135,7 +134,7 @@ class _Loop:
             measured = self.validate(step, state, saved=True)
         state = self.apply_validation(step, state, measured or None)
         if self.early_stopping.stops and saved.get("total_steps") not in (None, self.plan.total_steps):
-            self.early_stopping = self.early_stopping.reset_patience()
+            self.early_stopping = replace(self.early_stopping, without_gain=0)
         return state
 
     def next_chunk(self, stream: Iterator[Chunk], state: TrainState) -> Chunk:
@@ -214,10 +213,8 @@ class _Loop:
 
     def _save(self, step: int, state: TrainState) -> None:
         if self.checkpoints:
-            progress = {**self.sums.saved, "epoch_seconds": self.clock.epoch_seconds}
-            progress["skipped_in_a_row"] = in_a_row(self.skipped)
+            progress = self.sums.saved | {"epoch_seconds": self.clock.epoch_seconds, "logged": self.logged}
             progress |= {"judgement": self.early_stopping.saved(), "total_steps": self.plan.total_steps}
-            progress["logged"] = self.logged
             with doing(f"saving step {step:,}"):
                 self.checkpoints.save(step, state, progress)
         self.clock.resume()

@@ -327,8 +327,8 @@ class TensorBoard(RowListener):
 
     def log(self, row: Row, predictions: PredictedImages | None = None) -> None:
         # These modules of tensorboard do not import TensorFlow. Its own writer of event files does, for seconds.
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
+        from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in scalars(row).items()]
