@@ -116,7 +116,7 @@ GROUPED = [
 
 
 def is_run_by_default(relu: bool, has_residual: bool, custom_gradient: bool, group: int) -> bool:
-    return (group == 2 and custom_gradient) or (relu and has_residual)
+    return (group == 2 and custom_gradient) or (relu and has_residual and group in (2, 8))
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
-from support.cases import costly, essential_and_ci, rare_case
+from support.cases import ci_case, costly, essential_and_ci, rare_case
 from support.networks import largest_difference
 
 from jaxddp.api import resnet
@@ -246,10 +246,7 @@ def lower_gradient_of_config(config: Config, platform: str = "cpu") -> str:
 
 
 # At least one config for each kind of network and each kind of images.
-REPRESENTATIVE = {
-    *("cifar10", "cifar10_fast", "digits", "fashion_mnist", "imagenet_resnet18_ffcv_16"),
-    *("imagenet_resnet50", "imagenet_vit_s16"),
-}
+REPRESENTATIVE = {"cifar10_fast", "digits", "imagenet_resnet50", "imagenet_vit_s16"}
 
 
 @pytest.mark.slow
@@ -271,7 +268,7 @@ def test_slow_operations_are_detected():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("platform", ["gpu", "tpu"])
+@pytest.mark.parametrize("platform", ["gpu", ci_case("tpu")])
 def test_programs_for_gpu_and_tpu_have_xlas_convolutions_and_no_branches(platform):
     """A ResNet-50 has 53 convolutions. Each has two gradients, but the first has no gradient of the images."""
     with jax.enable_x64(False):

@@ -211,19 +211,18 @@ def variables_of(arrays: dict[str, Any], dtype: str) -> dict[str, Any]:
 
 
 ESSENTIAL = [
-    *(("resnet18", "97x131", precision) for precision in ("float64", "float32")),
-    *((name, "97x131", "float64") for name in ("resnet50", "convnext_tiny")),
+    ("resnet18", "97x131", "float64"),
     ("vit_ti16", "224x224", "float64"),
     # On images of 29x60 pixels one axis has a single window, which is not shifted.
     *(("small_swin", size, "float64") for size in ("97x131", "29x60")),
 ]
 """The smallest network of each kind."""
 # Larger networks, or slow to compile; `test_arrays_have_the_published_names_and_shapes` has their names.
-LARGE = [("vit_b16", "224x224", "float64"), ("swin_t", "97x131", "float64")]
+LARGE = [("vit_b16", "224x224", "float64"), ("swin_t", "97x131", "float64"), ("resnet18", "97x131", "float32")]
 LARGE += [
     (name, "97x131", "float64")
     for name in (
-        *("resnext50_32x4d", "resnet50d", "seresnet50"),
+        *("resnet50", "resnext50_32x4d", "resnet50d", "seresnet50", "convnext_tiny"),
         *("regnet_y_400mf", "efficientnet_b0", "efficientnet_v2_s", "mobilenet_v3_large", "timm_convnext_tiny"),
     )
 ]
