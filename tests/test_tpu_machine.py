@@ -113,18 +113,6 @@ def test_a_process_of_another_user_is_not_named(lock, monkeypatch):
     )
 
 
-def test_the_process_that_has_a_chip_open_is_named(lock, tmp_path, monkeypatch):
-    monkeypatch.setattr(tpu, "local_chips", lambda: CHIPS)
-    for pid, target in (("41", "/dev/null"), ("42", "/dev/accel2")):
-        (tmp_path / pid / "fd").mkdir(parents=True)
-        (tmp_path / pid / "fd" / "7").symlink_to(target)
-    with (
-        pytest.raises(InputError, match="in use by process 42, which holds /dev/accel2; end that process"),
-        tpu.readable_tpu_errors(proc=tmp_path),
-    ):
-        raise RuntimeError("Unable to initialize backend 'tpu': UNKNOWN: open(/dev/accel0): Device or resource busy")
-
-
 @pytest.mark.parametrize(
     ("reason", "kind"),
     [

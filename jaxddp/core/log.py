@@ -47,14 +47,17 @@ def errors_only() -> Iterator[None]:
 
 
 class _Lines(logging.Handler):
-    """A handler that prints the package's records, if no handler of the root logger has a format of its own."""
+    """A handler that passes the package's records to the handlers of the root logger that have a format of their own.
+
+    If there are none, it prints the records.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
-        formatted = [_has_format(handler, record) for handler in logging.root.handlers]
-        for handler, has_format in zip(logging.root.handlers, formatted, strict=True):
-            if not has_format and not any(isinstance(known, _RecordFilter) for known in handler.filters):
-                handler.addFilter(_RecordFilter(handler))
-        if not any(formatted):
+        formatting = [handler for handler in logging.root.handlers if _has_format(handler, record)]
+        for handler in formatting:
+            if record.levelno >= handler.level:
+                handler.handle(record)
+        if not formatting:
             # sys.stderr is looked up each time, because a progress display replaces it.
             with hidden():
                 print(self.format(record), file=sys.stderr, flush=True)
@@ -63,17 +66,6 @@ class _Lines(logging.Handler):
         """Return the text with a prefix, `jaxddp: warning: …`. A record of level INFO has no prefix."""
         text = "\n".join(map(on_screen, super().format(record).split("\n")))
         return text if record.levelno < logging.WARNING else f"{_PACKAGE}: {record.levelname.lower()}: {text}"
-
-
-class _RecordFilter(logging.Filter):
-    """A filter that passes the records of other packages. If the handler has its own format, it passes all records."""
-
-    def __init__(self, handler: logging.Handler):
-        super().__init__()
-        self._handler = handler
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.name.partition(".")[0] != _PACKAGE or _has_format(self._handler, record)
 
 
 def _has_format(handler: logging.Handler, record: logging.LogRecord) -> bool:
@@ -88,6 +80,7 @@ def show_lines() -> None:
         package.setLevel(logging.INFO)
     if not any(isinstance(handler, _Lines) for handler in package.handlers):
         package.addHandler(_Lines())
+        package.propagate = False
 
 
 def say(text: str, stream: TextIO | None = None) -> None:

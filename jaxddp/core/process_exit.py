@@ -23,7 +23,8 @@ STALL_ADVICE = "if it takes that long, raise parallel.stall_timeout"
 _WRITING_SECONDS, _BEAT_SECONDS = 1.0, 1.0
 
 _lock = threading.Lock()
-_alone: "_WatchdogThread | None" = None
+_stall: float | None = None
+"""The limit of `watch_alone`; None before its first call."""
 
 
 class StopRequested(KeyboardInterrupt):
@@ -112,32 +113,27 @@ def watch_alone(stall: float) -> None:
 
     After several calls, the last value of `stall` applies.
     """
-    global _alone
+    global _stall
     with _lock:
-        if _alone is None:
-            _alone = _WatchdogThread(stall)
-            _alone.start()
-        _alone.stall = stall
+        is_first, _stall = _stall is None, stall
+        if is_first:
+            threading.Thread(target=_watch, name="jaxddp-watchdog", daemon=True).start()
 
 
 def stop_watching_alone() -> None:
     """Undo `watch_alone`, because the watchdog of a job replaces it."""
+    global _stall
     with _lock:
-        if _alone is not None:
-            _alone.stall = math.inf
+        _stall = None if _stall is None else math.inf
 
 
-class _WatchdogThread(threading.Thread):
-    def __init__(self, stall: float):
-        super().__init__(name="jaxddp-watchdog", daemon=True)
-        self.stall = stall
-
-    def run(self) -> None:
-        while True:
-            begin, interval = time.monotonic(), min(_BEAT_SECONDS, self.stall / 4)
-            time.sleep(interval)
-            phases.subtract_idle(time.monotonic() - begin - interval)
-            progress = phases.progress()
-            if phases.stuck({0: progress}, self.stall) is not None:
-                show_stacks()
-                end_now(f"this process {progress}; the stacks of its threads are above; {STALL_ADVICE}", 1)
+def _watch() -> None:
+    while True:
+        stall = math.inf if _stall is None else _stall
+        begin, interval = time.monotonic(), min(_BEAT_SECONDS, stall / 4)
+        time.sleep(interval)
+        phases.subtract_idle(time.monotonic() - begin - interval)
+        progress = phases.progress()
+        if phases.stuck({0: progress}, stall) is not None:
+            show_stacks()
+            end_now(f"this process {progress}; the stacks of its threads are above; {STALL_ADVICE}", 1)

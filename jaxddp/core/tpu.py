@@ -103,12 +103,10 @@ def _in_use(reason: str, lock_file: Path, proc: Path) -> InputError:
     chips = [str(chip) for chip in local_chips()]
     stated = re.search(r"process with pid (\d+)", reason)
     # libtpu names the process only if it belongs to this user.
-    pid, held = int(stated[1]) if stated else _lock_holder(lock_file, proc), str(lock_file)
-    if pid is None:
-        pid, held = _chip_holder(chips, proc) or (None, "")
+    pid = int(stated[1]) if stated else _lock_holder(lock_file, proc)
     if pid is not None:
         process = f"process {pid}{_program(pid, proc)}"
-        return InputError(f"the TPU is in use by {process}, which holds {held}; end that process, or {_ADVICE}")
+        return InputError(f"the TPU is in use by {process}, which holds {lock_file}; end that process, or {_ADVICE}")
     look = f"`sudo lsof {chips[0] if chips else '/dev/accel0'}` shows it: end it or remove the file, or {_ADVICE}"
     left = f"{lock_file} is left over from one"
     return InputError(f"the TPU is in use by a process that this user may not see, or {left}", advice=look)
@@ -121,16 +119,6 @@ def _lock_holder(lock_file: Path, proc: Path) -> int | None:
         line = rf"^\d+: \w+ +\w+ +\w+ +([1-9]\d*) \w+:\w+:{lock_file.stat().st_ino} "
         held = re.search(line, (proc / "locks").read_text(), re.MULTILINE)
         return int(held[1]) if held else None
-    return None
-
-
-def _chip_holder(chips: list[str], proc: Path) -> tuple[int, str] | None:
-    """Return a process that has opened the device file of a chip, and the file, as far as this user may see them."""
-    for file in proc.glob("[0-9]*/fd/*") if chips else ():
-        with contextlib.suppress(OSError):
-            pid, target = int(file.parts[-3]), os.readlink(file)
-            if target in chips and pid != os.getpid():
-                return pid, target
     return None
 
 

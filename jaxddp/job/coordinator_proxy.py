@@ -11,10 +11,11 @@ stop at the same step after a SIGTERM.
 """
 
 import contextlib
-import selectors
+import os
 import signal
 import socket
 import sys
+import threading
 import time
 
 _CHUNK = 1 << 16
@@ -25,43 +26,31 @@ def main(host: str, port: int) -> None:
     """Listen, print the port, and forward bytes until the standard input ends."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
-    with socket.create_server(("127.0.0.1", 0)) as server, selectors.DefaultSelector() as selector:
-        selector.register(server, selectors.EVENT_READ, lambda: accept(server, (host, port), selector))
-        selector.register(sys.stdin, selectors.EVENT_READ, sys.exit)
+    threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+    with socket.create_server(("127.0.0.1", 0)) as server:
         print(server.getsockname()[1], flush=True)
         while True:
-            for key, _ in selector.select():
-                # An earlier event may have closed this connection.
-                if selector.get_map().get(key.fd) is key:
-                    key.data()
+            client, _ = server.accept()
+            threading.Thread(target=serve, args=(client, (host, port)), daemon=True).start()
 
 
-def accept(server: socket.socket, address: tuple[str, int], selector: selectors.BaseSelector) -> None:
-    """Accept JAX's client, and connect it to JAX's coordinator, which may start a little later."""
-    client, _ = server.accept()
-    coordinator = connect(address)
-    if coordinator is None:
-        client.close()
-        return
-
-    def to_coordinator() -> None:
-        if not forward(client, coordinator):
-            for socket_ in (client, coordinator):
-                with contextlib.suppress(KeyError):
-                    selector.unregister(socket_)
-                socket_.close()
-
-    def to_client() -> None:
-        if not forward(coordinator, client):
-            # The connection to the client stays open, which is the purpose of this process.
-            selector.unregister(coordinator)
-
-    selector.register(client, selectors.EVENT_READ, to_coordinator)
-    selector.register(coordinator, selectors.EVENT_READ, to_client)
+def serve(client: socket.socket, address: tuple[str, int]) -> None:
+    """Connect JAX's client to JAX's coordinator, until the client closes the connection."""
+    with client:
+        coordinator = connect(address)
+        if coordinator is None:
+            return
+        # When the coordinator closes, only this thread ends. The connection to the client stays open, which is the
+        # purpose of this process.
+        threading.Thread(target=forward, args=(coordinator, client), daemon=True).start()
+        with coordinator:
+            forward(client, coordinator)
+            with contextlib.suppress(OSError):
+                coordinator.shutdown(socket.SHUT_RDWR)
 
 
 def connect(address: tuple[str, int]) -> socket.socket | None:
-    """Return a connection to JAX's coordinator; None if the coordinator does not accept one in time."""
+    """Return a connection to JAX's coordinator, which may start a little later; None if it accepts none in time."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError):
@@ -72,13 +61,12 @@ def connect(address: tuple[str, int]) -> socket.socket | None:
     return None
 
 
-def forward(source: socket.socket, target: socket.socket) -> bool:
-    """Forward the bytes that have arrived. Return False if the source has ended."""
-    data = b""
+def forward(source: socket.socket, target: socket.socket) -> None:
+    """Forward bytes until the source ends. What arrives after the target is gone is lost."""
     with contextlib.suppress(OSError):
-        data = source.recv(_CHUNK)
-        target.sendall(data)
-    return bool(data)
+        while data := source.recv(_CHUNK):
+            with contextlib.suppress(OSError):
+                target.sendall(data)
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def coordinator(job: Job | None, parallel: ParallelConfig, is_described: bool) -
 def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
     """Find the devices of all processes. The value is the topology."""
     topology = Topology.create(parallel.devices, peers)
-    memory = device_memory(topology)
+    memory = (topology.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
     each = f", {size(memory)} of memory each" if memory else ""
     over = f" in {topology.process_count} processes" if topology.process_count > 1 else ""
     text = f"{topology.num_devices} x {topology.device_kind}{over}{each}"
@@ -116,12 +116,6 @@ def tpu_slices(topology: Topology) -> str:
     kind = accelerator_type() or "a TPU of unknown type"
     chips = counted(len(local_chips()), "TPU chip")
     return f"{kind}, {chips} on each of {hosts} in {counted(num_slices, 'slice')}"
-
-
-def device_memory(topology: Topology) -> int | None:
-    """Return the bytes that JAX may use on a device of this process; None if the backend does not report them."""
-    stats = topology.mesh.local_devices[0].memory_stats() or {}
-    return stats.get("bytes_limit")
 
 
 def versions() -> Finding:
