@@ -19,7 +19,7 @@ from support.trained import random_run
 from jaxddp.core.errors import InputError
 from jaxddp.data.opening import open_inputs
 from jaxddp.engine.predictions import grad_cam
-from jaxddp.inference.output_files import PredictionOutput, heat_map_path, write_predictions
+from jaxddp.inference.output_files import heat_map_path, write_predictions
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.activations import LayerCall, activation, heat_map_layer
 from jaxddp.models.adapt import adapt
@@ -191,18 +191,17 @@ def test_predictions_write_a_picture_of_each_usable_image_and_continue(photos, t
     def stop(done: int, errors: int) -> None:
         raise KeyboardInterrupt
 
-    output = PredictionOutput(out, "csv", explain=folder)
     with pytest.raises(KeyboardInterrupt):
-        write_predictions(run, table, output, stop)
+        write_predictions(run, table, out, "csv", explain=folder, progress=stop)
     assert len([*folder.iterdir()]) == 63
     done = list[int]()
-    write_predictions(run, table, output, lambda count, errors: done.append(count))
+    write_predictions(run, table, out, "csv", explain=folder, progress=lambda count, errors: done.append(count))
     assert done == [70]
     names = sorted(path.name for path in folder.iterdir())
     assert names == [f"{row:02d}-{row:02d}_png.png" for row in range(70) if row != 33]
     # The predictions are those without heat maps.
     plain = tmp_path / "plain.csv"
-    write_predictions(run, table, PredictionOutput(plain, "csv"))
+    write_predictions(run, table, plain, "csv")
     rows, expected = (list(csv.DictReader(path.read_text().splitlines())) for path in (out, plain))
     assert [row["class"] for row in rows] == [row["class"] for row in expected] and rows[33]["error"]
     _, maps, images = next(iter(run.explained_stream(table, 64))).values

@@ -23,11 +23,12 @@ from support.shared import sgd
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
+from jaxddp.core.files import try_lock
 from jaxddp.data.formats.ilsvrc import TEST_CSV
 from jaxddp.data.opening import open_inputs
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.output_files import Partial, PredictionOutput, write_predictions
+from jaxddp.inference.output_files import write_predictions
 from jaxddp.inference.trained import BatchOutputs, TrainedRun, images_at_once, restore_run
 from jaxddp.mesh import Topology
 from jaxddp.workdir.signature import SIGNATURE_FILE
@@ -61,8 +62,8 @@ def run(workdir) -> TrainedRun:
     return restore_run(workdir, "best", Topology.create(1))
 
 
-def write_to(out: Path, run: Any, table: Any, form: Any = "csv", progress=lambda done, errors: None, **options) -> None:
-    write_predictions(run, table, PredictionOutput(out, form, **options), progress)
+def write_to(out: Path, run: Any, table: Any, form: Any = "csv", **options) -> None:
+    write_predictions(run, table, out, form, **options)
 
 
 def predict_to_file(run: TrainedRun, images: list, out: Path, **options) -> bytes:
@@ -181,18 +182,12 @@ def test_an_unfinished_file_of_other_predictions_is_replaced(run, pictures, val_
     assert "holds rows of other images" in caplog.text
 
 
-def test_a_damaged_unfinished_file_is_one_line(tmp_path):
-    partial = Partial(tmp_path / "out.csv", {"run": "a"}, ["id"])
-    for line in ("[" * 500_000, "3", '{"other": 1}', "no JSON"):
-        partial.path.write_text(f'{{"run": "a"}}\n{{"id": "x"}}\n{line}\n')
-        with pytest.raises(InputError, match=r"out.csv.partial:3: no row of predictions: .*; remove the file"):
-            list(partial.rows())
-
-
 def test_a_second_prediction_to_the_same_file_is_rejected(run, pictures, tmp_path):
-    out, first = tmp_path / "out.csv", Partial(tmp_path / "out.csv", {}, [])
-    with first.lock(), pytest.raises(InputError, match=r"out\.csv\.partial: another command is writing there; wait"):
-        predict_to_file(run, [pictures / "val"], out)
+    out = tmp_path / "out.csv"
+    with out.with_name("out.csv.partial").open("ab") as first:
+        assert try_lock(first)
+        with pytest.raises(InputError, match=r"out\.csv\.partial: another command is writing there; wait"):
+            predict_to_file(run, [pictures / "val"], out)
     assert not out.exists()
 
 
@@ -210,16 +205,6 @@ def test_if_images_are_lost_prediction_ends_and_a_new_prediction_continues(run, 
     moved.rename(folder)
     rows = rows_of(predict_to_file(run, [folder], out))
     assert len(rows) == count == len({row["id"] for row in rows}) and not any(row["error"] for row in rows)
-
-
-def test_an_invalid_row_of_predictions_raises_an_error_and_writes_no_file(run, pictures, tmp_path):
-    def add_invalid_row(done: int, errors: int) -> None:
-        with (tmp_path / "out.csv.partial").open("a") as file:
-            file.write("{}\n")
-
-    with pytest.raises(InputError, match=r"out\.csv\.partial:\d+: no row of predictions: '\{\}'; remove the file"):
-        predict_to_file(run, [pictures / "val" / "a"], tmp_path / "out.csv", progress=add_invalid_row)
-    assert not (tmp_path / "out.csv").exists()
 
 
 def test_the_prediction_batch_size_depends_only_on_the_number_of_images():
@@ -279,6 +264,17 @@ def test_an_unfinished_prediction_is_identified_by_step_images_and_class_count(
     assert len(predict_rows(fake_run(step), tmp_path / "out.csv", seed=seed, **options)) == 70
     assert progress == ([64, 70] if is_repeated else [70])
     assert ("holds rows of other images" in caplog.text) == is_repeated
+
+
+@pytest.mark.parametrize("line", ["{}", "3", "no JSON", "[" * 500_000])
+def test_an_invalid_row_of_predictions_raises_an_error_and_writes_no_file(line, tmp_path):
+    def add_invalid_row(done: int, errors: int) -> None:
+        with (tmp_path / "out.csv.partial").open("a") as file:
+            file.write(f"{line}\n")
+
+    with pytest.raises(InputError, match=r"out\.csv\.partial:\d+: no row of predictions: .*; remove the file"):
+        predict_rows(fake_run(), tmp_path / "out.csv", progress=add_invalid_row)
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_fewer_predictions_than_images_write_no_file(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,8 +40,9 @@ def write(path: Path, features: np.ndarray, labels: np.ndarray | None = None, **
     of_classes = changes.pop("classes", of_classes)
     columns = FeatureColumns([str(row) for row in range(count)], of_classes, features.shape[1:], "", "run step 1")
     rows = ((row, None) for row in features.astype(np.float32))
-    form = output_formats.feature_format(path)
-    path.write_bytes(b"".join(output_formats.feature_bytes(form, dataclasses.replace(columns, **changes), rows)))
+    with path.open("wb") as file:
+        form: Any = path.suffix[1:]
+        output_formats.write_feature_rows(file, form, dataclasses.replace(columns, **changes), rows)
     return path
 
 
@@ -152,8 +154,8 @@ def test_files_without_usable_features_and_labels_are_refused(tmp_path, capfd):
     (tmp_path / "text.parquet").write_text("no table")
     for path, message in (
         (tmp_path / "none.npz", "none.npz: no such file; give a file that `jaxddp features` wrote"),
-        (tmp_path / "text.npz", "text.npz: is no feature file; give a file that `jaxddp features` wrote"),
-        (tmp_path / "text.parquet", "text.parquet: is no feature file ("),
+        (tmp_path / "text.npz", "text.npz: damaged (File is not a zip file); give a file that `jaxddp features` wrote"),
+        (tmp_path / "text.parquet", "text.parquet: damaged ("),
         (tmp_path / "own.npz", "own.npz: is no feature file: it has no features; give a file"),
         (tmp_path / "f.csv", "f.csv"),
         (

@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import CpuDevices, Devices
 from jaxddp.core.wording import counted
-from jaxddp.inference.output_formats import feature_format
+from jaxddp.inference.output_formats import FeatureFormat, format_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class FeaturesOfWeights(_FeatureOptions):
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. Raises: InputError."""
     options = _parse(arguments)
-    form = feature_format(options.out)
+    form = format_of(options.out, FeatureFormat)
     if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.data):
         raise InputError(f"{options.out}: is one of the images; give another --out")
     with doing(IMPORTING):
@@ -91,12 +91,12 @@ def run(arguments: list[str]) -> int:
         of = str(options.config.model.weights)
     with ProgressBar("computing features", len(table)) as bar:
         more = {"layer": options.layer, "pool": options.pool, "progress": bar.advance}
-        done = write_features(network, table, options.out, form, **more)
+        errors = write_features(network, table, options.out, form, **more)
     if peers.is_first:
         _, row = network.layer_programs.features(options.layer, options.pool)
-        unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
+        unusable = f", of which {errors:,} cannot be used" if errors else ""
         shape = "x".join(map(str, row.shape))
-        print(f"{options.out}: {shape} features of {counted(done.images, 'image')}{unusable}, {of}")
+        print(f"{options.out}: {shape} features of {counted(len(table), 'image')}{unusable}, {of}")
     return 0
 
 

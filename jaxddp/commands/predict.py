@@ -14,7 +14,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import CpuDevices, Devices, Range
 from jaxddp.core.wording import counted
-from jaxddp.inference.output_formats import PredictionFormat, prediction_format
+from jaxddp.inference.output_formats import PredictionFormat, format_of
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PredictImages:
 def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. Raises: InputError."""
     options = parse(PredictImages, PredictImages(), "jaxddp predict", arguments)
-    form = options.format or prediction_format(options.out)
+    form = options.format or format_of(options.out, PredictionFormat, ", or give --format")
     if options.guard_formulas and form != "csv":
         raise InputError(f"--guard-formulas: applies to csv only, and {options.out} is {form}; leave it out")
     check_run(options.run)
@@ -61,7 +61,7 @@ def run(arguments: list[str]) -> int:
     with doing(IMPORTING):
         from jaxddp.curate.progress_bar import ProgressBar
         from jaxddp.data.opening import open_inputs
-        from jaxddp.inference.output_files import PredictionOutput, write_predictions
+        from jaxddp.inference.output_files import write_predictions
         from jaxddp.inference.trained import restore_run
         from jaxddp.job.environment import find_job
         from jaxddp.mesh import Topology
@@ -71,10 +71,10 @@ def run(arguments: list[str]) -> int:
     with doing("looking for the images"):
         table = open_inputs(options.images)
     trained = restore_run(options.run, options.step, Topology.create(options.devices, peers))
-    output = PredictionOutput(options.out, form, options.top, options.guard_formulas, options.explain)
+    more = {"top": options.top, "guard_formulas": options.guard_formulas, "explain": options.explain}
     with ProgressBar("classifying images", len(table)) as bar:
-        done = write_predictions(trained, table, output, bar.advance)
+        errors = write_predictions(trained, table, options.out, form, **more, progress=bar.advance)
     if peers.is_first:
-        unusable = f", of which {done.errors:,} cannot be used" if done.errors else ""
-        print(f"{options.out}: {counted(done.images, 'image')}{unusable}, step {trained.step} of {options.run}")
+        unusable = f", of which {errors:,} cannot be used" if errors else ""
+        print(f"{options.out}: {counted(len(table), 'image')}{unusable}, step {trained.step} of {options.run}")
     return 0

@@ -8,7 +8,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -163,8 +163,8 @@ def append(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
-    """Write a whole file atomically, from bytes or an iterable of bytes.
+def replace(path: Path, data: bytes | Iterable[bytes] | Callable[[BinaryIO], Any]) -> None:
+    """Write a whole file atomically: bytes, an iterable of bytes, or what a function writes into the open file.
 
     Readers see the previous content until all bytes are on the disk. Raises: InputError.
     """
@@ -172,7 +172,7 @@ def replace(path: Path, data: bytes | Iterable[bytes]) -> None:
     with readable_errors(path):
         try:
             with open_regular(temporary, "wb") as file:
-                file.writelines([data] if isinstance(data, bytes) else data)
+                data(file) if callable(data) else file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)

@@ -8,41 +8,30 @@ OUT.partial     {"run": …, "step": …, "images": …, …}     the run, the c
 """
 
 import base64
+import contextlib
 import hashlib
-import io
 import json
 import logging
 import os
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image
 
-import jaxddp.core.files as files
-from jaxddp.config import Config
 from jaxddp.config.values import flatten
+from jaxddp.core import files
 from jaxddp.core.errors import InputError
-from jaxddp.core.files import try_lock
 from jaxddp.core.phases import moved
 from jaxddp.core.wording import as_text, counted
 from jaxddp.data.labels import labels_of
 from jaxddp.data.source import SourceTable
 from jaxddp.data.table import ExampleTable
 from jaxddp.engine.predictions import Pool
-from jaxddp.inference.output_formats import (
-    FeatureColumns,
-    FeatureFormat,
-    PredictionFormat,
-    feature_bytes,
-    parquet_library,
-    prediction_bytes,
-)
+from jaxddp.inference import output_formats as formats
 from jaxddp.inference.predictions import OutputRow, Predictions, column_names
 from jaxddp.inference.trained import BatchOutputs, TrainedRun, images_at_once
 from jaxddp.setup.identity import checksums
@@ -57,97 +46,116 @@ OnProgress = Callable[[int, int], None]
 """A function that process 0 calls with the number of completed images, and the number of unusable ones among them."""
 
 
-class RowCounts(NamedTuple):
-    """The number of images in an output file."""
+class RowFile:
+    """An output file with a row for each image of a table, and the file beside it with the completed rows.
 
-    images: int
-    errors: int
-    """The number of images that cannot be used."""
-
-
-@dataclass(frozen=True)
-class PredictionOutput:
-    """The files that a prediction writes.
-
-    Attributes:
-        path: the file with a row for each image.
-        form: the format of this file.
-        top: the number of most probable classes of an image that are written; all classes if there are fewer.
-        guard_formulas: whether to write an apostrophe before text that a spreadsheet would read as a formula.
-        explain: a folder for a picture of each image with a heat map for its most probable class; see `heat_map_path`.
-    """
-
-    path: Path
-    form: PredictionFormat
-    top: int = 5
-    guard_formulas: bool = False
-    explain: Path | None = None
-
-
-class Partial:
-    """A file beside the output file with the completed rows. One process at a time may write the file.
+    One process at a time may write them. Process 0 of a job does.
 
     Args:
-        out: the output file.
-        header: identifies the prediction. The rows of a file with another header are removed.
-        columns: the columns of each row.
+        header: identifies the output, beside the run and the images. The rows of a file with another header are not
+            continued.
+        columns: the columns of each row, among them `error`.
+
+    Raises:
+        InputError: `out` cannot be written.
     """
 
-    def __init__(self, out: Path, header: Mapping[str, str | int], columns: Sequence[str]):
-        self.path = out.with_name(f"{out.name}.partial")
-        self._header, self._columns = _line(header), {*columns}
+    def __init__(
+        self, run: TrainedRun, table: SourceTable, out: Path, header: Mapping[str, object], columns: Sequence[str]
+    ):
+        self.out = Path(run.topology.peers.from_first("the file", lambda: str(files.check_out(out))))
+        self.path = self.out.with_name(f"{self.out.name}.partial")
+        identity = {"run": str(run.directory.resolve()), "step": run.step, "images": table.fingerprint}
+        self._header = _line({**identity, **header, **checksums(run.state), "version": 1})
+        self._peers, self._table, self._columns = run.topology.peers, table, {*columns}
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
+    def complete(
+        self,
+        outputs: Callable[[SourceTable, int], Iterable[BatchOutputs]],
+        rows_of: Callable[[BatchOutputs], Iterable[OutputRow]],
+        write: Callable[[BinaryIO, Iterator[OutputRow]], None],
+        progress: OnProgress,
+    ) -> int:
+        """Compute the rows that are not in the partial file yet, write the file, and return the number of errors.
+
+        Args:
+            outputs: computes the outputs of a table, with a number of images on each device.
+            rows_of: returns the rows of a batch. Its images are rows of the whole table.
+            write: writes the content of a file with these rows.
+
+        Raises:
+            InputError: the file cannot be written, or the processes have different images.
+        """
+        peers, count, at_once = self._peers, len(self._table), images_at_once(len(self._table))
+        with contextlib.ExitStack() as stack:
+
+            def begin() -> str:
+                stack.enter_context(self._locked())
+                return str(self._resume(at_once, count))
+
+            done = int(peers.from_first("completed rows", begin))
+            errors = sum(row["error"] is not None for row in self._rows()) if peers.is_first and done else 0
+            rest = self._table.rows(np.arange(done, count)) if done else self._table
+            for batch in outputs(rest, at_once) if done < count else ():
+                faults = {done + row: fault for row, fault in batch.errors.items()}
+                batch = batch._replace(start=done + batch.start, errors=faults)
+                errors += len(faults)
+                if peers.is_first:
+                    files.append(self.path, b"".join(map(_line, rows_of(batch))))
+                    progress(batch.start + batch.size, errors)
+            if peers.is_first:
+                files.replace(self.out, lambda file: write(file, self._rows(count)))
+                files.remove(self.path)
+            # Process 0 may write longer than `parallel.shutdown_timeout`, for which ended processes wait for it.
+            peers.from_first("written rows", str)
+        return errors
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
         """Lock the file for the block. Raises: InputError if another process has the lock or writing fails."""
         while True:
             with files.readable_errors(self.path):
                 file = files.open_regular(self.path, "ab")
             with file:
-                if not try_lock(file):
+                if not files.try_lock(file):
                     advice = "wait for it, or give another --out"
                     raise InputError(f"{self.path}: another command is writing there; {advice}")
                 # Another command may have ended and removed the file after this process opened it.
-                if not self.path.exists() or not os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
-                    continue
-                yield
-                return
+                if self.path.exists() and os.path.samestat(os.fstat(file.fileno()), os.stat(self.path)):
+                    yield
+                    return
 
-    def resume(self, multiple: int, total: int) -> int:
+    def _resume(self, multiple: int, total: int) -> int:
         """Remove unusable last rows, and return the number of remaining rows: `total`, or a multiple of `multiple`.
 
         Raises: InputError if the file cannot be read or written.
         """
-        with files.reading(self.path, "remove it"), files.open_regular(self.path) as file:
+        # The file is truncated and not replaced, because the lock belongs to the open file. It is read line by line,
+        # because the rows of features can be larger than the memory.
+        with files.readable_errors(self.path), open(self.path, "r+b") as file:
             first = file.readline()
-            # Line by line, because the rows of features can be larger than the memory.
             ends = array("q", [len(first)])
-            for line in file if first == self._header else ():
-                if line.endswith(b"\n"):
-                    ends.append(ends[-1] + len(line))
-        if first == self._header:
-            whole = len(ends) - 1
-            count = whole if whole == total else whole // multiple * multiple
-            with files.readable_errors(self.path):
-                os.truncate(self.path, ends[count])
-            return count
-        if first:
-            _log.warning(f"{self.path}: holds rows of other images or of another checkpoint; they are computed again")
-        # The file is truncated and not replaced, because the lock belongs to the open file.
-        with files.readable_errors(self.path):
-            os.truncate(self.path, 0)
+            if first == self._header:
+                for line in file:
+                    if line.endswith(b"\n"):
+                        ends.append(ends[-1] + len(line))
+                whole = len(ends) - 1
+                count = whole if whole == total else whole // multiple * multiple
+                file.truncate(ends[count])
+                return count
+            if first:
+                _log.warning(f"{self.path}: holds rows of other images or another checkpoint; they are computed again")
+            file.truncate(0)
         files.append(self.path, self._header)
         return 0
 
-    def append(self, rows: Iterable[OutputRow]) -> None:
-        """Append the rows of the next images. Raises: InputError if the file cannot be written."""
-        files.append(self.path, b"".join(map(_line, rows)))
-
-    def rows(self) -> Iterator[OutputRow]:
-        """Yield all rows, in order. Raises: InputError if a line is not a row."""
+    def _rows(self, expected: int | None = None) -> Iterator[OutputRow]:
+        """Yield all rows, in order. Raises: InputError if a line is no row, or their number is not as expected."""
         with files.reading(self.path, "predict again"), files.open_regular(self.path) as file:
             next(file)
+            number = 1
             for number, line in enumerate(file, 2):
+                moved()
                 try:
                     row = files.parse_json(line)
                 except ValueError:
@@ -156,10 +164,9 @@ class Partial:
                     excerpt = line[:60].decode(errors="replace").strip()
                     raise InputError(f"{self.path}:{number}: no row of predictions: {excerpt!r}; remove the file")
                 yield row
-
-    def remove(self) -> None:
-        """Remove the file, once the output file is written. Raises: InputError."""
-        files.remove(self.path)
+        if expected is not None and number - 1 != expected:
+            found = f"{counted(number - 1, 'row')} for {counted(expected, 'image')}"
+            raise InputError(f"{self.path}: {found}; remove the file and start again")
 
 
 def _line(row: Mapping[str, object]) -> bytes:
@@ -169,160 +176,109 @@ def _line(row: Mapping[str, object]) -> bytes:
 def write_predictions(
     run: TrainedRun,
     table: ExampleTable,
-    output: PredictionOutput,
+    out: Path,
+    form: formats.PredictionFormat,
+    *,
+    top: int = 5,
+    guard_formulas: bool = False,
+    explain: Path | None = None,
     progress: OnProgress = lambda done, errors: None,
-) -> RowCounts:
-    """Write the most probable classes of every image.
+) -> int:
+    """Write the most probable classes of every image, and return the number of images that cannot be used.
 
     An interrupted prediction is continued. The file has the same bytes on any number of devices and processes. It
     exists only when it is complete.
 
     Args:
+        out: the file with a row for each image.
+        top: the number of most probable classes of an image that are written; all classes if there are fewer.
+        guard_formulas: whether to write an apostrophe before text that a spreadsheet would read as a formula.
+        explain: a folder for a picture of each image with a heat map for its most probable class; see `heat_map_path`.
         progress: see `OnProgress`.
 
     Raises:
         InputError: the file or the folder cannot be written, the network has no layer for heat maps, or the processes
             have different arguments.
     """
-    form, explain, peers = output.form, output.explain, run.topology.peers
+    peers = run.topology.peers
     if form == "parquet":
-        parquet_library()
-    options = {"--out": output.path, "--top": output.top, "--format": form, "--explain": explain}
-    peers.agree({name: str(value) for name, value in {**options, "--guard-formulas": output.guard_formulas}.items()})
-    top = min(output.top, len(run.class_ids))
+        formats.parquet_library()
+    options = {"out": out, "top": top, "format": form, "explain": explain, "guard-formulas": guard_formulas}
+    peers.agree({f"--{name}": str(value) for name, value in options.items()})
+    top = min(top, len(run.class_ids))
     columns = column_names(top)
 
-    def rows_of(first: int, batch: BatchOutputs) -> Iterator[OutputRow]:
-        ids = [str(table.record(row).id) for row in range(first, first + batch.size)]
+    def rows_of(batch: BatchOutputs) -> Iterator[OutputRow]:
+        ids = [str(table.record(row).id) for row in range(batch.start, batch.start + batch.size)]
         faults = {row - batch.start: error for row, error in batch.errors.items()}
         probabilities = batch.values
         if explain is not None:
             probabilities, maps, images = batch.values
             for row, (image_id, *picture) in enumerate(zip(ids, images, maps, strict=True)):
                 if row not in faults:
-                    _write_heat_map(heat_map_path(explain, len(table), first + row, image_id), *picture)
+                    _write_heat_map(heat_map_path(explain, len(table), batch.start + row, image_id), *picture)
         return Predictions(ids, probabilities, run.class_ids, run.class_names, faults).rows(top)
 
-    def content(rows: Iterator[OutputRow]) -> Iterator[bytes]:
+    def write(file: BinaryIO, rows: Iterator[OutputRow]) -> None:
         guarded = ({column: as_text(cell) for column, cell in row.items()} for row in rows)
-        return prediction_bytes(form, columns, guarded if output.guard_formulas else rows, table)
+        formats.write_prediction_rows(file, form, columns, guarded if guard_formulas else rows, table)
 
     if explain is not None:
         peers.from_first("the folder", lambda: str(files.create(explain)))
     header = {"top": top, "explain": str(explain and explain.absolute())}
     outputs = run.stream if explain is None else run.explained_stream
-    return _complete(run, table, output.path, header, columns, outputs, rows_of, content, progress)
+    return RowFile(run, table, out, header, columns).complete(outputs, rows_of, write, progress)
 
 
 def write_features(
     run: TrainedRun,
     table: SourceTable,
     out: Path,
-    form: FeatureFormat,
+    form: formats.FeatureFormat,
     *,
     layer: str | None = None,
     pool: Pool = "mean",
     progress: OnProgress = lambda done, errors: None,
-) -> RowCounts:
+) -> int:
     """Write the features of every image, with ids, labels and faults; see `TrainedRun.features` and `FeatureColumns`.
 
     An interrupted computation is continued. The file has the same bytes on any number of devices and processes. It
     exists only when it is complete. Features are kept on disk until then, so the memory does not grow with the number
     of images.
 
+    Returns: the number of images that cannot be used.
+
     Raises:
         InputError: the file cannot be written, the network has no such layer, or the processes have different
             arguments.
     """
     if form == "parquet":
-        parquet_library()
+        formats.parquet_library()
     run.topology.peers.agree({"--out": str(out), "--format": form, "--layer": str(layer), "--pool": pool})
     _, shape_of_row = run.layer_programs.features(layer, pool)
 
-    def rows_of(_: int, batch: BatchOutputs) -> Iterator[OutputRow]:
+    def rows_of(batch: BatchOutputs) -> Iterator[OutputRow]:
         values = np.ascontiguousarray(batch.values, _STORED).reshape(batch.size, -1)
         for row, features in enumerate(values, batch.start):
             error = batch.errors.get(row) or (None if np.isfinite(features).all() else _NOT_FINITE)
             yield {"features": base64.b64encode(features.tobytes()).decode(), "error": error}
 
-    def content(rows: Iterator[OutputRow]) -> Iterator[bytes]:
-        columns = FeatureColumns(
-            ids=[str(table.record(row).id) for row in range(len(table))],
-            labels=labels_of(table),
-            shape=shape_of_row.shape,
-            layer=layer or "",
-            network=f"{run.directory.resolve()} step {run.step}",
-        )
+    def write(file: BinaryIO, rows: Iterator[OutputRow]) -> None:
+        ids = [str(table.record(row).id) for row in range(len(table))]
+        network = f"{run.directory.resolve()} step {run.step}"
+        columns = formats.FeatureColumns(ids, labels_of(table), shape_of_row.shape, layer or "", network)
         decoded = ((np.frombuffer(base64.b64decode(str(row["features"])), _STORED), row["error"]) for row in rows)
-        return feature_bytes(form, columns, decoded)
+        formats.write_feature_rows(file, form, columns, decoded)
 
-    def outputs(rest: SourceTable, at_once: int) -> Iterable[BatchOutputs]:
-        return run.feature_stream(rest, layer, pool, at_once)
-
-    header = {"layer": str(layer), "pool": pool, "settings": _digest(run.config)}
-    return _complete(run, table, out, header, ["features", "error"], outputs, rows_of, content, progress)
-
-
-def _complete(
-    run: TrainedRun,
-    table: SourceTable,
-    out: Path,
-    header: Mapping[str, str | int],
-    columns: Sequence[str],
-    outputs: Callable[[SourceTable, int], Iterable[BatchOutputs]],
-    rows_of: Callable[[int, BatchOutputs], Iterable[OutputRow]],
-    content: Callable[[Iterator[OutputRow]], Iterator[bytes]],
-    progress: OnProgress,
-) -> RowCounts:
-    """Compute the rows that are not in the partial file of `out` yet, and write `out`. Process 0 writes.
-
-    Args:
-        header: identifies the output, beside the run and the images.
-        outputs: computes the outputs of a table, with a number of images on each device.
-        rows_of: returns the rows of a batch, which have a column `error`. The first argument is the row in `table` of
-            the batch's first image.
-        content: returns the bytes of the file with these rows.
-
-    Raises:
-        InputError: the file cannot be written, or the processes have different images.
-    """
-    peers, count, at_once = run.topology.peers, len(table), images_at_once(len(table))
-    out = Path(peers.from_first("the file", lambda: str(files.check_out(out))))
-    identity = {"run": str(run.directory.resolve()), "step": run.step, "images": table.fingerprint}
-    partial = Partial(out, {**identity, **header, **checksums(run.state), "version": 1}, columns)
-    with ExitStack() as stack:
-
-        def begin() -> str:
-            stack.enter_context(partial.lock())
-            return str(partial.resume(at_once, count))
-
-        done = int(peers.from_first("completed rows", begin))
-        errors = sum(row["error"] is not None for row in partial.rows()) if peers.is_first and done else 0
-        rest = table.rows(np.arange(done, count)) if done else table
-        for batch in outputs(rest, at_once) if done < count else ():
-            first = done + batch.start
-            errors += len(batch.errors)
-            if peers.is_first:
-                partial.append(rows_of(first, batch))
-                progress(first + batch.size, errors)
-        if peers.is_first:
-            files.replace(out, content(_checked(partial, count)))
-            partial.remove()
-        # Process 0 may write longer than `parallel.shutdown_timeout`, for which ended processes wait for it.
-        peers.from_first("written rows", str)
-    return RowCounts(count, errors)
-
-
-def _checked(partial: Partial, count: int) -> Iterator[OutputRow]:
-    """Yield the rows of a partial file. Raises: InputError if their number is not `count`."""
-    number = 0
-    for number, row in enumerate(partial.rows(), 1):  # noqa: B007
-        moved()
-        yield row
-    if number != count:
-        raise InputError(
-            f"{partial.path}: {counted(number, 'row')} for {counted(count, 'image')}; remove the file and start again"
-        )
+    # Features depend on the settings of the images, of the network and of the precision.
+    flat = flatten(run.config.to_dict()).items()
+    parts = ("data.", "model.", "train.precision")
+    settings = {key: str(value) for key, value in flat if key.startswith(parts) and key not in MAY_CHANGE}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    header = {"layer": str(layer), "pool": pool, "settings": digest}
+    return RowFile(run, table, out, header, ("features", "error")).complete(
+        lambda rest, at_once: run.feature_stream(rest, layer, pool, at_once), rows_of, write, progress
+    )
 
 
 def heat_map_path(folder: Path, count: int, row: int, image_id: str) -> Path:
@@ -339,16 +295,4 @@ def _write_heat_map(path: Path, image: np.ndarray, heat: np.ndarray) -> None:
     """Write an image, uint8 or uint16 [H, W, C], with its heat map, float[H, W]. Raises: InputError."""
     from jaxddp.training.pictures import heat_map_over
 
-    file = io.BytesIO()
-    Image.fromarray(heat_map_over(image, heat)).save(file, "PNG")
-    files.replace(path, file.getvalue())
-
-
-def _digest(config: Config) -> str:
-    """Return a digest of the settings that features depend on: of the images, the network and the precision."""
-    settings = {
-        key: str(value)
-        for key, value in flatten(config.to_dict()).items()
-        if key.startswith(("data.", "model.", "train.precision")) and key not in MAY_CHANGE
-    }
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    files.replace(path, lambda file: Image.fromarray(heat_map_over(image, heat)).save(file, "PNG"))

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, not_installed
-from jaxddp.inference.output_formats import LabelledFeatures, check_comparable
+from jaxddp.inference.output_formats import LabelledFeatures
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07
 STRENGTHS = tuple(10.0**power for power in range(-5, 6))
@@ -45,7 +45,7 @@ def knn(train: LabelledFeatures, val: LabelledFeatures, neighbours: int = NEIGHB
         InputError: there are fewer training images than neighbours, scikit-learn is not installed, or the files have
             different networks, layers or classes.
     """
-    check_comparable(train, val)
+    _check_comparable(train, val)
     if neighbours > len(train.labels):
         raise InputError(f"--neighbours {neighbours}: {train.path} has {counted(len(train.labels), 'usable image')}")
     sklearn = _sklearn()
@@ -65,7 +65,7 @@ def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
     Raises:
         InputError: the training images are all of one class, or fewer than ten; see also `knn`.
     """
-    check_comparable(train, val)
+    _check_comparable(train, val)
     if len(np.unique(train.labels)) < 2 or len(train.labels) < 1 / _HELD_OUT:
         raise InputError(f"{train.path}: a linear probe needs at least 10 images, of at least 2 classes")
     sklearn = _sklearn()
@@ -87,6 +87,21 @@ def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
         strength = STRENGTHS[int(np.argmax(scores))]
         predictions = _regression(sklearn, strength).fit(train.features, train.labels).predict(val.features)
     return _probe(predictions, val, f"C {strength:g}, chosen on {counted(held_out, 'held-out training image')}")
+
+
+def _check_comparable(train: LabelledFeatures, val: LabelledFeatures) -> None:
+    """Raise `InputError` if two files have features of different networks or layers, or other classes."""
+    sizes = (f"{file.features.shape[1]} features" for file in (train, val))
+    layers = (file.network[1] or "the default" for file in (train, val))
+    networks = (file.network[0] for file in (train, val))
+    for kind, (of_train, of_val) in {"network": networks, "layer": layers, "size": sizes}.items():
+        if of_train != of_val:
+            raise InputError(
+                f"{val.path}: is of another {kind} than {train.path}: {of_val}, not {of_train}; compute both files "
+                "with the same network and --layer"
+            )
+    if train.class_ids != val.class_ids:
+        raise InputError(f"{val.path}: has other classes than {train.path}; give two splits of one data set")
 
 
 def _regression(sklearn: Any, strength: float) -> Any:

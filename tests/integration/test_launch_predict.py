@@ -8,7 +8,7 @@ from PIL import Image
 from support.processes import Launched
 
 from jaxddp.data.opening import open_inputs
-from jaxddp.inference.output_files import PredictionOutput, write_features, write_predictions
+from jaxddp.inference.output_files import write_features, write_predictions
 from jaxddp.inference.trained import restore_run
 from jaxddp.mesh import Topology
 
@@ -39,7 +39,7 @@ def test_two_processes_write_the_features_and_the_heat_maps_that_one_writes(refe
     assert np.flatnonzero(np.load(two)["errors"] != "").tolist() == [100, 130]
     words = ["predict", str(reference), str(pictures), "--out", str(tmp_path / "two.csv"), "--explain", str(maps[1])]
     start(Launched, tmp_path / "second", 2, words).ends_well()
-    write_predictions(run, open_inputs([pictures]), PredictionOutput(tmp_path / "one.csv", "csv", explain=maps[0]))
+    write_predictions(run, open_inputs([pictures]), tmp_path / "one.csv", "csv", explain=maps[0])
     files = [{path.name: path.read_bytes() for path in folder.iterdir()} for folder in maps]
     assert len(files[0]) == COUNT - 2 and files[0] == files[1]
 
@@ -49,9 +49,7 @@ def test_two_processes_write_the_features_and_the_heat_maps_that_one_writes(refe
 def test_two_processes_write_the_bytes_that_one_writes(reference, pictures, start, tmp_path):
     one, two = tmp_path / "one.csv", tmp_path / "two.csv"
     start(Launched, tmp_path, 2, ["predict", str(reference), str(pictures), "--out", str(two)]).ends_well()
-    write_predictions(
-        restore_run(reference, "best", Topology.create(1)), open_inputs([pictures]), PredictionOutput(one, "csv")
-    )
+    write_predictions(restore_run(reference, "best", Topology.create(1)), open_inputs([pictures]), one, "csv")
     assert two.read_bytes() == one.read_bytes()
     rows = one.read_text().splitlines()
     assert len(rows) == 1 + COUNT
