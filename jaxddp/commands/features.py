@@ -93,9 +93,8 @@ def run(arguments: list[str]) -> int:
         more = {"layer": options.layer, "pool": options.pool, "progress": bar.advance}
         errors = write_features(network, table, options.out, form, **more)
     if peers.is_first:
-        _, row = network.layer_programs.features(options.layer, options.pool)
         unusable = f", of which {errors:,} cannot be used" if errors else ""
-        shape = "x".join(map(str, row.shape))
+        shape = "x".join(map(str, network.feature_shape(options.layer, options.pool)))
         print(f"{options.out}: {shape} features of {counted(len(table), 'image')}{unusable}, {of}")
     return 0
 

@@ -172,8 +172,8 @@ class Objective:
                 (`Model.apply`) are derived.
         """
         images, mixing = self.preprocess(batch, train=train, key=image_key)
-        keys = {"key": key, "image_key": image_key}
-        logits, model_state = self.logits(params, model_state, images, batch, train=train, **keys)
+        views = [(batch, image_key)]
+        logits, model_state = self.logits(params, model_state, images, views, train=train, key=key)
         sums = self.sums(self.columns(logits, batch, mixing), batch)
         if not train:
             sums = sums.replace(
@@ -186,16 +186,20 @@ class Objective:
         params: Any,
         model_state: Any,
         images: jax.Array,
-        batch: Batch,
+        views: Sequence[tuple[Batch, jax.Array | None]],
         *,
         train: bool,
         key: jax.Array | None,
-        image_key: jax.Array | None,
     ) -> tuple[jax.Array, Any]:
-        """Return the logits, float[B, K] in float32 or wider, of preprocessed images, and the new model state."""
+        """Return the logits, float[B, K] in float32 or wider, of preprocessed images, and the new model state.
+
+        Args:
+            views: the batches that the images were made of, each with the key of its examples.
+        """
         if train:
             # The program computes the keys only for models that take them.
-            keys = {"example_keys": example_keys(batch, image_key)} if takes_example_keys(self.model) else {}
+            parts = [example_keys(*view) for view in views] if takes_example_keys(self.model) else []
+            keys = {"example_keys": jnp.concatenate(parts) if len(parts) > 1 else parts[0]} if parts else {}
             logits, model_state = self.model.apply(params, model_state, images, train=True, key=key, **keys)
         else:
             logits = self.predict(params, model_state, images)

@@ -10,7 +10,6 @@ import json
 import logging
 import types
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,9 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jaxddp.core.files as files
-import jaxddp.core.libraries as libraries
 from jaxddp.config.values import checked
+from jaxddp.core import files, libraries
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.wording import choices, counted, first_line, not_installed, show, size
@@ -47,21 +45,6 @@ _TOLERANCE = 1e-4
 """The maximum difference between logits. It is relative to the largest logit if the largest logit is above 1."""
 _ANY_CLASSES = 2
 """An arbitrary number of classes. The names of a network's arrays do not depend on it."""
-
-
-@dataclass(frozen=True)
-class RunWeights:
-    """The weights of a checkpoint of a run.
-
-    Attributes:
-        step: the step of the checkpoint.
-        model: the network, with an arbitrary number of classes.
-        arrays: the arrays by path, such as "params/conv1/kernel".
-    """
-
-    step: int
-    model: Model
-    arrays: dict[str, np.ndarray]
 
 
 def export_program(run: TrainedRun, out: str | Path, form: str | None = None) -> str:
@@ -91,7 +74,9 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
         raise InputError(f"{out}: its extension names no format; {choices(form, writers)}, or give form=")
     function, write = logits_of(run), writers[form]
     content, program = write(function, run.signature)
-    pixels = _random_pixels(run.signature)
+    rng, shape, dtype = np.random.default_rng(0), (_NUM_TEST_IMAGES, *run.signature.image_shape), run.signature.dtype
+    is_float = np.issubdtype(dtype, np.floating)
+    pixels = (rng.standard_normal(shape) if is_float else rng.integers(0, np.iinfo(dtype).max, shape)).astype(dtype)
     expected = np.asarray(jax.jit(function)(pixels))
     if not np.isfinite(expected).all():
         raise JaxddpError(f"{out}: not written: the network's logits of random pixels are not finite")
@@ -101,7 +86,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
         raise JaxddpError(f"{out}: not written: the program's logits differ from the network's by {difference:g}")
     # Remove the old program first, so that it is never beside the description of the new program.
     files.remove(out)
-    files.replace(Path(f"{out}.json"), (json.dumps(description(run, form), indent=2) + "\n").encode())
+    files.replace(Path(f"{out}.json"), (json.dumps(_description(run, form), indent=2) + "\n").encode())
     files.replace(out, content)
     return (
         f"{out}: {size(len(content))}, step {run.step} of {run.directory}; logits within {difference:.1g} of the "
@@ -122,7 +107,7 @@ def logits_of(run: TrainedRun) -> Logits:
     return logits
 
 
-def description(run: TrainedRun, form: str) -> dict[str, Any]:
+def _description(run: TrainedRun, form: str) -> dict[str, Any]:
     """Return the content of FILE.json."""
     signature, data = run.signature, run.config.data
     height, width, channels = signature.image_shape
@@ -139,13 +124,6 @@ def description(run: TrainedRun, form: str) -> dict[str, Any]:
         "step": run.step,
         "jax": version("jax"),
     }
-
-
-def _random_pixels(signature: Signature) -> np.ndarray:
-    rng, shape = np.random.default_rng(0), (_NUM_TEST_IMAGES, *signature.image_shape)
-    if np.issubdtype(signature.dtype, np.floating):
-        return rng.standard_normal(shape).astype(signature.dtype)
-    return rng.integers(0, np.iinfo(signature.dtype).max, shape).astype(signature.dtype)
 
 
 def _stablehlo(function: Logits, signature: Signature) -> tuple[bytes, Callable[[np.ndarray], np.ndarray]]:
@@ -217,17 +195,10 @@ def _accept_named_sizes_in_pad() -> Iterator[None]:
         yield
         return
 
-    class Named(types.ModuleType):
-        """The module `onnx_ir` with a `Shape` that accepts names of sizes."""
+    def with_names(sides: Any) -> Any:
+        return shape([side if isinstance(side, int) else str(side) for side in sides])
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(library, name)
-
-        @staticmethod
-        def Shape(sides: Any) -> Any:
-            return shape([side if isinstance(side, int) else str(side) for side in sides])
-
-    pad.ir = Named("onnx_ir")
+    pad.ir = types.SimpleNamespace(**{**vars(library), "Shape": with_names})
     try:
         yield
     finally:
@@ -248,20 +219,20 @@ def _missing(package: str) -> InputError:
     return InputError(f"format=onnx: {not_installed(package, 'onnx')}")
 
 
-def weights_of_run(directory: Path, which: str) -> RunWeights:
+def weights_of_run(directory: Path, which: str) -> tuple[int, Model, dict[str, np.ndarray]]:
     """Return the weights of a checkpoint ("latest", "best" or a step).
+
+    Returns:
+        The step; the network, with an arbitrary number of classes; and the arrays by path, such as
+        "params/conv1/kernel".
 
     Raises:
         InputError: there is no such checkpoint, or the run's config does not name its network.
     """
     file = recipe_of_run(directory)
-    if not file.has_network:
-        raise InputError(
-            f"{file.path}: the run came from Python and its config does not name the network; write its "
-            "weights in Python with jaxddp.export_weights(state, setup, FILE)"
-        )
+    file.check_network("write its weights in Python with jaxddp.export_weights(state, setup, FILE)")
     step, arrays = read_run(directory, which, Topology.create(1))
-    return RunWeights(step, model_of(file.config, _ANY_CLASSES, objects_of_hooks(file.hooks)), arrays)
+    return step, model_of(file.config, _ANY_CLASSES, objects_of_hooks(file.hooks)), arrays
 
 
 def export_run(directory: Path, which: str, out: Path) -> str:
@@ -269,9 +240,8 @@ def export_run(directory: Path, which: str, out: Path) -> str:
 
     Raises: see `weights_of_run` and `write_weights`.
     """
-    weights = weights_of_run(directory, which)
-    count = write_weights(out, weights.model, weights.arrays)
-    return f"{out}: {counted(count, 'array')} of step {weights.step} of {directory}"
+    step, model, arrays = weights_of_run(directory, which)
+    return f"{out}: {counted(write_weights(out, model, arrays), 'array')} of step {step} of {directory}"
 
 
 def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers: Peers = ALONE) -> int:

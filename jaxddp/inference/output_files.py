@@ -255,7 +255,7 @@ def write_features(
     if form == "parquet":
         formats.parquet_library()
     run.topology.peers.agree({"--out": str(out), "--format": form, "--layer": str(layer), "--pool": pool})
-    _, shape_of_row = run.layer_programs.features(layer, pool)
+    shape = run.feature_shape(layer, pool)
 
     def rows_of(batch: BatchOutputs) -> Iterator[OutputRow]:
         values = np.ascontiguousarray(batch.values, _STORED).reshape(batch.size, -1)
@@ -266,7 +266,7 @@ def write_features(
     def write(file: BinaryIO, rows: Iterator[OutputRow]) -> None:
         ids = [str(table.record(row).id) for row in range(len(table))]
         network = f"{run.directory.resolve()} step {run.step}"
-        columns = formats.FeatureColumns(ids, labels_of(table), shape_of_row.shape, layer or "", network)
+        columns = formats.FeatureColumns(ids, labels_of(table), shape, layer or "", network)
         decoded = ((np.frombuffer(base64.b64decode(str(row["features"])), _STORED), row["error"]) for row in rows)
         formats.write_feature_rows(file, form, columns, decoded)
 

@@ -52,8 +52,7 @@ class Predictions:
     @cached_property
     def labels(self) -> np.ndarray:
         """int32[N], the most probable class; -1 for an image that cannot be used."""
-        best = np.where(self._known, self._sorted[:, 0], -1)
-        return best.astype(np.int32)
+        return np.where(self._known, self._sorted[:, 0], -1).astype(np.int32)
 
     @property
     def classes(self) -> list[str | None]:
@@ -72,9 +71,8 @@ class Predictions:
 
     def rows(self, top: int = 5) -> Iterator[OutputRow]:
         """Yield a row of `column_names` for each image: class ids, and probabilities with all digits of a float32."""
-        top = checked(top, int, "top")
-        columns = column_names(min(top, len(self.class_ids)))
-        labels, shares = self.top(min(top, len(self.class_ids)))
+        top = min(checked(top, int, "top"), len(self.class_ids))
+        columns, (labels, shares) = column_names(top), self.top(top)
         for row, identity in enumerate(self.ids):
             error = self.errors.get(row) or (None if self._known[row] else _NOT_FINITE)
             cells: list[OutputCell] = [None] * (len(columns) - 2)
@@ -90,8 +88,7 @@ class Predictions:
             import pandas
         except ImportError:
             raise InputError(f"to_frame: {not_installed('pandas', 'pandas')}") from None
-        rows = list(self.rows(top))
-        return pandas.DataFrame(rows, columns=column_names(min(top, len(self.class_ids))))
+        return pandas.DataFrame([*self.rows(top)], columns=column_names(min(top, len(self.class_ids))))
 
     @cached_property
     def _known(self) -> np.ndarray:

@@ -8,15 +8,16 @@ import json
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import yaml
 
-import jaxddp.core.files as files
 from jaxddp.config.choices import effective_settings
 from jaxddp.config.goal import VAL_EMA, by_split, of_exported
 from jaxddp.config.values import flatten
+from jaxddp.core import files
 from jaxddp.core.errors import InputError
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.wording import counted, figure, is_share, some
@@ -44,65 +45,6 @@ _SETTINGS = (
     "seed",
 )
 _SHOWN_CLASSES = 10
-
-
-class PublishedRun:
-    """A checkpoint of a run, with what its model card says.
-
-    Args:
-        which: "latest", "best" or a step.
-        place: the repository of the Hub, or the folder.
-
-    Attributes:
-        metrics: the metrics of the published parameters by name, with `count`; empty without a validation.
-        averaged: whether the published parameters are averages of the trained ones.
-        own_network: whether Python code of the recipe defines the network.
-
-    Raises:
-        InputError: there is no such checkpoint, or the run's config does not name its network.
-    """
-
-    def __init__(self, directory: Path, which: str, place: HubFile | Path):
-        self.directory, self.place, self.weights = directory, place, weights_of_run(directory, which)
-        file, checkpoints = recipe_of_run(directory), directory / CHECKPOINTS
-        self.config, self.hooks, self.own_network = file.config, sorted(file.hooks), "get_model" in file.hooks
-        self.step, self.signature = self.weights.step, Signature.read(directory)
-        measured = ValidationFile(checkpoints, Integrity(checkpoints)).of(self.step)
-        self.metrics = {name: value for name, value in of_exported(measured).items() if value is not None}
-        self.averaged = VAL_EMA in by_split(measured)
-        self.has_curves = (directory / CURVES).is_file()
-        self.title = place.name if isinstance(place, Path) else place.repo.partition("/")[2]
-        name = self.config.data.name or PurePosixPath(self.config.data.path or "data").name
-        self.data_set = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
-
-    def write(self, folder: Path) -> str:
-        """Write the files, and return a line for the user.
-
-        The weights are the last file, because `model.weights` accepts a folder that has them.
-        """
-        run_id = files.parse_json(files.read(self.directory / CONFIG_FILE), dict).get(RUN_ID)
-        files.replace(folder / CONFIG_FILE, _json({RUN_ID: run_id, **self._public_config()}))
-        if self.signature is not None:
-            files.replace(folder / SIGNATURE_FILE, _json({RUN_ID: run_id, **dataclasses.asdict(self.signature)}))
-        if self.has_curves:
-            shutil.copyfile(self.directory / CURVES, folder / CURVES)
-        files.replace(folder / CARD_FILE, model_card(self).encode())
-        count = write_weights(folder / WEIGHTS_FILE, self.weights.model, self.weights.arrays)
-        return f"{counted(count, 'array')} of step {self.step} of {self.directory}"
-
-    def _public_config(self) -> dict[str, Any]:
-        """Return the content of config.json without paths, and without the network if Python code defines it."""
-        config = self.config.to_dict()
-        if self.own_network:
-            del config["model"]
-        hidden = {key for key in flatten(config) if key in _PRIVATE_KEYS or key.startswith("log.")}
-        weights = self.config.model.weights
-        if weights is not None and is_local(weights):
-            hidden.add("model.weights")
-        for section, values in config.items():
-            if isinstance(values, dict):
-                config[section] = {key: value for key, value in values.items() if f"{section}.{key}" not in hidden}
-        return config
 
 
 def push_run(directory: Path, which: str, place: HubFile, *, private: bool) -> str:
@@ -135,100 +77,134 @@ def write_folder(directory: Path, which: str, folder: Path) -> str:
         raise
 
 
-def _json(content: Any) -> bytes:
-    return (json.dumps(content, indent=2) + "\n").encode()
+class PublishedRun:
+    """A checkpoint of a run, and its model card.
 
+    Args:
+        which: "latest", "best" or a step.
+        place: the repository of the Hub, or the folder.
 
-def model_card(run: PublishedRun) -> str:
-    """Return the text of README.md."""
-    front = yaml.safe_dump(_front_matter(run), sort_keys=False, allow_unicode=True)
-    sections = [_about(run), _results(run), _loading(run), _training(run)]
-    return f"---\n{front}---\n\n" + "\n\n".join(section for section in sections if section) + "\n"
+    Raises:
+        InputError: there is no such checkpoint, or the run's config does not name its network.
+    """
 
+    def __init__(self, directory: Path, which: str, place: HubFile | Path):
+        self.directory, self.place = directory, place
+        self.step, self.model, self.arrays = weights_of_run(directory, which)
+        file, checkpoints = recipe_of_run(directory), directory / CHECKPOINTS
+        self.config, self.hooks, self.signature = file.config, sorted(file.hooks), Signature.read(directory)
+        self.measured = ValidationFile(checkpoints, Integrity(checkpoints)).of(self.step)
+        # The metrics of the published parameters, which may be averages of the trained ones.
+        self.metrics = {name: value for name, value in of_exported(self.measured).items() if value is not None}
+        self.title = place.name if isinstance(place, Path) else place.repo.partition("/")[2]
+        name = self.config.data.name or PurePosixPath(self.config.data.path or "data").name
+        self.data_set = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
+        weights = self.config.model.weights
+        self.base = None if weights is None or is_local(weights) else weights
 
-def _front_matter(run: PublishedRun) -> dict[str, Any]:
-    front: dict[str, Any] = {
-        "library_name": "jaxddp",
-        "pipeline_tag": "image-classification",
-        "tags": ["image-classification", "jax", "flax", "jaxddp"],
-        "datasets": [run.data_set],
-    }
-    weights = run.config.model.weights
-    if weights is not None and not is_local(weights) and not weights.startswith("torchvision/"):
-        front["base_model"] = HubFile.parse(weights).repo if weights.startswith("hf://") else weights
-    shares = {key: value for key, value in run.metrics.items() if is_share(key)}
-    if shares:
-        front["metrics"] = ["accuracy"]
-        front["model-index"] = [
-            {
-                "name": run.title,
-                "results": [
-                    {
-                        "task": {"type": "image-classification", "name": "Image classification"},
-                        "dataset": {"name": run.data_set, "type": run.data_set, "split": "validation"},
-                        "metrics": [{"type": "accuracy", "name": key, "value": value} for key, value in shares.items()],
-                    }
-                ],
+    def write(self, folder: Path) -> str:
+        """Write the files, and return a line for the user.
+
+        The weights are the last file, because `model.weights` accepts a folder that has them.
+        """
+        run_id = files.parse_json(files.read(self.directory / CONFIG_FILE), dict).get(RUN_ID)
+        contents: dict[str, Any] = {CONFIG_FILE: self._public_config()}
+        if self.signature is not None:
+            contents[SIGNATURE_FILE] = dataclasses.asdict(self.signature)
+        for name, content in contents.items():
+            files.replace(folder / name, (json.dumps({RUN_ID: run_id, **content}, indent=2) + "\n").encode())
+        if (self.directory / CURVES).is_file():
+            shutil.copyfile(self.directory / CURVES, folder / CURVES)
+        files.replace(folder / CARD_FILE, self._card().encode())
+        count = write_weights(folder / WEIGHTS_FILE, self.model, self.arrays)
+        return f"{counted(count, 'array')} of step {self.step} of {self.directory}"
+
+    def _public_config(self) -> dict[str, Any]:
+        """Return the content of config.json without paths, and without the network if Python code defines it."""
+        config: dict[str, Any] = self.config.to_dict() | {"log": {}}
+        if "get_model" in self.hooks:
+            del config["model"]
+        for key in _PRIVATE_KEYS if self.base else _PRIVATE_KEYS | {"model.weights"}:
+            section, _, name = key.partition(".")
+            config.get(section, {}).pop(name, None)
+        return config
+
+    def _card(self) -> str:
+        """Return the text of README.md."""
+        front = yaml.safe_dump(self._front_matter(), sort_keys=False, allow_unicode=True)
+        return f"---\n{front}---\n\n{self._about()}\n\n{self._results()}\n\n{self._loading()}\n\n{self._training()}\n"
+
+    def _front_matter(self) -> dict[str, Any]:
+        front: dict[str, Any] = {
+            "library_name": "jaxddp",
+            "pipeline_tag": "image-classification",
+            "tags": ["image-classification", "jax", "flax", "jaxddp"],
+            "datasets": [self.data_set],
+        }
+        if self.base is not None and not self.base.startswith("torchvision/"):
+            front["base_model"] = HubFile.parse(self.base).repo if self.base.startswith("hf://") else self.base
+        shares = {key: value for key, value in self.metrics.items() if is_share(key)}
+        if shares:
+            results = {
+                "task": {"type": "image-classification", "name": "Image classification"},
+                "dataset": {"name": self.data_set, "type": self.data_set, "split": "validation"},
+                "metrics": [{"type": "accuracy", "name": key, "value": value} for key, value in shares.items()],
             }
-        ]
-    return front
+            front |= {"metrics": ["accuracy"], "model-index": [{"name": self.title, "results": [results]}]}
+        return front
 
+    def _about(self) -> str:
+        names = () if self.signature is None else self.signature.class_names
+        listed = some(names, _SHOWN_CLASSES)
+        classes = f" It classifies images into {counted(len(names), 'class')}: {listed}." if names else ""
+        release = f"jaxddp {installed_version('jaxddp') or ''}".rstrip()
+        network = "of the recipe" if "get_model" in self.hooks else self.config.model.name
+        count = sum(array.size for path, array in self.arrays.items() if path.startswith("params/"))
+        trained = f"The network {network}, with {count:,} parameters, was trained on {self.data_set} with {release}."
+        return f"# {self.title}\n\n{trained}{classes}"
 
-def _about(run: PublishedRun) -> str:
-    names = () if run.signature is None else run.signature.class_names
-    listed = some(names, _SHOWN_CLASSES)
-    classes = f" It classifies images into {counted(len(names), 'class')}: {listed}." if names else ""
-    release = f"jaxddp {installed_version('jaxddp') or ''}".rstrip()
-    network = "The network of the recipe" if run.own_network else f"The network {run.config.model.name}"
-    count = sum(array.size for path, array in run.weights.arrays.items() if path.startswith("params/"))
-    trained = f"{network}, with {count:,} parameters, was trained on {run.data_set} with {release}."
-    return f"# {run.title}\n\n{trained}{classes}"
+    def _results(self) -> str:
+        if not self.metrics:
+            return f"## Results\n\nThese are the weights after step {self.step:,}. They were not validated."
+        table = _table("metric", ((name, figure(name, v)) for name, v in self.metrics.items() if name != _COUNT))
+        images = f" on {counted(int(self.metrics[_COUNT]), 'image')}" if _COUNT in self.metrics else ""
+        averaged = VAL_EMA in by_split(self.measured)
+        of_which = " of the averaged parameters, which this repository holds," if averaged else ""
+        return f"## Results\n\nThe validation{of_which} after step {self.step:,}{images}:\n\n{table}"
 
-
-def _results(run: PublishedRun) -> str:
-    if not run.metrics:
-        return f"## Results\n\nThese are the weights after step {run.step:,}. They were not validated."
-    rows = [f"| {name} | {figure(name, value)} |" for name, value in run.metrics.items() if name != _COUNT]
-    images = f" on {counted(int(run.metrics[_COUNT]), 'image')}" if _COUNT in run.metrics else ""
-    table = "\n".join(["| metric | value |", "|---|---|", *rows])
-    of_which = " of the averaged parameters, which this repository holds," if run.averaged else ""
-    return f"## Results\n\nThe validation{of_which} after step {run.step:,}{images}:\n\n{table}"
-
-
-def _loading(run: PublishedRun) -> str:
-    data = run.config.data
-    size = data.eval_size or data.image_size
-    mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
-    weights = run.title if isinstance(run.place, Path) else str(run.place)
-    sides, resized = ("Both sides", "are resized") if data.eval_crop == "squash" else ("The short side", "is resized")
-    text = (
-        "## How to load it\n\n```\njaxddp train finetune_folder --data.path PICTURES --model.weights "
-        f"{weights}\n```\n\n{sides} of an image {resized} to {data.resize} pixels ({data.interpolation}), and the "
-        f"central {size}x{size} pixels are normalized with mean {mean} and standard deviation {std}."
-    )
-    if has_published_names(run.weights.model):
-        text += (
-            "\n\nThe arrays in `model.safetensors` have the names and the layout of torchvision or timm. PyTorch loads "
-            'them into the same network by `model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.'
+    def _loading(self) -> str:
+        data = self.config.data
+        size = data.eval_size or data.image_size
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
+        weights = self.title if isinstance(self.place, Path) else str(self.place)
+        sides = "Both sides of an image are" if data.eval_crop == "squash" else "The short side of an image is"
+        text = (
+            "## How to load it\n\n```\njaxddp train finetune_folder --data.path PICTURES --model.weights "
+            f"{weights}\n```\n\n{sides} resized to {data.resize} pixels ({data.interpolation}), and the "
+            f"central {size}x{size} pixels are normalized with mean {mean} and standard deviation {std}."
         )
-    return text
+        if has_published_names(self.model):
+            text += (
+                "\n\nThe arrays in `model.safetensors` have the names and the layout of torchvision or timm. PyTorch "
+                "loads them into the same network by "
+                '`model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.'
+            )
+        return text
+
+    def _training(self) -> str:
+        hidden = {"model.weights"} if self.base is None else set()
+        hidden |= {"model.name"} if "get_model" in self.hooks else set()
+        settings = effective_settings(type(self.config), flatten(self.config.to_dict()), self.hooks)
+        shown = [(key, settings.get(key)) for key in _SETTINGS if key not in hidden]
+        table = _table("key", ((key, value) for key, value in shown if value is not None))
+        fetch = "" if isinstance(self.place, Path) else f"hf download {self.place.repo} config.json --local-dir .\n"
+        train = "jaxddp train config.json --data.path DATA --workdir runs/again"
+        end = f". To train it again:\n\n```\n{fetch}{train}\n```"
+        if self.hooks:
+            end = f", except those of the Python code in the recipe ({', '.join(self.hooks)})."
+        curves = "\n\n![curves of the training](curves.png)" if (self.directory / CURVES).is_file() else ""
+        return f"## How it was trained\n\n{table}\n\n`config.json` has all settings{end}{curves}"
 
 
-def _training(run: PublishedRun) -> str:
-    settings = effective_settings(type(run.config), flatten(run.config.to_dict()), run.hooks)
-    rows = []
-    for key in _SETTINGS:
-        value = settings.get(key)
-        is_path = key == "model.weights" and value is not None and is_local(value)
-        if value is not None and not is_path and not (run.own_network and key == "model.name"):
-            rows.append(f"| {key} | {value} |")
-    table = "\n".join(["| key | value |", "|---|---|", *rows])
-    train = "jaxddp train config.json --data.path DATA --workdir runs/again"
-    fetch = "" if isinstance(run.place, Path) else f"hf download {run.place.repo} config.json --local-dir .\n"
-    text = f"## How it was trained\n\n{table}\n\n`config.json` has all settings"
-    text += (
-        f", except those of the Python code in the recipe ({', '.join(run.hooks)})."
-        if run.hooks
-        else f". To train it again:\n\n```\n{fetch}{train}\n```"
-    )
-    return text + ("\n\n![curves of the training](curves.png)" if run.has_curves else "")
+def _table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
+    return "\n".join([f"| {title} | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])

@@ -47,18 +47,16 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
             the images differ from the run's.
     """
     file.check_copy()
-    if not file.has_network:
-        raise InputError(
-            f"{file.path}: the run came from Python and its config does not name the network; evaluate it in Python "
-            "with jaxddp.evaluate, or on the command line with a config that names it"
-        )
+    file.check_network("evaluate it with jaxddp.evaluate, or with a config that names the network")
     topology, config = join_and_resolve(file)
     check_evaluation(directory, config)
     # Opening the data takes longer, so check first that the checkpoint exists and is undamaged.
     with Checkpoints(directory / CHECKPOINTS, topology.peers, read_only=True) as checkpoints:
         agreed_step(checkpoints, which)
     train, val = open_validation(config, topology)
-    _check_classes(directory, train)
+    signature = Signature.read(directory)
+    if signature is not None and signature.class_ids != tuple(train.class_ids):
+        raise InputError(f"{directory}: the data have other classes than the run was trained on; give the run's data")
     data, user_object = TrainingData.of(train, config.data), objects_of_hooks(file.hooks)
     model = model_of(config, data.num_classes, user_object, data.image_shape)
     check_eval_size(config.data, model, data)
@@ -120,12 +118,6 @@ def _with_weights(
     more = {"initialize": change, "needs_head": True}
     _, state = state_of_weights(config, model, data.image_shape, val.class_ids, topology, **more)
     return model, state, val
-
-
-def _check_classes(directory: Path, source: Source) -> None:
-    signature = Signature.read(directory)
-    if signature is not None and signature.class_ids != tuple(source.class_ids):
-        raise InputError(f"{directory}: the data have other classes than the run was trained on; give the run's data")
 
 
 def _evaluator(

@@ -4,7 +4,7 @@ import itertools
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,15 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jaxddp.core.files as files
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
 from jaxddp.config.values import checked
+from jaxddp.core import files
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import doing
 from jaxddp.core.wording import counted, show
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.batch import Batch
 from jaxddp.data.labels import id_of
 from jaxddp.data.opening import open_inputs
 from jaxddp.data.order import EvalOrder, Shard
@@ -37,7 +36,7 @@ from jaxddp.engine.state import TrainState
 from jaxddp.inference.predictions import Outcome, Predictions
 from jaxddp.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from jaxddp.mesh import Topology
-from jaxddp.models.activations import HEAD, find_layer, heat_map_layer
+from jaxddp.models.activations import find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
@@ -83,138 +82,94 @@ def images_at_once(num_examples: int) -> int:
     return min(_MOST_AT_ONCE, 1 << (num_examples - 1).bit_length())
 
 
-@dataclass(frozen=True)
-class OutputStream:
-    """An iterable of the outputs of a network for a source, in batches.
+def output_batches(
+    program: LayerProgram, run: "TrainedRun", row: Any, source: Source, at_once: int
+) -> Iterator[BatchOutputs]:
+    """Yield the outputs of a network for a source, in batches, in the order of the source.
 
-    Attributes:
-        program: a function of a batch on the devices that returns its outputs and its `substituted`, such as that of
-            `jaxddp.engine.predictions.make_classify`.
+    Args:
+        program: a function of the state and a batch on the devices that returns its outputs and its `substituted`, such
+            as that of `jaxddp.engine.predictions.make_classify`.
         row: the shapes and dtypes of the outputs for one image.
         at_once: images per device. The images in the batch of a device, and their positions, depend on this number
             alone. So the outputs have the same bits on any number of devices.
+
+    Raises:
+        InputError: the processes' images differ.
     """
-
-    program: Callable[[Any], tuple[Any, Any]]
-    row: Any
-    source: Source
-    data: DataConfig
-    topology: Topology
-    at_once: int
-
-    def __iter__(self) -> Iterator[BatchOutputs]:
-        """Yield all outputs, in the order of the source. Raises: InputError if the processes' images differ."""
-        self.topology.peers.agree({"the images": self.source.fingerprint, "images at once": str(self.at_once)})
-        self.topology.connect()
-        verified = getattr(self.source, "verified", None)
-        if verified is None:
-            yield from self._outputs(self._batches(None), None)
-            return
-        omissions = Omissions(len(self.source))
-        batches: Iterator[Batch] = iter(())
+    topology, peers = run.topology, run.topology.peers
+    peers.agree({"the images": source.fingerprint, "images at once": str(at_once)})
+    topology.connect()
+    order, omissions = EvalOrder(len(source), at_once * topology.num_devices), Omissions(len(source))
+    arguments = order, run.data_of(source), Shard(topology.process_index, topology.process_count)
+    verified = getattr(source, "verified", None)
+    if verified is None:
+        batches = source.eval_batches(*arguments)
+    else:
+        batches = iter(())
         try:
-            for row, fault in verified.check_files():
-                omissions.refuse(row, str(InputError(f"{self.source.name(row)}: {fault}")))
-            batches = self._batches(omissions)
+            for number, fault in verified.check_files():
+                omissions.refuse(number, str(InputError(f"{source.name(number)}: {fault}")))
+            batches = source.eval_batches(*arguments, omissions=omissions)  # pyright: ignore[reportCallIssue]
             batches = itertools.chain([next(batches)], batches)
         except InputError:
             if not omissions.omits_all:
                 raise
         # A process with only padding checks no image. It must not compute if the other processes stop.
-        if str(True) in self.topology.peers.exchange("whether no image is left", str(omissions.omits_all)):
-            yield self._none_usable(omissions)
-        else:
-            yield from self._outputs(batches, omissions)
+        if str(True) in peers.exchange("whether no image is left", str(omissions.omits_all)):
+            # Process 0 has the faults of all images.
+            faults = peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
+            nothing = jax.tree.map(lambda one: np.full((len(source), *one.shape), _unusable(one), one.dtype), row)
+            yield BatchOutputs(0, nothing, _by_row([faults]))
+            return
 
-    def _batches(self, omissions: Omissions | None) -> Iterator[Batch]:
-        shard = Shard(self.topology.process_index, self.topology.process_count)
-        options: dict[str, Any] = {} if omissions is None else {"omissions": omissions}
-        return self.source.eval_batches(self._order, self.data, shard, **options)
-
-    @property
-    def _order(self) -> EvalOrder:
-        return EvalOrder(len(self.source), self.at_once * self.topology.num_devices)
-
-    def _outputs(self, batches: Iterable[Batch], omissions: Omissions | None) -> Iterator[BatchOutputs]:
-        waiting: deque[tuple[int, Any, Any]] = deque()
-        for step, batch in enumerate(batches):
-            # The first call compiles the network.
-            with nullcontext() if step else doing("compiling the network"):
-                outputs = self.program(self.topology.place(batch))
-            waiting.append((step * self._order.batch_size, *outputs))
-            if len(waiting) > _AHEAD:
-                yield self._finished(*waiting.popleft(), omissions)
-        while waiting:
-            yield self._finished(*waiting.popleft(), omissions)
-
-    def _none_usable(self, omissions: Omissions) -> BatchOutputs:
-        """Return the outputs for a source without usable images. Process 0 has the faults of all images."""
-        faults = json.loads(
-            self.topology.peers.from_first("faults of all images", lambda: json.dumps(omissions.faults))
-        )
-
-        def nothing(row: jax.ShapeDtypeStruct) -> np.ndarray:
-            return np.broadcast_to(np.array(_unusable(row.dtype), row.dtype), (len(self.source), *row.shape))
-
-        errors = dict(sorted((int(row), fault) for row, fault in faults.items()))
-        return BatchOutputs(0, jax.tree.map(nothing, self.row), errors)
-
-    def _finished(self, start: int, values: Any, replaced: Any, omissions: Omissions | None) -> BatchOutputs:
+    def finished(start: int, values: Any, replaced: Any) -> BatchOutputs:
         """Return the computed outputs of a batch. An image whose `replaced` (float[B]) is not 0 has an error."""
-        count = min(self._order.batch_size, len(self.source) - start)
+        count = min(order.batch_size, len(source) - start)
         values, errors = jax.tree.map(lambda array: np.array(array[:count]), values), dict[int, str]()
-        if omissions is not None and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
-            faults = {row: omissions.faults[row] for row in (start + bad).tolist() if row in omissions.faults}
-            for of_process in self.topology.peers.exchange("images that cannot be used", json.dumps(faults)):
-                errors |= {int(row): fault for row, fault in json.loads(of_process).items()}
+        if verified is not None and (bad := np.flatnonzero(np.asarray(replaced)[:count])).size:
+            faults = {at: omissions.faults[at] for at in (start + bad).tolist() if at in omissions.faults}
+            errors = _by_row(peers.exchange("images that cannot be used", json.dumps(faults)))
             for array in jax.tree.leaves(values):
-                array[bad] = _unusable(array.dtype)
-        return BatchOutputs(start, values, dict(sorted(errors.items())))
+                array[bad] = _unusable(array)
+        return BatchOutputs(start, values, errors)
+
+    waiting = deque[tuple[int, Any, Any]]()
+    for step, batch in enumerate(batches):
+        # The first call compiles the network.
+        with nullcontext() if step else doing("compiling the network"):
+            waiting.append((step * order.batch_size, *program(run.state, topology.place(batch))))
+        if len(waiting) > _AHEAD:
+            yield finished(*waiting.popleft())
+    for outputs in waiting:
+        yield finished(*outputs)
 
 
-def _unusable(dtype: np.dtype) -> float:
+def _by_row(faults: Iterable[str]) -> dict[int, str]:
+    """Return the faults of images by row, from the JSON of several processes."""
+    return dict(sorted((int(row), fault) for some in faults for row, fault in json.loads(some).items()))
+
+
+def _unusable(array: Any) -> float:
     """Return the output for an image that cannot be used."""
-    return np.nan if np.issubdtype(dtype, np.floating) else 0
+    return np.nan if np.issubdtype(array.dtype, np.floating) else 0
 
 
-@dataclass(frozen=True)
-class LayerPrograms:
-    """The programs of a network that read its layers. Each program is compiled on first use, and kept.
+def explain_program(
+    classifier: Classifier, image_shape: tuple[int, int, int], num_classes: int, dtype: Any
+) -> tuple[LayerProgram, Any]:
+    """Return the program of `make_explain`, and the shapes and dtypes of its values for one image.
 
-    Attributes:
+    Args:
         image_shape: (H, W, C) of the network's images.
+        dtype: the dtype of the pixels.
+
+    Raises: see `heat_map_layer`.
     """
-
-    classifier: Classifier
-    image_shape: tuple[int, int, int]
-    _programs: dict[Any, tuple[LayerProgram, Any]] = field(default_factory=dict, repr=False)
-
-    def features(self, name: str | None = HEAD, pool: Pool = "mean") -> tuple[LayerProgram, Any]:
-        """Return the program of `make_features` for a layer, and the shape and dtype of the features of one image.
-
-        Raises: see `find_layer`.
-        """
-        if (name, pool) not in self._programs:
-            classifier, layer = self.classifier, find_layer(self.classifier.model, self.image_shape, name)
-            program = make_features(classifier.model, classifier.preprocess, layer, pool, classifier.topology)
-            shape = layer.shape[-1:] if pool == "mean" else layer.shape
-            self._programs[name, pool] = program, jax.ShapeDtypeStruct(shape, jnp.float32)
-        return self._programs[name, pool]
-
-    def explain(self, num_classes: int, dtype: Any) -> tuple[LayerProgram, Any]:
-        """Return the program of `make_explain`, and the shapes and dtypes of its values for one image.
-
-        Args:
-            dtype: the dtype of the pixels.
-
-        Raises: see `heat_map_layer`.
-        """
-        if "explain" not in self._programs:
-            layer = heat_map_layer(self.classifier.model, self.image_shape)
-            program = make_explain(self.classifier.objective(), layer, self.classifier.topology)
-            of_one = (((num_classes,), jnp.float32), (self.image_shape[:2], jnp.float32), (self.image_shape, dtype))
-            self._programs["explain"] = program, tuple(jax.ShapeDtypeStruct(*shape) for shape in of_one)
-        return self._programs["explain"]
+    layer = heat_map_layer(classifier.model, image_shape)
+    of_one = (((num_classes,), jnp.float32), (image_shape[:2], jnp.float32), (image_shape, dtype))
+    program = make_explain(classifier.objective(), layer, classifier.topology)
+    return program, tuple(jax.ShapeDtypeStruct(*shape) for shape in of_one)
 
 
 _MOST_AT_ONCE = 64
@@ -298,6 +253,10 @@ class TrainedRun:
         stream = self.feature_stream(self.source(images), layer, pool)
         return np.concatenate([np.asarray(batch.values, np.float32) for batch in stream])
 
+    def feature_shape(self, layer: str | None = None, pool: Pool = "mean") -> tuple[int, ...]:
+        """Return the shape of the features of one image. Raises: InputError, see `features`."""
+        return self._feature_program(layer, pool)[1].shape
+
     def outcome(self, source: Source) -> Outcome:
         """Return statistics of the predictions for a labelled source: confusions, accuracies, confident mistakes.
 
@@ -323,15 +282,14 @@ class TrainedRun:
         check_source(source, "source")
         self._check_one_label()
         chosen = np.asarray(rows).reshape(-1)
-        whole = chosen.size > 0 and np.issubdtype(chosen.dtype, np.integer)
-        if chosen.size > MAX_SHOWN:
-            raise InputError(f"rows: {counted(chosen.size, 'row')}; give at most {MAX_SHOWN}")
-        if not whole or chosen.min() < 0 or chosen.max() >= len(source):
-            raise InputError(f"rows={show(rows)}: give numbers of rows of the source, 0 to {len(source) - 1}")
+        is_row = (chosen >= 0) & (chosen < len(source)) if np.issubdtype(chosen.dtype, np.integer) else np.zeros(1)
+        if not (is_row.all() and 0 < len(is_row) <= MAX_SHOWN):
+            advice = f"give numbers of rows of the source, 0 to {len(source) - 1}, at most {MAX_SHOWN} of them"
+            raise InputError(f"rows={show(rows)}: {advice}")
         images = chosen_images(source, self.data_of(source), chosen)
         labels = np.asarray(source.labels)[chosen]
-        stream = self.explained_stream(self.source(images)) if explain else self.stream(self.source(images))
-        batches = [batch.values for batch in stream]
+        stream = self.explained_stream if explain else self.stream
+        batches = [batch.values for batch in stream(self.source(images))]
         values = jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
         probabilities, maps = values[:2] if explain else (values, None)
         return prediction_grid(PredictedImages.of(images, labels, probabilities, self.class_names, maps))
@@ -340,8 +298,8 @@ class TrainedRun:
         """Convert images that `predict` accepts to a source. Raises: InputError."""
         return source_of(images, self.signature)
 
-    def stream(self, source: Source, at_once: int | None = None) -> OutputStream:
-        """Return the probabilities of the classes, float32[K] for an image, as a stream; see `OutputStream`.
+    def stream(self, source: Source, at_once: int | None = None) -> Iterator[BatchOutputs]:
+        """Yield the probabilities of the classes, float32[K] for an image; see `output_batches`.
 
         Args:
             at_once: the number of images on each device.
@@ -354,23 +312,21 @@ class TrainedRun:
 
     def feature_stream(
         self, source: Source, layer: str | None = None, pool: Pool = "mean", at_once: int | None = None
-    ) -> OutputStream:
-        """Return the features of a source as a stream. Raises: InputError, see `features`."""
-        return self._stream(*self.layer_programs.features(layer, pool), source, at_once)
+    ) -> Iterator[BatchOutputs]:
+        """Yield the features of a source; see `output_batches`. Raises: InputError, see `features`."""
+        return self._stream(*self._feature_program(layer, pool), source, at_once)
 
-    def explained_stream(self, source: Source, at_once: int | None = None) -> OutputStream:
-        """Return (probabilities, heat maps, images) of a source as a stream; see `LayerPrograms.explain`."""
-        programs = self.layer_programs.explain(len(self.class_ids), self.signature.dtype)
-        return self._stream(*programs, source, at_once)
+    def explained_stream(self, source: Source, at_once: int | None = None) -> Iterator[BatchOutputs]:
+        """Yield (probabilities, heat maps, images) of a source; see `output_batches` and `explain_program`."""
+        return self._stream(*self._explain_program, source, at_once)
 
-    def _stream(self, program: Callable[..., Any], row: Any, source: Source, at_once: int | None) -> OutputStream:
+    def _stream(self, program: LayerProgram, row: Any, source: Source, at_once: int | None) -> Iterator[BatchOutputs]:
         data = self.data_of(source)
         if (shape := source.image_shape(data)) != self.signature.image_shape:
             raise InputError(f"images of {shape}: the network was trained on images of {self.signature.image_shape}")
         if (dtype := image_dtype(source, data)) != self.signature.dtype:
             raise InputError(f"pixels of {dtype}: the network was trained on {self.signature.dtype}")
-        size = at_once or images_at_once(len(source))
-        return OutputStream(lambda batch: program(self.state, batch), row, source, data, self.topology, size)
+        return output_batches(program, self, row, source, at_once or images_at_once(len(source)))
 
     def data_of(self, source: Source) -> DataConfig:
         """Return the config for evaluation on a source.
@@ -393,17 +349,32 @@ class TrainedRun:
             )
 
     @cached_property
-    def layer_programs(self) -> LayerPrograms:
-        """The programs that read layers of the network."""
-        return LayerPrograms(self._classifier, self.signature.image_shape)
-
-    @cached_property
     def _classifier(self) -> Classifier:
         return self.classifier(for_platform(self.model, self.topology.platform))
 
     @cached_property
-    def _classify(self) -> Callable[..., Any]:
+    def _classify(self) -> LayerProgram:
         return self._classifier.classify()
+
+    @cached_property
+    def _explain_program(self) -> tuple[LayerProgram, Any]:
+        return explain_program(self._classifier, self.signature.image_shape, len(self.class_ids), self.signature.dtype)
+
+    @cached_property
+    def _feature_programs(self) -> dict[Any, tuple[LayerProgram, Any]]:
+        return {}
+
+    def _feature_program(self, name: str | None, pool: Pool) -> tuple[LayerProgram, Any]:
+        """Return the program of `make_features` for a layer, and the shape and dtype of the features of one image.
+
+        Raises: see `find_layer`.
+        """
+        if (name, pool) not in self._feature_programs:
+            layer = find_layer(self._classifier.model, self.signature.image_shape, name)
+            program = make_features(self._classifier.model, self.preprocess, layer, pool, self.topology)
+            shape = layer.shape[-1:] if pool == "mean" else layer.shape
+            self._feature_programs[name, pool] = program, jax.ShapeDtypeStruct(shape, jnp.float32)
+        return self._feature_programs[name, pool]
 
 
 def restore_run(
@@ -431,12 +402,9 @@ def restore_run(
         raise InputError(f"{place}: has no {SIGNATURE_FILE}, which a run writes at its start; restore the file")
     if model is not None:
         network = in_precision(adapt(model), signature.image_shape, config.train.precision)
-    elif file.has_network:
-        network = model_of(config, len(signature.class_ids), objects_of_hooks(file.hooks), signature.image_shape)
     else:
-        raise InputError(
-            f"{file.path}: the run came from Python and its config does not name the network; give model= too"
-        )
+        file.check_network("give model= too")
+        network = model_of(config, len(signature.class_ids), objects_of_hooks(file.hooks), signature.image_shape)
     state = fitted(network, saved, signature.image_shape, place)
     return TrainedRun(place, int(saved.step), config, network, state, Preprocess.of(config), signature, topology)
 
@@ -451,8 +419,7 @@ def network_of_weights(config: Config, source: Source, topology: Topology) -> Tr
     Raises:
         InputError: the weights cannot be read, or are of another network.
     """
-    weights = config.model.weights
-    if weights is None:
+    if config.model.weights is None:
         raise InputError(Key("model.weights"), ": is not set", advice="give a file of weights")
     if config.train.precision is None:
         config = config.replace(train={"precision": platform_named(topology.platform).precision})
@@ -471,13 +438,10 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
     Raises: InputError if the arrays do not fit the network.
     """
     trees = trees_of(network, image_shape)
-    arrays = by_path(saved.eval_params, saved.model_state)
-    of_checkpoint, of_network = (
-        {path: list(array.shape) for path, array in tree.items()} for tree in (arrays, by_path(*trees))
-    )
-    for path in sorted(of_checkpoint.keys() | of_network.keys()):
-        if of_checkpoint.get(path) != of_network.get(path):
-            found, expected = of_checkpoint.get(path, "absent"), of_network.get(path, "absent")
+    arrays, expected_arrays = by_path(saved.eval_params, saved.model_state), by_path(*trees)
+    for path in sorted(arrays.keys() | expected_arrays.keys()):
+        found, expected = (list(tree[path].shape) if path in tree else "absent" for tree in (arrays, expected_arrays))
+        if found != expected:
             raise InputError(
                 f"{place}: the checkpoint is of another architecture: {path} is {found} in the checkpoint and "
                 f"{expected} in the model; give the model that was trained"
@@ -488,9 +452,7 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
 
 def source_of(images: Images, signature: Signature) -> Source:
     """Return images that `TrainedRun.predict` accepts as a source. Raises: InputError if arrays do not fit."""
-    if isinstance(images, str | os.PathLike):
-        return open_inputs([images])
-    paths: list[Any] = [*images] if isinstance(images, list | tuple) else [None]
+    paths: Sequence[Any] = images if isinstance(images, list | tuple) else [images]
     if all(isinstance(path, str | os.PathLike) for path in paths):
         return open_inputs(paths)
     if isinstance(images, np.ndarray | jax.Array):

@@ -26,7 +26,7 @@ from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.exports import write_weights
 from jaxddp.inference.run_evaluation import evaluate as evaluate_checkpoint
-from jaxddp.inference.trained import LayerPrograms, TrainedRun, restore_run
+from jaxddp.inference.trained import TrainedRun, explain_program, restore_run
 from jaxddp.job.environment import find_job
 from jaxddp.losses import softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
@@ -200,8 +200,8 @@ def show_predictions(
     pixels = "normalized" if np.issubdtype(images.dtype, np.floating) else None
     few = ArrayTable(images, table.labels[rows], names, pixels)
     if explain:
-        programs = LayerPrograms(setup.classifier, images.shape[1:])
-        program, _ = programs.explain(setup.resources.train.num_classes, images.dtype)
+        num_classes = setup.resources.train.num_classes
+        program, _ = explain_program(setup.classifier, images.shape[1:], num_classes, images.dtype)
     else:
         program = setup.classifier.classify()
     options = setup.config.data, setup.topology, setup.feed.order.batch_size, explain

@@ -13,6 +13,7 @@ from jaxddp.config import Config
 from jaxddp.config.registry import OBJECTIVES
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key, about, refused
+from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.inference.trained import TrainedRun, restore_run
@@ -24,7 +25,6 @@ from jaxddp.setup.recipe import Recipe
 from jaxddp.workdir.signature import NORMALIZED, Signature
 
 _KEY = Key("objective.teacher")
-_TEACHER = (_KEY, ": ")
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,54 +72,41 @@ class Distillation:
                 Key.plain("objective.name", "distillation"),
                 " takes one label per image, but the training data have several",
             )
-        teacher, expected = self.teacher, self.teacher.signature
+        teacher, expected, trees = (
+            self.teacher,
+            self.teacher.signature,
+            (self.teacher.state.params, self.teacher.state.model_state),
+        )
         if expected.class_ids != signature.class_ids:
-            raise InputError(
-                *(_TEACHER, f"{teacher.directory} was trained on other classes"),
-                advice="give a run on the classes of this data set",
-            )
+            raise self._unfit("was trained on other classes", "give a run on the classes of this data set")
         if expected.image_shape != signature.image_shape:
-            raise InputError(
-                *(_TEACHER, f"{teacher.directory} was trained on images of {expected.image_shape}, and this run has "),
-                f"{signature.image_shape}",
-                advice="use the same size for both",
-            )
+            problem = f"was trained on images of {expected.image_shape}, and this run has {signature.image_shape}"
+            raise self._unfit(problem, "use the same size for both")
         if NORMALIZED in (expected.dtype, signature.dtype) and expected.dtype != signature.dtype:
-            raise InputError(
-                *(_TEACHER, f"{teacher.directory} was trained on {expected.dtype} images, and this run has "),
-                f"{signature.dtype} images",
-                advice="normalize the images of both, or of none",
-            )
-        trees = teacher.state.params, teacher.state.model_state
+            problem = f"was trained on {expected.dtype} images, and this run has {signature.dtype} images"
+            raise self._unfit(problem, "normalize the images of both, or of none")
         for shape in recipe.layout.shapes:
             if reason := reason_of_rejection(teacher.model, trees, expected.image_shape, shape):
-                raise InputError(
-                    *(_TEACHER, f"{teacher.directory} does not take this run's training images of {shape} ({reason})"),
-                    advice="give a teacher that takes them",
-                )
+                problem = f"does not take this run's training images of {shape} ({reason})"
+                raise self._unfit(problem, "give a teacher that takes them")
         if teacher.topology.mesh != topology.mesh:
-            count, devices = teacher.topology.num_devices, topology.num_devices
-            raise InputError(
-                *(_TEACHER, f"it is loaded on {count} device{'s' * (count > 1)}, and this run uses {devices}"),
-                advice="load it with the same devices=",
-            )
+            devices = counted(teacher.topology.num_devices, "device")
+            problem = f"is loaded on {devices}, and this run uses {topology.num_devices}"
+            raise self._unfit(problem, "load it with the same devices=")
         return {"teacher": checksum(trees)}
+
+    def _unfit(self, problem: str, advice: str) -> InputError:
+        return InputError(_KEY, f": {self.teacher.directory} {problem}", advice=advice)
 
     def __call__(self, supervised: Objective) -> TrainObjective:
         """Return the training objective; see `jaxddp.config.registry.OBJECTIVES`."""
 
         def objective(
-            params: Any,
-            model_state: Any,
-            batch: Batch,
-            *,
-            train: bool,
-            key: jax.Array | None = None,
-            image_key: jax.Array | None = None,
+            params: Any, model_state: Any, batch: Batch, *, train: bool, key: Any = None, image_key: Any = None
         ) -> tuple[MetricSums, Any]:
             images, mixing = supervised.preprocess(batch, train=train, key=image_key)
-            keys = {"key": key, "image_key": image_key}
-            logits, model_state = supervised.logits(params, model_state, images, batch, train=train, **keys)
+            views = [(batch, image_key)]
+            logits, model_state = supervised.logits(params, model_state, images, views, train=train, key=key)
             (values, weights), *metrics = supervised.columns(logits, batch, mixing)
             divergence = self.divergence(self.teacher_logits(images, supervised), logits)
             values = (1 - self.teacher_share) * values + self.teacher_share * weights * divergence
@@ -141,22 +128,17 @@ class Distillation:
         teacher, channels = self.teacher, images.shape[-1]
         target, source = teacher.preprocess, supervised.preprocess
         if (target.mean, target.std) != (source.mean, source.std):
-            mean, std = (jnp.array(values[:channels], images.dtype) for values in (source.mean, source.std))
-            teacher_mean, teacher_std = (
-                jnp.array(values[:channels], images.dtype) for values in (target.mean, target.std)
-            )
+            constants = (source.mean, source.std, target.mean, target.std)
+            mean, std, teacher_mean, teacher_std = (jnp.array(each[:channels], images.dtype) for each in constants)
             images = images * (std / teacher_std) + (mean - teacher_mean) / teacher_std
         model = for_platform(teacher.model, teacher.topology.platform)
-        params, model_state = self._arrays()
+        # The devices of the program are all devices, or one device in the self-test.
+        arrays = teacher.state.params, teacher.state.model_state
+        if lax.axis_size(device_axes()) != teacher.topology.num_devices:
+            arrays = jax.tree.map(lambda array: array.addressable_data(0), arrays)
+        params, model_state = arrays
         logits, _ = model.apply(params, model_state, images.astype(target.dtype), train=False, key=None)
         return lax.stop_gradient(logits)
-
-    def _arrays(self) -> tuple[Any, Any]:
-        """Return the teacher's arrays on the devices of the program: all devices, or one device in the self-test."""
-        arrays = self.teacher.state.params, self.teacher.state.model_state
-        if lax.axis_size(device_axes()) == self.teacher.topology.num_devices:
-            return arrays
-        return jax.tree.map(lambda array: array.addressable_data(0), arrays)
 
 
 def distillation(teacher: TrainedRun, temperature: float = 4.0, teacher_share: float = 0.9) -> Distillation:
@@ -184,7 +166,7 @@ def distillation_of(settings: Any, config: Config, topology: Topology) -> Distil
         settings: a `jaxddp.objectives.choices.DistillationSettings`.
     """
     if (directory := settings.teacher) is None:
-        raise InputError(_TEACHER, "distillation has no teacher", advice="give a run's work directory")
+        raise InputError(_KEY, ": distillation has no teacher", advice="give a run's work directory")
 
     def restore() -> TrainedRun:
         return restore_run(directory, "best", topology, precision=config.train.precision)

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 from jaxddp.augment.preprocess import Preprocess, check_augmentation
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
-from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
+from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.losses import softmax_cross_entropy
-from jaxddp.models.interface import takes_example_keys
 
 ADDED_METRICS = ("supervised_loss", "unlabelled_loss", "pseudo_labels")
 """The names of the added metrics: the two terms of the loss, and the share of unlabelled images with a pseudo-label."""
@@ -48,17 +47,10 @@ class FixMatch:
             InputError: the loss is normalized by weights within the batch, or a metric has a name in `ADDED_METRICS`.
         """
         if supervised.loss.form == "weighted":
-            raise InputError(
-                _NAME,
-                " averages the losses of examples, and this loss is normalized by weights within a batch",
-                advice="give a loss that returns one value for each example",
-            )
+            problem = " averages the losses of examples, and this loss is normalized by weights within a batch"
+            raise InputError(_NAME, problem, advice="give a loss that returns one value for each example")
         if reserved := [name for name in supervised.metrics if name in ADDED_METRICS]:
-            raise InputError(
-                _NAME,
-                f" already measures {reserved[0]}",
-                advice="give the metric another name",
-            )
+            raise InputError(_NAME, f" already measures {reserved[0]}", advice="give the metric another name")
         return _FixMatchObjective(supervised, self.settings)
 
     def check(self, supervised: Objective, image: jax.ShapeDtypeStruct, *, unlabelled: bool) -> None:
@@ -71,10 +63,7 @@ class FixMatch:
         if not unlabelled:
             raise InputError(_NO_UNLABELLED)
         if supervised.loss.labels.several:
-            raise InputError(
-                _NAME,
-                " takes one label per image, but the training data have several",
-            )
+            raise InputError(_NAME, " takes one label per image, but the training data have several")
         objective = _FixMatchObjective(supervised, self.settings)
         try:
             check_augmentation(objective.strong(image.shape), image.shape, image.dtype)
@@ -105,14 +94,7 @@ class _FixMatchObjective:
         return replace(weak, augment=replace(weak.augment, rand_augment=layers, rand_magnitude=magnitude, cutout=side))
 
     def __call__(
-        self,
-        params: Any,
-        model_state: Any,
-        batch: Batch,
-        *,
-        train: bool,
-        key: jax.Array | None = None,
-        image_key: jax.Array | None = None,
+        self, params: Any, model_state: Any, batch: Batch, *, train: bool, key: Any = None, image_key: Any = None
     ) -> tuple[MetricSums, Any]:
         """Return the sums over this device's slice of the batch and the new model state.
 
@@ -129,15 +111,8 @@ class _FixMatchObjective:
             (self.strong(_shape(unlabelled)), unlabelled, jax.random.fold_in(run_key, _STRONG)),
         ]
         inputs = [preprocess(part, train=train, key=view_key) for preprocess, part, view_key in views]
-        images = jnp.concatenate([view.images for view in inputs])
-        if train:
-            keys = {}
-            if takes_example_keys(supervised.model):
-                keys["example_keys"] = jnp.concatenate([example_keys(part, view_key) for _, part, view_key in views])
-            logits, model_state = supervised.model.apply(params, model_state, images, train=True, key=key, **keys)
-        else:
-            logits = supervised.predict(params, model_state, images)
-        logits = wide_logits(logits, (len(images), supervised.loss.labels.num_classes))
+        images, of_examples = jnp.concatenate([view.images for view in inputs]), [view[1:] for view in views]
+        logits, model_state = supervised.logits(params, model_state, images, of_examples, train=train, key=key)
         labelled, weak, strong = jnp.split(logits, [len(batch.mask), len(batch.mask) + len(unlabelled.mask)])
         sums = supervised.sums(supervised.columns(labelled, batch, inputs[0].mixing), batch)
         return self._with_unlabelled(sums, weak, strong, unlabelled.mask, len(batch.mask)), model_state

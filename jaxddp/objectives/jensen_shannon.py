@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.batch import Batch
-from jaxddp.engine.objective import MetricSums, Objective, TrainObjective, example_keys, wide_logits
-from jaxddp.models.interface import takes_example_keys
+from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 
 VIEWS = 3
 
@@ -58,26 +57,13 @@ class JensenShannon:
         """Return the training objective; see `jaxddp.config.registry.OBJECTIVES`."""
 
         def objective(
-            params: Any,
-            model_state: Any,
-            batch: Batch,
-            *,
-            train: bool,
-            key: jax.Array | None = None,
-            image_key: jax.Array | None = None,
+            params: Any, model_state: Any, batch: Batch, *, train: bool, key: Any = None, image_key: Any = None
         ) -> tuple[MetricSums, Any]:
             run_key = jax.random.key(0) if image_key is None else image_key
             inputs = [view(batch, train=train, key=image_key).images for view in views_of(supervised.preprocess)]
-            images = jnp.concatenate(inputs)
-            if train:
-                keys = {}
-                if takes_example_keys(supervised.model):
-                    view_keys = [image_key, *(jax.random.fold_in(run_key, _VIEW + view) for view in range(1, VIEWS))]
-                    keys["example_keys"] = jnp.concatenate([example_keys(batch, each) for each in view_keys])
-                logits, model_state = supervised.model.apply(params, model_state, images, train=True, key=key, **keys)
-            else:
-                logits = supervised.predict(params, model_state, images)
-            logits = wide_logits(logits, (len(images), supervised.loss.labels.num_classes))
+            keys = [image_key, *(jax.random.fold_in(run_key, _VIEW + view) for view in range(1, VIEWS))]
+            arguments = jnp.concatenate(inputs), [(batch, view_key) for view_key in keys]
+            logits, model_state = supervised.logits(params, model_state, *arguments, train=train, key=key)
             first, *_ = views = jnp.split(logits, VIEWS)
             (values, weights), *metrics = supervised.columns(first, batch, None)
             values = values + self.consistency_weight * weights * divergence(views)

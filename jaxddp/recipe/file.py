@@ -116,6 +116,12 @@ class RecipeFile:
         """Whether the network can be made from the config and the hooks."""
         return self.stored is None or self.stored.has_network
 
+    def check_network(self, advice: str) -> None:
+        """Raise `InputError` with this advice if the network cannot be made from the config and the hooks."""
+        if not self.has_network:
+            problem = "the run came from Python and its config does not name the network"
+            raise InputError(f"{self.path}: {problem}", advice=advice)
+
     def files(self) -> dict[str, bytes]:
         """Return the content of every Python file of the recipe, by its path below `sources.root`.
 
