@@ -15,7 +15,6 @@ import jaxddp.core.phases as phases
 from jaxddp.cli import main
 from jaxddp.command_line.terminal import StatusLine
 from jaxddp.core.phases import BYTES, Activity
-from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.training.events import RunEnd
 from jaxddp.training.progress import LiveDisplay
 
@@ -253,13 +252,10 @@ def test_a_live_display_shows_the_seconds_of_an_activity(clock):
 
 
 def test_reading_images_reports_its_number_speed_and_faults(clock, capsys):
-    with ProgressBar("checking images", 8) as bar:
-        clock[0] += 2
-        bar.advance(4, 1)
-        assert phases.activity() == Activity(
-            "checking images", 8, "image", clock[0] - 2, 4, "2 images/s, 1 cannot be used"
-        )
-        bar.advance(6, 0)
-        assert phases.activity().details() == "6 of 8 images, 2 s, 1 s left, 3 images/s"
-        bar.print_fault("a.jpg: bad")
+    with phases.counting_images("checking images", 8) as progress:
+        clock[0] += 1
+        progress(1, 0)
+        progress(2, 1, "a.jpg: bad")
+        wanted = Activity("checking images", 8, "image", clock[0] - 1, 2, "2 images/s, 1 cannot be used")
+        assert phases.activity() == wanted and wanted.details().startswith("2 of 8 images, 1 s, 3 s left, ")
     assert phases.activity() == Activity() and capsys.readouterr().out == "a.jpg: bad\n"

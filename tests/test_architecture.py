@@ -81,7 +81,6 @@ FILE_LIBRARIES = {
     "jaxddp/cluster/doctor/checks.py": "jax",
     "jaxddp/curate/pack.py": "PIL",
     "jaxddp/data/formats/tfds.py": "tensorflow_datasets",
-    "jaxddp/curate/progress_bar.py": "rich",
     "jaxddp/data/images/verify.py": "PIL simplejpeg",
     "jaxddp/data/images/header.py": "PIL",
     "jaxddp/data/formats/parquet_files.py": "pyarrow",

@@ -412,12 +412,6 @@ class CountingStore:
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list:
         return []
 
-    def advance(self, done: int, faults: int) -> None:
-        self.num_reported = done
-
-    def print_fault(self, line: str) -> None:
-        raise AssertionError(line)
-
 
 TINY = encode(picture(1, 1))
 
@@ -429,22 +423,21 @@ def counted_table(root: Path, store: CountingStore, rows: int):
 
 
 def test_no_more_is_read_ahead_than_the_threads_need(tmp_path):
-    class SlowStore(CountingStore):
-        def advance(self, done: int, faults: int) -> None:
-            super().advance(done, faults)
-            time.sleep(0.001)
+    store = CountingStore()
 
-    store = SlowStore()
-    report = check({"train": counted_table(tmp_path, store, 600)}, threads=2, progress=store)
+    def slow(done: int, faults: int, line: str | None) -> None:
+        assert faults == 0 and line is None
+        store.num_reported = done
+        time.sleep(0.001)
+
+    report = check({"train": counted_table(tmp_path, store, 600)}, threads=2, progress=slow)
     assert store.num_read == store.num_reported == 600 == len(report.splits[0].source)
     assert 2 <= store.most_ahead <= 120
 
 
 def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, capfd, monkeypatch):
-    from jaxddp.curate.progress_bar import ProgressBar
-
     root = write_tree(tmp_path / "set", classes=2, images=4, val=2)
-    monkeypatch.setattr(ProgressBar, "advance", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("jaxddp.core.phases.reached", lambda *_: signal.raise_signal(signal.SIGINT))
     code, _, error = run([root, "--manifest", tmp_path / "m.jsonl"], capfd)
     assert code == 130 and error.startswith("jaxddp: interrupted")
     assert [path.name for path in tmp_path.iterdir()] == ["set"]

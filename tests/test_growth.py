@@ -463,7 +463,7 @@ def test_a_resize_below_the_crop_is_an_error(tree):
     ):
         val_solutions(tree).check_evaluation(data.of_evaluation)
     with pytest.raises(
-        InputError, match=r"^data.eval_size=20: these images are 12x12, and images in memory are not resized"
+        InputError, match=r"^data.eval_size=20: images in memory are used as they are; set data.eval_size 12"
     ):
         setup_of(eval_size=20, grow_from=None, net=SmallNet()).evaluator(VAL)
 

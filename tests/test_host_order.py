@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxddp.core.errors import InputError
-from jaxddp.data.order import HostEvalOrder, Shard, UnitedOrder, most_in_batch, places_of_host
+from jaxddp.data.order import EvalOrder, Shard, UnitedOrder, most_in_batch, places_of_host
 
 HOSTS = st.lists(st.integers(1, 60), min_size=1, max_size=6).map(tuple)
 SIZES = HOSTS.flatmap(lambda sizes: st.tuples(st.just(sizes), st.integers(1, sum(sizes))))
@@ -31,7 +31,7 @@ def test_each_example_appears_once_an_epoch(sizes, seed, epochs, unit):
         # Every batch is full, and the epochs follow each other without a gap.
         assert real.sum() == order.batch_size
         first = step * order.batch_size // order.num_examples
-        assert order.first_epoch(step) == first == epoch_of_slots[real].min()
+        assert first == epoch_of_slots[real].min()
         ends = np.arange(step * order.batch_size, (step + 1) * order.batch_size) // order.num_examples
         assert sorted(epoch_of_slots[real]) == ends.tolist()
         seen.update(zip(epoch_of_slots[real].tolist(), slots[real].tolist(), strict=True))
@@ -103,7 +103,7 @@ def test_processes_and_seeds_have_different_permutations():
 
 @given(own=st.integers(1, 50), others=st.lists(st.integers(1, 50), max_size=3), size=st.integers(1, 20))
 def test_a_process_evaluates_its_rows_once_and_then_padding(own, others, size):
-    order = HostEvalOrder(own, size, max(-(-n // size) for n in (own, *others)))
+    order = EvalOrder(own, size, max(-(-n // size) for n in (own, *others)))
     rows = np.concatenate([order.rows(step) for step in range(order.num_batches)])
     assert rows[:own].tolist() == list(range(own)) and (rows[own:] == -1).all()
 

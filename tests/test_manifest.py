@@ -70,14 +70,9 @@ def largest_array_file(step: Path) -> Path:
     return max(files_in(step / "state" / "ocdbt.process_0" / "d"), key=lambda file: file.stat().st_size)
 
 
-# Detection of damage
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize("count", essential_and_rare((200,), 1000))
 def test_each_of_a_thousand_random_damages_is_detected(folder, count):
-    """The test flips a bit of a random file, truncates the file, or deletes it. Some of the files are manifests."""
-
     def list_faults() -> list[str]:
         manifests = Integrity(folder)
         problems = [fault for step in (2, 4) if (fault := manifests.check(step))] + [manifests.fault or ""]
@@ -95,15 +90,14 @@ def test_each_of_a_thousand_random_damages_is_detected(folder, count):
     for number in range(count):
         file = rng.choice(files)
         content = file.read_bytes()
-        damage = ("flip", "cut", "delete")[number % 3]
-        if damage == "flip":
+        if number % 3 == 0:
             flip_bit(file, rng.randrange(8 * len(content)))
-        elif damage == "cut":
+        elif number % 3 == 1:
             file.write_bytes(content[: rng.randrange(len(content))])
         else:
             file.unlink()
         if not list_faults():
-            missed.append((damage, file))
+            missed.append((number, file))
         file.write_bytes(content)
     assert missed == [] and list_faults() == []
 
@@ -140,11 +134,7 @@ def test_a_quick_check_compares_names_and_sizes(folder):
 
 
 def test_every_process_gets_the_error_of_a_damaged_checkpoint(folder):
-    """Process 0 verifies the checkpoint and sends its error to the other processes."""
-
     class OtherProcess(Peers):
-        """The peers of another process, which receives the error of process 0."""
-
         def from_first(self, name, make):
             if name == "whole checkpoints":
                 raise InputError("step 4 is damaged")
@@ -152,9 +142,6 @@ def test_every_process_gets_the_error_of_a_damaged_checkpoint(folder):
 
     with pytest.raises(InputError, match="^step 4 is damaged$"), session(folder.parent, OtherProcess()):
         pass
-
-
-# Missing manifests
 
 
 def test_a_run_resumes_from_a_checkpoint_whose_manifest_was_not_written(saved, folder, monkeypatch, caplog):
@@ -197,7 +184,6 @@ MALFORMED_MANIFESTS = {
     "a file without a digest": MANIFEST | {"files": {"x": {"bytes": 1}}},
     "a file of another step": MANIFEST | {"files": {"../2/x": {"bytes": 1, "sha256": "0"}}},
     "a lone surrogate": MANIFEST | {"files": {"\ud800": {"bytes": 1, "sha256": "0"}}},
-    "a run that is text": MANIFEST | {"run": "x"},
     "a run without digests": MANIFEST | {"run": {"id": "x"}},
 }
 
@@ -254,8 +240,6 @@ MALFORMED_VALIDATIONS = {
     "no step": '{"x": {}}',
     "a number too large for a float": f'{{"2": {{"top1": 1{400 * "0"}}}}}',
     "infinity": '{"2": {"top1": Infinity}}',
-    "a goal that is a number": '{"goal": 5}',
-    "a goal without min or max": '{"goal": {"best": "val loss", "smoothing": 0}}',
     "a goal with smoothing 1": '{"goal": {"best": "val loss", "is": "min", "smoothing": 1}}',
 }
 
@@ -274,21 +258,6 @@ def test_a_copy_of_a_step_under_another_number_is_set_aside(folder):
         shutil.copytree(folder / "4", folder / number)
     assert Integrity(folder).check(3) == "its manifest is of step 4"
     assert rename_damaged(folder) == "6.damaged" and Integrity(folder).check(4) is None
-
-
-def test_a_manifest_that_cannot_be_written_ends_the_run(tmp_path, monkeypatch):
-    def full(self, step):
-        raise InputError("x: cannot be written (No space left on device)")
-
-    monkeypatch.setattr(Integrity, "write", full)
-    checkpoints = Checkpoints(tmp_path)
-    checkpoints.save(1, state_of(), {})
-    with pytest.raises(InputError, match="No space left"):
-        checkpoints.wait()
-    checkpoints.close()
-
-
-# Commands and the Python API
 
 
 @pytest.fixture(scope="module")
@@ -336,51 +305,29 @@ def error_line(arguments: list[str], capfd) -> str:
     return error.rstrip("\n").split("\n")[-1]
 
 
-def overwrite_with_zeros(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[:4096] = bytes(min(4096, len(content)))
-    file.write_bytes(content)
-
-
-def replaced_by(make: Callable[[Path], object]) -> Callable[[Path], None]:
-    def change(file: Path) -> None:
-        file.unlink()
-        make(file)
-
-    return change
-
-
 # Functions that damage the directory of a step, each with a text of the expected message.
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "a file is missing": (lambda step: largest_array_file(step).unlink(), " is missing"),
     "a file is cut": (lambda step: os.truncate(largest_array_file(step), 10), " has 10 bytes, and "),
-    "zeros": (lambda step: overwrite_with_zeros(largest_array_file(step)), " does not hold what was saved"),
     "a flipped bit": (lambda step: flip_bit(largest_array_file(step), 99), " does not hold what was saved"),
-    "no OCDBT manifest": (lambda step: (step / "state/manifest.ocdbt").unlink(), "state/manifest.ocdbt is missing"),
     # The release of Orbax determines which missing file comes first.
     "no progress": (lambda step: shutil.rmtree(step / "progress"), " is damaged: progress/"),
-    "no metadata": (lambda step: (step / "state/_METADATA").unlink(), "state/_METADATA is missing"),
-    "a directory": (lambda step: replaced_by(Path.mkdir)(largest_array_file(step)), " is not a regular file"),
-    "a pipe": (lambda step: replaced_by(os.mkfifo)(largest_array_file(step)), " is not a regular file"),
+    "a pipe": (lambda step: [file := largest_array_file(step), file.unlink(), os.mkfifo(file)], "not a regular file"),
     "no manifest": (lambda step: (step / "manifest.json").unlink(), "manifest.json is missing"),
     "an emptied step": (lambda step: [shutil.rmtree(step), step.mkdir()], "manifest.json is missing"),
 }
-DIFFERENT_DAMAGES = ("a file is cut", "a flipped bit", "no progress")
-"""One damage for each check: of sizes, of hashes, and of the files that must be there."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", essential_and_ci(DIFFERENT_DAMAGES, DAMAGES))
+@pytest.mark.parametrize("case", essential_and_ci(("a flipped bit",), DAMAGES))
 def test_a_damaged_checkpoint_raises_a_one_line_error(case, data, workdir, python_run, tmp_path, capfd):
     damage, expected = DAMAGES[case]
     folder = workdir / "checkpoints"
     damage(folder / "4")
     names_before = sorted(file.name for file in folder.iterdir())
-    # The command waits before it reports damage, so only one case tests both names of the step.
-    for step in ("latest", "4") if case == "zeros" else ("4",):
-        line = error_line(["eval", *train_arguments(data, workdir)[1:6], "--step", step], capfd)
-        assert line.startswith(f"jaxddp: {folder / '4'}: step 4 is damaged: ") and expected in line
-        assert line.endswith("; undamaged steps: 2")
+    line = error_line(["eval", *train_arguments(data, workdir)[1:6], "--step", "4"], capfd)
+    assert line.startswith(f"jaxddp: {folder / '4'}: step 4 is damaged: ") and expected in line
+    assert line.endswith("; undamaged steps: 2")
     assert sorted(file.name for file in folder.iterdir()) == names_before
     # Without step 2 no undamaged checkpoint is left.
     shutil.rmtree(folder / "2")
@@ -442,7 +389,6 @@ def test_listing_checkpoints_reports_a_missing_index_and_a_damaged_validation_fi
 DAMAGED_CONFIGS = {
     "a list": ("[1]", r"cannot be read \(it holds \[1\]\)"),
     "deep": (DEEP_JSON, r"cannot be read \("),
-    "cut": ('{"seed": 1, "da', r"cannot be read \("),
     "not text": ("\udcff\udcfe", r"cannot be read \("),
     "other types": ('{"recipe": [3], "fingerprint": 4, "data": 5}', "was .* and is now"),
 }
@@ -465,18 +411,16 @@ def test_a_damaged_config_raises_a_one_line_error(case, data, workdir, python_ru
         train_in(workdir_copy)
 
 
-DAMAGED_VALIDATIONS = {
-    "emptied": "{}",
-    "text": '{"2": {"top1": "x"}}',
-    "changed": '{"2": {"top1": 0.75}}',
-    "deep": DEEP_JSON,
-}
+@pytest.mark.parametrize("text", ["{}", '{"2": {"top1": 0.75}}', DEEP_JSON], ids=["emptied", "changed", "deep"])
+def test_a_validation_file_that_is_not_the_written_one_is_damage(text, folder):
+    (folder / "validation.json").write_text(text)
+    with pytest.raises(InputError, match=r"validation.json: is damaged \("), session(folder.parent):
+        pass
 
 
-@pytest.mark.parametrize("text", DAMAGED_VALIDATIONS.values(), ids=DAMAGED_VALIDATIONS)
-def test_a_damaged_validation_file_raises_a_one_line_error(text, data, workdir, capfd):
+def test_a_damaged_validation_file_raises_a_one_line_error(data, workdir, capfd):
     file = workdir / "checkpoints" / "validation.json"
-    file.write_text(text)
+    file.write_text('{"2": {"top1": "x"}}')
     line = error_line(train_arguments(data, workdir, "--train.duration", "6 steps"), capfd)
     assert line.startswith(f"jaxddp: {file}: is damaged (") and line.endswith("so copy the best checkpoint first")
     # After the file is removed, as the message advises, the checkpoints open without the earlier metrics.
@@ -485,9 +429,7 @@ def test_a_damaged_validation_file_raises_a_one_line_error(text, data, workdir, 
         assert checkpoints.best() is None and checkpoints.latest() == 4
 
 
-@pytest.mark.parametrize(
-    "line", (DEEP_JSON, "[3]", '{"step": 3, "split": "train", "loss": "x"}', '{"step": 3, "split": [1]}')
-)
+@pytest.mark.parametrize("line", (DEEP_JSON, '{"step": 3, "split": "train", "loss": "x"}'))
 def test_a_damaged_line_of_metrics_raises_an_error_and_an_unfinished_last_line_is_ignored(line, tmp_path):
     valid_line = '{"step": 1, "epoch": 0.5, "split": "train", "loss": 2.5}\n'
     (tmp_path / "metrics.jsonl").write_text(f'{valid_line}{line}\n{valid_line}{{"step": 2, "ep')
@@ -497,12 +439,8 @@ def test_a_damaged_line_of_metrics_raises_an_error_and_an_unfinished_last_line_i
     assert [row["step"] for _, row in rows.parse(tmp_path / "metrics.jsonl")] == [1, 1]
 
 
-# Atomicity
-
-
 @pytest.mark.ci
 def test_a_reader_never_reads_a_partly_written_file(tmp_path):
-    """config.json, result.json, validation.json and the index are complete whenever they exist."""
     finished, incomplete = threading.Event(), []
     names = ("config.json", "result.json", "validation.json", "manifests.json")
 

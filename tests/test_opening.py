@@ -71,9 +71,9 @@ def test_a_selection_of_classes_lists_only_its_folders(tmp_path: Path, monkeypat
     [
         (
             {"image_size": 32},
-            "data.image_size=32: these images are 12x12, and images in memory are not resized; set data.image_size 12",
+            "data.image_size=32: images in memory are used as they are; set data.image_size 12",
         ),
-        ({"crop": "random_area"}, "data.crop=random_area: images in memory are not cropped; set data.crop whole"),
+        ({"crop": "random_area"}, "data.crop=random_area: images in memory are used as they are; set data.crop whole"),
     ],
 )
 def test_settings_that_do_not_apply_to_images_in_memory_are_rejected(tmp_path: Path, changes: dict, expected: str):

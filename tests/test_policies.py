@@ -17,11 +17,13 @@ from support.runs import setup_of
 from support.shared import sgd
 from support.torchvision_golden import FILE, decoded, image
 
+import jaxddp.augment.policies as policies
 from jaxddp.augment.color import TURN, adjusted, blur, box_weights, color_jitter_from, draw, rotate_hue
 from jaxddp.augment.operations import (
     IDENTITY,
     ONE,
     OPERATIONS,
+    SIGNED,
     PixelOperation,
     gray_of,
     operate,
@@ -29,7 +31,6 @@ from jaxddp.augment.operations import (
     row,
     rows,
 )
-from jaxddp.augment.policies import augmix, auto_augment, three_augment, trivial_augment
 from jaxddp.augment.preprocess import _MIX, _STREAMS, _THEN, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.config.registry import POLICIES
@@ -135,32 +136,32 @@ def test_hues_turn_in_a_circle_and_gray_pixels_keep_their_value():
 @pytest.mark.parametrize(
     ("name", "space"),
     [
-        ("trivial_augment", trivial_augment.wide_space()),
-        ("auto_augment", auto_augment.learned_space((HEIGHT, WIDTH))),
-        ("augmix", augmix.mixing_space((HEIGHT, WIDTH))),
+        ("trivial_augment", policies.wide_space()),
+        ("auto_augment", policies.learned_space((HEIGHT, WIDTH))),
+        ("augmix", policies.mixing_space((HEIGHT, WIDTH))),
     ],
 )
 def test_the_magnitudes_of_a_policy_equal_torchvisions(name, space):
     theirs = GOLDEN["spaces"][name]
     assert theirs.keys() - space.keys() == {"invert"} & theirs.keys()
-    for operation, ours in space.items():
-        magnitudes, is_signed = theirs[operation]
-        assert ours.is_signed == is_signed
-        drawn = len(ours.magnitudes)
+    for operation in theirs.keys() & space.keys():
+        ours, (magnitudes, is_signed) = space[operation], theirs[operation]
+        assert (operation in SIGNED) == is_signed
+        drawn = len(ours)
         expected = magnitudes[:drawn] if isinstance(magnitudes, list) else drawn * [magnitudes]
-        np.testing.assert_allclose(ours.magnitudes, expected, atol=6e-5)
+        np.testing.assert_allclose(ours, expected, atol=6e-5)
         if operation in ("solarize", "posterize", "translate_x", "translate_y"):
             # These parameters are whole numbers, which must not depend on the rounding of a magnitude.
-            assert [row(operation, each) for each in ours.magnitudes] == [row(operation, each) for each in expected]
-    assert len(space["rotate"].magnitudes) == (augmix.SEVERITY if name == "augmix" else len(theirs["rotate"][0]))
+            assert [row(operation, each) for each in ours] == [row(operation, each) for each in expected]
+    assert len(space["rotate"]) == (policies.SEVERITY if name == "augmix" else len(theirs["rotate"][0]))
 
 
 def test_the_sub_policies_equal_torchvisions():
-    ours = {"imagenet": auto_augment.IMAGENET, "cifar10": auto_augment.CIFAR10, "svhn": auto_augment.SVHN}
+    ours = {"imagenet": policies.IMAGENET, "cifar10": policies.CIFAR10, "svhn": policies.SVHN}
     assert {name: [[list(choice) for choice in pair] for pair in table] for name, table in ours.items()} == GOLDEN[
         "policies"
     ]
-    assert {f"auto_augment_{name}": table for name, table in ours.items()} == auto_augment.TABLES
+    assert {f"auto_augment_{name}": table for name, table in ours.items()} == policies.TABLES
 
 
 # --- Draws ---
@@ -193,7 +194,7 @@ def check_shares(results: list[bytes], shares: Mapping[bytes, float]) -> None:
 
 @pytest.mark.slow
 def test_trivial_augment_draws_operation_magnitude_and_direction_uniformly():
-    space = trivial_augment.wide_space()
+    space = policies.wide_space()
     of_operation = {}
     for name in OPERATIONS:
         table = np.array(rows(space, name))
@@ -215,7 +216,7 @@ def test_trivial_augment_draws_operation_magnitude_and_direction_uniformly():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", essential_and_rare(("cifar10",), "imagenet", "svhn"))
 def test_auto_augment_draws_sub_policies_and_uses_operations_with_their_probabilities(name):
-    space = auto_augment.learned_space((HEIGHT, WIDTH))
+    space = policies.learned_space((HEIGHT, WIDTH))
     chains, chances = [], []
     for pair in GOLDEN["policies"][name]:
         cases = []
@@ -234,9 +235,9 @@ def test_auto_augment_draws_sub_policies_and_uses_operations_with_their_probabil
 
 def test_augmix_draws_chains_of_one_to_three_operations():
     number = 3000
-    chains = jax.jit(jax.vmap(lambda key: augmix.draw_chains(key, (HEIGHT, WIDTH))))(keys(number))
+    chains = jax.jit(jax.vmap(lambda key: policies.draw_chains(key, (HEIGHT, WIDTH))))(keys(number))
     table = np.stack([np.array(field) for field in chains], -1)
-    space = augmix.mixing_space((HEIGHT, WIDTH))
+    space = policies.mixing_space((HEIGHT, WIDTH))
     possible = {each for name in space for pair in rows(space, name) for each in pair}
     is_used = (table != np.array(IDENTITY)).any(-1)
     assert {*map(tuple, table[is_used].tolist())} <= possible
@@ -252,7 +253,7 @@ def test_augmix_draws_chains_of_one_to_three_operations():
 
 def test_augmix_draws_weights_from_its_distributions():
     number = 20_000
-    drawn = np.array(jax.jit(jax.vmap(augmix.draw_weights))(keys(number)), np.float64) / augmix.UNIT**2
+    drawn = np.array(jax.jit(jax.vmap(policies.draw_weights))(keys(number)), np.float64) / policies.UNIT**2
     assert (drawn.sum(1) == 1).all()
     share = 1 - drawn[:, 0]
     assert chi_square(np.histogram(share, 20, (0, 1))[0], np.ones(20)) < 4
@@ -269,26 +270,26 @@ def test_a_mixture_is_the_weighted_mean_of_the_image_and_of_its_chains():
     chains = [[row(name, 20.0 if name == "rotate" else 0.2) for name in chain] for chain in names]
     parts = [np.frombuffer(part, np.uint8).reshape(PHOTO.shape) for part in outcomes_of(np.array(chains))]
     weights = np.array([0.3, 0.35, 0.25, 0.1])
-    units = np.round(weights * augmix.UNIT**2).astype(np.uint32)
+    units = np.round(weights * policies.UNIT**2).astype(np.uint32)
     parameters = PixelOperation(*jnp.moveaxis(jnp.array(chains, jnp.int32), -1, 0))
-    mixed = pixels_of(jax.jit(augmix.mixture)(planes(PHOTO), parameters, jnp.array(units)))
+    mixed = pixels_of(jax.jit(policies.mixture)(planes(PHOTO), parameters, jnp.array(units)))
     exact = sum(weight * part for weight, part in zip(weights, [PHOTO, *parts], strict=True))
     assert np.abs(mixed - exact).max() <= 0.5 + 1e-4
     # White stays white, with the largest sum that must fit into 32 bits.
     white = jnp.full((3, 4, 4), 255, jnp.uint8)
     same = PixelOperation(*(jnp.broadcast_to(jnp.int32(field), (3, 3)) for field in IDENTITY))
-    assert (augmix.mixture(white, same, jnp.array(units)) == 255).all()
+    assert (policies.mixture(white, same, jnp.array(units)) == 255).all()
 
 
 @pytest.mark.slow
 def test_three_augment_draws_one_of_three_and_a_radius(monkeypatch):
-    monkeypatch.setattr(three_augment, "JITTER", (0.0, 0.0, 0.0, 0.0))
+    monkeypatch.setattr(policies, "JITTER", (0.0, 0.0, 0.0, 0.0))
     picture = Image.fromarray(PHOTO)
     outcomes = defaultdict(float)
     outcomes[np.array(ImageOps.grayscale(picture).convert("RGB")).tobytes()] += 1 / 3
     outcomes[np.array(ImageOps.solarize(picture, 128)).tobytes()] += 1 / 3
-    weights = jnp.array([box_weights(radius) for radius in three_augment.RADII], jnp.uint32)
-    assert three_augment.RADII[0] == 0.1 and three_augment.RADII[-1] == 2 and len(three_augment.RADII) == 191
+    weights = jnp.array([box_weights(radius) for radius in policies.RADII], jnp.uint32)
+    assert policies.RADII[0] == 0.1 and policies.RADII[-1] == 2 and len(policies.RADII) == 191
     for blurred in jax.jit(jax.vmap(lambda each: blur(planes(PHOTO), each)))(weights):
         outcomes[pixels_of(blurred).tobytes()] += 1 / 3 / 191
     check_shares(results_of("three_augment", 3300), outcomes)
@@ -372,12 +373,13 @@ def test_a_policy_takes_images_with_one_or_three_channels_of_8_bits(name):
     for shape in [(16, 16, 3), (16, 12, 1), (1, 2, 3)]:
         check_augmentation(preprocess, shape)
     for shape, dtype, message in [
-        ((16, 16, 4), jnp.uint8, "needs images with 1 or 3 channels, and these have 4"),
-        ((16, 16, 3), jnp.uint16, "needs 8-bit pixels, and the images have 16 bits"),
+        ((16, 16, 4), jnp.uint8, "uint8[16,16,4]"),
+        ((16, 16, 3), jnp.uint16, "uint16[16,16,3]"),
     ]:
         with pytest.raises(InputError) as error:
             check_augmentation(preprocess, shape, dtype)
-        assert str(error.value) == f"data.augment.policy={name!r}: {message}; leave it out"
+        wanted = f"needs 8-bit pixels with 1 or 3 channels, and not {message}; leave it out"
+        assert str(error.value) == f"data.augment.policy={name!r}: {wanted}"
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,6 @@ from jaxddp.data.soundness import Omissions
 from jaxddp.data.stream.decode import (
     ASPECT,
     Area,
-    crop_area,
     decode_and_resize,
     decode_window,
     eval_image,
@@ -511,9 +510,9 @@ def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
     with pytest.raises(InputError, match="data.resize=23: validation crops data.image_size=24 pixels"):
         table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), DataConfig(image_size=24, resize=23))
     with pytest.raises(InputError, match="data.crop='random': expected 'random_area' or 'whole'"):
-        crop_area(DataConfig(crop="random"))  # type: ignore[arg-type]
+        DataConfig(crop="random")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"data.crop_area=\(0.0, 1.0\): give the smallest share"):
-        crop_area(DataConfig(crop_area=(0, 1)))
+        _ = DataConfig(crop_area=(0, 1)).area
 
 
 # A new process, so its peak memory is that of the stream. The steps include the end of an epoch. When the process

@@ -64,7 +64,8 @@ def test_normalized_floats_give_the_same_inputs_as_their_pixels(side: int | None
     level = 1 / (255 * 0.2)
     np.testing.assert_allclose(actual, expected, atol=2e-6 if side is None else 0.6 * level)
     with pytest.raises(
-        InputError, match="data.augment.rand_augment=1: needs pixels, and the images are normalized float32; give 0"
+        InputError,
+        match="data.augment.rand_augment=1: needs 8-bit pixels with 1 or 3 channels, and not float32.4,4,3.; give 0",
     ):
         check_augmentation(Preprocess(augment=AugmentConfig(rand_augment=1)), (4, 4, 3), np.float32)
 
@@ -111,12 +112,12 @@ def test_whitening_has_the_same_patch_moments_in_sixteen_bits():
         (
             table(3),
             {"bits": 8, "channels": 4},
-            "data.channels=4: these images have 3, which is fixed for images in memory; leave",
+            "data.channels=4: images in memory are used as they are; set data.channels 3",
         ),
         (
             table(3, np.uint8),
             {"bits": 16},
-            "data.bits=16: these images have 8, which is fixed for images in memory; leave data.bits out",
+            "data.bits=16: images in memory are used as they are; set data.bits 8",
         ),
     ],
 )
@@ -127,7 +128,7 @@ def test_an_error_names_fixed_properties_of_arrays(source: ArrayTable, data: dic
 
 def test_settings_that_do_not_fit_the_pixels_raise_a_one_line_error():
     with pytest.raises(
-        InputError, match="^data.augment.rand_augment=1: needs 8-bit pixels, and the images have 16 bits"
+        InputError, match="^data.augment.rand_augment=1: needs 8-bit pixels with 1 or 3 channels, and not uint16"
     ):
         setup_of(linear_model(), sgd(0.1), table(3), data=DataConfig(augment=AugmentConfig(rand_augment=1)))
     with pytest.raises(InputError, match="5 channels; give a value for each channel, or one for all"):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.operations import ONE, blended, check_pixels, gray_of, mean_of
+from jaxddp.augment.operations import ONE, blended, check_pixels, gray_of, mean_of, on_planes
 from jaxddp.config import AugmentConfig
 from jaxddp.config.registry import AUGMENTATIONS
 from jaxddp.core.errors import InputError, Key
@@ -67,7 +67,7 @@ def color_jitter_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array
 
     def apply(key: jax.Array, image: jax.Array) -> jax.Array:
         check_pixels(setting, image, advice="leave it out")
-        return jnp.moveaxis(color_jitter(key, jnp.moveaxis(image, -1, 0), strengths), 0, -1)
+        return on_planes(lambda planes: color_jitter(key, planes, strengths), image)
 
     return apply
 
@@ -177,12 +177,9 @@ def grayscale(key: jax.Array, image: jax.Array) -> jax.Array:
     Raises:
         InputError: the image has other channels, or is normalized.
     """
-    channels = image.shape[-1]
-    if channels not in (1, 3):
-        raise InputError(f"grayscale needs images with 1 or 3 channels, and these have {channels}; leave it out")
-    if jnp.issubdtype(image.dtype, jnp.floating):
-        raise InputError("grayscale needs pixels, and the images are already normalized; leave it out")
-    gray = jnp.moveaxis(gray_of(jnp.moveaxis(image, -1, 0).astype(jnp.uint32)), 0, -1).astype(image.dtype)
+    if image.shape[-1] not in (1, 3) or jnp.issubdtype(image.dtype, jnp.floating):
+        raise InputError(f"grayscale needs pixels with 1 or 3 channels, and not {jax.typeof(image)}; leave it out")
+    gray = on_planes(gray_of, image.astype(jnp.uint32)).astype(image.dtype)
     return jnp.where(jax.random.bernoulli(key, jnp.float32(GRAY_PROBABILITY)), gray, image)
 
 

@@ -10,8 +10,8 @@ image with three channels last would take 43 times its memory.
 """
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,11 @@ OPERATIONS = (
     *("contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
 )
 """The 14 operations of RandAugment and TrivialAugment, in the order of the RandAugment paper."""
-SOLARIZE_ADD = len(OPERATIONS)
-"""The number of an operation of timm's RandAugment: brighten the pixels below 128."""
+_NUMBERS = {name: number for number, name in enumerate((*OPERATIONS, "solarize_add"))}
+"""The numbers of operations. solarize_add, of timm's RandAugment, brightens the pixels below 128."""
+BLENDS = ("color", "contrast", "brightness", "sharpness")
+SIGNED = (*BLENDS, "rotate", "shear_x", "shear_y", "translate_x", "translate_y")
+"""The operations for which the opposite of a magnitude is equally likely."""
 ONE = 1 << 16
 """The unit of a fraction."""
 
@@ -34,14 +37,14 @@ class PixelOperation(NamedTuple):
     """Operations with their parameters, int32[] or int32[n] each. Those of other operations do not change an image.
 
     Attributes:
-        operation: the index in `OPERATIONS`, or `SOLARIZE_ADD`.
+        operation: the index in `OPERATIONS`, or their number for solarize_add.
         cos, sin: of the angle of the rotation, in units of 1/`ONE`.
         shear_x, shear_y: the shear along each axis, in units of 1/`ONE`.
         translate_x, translate_y: the translation along each axis, in pixels.
         threshold: solarize inverts pixels of this value and above.
         dropped: the number of lower bits that posterize sets to 0.
         factor: the weight of the image in a blend, in units of 1/`ONE`.
-        added: the value that `SOLARIZE_ADD` adds.
+        added: the value that solarize_add adds.
     """
 
     operation: jax.Array
@@ -58,12 +61,7 @@ class PixelOperation(NamedTuple):
 
     def matches(self, *names: str) -> list[jax.Array]:
         """Return, for each name of `OPERATIONS` or "solarize_add", bool[]: whether this operation was drawn."""
-        return [self.operation == number_of(name) for name in names]
-
-
-def number_of(name: str) -> int:
-    """Return the number of an operation: its index in `OPERATIONS`, or `SOLARIZE_ADD`."""
-    return SOLARIZE_ADD if name == "solarize_add" else OPERATIONS.index(name)
+        return [self.operation == _NUMBERS[name] for name in names]
 
 
 def check_pixels(setting: Key, image: jax.Array, advice: str) -> None:
@@ -76,14 +74,9 @@ def check_pixels(setting: Key, image: jax.Array, advice: str) -> None:
     Raises:
         InputError: the image has not 1 or 3 channels, or is not uint8.
     """
-    if image.shape[-1] not in (1, 3):
-        raise InputError(
-            setting, f": needs images with 1 or 3 channels, and these have {image.shape[-1]}", advice=advice
-        )
-    if image.dtype == jnp.uint16:
-        raise InputError(setting, ": needs 8-bit pixels, and the images have 16 bits", advice=advice)
-    if image.dtype != jnp.uint8:
-        raise InputError(setting, f": needs pixels, and the images are normalized {image.dtype}", advice=advice)
+    if image.shape[-1] not in (1, 3) or image.dtype != jnp.uint8:
+        fault = f": needs 8-bit pixels with 1 or 3 channels, and not {jax.typeof(image)}"
+        raise InputError(setting, fault, advice=advice)
 
 
 _LUMA = (19595, 38470, 7471)
@@ -102,8 +95,7 @@ def blend(image: jax.Array, operation: PixelOperation) -> jax.Array:
     }
     shaped = [jnp.broadcast_to(degenerate, image.shape) for degenerate in degenerates.values()]
     degenerate = jnp.select(operation.matches(*degenerates), shaped, pixels)
-    factor = operation.factor
-    return blended(pixels, degenerate, factor).astype(image.dtype)
+    return blended(pixels, degenerate, operation.factor).astype(image.dtype)
 
 
 def blended(pixels: jax.Array, degenerate: jax.Array, factor: jax.Array) -> jax.Array:
@@ -124,8 +116,7 @@ def gray_of(pixels: jax.Array) -> jax.Array:
 
 def mean_of(gray: jax.Array) -> jax.Array:
     """Return the rounded mean of int32[1, H, W], int32[]."""
-    count = gray.size
-    return (gray.sum(dtype=jnp.int32) + count // 2) // count
+    return (gray.sum(dtype=jnp.int32) + gray.size // 2) // gray.size
 
 
 def _smooth(pixels: jax.Array) -> jax.Array:
@@ -144,12 +135,11 @@ def look_up(image: jax.Array, operation: PixelOperation) -> jax.Array:
     histogram = jnp.zeros(256 * channels, jnp.int32).at[indices].add(1, mode="promise_in_bounds")
     histogram = histogram.reshape(channels, 256)
     values = jnp.arange(256, dtype=jnp.int32)
-    threshold, dropped = operation.threshold, operation.dropped
     tables = {
         "autocontrast": jax.vmap(_autocontrast_table)(histogram),
         "equalize": jax.vmap(_equalize_table)(histogram),
-        "solarize": jnp.where(values < threshold, values, 255 - values),
-        "posterize": values >> dropped << dropped,
+        "solarize": jnp.where(values < operation.threshold, values, 255 - values),
+        "posterize": values >> operation.dropped << operation.dropped,
         "solarize_add": jnp.where(values < 128, jnp.minimum(values + operation.added, 255), values),
     }
     shaped = [jnp.broadcast_to(table, histogram.shape) for table in tables.values()]
@@ -215,25 +205,36 @@ def operate(planes: jax.Array, operation: PixelOperation) -> jax.Array:
 
 Size = tuple[int, int]
 """(height, width) of an image, in pixels."""
+Space = dict[str, np.ndarray]
+"""The magnitudes of each operation from which a policy draws, float64[n].
+
+The units are: shear: pixels for each pixel; translate: pixels; rotate: degrees; posterize: the number of upper bits
+that are kept; solarize: the lowest value that is inverted; solarize_add: the added value; blends: the distance of the
+factor from 1.
+"""
 
 
-class Space(NamedTuple):
-    """The magnitudes of one operation from which a policy draws.
+def space_of(
+    names: Iterable[str],
+    steps: np.ndarray,
+    *,
+    blends: float = 0.9,
+    shear: float = 0.3,
+    rotate: float = 30,
+    **others: np.ndarray,
+) -> Space:
+    """Return the magnitudes of operations; 0 for one without a magnitude.
 
-    The units are: shear: pixels for each pixel; translate: pixels; rotate: degrees; posterize: the number of upper bits
-    that are kept; solarize: the lowest value that is inverted; solarize_add: the added value; blends: the distance of
-    the factor from 1.
-
-    Attributes:
-        magnitudes: float64[n].
-        is_signed: whether the opposite of a magnitude is equally likely.
+    Args:
+        steps: float64[n], the shares of the largest magnitude.
+        blends, shear, rotate: the largest magnitudes of these operations.
+        others: the magnitudes of other operations.
     """
+    largest = {**dict.fromkeys(BLENDS, blends), "shear_x": shear, "shear_y": shear, "rotate": rotate}
+    return {name: others[name] if name in others else largest.get(name, 0) * steps for name in names}
 
-    magnitudes: np.ndarray
-    is_signed: bool
 
-
-IDENTITY = (number_of("identity"), ONE, 0, 0, 0, 0, 0, 256, 0, ONE, 0)
+IDENTITY = (_NUMBERS["identity"], ONE, 0, 0, 0, 0, 0, 256, 0, ONE, 0)
 """The parameters that do not change an image."""
 
 
@@ -247,40 +248,31 @@ def row(name: str, magnitude: float) -> tuple[int, ...]:
     """
     if name == "invert":
         name, magnitude = "solarize", 0
-    changed: dict[str, int] = {"operation": number_of(name)}
-    if name == "rotate":
-        angle = math.radians(magnitude)
-        changed |= {"cos": round(ONE * math.cos(angle)), "sin": round(ONE * math.sin(angle))}
-    elif name in ("shear_x", "shear_y"):
-        changed[name] = round(ONE * magnitude)
-    elif name in ("translate_x", "translate_y"):
-        changed[name] = -int(magnitude)
-    elif name == "solarize":
-        changed["threshold"] = math.ceil(magnitude)
-    elif name == "solarize_add":
-        changed["added"] = round(magnitude)
-    elif name == "posterize":
-        changed["dropped"] = 8 - round(magnitude)
-    elif name in ("color", "contrast", "brightness", "sharpness"):
-        changed["factor"] = ONE + round(ONE * magnitude)
-    values = dict(zip(PixelOperation._fields, IDENTITY, strict=True)) | changed
-    return tuple(values[field] for field in PixelOperation._fields)
+    angle = math.radians(magnitude)
+    changed = {
+        "rotate": {"cos": round(ONE * math.cos(angle)), "sin": round(ONE * math.sin(angle))},
+        **{each: {each: round(ONE * magnitude)} for each in ("shear_x", "shear_y")},
+        **{each: {each: -int(magnitude)} for each in ("translate_x", "translate_y")},
+        "solarize": {"threshold": math.ceil(magnitude)},
+        "solarize_add": {"added": round(magnitude)},
+        "posterize": {"dropped": 8 - round(magnitude)},
+        **{each: {"factor": ONE + round(ONE * magnitude)} for each in BLENDS},
+    }
+    values = dict(zip(PixelOperation._fields, IDENTITY, strict=True)) | {"operation": _NUMBERS[name]}
+    return tuple((values | changed.get(name, {})).values())
 
 
-def rows(space: Mapping[str, Space], name: str) -> list[list[tuple[int, ...]]]:
+def rows(space: Space, name: str) -> list[list[tuple[int, ...]]]:
     """Return the parameters of an operation for each magnitude of its space, in both directions.
 
     The two directions of an operation without a sign are equal. An operation that is not in the space has no magnitude.
     """
-    if name not in space:
-        return [2 * [row(name, 0)]]
-    magnitudes, is_signed = space[name]
-    return [[row(name, each), row(name, -each if is_signed else each)] for each in magnitudes]
+    return [[row(name, each), row(name, -each if name in SIGNED else each)] for each in space.get(name, (0,))]
 
 
 def drawn(table: np.ndarray, index: jax.Array) -> PixelOperation:
-    """Return the rows of a table, int[n, number of parameters], at indices int32[...]."""
-    return PixelOperation(*jnp.unstack(jnp.array(table, jnp.int32)[index], axis=-1))
+    """Return the rows of a table, int[..., number of parameters], at indices int32[...] of the flat table."""
+    return PixelOperation(*jnp.unstack(jnp.array(table.reshape(-1, table.shape[-1]), jnp.int32)[index], axis=-1))
 
 
 def operate_all(planes: jax.Array, parameters: PixelOperation) -> jax.Array:
@@ -291,3 +283,8 @@ def operate_all(planes: jax.Array, parameters: PixelOperation) -> jax.Array:
     """
     # The operations run in a loop, so the compile time does not grow with their number.
     return jax.lax.scan(lambda image, one: (operate(image, one), None), planes, parameters)[0]
+
+
+def on_planes(function: Callable[..., jax.Array], image: jax.Array, *arguments: Any) -> jax.Array:
+    """Apply a function of planes, [C, H, W], and of other arguments to an image, [H, W, C]."""
+    return jnp.moveaxis(function(jnp.moveaxis(image, -1, 0), *arguments), 0, -1)

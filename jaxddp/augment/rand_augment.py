@@ -18,7 +18,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.operations import IDENTITY, OPERATIONS, Size, Space, check_pixels, drawn, operate_all, rows
+from jaxddp.augment.operations import (
+    IDENTITY,
+    OPERATIONS,
+    Size,
+    Space,
+    check_pixels,
+    drawn,
+    on_planes,
+    operate_all,
+    rows,
+    space_of,
+)
 from jaxddp.config import AugmentConfig
 from jaxddp.core.errors import Key
 
@@ -27,34 +38,28 @@ QUANTILES = 100
 """The number of magnitudes, which are equally likely, if the magnitude is random."""
 
 
-def rand_space(settings: AugmentConfig, size: Size) -> dict[str, Space]:
+TIMM = (
+    *("color", "contrast", "brightness", "sharpness", "autocontrast", "equalize", "rotate", "shear_x", "shear_y"),
+    *("invert", "translate_x", "translate_y", "posterize", "solarize", "solarize_add"),
+)
+"""The operations of "timm", in the order in which they are drawn."""
+
+
+def rand_space(settings: AugmentConfig, size: Size) -> Space:
     """Return the magnitudes of each operation for images of a size, from the smallest to the largest."""
     level = np.array([settings.rand_magnitude])
     if settings.rand_deviation:
         normal = NormalDist(settings.rand_magnitude, settings.rand_deviation)
         level = np.array([normal.inv_cdf((index + 0.5) / QUANTILES) for index in range(QUANTILES)]).clip(0, LARGEST)
-    share, none = level / LARGEST, Space(np.zeros(len(level)), False)
+    share = level / LARGEST
     height, width = size
-    blends = {name: Space(0.9 * share, True) for name in ("color", "contrast", "brightness", "sharpness")}
-    space = blends | {"autocontrast": none, "equalize": none, "rotate": Space(30 * share, True)}
-    space |= {name: Space(0.3 * share, True) for name in ("shear_x", "shear_y")}
     if settings.rand_operations == "timm":
-        return space | {
-            "invert": none,
-            "translate_x": Space(np.round(0.45 * width * share), True),
-            "translate_y": Space(np.round(0.45 * height * share), True),
-            "posterize": Space(4 - np.floor(4 * share), False),
-            "solarize": Space(256 - np.floor(256 * share), False),
-            "solarize_add": Space(np.floor(110 * share), False),
-        }
-    space |= {
-        "identity": none,
-        "translate_x": Space(-np.round(150 / 331 * width * share), True),
-        "translate_y": Space(-np.round(150 / 331 * height * share), True),
-        "posterize": Space(8 - np.round(4 * share), False),
-        "solarize": Space(np.round(256 * (1 - share)), False),
-    }
-    return {name: space[name] for name in OPERATIONS}
+        others = {"posterize": 4 - np.floor(4 * share), "solarize": 256 - np.floor(256 * share)}
+        others |= {"solarize_add": np.floor(110 * share), "translate_x": np.round(0.45 * width * share)}
+        return space_of(TIMM, share, translate_y=np.round(0.45 * height * share), **others)
+    others = {"posterize": 8 - np.round(4 * share), "solarize": np.round(256 * (1 - share))}
+    moves = {"translate_x": -np.round(150 / 331 * width * share), "translate_y": -np.round(150 / 331 * height * share)}
+    return space_of(OPERATIONS, share, **moves, **others)
 
 
 def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
@@ -85,4 +90,4 @@ def rand_augment(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> j
     is_used = jax.random.bernoulli(use_key, jnp.float32(settings.rand_probability), layers)
     index = jnp.where(is_used, index, 2 * count * levels)
     parameters = drawn(np.concatenate([table.reshape(-1, fields), [IDENTITY]]), index)
-    return jnp.moveaxis(operate_all(jnp.moveaxis(image, -1, 0), parameters), 0, -1)
+    return on_planes(operate_all, image, parameters)

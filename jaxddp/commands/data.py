@@ -12,7 +12,7 @@ from jaxddp.command_line.words import config_first
 from jaxddp.config.data_section import DataConfig, HeldOut
 from jaxddp.config.values import HELP
 from jaxddp.core.errors import InputError
-from jaxddp.core.phases import doing
+from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import Count, Range
 from jaxddp.core.wording import choices, counted, on_screen, size
 from jaxddp.curate.pack import PackOptions, pack
@@ -105,7 +105,6 @@ def run(arguments: list[str]) -> int:
 def _check(arguments: list[str]) -> int:
     options = parse(CheckData, CheckData(), "jaxddp data check", arguments)
     from jaxddp.curate.check import check, manifest_path, write_manifest
-    from jaxddp.curate.progress_bar import ProgressBar
 
     # A file that both splits use is read twice. The dict keeps its faults from being printed twice.
     faults: dict[str, None] = {}
@@ -117,8 +116,8 @@ def _check(arguments: list[str]) -> int:
 
     tables = _open(options, report_fault)
     manifest = manifest_path(Path(options.path), options.manifest)
-    with ProgressBar("checking images", sum(map(len, tables.values()))) as display:
-        report = check(tables, refused=[*faults], threads=options.threads, progress=display)
+    with counting_images("checking images", sum(map(len, tables.values()))) as progress:
+        report = check(tables, refused=[*faults], threads=options.threads, progress=progress)
     write_manifest(report, manifest)
     print(*map(on_screen, [*report.lines(), f"manifest: {manifest}"]), sep="\n")
     return int(report.num_faults > 0)
@@ -139,11 +138,10 @@ def _show(arguments: list[str]) -> int:
 
 def _pack(arguments: list[str]) -> int:
     options = parse(PackData, PackData(), "jaxddp data pack", arguments)
-    from jaxddp.curate.progress_bar import ProgressBar
 
     tables = _open(options)
-    with ProgressBar("packing images", sum(map(len, tables.values()))) as display:
-        manifest = pack(tables, options.out, options, display)
+    with counting_images("packing images", sum(map(len, tables.values()))) as progress:
+        manifest = pack(tables, options.out, options, progress)
     for split, written in manifest["splits"].items():
         files = f"{size(sum(written['files'].values()))} in {counted(len(written['files']), 'file')}"
         print(f"{split}: {counted(written['examples'], 'image')}, {files}")

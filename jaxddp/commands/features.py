@@ -11,7 +11,7 @@ from jaxddp.command_line.parse import ConfigOfRecipe, check_run, parse, parse_we
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError
-from jaxddp.core.phases import doing
+from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import CpuDevices, Devices
 from jaxddp.core.wording import counted
 from jaxddp.inference.output_formats import FeatureFormat, format_of
@@ -70,7 +70,6 @@ def run(arguments: list[str]) -> int:
     if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.data):
         raise InputError(f"{options.out}: is one of the images; give another --out")
     with doing(IMPORTING):
-        from jaxddp.curate.progress_bar import ProgressBar
         from jaxddp.data.opening import open_one_split
         from jaxddp.inference.output_files import write_features
         from jaxddp.inference.trained import network_of_weights, restore_run
@@ -89,8 +88,8 @@ def run(arguments: list[str]) -> int:
         table = open_one_split(options.data, options.config.data, options.split)
         network = network_of_weights(options.config, table, topology)
         of = str(options.config.model.weights)
-    with ProgressBar("computing features", len(table)) as bar:
-        more = {"layer": options.layer, "pool": options.pool, "progress": bar.advance}
+    with counting_images("computing features", len(table)) as progress:
+        more = {"layer": options.layer, "pool": options.pool, "progress": progress}
         errors = write_features(network, table, options.out, form, **more)
     if peers.is_first:
         unusable = f", of which {errors:,} cannot be used" if errors else ""

@@ -11,7 +11,7 @@ from jaxddp.command_line.parse import check_run, parse
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import ParallelConfig
 from jaxddp.core.errors import InputError
-from jaxddp.core.phases import doing
+from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import CpuDevices, Devices, Range
 from jaxddp.core.wording import counted
 from jaxddp.inference.output_formats import PredictionFormat, format_of
@@ -59,7 +59,6 @@ def run(arguments: list[str]) -> int:
     if any(os.path.realpath(place) == os.path.realpath(options.out) for place in options.images):
         raise InputError(f"{options.out}: is one of the images; give another --out")
     with doing(IMPORTING):
-        from jaxddp.curate.progress_bar import ProgressBar
         from jaxddp.data.opening import open_inputs
         from jaxddp.inference.output_files import write_predictions
         from jaxddp.inference.trained import restore_run
@@ -72,8 +71,8 @@ def run(arguments: list[str]) -> int:
         table = open_inputs(options.images)
     trained = restore_run(options.run, options.step, Topology.create(options.devices, peers))
     more = {"top": options.top, "guard_formulas": options.guard_formulas, "explain": options.explain}
-    with ProgressBar("classifying images", len(table)) as bar:
-        errors = write_predictions(trained, table, options.out, form, **more, progress=bar.advance)
+    with counting_images("classifying images", len(table)) as progress:
+        errors = write_predictions(trained, table, options.out, form, **more, progress=progress)
     if peers.is_first:
         unusable = f", of which {errors:,} cannot be used" if errors else ""
         print(f"{options.out}: {counted(len(table), 'image')}{unusable}, step {trained.step} of {options.run}")

@@ -201,12 +201,12 @@ AUGMENTATIONS = Registry(
 POLICIES = Registry(
     "data.augment.policy",
     {
-        "augmix": "jaxddp.augment.policies.augmix",
-        "auto_augment_cifar10": "jaxddp.augment.policies.auto_augment",
-        "auto_augment_imagenet": "jaxddp.augment.policies.auto_augment",
-        "auto_augment_svhn": "jaxddp.augment.policies.auto_augment",
-        "three_augment": "jaxddp.augment.policies.three_augment",
-        "trivial_augment": "jaxddp.augment.policies.trivial_augment",
+        "augmix": "jaxddp.augment.policies",
+        "auto_augment_cifar10": "jaxddp.augment.policies",
+        "auto_augment_imagenet": "jaxddp.augment.policies",
+        "auto_augment_svhn": "jaxddp.augment.policies",
+        "three_augment": "jaxddp.augment.policies",
+        "trivial_augment": "jaxddp.augment.policies",
     },
 )
 """`(settings: AugmentConfig) -> (key, image) -> image`, a function of the pixels of one image, uint8[H, W, C] with 1 or

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, NamedTuple
 
-from jaxddp.core.wording import counted, duration, size
+from jaxddp.core.wording import counted, duration, on_screen, size, speed
 
 BYTES = "bytes"
 """The unit of an amount of bytes, which is shown in kB, MB and so on."""
@@ -353,3 +353,23 @@ class _ScreenThread(threading.Thread):
             if is_elsewhere:
                 # Another display may show the activity, such as the live display of a run.
                 repeat()
+
+
+@contextmanager
+def counting_images(description: str, total: int) -> Iterator[Callable[..., None]]:
+    """Report the activity of reading images, with their number and speed.
+
+    Yield a function to call for each image, with the number of images that are done, the number of these that cannot be
+    used, and a line to print about this one, if any.
+    """
+    started = time.monotonic()
+
+    def progress(done: int, faults: int, line: str | None = None) -> None:
+        if line is not None:
+            with hidden():
+                print(on_screen(line), flush=True)
+        pace = speed(done / max(time.monotonic() - started, 1e-9))
+        reached(done, f"{pace} images/s{f', {faults:,} cannot be used' if faults else ''}")
+
+    with doing(description, total, "image"):
+        yield progress

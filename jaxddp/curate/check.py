@@ -6,8 +6,8 @@ import os
 import threading
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -20,7 +20,6 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.files import readable_errors, replace
 from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import counted, plural, some, span
-from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.faults import find_repeats
 from jaxddp.data.images.header import parse_header
 from jaxddp.data.images.verify import open_sound, sound_image, stray_bytes
@@ -32,15 +31,8 @@ LARGE = 20_000_000
 """Images with more pixels are decoded one at a time, whatever the number of threads, to bound the memory."""
 
 _ORIENTATION = 0x0112
-_KINDS = {
-    "jpeg": (".jpeg", ".jpg"),
-    "png": (".png",),
-    "webp": (".webp",),
-    "tiff": (".tif", ".tiff"),
-    "bmp": (".bmp",),
-    "ppm": (".ppm", ".pgm"),
-}
-_SUFFIXES = {suffix: kind for kind, suffixes in _KINDS.items() for suffix in suffixes}
+_SUFFIXES = {f".{kind}": kind for kind in ("jpeg", "png", "webp", "tiff", "bmp", "ppm")}
+_SUFFIXES |= {".jpg": "jpeg", ".tif": "tiff", ".pgm": "ppm"}
 _large_images = threading.Lock()
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
 WARNINGS = (CONTRADICTION, LEAK)
@@ -224,14 +216,9 @@ class CheckReport:
 
 def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, CheckedSplit, int]]:
     """Return (split, row, first split, first row) for every sound image with the content of an earlier image."""
-    rows = [np.array([row for row in range(len(s.source)) if row not in s.faults], np.int64) for s in splits]
-    digests = np.concatenate([s.columns["sha256"][sound] for s, sound in zip(splits, rows, strict=True)])
-    split_index = np.repeat(np.arange(len(splits)), [len(sound) for sound in rows])
-    row = np.concatenate(rows)
-    return [
-        (splits[split_index[repeat]], int(row[repeat]), splits[split_index[first]], int(row[first]))
-        for repeat, first in find_repeats(digests)
-    ]
+    places = [(split, row) for split in splits for row in range(len(split.source)) if row not in split.faults]
+    digests = np.array([split.columns["sha256"][row] for split, row in places], "V32")
+    return [(*places[repeat], *places[first]) for repeat, first in find_repeats(digests)]
 
 
 def _summary(split: CheckedSplit) -> dict[str, Any]:
@@ -291,12 +278,12 @@ def check(
     *,
     refused: Sequence[str] = (),
     threads: int | None = None,
-    progress: ProgressBar | None = None,
+    progress: Callable[..., None] = lambda *_: None,
 ) -> CheckReport:
     """Read every image of every split once, and find images with the same content.
 
     Faults are reported in the order of the rows, and the report does not depend on the number of threads. The memory
-    holds at most one encoded image for each thread, and about 100 bytes for each row.
+    holds at most one encoded image for each thread, and about 200 bytes for each row.
 
     Args:
         sources: the tables of the splits by name, such as train and val. Of two equal images, the later is the
@@ -304,45 +291,33 @@ def check(
         refused: messages about rows and files that were rejected when the splits were opened; the report lists them.
         threads: the number of threads; by default twice the number of cores, because threads wait for the disk, but at
             least 8.
-        progress: the bar that shows the progress and prints the faults; None prints nothing.
-
-    Raises: InputError if there is no split.
+        progress: see `jaxddp.core.phases.counting_images`.
     """
-    if not sources:
-        raise InputError("nothing to check: give at least one split")
     threads = threads or max(_MIN_THREADS, 2 * (os.cpu_count() or 1))
-    splits, num_examined, num_faulty = [], 0, 0
+    splits, num_examined, num_faulty = [CheckedSplit(name, source) for name, source in sources.items()], 0, 0
     with warnings.catch_warnings():
         # Pillow's warning of images with many pixels is not needed, because images above `MAX_PIXELS` are faults.
         warnings.filterwarnings("ignore", "Image size .* exceeds limit")
-        for name, source in sources.items():
-            splits.append(split := CheckedSplit(name, source))
-            findings_of_rows = map_in_threads(partial(examine, source), range(len(source)), threads)
-            with _sound_rows(source) as sound, closing(findings_of_rows):
+        for split in splits:
+            verified, sound = split.source.verified, np.zeros(len(split.source), bool)
+            if verified is not None:
+                # Record the identity of each file before any image is read. If a file changes during the check, its
+                # identity is out of date, and the next run verifies the file again.
+                verified.check_local_files()
+                sound = verified.sound
+            findings_of_rows = map_in_threads(partial(examine, split.source), range(len(split.source)), threads)
+            try:
                 for row, findings in enumerate(findings_of_rows):
                     split.add(row, findings)
                     sound[row] = findings.fault is None and not findings.has_stray_bytes
                     num_examined, num_faulty = num_examined + 1, num_faulty + (findings.fault is not None)
-                    if progress is not None:
-                        if findings.fault is not None:
-                            progress.print_fault(f"{split.name_of(row)}: {findings.fault}")
-                        progress.advance(num_examined, num_faulty)
+                    line = findings.fault and f"{split.name_of(row)}: {findings.fault}"
+                    progress(num_examined, num_faulty, line)
+            finally:
+                findings_of_rows.close()
+                if verified is not None:
+                    verified.write_cache()
     return CheckReport(splits, refused)
-
-
-@contextmanager
-def _sound_rows(source: SourceTable) -> Iterator[np.ndarray]:
-    """Yield bool[N] in which the block marks sound rows. The marks are saved for later runs, also after an error."""
-    if source.verified is None:
-        yield np.zeros(len(source), bool)
-        return
-    # Record the identity of each file before any image is read. If a file changes during the check, its identity is out
-    # of date, and the next run verifies the file again.
-    source.verified.check_local_files()
-    try:
-        yield source.verified.sound
-    finally:
-        source.verified.write_cache()
 
 
 def manifest_path(root: Path, override: Path | None) -> Path:

@@ -1,12 +1,12 @@
 """`jaxddp data pack`: writes a resized copy of a data set into a few record files, which train faster."""
 
 import io
-import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +20,6 @@ from jaxddp.core.files import whole_folder
 from jaxddp.core.ranges import Range
 from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import first_line, show
-from jaxddp.curate.progress_bar import ProgressBar
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, sound_image
 from jaxddp.data.labels import labels_of
@@ -41,11 +40,14 @@ class PackOptions:
 
 
 def pack(
-    sources: Mapping[str, Table], out: Path, packing: PackOptions, progress: ProgressBar | None = None
+    sources: Mapping[str, Table],
+    out: Path,
+    packing: PackOptions,
+    progress: Callable[[int, int], None] = lambda done, faults: None,
 ) -> dict[str, Any]:
     """Write a packed copy of the splits into a directory, and return its manifest.
 
-    The directory appears only when it is complete.
+    The directory appears only when it is complete. `progress` is that of `jaxddp.core.phases.counting_images`.
 
     Raises:
         InputError: the directory exists or cannot be written, the images are in memory, the splits have different
@@ -65,12 +67,7 @@ def pack(
     _check_classes(sources)
     if out.exists():
         raise InputError(f"{out}: exists already; remove it, or choose another --out")
-    counter = itertools.count(1)
-
-    def report_progress() -> None:
-        if progress is not None:
-            progress.advance(next(counter), 0)
-
+    done = count(1)
     with whole_folder(out) as unfinished:
         first = next(iter(sources.values()))
         manifest = {
@@ -78,7 +75,7 @@ def pack(
             "short_side": packing.short_side,
             "quality": packing.quality,
             "splits": {
-                split: _pack_split(source, split, unfinished, packing, report_progress)
+                split: _pack_split(source, split, unfinished, packing, lambda: progress(next(done), 0))
                 for split, source in sources.items()
             },
         }
@@ -90,7 +87,7 @@ def _check_classes(sources: Mapping[str, Table]) -> None:
     """Check that all splits have the classes of the first one, in the same order. Raises: InputError."""
     (first, whole), *others = sources.items()
     for split, source in others:
-        for place, (one, other) in enumerate(itertools.zip_longest(source.class_ids, whole.class_ids)):
+        for place, (one, other) in enumerate(zip_longest(source.class_ids, whole.class_ids)):
             if one != other:
                 raise InputError(
                     f"{split}: class {place} is {show(one)}, and {show(other)} in {first}; give all splits the same "
@@ -131,11 +128,16 @@ def _resized(image: Image.Image, scale: float, quality: int) -> bytes:
 
 
 def _pack_split(
-    source: Table, split: str, folder: Path, packing: PackOptions, report_progress: Callable[[], None]
+    source: Table, split: str, folder: Path, packing: PackOptions, progress: Callable[[], None]
 ) -> dict[str, Any]:
     """Write the records and the index of a split; return its entry in the manifest."""
     # Import TensorFlow late: it takes seconds, and a wrong --quality must be rejected at once.
     from jaxddp.data.stream.tensorflow_cpu import tf
+
+    def packed_row(row: int) -> bytes:
+        data = source.read(row)
+        with about(source.name(row)):
+            return packed_image(data, packing)
 
     ids = [os.fsencode(str(source.record(row).id)) for row in range(len(source))]
     shard, offset = np.zeros(len(source), np.int32), np.zeros(len(source), np.int64)
@@ -143,7 +145,7 @@ def _pack_split(
     writer, shard_size = None, SHARD_BYTES
     try:
         with ExitStack() as open_writers:
-            for row, image in enumerate(_packed_images(source, packing)):
+            for row, image in enumerate(map_in_threads(packed_row, range(len(source)), os.cpu_count() or 1)):
                 if writer is None or shard_size >= SHARD_BYTES:
                     open_writers.close()
                     shards.append(f"{split}-{len(shards):05d}.tfrecord")
@@ -152,7 +154,7 @@ def _pack_split(
                 writer.write(record)
                 shard[row], offset[row] = len(shards) - 1, shard_size
                 shard_size += len(record) + _RECORD_OVERHEAD
-                report_progress()
+                progress()
         columns = {"id": np.array(ids), "label": source.labels, "shard": shard, "offset": offset}
         np.savez(folder / f"{split}.npz", **columns)
         bytes_of_files = {name: (folder / name).stat().st_size for name in shards}
@@ -160,15 +162,6 @@ def _pack_split(
         reason = getattr(error, "message", None) or getattr(error, "strerror", None) or error
         raise InputError(f"{folder.parent}: cannot be written ({reason}); free some space there") from None
     return {"examples": len(source), "fingerprint": source.fingerprint, "files": bytes_of_files}
-
-
-def _packed_images(source: Table, packing: PackOptions) -> Iterator[bytes]:
-    def packed_row(row: int) -> bytes:
-        data = source.read(row)
-        with about(source.name(row)):
-            return packed_image(data, packing)
-
-    return map_in_threads(packed_row, range(len(source)), os.cpu_count() or 1)
 
 
 def _example(tf: Any, image: bytes, label: int, image_id: bytes) -> Any:

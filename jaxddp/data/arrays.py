@@ -18,13 +18,9 @@ from jaxddp.data.labels import ClassSelection, Record, labels_of, one_line_repr
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard, check_order, columns
 from jaxddp.data.soundness import Substitutes
 
-# The number of images hashed at a time. Images that are not contiguous are copied, so this limits the memory.
-_HASHED_AT_ONCE = 1024
-
-
 _UINT16_MAX = 65_535
 _CHUNK = 1024
-"""The number of images that are converted at a time, to bound the memory."""
+"""The number of images that are hashed or converted at a time, to bound the memory."""
 _log = logging.getLogger("jaxddp.data")
 FloatKind = Literal["unit", "normalized"]
 """The meaning of floats: numbers from 0 to 1, or images that are already normalized."""
@@ -91,8 +87,8 @@ class ArrayTable:
     def fingerprint(self) -> str:
         """The SHA-256, in hex, of pixels, labels and class names; equal on every machine."""
         digest = hashlib.sha256(repr((self.images.shape, self.class_names)).encode())
-        for start in range(0, len(self), _HASHED_AT_ONCE):
-            digest.update(np.ascontiguousarray(self.images[start : start + _HASHED_AT_ONCE]).data)
+        for _, chunk in _chunks(self.images):
+            digest.update(np.ascontiguousarray(chunk).data)
         digest.update(self.labels.astype("<i4").tobytes() if self.labels.ndim == 1 else self.labels.tobytes())
         return digest.hexdigest()
 
@@ -124,48 +120,24 @@ class ArrayTable:
         return self.images.dtype
 
     def check(self, data: DataConfig) -> None:
-        height, width, channels = self.pixel_shape
-        self._check_normalization(data)
-        for key, actual in {"channels": channels, "bits": 8 * self.images.dtype.itemsize}.items():
-            wanted = getattr(data, key)
-            if wanted not in (actual, getattr(DataConfig(), key)):
+        default, (height, width, channels) = DataConfig(), self.pixel_shape
+        for key in ("mean", "std") if self.pixels == "normalized" else ():
+            if getattr(data, key) != getattr(default, key):
                 raise InputError(
-                    Key(f"data.{key}", wanted),
-                    f": these images have {actual}, which is fixed for images in memory",
-                    advice=("leave ", Key(f"data.{key}"), " out"),
+                    Key(f"data.{key}", getattr(data, key)),
+                    ": these images are already normalized, and no mean or deviation is used",
+                    advice=("leave ", Key(f"data.{key}"), ' out, or give pixels="unit"'),
                 )
         if height != width:
             raise InputError(f"these images are {height}x{width}, in memory; make them square, or put them into files")
-        if (height, width) != (data.image_size, data.image_size):
-            raise InputError(
-                Key("data.image_size", data.image_size),
-                f": these images are {height}x{width}, and images in memory are not resized",
-                advice=("set ", Key("data.image_size"), f" {height}"),
-            )
-        if data.crop != "whole":
-            raise InputError(
-                Key.plain("data.crop", data.crop),
-                ": images in memory are not cropped",
-                advice=("set ", Key("data.crop"), " whole"),
-            )
-
-    def _check_normalization(self, data: DataConfig) -> None:
-        unused = [key for key in ("mean", "std") if getattr(data, key) != getattr(DataConfig(), key)]
-        if self.pixels == "normalized" and unused:
-            raise InputError(
-                Key(f"data.{unused[0]}", getattr(data, unused[0])),
-                ": these images are already normalized, and no mean or deviation is used",
-                advice=("leave ", Key(f"data.{unused[0]}"), ' out, or give pixels="unit"'),
-            )
+        bits = 8 * self.images.dtype.itemsize
+        _check_fixed("channels", data.channels, channels, default.channels)
+        _check_fixed("bits", data.bits, bits, default.bits)
+        _check_fixed("image_size", data.image_size, height)
+        _check_fixed("crop", data.crop, "whole")
 
     def check_evaluation(self, data: DataConfig) -> None:
-        height, width, _ = self.pixel_shape
-        if data.eval_size is not None and (height, width) != (data.eval_size, data.eval_size):
-            raise InputError(
-                Key("data.eval_size", data.eval_size),
-                f": these images are {height}x{width}, and images in memory are not resized",
-                advice=("leave ", Key("data.eval_size"), " out"),
-            )
+        _check_fixed("eval_size", data.eval_size, self.pixel_shape[0], None)
 
     def check_resident(self, data: DataConfig) -> None: ...
 
@@ -203,6 +175,15 @@ class ArrayTable:
         return (with_images(columns(self.labels, order, step, shard)) for step in steps)
 
 
+def _check_fixed(key: str, wanted: object, *allowed: object) -> None:
+    """Raise `InputError` if a key asks for other images than those in memory; the first allowed value is theirs."""
+    if wanted not in allowed:
+        advice = ("set ", Key(f"data.{key}"), f" {allowed[0]}")
+        raise InputError(
+            Key.plain(f"data.{key}", str(wanted)), ": images in memory are used as they are", advice=advice
+        )
+
+
 def _array(name: str, values: Any) -> np.ndarray:
     try:
         return np.asarray(values)
@@ -229,25 +210,23 @@ def as_pixels(images: np.ndarray, pixels: FloatKind | None = None) -> np.ndarray
         InputError: there are no images, or they have another shape or dtype, or the floats cannot be converted, or are
             not of the kind `pixels`.
     """
-    check_float_kind(images, pixels)
+    _check_float_kind(images, pixels)
     if pixels == "normalized":
-        converted = images.astype(np.float32, copy=False)
+        converted, dtypes = images.astype(np.float32, copy=False), (np.float32,)
     else:
-        converted = from_floats(images) if images.size and np.issubdtype(images.dtype, np.floating) else images
-    _check_images(converted, (np.float32,) if pixels == "normalized" else (np.uint8, np.uint16))
-    return converted
-
-
-def _check_images(images: np.ndarray, dtypes: tuple[type, ...]) -> None:
-    if images.ndim != 4:
-        raise InputError(f"images of shape {images.shape}: give [N, H, W, C], with C = 1 for gray")
-    if images.dtype not in dtypes:
+        has_floats = images.size and np.issubdtype(images.dtype, np.floating)
+        converted, dtypes = from_floats(images) if has_floats else images, (np.uint8, np.uint16)
+    if converted.ndim != 4 or not converted.size:
+        raise InputError(
+            f"images of shape {images.shape}: give [N, H, W, C], with C = 1 for gray; a data set needs at least one "
+            "example and one pixel"
+        )
+    if converted.dtype not in dtypes:
         raise InputError(
             f"images of {images.dtype}: give uint8 from 0 to 255, uint16 from 0 to 65535 in this machine's byte "
             "order, or floats from 0 to 1; the device normalizes"
         )
-    if 0 in images.shape:
-        raise InputError(f"images of shape {images.shape}: a data set needs at least one example and one pixel")
+    return converted
 
 
 def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> None:
@@ -256,59 +235,47 @@ def check_labels(labels: np.ndarray, num_examples: int, num_classes: int) -> Non
     Raises:
         InputError: the labels are neither integers [N] in -1..num_classes-1 nor multi-hot [N, K] of 0 and 1.
     """
+    if labels.shape not in ((num_examples,), (num_examples, num_classes)):
+        raise InputError(
+            f"labels of shape {labels.shape} for {counted(num_examples, 'image')}: give one label per image, or, if "
+            f"images may have several labels, a row of {num_classes} numbers per image, one per class"
+        )
     if labels.ndim == 2:
-        if labels.shape != (num_examples, num_classes):
-            raise InputError(
-                f"labels of shape {labels.shape} for {counted(num_examples, 'image')}: give one label per image, "
-                f"or, if images may have several labels, a row of {num_classes} numbers per image, one per class"
-            )
-        wrong = np.argwhere((labels != 0) & (labels != 1))
-        if len(wrong):
+        if len(wrong := np.argwhere((labels != 0) & (labels != 1))):
             row, column = wrong[0]
             raise InputError(
                 f"label {labels[row, column]} of row {row}, class {column}: give 1 if the image is of the class, else 0"
             )
         return
-    if labels.shape != (num_examples,):
-        raise InputError(
-            f"labels of shape {labels.shape} for {counted(num_examples, 'image')}: give one label per image"
-        )
     if not np.issubdtype(labels.dtype, np.integer):
         raise InputError(f"labels of {labels.dtype}: give integers, dense class indices from 0")
-    wrong = np.flatnonzero((labels < -1) | (labels >= num_classes))
-    if wrong.size:
-        row = wrong[0]
+    if len(wrong := np.flatnonzero((labels < -1) | (labels >= num_classes))):
         raise InputError(
-            f"label {labels[row]} of row {row}: {num_classes} class names allow 0..{num_classes - 1}, and -1 where the "
-            "class is unknown"
+            f"label {labels[wrong[0]]} of row {wrong[0]}: {num_classes} class names allow 0..{num_classes - 1}, and -1 "
+            "where the class is unknown"
         )
 
 
-def check_float_kind(images: np.ndarray, pixels: FloatKind | None) -> None:
-    """Check the numbers of images [N, H, W, C] of which the user gives the kind.
-
-    Raises:
-        InputError: there is no such kind, the images are no floats, or a number is not finite or, for "unit", outside 0
-            to 1. The message names the first row with such a number.
-    """
+def _check_float_kind(images: np.ndarray, pixels: FloatKind | None) -> None:
+    """Raise `InputError` if there is no such kind, or an image [H, W, C] is not of this kind; name the first row."""
     if pixels is None:
         return
     if pixels not in ("unit", "normalized"):
         raise refused("pixels", pixels, 'give "unit" for floats from 0 to 1, "normalized", or None')
     if not np.issubdtype(images.dtype, np.floating):
         raise InputError(f"pixels={pixels!r}: is for floats, and the images are {images.dtype}; leave pixels out")
-    # Another check rejects other shapes.
-    for start in range(0, len(images) if images.ndim == 4 else 0, _CHUNK):
-        chunk = images[start : start + _CHUNK]
-        chunk = chunk.reshape(len(chunk), -1)
+    expected = "finite numbers" if pixels == "normalized" else "numbers from 0 to 1"
+    for start, chunk in _chunks(images):
         wrong = ~np.isfinite(chunk) if pixels == "normalized" else ~((chunk >= 0) & (chunk <= 1))
         if wrong.any():
-            row = int(wrong.any(1).argmax())
-            value, expected = (
-                chunk[row][wrong[row]][0],
-                "finite numbers" if pixels == "normalized" else "numbers from 0 to 1",
-            )
+            row = np.argwhere(wrong)[0][0]
+            value = chunk[row][wrong[row]][0]
             raise InputError(f"pixels={pixels!r}: row {start + row} has the value {value:g}; give {expected}")
+
+
+def _chunks(images: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the first row of each part of the images, and the part."""
+    return ((start, images[start : start + _CHUNK]) for start in range(0, len(images), _CHUNK))
 
 
 def from_floats(images: np.ndarray) -> np.ndarray:
@@ -322,21 +289,14 @@ def from_floats(images: np.ndarray) -> np.ndarray:
         InputError: a number is negative, infinite, NaN or above 65,535, or the largest number is above 1 and not all
             are whole.
     """
-    chunks = [images[start : start + _CHUNK] for start in range(0, len(images), _CHUNK)]
-    lowest, highest = float(min(chunk.min() for chunk in chunks)), float(max(chunk.max() for chunk in chunks))
+    lowest = float(min(chunk.min() for _, chunk in _chunks(images)))
+    highest = float(max(chunk.max() for _, chunk in _chunks(images)))
     span = f"images of {images.dtype} from {lowest:g} to {highest:g}"
     if not (lowest >= 0 and np.isfinite(highest)):
-        raise InputError(
-            f"{span}: give floats from 0 to 1, or uint8 from 0 to 255",
-            advice=(
-                "do not normalize the images; this is done on the device with ",
-                Key("data.mean"),
-                " and ",
-                Key("data.std"),
-            ),
-        )
+        advice = ("do not normalize the images; the device does, with ", Key("data.mean"), " and ", Key("data.std"))
+        raise InputError(f"{span}: give floats from 0 to 1, or uint8 from 0 to 255", advice=advice)
     scales = (1,) if highest > 1 else (255, _UINT16_MAX)
-    scale = next((scale for scale in scales if all(_are_multiples(chunk, scale) for chunk in chunks)), None)
+    scale = next((scale for scale in scales if all(_are_multiples(chunk, scale) for _, chunk in _chunks(images))), None)
     if highest > _UINT16_MAX or (highest > 1 and scale is None):
         advice = f"give floats from 0 to 1, for example images / {highest:g}"
         raise InputError(f"{span}, which are not whole numbers up to {_UINT16_MAX:,}: {advice}")
@@ -347,7 +307,7 @@ def from_floats(images: np.ndarray) -> np.ndarray:
             f"most {0.5 / scale:.1e}"
         )
     pixels = np.empty(images.shape, np.uint16 if scale == _UINT16_MAX or highest > 255 else np.uint8)
-    for start, chunk in zip(range(0, len(images), _CHUNK), chunks, strict=True):
+    for start, chunk in _chunks(images):
         pixels[start : start + _CHUNK] = np.rint(chunk.astype(np.float64) * scale)
     return pixels
 

@@ -109,26 +109,21 @@ def compare_with_manifest(
     Raises:
         InputError: the manifest has no digest of an image that may not be substituted, or of an image in an array.
     """
-    compared: dict[str, SourceTable] = {}
+    compared: dict[str, SourceTable] = dict(splits)
     for split, source in splits.items():
         if isinstance(source, ExampleTable):
-            compared[split] = table = replace(source, digests=manifest.digests(source))
-            if split != "train" or data.bad_images == "fail":
-                _check_listed(table, manifest)
-            continue
-        compared[split] = source
-        if getattr(source, "pixel_shape", None) is None:
+            compared[split] = table = replace(source, digests=(digests := manifest.digests(source)))
+            if len(missing := digests.unlisted) and (split != "train" or data.bad_images == "fail"):
+                others = f", nor {counted(len(missing) - 1, 'other')}" if len(missing) > 1 else ""
+                raise InputError(
+                    f"{table.name(int(missing[0]))}: {manifest.file} does not list it{others}; run `jaxddp data check` "
+                    "again"
+                )
+        elif source.pixel_shape is None:
             _log.warning(f"data.verify=manifest: the {split} images are not compared with {manifest.file}")
         else:
             _check_pixels(source, manifest)
     return compared
-
-
-def _check_listed(table: Any, manifest: ImageManifest) -> None:
-    if len(missing := table.digests.unlisted):
-        name, more = table.name(int(missing[0])), len(missing) - 1
-        others = f", nor {counted(more, 'other')}" if more else ""
-        raise InputError(f"{name}: {manifest.file} does not list it{others}; run `jaxddp data check` again")
 
 
 def _check_pixels(source: Table, manifest: ImageManifest) -> None:

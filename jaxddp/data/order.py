@@ -143,15 +143,11 @@ class SampleOrder:
 
     def epochs(self, step: int) -> np.ndarray:
         """Return the epoch of each row of `rows(step)`, int64[batch_size]."""
-        return self.epoch_indices(step)
-
-    def epoch_indices(self, step: int) -> np.ndarray:
-        """Return the number of complete epochs before each row of `rows(step)`, int64[batch_size]."""
         return positions(step, self.batch_size) // self.num_examples
 
-    def first_epoch(self, step: int) -> int:
-        """Return the epoch in which the batch begins."""
-        return step * self.batch_size // self.num_examples
+    def is_of_first_epoch(self, step: int) -> np.ndarray:
+        """Return whether each row of `rows(step)` is of the epoch in which the batch begins, bool[batch_size]."""
+        return positions(step, self.batch_size) // self.num_examples == step * self.batch_size // self.num_examples
 
 
 @dataclass(frozen=True)
@@ -159,10 +155,15 @@ class EvalOrder:
     """The evaluation order: every row once, in the order of the table. The last batch is padded with -1.
 
     A batch may be larger than the data set. Raises: InputError if a size is below 1.
+
+    Attributes:
+        batches: the number of batches, the last of them without examples; None for ceil(N / B). Processes with data of
+            their own have equally many.
     """
 
     num_examples: Count
     batch_size: Count
+    batches: Count | None = None
 
     seed = 0
     """A constant, because evaluation has no randomness."""
@@ -173,8 +174,7 @@ class EvalOrder:
 
     @property
     def num_batches(self) -> int:
-        """ceil(N / B)."""
-        return -(-self.num_examples // self.batch_size)
+        return self.batches or -(-self.num_examples // self.batch_size)
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of the global batch, int64[batch_size]; -1 for padding."""
@@ -184,11 +184,8 @@ class EvalOrder:
     def epochs(self, step: int) -> np.ndarray:
         return np.zeros(self.batch_size, np.int64)
 
-    def epoch_indices(self, step: int) -> np.ndarray:
-        return np.zeros(self.batch_size, np.int64)
-
-    def first_epoch(self, step: int) -> int:
-        return 0
+    def is_of_first_epoch(self, step: int) -> np.ndarray:
+        return np.ones(self.batch_size, bool)
 
 
 Order = SampleOrder | EvalOrder
@@ -403,9 +400,6 @@ class UnitedOrder(SampleOrder):
         """Return the epoch of each slot of `rows(step)`, int64[num_slots]."""
         return np.concatenate([self.of_host(host).epochs(step) for host in range(len(self.lengths))])
 
-    def epoch_indices(self, step: int) -> np.ndarray:
-        return self.epochs(step)
-
 
 @dataclass(frozen=True)
 class HostOrder(SampleOrder):
@@ -445,11 +439,12 @@ class HostOrder(SampleOrder):
         seed = _seed_of_host(self.seed, self.host)
         return _of_epochs(self._turns(step), self.num_examples, partial(permutation, self.num_examples, seed))
 
-    def epoch_indices(self, step: int) -> np.ndarray:
+    def epochs(self, step: int) -> np.ndarray:
+        """Return the epoch of each row of `rows(step)`, int64[batch_size]."""
         return self._turns(step) // self.num_examples
 
-    def first_epoch(self, step: int) -> int:
-        return self.united.first_epoch(step)
+    def is_of_first_epoch(self, step: int) -> np.ndarray:
+        return self.epochs(step) == step * self.united.batch_size // self.united.num_examples
 
     def _turns(self, step: int) -> np.ndarray:
         """Return the place of each slot in the stream of the examples of this process, int64[batch_size]."""
@@ -458,28 +453,11 @@ class HostOrder(SampleOrder):
 
     def _bounds(self, step: int) -> tuple[int, int]:
         """Return the places, in the stream of this process, of the first example of a batch and of the next batch."""
-        size = self.united.batch_size
-        return self._before(step * size), self._before((step + 1) * size)
-
-    def _before(self, position: int) -> int:
-        """Return the number of examples of this process before a position of the stream of all processes."""
-        epoch, place = divmod(position, self.united.num_examples)
-        return epoch * self.num_examples + int(np.searchsorted(places_of_host(self.united.lengths, self.host), place))
-
-
-@dataclass(frozen=True)
-class HostEvalOrder(EvalOrder):
-    """The evaluation order of one process: its rows, and then batches of padding until all processes are done.
-
-    Attributes:
-        batches: the number of batches, the same on all processes.
-    """
-
-    batches: int
-
-    @property
-    def num_batches(self) -> int:
-        return self.batches
+        starts = np.array([step, step + 1]) * self.united.batch_size
+        epochs, places = np.divmod(starts, self.united.num_examples)
+        own = places_of_host(self.united.lengths, self.host)
+        first, end = epochs * self.num_examples + np.searchsorted(own, places)
+        return int(first), int(end)
 
 
 @lru_cache(maxsize=16)

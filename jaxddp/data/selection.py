@@ -118,4 +118,4 @@ def sample_images(source: Source, data: DataConfig, count: int) -> np.ndarray:
 
 
 def _in_one_batch(source: Source, rows: np.ndarray) -> ChosenOrder:
-    return ChosenOrder(len(source), len(rows), tuple(rows.tolist()))
+    return ChosenOrder(len(source), len(rows), chosen=tuple(rows.tolist()))

@@ -200,20 +200,19 @@ class Verified:
             return
         try:
             with _writing:
-                self._write(_part(self._store.root, part), new)
-                # Remove the digests of images that are damaged although their files have the same size and times.
-                for file in _parts(self._store.root) if lost.any() else ():
-                    _put(file, np.setdiff1d(_read(file), self._identity[lost]))
+                own = _part(self._store.root, part)
+                for file in {own, *(_parts(self._store.root) if lost.any() else ())}:
+                    # Remove the digests of images that are damaged although their files have the same size and times.
+                    digests = np.setdiff1d(_read(file), self._identity[lost])
+                    if file == own:
+                        digests = np.union1d(digests, self._identity[new])
+                    if len(digests) > _MAX_ENTRIES:
+                        digests = np.unique(self._identity[self.sound])[:_MAX_ENTRIES]
+                    write_sealed(file, digests.astype("<u8").tobytes())
         # The cache folder, permission or disk space may be missing.
         except (OSError, InputError) as error:
             _log.debug("the cache of verified images of %s cannot be written (%s)", self._store.root, error)
         self._cached = self.sound & identified
-
-    def _write(self, file: Path, new: np.ndarray) -> None:
-        digests = np.union1d(_read(file), self._identity[new])
-        if len(digests) > _MAX_ENTRIES:
-            digests = np.unique(self._identity[self.sound])[:_MAX_ENTRIES]
-        _put(file, digests)
 
 
 def _part(root: Path, part: int) -> Path:
@@ -224,10 +223,6 @@ def _part(root: Path, part: int) -> Path:
 def _parts(root: Path) -> list[Path]:
     first = _part(root, 0)
     return sorted(first.parent.glob(f"{first.stem}.*"))
-
-
-def _put(file: Path, digests: np.ndarray) -> None:
-    write_sealed(file, digests.astype("<u8").tobytes())
 
 
 def _read(file: Path) -> np.ndarray:

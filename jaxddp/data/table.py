@@ -219,10 +219,9 @@ class ExampleTable:
         files that `verified` marks as sound. With `data.verify="never"`, no file is verified. The iterator raises
         `Unreachable` if the store does not answer within its deadline.
         """
-        from jaxddp.data.stream.decode import crop_area
-        from jaxddp.data.stream.pipeline import Pipeline, TrainPixels
+        from jaxddp.data.stream.pipeline import Pipeline, Pixels
 
-        pixels = TrainPixels(data.image_size, PixelFormat.of(data), crop_area(data), data.interpolation)
+        pixels = Pixels.of(data, train=True)
         return Pipeline(self, order, pixels, steps, shard, substitutes, data.verify != "never").batches()
 
     def eval_batches(
@@ -236,10 +235,8 @@ class ExampleTable:
 
         Raises: see `train_batches` and `check_evaluation`.
         """
-        from jaxddp.data.stream.pipeline import EvalPixels, Pipeline
+        from jaxddp.data.stream.pipeline import Pipeline, Pixels
 
         self.check_evaluation(data)
-        squash = data.eval_crop == "squash"
-        pixels = EvalPixels(data.image_size, PixelFormat.of(data), data.resize, data.interpolation, squash)
-        steps, verifies = range(order.num_batches), data.verify != "never"
+        pixels, steps, verifies = Pixels.of(data, train=False), range(order.num_batches), data.verify != "never"
         return Pipeline(self, order, pixels, steps, shard, omissions, verifies).batches()

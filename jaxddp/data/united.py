@@ -20,7 +20,7 @@ from jaxddp.core.wording import counted, show
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.labels import labels_of
-from jaxddp.data.order import WHOLE, EvalOrder, HostEvalOrder, Order, SampleOrder, Shard, UnitedOrder, most_in_batch
+from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard, UnitedOrder, most_in_batch
 from jaxddp.data.soundness import Substitutes
 from jaxddp.data.source import Source, image_dtype
 
@@ -152,7 +152,7 @@ class UnitedSource:
         self._check_shard(shard)
         size = len(shard.of(order.rows(0)))
         number = max(-(-examples // size) for examples in self.lengths)
-        batches = self.own.eval_batches(HostEvalOrder(len(self.own), size, number), data)
+        batches = self.own.eval_batches(EvalOrder(len(self.own), size, number), data)
         return (self._united(batch, batch.mask) for batch in batches)
 
     def _check_shard(self, shard: Shard) -> None:

@@ -225,7 +225,7 @@ class ImagePredictor:
         """The batches of all images, on the host of every process."""
         count, devices = len(self.rows), self.topology.num_devices
         batch_size = min(self.max_batch_size, -(-count // devices) * devices)
-        order = ChosenOrder(len(self.source), batch_size, tuple(self.rows.tolist()))
+        order = ChosenOrder(len(self.source), batch_size, chosen=tuple(self.rows.tolist()))
         return [*self.source.eval_batches(order, self.data)]
 
 

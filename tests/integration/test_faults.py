@@ -99,6 +99,7 @@ def test_a_work_directory_that_is_removed_ends_the_job_and_is_not_created_again(
     assert not workdir.exists()
 
 
+@pytest.mark.ci
 def test_sigterm_and_ctrl_c_save_and_the_same_command_resumes(training, workdir, reference):
     done = 0
     # The second signal usually comes during a validation.

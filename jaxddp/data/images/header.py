@@ -96,8 +96,9 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
         bits = data[24] if len(data) > 24 and data[24] in (1, 2, 4, 8, 16) else 8
         header = ImageHeader("png", **size, bits=bits)
         end = None if PNG_END in data else "IEND chunk"
-    elif (kind := _pillow_kind(data)) is not None:
-        header, end = _pillow_header(data, kind), None
+    elif (kind := next((kind for start, kind in _STARTS if re.match(start, data[:12], re.DOTALL)), None)) is not None:
+        with _open_image(data, kind) as image:
+            header, end = ImageHeader(kind, image.height, image.width, bits=_checked_bits(image)), None
     else:
         description = "a GIF" if data.startswith(b"GIF8") else f"a file that starts with {data[:4]!r}"
         raise InputError(f"not a JPEG, PNG, WebP, TIFF, BMP or PPM but {description}; convert it or leave it out")
@@ -109,10 +110,6 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
     if not header.height or not header.width:
         raise InputError(f"damaged: its header says {header.width}x{header.height} pixels; {DOWNLOAD_AGAIN}")
     return header
-
-
-def _pillow_kind(data: bytes) -> PillowKind | None:
-    return next((kind for start, kind in _STARTS if re.match(start, data[:12], re.DOTALL)), None)
 
 
 def _scan_jpeg(data: bytes, segments: Iterable["Segment"]) -> tuple[ImageHeader, str | None]:
@@ -151,12 +148,6 @@ def jpeg_segments(data: bytes) -> Iterator[Segment]:
         yield Segment(marker, match.start(), body, position)
         if marker == EOI:
             return
-
-
-def _pillow_header(data: bytes, kind: PillowKind) -> ImageHeader:
-    """Return the header of a file. Raises: InputError if it is damaged, or its pixels are not supported."""
-    with _open_image(data, kind) as image:
-        return ImageHeader(kind, image.height, image.width, bits=_checked_bits(image))
 
 
 def check_pillow(data: bytes, kind: PillowKind) -> None:

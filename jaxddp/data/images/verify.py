@@ -2,8 +2,8 @@
 
 This module finds faults that no decoder reports. In a test, 180 progressive files were cut between two scans and closed
 with an end marker: TurboJPEG in its strict mode and Pillow accepted all of them, and `_has_every_scan` rejected all.
-These decoders cannot skip metadata, and an error in the metadata can hide an error in the image, so `_strip_metadata`
-removes the metadata.
+These decoders cannot skip metadata, and an error in the metadata can hide an error in the image, so `joined` removes
+the metadata.
 
 libjpeg does not report how much of a scan it used: it reads up to 8 bytes ahead without a warning. But where it expects
 a restart marker (ITU-T T.81, B.2.4.4), it reports the number of bytes that it skips. So this module adds a restart and
@@ -12,12 +12,11 @@ the end marker instead, and reports the number of bytes before it.
 """
 
 import dataclasses
-import hashlib
 import io
 import re
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
@@ -33,7 +32,6 @@ from jaxddp.data.images.header import (
     DHT,
     DOWNLOAD_AGAIN,
     DRI,
-    EOI,
     FRAMES,
     JPEG_END,
     JPEG_START,
@@ -67,6 +65,8 @@ _UNKNOWN_SAMPLING = "Could not determine subsampling"
 _RESTART = re.compile(rb"\xff[\xd0-\xd7]")
 _UINT16_MAX = 0xFFFF
 """The largest number in a field of 2 bytes: the blocks between two restarts, or the rows of pixels."""
+METADATA = frozenset((*range(APP0, APP0 + 16), COMMENT))
+"""The markers of segments on which no coefficient depends."""
 _CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 
 
@@ -100,12 +100,18 @@ def verify(data: bytes) -> ImageHeader:
         InputError: `parse_header` rejects the file, or its data are damaged or do not end with the image.
     """
     segments = [*jpeg_segments(data)] if data.startswith(JPEG_START) else []
-    header = parse_header(data, segments)
+    header, left_over = parse_header(data, segments), 0
     try:
-        left_over = _read_jpeg(data, segments) if header.kind == "jpeg" else 0
-        if header.kind == "png":
+        if header.kind == "jpeg":
+            if not _has_every_scan(data, segments):
+                raise InputError(f"cut short: the scans of its finer detail are missing; {DOWNLOAD_AGAIN}")
+            _check_holes(data, segments)
+            # The decoder reports only its first error. An error in the metadata would hide an error in the image
+            # data, so the metadata are removed.
+            left_over = bytes_left_over(*joined(data, segments))
+        elif header.kind == "png":
             _read_png(data)
-        elif header.kind != "jpeg":
+        else:
             check_pillow(data, header.kind)
     except InputError:
         raise
@@ -118,16 +124,6 @@ def verify(data: bytes) -> ImageHeader:
             f"header says another size; {DOWNLOAD_AGAIN}"
         )
     return dataclasses.replace(header, left_over=left_over)
-
-
-def _read_jpeg(data: bytes, segments: Sequence[Segment]) -> int:
-    """Return the number of bytes left over. Raises: InputError, ValueError, or an error of Pillow."""
-    if not has_every_scan(data, segments):
-        raise InputError(f"cut short: the scans of its finer detail are missing; {DOWNLOAD_AGAIN}")
-    check_holes(data, segments)
-    # The decoder reports only its first error. An error in the metadata would hide an error in the image data, so
-    # the metadata are removed.
-    return bytes_left_over(*strip_metadata(data, segments))
 
 
 def _read_png(data: bytes) -> None:
@@ -153,8 +149,14 @@ def open_sound(data: bytes) -> Image.Image:
 
     Raises: InputError if Pillow rejects the file without metadata too.
     """
+    contents = [data]
+    if data.startswith(JPEG_START):
+        segments = [*jpeg_segments(data)]
+        contents += [joined(data, segments, without)[0] for without in (METADATA - {APP14}, METADATA)]
+    elif data.startswith(PNG_START):
+        contents.append(_without_ancillary_chunks(data))
     reason = ""
-    for content in _with_less_metadata(data):
+    for content in contents:
         try:
             image = Image.open(io.BytesIO(content))
             # Chunks of metadata may follow the pixels.
@@ -166,17 +168,6 @@ def open_sound(data: bytes) -> Image.Image:
         else:
             return image
     raise InputError(f"Pillow cannot open it ({reason}); convert it or leave it out")
-
-
-def _with_less_metadata(data: bytes) -> Iterator[bytes]:
-    """Yield a file, and then the file with less and less metadata."""
-    yield data
-    if data.startswith(JPEG_START):
-        segments = [*jpeg_segments(data)]
-        yield strip_metadata(data, segments, adobe=True)[0]
-        yield strip_metadata(data, segments)[0]
-    elif data.startswith(PNG_START):
-        yield _without_ancillary_chunks(data)
 
 
 def bytes_left_over(data: bytes, segments: Sequence[Segment]) -> int:
@@ -203,7 +194,7 @@ def bytes_left_over(data: bytes, segments: Sequence[Segment]) -> int:
         raise
 
 
-def check_holes(data: bytes, segments: Sequence[Segment]) -> None:
+def _check_holes(data: bytes, segments: Sequence[Segment]) -> None:
     """Check that zeros do not replace data of a scan, as in a block of a disk that was never written.
 
     Zeros decode as a sequence of the shortest code. An encoder writes many of these codes only if the shortest code
@@ -312,27 +303,21 @@ def _count_by_altering(data: bytes) -> int:
 
     Raises: ValueError if bytes after the data change a pixel.
     """
-    expected = {_pixels(variant) for variant in _make_end_variants(data)}
-    if len(expected) > 1:
+    pixels = _pixels_before_any_end(data)
+    if len(pixels) != 1:
         raise ValueError("premature end of data segment")
-    cut = 1
-    # The file may fail to decode once bytes that the image needs are replaced.
-    with suppress(OSError):
-        while (
-            cut <= MAX_LEFT_OVER + 1 and {_pixels(variant) for variant in _make_end_variants(data[:-cut])} == expected
-        ):
-            cut += 1
-    return cut - 1
+    cuts = range(1, MAX_LEFT_OVER + 2)
+    return next((cut - 1 for cut in cuts if _pixels_before_any_end(data[:-cut]) != pixels), MAX_LEFT_OVER + 1)
 
 
-def _make_end_variants(scan: bytes) -> list[bytes]:
-    scan = scan.rstrip(b"\xff")
-    return [scan + 64 * end + JPEG_END for end in (b"\x00", b"\x55", b"\xaa", b"\xfe")]
-
-
-def _pixels(data: bytes) -> bytes:
-    with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
-        return hashlib.sha256(image.tobytes()).digest()
+def _pixels_before_any_end(data: bytes) -> set[bytes]:
+    """Return the different results of decoding data that different bytes follow."""
+    pixels, scan = set(), data.rstrip(b"\xff")
+    for end in (b"\x00", b"\x55", b"\xaa", b"\xfe"):
+        # The file may fail to decode once bytes that the image needs are replaced.
+        with suppress(OSError), Image.open(io.BytesIO(scan + 64 * end + JPEG_END), formats=["JPEG"]) as image:
+            pixels.add(image.tobytes())
+    return pixels
 
 
 def _without_ancillary_chunks(data: bytes) -> bytes:
@@ -352,16 +337,15 @@ def _chunks(data: bytes) -> Iterator[bytes]:
         position += size + 12
 
 
-def strip_metadata(data: bytes, segments: Sequence[Segment], *, adobe: bool = False) -> tuple[bytes, list[Segment]]:
-    """Return a JPEG and its segments, without metadata and without bytes that belong to no segment.
+def joined(data: bytes, segments: Sequence[Segment], without: Container[int] = METADATA) -> tuple[bytes, list[Segment]]:
+    """Return a JPEG and its segments, without bytes that belong to no segment, and without segments of some markers.
 
-    No coefficient depends on the removed bytes. Adobe's marker, which holds the color space, stays only with `adobe`.
+    No coefficient depends on the removed bytes. Adobe's marker holds the color space.
     """
     view = memoryview(data)
     parts, new_segments, start = [view[:2]], [], 2
     for segment, following in zip(segments, [*segments[1:], None], strict=True):
-        metadata = APP0 <= segment.marker < APP0 + 16 or segment.marker == COMMENT
-        if metadata and not (adobe and segment.marker == APP14):
+        if segment.marker in without:
             continue
         end = following.start if following and segment.marker == SOS else segment.end
         parts.append(view[segment.start : end])
@@ -370,7 +354,7 @@ def strip_metadata(data: bytes, segments: Sequence[Segment], *, adobe: bool = Fa
     return b"".join(parts), new_segments
 
 
-def has_every_scan(data: bytes, segments: Iterable[Segment]) -> bool:
+def _has_every_scan(data: bytes, segments: Iterable[Segment]) -> bool:
     """Return whether the scans contain every coefficient of every component to its last bit (T.81, G.1.1.1).
 
     A progressive file that was cut between two scans and closed with an end marker decodes without an error, to a
@@ -400,34 +384,24 @@ def without_stray_bytes(data: bytes, left_over: int) -> bytes:
         data: a file that `verify` accepts.
         left_over: the number of bytes after the last block, from `verify`.
     """
-    if not data.startswith(JPEG_START):
+    segments = [*jpeg_segments(data)] if data.startswith(JPEG_START) else []
+    if not left_over and not any(gap.strip(b"\xff") for gap in _gaps(data, segments)):
         return data
-    segments = [*jpeg_segments(data)]
-    parts, strays, position = [data[:2]], left_over > 0, 2
-    for segment, following in pairwise(segments):
-        strays |= not _is_fill(data[position : segment.start])
-        position = following.start if segment.marker == SOS else segment.end
-        parts.append(data[segment.start : position])
-    if not strays and _is_fill(data[position : segments[-1].start]):
-        return data
-    last = parts.pop()
-    parts.append(last[: len(last.rstrip(b"\xff")) - left_over])
-    return b"".join([*parts, JPEG_END])
+    content = joined(data, segments, ())[0].removesuffix(JPEG_END).rstrip(b"\xff")
+    return content[: len(content) - left_over] + JPEG_END
 
 
 def stray_bytes(data: bytes) -> list[str]:
     """Return notes on the bytes of a JPEG that belong to no segment."""
-    notes, previous = [], Segment(0, 0, 0, 2)
-    for segment in jpeg_segments(data):
-        # Fill bytes may precede a marker.
-        gap = data[previous.end : segment.start].rstrip(b"\xff") if previous.marker != SOS else b""
-        if gap:
-            notes.append(f"extraneous bytes: {len(gap)} before a marker")
-        previous = segment
-    if previous.marker == EOI and previous.end < len(data):
-        notes.append(f"bytes after the end: {len(data) - previous.end}")
-    return notes
+    segments = [*jpeg_segments(data)]
+    # Fill bytes may precede a marker.
+    gaps = [len(gap.rstrip(b"\xff")) for gap in _gaps(data, segments)]
+    notes = [f"extraneous bytes: {gap} before a marker" for gap in gaps if gap]
+    return notes + [f"bytes after the end: {behind}" for behind in [len(data) - segments[-1].end] if behind]
 
 
-def _is_fill(between: bytes) -> bool:
-    return not between.strip(b"\xff")
+def _gaps(data: bytes, segments: Sequence[Segment]) -> Iterator[bytes]:
+    """Yield the bytes before each segment that belong to no segment and to no scan."""
+    for before, segment in pairwise([Segment(0, 0, 0, 2), *segments]):
+        if before.marker != SOS:
+            yield data[before.end : segment.start]

@@ -24,7 +24,6 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import PixelFormat
 from jaxddp.data.images.header import (
@@ -79,10 +78,9 @@ def train_image(
     Args:
         area: the area of the random crop; None keeps the whole image.
     """
-    decode = partial(decode_and_resize, data, image_size=image_size, pixels=pixels, interpolation=interpolation)
-    if area is None:
-        return decode(lambda size: tf.stack([0, 0, size[0], size[1]]))
-    return decode(partial(random_area_window, key=key, area=area), exact=False)
+    whole = area is None
+    window = (lambda size: tf.concat([[0, 0], size], 0)) if whole else partial(random_area_window, key=key, area=area)
+    return decode_and_resize(data, window, image_size, exact=whole, pixels=pixels, interpolation=interpolation)
 
 
 def eval_image(
@@ -102,7 +100,7 @@ def eval_image(
     Args:
         squash: whether both sides are resized to `resize`.
     """
-    size = _size(data, pixels)
+    size = _header(data, pixels)[1:]
     resized = resized_size(size, resize, squash=squash)
     box = center_box(size, resized, image_size)
     window = filter_window(box, image_size, size, interpolation)
@@ -161,39 +159,35 @@ def decode_window(
             pixels differ by a few levels, which is negligible for random crops.
         pixels: the format of the result. Files of different formats give the same pixels for the same image.
     """
-    kind = _kind(data, pixels)
+    header = _header(data, pixels)
+    part = window(header[1:])
+
+    def other() -> Any:
+        top, left, height, width = tf.unstack(part)
+        return _gray(_decode_whole(data, header[0], pixels)[top : top + height, left : left + width], pixels)
+
     image = tf.cond(
-        kind == _JPEG,
-        lambda: _converted(_decode_jpeg(data, _checked_window(data, window), least, exact), pixels),
-        lambda: _gray(_crop(_decode_whole(data, kind, pixels), window), pixels),
+        header[0] == _JPEG, lambda: _converted(_decode_jpeg(data, part, header[2], least, exact), pixels), other
     )
     return tf.ensure_shape(image, [None, None, pixels.channels])
 
 
-def _kind(data: Any, pixels: PixelFormat) -> Any:
-    """Return `_JPEG`, `_PNG` or `_OTHER`, an int32 scalar. It raises an error if `parse_header` rejects the file."""
+def _header(data: Any, pixels: PixelFormat) -> Any:
+    """Return `_JPEG`, `_PNG` or `_OTHER`, height and width in pixels, int32[3].
+
+    It raises an error if `parse_header` rejects the file.
+    """
+
+    def of_jpeg() -> Any:
+        size = tf.image.extract_jpeg_shape(data)[:2]
+        few = tf.reduce_prod(tf.cast(size, tf.int64)) <= MAX_PIXELS
+        with tf.control_dependencies([tf.debugging.Assert(few, ["more pixels than the limit"])]):
+            return tf.concat([[_JPEG], size], 0)
+
     # The first and last bytes identify most JPEG files. Other files are parsed in Python, which is slow in a graph.
     plain_jpeg = (tf.strings.substr(data, 0, 3) == JPEG_START) & (tf.strings.substr(data, -2, 2) == JPEG_END)
-    return tf.cond(
-        plain_jpeg, lambda: _JPEG, lambda: tf.numpy_function(partial(_parsed_kind, pixels), [data], tf.int32)
-    )
-
-
-def _size(data: Any, pixels: PixelFormat) -> Any:
-    """Return height and width in pixels, int32[2], from the header."""
-
-    def of_png() -> Any:
-        # IHDR is the first chunk of every PNG file, and begins with width and height.
-        return tf.io.decode_raw(tf.strings.substr(data, 16, 8), tf.int32, little_endian=False)[::-1]
-
-    def of_other() -> Any:
-        return tf.numpy_function(_parsed_size, [data], tf.int32)
-
-    kind = _kind(data, pixels)
-    size = tf.cond(
-        kind == _JPEG, lambda: tf.image.extract_jpeg_shape(data)[:2], lambda: tf.cond(kind == _PNG, of_png, of_other)
-    )
-    return tf.ensure_shape(size, [2])
+    parsed = partial(tf.numpy_function, partial(_parsed_header, pixels), [data], tf.int32)
+    return tf.ensure_shape(tf.cond(plain_jpeg, of_jpeg, parsed), [3])
 
 
 def _as_bytes(data: bytes | np.ndarray) -> bytes:
@@ -201,27 +195,18 @@ def _as_bytes(data: bytes | np.ndarray) -> bytes:
     return np.asarray(data, object).item()
 
 
-def _parsed_kind(pixels: PixelFormat, data: bytes | np.ndarray) -> np.int32:
+def _parsed_header(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
     header = parse_header(_as_bytes(data))
-    if header.bits > pixels.bits:
-        _warn_of_lost_bits()
-    if header.kind == "png" and header.bits < 8 and pixels.channels == 4:
-        # Without alpha in the file, TensorFlow would set alpha to the largest value of these few bits, instead of 255.
-        return np.int32(_OTHER)
-    return np.int32({"jpeg": _JPEG, "png": _PNG}.get(header.kind, _OTHER))
-
-
-def _warn_of_lost_bits() -> None:
-    """Log the warning once in a process, although many threads decode."""
-    if _warned.acquire(blocking=False):
+    # The lock is never released, so the warning is logged once in a process, although many threads decode.
+    if header.bits > pixels.bits and _warned.acquire(blocking=False):
         _log.warning(
             "data.bits=8: some images have 16 bits, of which the upper 8 are used; set data.bits 16 to use all"
         )
-
-
-def _parsed_size(data: bytes | np.ndarray) -> np.ndarray:
-    header = parse_header(_as_bytes(data))
-    return np.array([header.height, header.width], np.int32)
+    kind = {"jpeg": _JPEG, "png": _PNG}.get(header.kind, _OTHER)
+    if header.bits < 8 and pixels.channels == 4:
+        # Without alpha in a PNG, TensorFlow would set alpha to the largest value of these few bits, instead of 255.
+        kind = _OTHER
+    return np.array([kind, header.height, header.width], np.int32)
 
 
 def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
@@ -230,43 +215,29 @@ def _pillow_pixels(pixels: PixelFormat, data: bytes | np.ndarray) -> np.ndarray:
     return decode_pillow(data, kind, _decoded_channels(pixels), pixels.bits)
 
 
-def _checked_window(data: Any, window: Window) -> Any:
-    size = tf.image.extract_jpeg_shape(data)[:2]
-    pixels = tf.reduce_prod(tf.cast(size, tf.int64))
-    check = tf.debugging.Assert(pixels <= MAX_PIXELS, ["more pixels than the limit"])
-    with tf.control_dependencies([check]):
-        return tf.identity(window(size))
-
-
-def _decode_jpeg(data: Any, part: Any, least: int | None, exact: bool) -> Any:
+def _decode_jpeg(data: Any, part: Any, full_width: Any, least: int | None, exact: bool) -> Any:
     """Decode the crop `part` at the smallest scale at which its sides are at least `least`; None means full size."""
-    whole = partial(_decode_exactly if exact else _decode, data, part)
-    if least is None:
-        return whole()
-    short = tf.reduce_min(part[2:])
+    decode = partial(tf.image.decode_and_crop_jpeg, data, channels=3, dct_method=_EXACT if exact else _COARSE)
+
+    def whole() -> Any:
+        if not exact:
+            return decode(part)
+        # Color is stored at half the resolution and interpolated between columns. At the left and right border of a
+        # crop, the neighbor column is missing, so one more column is decoded on each side.
+        top, left, height, width = tf.unstack(part)
+        first = tf.maximum(left - 1, 0)
+        last = tf.minimum(left + width + 1, full_width)
+        return decode(tf.stack([top, first, height, last - first]))[:, left - first : left - first + width]
 
     def scaled(scale: int) -> Any:
         # The crop in pixels of the scaled image, rounded outwards.
         start, stop = part[:2] // scale, -(-(part[:2] + part[2:]) // scale)
-        return _decode(data, tf.concat([start, stop - start], 0), scale, _EXACT if exact else _COARSE)
+        return decode(tf.concat([start, stop - start], 0), ratio=scale)
 
-    cases = [(short >= scale * least, partial(scaled, scale)) for scale in _SCALES]
-    return tf.case(cases, default=whole)
-
-
-def _decode_exactly(data: Any, part: Any) -> Any:
-    """Decode a crop to the same pixels as in the whole decoded image, in less time."""
-    _, left, _, width = tf.unstack(part)
-    # Color is stored at half the resolution and interpolated between columns. At the left and right border of a crop,
-    # the neighbor column is missing, so one more column is decoded on each side.
-    first = tf.maximum(left - 1, 0)
-    last = tf.minimum(left + width + 1, tf.image.extract_jpeg_shape(data)[1])
-    image = _decode(data, tf.stack([part[0], first, part[2], last - first]), transform=_EXACT)
-    return image[:, left - first : left - first + width]
-
-
-def _decode(data: Any, part: Any, scale: int = 1, transform: str = _COARSE) -> Any:
-    return tf.image.decode_and_crop_jpeg(data, part, channels=3, ratio=scale, dct_method=transform)
+    if least is None:
+        return whole()
+    short = tf.reduce_min(part[2:])
+    return tf.case([(short >= scale * least, partial(scaled, scale)) for scale in _SCALES], default=whole)
 
 
 def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
@@ -278,11 +249,6 @@ def _decode_whole(data: Any, kind: Any, pixels: PixelFormat) -> Any:
         return tf.ensure_shape(image, [None, None, channels])
 
     return tf.cond(kind == _PNG, lambda: tf.image.decode_png(data, channels=channels, dtype=dtype), other)
-
-
-def _crop(image: Any, window: Window) -> Any:
-    top, left, height, width = tf.unstack(window(tf.shape(image)[:2]))
-    return image[top : top + height, left : left + width]
 
 
 def _decoded_channels(pixels: PixelFormat) -> int:
@@ -304,11 +270,6 @@ def _converted(image: Any, pixels: PixelFormat) -> Any:
     if pixels.channels == 4:
         image = tf.pad(image, [[0, 0], [0, 0], [0, 1]], constant_values=255)
     return _gray(image if pixels.bits == 8 else tf.cast(image, tf.uint16) * 257, pixels)
-
-
-def crop_area(data: DataConfig) -> Area | None:
-    """Return the bounds of the area of training crops from a config; None if images are not cropped."""
-    return None if data.crop == "whole" else data.area
 
 
 def example_keys(seed: int, epoch: np.ndarray, row: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.data.batch import Batch, PixelFormat
 from jaxddp.data.images.verify import sound_image
@@ -28,7 +29,7 @@ from jaxddp.data.stream.tensorflow_cpu import keep_freed_memory, tf
 
 MOST_GRAPHS = 16
 REFUSED, SOUND, STRAY = range(3)
-"""The verdicts that `verify_image` returns."""
+"""The verdicts on an image; see `pixel_graph`."""
 PREFETCH_BATCHES = 2
 """The largest number of finished batches in the queue; it limits the memory."""
 FETCH_THREADS = 32
@@ -44,51 +45,54 @@ _NO_IMAGES = np.zeros(0), np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
-class TrainPixels:
-    """A function of an encoded image, a string scalar, and a key, int64[2], to pixels [S, S, C]; see `train_image`."""
+class Pixels:
+    """A function of an encoded image, a string scalar, and a key, int64[2], to pixels [S, S, C]."""
 
     image_size: int
     format: PixelFormat
+    interpolation: Interpolation
     area: Area | None
-    interpolation: Interpolation
-
-    def __call__(self, encoded: Any, key: Any) -> Any:
-        return train_image(encoded, key, self.area, self.image_size, self.format, self.interpolation)
-
-
-@dataclass(frozen=True)
-class EvalPixels:
-    """A function of an encoded image to the pixels for evaluation; the key is ignored. See `eval_image`."""
-
-    image_size: int
-    format: PixelFormat
-    resize: int
-    interpolation: Interpolation
+    """The area of training crops; None for whole images. See `train_image`."""
+    resize: int | None
+    """The short side of images in evaluation; None in training. See `eval_image`."""
     squash: bool
 
+    @classmethod
+    def of(cls, data: DataConfig, *, train: bool) -> "Pixels":
+        """Return the function of a config."""
+        area, resize = None if data.crop == "whole" else data.area, None if train else data.resize
+        return cls(data.image_size, PixelFormat.of(data), data.interpolation, area, resize, data.eval_crop == "squash")
+
     def __call__(self, encoded: Any, key: Any) -> Any:
-        size = self.image_size, self.resize
-        return eval_image(encoded, *size, self.format, self.interpolation, squash=self.squash)
-
-
-Pixels = TrainPixels | EvalPixels
+        size, form, how = self.image_size, self.format, self.interpolation
+        if self.resize is None:
+            return train_image(encoded, key, self.area, size, form, how)
+        return eval_image(encoded, size, self.resize, form, how, squash=self.squash)
 
 
 @functools.lru_cache(maxsize=MOST_GRAPHS)
 def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
-    """Return a graph function (key, verifies, digest, *place) -> (pixels, verdict); see `verify_image`.
+    """Return a graph function (key, verifies, digest, *place) -> (pixels, verdict).
+
+    The arguments are an int64[2] key; whether to verify the image; its expected SHA-256, empty to accept any; and the
+    place. The verdict is `REFUSED`; `SOUND`; or `STRAY` if the image is sound after the removal of stray bytes.
 
     Args:
         read: the result of `Store.in_graph`: a function of `place`, which is (path, offset). If `read` is None, `place`
             is the encoded image.
     """
     places = [tf.TensorSpec([], tf.string), tf.TensorSpec([], tf.int64)][: 2 if read else 1]
-
     arguments = tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.bool), tf.TensorSpec([], tf.string)
 
     @tf.function(input_signature=(*arguments, *places), autograph=False)
     def load(key: Any, verifies: Any, digest: Any, *place: Any) -> Any:
-        image, verdict = verify_image(read(*place) if read else place[0], verifies, digest)
+        data = read(*place) if read else place[0]
+        image, verdict = tf.cond(
+            verifies | (tf.strings.length(digest) > 0),
+            lambda: tuple(tf.numpy_function(_verified, [data, verifies, digest], (tf.string, tf.int32))),
+            lambda: (data, tf.constant(SOUND)),
+        )
+        image, verdict = tf.ensure_shape(image, []), tf.ensure_shape(verdict, [])
         shape = pixels.image_size, pixels.image_size, pixels.format.channels
         black = functools.partial(tf.zeros, shape, pixels.format.dtype)
         return tf.cond(verdict == REFUSED, black, lambda: pixels(image, key)), verdict
@@ -96,38 +100,16 @@ def pixel_graph(read: Callable[[Any, Any], Any] | None, pixels: Pixels) -> Any:
     return load
 
 
-def verify_image(data: Any, verifies: Any, digest: Any) -> tuple[Any, Any]:
-    """Verify an encoded image; return the image and an int32 verdict.
-
-    The verdict is `REFUSED`, `SOUND`, or `STRAY`. `STRAY` means that the image is sound after removal of bytes that do
-    not belong to it, and the image is returned without these bytes.
-
-    Args:
-        verifies: bool scalar, whether to verify the image; if False, only the digest is compared.
-        digest: string scalar, the expected SHA-256; empty to accept any digest.
-    """
-    digest_verdict = tf.cond(
-        tf.strings.length(digest) > 0,
-        lambda: tf.ensure_shape(tf.numpy_function(_compare_digest, [data, digest], tf.int32), []),
-        lambda: tf.constant(SOUND),
-    )
-    image, verdict = tf.cond(
-        verifies & (digest_verdict == SOUND),
-        lambda: tuple(tf.numpy_function(_verify_bytes, [data], (tf.string, tf.int32))),
-        lambda: (data, digest_verdict),
-    )
-    return tf.ensure_shape(image, []), tf.ensure_shape(verdict, [])
-
-
-def _compare_digest(data: bytes, digest: bytes) -> np.int32:
-    return np.int32(SOUND if hashlib.sha256(data).digest() == digest else REFUSED)
-
-
-def _verify_bytes(data: bytes) -> tuple[bytes, np.int32]:
+def _verified(data: bytes, verifies: bool, digest: bytes) -> tuple[bytes, np.int32]:
+    """Return the bytes to decode and the verdict on an encoded image; see `pixel_graph`."""
+    if digest and hashlib.sha256(data).digest() != digest:
+        return b"", np.int32(REFUSED)
+    if not verifies:
+        return data, np.int32(SOUND)
     try:
         _, image = sound_image(data)
     except InputError:
-        return data, np.int32(REFUSED)
+        return b"", np.int32(REFUSED)
     return image, np.int32(SOUND if image is data else STRAY)
 
 
@@ -191,22 +173,16 @@ class Pipeline:
         # `fetched` is ahead of `decoded` by some batches, because images of a remote store are fetched in advance.
         fetched, decoded = itertools.tee(batches)
         try:
-            for (batch, real, rows), places in zip(decoded, self._places(rows for _, _, rows in fetched), strict=True):
+            rows_ahead = (rows for _, _, rows in fetched)
+            in_graph, digests = self.table.store.in_graph() is not None, self.table.digests
+            # The arguments `place` of the graph: (paths, offsets), or (encoded images,).
+            places = map(self.table.places, rows_ahead) if in_graph else _fetched(self.table, rows_ahead)
+            for (batch, real, rows), place in zip(decoded, places, strict=True):
                 keys = example_keys(self.order.seed, batch.epoch[real], batch.row[real] + self.order.first_row)
-                yield keys, self.verifies & ~self.table.verified.sound[rows], self._digests(rows), *places
+                expected = np.zeros(len(rows), "S1") if digests is None else digests.of(rows)
+                yield keys, self.verifies & ~self.table.verified.sound[rows], expected, *place
         except Exception as error:
             self.failures.append(error)
-
-    def _places(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, ...]]:
-        """Yield the arguments `place` of the graph for each batch of rows: (paths, offsets), or (encoded images,)."""
-        if self.table.store.in_graph() is None:
-            return _fetched(self.table, batches)
-        return map(self.table.places, batches)
-
-    def _digests(self, rows: np.ndarray) -> np.ndarray:
-        """Return the expected digests of int64[b] rows, bytes[b]; empty strings if the table has no digests."""
-        digests = self.table.digests
-        return np.zeros(len(rows), "S1") if digests is None else digests.of(rows)
 
     def _consume(self, images: list[Images], start: Callable[[int], Images]) -> Generator[Batch]:
         try:
@@ -272,7 +248,7 @@ class Pipeline:
             return batch._replace(image=image)
         changed = (self.substitutes.resolve(batch.row) != batch.row) & (batch.mask > 0)
         # In a batch that spans two epochs, only rows of the first are marked, so each row is marked once per epoch.
-        changed &= self.shard.of(self.order.epoch_indices(step)) == self.order.first_epoch(step)
+        changed &= self.shard.of(self.order.is_of_first_epoch(step), padding=False)
         return batch._replace(image=image, substituted=changed.astype(np.float32))
 
     def _faults(self, rows: np.ndarray) -> Iterator[tuple[int, str]]:

@@ -1,0 +1,274 @@
+"""Augmentation policies, which draw operations for each image. Each is a function of uint8[H, W, C], by its name.
+
+The tables of AutoAugment are those of the paper's appendix (Cubuk et al. 2019, arXiv:1805.09501). A policy has 25
+sub-policies of two operations, each with a probability and an index of its magnitude. An operation without a magnitude
+has index 0.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxddp.augment.color import blur, box_weights, color_jitter
+from jaxddp.augment.operations import (
+    IDENTITY,
+    OPERATIONS,
+    PixelOperation,
+    Size,
+    Space,
+    drawn,
+    gray_of,
+    on_planes,
+    operate,
+    operate_all,
+    rows,
+    space_of,
+)
+from jaxddp.config import AugmentConfig
+from jaxddp.config.registry import POLICIES
+from jaxddp.core.errors import InputError, Key
+
+Policy = Callable[[jax.Array, jax.Array], jax.Array]
+
+# --- TrivialAugment: one random operation with a random magnitude (Müller & Hutter 2021, arXiv:2103.10158) ---
+
+
+def wide_space() -> Space:
+    """Return the space of TrivialAugment Wide: 31 magnitudes of each operation.
+
+    The ranges are those of table 6 of the paper. The largest translation is 32 pixels for images of any size. The
+    solarize thresholds and the number of bits of posterize are torchvision's.
+    """
+    steps = np.arange(31) / 30
+    others = {"posterize": 8 - np.round(6 * steps), "solarize": 255 - 255 * steps}
+    moves = {"translate_x": 32 * steps, "translate_y": 32 * steps}
+    return space_of(OPERATIONS, steps, blends=0.99, shear=0.99, rotate=135, **moves, **others)
+
+
+@POLICIES.add("trivial_augment")
+def trivial_augment(settings: AugmentConfig) -> Policy:
+    """Return TrivialAugment Wide. The operation, the magnitude and the direction are uniform and independent."""
+    space = wide_space()
+    table = np.array([rows(space, name) for name in OPERATIONS])
+
+    def apply(key: jax.Array, image: jax.Array) -> jax.Array:
+        index = jax.random.randint(key, (), 0, table[..., 0].size, jnp.int32)
+        return on_planes(operate, image, drawn(table, index))
+
+    return apply
+
+
+# --- AutoAugment ---
+
+Choice = tuple[str, float, int]
+"""An operation with its probability and the index of its magnitude."""
+
+IMAGENET: tuple[tuple[Choice, Choice], ...] = (
+    (("posterize", 0.4, 8), ("rotate", 0.6, 9)), (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
+    (("equalize", 0.8, 0), ("equalize", 0.6, 0)), (("posterize", 0.6, 7), ("posterize", 0.6, 6)),
+    (("equalize", 0.4, 0), ("solarize", 0.2, 4)), (("equalize", 0.4, 0), ("rotate", 0.8, 8)),
+    (("solarize", 0.6, 3), ("equalize", 0.6, 0)), (("posterize", 0.8, 5), ("equalize", 1.0, 0)),
+    (("rotate", 0.2, 3), ("solarize", 0.6, 8)), (("equalize", 0.6, 0), ("posterize", 0.4, 6)),
+    (("rotate", 0.8, 8), ("color", 0.4, 0)), (("rotate", 0.4, 9), ("equalize", 0.6, 0)),
+    (("equalize", 0.0, 0), ("equalize", 0.8, 0)), (("invert", 0.6, 0), ("equalize", 1.0, 0)),
+    (("color", 0.6, 4), ("contrast", 1.0, 8)), (("rotate", 0.8, 8), ("color", 1.0, 2)),
+    (("color", 0.8, 8), ("solarize", 0.8, 7)), (("sharpness", 0.4, 7), ("invert", 0.6, 0)),
+    (("shear_x", 0.6, 5), ("equalize", 1.0, 0)), (("color", 0.4, 0), ("equalize", 0.6, 0)),
+    (("equalize", 0.4, 0), ("solarize", 0.2, 4)), (("solarize", 0.6, 5), ("autocontrast", 0.6, 0)),
+    (("invert", 0.6, 0), ("equalize", 1.0, 0)), (("color", 0.6, 4), ("contrast", 1.0, 8)),
+    (("equalize", 0.8, 0), ("equalize", 0.6, 0)),
+)  # fmt: skip
+CIFAR10: tuple[tuple[Choice, Choice], ...] = (
+    (("invert", 0.1, 0), ("contrast", 0.2, 6)), (("rotate", 0.7, 2), ("translate_x", 0.3, 9)),
+    (("sharpness", 0.8, 1), ("sharpness", 0.9, 3)), (("shear_y", 0.5, 8), ("translate_y", 0.7, 9)),
+    (("autocontrast", 0.5, 0), ("equalize", 0.9, 0)), (("shear_y", 0.2, 7), ("posterize", 0.3, 7)),
+    (("color", 0.4, 3), ("brightness", 0.6, 7)), (("sharpness", 0.3, 9), ("brightness", 0.7, 9)),
+    (("equalize", 0.6, 0), ("equalize", 0.5, 0)), (("contrast", 0.6, 7), ("sharpness", 0.6, 5)),
+    (("color", 0.7, 7), ("translate_x", 0.5, 8)), (("equalize", 0.3, 0), ("autocontrast", 0.4, 0)),
+    (("translate_y", 0.4, 3), ("sharpness", 0.2, 6)), (("brightness", 0.9, 6), ("color", 0.2, 8)),
+    (("solarize", 0.5, 2), ("invert", 0.0, 0)), (("equalize", 0.2, 0), ("autocontrast", 0.6, 0)),
+    (("equalize", 0.2, 0), ("equalize", 0.6, 0)), (("color", 0.9, 9), ("equalize", 0.6, 0)),
+    (("autocontrast", 0.8, 0), ("solarize", 0.2, 8)), (("brightness", 0.1, 3), ("color", 0.7, 0)),
+    (("solarize", 0.4, 5), ("autocontrast", 0.9, 0)), (("translate_y", 0.9, 9), ("translate_y", 0.7, 9)),
+    (("autocontrast", 0.9, 0), ("solarize", 0.8, 3)), (("equalize", 0.8, 0), ("invert", 0.1, 0)),
+    (("translate_y", 0.7, 9), ("autocontrast", 0.9, 0)),
+)  # fmt: skip
+SVHN: tuple[tuple[Choice, Choice], ...] = (
+    (("shear_x", 0.9, 4), ("invert", 0.2, 0)), (("shear_y", 0.9, 8), ("invert", 0.7, 0)),
+    (("equalize", 0.6, 0), ("solarize", 0.6, 6)), (("invert", 0.9, 0), ("equalize", 0.6, 0)),
+    (("equalize", 0.6, 0), ("rotate", 0.9, 3)), (("shear_x", 0.9, 4), ("autocontrast", 0.8, 0)),
+    (("shear_y", 0.9, 8), ("invert", 0.4, 0)), (("shear_y", 0.9, 5), ("solarize", 0.2, 6)),
+    (("invert", 0.9, 0), ("autocontrast", 0.8, 0)), (("equalize", 0.6, 0), ("rotate", 0.9, 3)),
+    (("shear_x", 0.9, 4), ("solarize", 0.3, 3)), (("shear_y", 0.8, 8), ("invert", 0.7, 0)),
+    (("equalize", 0.9, 0), ("translate_y", 0.6, 6)), (("invert", 0.9, 0), ("equalize", 0.6, 0)),
+    (("contrast", 0.3, 3), ("rotate", 0.8, 4)), (("invert", 0.8, 0), ("translate_y", 0.0, 2)),
+    (("shear_y", 0.7, 6), ("solarize", 0.4, 8)), (("invert", 0.6, 0), ("rotate", 0.8, 4)),
+    (("shear_y", 0.3, 7), ("translate_x", 0.9, 3)), (("shear_x", 0.1, 6), ("invert", 0.6, 0)),
+    (("solarize", 0.7, 2), ("translate_y", 0.6, 7)), (("shear_y", 0.8, 4), ("invert", 0.8, 0)),
+    (("shear_x", 0.7, 9), ("translate_y", 0.8, 3)), (("shear_y", 0.8, 5), ("autocontrast", 0.7, 0)),
+    (("shear_x", 0.7, 2), ("invert", 0.1, 0)),
+)  # fmt: skip
+TABLES = {"auto_augment_imagenet": IMAGENET, "auto_augment_cifar10": CIFAR10, "auto_augment_svhn": SVHN}
+
+
+def learned_space(size: Size) -> Space:
+    """Return the 10 magnitudes of each operation, as in torchvision; "invert" has none."""
+    steps = np.arange(10) / 9
+    height, width = size
+    moves = {"translate_x": 150 / 331 * width * steps, "translate_y": 150 / 331 * height * steps}
+    return space_of(OPERATIONS, steps, posterize=8 - np.round(4 * steps), solarize=255 - 255 * steps, **moves)
+
+
+def _auto_augment(settings: AugmentConfig) -> Policy:
+    """Return AutoAugment: a random sub-policy, in random directions."""
+    policy = TABLES[settings.policy or ""]
+    probabilities = jnp.array([[probability for _, probability, _ in pair] for pair in policy], jnp.float32)
+
+    def apply(key: jax.Array, image: jax.Array) -> jax.Array:
+        height, width, _ = image.shape
+        space = learned_space((height, width))
+        # The last axes are: sub-policy, operation, outcome (skipped, either direction), parameters.
+        table = np.array([[[IDENTITY, *rows(space, name)[index]] for name, _, index in pair] for pair in policy])
+        pair_key, use_key, sign_key = jax.random.split(key, 3)
+        pair = jax.random.randint(pair_key, (), 0, len(policy), jnp.int32)
+        is_used = jax.random.bernoulli(use_key, probabilities[pair])
+        outcome = jnp.where(is_used, jax.random.randint(sign_key, (2,), 1, 3, jnp.int32), 0)
+        return on_planes(operate_all, image, drawn(table, (2 * pair + jnp.arange(2)) * 3 + outcome))
+
+    return apply
+
+
+for name in TABLES:
+    POLICIES.add(name)(_auto_augment)
+
+# --- AugMix: a mixture of an image with chains of operations on it (Hendrycks et al. 2020, arXiv:1912.02781) ---
+
+WIDTH, DEEPEST, SEVERITY = 3, 3, 3
+"""The number of chains, the largest number of operations of a chain, and the number of magnitudes that are drawn."""
+UNIT = 1 << 12
+"""Weights are multiples of 1/4,096, so the mixture is exact in 32-bit integers."""
+
+
+def mixing_space(size: Size) -> Space:
+    """Return the first three of torchvision's 10 magnitudes of each operation of the paper.
+
+    The paper leaves out the operations that resemble the corruptions of ImageNet-C: brightness, color, contrast and
+    sharpness.
+    """
+    steps = np.arange(SEVERITY) / 9
+    height, width = size
+    others = {"posterize": 4 - np.round(4 * steps), "solarize": 255 - 255 * steps}
+    others |= {"translate_x": width / 3 * steps, "translate_y": height / 3 * steps}
+    names = "autocontrast", "equalize", "posterize", "rotate", "solarize", "shear_x", "shear_y"
+    return space_of((*names, "translate_x", "translate_y"), steps, **others)
+
+
+@POLICIES.add("augmix")
+def augmix(settings: AugmentConfig) -> Policy:
+    """Return AugMix.
+
+    Each of three chains applies 1 to 3 operations. Dirichlet(1, 1, 1) gives the weights of the chains, and Beta(1, 1)
+    the weight of their mixture against the image. The authors mix normalized images, which is the same but for the
+    rounding of the mixture to a whole level.
+    """
+
+    def apply(key: jax.Array, image: jax.Array) -> jax.Array:
+        height, width, _ = image.shape
+        chain_key, weight_key = jax.random.split(key)
+        return on_planes(mixture, image, draw_chains(chain_key, (height, width)), draw_weights(weight_key))
+
+    return apply
+
+
+def draw_chains(key: jax.Array, size: Size) -> PixelOperation:
+    """Draw the operations of all chains, int32[WIDTH, DEEPEST] each. The identity follows the end of a chain."""
+    space = mixing_space(size)
+    table = np.array([each for name in space for pair in rows(space, name) for each in pair])
+    operation_key, depth_key = jax.random.split(key)
+    index = jax.random.randint(operation_key, (WIDTH, DEEPEST), 0, len(table), jnp.int32)
+    depth = jax.random.randint(depth_key, (WIDTH, 1), 1, DEEPEST + 1, jnp.int32)
+    index = jnp.where(jnp.arange(DEEPEST) < depth, index, len(table))
+    return drawn(np.concatenate([table, [IDENTITY]]), index)
+
+
+def draw_weights(key: jax.Array) -> jax.Array:
+    """Draw the weights of the image and of the chains, uint32[1 + WIDTH], in units of 1/`UNIT`**2. Their sum is 1.
+
+    The differences of sorted uniform numbers have the distribution Dirichlet(1, …, 1). Beta(1, 1) is uniform.
+    """
+    cuts = jax.random.randint(key, (WIDTH,), 0, UNIT + 1, jnp.int32)
+    share, ends = cuts[0], jnp.sort(cuts[1:])
+    of_chains = jnp.diff(ends, prepend=0, append=UNIT)
+    return jnp.concatenate([(UNIT - share)[None] * UNIT, share * of_chains]).astype(jnp.uint32)
+
+
+def mixture(planes: jax.Array, chains: PixelOperation, weights: jax.Array) -> jax.Array:
+    """Return the weighted mean of uint8[C, H, W] and of the results of chains of operations, rounded.
+
+    Args:
+        chains: int32[WIDTH, DEEPEST] each.
+        weights: uint32[1 + WIDTH]; see `draw_weights`.
+    """
+
+    def add(total: jax.Array, chain: tuple[PixelOperation, jax.Array]) -> tuple[jax.Array, None]:
+        parameters, weight = chain
+        return total + weight * operate_all(planes, parameters).astype(jnp.uint32), None
+
+    # The largest sum is 255.5 * 2**24, which fits into 32 bits.
+    total, _ = jax.lax.scan(add, weights[0] * planes.astype(jnp.uint32), (chains, weights[1:]))
+    return ((total + UNIT**2 // 2) // UNIT**2).astype(planes.dtype)
+
+
+# --- 3-Augment: grayscale, solarize or blur, and then color jitter (Touvron et al. 2022, arXiv:2204.07118) ---
+
+JITTER = (0.3, 0.3, 0.3, 0.0)
+THRESHOLD = 128
+RADII = tuple(radius / 100 for radius in range(10, 201))
+"""The radii of the blur in pixels: 0.10, 0.11, …, 2.00. The authors draw from the interval of the same bounds."""
+
+
+@POLICIES.add("three_augment")
+def three_augment(settings: AugmentConfig) -> Policy:
+    """Return 3-Augment.
+
+    Grayscale, solarize (threshold 128) and Gaussian blur are equally likely. Color jitter has strength 0.3 for
+    brightness, contrast and saturation.
+
+    Raises:
+        InputError: the config has further color jitter.
+    """
+    if settings.color_jitter:
+        raise InputError(
+            Key("data.augment.color_jitter", settings.color_jitter),
+            ": ",
+            Key.plain("data.augment.policy", "three_augment"),
+            " has color jitter of its own",
+            advice="set one of them",
+        )
+    table = np.array([box_weights(radius) for radius in RADII], np.uint32)
+
+    def apply(key: jax.Array, image: jax.Array) -> jax.Array:
+        choice_key, radius_key, jitter_key = jax.random.split(key, 3)
+        choice = jax.random.randint(choice_key, (), 0, 3, jnp.int32)
+        radius = jax.random.randint(radius_key, (), 0, len(RADII), jnp.int32)
+
+        def changed(planes: jax.Array) -> jax.Array:
+            return color_jitter(jitter_key, one_of_three(planes, choice, jnp.array(table)[radius]), JITTER)
+
+        return on_planes(changed, image)
+
+    return apply
+
+
+def one_of_three(planes: jax.Array, choice: jax.Array, weights: jax.Array) -> jax.Array:
+    """Return the gray (`choice` 0), solarized (1) or blurred (2) image of uint8[C, H, W].
+
+    Args:
+        choice: int32[].
+        weights: the weights of the blur, uint32[3]; see `jaxddp.augment.color.box_weights`.
+    """
+    gray = jnp.broadcast_to(gray_of(planes.astype(jnp.int32)), planes.shape).astype(planes.dtype)
+    solarized = jnp.where(planes < THRESHOLD, planes, 255 - planes)
+    return jnp.select([choice == 0, choice == 1], [gray, solarized], blur(planes, weights))
