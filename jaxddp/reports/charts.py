@@ -37,10 +37,7 @@ _PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "steps": ("step", {"line": {"width": 1}, "opacity": 0.45}),
     "epochs": ("mean of an epoch", {"line": {"width": 2, "dash": "dot"}, "marker": {"size": 4}}),
     "validation": ("validation", {"line": {"width": 2.5}, "marker": {"size": 6}}),
-    "averaged": (
-        "validation of averaged parameters",
-        {"line": {"width": 2.5, "dash": "dash"}, "marker": {"size": 6}},
-    ),
+    "averaged": ("validation of averaged parameters", {"line": {"width": 2.5, "dash": "dash"}, "marker": {"size": 6}}),
 }
 """The name and the style of each part of a run's `Series`, in the order of its fields."""
 _STEPS_ALONE: dict[str, Any] = {"line": {"width": 1.5}}

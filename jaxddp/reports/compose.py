@@ -24,12 +24,7 @@ if TYPE_CHECKING:
 
 
 def write_report(
-    directories: Sequence[Path],
-    out: Path,
-    which: str | None,
-    data_path: str | None = None,
-    *,
-    features: bool = False,
+    directories: Sequence[Path], out: Path, which: str | None, data_path: str | None = None, *, features: bool = False
 ) -> str:
     """Write a page about the runs of some work directories, and return a summary for the user.
 

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, TextIO
 
@@ -14,11 +14,16 @@ import jaxddp.core.phases as phases
 from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.core.duration import Duration
 from jaxddp.core.wording import counted, duration, figure, plural, size, speed
-from jaxddp.training.events import EpochMetrics, EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage
+from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage
 
 SECONDS_BETWEEN_FRAMES = 0.1
 # The colours of the curves, which are distinct on light and dark backgrounds.
 TRAIN_COLOUR, VAL_COLOUR, VAL_EMA_COLOUR = "#0072B2", "#D55E00", "#009E73"
+_STYLES = {
+    **{r"\btrain\b": TRAIN_COLOUR, r"\bval\b": VAL_COLOUR, r"\bval_ema\b": VAL_EMA_COLOUR},
+    r"^epoch +\d+": "bold",
+}
+"""The styles of words in the lines that stay on a terminal."""
 Bar = tuple[str, int, int, str, str]
 """A bar: its name, the work that is done, all work, its colour, and the text after it."""
 
@@ -53,18 +58,10 @@ def opening(run: RunStart) -> list[str]:
     length += [f"writing to {run.workdir}"] if run.workdir else []
     if run.traced is not None:
         nothing = "no step left to trace (the first step compiles and is not traced)"
-        length += [f"tracing steps {run.traced[0]:,} to {run.traced[-1]:,}" if run.traced else nothing]
-    lines = [" | ".join(scale), " | ".join(length)]
-    if run.num_validation:
-        first = f"; the first is {run.first_validated}" if run.first_validated else ""
-        lines.append(f"validating on {counted(run.num_validation, 'example')}{first}")
-    return lines
-
-
-def step(run: RunStart, record: StepRecord, remaining: float | None) -> str:
-    """Return the line of a logged step; `remaining` is in seconds, None if unknown."""
-    line = f"step {record.step}/{run.total_steps}  {position(run, record.epoch)}"
-    return f"{line}  {format_metrics(record.metrics)}  {pace(record)}  ETA {duration(remaining)}"
+        length.append(f"tracing steps {run.traced[0]:,} to {run.traced[-1]:,}" if run.traced else nothing)
+    first = f"; the first is {run.first_validated}" if run.first_validated else ""
+    validating = [f"validating on {counted(run.num_validation, 'example')}{first}"] if run.num_validation else []
+    return [" | ".join(scale), " | ".join(length), *validating]
 
 
 def position(run: RunStart, epoch: float) -> str:
@@ -84,19 +81,6 @@ def pace(record: StepRecord) -> str:
     return f"{rate}{used}  data wait {record.data_wait_fraction:.0%}"
 
 
-def epoch(end: EpochMetrics, evaluation: EvaluationRecord | None) -> str:
-    """Return the line of an epoch: its training metrics, those of an evaluation at its last step, and its seconds."""
-    line = f"epoch {end.number:3d}  train {format_metrics(end.metrics)}"
-    line += "" if evaluation is None else f"  {evaluation.split} {format_metrics(evaluation.metrics)}"
-    return f"{line}  {duration(end.seconds)}"
-
-
-def evaluation(record: EvaluationRecord) -> str:
-    """Return the line of an evaluation that is not shown in the line of an epoch."""
-    metrics = f"{record.split} {format_metrics(record.metrics)}"
-    return f"step {record.step}  epoch {record.epoch:.2f}  {metrics}  {record.seen:,} in {duration(record.seconds)}"
-
-
 def closing(run: RunEnd, work_seconds: float) -> str:
     """Return the last line: the status, the time of training and validation, the last metrics, and the utilization."""
     line = f"{run.status} at step {run.step:,} after {duration(work_seconds)} of training and validation"
@@ -105,14 +89,18 @@ def closing(run: RunEnd, work_seconds: float) -> str:
     line += f": {run.reason}" if run.status == "stopped" else ""
     splits = {VAL: run.validation, VAL_EMA: run.averaged}
     results = [f"{split} {format_metrics(metrics)}" for split, metrics in splits.items() if metrics]
-    results += _utilization(run.used)
-    results += [f"peak memory {size(run.used.peak_memory)}"] if run.used.peak_memory is not None else []
-    return "  ".join([line, *results])
+    memory = [f"peak memory {size(run.used.peak_memory)}"] if run.used.peak_memory is not None else []
+    return "  ".join([line, *results, *_utilization(run.used), *memory])
+
+
+def _utilization(used: Usage) -> list[str]:
+    return [f"MFU {used.flops_utilization:.1%}"] if used.flops_utilization is not None else []
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
     """Return metrics as text: `loss 0.4312 top-1 85.21%`."""
-    return " ".join(_format_metric(name, value) for name, value in metrics.items() if name != "count")
+    shown = {re.sub(r"^top(?=[0-9]+$)", "top-", name): figure(name, value) for name, value in metrics.items()}
+    return " ".join(f"{name} {value}" for name, value in shown.items() if name != "count")
 
 
 def total_epochs(run: RunStart) -> float:
@@ -160,9 +148,7 @@ class RunLines(Listener):
         # `jaxddp runs` adds up the same seconds from the log.
         if record.images_per_second > 0:
             self._step_seconds += (record.step - self._last) * self._run.batch_size / record.images_per_second
-        self._last = record.step
-        if record.epoch_end is not None:
-            self._pending_epoch = record
+        self._last, self._pending_epoch = record.step, record if record.epoch_end is not None else None
 
     def evaluation(self, record: EvaluationRecord) -> None:
         if not record.final:
@@ -171,20 +157,23 @@ class RunLines(Listener):
         # The averaged parameters are evaluated in the same validation, after the trained ones.
         earlier = 0.0 if record.split == VAL else self._last_validation or 0.0
         self._last_validation = earlier + record.seconds
+        metrics = f"{record.split} {format_metrics(record.metrics)}"
         if self._pending_epoch is not None and self._pending_epoch.step == record.step:
-            self.flush(record)
+            self.flush(f"  {metrics}")
         else:
             self.flush()
-            self._keep(evaluation(record))
+            place = f"step {record.step}  epoch {record.epoch:.2f}"
+            self._keep(f"{place}  {metrics}  {record.seen:,} in {duration(record.seconds)}")
 
     def end(self, run: RunEnd) -> None:
         self.flush()
         self._keep(closing(run, self._step_seconds + self._validation_seconds))
 
-    def flush(self, record: EvaluationRecord | None = None) -> None:
-        """Show the line of the last finished epoch, if it is not shown yet."""
-        if self._pending_epoch is not None and self._pending_epoch.epoch_end is not None:
-            self._keep(epoch(self._pending_epoch.epoch_end, record))
+    def flush(self, evaluated: str = "") -> None:
+        """Show the line of the last finished epoch, with the text of an evaluation, if it is not shown yet."""
+        if self._pending_epoch is not None and (end := self._pending_epoch.epoch_end) is not None:
+            line = f"epoch {end.number:3d}  train {format_metrics(end.metrics)}{evaluated}"
+            self._keep(f"{line}  {duration(end.seconds)}")
         self._pending_epoch = None
 
     def remaining(self, record: StepRecord) -> float | None:
@@ -204,14 +193,6 @@ class RunLines(Listener):
         return (run.total_steps - record.step) * step_seconds + record.validations_left * validation
 
 
-def _utilization(used: Usage) -> list[str]:
-    return [f"MFU {used.flops_utilization:.1%}"] if used.flops_utilization is not None else []
-
-
-def _format_metric(name: str, value: float) -> str:
-    return f"{re.sub(r'^top(?=[0-9]+$)', 'top-', name)} {figure(name, value)}"
-
-
 class PlainLines(RunLines):
     """A line for each logged step, epoch and evaluation; an epoch and the evaluation at its end share a line.
 
@@ -226,7 +207,9 @@ class PlainLines(RunLines):
     def step(self, record: StepRecord) -> None:
         # It prints the line of an epoch without an evaluation at its end, which comes before this step's line.
         super().step(record)
-        self._print(step(self._run, record, self.remaining(record)))
+        line = f"step {record.step}/{self._run.total_steps}  {position(self._run, record.epoch)}"
+        left = duration(self.remaining(record))
+        self._print(f"{line}  {format_metrics(record.metrics)}  {pace(record)}  ETA {left}")
 
     def _print(self, line: str) -> None:
         try:
@@ -251,19 +234,19 @@ class TerminalScreen:
 
         if self._live is None:
             is_stdout = self._console.file is sys.stdout
+            redirected = {"redirect_stdout": is_stdout, "redirect_stderr": is_stdout and sys.stderr.isatty()}
             # Each record redraws the picture, so rich needs no refresh thread, which could outlive an abrupt exit.
-            self._live = Live(
-                console=self._console,
-                auto_refresh=False,
-                transient=True,
-                redirect_stdout=is_stdout,
-                redirect_stderr=is_stdout and sys.stderr.isatty(),
-            )
+            self._live = Live(console=self._console, auto_refresh=False, transient=True, **redirected)
             self._live.start()
         self._live.update(picture, refresh=True)
 
     def keep(self, line: str) -> None:
-        self._console.print(_styled(line), soft_wrap=True)
+        from rich.text import Text
+
+        text = Text(line)
+        for words, style in _STYLES.items():
+            text.highlight_regex(words, style)
+        self._console.print(text, soft_wrap=True)
 
     def close(self) -> None:
         if self._live is not None:
@@ -301,8 +284,8 @@ class LiveDisplay(RunLines):
     def __init__(self, screen: TerminalScreen | NotebookScreen):
         super().__init__(screen.keep)
         self._screen = screen
-        self._training: Bar | None = None
-        self._metrics = self._activity = ""
+        self._training: list[Bar] = []
+        self._metrics, self._activity = "waiting for the first step", ""
         self._last_frame = 0.0
         self._activity_reports = ExitStack()
         # The thread of `jaxddp.core.phases.show_on` draws the seconds of an activity, while the training thread waits.
@@ -310,14 +293,13 @@ class LiveDisplay(RunLines):
 
     def start(self, run: RunStart) -> None:
         super().start(run)
-        self._training = self._training_bar(run.start_step, run.start_step * run.batch_size / run.num_examples, None)
-        self._metrics = "waiting for the first step"
+        self._set_step(run.start_step, run.start_step * run.batch_size / run.num_examples, None)
         self._draw()
         self._activity_reports.enter_context(phases.reported_to(self._show_activity))
 
     def step(self, record: StepRecord) -> None:
         super().step(record)
-        self._training = self._training_bar(record.step, record.epoch, self.remaining(record))
+        self._set_step(record.step, record.epoch, self.remaining(record))
         self._metrics = f"{format_metrics(record.metrics)}  {pace(record)}"
         self._draw(at_once=record.epoch_end is not None)
 
@@ -346,39 +328,26 @@ class LiveDisplay(RunLines):
             if not self._is_over:
                 self._draw(at_once=True)
 
-    def _training_bar(self, step: int, epoch: float, remaining: float | None) -> Bar:
+    def _set_step(self, step: int, epoch: float, remaining: float | None) -> None:
         total = self._run.total_steps
         text = f"step {step:,}/{total:,}  {position(self._run, epoch)}  ETA {duration(remaining)}"
-        return "train", step, total, TRAIN_COLOUR, text
+        self._training = [("train", step, total, TRAIN_COLOUR, text)]
 
     def _draw(self, *bars: Bar, at_once: bool = False) -> None:
-        with self._lock:
-            now = time.monotonic()
-            if at_once or now - self._last_frame >= SECONDS_BETWEEN_FRAMES:
-                self._last_frame = now
-                self._screen.draw(self._picture(bars))
-
-    def _picture(self, bars: Iterable[Bar]) -> Any:
         from rich.progress_bar import ProgressBar
         from rich.table import Column, Table
         from rich.text import Text
 
-        grid = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 1), expand=True)
-        for name, done, total, colour, text in [self._training, *bars] if self._training else bars:
-            bar = ProgressBar(total=max(total, 1), completed=done, complete_style=colour, finished_style=colour)
-            grid.add_row(Text(name, colour), bar, Text(text))
-        picture = Table.grid(expand=True)
-        picture.add_row(grid)
-        picture.add_row(Text(self._activity or self._metrics, no_wrap=True, overflow="ellipsis"))
-        return picture
-
-
-def _styled(line: str) -> Any:
-    from rich.text import Text
-
-    text = Text(line)
-    text.highlight_regex(r"\btrain\b", TRAIN_COLOUR)
-    text.highlight_regex(r"\bval\b", VAL_COLOUR)
-    text.highlight_regex(r"\bval_ema\b", VAL_EMA_COLOUR)
-    text.highlight_regex(r"^epoch +\d+", "bold")
-    return text
+        with self._lock:
+            now = time.monotonic()
+            if not at_once and now - self._last_frame < SECONDS_BETWEEN_FRAMES:
+                return
+            self._last_frame = now
+            grid = Table.grid(Column(no_wrap=True), Column(ratio=1), Column(no_wrap=True), padding=(0, 1), expand=True)
+            for name, done, total, colour, text in (*self._training, *bars):
+                bar = ProgressBar(total=max(total, 1), completed=done, complete_style=colour, finished_style=colour)
+                grid.add_row(Text(name, colour), bar, Text(text))
+            picture = Table.grid(expand=True)
+            picture.add_row(grid)
+            picture.add_row(Text(self._activity or self._metrics, no_wrap=True, overflow="ellipsis"))
+            self._screen.draw(picture)

@@ -78,13 +78,7 @@ class Checkpoints:
     """
 
     def __init__(
-        self,
-        directory: Path,
-        peers: Peers = ALONE,
-        *,
-        keep: int = 2,
-        goal: Goal | None = None,
-        read_only: bool = False,
+        self, directory: Path, peers: Peers = ALONE, *, keep: int = 2, goal: Goal | None = None, read_only: bool = False
     ):
         self.directory, self.peers = Path(directory).resolve(), peers
         self.integrity = Integrity(self.directory, Path(directory).parent)
