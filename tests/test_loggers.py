@@ -1,8 +1,7 @@
 """The data that loggers receive besides metrics, and failures of loggers, which do not end the run."""
 
-import dataclasses
+import functools
 import json
-import logging
 import os
 import subprocess
 from pathlib import Path
@@ -13,24 +12,18 @@ import jax
 import numpy as np
 import pytest
 from support import runs
-from support.data import CLASSES, random_table, write_arrays
+from support.data import CLASSES, random_table
 from support.networks import largest_difference, linear_model
 from support.peers import as_processes
-from support.runs import RECIPE, setup_of
+from support.runs import setup_of
 from support.shared import sgd, shared
 
 import jaxddp
-import jaxddp.core.files as files
-from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
 from jaxddp.config.registry import check_names
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.predictions import make_predict
-from jaxddp.recipe.file import read_recipe
-from jaxddp.setup.run_setup import open_recipe
-from jaxddp.setup.run_training import make_run
-from jaxddp.setup.run_training import train as run_training
 from jaxddp.training import pictures
 from jaxddp.training.evaluation import ReportedEvaluation
 from jaxddp.training.events import PredictedImages, RunStart
@@ -74,75 +67,37 @@ def train_with(*listeners: Any, val: Any = VAL, devices: int = 2, **more: Any) -
 # --- Failing loggers ---
 
 
+@functools.cache
+def undisturbed() -> tuple[Any, list[Any]]:
+    """Return the parameters and the metrics of a run without a failing logger."""
+    _, state = train_with(recorder := Recorder())
+    return jax.device_get(state.params), [record.metrics for record in recorder.evaluations]
+
+
 @pytest.mark.parametrize(
     ("moment", "step", "calls"),
     [
         ("start", 0, ["start", "end"]),
         ("step", 3, ["start", "step", "end"]),
         ("evaluation", 7, ["start", *["step"] * 3, "evaluation", "end"]),
-        ("end", 9, ["start", *["step"] * 3, "evaluation", *["step"], "evaluation", "end"]),
+        ("end", 9, ["start", *["step"] * 3, "evaluation", "step", "evaluation", "end"]),
     ],
 )
 def test_a_failing_logger_is_reported_once_and_does_not_change_the_run(moment, step, calls, caplog):
     logger, recorder = Failing(moment, RuntimeError("no\nanswer")), Recorder()
     _, state = train_with(OptionalLogger("mine", logger), recorder)
-    _, expected_state = train_with(expected := Recorder())
     messages = [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"]
     assert messages == [f"the logger mine failed at step {step} (RuntimeError: no answer) and is left out from here on"]
-    assert logger.calls == calls
-    assert largest_difference(state.params, expected_state.params) == 0
-    assert [record.metrics for record in recorder.evaluations] == [record.metrics for record in expected.evaluations]
+    params, metrics = undisturbed()
+    assert logger.calls == calls and largest_difference(state.params, params) == 0
+    assert [record.metrics for record in recorder.evaluations] == metrics
 
 
-def test_a_keyboard_interrupt_in_a_logger_ends_the_run():
-    with pytest.raises(KeyboardInterrupt):
-        train_with(OptionalLogger("mine", Failing("step", KeyboardInterrupt())))
-
-
-def test_a_failing_listener_of_the_user_ends_the_run():
-    with pytest.raises(RuntimeError, match="mine"):
-        train_with(Failing("evaluation", RuntimeError("mine")))
-
-
-@pytest.fixture
-def arguments(tmp_path) -> list[str]:
-    """Return the arguments of a command that trains a few steps."""
-    data = write_arrays(tmp_path / "set.npz", random_table(24, image=16), random_table(9, seed=1, image=16))
-    return ["train", RECIPE, "--data.path", str(data), "--train.duration", "3 steps", "--parallel.devices", "1"]
-
-
-@pytest.mark.ci
-def test_a_disk_that_rejects_the_loggers_files_logs_one_line_for_each_logger(
-    arguments, tmp_path, capfd, caplog, monkeypatch
-):
-    replace = files.replace
-
-    def failing_replace(path: Path, data: Any) -> None:
-        if path.name in ("curves.png", "parameters.txt"):
-            with files.readable_errors(path):
-                raise OSError(28, os.strerror(28))
-        replace(path, data)
-
-    monkeypatch.setattr(files, "replace", failing_replace)
-    caplog.set_level(logging.WARNING, "jaxddp.training")
-    assert main([*arguments, "--workdir", str(tmp_path / "run")]) == 0
-    full = "cannot be written (No space left on device); free some space there"
-    assert [record.getMessage() for record in caplog.records if record.name == "jaxddp.training"] == [
-        f"the logger parameters failed at step 0 ({tmp_path}/run/parameters.txt: {full}) and is left out from here on",
-        f"the logger curves failed at step 3 ({tmp_path}/run/curves.png: {full}) and is left out from here on",
-    ]
-    assert '"status": "done"' in (tmp_path / "run" / "result.json").read_text()
-
-
-@pytest.mark.slow
-def test_a_disk_that_rejects_metrics_jsonl_ends_the_run(arguments, tmp_path, capfd, monkeypatch):
-    def failing_append(path: Path, data: bytes) -> None:
-        raise InputError(f"{path}: cannot be written (No space left on device); free some space there")
-
-    monkeypatch.setattr(files, "append", failing_append)
-    assert main([*arguments, "--workdir", str(tmp_path / "run")]) == 2
-    last = capfd.readouterr().err.splitlines()[-1]
-    assert last.startswith(f"jaxddp: {tmp_path}/run/metrics.jsonl: cannot be written")
+@pytest.mark.parametrize("optional", [True, False])
+def test_ctrl_c_in_a_logger_and_an_error_of_the_users_listener_end_the_run(optional):
+    failing = Failing("step", KeyboardInterrupt() if optional else RuntimeError("mine"))
+    with pytest.raises((KeyboardInterrupt, RuntimeError)):
+        train_with(OptionalLogger("mine", failing) if optional else failing)
 
 
 @pytest.mark.parametrize(
@@ -157,24 +112,6 @@ def test_settings_of_a_logger_that_the_run_does_not_use_are_rejected(check):
         check(Config().replace(log={"to": ["curves"]}))
 
 
-def test_all_loggers_of_a_config_except_jsonl_are_optional(tmp_path):
-    loggers = make_loggers(Config().replace(log={"to": ("jsonl", "curves", "tensorboard"), "images": 5}), tmp_path)
-    assert [type(logger).__name__ for logger in loggers] == ["JsonLines", "OptionalLogger", "OptionalLogger"]
-    assert [logger.wants_predictions for logger in loggers] == [0, 0, 5]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_logger_without_its_library_raises_a_one_line_error_at_the_start(
-    name, arguments, tmp_path, capfd, monkeypatch
-):
-    monkeypatch.setattr("importlib.util.find_spec", lambda library: None)
-    assert main([*arguments, "--workdir", str(tmp_path / "run"), "--log.to", f"jsonl,{name}"]) == 2
-    line = f"jaxddp: --log.to {name}: the package {name} is not installed; pip install 'jaxddp[{name}]'"
-    assert capfd.readouterr().err.splitlines()[-1] == line
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.ci
 def test_from_python_loggers_need_a_work_directory(tmp_path):
     setup = shared(jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4))
@@ -186,6 +123,16 @@ def test_from_python_loggers_need_a_work_directory(tmp_path):
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to=5, workdir=tmp_path)
     jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_to="curves,parameters", workdir=tmp_path)
     assert {"curves.png", "parameters.txt", "metrics.jsonl"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_all_loggers_of_a_config_except_jsonl_are_optional(tmp_path, monkeypatch):
+    loggers = make_loggers(Config().replace(log={"to": ("jsonl", "curves", "tensorboard"), "images": 5}), tmp_path)
+    assert [type(logger).__name__ for logger in loggers] == ["JsonLines", "OptionalLogger", "OptionalLogger"]
+    assert [logger.wants_predictions for logger in loggers] == [0, 0, 5]
+    monkeypatch.setattr("importlib.util.find_spec", lambda library: None)
+    missing = "^log.to=wandb: the package wandb is not installed; pip install 'jaxddp\\[wandb\\]'$"
+    with pytest.raises(InputError, match=missing):
+        make_loggers(Config().replace(log={"to": ("wandb",)}), tmp_path)
 
 
 # --- Predicted images ---
@@ -226,20 +173,17 @@ def test_without_a_listener_that_requests_predictions_none_are_made():
     setup, _ = train_with(recorder := Recorder(0), share=False)
     assert [record.predictions for record in recorder.evaluations] == [None, None]
     assert not [kind for (kind, _), *_ in setup.programs._programs if kind.startswith("classify")]
-    assert make_run(setup_of(linear_model(), sgd(0.1)), listeners=[Recorder(4)]).predictor is None
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("cache", ["none", "device"])
-def test_gray_images_of_16_bits_are_predicted_and_drawn(cache):
+def test_gray_images_of_16_bits_are_predicted_and_drawn():
     rng = np.random.default_rng(0)
     table = ArrayTable(rng.integers(0, 65536, (30, 6, 6, 1)).astype(np.uint16), np.arange(30) % 5, tuple("abcde"))
-    recorder, data = Recorder(7), DataConfig(mean=(0.5,), std=(0.25,), cache=cache)
-    setup = setup_of(linear_model(), sgd(0.1), table, devices=1, data=data)
-    runs.train(setup, PLAN, val=table, listeners=[recorder])
+    recorder, data = Recorder(7), DataConfig(mean=(0.5,), std=(0.25,), cache="device")
+    runs.train(setup_of(linear_model(), sgd(0.1), table, devices=1, data=data), PLAN, val=table, listeners=[recorder])
     predictions = recorder.evaluations[-1].predictions
     assert (predictions.images.dtype, predictions.images.shape) == (np.uint16, (7, 6, 6, 1))
-    picture = pictures.pixels(pictures.prediction_grid(predictions))
+    picture = pictures.prediction_pixels(predictions)
     assert picture.dtype == np.uint8 and picture.shape[-1] == 4 and np.ptp(picture[..., 0]) > 200
 
 
@@ -284,42 +228,28 @@ def test_a_missing_or_hanging_git_leaves_the_commit_out(tmp_path, monkeypatch):
     assert trackers.code_version(tmp_path) == {}
 
 
-def test_the_provenance_of_a_run_has_dotted_names():
-    config = {"seed": 3, "train": {"batch_size": 8}, "recipe": {"file": "a.py", "digest": "d"}}
-    params = {"kernel": np.zeros((3, 4)), "bias": np.zeros(4)}
-    provenance = trackers.provenance(RunStart(0, 10, 8, 100, 4, 2, params=params, config=config))
-    expected = {"seed": 3, "train.batch_size": 8, "recipe.file": "a.py", "recipe.digest": "d"}
-    expected |= {"run.devices": 4, "run.processes": 2, "run.parameters": 16, "versions.jax": jax.__version__}
-    assert expected.items() <= provenance.items()
-
-
-@pytest.mark.ci
 def test_a_run_gives_its_loggers_the_content_of_config_json(tmp_path):
-    class Started:
-        def start(self, run):
-            self.run = run
-
-    data = write_arrays(tmp_path / "set.npz", random_table(24, image=16), random_table(9, seed=1, image=16))
-    recipe = read_recipe(RECIPE)
-    changes = {"data": {"path": str(data)}, "train": {"duration": "1 step"}, "eval": {"every": "0 steps"}}
-    changes |= {"log": {"to": ("jsonl",)}, "parallel": {"devices": 1}}
-    recipe = dataclasses.replace(recipe, config=recipe.config.replace(**changes))
-    run_training(open_recipe(recipe), tmp_path / "run", listeners=[started := Started()])
-    assert started.run.config == json.loads((tmp_path / "run" / "config.json").read_text())
+    started: list[RunStart] = []
     setup = shared(jaxddp.prepare_training(linear_model(), random_table(20), 1, sgd(0.1), 4))
-    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[started], workdir=tmp_path / "own")
-    assert started.run.config == json.loads((tmp_path / "own" / "config.json").read_text())
-    jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[started])
-    assert started.run.config["train"]["batch_size"] == 4
+    for options in ({"workdir": tmp_path / "own"}, {}):
+        listener = SimpleNamespace(start=started.append)
+        jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=[listener], **options)
+    assert started[0].config == json.loads((tmp_path / "own" / "config.json").read_text())
+    assert started[1].config["train"]["batch_size"] == 4
+    params = {"kernel": np.zeros((3, 4)), "bias": np.zeros(4)}
+    config = {"seed": 3, "recipe": {"file": "a.py", "digest": "d"}}
+    provenance = trackers.provenance(RunStart(0, 10, 8, 100, 4, 2, params=params, config=config))
+    expected = {"seed": 3, "recipe.file": "a.py", "recipe.digest": "d", "versions.jax": jax.__version__}
+    assert (expected | {"run.devices": 4, "run.parameters": 16}).items() <= provenance.items()
 
 
 # --- The id of a run ---
 
 
 def test_an_id_is_kept_for_a_run_that_resumes(tmp_path):
-    path, fresh, resumed = tmp_path / "run" / "wandb.json", RunStart(0, 9, 8, 9, 1, 1), RunStart(3, 9, 8, 9, 1, 1)
+    path, fresh, resumed = tmp_path / "wandb.json", RunStart(0, 9, 8, 9, 1, 1), RunStart(3, 9, 8, 9, 1, 1)
     assert trackers.saved_id(path, resumed) is None
-    files.replace(files.create(path.parent) / path.name, b'{"id": "abc"}')
+    path.write_text('{"id": "abc"}')
     assert (trackers.saved_id(path, fresh), trackers.saved_id(path, resumed)) == (None, "abc")
     path.write_text("[]")
     with pytest.raises(InputError, match="wandb.json: holds no id of a run; remove it to log to a new run"):
