@@ -158,24 +158,15 @@ def test_evaluation_is_exact_for_sizes_that_are_not_multiples_of_the_batch_size(
     setup = setup_of(devices)
     for size in (1, 7, 23):
         figures = setup.evaluator(random_table(size, seed=1))(setup.state)
-        assert figures["count"] == size
-        assert round(figures["top1"] * size, 6).is_integer()
-
-
-def test_a_batch_larger_than_the_evaluated_set_has_no_more_padding_than_needed():
-    setup = setup_of(8)
+        assert figures["count"] == size and round(figures["top1"] * size, 6).is_integer()
+    # A batch that is larger than the set has no more padding than needed.
     evaluator = setup.evaluator(random_table(23, seed=1), 10_000_000 // 8 * 8)
-    assert [batch.image.shape[0] for (batch,) in evaluator.batches()] == [24]
+    assert [batch.image.shape[0] for (batch,) in evaluator.batches()] == [-(-23 // devices) * devices]
     assert evaluator(setup.state)["count"] == 23
 
 
-def test_training_learns():
-    _, recorder = run(setup_of(), plan_of(60))
-    assert recorder.evaluations[-1].metrics["top1"] > 0.6
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", (1, 5, 7, pytest.param(13, marks=pytest.mark.exhaustive)))
+@pytest.mark.parametrize("stop", (1, 5, pytest.param(13, marks=pytest.mark.exhaustive)))
 def test_a_run_interrupted_anywhere_and_resumed_is_the_same_bit_for_bit(tmp_path, stop):
     whole, expected = uninterrupted()
     plan, checkpoints = plan_of(log="1 step"), Checkpoints(tmp_path)
@@ -184,36 +175,30 @@ def test_a_run_interrupted_anywhere_and_resumed_is_the_same_bit_for_bit(tmp_path
     resumed, recorder = run(setup_of(), plan, checkpoints=checkpoints, resume_step=stop)
     assert largest_difference(resumed, whole) == 0
     assert [record.step for record in recorder.steps] == list(range(stop + 1, STEPS + 1))
-    records = {record.step: record for record in expected.steps}
-    for record in recorder.steps:
-        assert record.metrics == records[record.step].metrics
-        if record.epoch_end:
-            assert record.epoch_end.metrics == records[record.step].epoch_end.metrics
+    for record, same in zip(recorder.steps, expected.steps[stop:], strict=True):
+        assert record.metrics == same.metrics
+        assert (record.epoch_end and record.epoch_end.metrics) == (same.epoch_end and same.epoch_end.metrics)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ("4 steps", "0 steps"))
 def test_a_stop_during_validation_saves_and_a_resumed_run_repeats_the_validation(tmp_path, checkpoint):
     whole, expected = uninterrupted()
-    for stop in (7, STEPS):  # The last steps of an epoch and of the run.
-        calls: list[int] = []
+    stop, calls = (7 if checkpoint == "4 steps" else STEPS), []  # The last step of an epoch, or of the run.
 
-        def before_the_last_batch(step: int, stop=stop, calls=calls) -> bool:
-            calls.append(step)
-            return calls.count(stop) == 3  # One call after the step, then one for each of three batches.
+    def before_the_last_batch(step: int) -> bool:
+        calls.append(step)
+        return calls.count(stop) == 3  # One call after the step, then one for each of three batches.
 
-        plan, checkpoints = plan_of(log="1 step", checkpoint=checkpoint), Checkpoints(tmp_path / str(stop))
-        with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
-            run(setup_of(), plan, checkpoints=checkpoints, should_stop=before_the_last_batch)
-        assert checkpoints.latest() == stop and stop not in checkpoints.validations
-        resumed, recorder = run(setup_of(), plan, checkpoints=checkpoints, resume_step=stop)
-        assert recorder.moments[:2] == [("start", stop), ("evaluation", stop)]
-        assert stop in checkpoints.validations
-        assert largest_difference(resumed, whole) == 0
-        measured = {record.step: record.metrics for record in expected.evaluations}
-        assert {record.step: record.metrics for record in recorder.evaluations} == {
-            step: metrics for step, metrics in measured.items() if step >= stop
-        }
+    plan, checkpoints = plan_of(log="1 step", checkpoint=checkpoint), Checkpoints(tmp_path)
+    with pytest.raises(Preempted, match=f"saved step {stop} of {STEPS}"):
+        run(setup_of(), plan, checkpoints=checkpoints, should_stop=before_the_last_batch)
+    assert checkpoints.latest() == stop and stop not in checkpoints.validations
+    resumed, recorder = run(setup_of(), plan, checkpoints=checkpoints, resume_step=stop)
+    assert recorder.moments[:2] == [("start", stop), ("evaluation", stop)]
+    assert stop in checkpoints.validations and largest_difference(resumed, whole) == 0
+    measured = {record.step: record.metrics for record in expected.evaluations if record.step >= stop}
+    assert {record.step: record.metrics for record in recorder.evaluations} == measured
 
 
 @pytest.mark.slow
@@ -221,14 +206,11 @@ def test_a_validation_that_fails_loses_no_training(tmp_path):
     def evaluator_that_fails(state):
         raise InputError("no figures today")
 
-    setup, checkpoints = setup_of(), Checkpoints(tmp_path)
-    plan = plan_of(checkpoint="7 steps")
+    checkpoints, plan = Checkpoints(tmp_path), plan_of(checkpoint="7 steps")
     with pytest.raises(InputError, match="no figures today"):
-        train(setup, plan, val=VAL, evaluators=[evaluator_that_fails], checkpoints=checkpoints)
+        train(setup_of(), plan, val=VAL, evaluators=[evaluator_that_fails], checkpoints=checkpoints)
     checkpoints.wait()
     assert checkpoints.steps() == [7]
-    resumed, _ = run(setup_of(), plan, checkpoints=checkpoints, resume_step=7)
-    assert largest_difference(resumed, uninterrupted()[0]) == 0
 
 
 @pytest.mark.slow
@@ -244,7 +226,7 @@ def test_a_run_resumed_on_another_number_of_devices_is_equal_within_tolerance(tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", (1, pytest.param(6, marks=pytest.mark.exhaustive), 11))
+@pytest.mark.parametrize("bad", (1, pytest.param(11, marks=pytest.mark.exhaustive)))
 def test_a_run_that_turns_non_finite_leaves_only_finite_checkpoints(tmp_path, bad):
     checkpoints = Checkpoints(tmp_path / "c", keep=100)
     setup = setup_of(net=linear_model(), optimizer=exploding(bad))
@@ -275,12 +257,13 @@ def test_a_run_that_a_listener_ends_names_the_listeners_step():
 
     def fail(record):
         steps.append(record.step)
-        raise ValueError
+        raise RuntimeError("disk on fire")
 
-    with pytest.raises(ValueError):
+    with pytest.raises(RuntimeError, match="disk on fire"):
         plan = plan_of(30, log="3 steps", eval="0 steps", checkpoint="0 steps")
         train(setup_of(net=linear_model()), plan, listeners=[SimpleNamespace(step=fail, end=ends.append)])
-    assert [end.step for end in ends] == steps == [3]
+    ((status, step, reason),) = [(end.status, end.step, end.reason) for end in ends]
+    assert (status, [step]) == ("failed", steps) and steps == [3] and "disk on fire" in reason
 
 
 @pytest.mark.slow
@@ -314,16 +297,6 @@ def test_the_last_k_checkpoints_are_kept_and_the_best(tmp_path):
     assert Checkpoints(tmp_path / "c", keep=2).best() == 6
 
 
-@pytest.mark.parametrize("text", ("{", "null", "3", '{"12": 5}', '{"a": {}}'))
-def test_an_error_names_damaged_validation_metrics(text, tmp_path):
-    Checkpoints(tmp_path).close()
-    (tmp_path / "validation.json").write_text(text)
-    with pytest.raises(
-        InputError, match=r"validation.json: is damaged \(.*\); remove it; the best checkpoint is then unknown"
-    ):
-        Checkpoints(tmp_path)
-
-
 def test_metrics_that_are_not_finite_are_written_as_json(tmp_path):
     setup, checkpoints = setup_of(), Checkpoints(tmp_path)
     checkpoints.save(1, setup.state, {})
@@ -337,17 +310,16 @@ def test_metrics_that_are_not_finite_are_written_as_json(tmp_path):
 
 
 def test_reading_does_not_disturb_a_checkpoint_that_is_being_written(tmp_path):
-    setup, writer = setup_of(), Checkpoints(tmp_path / "c")
-    writer.save(1, setup.state, {})
-    writer.validations.put(1, {"top1": 0.5, "count": 1})
-    writer.wait()
-    unfinished = tmp_path / "c" / "2.orbax-checkpoint-tmp"
-    unfinished.mkdir()
-    with Checkpoints(tmp_path / "c", read_only=True) as reader:
-        assert (reader.steps(), reader.best()) == ([1], 1)
-        state, _ = reader.restore(reader.step("best"), setup.state)
-    assert largest_difference(state.params, setup.state.params) == 0
-    assert unfinished.exists()
+    setup, unfinished = setup_of(), tmp_path / "c" / "2.orbax-checkpoint-tmp"
+    with Checkpoints(tmp_path / "c") as writer:
+        writer.save(1, setup.state, {})
+        writer.validations.put(1, {"top1": 0.5, "count": 1})
+        writer.wait()
+        unfinished.mkdir()
+        with Checkpoints(tmp_path / "c", read_only=True) as reader:
+            assert (reader.steps(), reader.best()) == ([1], 1)
+            state, _ = reader.restore(reader.step("best"), setup.state)
+    assert largest_difference(state.params, setup.state.params) == 0 and unfinished.exists()
     # The next run in this directory removes the unfinished checkpoint, in a thread.
     deadline = time.monotonic() + 20
     with Checkpoints(tmp_path / "c"):
@@ -400,17 +372,6 @@ def test_a_checkpoint_that_cannot_be_written_raises_a_one_line_error(tmp_path):
     assert raised.value.__notes__ == [f"then: {tmp_path}: cannot be written (File too large); choose another place"]
 
 
-def test_a_timeout_of_another_process_is_not_reported_as_a_file_error(tmp_path, monkeypatch):
-    def waits_in_vain():
-        raise TimeoutError("Timed out while waiting for a barrier")
-
-    checkpoints = Checkpoints(tmp_path)
-    # Otherwise the test would have to kill another process while Orbax waits for it in a barrier.
-    monkeypatch.setattr(checkpoints._manager, "wait_until_finished", waits_in_vain)
-    with pytest.raises(TimeoutError, match="waiting for a barrier"):
-        checkpoints.wait()
-
-
 class ReceivingSecond(Second):
     """The peers of process 1, which receives the value `first` from process 0."""
 
@@ -435,19 +396,6 @@ def test_processes_resume_from_the_checkpoint_that_process_0_finds(tmp_path):
             assert resume_step(checkpoints, "must") == expected
             with pytest.raises(InputError, match="has checkpoints up to step 8; a new run"):
                 resume_step(checkpoints, "never")
-
-
-def test_listeners_receive_the_end_of_a_failed_run():
-    class Broken(Recorder):
-        def step(self, record):
-            raise RuntimeError("disk on fire")
-
-    broken = Broken()
-    setup = setup_of()
-    with pytest.raises(RuntimeError, match="disk on fire"):
-        train(setup, plan_of(), listeners=[broken])
-    assert broken.ends[0].status == "failed"
-    assert "disk on fire" in broken.ends[0].reason
 
 
 def test_batches_that_miss_an_example_are_detected():
