@@ -36,10 +36,6 @@ def test_nested_phases_count_their_seconds_separately():
     spent = {name: phases.spent()[name] - before.get(name, 0) for name in ("validation", "device")}
     assert spent["validation"] >= 0.02
     assert spent["device"] >= 0.05
-    assert phases.progress().phase == OUTSIDE
-
-
-def test_a_phase_ends_with_an_exception():
     with pytest.raises(RuntimeError), phases.phase("input"):
         raise RuntimeError
     assert phases.progress().phase == OUTSIDE
@@ -110,11 +106,6 @@ def test_a_process_waits_longer_than_any_phase_may_take(stall, silence):
     assert all(timeouts.longest > Progress(phase, 0, 0.0).limit(stall) + silence for phase in PHASES)
 
 
-def test_the_text_of_progress_has_seconds_step_and_phase():
-    assert str(Progress("input", 1200, 600.4)) == "made no progress for 600 s after step 1,200, in phase 'input'"
-    assert str(Progress("start", 0, 3600)) == "made no progress for 3600 s, in phase 'start'"
-
-
 ALONE = """
 import sys, threading
 import jaxddp.core.phases as phases
@@ -125,7 +116,6 @@ watch_alone(0.5)
 """
 BODIES = {
     "a wait": "with phases.phase('input'): threading.Event().wait()",
-    "a loop": "with phases.phase('input'):\n    while True: pass",
     "a pipe that nobody reads": ("with phases.phase('listeners'):\n    while True: print('x' * 1000); phases.moved()"),
 }
 

@@ -125,19 +125,6 @@ def test_an_epoch_and_the_evaluation_at_its_end_share_a_line() -> None:
     ]
 
 
-def test_an_evaluation_without_a_logged_step_since_the_epoch_has_its_own_line() -> None:
-    printed: list[str] = []
-    epochs = progress.RunLines(printed.append)
-    epochs.start(run_start())
-    printed.clear()
-    epochs.step(step_record(4))
-    epochs.evaluation(evaluation_record(6))
-    assert printed == [
-        "epoch   1  train loss 1.0000 top-1 36.36%  7.2 s",
-        "step 6  epoch 1.92  val loss 0.4530 top-1 35.29%  77 in 2.5 s",
-    ]
-
-
 def test_a_run_prints_opening_step_epoch_and_closing_lines() -> None:
     stream = io.StringIO()
     listener = PlainLines(stream)
