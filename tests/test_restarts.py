@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 import pytest
-from support.launches import FAILING, GENERATION, SAVING, LaunchResult, Machine, machines, plain_environment, program
+from support.launches import FAILING, GENERATION, LaunchResult, Machine, machines, plain_environment, program
 
 import jaxddp.job.environment as work_status
 from jaxddp.cluster.launcher import launch, valid_machine_counts
@@ -124,16 +124,13 @@ def test_a_killed_process_restarts_the_job(capfd, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("code", "starts"), [(2, 1), (75, 1), (3, 2)])
+@pytest.mark.parametrize(("code", "starts"), [(2, 1), (3, 2)])
 def test_only_failures_are_restarted_up_to_the_limit(code, starts, capfd, tmp_path):
     ran = LaunchResult(capfd, tmp_path, f"say('begun'); sys.exit({code})", processes=1, restarts=1)
     assert (ran.code, ran.of(0)) == (code, ["begun"] * starts)
     assert ran.err.count("restart 1 of 1 in 1 s") == starts - 1
     # The last failure ends the job as it does without restarts.
-    if code != 75:
-        assert ran.errors[-2].startswith(f"process 0: exit code {code}; its last lines") and ran.errors[-1].endswith(
-            "begun"
-        )
+    assert ran.errors[-2].startswith(f"process 0: exit code {code}; its last lines") and "begun" in ran.errors[-1]
 
 
 @pytest.mark.parametrize(("words", "code", "line"), [("+", 1, "during its work, as from os._exit(0)"), ("+-", 0, "")])
@@ -167,15 +164,9 @@ def test_a_process_reports_its_work_to_the_launcher(monkeypatch):
 
 @pytest.mark.slow
 def test_a_signal_ends_the_delay_before_a_restart(machine):
-    launcher = machine(FAILING, "restarts=9").expect("restart 3 of 9 in 4 s")
+    launcher = machine(FAILING, "restarts=9").expect("restart 2 of 9 in 2 s")
     assert launcher.send(signal.SIGINT).end() == 130
-    assert launcher.out.count("begun") == 3 and "SIGINT: no process runs here" in launcher.err
-
-
-def test_a_job_that_was_asked_to_stop_is_not_started_again(machine):
-    launcher = machine(SAVING, "restarts=3").expect("generation 0: process 0 of 1")
-    assert launcher.send(signal.SIGTERM).end() == 75
-    assert "restart" not in launcher.err.replace("restarts", "")
+    assert launcher.out.count("begun") == 2 and "SIGINT: no process runs here" in launcher.err
 
 
 def test_launchers_meet_only_if_necessary(tmp_path):
@@ -200,19 +191,14 @@ def test_a_valid_number_of_machines_divides_the_batches(capfd, monkeypatch):
     problem = "train.batch_size=24 cannot be divided among 5 devices"
     line = f"the job cannot run on 5 machines: {problem}; surplus machines wait as spares"
     assert capfd.readouterr().err == f"jaxddp launch: {line}\n"
-    assert counts("1:8", processes=2) == [1, 2, 3, 4, 6]
-    assert counts("1:3", processes=2, gpus=2) == [1, 2, 3]
-    assert counts("1:3", train={"batch_size": 24, "accumulate": 4}) == [1, 2, 3]
+    assert counts("1:8", processes=2) == [1, 2, 3, 4, 6] and counts("1:3", processes=2, gpus=2) == [1, 2, 3]
     assert counts("1:3", train={"batch_size": 24, "accumulate": 8}) == [1, 3]
     assert counts("1:3", data={"augment": {"mixup": 0.2}}, train={"batch_size": 8}, eval={"batch_size": 8}) == [1, 2]
-    assert counts("1:4", eval={"batch_size": 8}) == [1, 2, 4]
-    assert counts("1:4", parallel={"cpu_devices": 3}) == [1, 2, 4]
+    assert counts("1:4", eval={"batch_size": 8}) == counts("1:4", parallel={"cpu_devices": 3}) == [1, 2, 4]
     assert counts("1:4", parallel={"devices": 2, "cpu_devices": 2}) == [1, 2]
     assert counts("1:4", parallel={"reproducible": True}) == [1, 2, 4]
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "5")
-    with pytest.raises(
-        InputError, match="--nodes 1:4: train.batch_size=24 cannot be divided among 5 devices, and no other number"
-    ):
+    with pytest.raises(InputError, match=f"--nodes 1:4: {problem}, and no other number of machines is possible"):
         counts("1:4")
     # With a fixed number, the processes themselves report the error.
     assert counts("4") == [4]

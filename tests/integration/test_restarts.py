@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from support.launches import free_port
 from support.processes import (
-    ENDLESS,
     LONGER,
     LONGER_STEPS,
     THREADS,
@@ -102,19 +101,8 @@ class Machine(Program):
     """The launcher of one of several simulated machines."""
 
     def __init__(self, folder: Path, nr: int, place: Sequence[str], command: Sequence[str]):
-        options = [
-            "--nr",
-            str(nr),
-            "--processes",
-            "1",
-            "--grace",
-            "2",
-            "--logs",
-            str(folder / "logs"),
-            *THREADS,
-            *place,
-        ]
-        words = [sys.executable, "-m", "jaxddp", "launch", *options, "--", *command]
+        options = f"--nr {nr} --processes 1 --grace 2 --logs {folder / 'logs'}".split()
+        words = [sys.executable, "-m", "jaxddp", "launch", *options, *THREADS, *place, "--", *command]
         super().__init__(words, folder, environment(JAXDDP_JOB_KEY="secret"))
 
     def expect(self, *words: str) -> None:
@@ -189,14 +177,3 @@ def test_while_machines_leave_and_join_every_example_is_used_once_an_epoch(
         assert sorted(stream[begin : begin + EXAMPLES]) == list(range(EXAMPLES))
     assert close(losses(workdir), losses(undisturbed))
     assert list(losses(workdir)) == list(range(1, STEPS + 1)) and result(workdir)["processes"] == 2
-
-
-def test_a_batch_that_no_number_of_machines_can_share_is_rejected(arrays, coordinator, start, tmp_path):
-    command = [*TRAIN, "--data.path", str(arrays), "--workdir", str(tmp_path / "run"), *ENDLESS]
-    one = ["--parallel.cpu-devices", "3"]
-    run = start(Machine, tmp_path / "0", 0, ["--nodes", "1:2", *coordinator], [*command, *one])
-    assert run.end() == 2
-    expected = (
-        "--nodes 1:2: train.batch_size=8 cannot be divided among 3 devices, and no other number of machines is possible"
-    )
-    assert run.err == f"jaxddp: {expected}\n"
