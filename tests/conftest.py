@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import tempfile
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -48,6 +49,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 import jax
 import pytest
 from hypothesis import settings
+from support.launches import HANGING, LaunchResult, Machine, plain_environment
 from support.longest import LONGEST
 
 import jaxddp.core.phases as activity
@@ -77,3 +79,36 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(folder / "integration"):
             item.add_marker("processes")
     items.sort(key=lambda item: ranks.get(item.path.relative_to(folder).as_posix(), len(ranks)))
+
+
+@pytest.fixture
+def clean_environment(monkeypatch):
+    """Remove variables of GPUs and of a surrounding job from the environment."""
+    plain_environment(monkeypatch)
+
+
+@pytest.fixture
+def short_wait(monkeypatch):
+    """Shorten the time that other processes get after a failure. The constant is private: users need not change it."""
+    monkeypatch.setattr("jaxddp.cluster.worker_group._SELF_END_SECONDS", 0.05)
+
+
+@pytest.fixture
+def run(capfd, tmp_path):
+    """Launch a small program in processes of this machine."""
+    return lambda text, **options: LaunchResult(capfd, tmp_path / "logs", text, **options)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
+    """Return a function that starts launchers, which end after the test."""
+    started: list[Machine] = []
+
+    def start(text: str, options: str, config: str = "None") -> Machine:
+        started.append(Machine(tmp_path / str(len(started)), text, options, config))
+        return started[-1]
+
+    yield start
+    for launcher in started:
+        launcher.process.kill()
+        launcher.process.wait(HANGING)

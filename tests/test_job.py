@@ -231,8 +231,8 @@ def test_an_error_names_a_process_killed_while_all_leave(tmp_path):
     assert errors[1] == "jaxddp: process 0 was lost (on 127.0.0.1): its connection broke; the job ends here\n"
 
 
-@pytest.mark.slow
-# The connection of a stopped process does not break. test_admission.py tests the loss of one of a hundred processes.
+# The connection of a stopped process does not break. test_meeting.py tests a silent process without JAX.
+@pytest.mark.ci
 def test_a_stopped_process_ends_the_other_which_names_it(tmp_path):
     group = Group(tmp_path, FOREVER, process0={"SILENCE": "3"}, process1={"SILENCE": "3"})
     group.wait_for_output("sum 11.0")

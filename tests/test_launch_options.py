@@ -9,52 +9,36 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.launches import PRINT_ENVIRONMENT, LaunchResult, free_port, plain_environment, program
+from support.launches import PRINT_ENVIRONMENT, LaunchResult, free_port, program
 
 from jaxddp.cluster.launcher import launch
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
 from jaxddp.cluster.options import Launch, split
 from jaxddp.core.errors import InputError
 
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch):
-    plain_environment(monkeypatch)
-
-
-@pytest.fixture
-def run(capfd, tmp_path):
-    return lambda text, **options: LaunchResult(capfd, tmp_path / "logs", text, **options)
-
-
+pytestmark = pytest.mark.usefixtures("clean_environment")
 AFFINITY = "say(*sorted(os.sched_getaffinity(0)))"
 
 
+def cores(ran: LaunchResult, processes: int) -> list[list[int]]:
+    return [[int(core) for core in ran.of(rank)[0].split()] for rank in range(processes)]
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="no affinity on this system")
-class TestCores:
-    def cores(self, ran: LaunchResult, processes: int) -> list[list[int]]:
-        return [[int(core) for core in ran.of(rank)[0].split()] for rank in range(processes)]
-
-    def test_each_process_gets_its_share_of_the_cores(self, run):
-        available = local_cores()
-        processes = min(2, len(available))
-        assigned = self.cores(run(AFFINITY, processes=processes), processes)
-        assert [core for part in assigned for core in part] == available and all(assigned)
-
-    def test_a_number_of_cores_may_be_requested(self, run):
-        assert self.cores(run(AFFINITY, processes=1, cores=1), 1) == [local_cores()[:1]]
-        assert self.cores(run(AFFINITY, processes=1, cores=0), 1) == [local_cores()]
-
-    def test_more_processes_than_cores_share_all_cores_with_a_warning(self, run):
-        available = local_cores()
-        ran = run(AFFINITY, processes=len(available) + 1)
-        assert self.cores(ran, len(available) + 1) == [available] * (len(available) + 1)
-        assert f"oversubscribed: {len(available) + 1} processes on {len(available)} core" in ran.err
-
-    def test_processes_with_gpus_are_not_bound_to_cores(self, run, monkeypatch):
-        monkeypatch.delenv("JAX_PLATFORMS")
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-        assert self.cores(run(AFFINITY), 2) == [local_cores()] * 2
+def test_processes_get_an_even_share_of_the_cores_or_the_requested_number(run, monkeypatch):
+    available = local_cores()
+    assigned = cores(run(AFFINITY, processes=min(2, len(available))), min(2, len(available)))
+    assert [core for part in assigned for core in part] == available and all(assigned)
+    assert cores(run(AFFINITY, processes=1, cores=1), 1) == [available[:1]]
+    assert cores(run(AFFINITY, processes=1, cores=0), 1) == [available]
+    count = len(available) + 1
+    ran = run(AFFINITY, processes=count)
+    assert cores(ran, count) == [available] * count
+    assert f"oversubscribed: {count} processes on {len(available)} core" in ran.err
+    # Processes with GPUs are not bound to cores.
+    monkeypatch.delenv("JAX_PLATFORMS")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert cores(run(AFFINITY, processes=None), 2) == [available] * 2
 
 
 @given(st.lists(st.integers(), max_size=40), st.integers(1, 12))
@@ -68,7 +52,6 @@ def test_shares_of_cores_are_even_and_leave_no_core_unused(items, count):
     ("options", "expected"),
     [
         ({}, ["4", "7", "GPU-ab", "1"]),
-        ({"gpus": 3}, ["4", "7", "GPU-ab"]),
         ({"processes": 2}, ["4,7", "GPU-ab,1"]),
         ({"processes": 1, "gpus": 2}, ["4,7"]),
         ({"processes": 2, "gpus": 0}, ["", ""]),
@@ -80,9 +63,7 @@ def test_gpus_are_divided_among_the_processes(options, expected, run, monkeypatc
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7,GPU-ab,1")
     environments = run(PRINT_ENVIRONMENT, **({"processes": None} | options)).environments()
     assert [environment["CUDA_VISIBLE_DEVICES"] for environment in environments] == expected
-    assert [environment.get("JAX_PLATFORMS") for environment in environments] == [
-        None if any(expected) else "cpu"
-    ] * len(expected)
+    assert {environment.get("JAX_PLATFORMS") for environment in environments} == {None if any(expected) else "cpu"}
 
 
 @pytest.mark.parametrize(
@@ -92,8 +73,6 @@ def test_gpus_are_divided_among_the_processes(options, expected, run, monkeypatc
         ({}, ["dev/nvidia0", "dev/nvidia3", "dev/nvidiactl", "dev/nvidia-uvm"], ["0", "1"]),
         ({}, ["proc/driver/nvidia/gpus/0000:01:00.0", "proc/driver/nvidia/gpus/0000:02:00.0"], ["0", "1"]),
         ({"CUDA_VISIBLE_DEVICES": ""}, ["dev/nvidia0"], []),
-        ({"CUDA_VISIBLE_DEVICES": "-1"}, ["dev/nvidia0"], []),
-        ({"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, ["dev/nvidia0"], []),
         ({"CUDA_VISIBLE_DEVICES": "2, 0,-1,3"}, [], ["2", "0"]),
         ({"CUDA_VISIBLE_DEVICES": "GPU-ab,MIG-cd,,3"}, [], ["GPU-ab", "MIG-cd"]),
         ({"JAX_PLATFORMS": "cpu"}, ["dev/nvidia0"], []),
@@ -116,14 +95,10 @@ BAD_OPTIONS = {
     "nodes without coordinator": ({"nodes": "2", "nr": 0}, "--nodes 2: give --coordinator HOST:PORT"),
     "nodes without nr": ({"nodes": "2", "coordinator": "h:1"}, "--nodes 2: give --nr, this machine's number, 0 to 1"),
     "nr too large": ({"nodes": "2", "coordinator": "h:1", "nr": 2}, "--nr 2: expected 0 to 1, for --nodes 2"),
-    "nr of one machine": ({"nr": 1}, "--nr 1: expected 0 to 0, for --nodes 1"),
     "no port": ({"nodes": "2", "nr": 0, "coordinator": "host0"}, "--coordinator host0: expected HOST:PORT"),
-    "no host": ({"nodes": "2", "nr": 0, "coordinator": ":1234"}, "--coordinator :1234: expected HOST:PORT"),
     "machines that are no number": ({"nodes": "two"}, "--nodes='two': expected a number of machines such as 2, or MIN"),
-    "three numbers of machines": ({"nodes": "1:2:3"}, "--nodes='1:2:3': expected a number of machines such as 2, or"),
     "from many to few machines": ({"nodes": "4:2"}, "--nodes 4:2: MIN is above MAX"),
     "no wait": ({"wait": 0.0}, "--wait=0.0: expected above 0, at most 1,000,000"),
-    "port out of range": ({"coordinator": "h:65536"}, "port from 1 to 65535"),
     "no such host": ({"coordinator": "no..where:1234"}, "no..where:1234: there is no host 'no..where'"),
     "another machine": ({"coordinator": "192.0.2.1:1234"}, "192.0.2.1:1234: not an address of this machine; start"),
 }
@@ -168,24 +143,22 @@ def children() -> set[str]:
 
 
 def test_a_failed_start_restores_the_signal_handlers_and_leaves_no_process(tmp_path):
-    children_before = children()
-    handlers = [signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)]
+    def state() -> tuple[set[str], list[object]]:
+        names = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+        return children(), [signal.getsignal(name) for name in names]
+
+    before = state()
     (tmp_path / "process-1.log").mkdir()
     with pytest.raises(InputError, match=r"process-1\.log: cannot be written .* choose another folder with --logs"):
         launch(Launch(processes=2, logs=tmp_path), program("time.sleep(600)"))
-    assert [
-        signal.getsignal(name) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
-    ] == handlers
-    assert children() == children_before
+    assert state() == before
 
 
 def test_options_and_the_command_are_separated_by_two_dashes():
-    assert split(["--processes", "2", "--", "train", "x", "--", "y"]) == (
-        ["--processes", "2"],
-        ["train", "x", "--", "y"],
-    )
+    words = ["--processes", "2"], ["train", "x", "--", "y"]
+    assert split([*words[0], "--", *words[1]]) == words
     assert split(["--help"]) == (["--help"], [])
-    for arguments in ([], ["--processes", "2"], ["--processes", "2", "--"], ["train", "digits"]):
+    for arguments in (["--processes", "2", "--"], ["train", "digits"]):
         with pytest.raises(InputError, match=r"launch: no command; write the command after --, as in: jaxddp launch"):
             split(arguments)
 

@@ -13,25 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-from support.launches import HANGING, LAUNCHER, LauncherProcess, LaunchResult, plain_environment, program, wait_for
+from support.launches import HANGING, LAUNCHER, LauncherProcess, program, wait_for
 
 from jaxddp.cluster import starter, worker_group
 
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch):
-    plain_environment(monkeypatch)
-
-
-@pytest.fixture
-def short_wait(monkeypatch):
-    """Shorten the time that other processes get after a failure. The constant is private: users need not change it."""
-    monkeypatch.setattr(worker_group, "_SELF_END_SECONDS", 0.05)
-
-
-@pytest.fixture
-def run(capfd, tmp_path):
-    return lambda text, **options: LaunchResult(capfd, tmp_path / "logs", text, **options)
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 class Launcher(LauncherProcess):
@@ -55,11 +41,10 @@ signal.signal(signal.SIGTERM, save)
 say("ready")
 time.sleep(600)
 """
-NO_HANDLER = "say('ready'); time.sleep(600)"
 IGNORES_SIGTERM = "signal.signal(signal.SIGTERM, signal.SIG_IGN); say('ready'); time.sleep(600)"
 
 
-@pytest.mark.parametrize("number", (signal.SIGINT, signal.SIGTERM, signal.SIGHUP), ids=lambda number: number.name)
+@pytest.mark.parametrize("number", (signal.SIGTERM, signal.SIGHUP), ids=lambda number: number.name)
 def test_a_signal_lets_processes_save_and_end(number, tmp_path):
     launcher = Launcher(tmp_path, SAVE.format(code=75)).send(number)
     assert launcher.end() == 75
@@ -68,12 +53,10 @@ def test_a_signal_lets_processes_save_and_end(number, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "code"),
-    [(SAVE.format(code=0), 0), (SAVE.format(code="75 + rank"), 143), (NO_HANDLER, 143)],
-    ids=("all done", "one failing", "no handler"),
+    ("text", "code"), [(SAVE.format(code="75 + rank"), 143), (IGNORES_SIGTERM, 143)], ids=("one failing", "killed")
 )
 def test_a_signal_ends_processes_that_do_not_save(text, code, tmp_path):
-    assert Launcher(tmp_path, text).send(signal.SIGTERM).end() == code
+    assert Launcher(tmp_path, text, "processes=2, save_grace=0.3").send(signal.SIGTERM).end() == code
 
 
 def test_an_error_while_all_save_ends_the_job_with_its_code(tmp_path):
@@ -122,28 +105,24 @@ def test_a_second_ctrl_c_kills(tmp_path):
     assert sorted(launcher.err.splitlines()[-2:]) == ["process 0: killed by SIGKILL", "process 1: killed by SIGKILL"]
 
 
-def test_processes_that_do_not_end_when_asked_are_killed_in_the_end(tmp_path):
-    assert Launcher(tmp_path, IGNORES_SIGTERM, "processes=2, save_grace=0.3").send(signal.SIGTERM).end() == 143
+LOCKED = """
+import fcntl
+file = open(os.path.join({folder!r}, str(rank)), "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+"""
 
 
 def test_of_two_processes_that_end_together_the_killed_one_is_the_cause(tmp_path):
-    launcher = Launcher(
-        tmp_path,
-        f"""
-        import fcntl
-        folder = {str(tmp_path)!r}
-        file = open(os.path.join(folder, str(rank)), "w")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        say("ready")
-        while not os.path.exists(os.path.join(folder, "go")):
-            time.sleep(0.01)
-        if rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        sys.exit(1)
-        """,
-    )
+    text = f"""{LOCKED.format(folder=str(tmp_path))}
+say("ready")
+while not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.01)
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+sys.exit(1)
+"""
     # While the launcher is stopped, both processes end, so it finds both at once.
-    launcher.send(signal.SIGSTOP)
+    launcher = Launcher(tmp_path, text).send(signal.SIGSTOP)
     (tmp_path / "go").touch()
     for rank in (0, 1):
         wait_for(tmp_path / str(rank))
@@ -154,15 +133,7 @@ def test_of_two_processes_that_end_together_the_killed_one_is_the_cause(tmp_path
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not end a process with its parent")
 def test_no_process_outlives_a_killed_launcher(tmp_path):
-    launcher = Launcher(
-        tmp_path,
-        f"""
-        import fcntl
-        file = open(os.path.join({str(tmp_path)!r}, str(rank)), "w")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        {IGNORES_SIGTERM}
-        """,
-    )
+    launcher = Launcher(tmp_path, LOCKED.format(folder=str(tmp_path)) + IGNORES_SIGTERM)
     assert launcher.send(signal.SIGKILL).end() == -signal.SIGKILL
     for rank in (0, 1):
         wait_for(tmp_path / str(rank))

@@ -5,26 +5,16 @@ Each machine is a real launcher on the loopback interface. The processes that it
 
 import os
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.launches import GENERATION, SAVING, Machine, free_port, machines, plain_environment
+from support.launches import GENERATION, SAVING, Machine, free_port
 
 from jaxddp.core.errors import InputError
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
 
-
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch):
-    plain_environment(monkeypatch)
-
-
-@pytest.fixture
-def machine(tmp_path) -> Iterator[Callable[..., Machine]]:
-    with machines(tmp_path) as start:
-        yield start
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 @pytest.fixture

@@ -94,11 +94,7 @@ def test_a_run_with_an_irregular_file_is_used_or_raises_a_one_line_error(name, k
     if file.exists():
         file.unlink()
     KINDS[kind](file)
-    uses = [
-        lambda: jaxddp.load_run(copy, model=linear_model()),
-        lambda: train(copy),
-        lambda: jaxddp.History.read(copy),
-    ]
+    uses = [lambda: jaxddp.load_run(copy, model=linear_model()), lambda: train(copy), lambda: jaxddp.History.read(copy)]
     for use in uses:
         try:
             use()

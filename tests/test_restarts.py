@@ -3,10 +3,9 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
 
 import pytest
-from support.launches import FAILING, GENERATION, LaunchResult, Machine, machines, plain_environment, program
+from support.launches import FAILING, GENERATION, LaunchResult, program
 
 import jaxddp.job.environment as work_status
 from jaxddp.cluster.launcher import launch, valid_machine_counts
@@ -87,15 +86,7 @@ def test_the_ends_of_a_job_give_its_exit_code_or_a_restart(case):
 # --- One machine ---
 
 
-@pytest.fixture(autouse=True)
-def without_job_variables(monkeypatch):
-    plain_environment(monkeypatch)
-
-
-@pytest.fixture
-def machine(tmp_path) -> Iterator[Callable[..., Machine]]:
-    with machines(tmp_path) as start:
-        yield start
+pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
 @pytest.mark.slow

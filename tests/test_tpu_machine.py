@@ -1,13 +1,11 @@
 """A machine with TPU chips: they are counted, one process uses them, and errors of libtpu are one line."""
 
 import logging
-import os
 import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import pytest
@@ -36,7 +34,6 @@ CHIPS = [Path(f"/dev/accel{n}") for n in range(4)]
         ({}, [], []),
         ({}, ["dev/accel0", "dev/accel1", "dev/accel10", "dev/accel2"], ["accel0", "accel1", "accel2", "accel10"]),
         ({}, ["dev/vfio/0", "dev/vfio/12"], ["0", "12"]),
-        ({"JAX_PLATFORMS": "tpu,cpu"}, ["dev/accel0"], ["accel0"]),
         ({"JAX_PLATFORMS": "cpu"}, ["dev/accel0"], []),
         # The kernel's own class of accelerators, and the control file of VFIO.
         ({}, ["dev/accel/accel0", "dev/vfio/vfio"], []),
@@ -76,16 +73,15 @@ def start_with(reason: str, monkeypatch) -> None:
 HOLD = """
 import fcntl, sys
 file = open(sys.argv[1], "w")
-(fcntl.lockf if sys.argv[2] == "lockf" else fcntl.flock)(file, fcntl.LOCK_EX)
+fcntl.lockf(file, fcntl.LOCK_EX)
 print("locked", flush=True)
 sys.stdin.read()
 """
 
 
-@pytest.mark.parametrize("kind", ["lockf", "flock"])
 @pytest.mark.skipif(not Path("/proc/locks").exists(), reason="needs Linux's /proc")
-def test_the_process_that_holds_the_lock_is_named(kind, lock, monkeypatch):
-    command = [sys.executable, "-c", HOLD, str(lock), kind]
+def test_the_process_that_holds_the_lock_is_named(lock, monkeypatch):
+    command = [sys.executable, "-c", HOLD, str(lock)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
         # The text of libtpu 0.0.42 when another process holds the lock and no chip is found.
@@ -96,11 +92,6 @@ def test_the_process_that_holds_the_lock_is_named(kind, lock, monkeypatch):
     line = str(error.value)
     assert line.startswith(f"the TPU is in use by process {holder.pid} ('{sys.executable} -c") and "\n" not in line
     assert line.endswith(f"which holds {lock}; end that process, or set JAX_PLATFORMS=cpu to compute without TPUs")
-
-
-def test_the_process_that_libtpu_names_is_in_the_line(lock, monkeypatch):
-    with pytest.raises(InputError, match=rf"in use by process {os.getpid()} \(.*\), which holds {lock}; "):
-        start_with(f"ABORTED: The TPU is already in use by process with pid {os.getpid()}. Not attempting", monkeypatch)
 
 
 def test_a_process_of_another_user_is_not_named(lock, monkeypatch):
@@ -127,11 +118,6 @@ def test_another_error_of_libtpu_is_one_line(reason, kind, monkeypatch):
         f"JAX does not start on the TPU ({reason.rstrip('.')}): this machine has 0 TPU chips; set JAX_PLATFORMS=cpu to "
         "compute without TPUs"
     )
-
-
-def test_other_errors_stay():
-    with pytest.raises(RuntimeError, match="^backend 'cuda'"), tpu.readable_tpu_errors():
-        raise RuntimeError("backend 'cuda'")
 
 
 class Chip:
@@ -203,7 +189,6 @@ ON_EVERY_HOST = (
         (Launch(gpus=2), {}, f"--gpus 2: {MACHINE}--gpus, or compute only on the CPU with --gpus 0 --processes P"),
         (Launch(processes=2), {}, f"--processes 2: {MACHINE}--processes, or compute only on the CPU with "),
         (Launch(), HOSTS, f"--nodes 1: {ON_EVERY_HOST}"),
-        (Launch(nodes="1:2"), HOSTS, f"--nodes 1:2: {ON_EVERY_HOST}"),
         (Launch(nodes="2", nr=0), HOSTS, "--nr 0: libtpu numbers this host 1; give --nr 1"),
         (
             Launch(nodes="2", nr=0),
@@ -219,11 +204,6 @@ def test_options_that_do_not_fit_the_chips_are_an_error(options, environ, messag
     assert str(error.value).startswith(message)
 
 
-def test_options_that_fit_the_hosts():
-    for options, environ in ((Launch(), {}), (Launch(processes=1), {}), (Launch(nodes="2", nr=1), HOSTS)):
-        check_tpu_options(options, CHIPS, environ)
-
-
 # --- Doctor ---
 
 
@@ -237,21 +217,10 @@ def test_chips_that_jax_does_not_see_are_a_warning(monkeypatch):
     assert "libtpu not installed" in checks.versions().detail
 
 
-def test_the_doctor_shows_the_slices(monkeypatch):
-    monkeypatch.setattr(checks, "local_chips", lambda: CHIPS)
-    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v4-32")
-    devices = [SimpleNamespace(process_index=n // 4, slice_index=n // 8) for n in range(16)]
-    topology = SimpleNamespace(mesh=SimpleNamespace(devices=SimpleNamespace(flat=devices)))
-    assert checks.tpu_slices(topology) == "v4-32, 4 TPU chips on each of 4 hosts in 2 slices"
-
-
 # --- Google evicts the machine ---
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [("preempted", "TRUE"), ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")],
-)
+@pytest.mark.parametrize(("path", "value"), [("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")])
 def test_an_eviction_stops_the_run(path, value, tmp_path, monkeypatch, caplog):
     root = write_chips(tmp_path, "dev/accel0")
     calm = {"preempted": "FALSE", "maintenance-event": "NONE"}

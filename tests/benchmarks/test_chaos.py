@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from benchmarks import chaos
 from benchmarks.faults.outcomes import difference, without_times
 from benchmarks.faults.promises import FAULTS, Promise
 from benchmarks.faults.scenario import draw
@@ -48,20 +47,3 @@ def test_outcomes_are_compared_without_times() -> None:
     other = {**outcome, "checkpoints": {"60": {"['params']": "abd"}}}
     assert difference(other, outcome) == "checkpoints: 60: ['params']: abd instead of abc"
     assert difference({**outcome, "metrics.jsonl": []}, outcome).startswith("metrics.jsonl: [] instead of [{'step': 3")
-
-
-def test_the_table_counts_struck_kept_and_identical_runs() -> None:
-    result = {
-        "fault": "process killed",
-        "came": True,
-        "step": 3,
-        "codes": [137],
-        "seconds": 2.0,
-        "named": 1.5,
-        "broken": "",
-    }
-    results = [result | {"differs": ""}, result | {"seconds": 4.0, "named": None, "differs": "result.json: …"}]
-    results.append(result | {"broken": "exit codes [3]", "codes": [3], "seconds": 9.0})
-    lines = chaos.table(results).splitlines()
-    assert lines[1].split() == ["process", "killed", "3", "3", "2", "1", "1.5,", "1.5", "4.0,", "9.0"]
-    assert [chaos.is_promise_kept(each) for each in results] == [True, False, False]

@@ -11,21 +11,17 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.networks import largest_difference
 
 from benchmarks import gpu
 from benchmarks.rivals import gpu_data, gpu_gate
-from benchmarks.rivals.contenders import outcome, step_variants, trace_summary
+from benchmarks.rivals.contenders import outcome, step_variants
 from benchmarks.rivals.gpu_call import Call
 from benchmarks.rivals.gpu_children import Children, CutOff
-from benchmarks.rivals.gpu_parts import Cifar, Measurement, NotRun, Plan
+from benchmarks.rivals.gpu_parts import Cifar, Measurement, Plan
 from benchmarks.rivals.gpu_results import Refused, Table
 from benchmarks.rivals.gpu_scale import GPU
 from benchmarks.rivals.gpu_table import render
-from jaxddp.core.errors import InputError
-from jaxddp.engine.compilation import compiler_options
 from jaxddp.models.ops.cpu_convolution import convolve
 
 ABOUT = {"case": "a network", "device": "a device"}
@@ -49,12 +45,6 @@ def run(tmp_path, program, limit=60.0, cut=False):
     return results, children.run("a/key", command, limit, {}, results.append, cut=cut)
 
 
-def test_results_of_a_child_do_not_depend_on_its_output(tmp_path):
-    (tmp_path / "out.jsonl").write_text('{"of": "the one before"}\n')
-    program = f"import sys; print({NOISE!r}, file=sys.stderr); open(sys.argv[1], 'a').write('{{\"step\": 2}}\\n')"
-    assert run(tmp_path, program) == ([{"step": 2}], None)
-
-
 def test_results_of_a_child_are_read_before_it_ends(tmp_path):
     program = "import sys, time; open(sys.argv[1], 'a').write('{\"step\": 2}\\n{\"torn'); time.sleep(60)"
     results, failed = run(tmp_path, program, limit=2)
@@ -64,7 +54,6 @@ def test_results_of_a_child_are_read_before_it_ends(tmp_path):
 @pytest.mark.parametrize(
     ("program", "why"),
     [
-        ("raise ValueError('broken')", "exit code 1: ValueError: broken"),
         (f"import sys; print({NOISE!r}); sys.exit('ValueError: broken')", "exit code 1: ValueError: broken"),
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL"),
         ("", "it succeeded, but without a result"),
@@ -94,8 +83,6 @@ def wrapped(cause):
     ("error", "why"),
     [
         (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "out of memory"),
-        (OutOfMemoryError("CUDA out of memory"), "out of memory"),
-        (RuntimeError("CUDA error: out of memory"), "out of memory"),
         (wrapped(OutOfMemoryError("CUDA out of memory")), "out of memory"),
         (ValueError(NOISE), f"ValueError: {NOISE}"),
         (AssertionError("first\nsecond"), "AssertionError: first"),
@@ -135,12 +122,6 @@ def test_a_table_of_another_device_or_format_is_rejected_in_one_line(tmp_path):
         Table.open(path, ABOUT)
 
 
-def test_measurements_to_repeat_are_removed_from_the_table(tmp_path):
-    table = Table(tmp_path / "gpu.json", {}, {"batches/a/1": {}, "batches/b/1": {}, "gate/a": {}})
-    table.forget(["batches/b", "gate"])
-    assert list(table.measured) == ["batches/a/1"]
-
-
 def plan_of(tmp_path, measured, rival=True, **changes):
     table = Table(tmp_path / "gpu.json", {"case": str(GPU.case), "device": "NVIDIA H100"}, measured)
     cifar = Cifar(None, None, "cifar10", (), None)
@@ -165,16 +146,6 @@ def test_rounds_use_each_contenders_best_batch_and_torchs_best_mode(tmp_path):
     assert [key[-1] for key in keys] == ["0", "0", "1", "1"] and keys[2].startswith("rounds/jaxddp")
 
 
-def test_the_trace_of_cifar_10_needs_no_measured_batch_of_the_step(tmp_path):
-    plan = plan_of(tmp_path, {})
-    with pytest.raises(NotRun):
-        plan.pending("trace")
-    packed = replace(plan, cifar=Cifar(tmp_path / "set.npz", None, "cifar10", (), None))
-    assert [each.key for each in packed.pending("trace")] == ["trace/cifar10"]
-    with_steps = replace(packed, table=Table(tmp_path / "gpu.json", {}, dict(SPEEDS)))
-    assert [each.key for each in with_steps.pending("trace")] == ["trace/cifar10", "trace/step 256"]
-
-
 def test_a_larger_batch_than_one_that_ran_out_of_memory_is_not_started(tmp_path):
     plan = plan_of(tmp_path, dict(SPEEDS), batches=(256, 512), modes=("max-autotune",))
     call = Call(plan, Children(tmp_path, tmp_path, {}), "no-such-python", float("inf"))
@@ -193,28 +164,6 @@ def test_a_child_is_not_started_when_too_little_time_is_left(tmp_path):
     call = Call(plan, Children(tmp_path, tmp_path, {}), "", time.monotonic() + 60)
     call._measure(first)
     assert plan.table.failures[first.key].startswith("exit code 2: ")
-
-
-def test_the_failure_of_a_key_is_a_row_beside_the_other_keys(tmp_path):
-    results = ['{"key": "a", "failed": "broken"}', '{"key": "b", "step": 1}', '{"key": "b", "step": 2}']
-    (tmp_path / "child.py").write_text(f"import sys; open(sys.argv[1], 'a').write({chr(10).join([*results, ''])!r})")
-    plan = plan_of(tmp_path, {})
-    measurement = Measurement("some", str(tmp_path / "child"), 60, words=(str(plan.out),), keys=("a", "b"))
-    Call(plan, Children(tmp_path, tmp_path, {}), "", float("inf"))._measure(measurement)
-    assert plan.table.failures == {"some/a": "broken"} and not measurement.missing(plan.table)
-    assert list(plan.table.measured) == ["some/a", "some/b"] and plan.table.measured["some/b"]["step"] == 2
-
-
-def test_limits_of_keys_replace_the_usual_limits(tmp_path):
-    plan = replace(plan_of(tmp_path, {}), limits=(gpu.parse_limit("100"), gpu.parse_limit("batches/torch=7")))
-    assert {each.limit for each in plan.pending("gate")} == {100}
-    assert {each.key.split("/")[1]: each.limit for each in plan.pending("batches")} == {"jaxddp": 100, "torch": 7}
-
-
-def test_the_command_to_continue_repeats_no_measurement():
-    words = ["gpu.py", "--small", "--again", "gate", "rounds/torch", "--seconds", "580"]
-    assert gpu.without_again(words) == ["gpu.py", "--small", "--seconds", "580"]
-    assert gpu.without_again(words[:5]) == ["gpu.py", "--small"]
 
 
 def test_fractions_of_a_peak_use_the_larger_of_two_measurements(tmp_path):
@@ -241,15 +190,6 @@ def test_fractions_of_a_peak_use_the_larger_of_two_measurements(tmp_path):
     assert "batch norm apart" not in render(plan_of(tmp_path, measured, case=replace(GPU.case, width=32)))
 
 
-def test_the_table_of_cifar_averages_all_seeds(tmp_path):
-    runs = {f"cifar/cifar10/seed/{seed}": {"seconds": 2.0 + seed, "top1": 0.93 + 0.02 * seed} for seed in (0, 1)}
-    runs["cifar/cifar10/seed/0"]["images_placed"] = 0.25
-    plan = plan_of(tmp_path, runs)
-    text = render(replace(plan, cifar=replace(plan.cifar, data=tmp_path)))
-    assert "cifar10/seed: 2.500 ± 0.707 s, top-1 0.9400 ± 0.0141, at least 94%   (2 runs" in text
-    assert "airbench: not run" in text
-
-
 # --- The gate ---
 
 
@@ -272,20 +212,11 @@ def test_equal_networks_pass_the_gate(tmp_path):
     assert judge_losses(tmp_path)[0] == ["the gate: not measured"]
 
 
-def test_a_gate_with_a_missing_result_is_reported_and_stops_nothing(tmp_path):
-    measured = {key.replace("_", "/"): {"losses": losses} for key, losses in EQUAL_LOSSES.items()}
-    measured["gate/bfloat16/torch"] = {"failed": "out of memory"}
-    lines, passed = gpu_gate.judge(Table(tmp_path / "t", {}, measured))
-    assert passed and lines[-1] == "the gate: not passed: no result of gate/bfloat16/torch"
-
-
 @pytest.mark.parametrize(
     "losses",
     [
         pytest.param([6.829183, 6.729619, 6.549260, 6.307627, 6.020058], id="a rate that is 5% off"),
         pytest.param([6.823372, 6.719173, 6.531817, 6.281762, 5.983556], id="the stride in the first convolution"),
-        pytest.param([6.829299, 6.725127, 6.536731, 6.284723, 5.985296], id="another epsilon in batch norm"),
-        pytest.param([6.830094, 6.725554, 6.536764, 6.284202, 5.984176], id="a deviation that is 2% off"),
     ],
 )
 def test_networks_with_a_mistake_fail_the_gate(tmp_path, losses):
@@ -294,7 +225,7 @@ def test_networks_with_a_mistake_fail_the_gate(tmp_path, losses):
     assert not passed and "float32, ours against torch" in lines[-1]
 
 
-@pytest.mark.parametrize("contender", ["float32_jaxddp", "float32_torch", "bfloat16_jaxddp", "bfloat16_torch"])
+@pytest.mark.parametrize("contender", ["float32_jaxddp", "bfloat16_torch"])
 @pytest.mark.parametrize("wrong", ["fall", "first", "nan", "short"])
 def test_wrong_losses_fail_the_gate(tmp_path, contender, wrong):
     key = f"gate_{contender}"
@@ -307,12 +238,6 @@ def test_wrong_losses_fail_the_gate(tmp_path, contender, wrong):
     }[wrong]
     lines, passed = judge_losses(tmp_path, **(EQUAL_LOSSES | {key: changed}))
     assert not passed and "FAILED" in lines[-1]
-
-
-def test_losses_that_hardly_fall_fail_the_gate(tmp_path):
-    flat = {key: [losses[0] * (1 - 1e-3 * step) for step in range(5)] for key, losses in EQUAL_LOSSES.items()}
-    lines, passed = judge_losses(tmp_path, **flat)
-    assert not passed and "remaining fraction of the loss" in lines[-1]
 
 
 def test_a_bfloat16_error_far_above_the_rivals_fails_the_gate(tmp_path):
@@ -347,30 +272,6 @@ def test_unpacked_pixels_equal_the_packed_ones(tmp_path):
         assert actual["class_names"].tolist() == list("abcdefg")
 
 
-def test_packing_keeps_the_bytes_of_encoded_files():
-    files = [gpu_data.encode(np.full((4, 4, 3), value, np.uint8), quality) for value, quality in ((9, 90), (200, None))]
-    arrays = gpu_data.join_files("train", files, np.array([1, 0]))
-    assert arrays["train_files"].tobytes() == b"".join(files) and arrays["train_ends"][-1] == sum(map(len, files))
-    images = gpu_data.decode(arrays["train_files"], arrays["train_ends"])
-    assert images.shape == (2, 4, 4, 3) and (images[1] == 200).all() and abs(int(images[0, 0, 0, 0]) - 9) <= 2
-
-
-def test_a_trace_is_reduced_to_its_longest_kernels():
-    def event(name, start, duration):
-        return SimpleNamespace(name=name, start_ns=start * 1e6, duration_ns=duration * 1e6)
-
-    streams = [
-        SimpleNamespace(name="Stream #1", events=[event("conv", 0, 4), event("norm", 6, 1), event("conv", 7, 3)]),
-        SimpleNamespace(name="Stream #2(Memcpy)", events=[event("copy", 3, 2)]),
-        SimpleNamespace(name="XLA Modules", events=[event("jit_step", 0, 100)]),
-    ]
-    planes = [SimpleNamespace(name="/device:GPU:0", lines=streams), SimpleNamespace(name="/host:CPU", lines=streams)]
-    actual = trace_summary.summarize(SimpleNamespace(planes=planes))
-    assert actual["kernels"] == [("conv", 7.0, 2), ("copy", 2.0, 1), ("norm", 1.0, 1)]
-    # Busy from 0 to 10 except between 5 and 6; the copy's first millisecond overlaps a convolution.
-    assert (actual["span"], actual["busy"], actual["in_all"]) == (10.0, 9.0, 10.0)
-
-
 def difference_from_convolution(variant, stride, size, features, kernel_size, padding):
     """Return the difference between a variant and the network's convolution, in values and gradients."""
     rng = np.random.default_rng(size)
@@ -388,29 +289,11 @@ def difference_from_convolution(variant, stride, size, features, kernel_size, pa
         return largest_difference(values_and_gradients(variant), values_and_gradients(convolve))
 
 
-@pytest.mark.parametrize("shape", [(1, 5, 3, 1, 0), (2, 7, 2, 1, 0), (2, 6, 3, 3, 1)])
+@pytest.mark.parametrize("shape", [(2, 7, 2, 1, 0), (2, 6, 3, 3, 1)])
 def test_1x1_convolution_as_matrix_product_equals_the_networks_convolution(shape):
     assert difference_from_convolution(step_variants.as_matrix_product, *shape) < 1e-11
 
 
-@pytest.mark.parametrize("shape", [(2, 8, 3, 7, 3), (2, 7, 3, 3, 1), (3, 8, 2, 5, 2), (1, 5, 3, 3, 1)])
+@pytest.mark.parametrize("shape", [(2, 8, 3, 7, 3), (3, 8, 2, 5, 2)])
 def test_a_convolution_by_space_to_depth_equals_the_networks_convolution(shape):
     assert difference_from_convolution(step_variants.space_to_depth_convolution, *shape) < 1e-11
-
-
-@pytest.mark.exhaustive
-@given(st.integers(1, 3), st.integers(3, 8), st.integers(1, 3), st.sampled_from([(1, 0), (3, 1)]))
-def test_1x1_convolution_as_matrix_product_equals_the_networks_convolution_for_any_shape(
-    stride, size, features, kernel
-):
-    assert difference_from_convolution(step_variants.as_matrix_product, stride, size, features, *kernel) < 1e-11
-
-
-def test_the_tested_jaxlib_accepts_every_xla_option():
-    assert len(set(step_variants.XLA_OPTIONS)) == len(step_variants.XLA_OPTIONS)
-    with pytest.raises(InputError, match="xla_gpu_gone_since"):
-        compiler_options(("xla_gpu_gone_since=true",))
-    # Another jaxlib may lack a name; then the benchmark reports it.
-    if jax.__version_info__[:2] == (0, 10):
-        for option in step_variants.XLA_OPTIONS:
-            assert compiler_options((option,))

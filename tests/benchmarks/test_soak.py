@@ -81,9 +81,3 @@ def test_a_sample_of_a_work_directory_counts_its_files_by_group(tmp_path: Path) 
             "records: MB": 8e-6,
         }
     )
-
-
-def test_the_last_step_is_that_of_the_last_complete_line(tmp_path: Path) -> None:
-    assert process_samples.last_step(tmp_path) == 0
-    (tmp_path / "metrics.jsonl").write_text('{"step": 41}\n{"step": 42, "split": "train"}\n{"step": 4')
-    assert process_samples.last_step(tmp_path) == 42

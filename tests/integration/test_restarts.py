@@ -114,6 +114,8 @@ def coordinator() -> list[str]:
     return ["--coordinator", f"127.0.0.1:{free_port()}"]
 
 
+# tests/test_machines.py restarts machines without training, and test_faults.py resumes a job.
+@pytest.mark.ci
 def test_two_restarted_machines_equal_an_undisturbed_job(observed, undisturbed, coordinator, start, tmp_path):
     place = ["--nodes", "2", "--restarts", "5", *coordinator]
     command = observed(tmp_path / "run", "0:1:9", seconds=0.05)

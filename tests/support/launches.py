@@ -1,6 +1,5 @@
 """Runs the launcher in this process or in others, with small Python programs."""
 
-import contextlib
 import fcntl
 import re
 import signal
@@ -9,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -53,13 +52,8 @@ class LaunchResult:
 
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove variables of GPUs and of a surrounding job from the environment."""
-    for name in (
-        "CUDA_VISIBLE_DEVICES",
-        "JAX_LOCAL_DEVICE_IDS",
-        "GLIBC_TUNABLES",
-        "PYTHONUNBUFFERED",
-        "JAXDDP_JOB_KEY",
-    ):
+    names = ("CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS", "GLIBC_TUNABLES", "PYTHONUNBUFFERED", "JAXDDP_JOB_KEY")
+    for name in names:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
 
@@ -144,21 +138,6 @@ class Machine(LauncherProcess):
         """Wait until the output has all of these lines."""
         self.wait_until(lambda: all(line in self.out + self.err for line in lines))
         return self
-
-
-@contextlib.contextmanager
-def machines(folder: Path) -> Iterator[Callable[..., Machine]]:
-    """Yield a function that starts launchers, and end them afterwards."""
-    started: list[Machine] = []
-
-    def start(text: str, options: str, config: str = "None") -> Machine:
-        started.append(Machine(folder / str(len(started)), text, options, config))
-        return started[-1]
-
-    yield start
-    for launcher in started:
-        launcher.process.kill()
-        launcher.process.wait(HANGING)
 
 
 GENERATION = "generation = int(os.environ['JAXDDP_GENERATION'])"
