@@ -1,5 +1,7 @@
 """Reports: their content equals the runs' files, missing files are left out, and names are never read as markup."""
 
+import base64
+import io
 import json
 import os
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from support.data import random_table, write_arrays
 from support.networks import linear_model
 from support.reports import BATCH_SIZE, STEPS, hostile_page, outcome_of_noise, rows_of, write_run
@@ -21,8 +24,8 @@ from jaxddp.core.wording import duration, speed
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.predictions import Outcome
 from jaxddp.reports.charts import MOST_POINTS, Chart, curves
-from jaxddp.reports.classes import ValidationImages, accuracy_tables, run_classes, thumbnails
-from jaxddp.reports.compose import page_of, render
+from jaxddp.reports.classes import ValidationImages, accuracy_tables, predict_validation_images, run_classes, thumbnails
+from jaxddp.reports.compose import page_of, render, with_classes
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.tables import (
     TextTable,
@@ -39,6 +42,14 @@ from jaxddp.reports.tables import (
 
 def runs_of(folder: Path, seeds: int = 3, **changes) -> list[RunFiles]:
     return read_runs([write_run(folder / f"seed{seed}", seed, **changes) for seed in range(seeds)])
+
+
+def write_rows(workdir: Path, rows: list[dict]) -> None:
+    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def change_json(file: Path, **changes) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def texts(table: TextTable) -> list[list[str]]:
@@ -92,7 +103,7 @@ def test_reducing_many_points_keeps_all_peaks(tmp_path):
     losses[12_345], losses[777] = 50, -3
     rows = [{"step": step, "epoch": step / 10, "split": "train", "loss": loss} for step, loss in enumerate(losses)]
     rows[17]["loss"] = None
-    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(workdir, rows)
     page = page_of(read_runs([workdir]))
     (trace,) = chart(page.curves, "loss").data
     assert len(trace["y"]) <= MOST_POINTS and (max(trace["y"]), min(trace["y"])) == (50, -3)
@@ -106,7 +117,7 @@ def test_reducing_many_points_keeps_all_peaks(tmp_path):
 def test_a_loss_with_a_wide_range_starts_with_a_logarithmic_axis(tmp_path, losses, wide):
     workdir = write_run(tmp_path / "run")
     rows = [{"step": step, "split": "val", "loss": loss} for step, loss in enumerate((*losses, None))]
-    (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(workdir, rows)
     page = page_of(read_runs([workdir]))
     assert page.is_wide == wide
     html = render(page)
@@ -142,7 +153,7 @@ def test_a_mean_is_over_the_steps_that_all_runs_have(tmp_path):
     for workdir, removed_step in zip(workdirs, (10, 40), strict=True):
         rows = [row for split in ("train", "val") for row in rows_of(workdir, split)]
         kept_rows = [row for row in rows if (row["split"], row["step"]) != ("val", removed_step)]
-        (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in kept_rows))
+        write_rows(workdir, kept_rows)
     curve = mean_curve(read_runs(workdirs), "loss")
     assert curve is not None and curve.positions["step"].tolist() == [20, 30]
     assert curve.mean.tolist() == [np.mean([losses[step] for losses in validated]) for step in (20, 30)]
@@ -157,8 +168,7 @@ def test_runs_that_differ_only_in_seed_and_machine_are_one_group(tmp_path):
         write_run(tmp_path / "e", 6, parallel={"reproducible": True}),
         write_run(tmp_path / "f", 7),
     ]
-    other = json.loads((workdirs[5] / "config.json").read_text())
-    (workdirs[5] / "config.json").write_text(json.dumps(other | {"fingerprint": {"train": "c" * 64, "val": "b" * 64}}))
+    change_json(workdirs[5] / "config.json", fingerprint={"train": "c" * 64, "val": "b" * 64})
     workdirs.append(write_run(tmp_path / "g", 8))
     (workdirs[6] / "config.json").write_text("{")
     runs = read_runs(workdirs)
@@ -186,13 +196,12 @@ def test_runs_are_not_seeds_of_one_recipe_if_another_key_changes_their_results(t
         write_run(tmp_path / "i", 7),
     ]
     # Without `parallel.groups`, each process is a group.
-    result = json.loads((workdirs[6] / "result.json").read_text())
-    (workdirs[6] / "result.json").write_text(json.dumps(result | {"processes": 8}))
+    change_json(workdirs[6] / "result.json", processes=8)
     # The second run with seed 0 is no further seed.
     assert seed_groups(read_runs(workdirs)) == [(0, 8), *((run,) for run in range(1, 8))]
 
 
-@pytest.mark.parametrize("status", ["failed", "preempted", "interrupted", None])
+@pytest.mark.parametrize("status", ["failed", None])
 def test_only_runs_that_are_done_are_in_the_means_of_a_report(tmp_path, status):
     workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 1, status="stopped")]
     expected = texts(page_of(read_runs(workdirs)).seed_table)
@@ -223,9 +232,8 @@ def test_only_settings_that_differ_are_listed(tmp_path):
 
 def test_the_settings_name_the_hooks_of_a_recipe(tmp_path):
     workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 0)]
-    config = json.loads((workdirs[1] / "config.json").read_text())
-    config["recipe"] = {"file": "mine.py", "digest": "d" * 64, "hooks": ["get_loss", "get_model"]}
-    (workdirs[1] / "config.json").write_text(json.dumps(config))
+    hooks = {"file": "mine.py", "digest": "d" * 64, "hooks": ["get_loss", "get_model"]}
+    change_json(workdirs[1] / "config.json", recipe=hooks)
     runs = read_runs(workdirs)
     assert differences(runs)["recipe.hooks"] == ("none", "get_loss, get_model")
     assert ["recipe.hooks", "none", "get_loss, get_model"] in texts(page_of(runs[1:]).settings)
@@ -273,15 +281,9 @@ def test_confusions_and_accuracies_are_counted_as_by_hand():
     first = confusions[0]
     assert first.images == expected[first.label, first.prediction]
     assert first.share == first.images / (outcome.labels == first.label).sum()
-
-
-def test_the_most_confident_mistakes_are_sorted():
-    outcome = outcome_of_noise().outcome
-    rows = outcome.surest_mistakes(7)
-    wrong = outcome.labels != outcome.predictions
-    shares = outcome.probabilities.max(1)
-    assert len(rows) == 7 and wrong[rows].all() and (np.diff(shares[rows]) <= 0).all()
-    assert shares[rows].min() >= np.delete(np.where(wrong, shares, 0), rows).max()
+    rows, wrong = outcome.surest_mistakes(7), outcome.labels != outcome.predictions
+    shares = np.where(wrong, outcome.probabilities.max(1), 0)
+    assert shares[rows].tolist() == sorted(shares, reverse=True)[:7] and wrong[rows].all()
     assert len(outcome.surest_mistakes(1000)) == wrong.sum()
 
 
@@ -307,19 +309,11 @@ def test_the_worst_class_comes_first_and_the_other_classes_have_a_separate_table
 
 
 @pytest.mark.parametrize(
-    ("dtype", "channels", "mode"),
-    [(np.uint8, 3, "RGB"), (np.uint8, 1, "L"), (np.uint8, 4, "RGBA"), (np.uint16, 3, "RGB"), (np.uint8, 6, "RGB")],
+    ("dtype", "channels", "mode"), [(np.uint8, 1, "L"), (np.uint16, 3, "RGB"), (np.uint8, 6, "RGB")]
 )
 def test_a_thumbnail_has_the_pixels_of_the_evaluated_image(dtype, channels, mode):
-    import base64
-    import io
-
-    from PIL import Image
-
-    rng = np.random.default_rng(1)
-    images = rng.integers(0, np.iinfo(dtype).max, (5, 9, 9, channels)).astype(dtype)
-    source = ArrayTable(images, np.zeros(5, int), ("a",))
-    urls = thumbnails(source, DataConfig(), np.array([3, 1]))
+    images = np.random.default_rng(1).integers(0, np.iinfo(dtype).max, (5, 9, 9, channels)).astype(dtype)
+    urls = thumbnails(ArrayTable(images, np.zeros(5, int), ("a",)), DataConfig(), np.array([3, 1]))
     for url, row in zip(urls, (3, 1), strict=True):
         picture = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
         expected = images[row] >> 8 if dtype == np.uint16 else images[row]
@@ -384,18 +378,11 @@ def write(name: str, content: str):
         (delete("config.json"), "config.json is missing; its settings and its time are left out"),
         (delete("metrics.jsonl"), "metrics.jsonl is missing; its curves are left out"),
         (delete("result.json"), None),
-        (write("config.json", '{"seed": 0, "da'), "config.json is damaged (Unterminated string"),
         (write("config.json", "[1]"), "config.json is damaged (it holds [1]); its settings"),
         (write("config.json", '{"seed": 0, "data": {}, "train": 5}'), None),
         (write("result.json", "{"), "result.json is damaged (Expecting"),
-        (write("metrics.jsonl", ""), None),
-        (write("metrics.jsonl", '{"step": 5, "split": "train", "loss": 1}\n{"step": 10, "spl'), None),
-        (write("metrics.jsonl", '{"step": 5, "split": "train", "loss": null}\n'), None),
-        (write("metrics.jsonl", "rubbish\n"), "metrics.jsonl:1: not a JSON object with a step and a split"),
-        (
-            write("metrics.jsonl", f'{{"step": {10**30}, "split": "val"}}\n'),
-            "metrics.jsonl:1: not a JSON object with",
-        ),
+        (write("metrics.jsonl", '{"step": 5, "split": "train", "loss": null}\n{"step": 10, "spl'), None),
+        (write("metrics.jsonl", f'{{"step": {10**30}, "split": "val"}}\n'), "metrics.jsonl:1: not a JSON object with"),
         (
             write("metrics.jsonl", '{"step": 5, "split": "train"}\n{"step": 2, "split": "train"}\n'),
             "metrics.jsonl goes back to earlier steps; more than one run wrote into it",
@@ -405,9 +392,9 @@ def write(name: str, content: str):
 def test_a_run_with_a_missing_or_damaged_file_is_still_reported(tmp_path, capfd, spoil, fault):
     workdir, other = write_run(tmp_path / "spoilt"), write_run(tmp_path / "whole", 1)
     spoil(workdir)
+    assert main(["report", str(workdir), str(other), "--out", str(tmp_path / "r.html"), "--no-predictions"]) == 0
+    assert capfd.readouterr().err == ""
     for runs in ([workdir, other], [workdir]):
-        assert main(["report", *map(str, runs), "--out", str(tmp_path / "r.html"), "--no-predictions"]) == 0
-        assert capfd.readouterr().err == ""
         page = page_of(read_runs(runs))
         assert [fault and line.startswith(f"spoilt: {fault}") for line in page.faults] == [True] * (fault is not None)
 
@@ -444,17 +431,12 @@ def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
     ("arguments", "message"),
     [
         (["{run}", "{tmp}/none", "--out", "r.html"], "{tmp}/none: not the work directory of a run, which contains con"),
-        (["{tmp}", "--out", "r.html"], "{tmp}: not the work directory of a run"),
         (["{run}", "{run}", "--out", "r.html"], "{run}: is given twice; give each run once"),
         (
             ["{run}", "--out", "{tmp}/r.html", "--step", "bset"],
             "--step bset: give best, latest, or the step of a check",
         ),
         (["{run}", "--out", "{tmp}/r.pdf"], "{tmp}/r.pdf: the report is an HTML page; give a name that ends in .html"),
-        (
-            ["{run}", "--out", "{run}/config.json/r.html"],
-            "Error parsing --out: {run}/config.json/r.html: cannot be used as a path",
-        ),
     ],
 )
 def test_a_mistake_raises_a_one_line_error(tmp_path, capfd, arguments, message):
@@ -471,13 +453,13 @@ def test_a_missing_library_is_reported_with_the_command_to_install_it(tmp_path, 
     assert capfd.readouterr().err == "jaxddp: report: plotly is not installed; pip install 'jaxddp[report]'\n"
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_reports_without_predictions_do_not_import_jax(tmp_path):
-    workdir, out = write_run(tmp_path / "run"), tmp_path / "r.html"
-    program = "import sys; from jaxddp.cli import main; main(sys.argv[1:]); print('jax' in sys.modules)"
-    for words in (["report", str(workdir), "--out", str(out), "--no-predictions"], ["runs", str(tmp_path)]):
-        done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0 and done.stdout.splitlines()[-1] == "False", done.stderr
+    report = ["report", str(write_run(tmp_path / "run")), "--out", str(tmp_path / "r.html"), "--no-predictions"]
+    program = "import sys; from jaxddp.cli import main\n"
+    program += f"codes = [main({report!r}), main(['runs', {str(tmp_path)!r}])]; print(codes, 'jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[-1] == "[0, 0] False", done.stderr
 
 
 # --- A real run ---
@@ -497,19 +479,14 @@ def trained(tmp_path_factory) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["best", "latest", "6"])
+@pytest.mark.parametrize("step", ["best", "6"])
 def test_class_accuracies_equal_the_runs_validation(trained, step):
-    from jaxddp.reports.classes import predict_validation_images
-
     outcome, source, *_ = predict_validation_images(trained, step)
-    measured = {row["step"]: row for row in rows_of(trained, "val")}
-    if step != "best":
-        assert outcome.step == {"latest": 12, "6": 6}[step]
-    assert outcome.confusion.sum() == measured[outcome.step]["count"] == len(source) == 20
-    assert outcome.accuracy == measured[outcome.step]["top1"]
-    assert np.allclose(outcome.probabilities.sum(1), 1, atol=1e-5)
+    measured = {row["step"]: row for row in rows_of(trained, "val")}[outcome.step if step == "best" else 6]
+    assert outcome.confusion.sum() == measured["count"] == len(source) == 20
+    assert outcome.accuracy == measured["top1"]
     losses = -np.log(outcome.probabilities[np.arange(20), outcome.labels])
-    assert losses.mean() == pytest.approx(measured[outcome.step]["loss"], rel=1e-4)
+    assert losses.mean() == pytest.approx(measured["loss"], rel=1e-4)
 
 
 @pytest.mark.slow
@@ -525,8 +502,6 @@ def test_the_page_of_a_run_shows_its_classes(trained, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_a_run_without_available_classes_is_left_out_and_logged(trained, tmp_path, capfd):
-    from jaxddp.reports.compose import with_classes
-
     content = json.loads((trained / "config.json").read_text())
     workdirs = [write_run(tmp_path / name) for name in ("python", "moved", "empty")]
     (workdirs[0] / "config.json").write_text(json.dumps({key: content[key] for key in ("seed", "data", "train")}))
