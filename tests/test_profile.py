@@ -17,10 +17,7 @@ from support.runs import exploding, metrics, setup_of, train, train_words
 from support.shared import sgd
 
 from jaxddp.cli import main
-from jaxddp.command_line.parse import parse
-from jaxddp.commands.train import Train
-from jaxddp.config import Config, load
-from jaxddp.core.duration import Duration
+from jaxddp.config import Config
 from jaxddp.core.errors import InputError, NonFiniteError
 from jaxddp.measure.profile import STEP_NAME, Profile
 from jaxddp.training import progress
@@ -191,16 +188,6 @@ def test_the_reported_speed_excludes_the_profilers_time(tmp_path, monkeypatch):
 
 
 # --- Command line and Python ---
-
-
-def test_the_option_may_be_absent_given_or_none():
-    default = Train(load("digits"), Path("x"))
-
-    def parsed(*words: str) -> Duration | None:
-        return parse(Train, default, "jaxddp train digits", list(words)).config.log.profile
-
-    assert parsed() is None is parsed("--log.profile", "None")
-    assert parsed("--log.profile", "10 steps") == Duration.parse("10 steps")
 
 
 def test_the_opening_lines_name_the_traced_steps():

@@ -361,18 +361,6 @@ def test_eval_prints_the_metrics_of_the_state_and_of_its_average_at_the_best_ste
     assert float(printed["val_ema loss"]) == pytest.approx(min(averaged.values()), rel=1e-6)
 
 
-def test_the_logged_rate_follows_the_plateau(stopped):
-    _, workdir = stopped
-    rows = lines(workdir)
-    rates = {row["step"]: row["learning_rate"] for row in rows if row["split"] == "train"}
-    losses = [row["loss"] for row in rows if row["split"] == "val"]
-    factor, expected = 1.0, {}
-    for epoch, step in enumerate((7, 13, 19, 25)):
-        expected[step] = 50.0 * factor
-        factor *= 1.0 if epoch == 0 or losses[epoch] < min(losses[:epoch]) * (1 - 1e-4) else 0.1
-    assert {step: rates[step] for step in expected} == pytest.approx(expected) and rates[25] == pytest.approx(0.5)
-
-
 @pytest.mark.slow
 def test_a_resumed_run_may_change_its_stopping_settings(stopped, capfd):
     words, workdir = stopped

@@ -3,7 +3,6 @@
 https://chromedevtools.github.io/devtools-protocol/
 """
 
-import base64
 import itertools
 import json
 import os
@@ -33,13 +32,8 @@ class Browser:
         # The protocol uses file descriptors 3 and 4.
         shell = f'exec "$@" 3<&{to_browser} 4>&{from_browser}'
         command = ["bash", "-c", shell, "bash", "chromium", *_FLAGS, f"--user-data-dir={profile}", "about:blank"]
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=(to_browser, from_browser),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, pass_fds=(to_browser, from_browser), **streams)
         os.close(to_browser)
         os.close(from_browser)
         self.errors: list[str] = []
@@ -53,13 +47,8 @@ class Browser:
     def open(self, page: Path, width: int, height: int, *, dark: bool = False) -> None:
         """Load a file in a window of this size, as on a phone if it is narrow. Returns after the scripts have run."""
         phone = width < 600
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=2 if phone else 1,
-            mobile=phone,
-        )
+        screen = {"width": width, "height": height, "deviceScaleFactor": 2 if phone else 1, "mobile": phone}
+        self.call("Emulation.setDeviceMetricsOverride", **screen)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.call("Page.navigate", url=page.as_uri())
@@ -78,15 +67,6 @@ class Browser:
         answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
-
-    def picture(self, file: Path, *, top: int = 0, height: int | None = None) -> None:
-        """Write the visible area, or a part of the whole page, as a PNG file."""
-        more: dict[str, Any] = {}
-        if height is not None:
-            width = self.run("innerWidth")
-            clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
-            more = {"clip": clip, "captureBeyondViewport": True}
-        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png", **more)["data"]))
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Call a method of the protocol and return its result. Events that arrive meanwhile are recorded."""
