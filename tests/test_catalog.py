@@ -122,19 +122,14 @@ def test_a_catalog_that_cannot_be_read_raises_a_one_line_error(catalog, tmp_path
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("[a]\npath = /data\n", ":2: not TOML: "),
-        ("[a]\npath = '/data'\n[a]\n", ":3: not TOML: "),
-        ("[a", ": not TOML: "),
+        ("[a]\npath = /data\n", ": not TOML: Invalid value (at line 2, column 8); correct it"),
         ("a = '/data'\n", """: a is '/data'; write a heading [a] and below it path = "..." """.rstrip()),
         ("[a]\n", ': a: no path; add path = "DIRECTORY"'),
         ("[a]\npath = 3\n", ": a.path: is 3; give a string that is not empty"),
-        ("[a]\npath = ' '\n", ": a.path: is ' '; give a string"),
-        ("[a]\npath = '/d'\nclasses = [0, 1]\n", ": a.classes: is [0, 1]; give a string"),
         (
             "[a]\npath = '/d'\nclases = '0:1'\n",
             ": a.clases: unknown key, did you mean 'classes'?; the keys are path, train, val, classes",
         ),
-        ("[a]\npath = '/d'\nname = 'b'\n", ": a.name: unknown key"),
     ],
 )
 def test_a_bad_entry_raises_a_one_line_error(catalog, content, expected):

@@ -78,7 +78,7 @@ def test_other_splits_are_named_and_one_split_is_divided(tmp_path: Path):
     train, val = open_both(folder, train="first", val="second")
     assert (len(train), len(val)) == (10, 5)
     assert message_of(folder, train="frist", val="second") == (
-        f"data.train='frist': {folder} has no such split, did you mean 'first'?; its splits are first, second"
+        f"data.train='frist': {folder} has no such split, did you mean 'first'?; the splits are first, second"
     )
     assert message_of(folder, val="second") == (
         f"{folder}: no split train; its splits are first, second; name one by data.train"

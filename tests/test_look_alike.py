@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxddp.config import DataConfig
+from jaxddp.config.registry import FORMATS as REGISTERED
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import appearance, nearest, on_screen
 from jaxddp.data.arrays import ArrayTable
@@ -21,7 +22,6 @@ from jaxddp.data.formats.folders import read_folders
 from jaxddp.data.formats.ilsvrc import train_solutions
 from jaxddp.data.formats.numpy_files import read_numpy
 from jaxddp.data.formats.packed_records import MANIFEST, read_packed
-from jaxddp.data.formats.parquet_files import ParquetTables
 from jaxddp.data.storage.root import CATALOG_VARIABLE, resolve
 
 CELL = pa.struct([("bytes", pa.binary())])
@@ -65,7 +65,7 @@ def solutions(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
 
 
 def open_parquet(root: Path) -> Any:
-    return ParquetTables().open(Place(str(root), DataConfig()), "train")
+    return REGISTERED.get("parquet").open(Place(str(root), DataConfig()), "train")
 
 
 def strings_of_parquet(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
@@ -108,7 +108,7 @@ def arrays(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
 
 def catalog(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     (root / "datasets.toml").write_text("".join(f'["{name}"]\npath = "/data"\n' for name in names))
-    return lambda: resolve(names[0]), "datasets.toml:3"
+    return lambda: resolve(names[0]), "datasets.toml"
 
 
 FORMATS = (

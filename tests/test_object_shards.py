@@ -18,7 +18,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder, Shard
-from jaxddp.data.storage.shards import RemoteShards, shard_folder
+from jaxddp.data.storage.objects import Objects
+from jaxddp.data.storage.root import folder_of
 
 if not os.environ.get("CI"):
     pytest.importorskip("obstore")
@@ -98,9 +99,9 @@ def test_images_of_shards_are_kept_in_the_local_cache(store, server, sets, name:
 
 def test_one_image_is_one_request_for_its_bytes(store, sets, monkeypatch: pytest.MonkeyPatch):
     train, _ = open_splits(config_of("WebDataset", f"{URL}/WebDataset")).values()
-    requests, read = [], RemoteShards.read
+    requests, read = [], Objects.read_range
     # The public API does not show the requests.
-    monkeypatch.setattr(RemoteShards, "read", lambda *arguments: requests.append(arguments[1:]) or read(*arguments))
+    monkeypatch.setattr(Objects, "read_range", lambda *arguments: requests.append(arguments[1:]) or read(*arguments))
     image = train.read(7)
     assert requests == [(train.record(7).path, train.record(7).offset, 512 + len(image))]
 
@@ -141,7 +142,7 @@ def test_shards_of_a_web_server_are_named_by_a_pattern(sets, tmp_path: Path, mon
             assert [one.fingerprint for one in of_web.values()] == [one.fingerprint for one in of_disk.values()]
             assert of_web["train"].read(3) == of_disk["train"].read(3)
             for train, message in (
-                ("train-{000000..000002}.tar", r"train-000002\.tar: no such shard"),
+                ("train-{000000..000002}.tar", r"train-000002\.tar: no such file"),
                 ("train-*.tar", r"^data\.train: .* cannot list its files; write a range"),
             ):
                 with pytest.raises(InputError, match=message):
@@ -155,13 +156,8 @@ def test_shards_of_a_web_server_are_named_by_a_pattern(sets, tmp_path: Path, mon
             thread.join(10)
 
 
-def test_a_missing_shard_of_a_pattern_is_one_line(store):
-    with pytest.raises(InputError, match=r"train-000002\.tar: no such shard"):
-        open_splits(config_of("WebDataset", f"{URL}/WebDataset/train-{{000000..000002}}.tar", val_share=0.3))
-
-
 def test_a_folder_is_listed_once(store, monkeypatch: pytest.MonkeyPatch):
-    folder = shard_folder(f"{URL}/WebDataset")
+    folder = folder_of(f"{URL}/WebDataset")
     shards = [f"{split}-{number:06d}.tar" for split in ("train", "val") for number in range(2)]
     assert folder.files() == ["classes.txt", *shards]
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")

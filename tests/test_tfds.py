@@ -206,7 +206,7 @@ def test_the_config_names_other_splits(prepared: Path):
     assert opened() == ["train", "validation"] and opened(val="test") == ["train", "test"]
     assert opened(train="validation") == ["validation", "test"]
     for keys, message in (
-        ({"val": "tset"}, "^data.val='tset': .* has no such split, did you mean 'test'\\?; its splits are "),
+        ({"val": "tset"}, "^data.val='tset': .* has no such split, did you mean 'test'\\?; the splits are "),
         ({"train": "test", "val": "test"}, "^data.val='test': is also the training split; the splits are "),
     ):
         with pytest.raises(InputError, match=message):
@@ -296,7 +296,7 @@ def test_an_error_names_a_set_that_is_no_image_classification(tmp_path: Path):
 def test_an_error_names_a_split_without_labels(tmp_path: Path, file_format: str):
     root = prepare(Unlabelled, tmp_path, file_format)
     message = fault("unlabelled", "train", tmp_path)
-    assert message.startswith(str(root)) and "the label -1 is not one of the 3 classes (5 such records)" in message
+    assert message.startswith(str(root)) and "the label -1 is not one of the 3 classes (1 such" in message
     name, _, position = message.partition(": ")[0].rpartition(" ")
     assert name.partition(", record")[0] in map(str, shards_of(tmp_path)) and position.isdecimal()
 
@@ -317,7 +317,7 @@ def test_an_error_names_a_label_that_overflows_32_bits(prepared: Path, tmp_path:
 def test_an_error_names_a_missing_split(tmp_path: Path):
     root = prepare(OnlyTrain, tmp_path)
     assert fault("only_train", "val", tmp_path).startswith(
-        f"{root}: no split validation or test; the data set has: train;"
+        f"{root}: no split val or valid or validation or test; its splits are train;"
     )
 
 
@@ -341,7 +341,7 @@ def test_each_incomplete_shard_is_reported_and_the_others_are_read(copy: Path):
     second.unlink()
     messages: list[str] = []
     table = read_tfds("tiny_gray", "train", copy, messages.append)
-    assert len(messages) == 2 and all(map(str.startswith, messages, map(str, (first, second))))
+    assert len(messages) == 2 and all(map(str.startswith, messages, map(str, (second, first))))
     assert 0 < len(table) < rows and {bytes(path) for path in table.path} == {os.fsencode(third.name)}
     assert all(table.read(row) for row in range(len(table)))
     # The next run reports the faults too.

@@ -24,7 +24,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from jaxddp.data.storage.shards import LocalShards
+from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.storage.tar import BLOCK, Samples, TarFiles, find_samples
 from jaxddp.data.stream.tensorflow_cpu import tf
 
@@ -62,7 +62,7 @@ def main() -> None:
         with file.open("rb", buffering=0) as opened:
             samples, _ = find_samples(opened, size, str(file))
         print(f"index: {(time.process_time() - start) / arguments.images * 1e6:.0f} us of CPU time for each sample")
-        store = TarFiles(LocalShards(Path(folder)), {b"shard.tar": samples})
+        store = TarFiles(LocalFiles(Path(folder)), {b"shard.tar": samples})
         order, path, op = np.random.default_rng(1).permutation(arguments.images), os.fsencode(file), store.in_graph()
         assert op is not None
 

@@ -15,8 +15,8 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key
 from jaxddp.data.faults import Refuse, raise_fault
 from jaxddp.data.source import SourceTable, Split
-from jaxddp.data.storage.root import is_address, is_url
-from jaxddp.data.storage.shards import ShardFolder, shard_folder, split_address
+from jaxddp.data.storage.root import Folder, folder_of, is_address, is_url
+from jaxddp.data.storage.shards import split_address
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Place:
         return None if is_address(self.address) else files.expanded(self.address).absolute()
 
     @cached_property
-    def shards(self) -> tuple[ShardFolder, str] | None:
+    def shards(self) -> tuple[Folder, str] | None:
         """The folder or URL of the address, and a pattern of file names or ""; None if there is no such folder.
 
-        Raises: InputError; see `Objects.open`.
+        Raises: InputError; see `Objects.open_url`.
         """
         if is_address(self.address) and not is_url(self.address):
             return None
         folder, pattern = split_address(self.address)
-        return shard_folder(folder), pattern
+        return folder_of(folder), pattern
 
 
 class Match(IntEnum):

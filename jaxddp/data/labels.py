@@ -2,7 +2,7 @@
 
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -117,12 +117,27 @@ def chosen_classes(classes: str | Iterable[int | str], class_ids: Sequence[str])
         InputError: a class id is unknown, an index is out of bounds, a class is chosen twice, or no class is chosen.
     """
     where = f"classes {show(classes)}"
-    items = _items(classes, where)
-    if isinstance(items, range) and items:
-        # The ends are checked first, so a range of a billion classes is rejected without a list of its items.
-        _check_bounds((items[0], items[-1]), len(class_ids), where)
     position = {class_id: index for index, class_id in enumerate(class_ids)}
-    indices = [_index(item, position, where) for item in items]
+    items = classes
+    if isinstance(classes, str):
+        span = _RANGE.fullmatch(classes)
+        items = range(int(span[1]), int(span[2])) if span else filter(None, map(str.strip, classes.split(",")))
+    elif not isinstance(classes, Iterable):
+        raise InputError(f"{where}: is of type {type(classes).__name__}; {_FORMS}")
+    indices: list[int] = []
+    for item in items:
+        try:
+            index = position.get(item, -1) if isinstance(item, str) else operator.index(item)
+        except TypeError:
+            raise InputError(f"{where}: {show(item)} is neither an index nor a class id; {_FORMS}") from None
+        # The first index that is wrong ends a range of a billion classes.
+        if not 0 <= index < len(class_ids):
+            if isinstance(item, str):
+                hint = nearest(item, position)
+                raise InputError(f"{where}: unknown class {show(item)} of {len(position)}{hint or f'; {_FORMS}'}")
+            count = len(class_ids)
+            raise InputError(f"{where}: out of bounds, there are {count} classes; stay within 0:{count}")
+        indices.append(index)
     if not indices:
         raise InputError(f"{where}: selects no class; {_FORMS}")
     chosen, counts = np.unique(np.array(indices, np.int64), return_counts=True)
@@ -151,35 +166,6 @@ def balanced_rows(label: np.ndarray, limit: int) -> np.ndarray:
     rank = np.arange(len(label)) - np.repeat(start, count)
     place = (rank + 0.5) / np.repeat(count, count)
     return np.sort(by_class[np.lexsort((word[by_class], place))[:limit]])
-
-
-def _items(classes: str | Iterable[int | str], where: str) -> Iterable[int | str]:
-    if isinstance(classes, str):
-        if span := _RANGE.fullmatch(classes):
-            return range(int(span[1]), int(span[2]))
-        return [part.strip() for part in classes.split(",") if part.strip()]
-    if not isinstance(classes, Iterable):
-        raise InputError(f"{where}: is of type {type(classes).__name__}; {_FORMS}")
-    return classes
-
-
-def _index(item: int | str, position: Mapping[str, int], where: str) -> int:
-    if isinstance(item, str):
-        if item not in position:
-            hint = nearest(item, position)
-            raise InputError(f"{where}: unknown class {show(item)} of {len(position)}{hint or f'; {_FORMS}'}")
-        return position[item]
-    try:
-        index = operator.index(item)
-    except TypeError:
-        raise InputError(f"{where}: {show(item)} is neither an index nor a class id; {_FORMS}") from None
-    _check_bounds((index,), len(position), where)
-    return index
-
-
-def _check_bounds(indices: Iterable[int], count: int, where: str) -> None:
-    if any(not 0 <= index < count for index in indices):
-        raise InputError(f"{where}: out of bounds, there are {count} classes; stay within 0:{count}")
 
 
 class Record(NamedTuple):

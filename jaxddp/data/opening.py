@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +17,7 @@ from jaxddp.config import DataConfig
 from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, Key, Option, about
 from jaxddp.core.phases import doing
-from jaxddp.data.faults import Refuse, pass_faults_to, raise_fault
+from jaxddp.data.faults import Refuse, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.formats.csv_listing import has_labels, is_csv, read_paths
 from jaxddp.data.formats.folders import is_folder, is_image_name
@@ -201,14 +200,19 @@ def _whole_place(path: str, data: DataConfig) -> Place:
     return Place(path, dataclasses.replace(data, **changes))
 
 
+def _matches(place: Place) -> dict[str, Match]:
+    """Return the formats that match a place, with the degrees of the matches."""
+    matches = {name: FORMATS.get(name).match(place) for name in FORMATS.names()}
+    return {name: match for name, match in matches.items() if match > Match.NONE}
+
+
 def _is_data_set(place: Place) -> bool:
-    return any(FORMATS.get(name).match(place) >= Match.WHOLE for name in FORMATS.names())
+    return any(match >= Match.WHOLE for match in _matches(place).values())
 
 
 def _has_classes(place: Place) -> bool:
     """Return whether a place is a data set, or a folder of class folders, which matches no other format."""
-    matches = [name for name in FORMATS.names() if FORMATS.get(name).match(place) > Match.NONE]
-    return _is_data_set(place) or matches == ["folders"]
+    return _is_data_set(place) or [*_matches(place)] == ["folders"]
 
 
 def _place(data: DataConfig) -> Place:
@@ -232,23 +236,20 @@ def _place(data: DataConfig) -> Place:
 
 
 def _format_of(place: Place) -> Format:
-    matches = {name: FORMATS.get(name).match(place) for name in FORMATS.names()}
-    best = max(matches.values())
-    if best is Match.NONE:
+    matches, where = _matches(place), place.local or place.address
+    if not matches:
         if place.local is not None and not place.local.exists():
             raise InputError(
-                f"{place.local}: no such directory or file{nearest_beside(place.local)}",
+                f"{where}: no such directory or file{nearest_beside(place.local)}",
                 advice=("check ", Option("data.path")),
             )
-        descriptions = "; ".join(FORMATS.get(name).description for name in matches)
-        raise InputError(
-            f"{place.local or place.address}: holds no data set of a known format; give one of: {descriptions}"
-        )
-    names = [name for name, match in matches.items() if match is best]
+        descriptions = "; ".join(FORMATS.get(name).description for name in FORMATS.names())
+        raise InputError(f"{where}: holds no data set of a known format; give one of: {descriptions}")
+    names = [name for name, match in matches.items() if match is max(matches.values())]
     if len(names) > 1:
         raise InputError(
-            f"{place.local or place.address}: holds data sets of {len(names)} formats, {' and '.join(names)}; give a "
-            "directory with one of them, or a file"
+            f"{where}: holds data sets of {len(names)} formats, {' and '.join(names)}; give a directory with one of "
+            "them, or a file"
         )
     return FORMATS.get(names[0])
 
@@ -273,19 +274,21 @@ def open_inputs(places: Sequence[str | os.PathLike[str]]) -> ExampleTable:
     if not places:
         raise InputError("no images are given; give a folder, files, a CSV file, or a directory with a test listing")
     texts = [os.fspath(files.check_path(place, "images")) for place in places]
-    listings = [_listing(text) for text in texts]
-    listing = next((table for table in listings if table is not None), None)
-    if listing is not None and len(texts) > 1:
-        raise InputError(f"{texts[listings.index(listing)]}: lists images; give it alone")
-    return listing or _table(list(chain.from_iterable(_images(text, alone=len(texts) == 1) for text in texts)))
-
-
-def _listing(place: str) -> ExampleTable | None:
-    """Return the table of a CSV file or a test listing; None for folders and image files."""
-    path = files.expanded(place)
-    if is_url(place) or (path / TEST_CSV).is_file():
-        return test_listing(place)
-    return read_paths(path.absolute()) if is_csv(path) and path.is_file() else None
+    for text in texts:
+        path = files.expanded(text)
+        is_test = is_url(text) or (path / TEST_CSV).is_file()
+        if is_test or (is_csv(path) and path.is_file()):
+            if len(texts) > 1:
+                raise InputError(f"{text}: lists images; give it alone")
+            return test_listing(text) if is_test else read_paths(path.absolute())
+    images = [image for text in texts for image in _images(text, alone=len(texts) == 1)]
+    # Ids are written to text files, so bytes that are not UTF-8 are replaced.
+    ids = np.array([os.fsencode(name).decode(errors="replace").encode() for name, _ in images])
+    if repeated := find_repeats(ids):
+        raise InputError(f"{os.fsdecode(ids[repeated[0][0]])}: is given twice; give each image once")
+    # Links are resolved, so the files may be anywhere on the machine, and the root of the store is `/`.
+    paths = np.array([os.fsencode(path).removeprefix(b"/") for _, path in images])
+    return ExampleTable(LocalFiles(Path("/")), ids, paths, np.full(len(ids), -1, np.int32))
 
 
 def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
@@ -308,28 +311,14 @@ def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:
     real_path = os.path.realpath(top / folder)
     if real_path in above:
         return  # A link to a parent folder: the images of that folder are found without the link.
-    with files.reading(top / folder, "make it a readable folder"):
-        entries = [*os.scandir(top / folder)]
-    for entry in entries:
+    with files.reading(top / folder, "make it a readable folder"), os.scandir(top / folder) as entries:
+        visible = [entry for entry in entries if not entry.name.startswith(".")]
+    for entry in visible:
         name = os.path.join(folder, entry.name)
-        if entry.name.startswith("."):
-            continue
         if is_folder(entry):
             yield from _below(top, name, (*above, real_path))
         elif is_image_name(entry.name):
             yield name
-
-
-def _table(images: list[tuple[str, str]]) -> ExampleTable:
-    # Ids are written to text files, so bytes that are not UTF-8 are replaced.
-    ids = [os.fsencode(name).decode(errors="replace").encode() for name, _ in images]
-    unique, count = np.unique(np.array(ids), return_counts=True)
-    if len(unique) < len(ids):
-        raise InputError(f"{os.fsdecode(unique[count > 1][0])}: is given twice; give each image once")
-    unknown = np.full(len(ids), -1, np.int32)
-    # Links are resolved, so the files may be anywhere on the machine, and the root of the store is `/`.
-    paths = np.array([os.fsencode(path).removeprefix(b"/") for _, path in images])
-    return ExampleTable(LocalFiles(Path("/")), np.array(ids), paths, unknown)
 
 
 def labelled_and_unlabelled(train: SourceTable, data: DataConfig) -> tuple[SourceTable, SourceTable | None]:

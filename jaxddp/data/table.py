@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Self
@@ -13,11 +13,10 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch, PixelFormat
-from jaxddp.data.faults import Refuse
 from jaxddp.data.labels import ClassSelection, Labels, Record, labels_of, one_line_repr
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
 from jaxddp.data.soundness import Digests, Omissions, Substitutes, Verified
-from jaxddp.data.storage.store import Store, links_out
+from jaxddp.data.storage.store import Store
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,9 +127,9 @@ class ExampleTable:
         digests = None if self.digests is None else self.digests.rows(rows)
         return replace(self, **columns, offset=offset, digests=digests)
 
-    def without(self, rows: Sequence[int]) -> Self:
+    def without(self, rows: Sequence[int] | np.ndarray) -> Self:
         """Return all examples except the given rows. Raises: InputError if no example is left."""
-        if not rows:
+        if not len(rows):
             return self
         left = np.delete(np.arange(len(self)), rows)
         if not len(left):
@@ -138,18 +137,6 @@ class ExampleTable:
                 f"{self.name(0)}: this {self.made_of} cannot be used, and no other can; repair at least one"
             )
         return self.rows(left)
-
-    def without_links_out(self, where: Callable[[int], str], refuse: Refuse) -> Self:
-        """Return all examples except those whose path leads out of the root through a symbolic link.
-
-        Args:
-            where: returns the file and line of the listing that contain a row of this table, for messages.
-            refuse: is called with a message for each of these examples.
-        """
-        faults = links_out(self.store.root, self.path) if self.store.root else []
-        for row, fault in faults:
-            refuse(f"{where(row)}: {fault}; put the file itself into the root, or remove the row")
-        return self.without([row for row, _ in faults])
 
     def without_labels(self) -> Self:
         unknown = Labels(np.full(len(self), -1, np.int32), (), ())

@@ -7,7 +7,8 @@ the classes, the numbers of examples, and fingerprints. Images and labels are no
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -119,10 +120,9 @@ class UnitedSource:
             InputError: the batch is larger than the data set, or more than half of the slots would be padding.
         """
         SampleOrder(len(self), batch_size, seed)
-        counts = list(
-            map(int, peers.exchange("examples in a batch", str(most_in_batch(self.lengths, self.host, batch_size))))
-        )
-        order = UnitedOrder.of(self.lengths, batch_size, seed, -(-max(counts) // unit) * unit)
+        own = most_in_batch(self.lengths, self.host, batch_size)
+        most = max(map(int, peers.exchange("examples in a batch", str(own))))
+        order = UnitedOrder.of(self.lengths, batch_size, seed, -(-most // unit) * unit)
         padding = order.num_slots - batch_size
         largest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
         share = f"process {largest} has {self.lengths[largest]:,} of {counted(len(self), 'example')}"
@@ -164,10 +164,10 @@ class UnitedSource:
 
     def _united(self, batch: Batch, mask: np.ndarray) -> Batch:
         """Return a batch of this process with rows and labels of the union."""
-        label = np.zeros((len(batch.label), self.num_classes), np.uint8) if batch.label.ndim == 2 else None
-        if label is None:
+        if batch.label.ndim == 1:
             label = self.new_labels[batch.label]
         else:
+            label = np.zeros((len(batch.label), self.num_classes), np.uint8)
             label[:, self.new_labels] = batch.label
         substituted = None if batch.substituted is None else batch.substituted * mask
         return batch._replace(label=label, mask=mask, row=batch.row + self._first_row, substituted=substituted)
@@ -204,22 +204,19 @@ def unite(source: Source, data: DataConfig, peers: Peers, what: str) -> Source:
     if data.placement == "shared" or peers.is_alone or isinstance(source, UnitedSource):
         return source
     peers.agree({f"{fact} of the {what}": value for fact, value in _facts(source, data).items()})
-    class_ids, class_names = _classes(source, peers, what)
-    place = {class_id: index for index, class_id in enumerate(class_ids)}
-    new_labels = np.array([place[class_id] for class_id in source.class_ids], np.int32)
-    counts = np.zeros(len(class_ids), np.int64)
-    counts[new_labels] = labels_of(source).counts
-    own = json.dumps([len(source), source.fingerprint, counts.tolist()])
-    lengths, totals, digest, twins = json.loads(peers.decide(f"numbers of examples of the {what}", own, _combined))
+    classes = [*zip(source.class_ids, source.class_names, strict=True)]
+    own = json.dumps([len(source), source.fingerprint, classes, labels_of(source).counts.tolist()])
+    lengths, digest, twins, classes, counts = json.loads(peers.decide(f"the {what}", own, partial(_combined, what)))
     if len(twins) == peers.process_count and what == VALIDATION:
         return source
-    if twins and peers.is_first:
+    if len(twins) > 1 and peers.is_first:
         _log.warning(
             f"data.placement=local: processes {twins[0]} and {twins[1]} have the same {what}, so each of these "
             "examples counts twice; if they read one folder, leave data.placement out"
         )
-    host, all_counts = peers.process_index, np.array(totals)
-    return UnitedSource(source, host, tuple(lengths), class_ids, class_names, all_counts, digest, new_labels)
+    ids, names = zip(*classes, strict=True)
+    new_labels = np.array([ids.index(class_id) for class_id in source.class_ids], np.int32)
+    return UnitedSource(source, peers.process_index, tuple(lengths), ids, names, np.array(counts), digest, new_labels)
 
 
 def _facts(source: Source, data: DataConfig) -> Mapping[str, str]:
@@ -233,33 +230,38 @@ def _facts(source: Source, data: DataConfig) -> Mapping[str, str]:
     }
 
 
-def _classes(source: Source, peers: Peers, what: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the ids and the names of the classes of all processes. Raises: InputError; see `_merged`."""
-    own = json.dumps([*zip(source.class_ids, source.class_names, strict=True)])
-    digest = hashlib.sha256(own.encode()).hexdigest()
-    if len({*peers.exchange(f"classes of the {what}", digest)}) == 1:
-        return tuple(source.class_ids), tuple(source.class_names)
-    merged = json.loads(peers.decide(f"all classes of the {what}", own, partial(_merged, what)))
-    ids, names = zip(*merged, strict=True)
-    return ids, names
+def _combined(what: str, texts: list[str]) -> str:
+    """Return (lengths, digest of all fingerprints, processes with the same one, classes, their counts) as JSON.
 
-
-def _merged(what: str, texts: list[str]) -> str:
-    """Return the classes of all processes in the order of their ids, as JSON.
+    The classes are those of all processes, in the order of their ids unless all processes have the same.
 
     Raises:
         InputError: a process has another order, or another name for a class.
     """
+    lengths, fingerprints, classes, counts = zip(*map(json.loads, texts), strict=True)
+    digest = hashlib.sha256(json.dumps(fingerprints).encode()).hexdigest()
+    by_fingerprint: dict[str, list[int]] = defaultdict(list)
+    totals: dict[str, int] = defaultdict(int)
+    for process, fingerprint in enumerate(fingerprints):
+        by_fingerprint[fingerprint].append(process)
+        for (class_id, _), count in zip(classes[process], counts[process], strict=True):
+            totals[class_id] += count
+    merged = classes[0] if all(one == classes[0] for one in classes) else _merged(what, classes)
+    twins = max(by_fingerprint.values(), key=len)
+    return json.dumps([lengths, digest, twins, merged, [totals[class_id] for class_id, _ in merged]])
+
+
+def _merged(what: str, classes: Sequence[list[list[str]]]) -> list[list[str]]:
+    """Return (id, name) of the classes of all processes, in the order of their ids. Raises: see `_combined`."""
     names: dict[str, str] = {}
-    for process, text in enumerate(texts):
-        classes: dict[str, str] = dict(json.loads(text))
-        if [*classes] != sorted(classes):
+    for process, of_process in enumerate(classes):
+        if of_process != sorted(of_process):
             raise InputError(
                 f"{what}: the processes have different classes, and those of process {process} are not in the order of "
                 "their ids",
                 advice="give all processes the same classes in the same order",
             )
-        for class_id, name in classes.items():
+        for class_id, name in of_process:
             if (other := names.setdefault(class_id, name)) != name:
                 raise InputError(
                     f"{what}: class {show(class_id)} is called {show(other)} on one process, and {show(name)} on "
@@ -267,16 +269,4 @@ def _merged(what: str, texts: list[str]) -> str:
                     advice="give a class one name",
                 )
     check_distinct(names.values(), lambda name: f"{what} of different processes")
-    return json.dumps(sorted(names.items()))
-
-
-def _combined(texts: list[str]) -> str:
-    """Return (lengths, class counts, digest of all fingerprints, processes with the same fingerprint) as JSON."""
-    lengths, fingerprints, counts = zip(*map(json.loads, texts), strict=True)
-    digest = hashlib.sha256(json.dumps(fingerprints).encode()).hexdigest()
-    by_fingerprint: dict[str, list[int]] = {}
-    for process, fingerprint in enumerate(fingerprints):
-        by_fingerprint.setdefault(fingerprint, []).append(process)
-    twins = max(by_fingerprint.values(), key=len)
-    totals = np.sum(counts, axis=0, dtype=np.int64).tolist()
-    return json.dumps([lengths, totals, digest, twins if len(twins) > 1 else []])
+    return sorted(map(list, names.items()))

@@ -11,7 +11,7 @@ val.csv. One file alone has no validation split, but `data.val_share` makes one.
 """
 
 import csv
-import itertools
+import io
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,15 +27,17 @@ from jaxddp.core.phases import reached
 from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, index_of_column, raise_fault
 from jaxddp.data.format import LocalFormat, Match
+from jaxddp.data.formats.splits import SPLITS
+from jaxddp.data.labels import ClassSelection
 from jaxddp.data.source import Split
-from jaxddp.data.storage.root import DataRoot, TextFile, open_root
+from jaxddp.data.storage.root import TextFile, open_root
+from jaxddp.data.storage.store import links_out
 from jaxddp.data.table import ExampleTable
 
 SEPARATOR = ";"
 """The separator of several labels in a cell."""
 _PATHS = ("path", "file_name", "filename", "file", "image", "image_id", "id")
 _LABELS = ("label", "class", "category", "target")
-_NAMES: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
 _SUFFIXES = (".csv", ".tsv")
 # A relative path below the folder, without empty parts, `.` or `..`, so it equals a path from a directory listing.
 _PATH = re.compile(r"(?!.*(?:^|/)\.{0,2}(?:/|\Z))[^\x00-\x1f\x7f]{1,1000}")
@@ -59,12 +61,31 @@ def read_csv(file: Path, split: Split = "train", refuse: Refuse = raise_fault) -
         InputError: the file or a column is missing, or no row can be used.
     """
     root = open_root(file.parent, file.name)
-    train = _read_listing(root.file(file.name), refuse)
-    lines = {label: row.line for row in reversed(train.rows) for label in row.labels}
-    names = sorted(lines)
-    check_distinct(sorted(names, key=lines.__getitem__), lambda name: f"{train.file}:{lines[name]}", refuse)
-    listing = train if split == "train" else _read_listing(root.file(_beside(file, split)), refuse)
-    return _make_table(root, listing, tuple(names), train.file, refuse)
+    listing = root.file(file.name)
+    rows = _read_rows(listing, refuse)
+    first = {label: row.line for row in reversed(rows) for label in row.labels}
+    names = sorted(first)
+    check_distinct(sorted(names, key=first.__getitem__), lambda name: f"{listing}:{first[name]}", refuse)
+    if split == "val":
+        listing = root.file(_find(file.parent, split) or f"{split}.csv")
+        rows = _read_rows(listing, refuse)
+    known, index = [], {name: place for place, name in enumerate(names)}
+    for row in rows:
+        if unknown := [label for label in row.labels if label not in index]:
+            refuse(
+                f"{listing}:{row.line}: no row of {file.name} has the label {show(unknown[0])}"
+                f"{nearest(unknown[0], index)}; correct it, or take the row out"
+            )
+        else:
+            known.append(row)
+    paths = np.array([row.path for row in known], "S")
+    labels = np.array([index[row.labels[0]] for row in known], np.int32)
+    if any(len(row.labels) > 1 for row in known):
+        labels = np.zeros((len(known), len(names)), np.uint8)
+        for row, of_row in zip(known, labels, strict=True):
+            of_row[[index[label] for label in row.labels]] = 1
+    table = ExampleTable(root.store, paths, paths, labels, tuple(names))
+    return sound_rows(table, listing, [row.line for row in known], refuse)
 
 
 def read_paths(file: Path) -> ExampleTable:
@@ -73,10 +94,33 @@ def read_paths(file: Path) -> ExampleTable:
     Raises: InputError if there is a row that `read_csv` rejects.
     """
     root = open_root(file.parent, file.name)
-    text = root.file(file.name)
-    rows = [_Row(line, _encode_path(path, f"{text}:{line}"), []) for line, path in csv_rows(text, [_PATHS])]
-    paths = np.array([row.path for row in _refuse_repeated_paths(text, rows, "remove one of the two", raise_fault)])
-    return ExampleTable(root.store, paths, paths, np.full(len(paths), -1, np.int32))
+    rows = _read_rows(listing := root.file(file.name), raise_fault, [_PATHS])
+    paths = np.array([row.path for row in rows])
+    table = ExampleTable(root.store, paths, paths, np.full(len(paths), -1, np.int32))
+    return sound_rows(table, listing, [row.line for row in rows], raise_fault)
+
+
+def sound_rows(
+    table: ExampleTable, file: TextFile, lines: Sequence[int], refuse: Refuse, classes: ClassSelection = None
+) -> ExampleTable:
+    """Return the rows of some classes whose id is new and whose path is within the root. The others are rejected.
+
+    Args:
+        lines: the line of each row in the file.
+        classes: see `Table.select`. Only the folders of these classes are listed.
+    """
+    repeated = find_repeats(table.id)
+    for row, first in repeated:
+        refuse(
+            f"{file}:{lines[row]}: {show(os.fsdecode(table.id[row]))} is listed on line {lines[first]} already; write "
+            "one row for each image"
+        )
+    chosen = table.without([row for row, _ in repeated]).select(classes)
+    faults = links_out(chosen.store.root, chosen.path) if chosen.store.root else []
+    for row, fault in faults:
+        line = lines[int(np.flatnonzero(table.id == chosen.id[row])[0])]
+        refuse(f"{file}:{line}: {fault}; put the file itself into the root, or remove the row")
+    return chosen.without([row for row, _ in faults])
 
 
 class _Row(NamedTuple):
@@ -85,70 +129,22 @@ class _Row(NamedTuple):
     labels: list[str]
 
 
-class _Listing(NamedTuple):
-    file: TextFile
-    rows: list[_Row]
-
-
-def _read_listing(file: TextFile, refuse: Refuse) -> _Listing:
+def _read_rows(file: TextFile, refuse: Refuse, columns: Sequence[Sequence[str]] = (_PATHS, _LABELS)) -> list[_Row]:
     rows = []
-    for line, path, cell in csv_rows(file, [_PATHS, _LABELS], refuse):
-        try:
-            rows.append(_Row(line, _encode_path(path, f"{file}:{line}"), _parse_labels(cell, f"{file}:{line}")))
-        except InputError as error:
-            refuse(str(error))
-    return _Listing(
-        file, _refuse_repeated_paths(file, rows, f"write its labels into one row, separated by {SEPARATOR!r}", refuse)
-    )
-
-
-def _refuse_repeated_paths(file: TextFile, rows: list[_Row], advice: str, refuse: Refuse) -> list[_Row]:
-    """Reject repeated paths; return the first row of each path. Raises: InputError if there are no rows."""
-    if not rows:
-        raise InputError(f"{file}: no rows below the header; give each image a row")
-    repeated = find_repeats(np.array([row.path for row in rows]))
-    for place, first in repeated:
-        row, first_row = rows[place], rows[first]
-        refuse(f"{file}:{row.line}: {show(row.path.decode())} is listed on line {first_row.line} already; {advice}")
-    repeated_places = {place for place, _ in repeated}
-    return [row for place, row in enumerate(rows) if place not in repeated_places]
-
-
-def _parse_labels(cell: str, where: str) -> list[str]:
-    names = [name.strip() for name in cell.split(SEPARATOR)]
-    if "" in names:
-        raise InputError(f"{where}: label {show(cell)} has an empty name; write one label, or 'cat{SEPARATOR}dog'")
-    if len({*names}) < len(names):
-        raise InputError(f"{where}: label {show(cell)} names a class twice; name it once")
-    return names
-
-
-def _encode_path(path: str, where: str) -> bytes:
-    if not _PATH.fullmatch(path):
-        raise InputError(f"{where}: path {show(path)} is not below the file's folder; write it like cats/1.png")
-    return path.encode()
-
-
-def _make_table(
-    root: DataRoot, listing: _Listing, names: tuple[str, ...], train: TextFile, refuse: Refuse
-) -> ExampleTable:
-    index, rows = {name: place for place, name in enumerate(names)}, []
-    for row in listing.rows:
-        if unknown := [label for label in row.labels if label not in index]:
+    for line, path, *cells in csv_rows(file, columns, refuse):
+        labels = [name.strip() for cell in cells for name in cell.split(SEPARATOR)]
+        if not _PATH.fullmatch(path):
+            refuse(f"{file}:{line}: path {show(path)} is not below the file's folder; write it like cats/1.png")
+        elif "" in labels or len({*labels}) < len(labels):
             refuse(
-                f"{listing.file}:{row.line}: no row of {os.path.basename(train.name)} has the label {show(unknown[0])}"
-                f"{nearest(unknown[0], index)}; correct it, or take the row out"
+                f"{file}:{line}: label {show(cells[0])} has an empty name or one name twice; write one label, or "
+                f"'cat{SEPARATOR}dog'"
             )
         else:
-            rows.append(row)
-    paths, lines = np.array([row.path for row in rows], "S"), np.array([row.line for row in rows], np.int64)
-    labels = np.array([index[row.labels[0]] for row in rows], np.int32)
-    if any(len(row.labels) > 1 for row in rows):
-        labels = np.zeros((len(rows), len(names)), np.uint8)
-        for row, of_row in zip(rows, labels, strict=True):
-            of_row[[index[label] for label in row.labels]] = 1
-    table = ExampleTable(root.store, paths, paths, labels, names)
-    return table.without_links_out(lambda row: f"{listing.file}:{lines[row]}", refuse)
+            rows.append(_Row(line, path.encode(), labels))
+    if not rows:
+        raise InputError(f"{file}: no rows below the header; give each image a row")
+    return rows
 
 
 def is_csv(path: Path) -> bool:
@@ -160,7 +156,7 @@ def holds_csv(path: Path) -> bool | Match:
     """Return whether the path is a CSV file, or a folder with train.csv or val.csv, whatever their content is."""
     if path.is_file():
         return Match.NAMED if is_csv(path) else Match.NONE
-    return any(_find(path, split) for split in _NAMES)
+    return any(_find(path, split) for split in SPLITS)
 
 
 def is_divided(path: Path) -> bool:
@@ -182,15 +178,11 @@ def _training_file(path: Path) -> Path:
     return path if path.is_file() else path / (_find(path, "train") or "train.csv")
 
 
-def _beside(file: Path, split: Split) -> str:
-    return _find(file.parent, split) or f"{split}.csv"
-
-
 def _find(folder: Path, split: Split) -> str | None:
     """Return the name of a split's file in a folder, in any case; None if there is none."""
     with suppress(OSError):
         names = {name.lower(): name for name in os.listdir(folder)}
-        for name in (f"{stem}{suffix}" for stem in _NAMES[split] for suffix in _SUFFIXES):
+        for name in (f"{stem}{suffix}" for stem in SPLITS[split] for suffix in _SUFFIXES):
             # The file test.csv of a competition has no labels.
             if name in names and (name[:4] != "test" or has_labels(folder / names[name])):
                 return names[name]
@@ -218,58 +210,56 @@ def csv_rows(file: TextFile, columns: Sequence[Sequence[str]], refuse: Refuse = 
 
     Raises: InputError if the file or a column is missing.
     """
-    with file.text(newline="") as text:
-        first = text.readline()
-        delimiter = _delimiter(first, columns)
-        reader = csv.reader(itertools.chain([first], text), delimiter=delimiter, strict=True)
-        try:
-            header = [name.strip() for name in next(reader, ())]
-            check_utf8(header, file, 1)
-            places = _places(file, header, columns, delimiter)
-            for number, row in enumerate(reader):
-                if number % _ROWS_BETWEEN_REPORTS == 0:
-                    reached(number)
-                try:
-                    check_utf8(row, file, reader.line_num)
-                    if len(row) == len(header):
-                        yield [reader.line_num, *[row[place] for place in places]]
-                    elif row:
-                        raise InputError(
-                            f"{file}:{reader.line_num}: {len(row)} of {len(header)} fields in "
-                            f"{show(delimiter.join(row))}; write {delimiter.join(header)}"
-                        )
-                except InputError as error:
-                    refuse(str(error))
-        except csv.Error as error:
-            refuse(f"{file}:{reader.line_num}: {error}; correct the quotes of this row")
+    text = io.StringIO(file.text(), newline="")
+    delimiter = _delimiter(text.readline(), columns)
+    text.seek(0)
+    reader = csv.reader(text, delimiter=delimiter, strict=True)
+    try:
+        header = [name.strip() for name in next(reader, ())]
+        check_utf8(header, file, 1)
+        places = [place for place in _places(header, columns) if place is not None]
+        if len(places) < len(columns):
+            names = columns[_places(header, columns).index(None)]
+            also = f" (or {', '.join(names[1:])} for {names[0]})" if names[1:] else ""
+            raise InputError(
+                f"{file}:1: no column {names[0]}, found {show(delimiter.join(header))}; give the columns "
+                f"{','.join(names[0] for names in columns)}{also}"
+            )
+        for place in places:
+            index_of_column(header, header[place], f"{file}:1")
+        for number, row in enumerate(reader):
+            if number % _ROWS_BETWEEN_REPORTS == 0:
+                reached(number)
+            try:
+                check_utf8(row, file, reader.line_num)
+                if len(row) == len(header):
+                    yield [reader.line_num, *[row[place] for place in places]]
+                elif row:
+                    raise InputError(
+                        f"{file}:{reader.line_num}: {len(row)} of {len(header)} fields in "
+                        f"{show(delimiter.join(row))}; write {delimiter.join(header)}"
+                    )
+            except InputError as error:
+                refuse(str(error))
+    except csv.Error as error:
+        refuse(f"{file}:{reader.line_num}: {error}; correct the quotes of this row")
 
 
 def _delimiter(header: str, columns: Sequence[Sequence[str]]) -> str:
     """Return the first delimiter with which a header has the columns; if there is none, its most frequent one."""
     for delimiter in _DELIMITERS:
         with suppress(csv.Error):
-            found = {_folded(name.strip()) for name in next(csv.reader([header], delimiter=delimiter, strict=True), ())}
-            if not any(found.isdisjoint(map(_folded, names)) for names in columns):
+            names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter, strict=True), ())]
+            if None not in _places(names, columns):
                 return delimiter
     return max(_DELIMITERS, key=header.count)
 
 
-def _places(file: TextFile, header: Sequence[str], columns: Sequence[Sequence[str]], delimiter: str) -> list[int]:
-    expected = ",".join(names[0] for names in columns)
-    if not header:
-        raise InputError(f"{file}: no header line; give the columns {expected}")
-    folded, places = [*map(_folded, header)], []
-    for names in columns:
-        place = next((folded.index(name) for name in map(_folded, names) if name in folded), None)
-        if place is None:
-            also = f" (or {', '.join(names[1:])} for {names[0]})" if names[1:] else ""
-            raise InputError(
-                f"{file}:1: no column {names[0]}, found {show(delimiter.join(header))}; give the columns "
-                f"{expected}{also}"
-            )
-        index_of_column(header, header[place], f"{file}:1")
-        places.append(place)
-    return places
+def _places(header: Sequence[str], columns: Sequence[Sequence[str]]) -> list[int | None]:
+    """Return the place of each column in a header; None for a missing column."""
+    folded = [*map(_folded, header)]
+    known = ([name for name in map(_folded, names) if name in folded] for names in columns)
+    return [folded.index(names[0]) if names else None for names in known]
 
 
 def _folded(name: str) -> str:

@@ -10,9 +10,9 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +23,13 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import LocalFormat, Match
+from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.source import Split
-from jaxddp.data.storage.root import open_root
+from jaxddp.data.storage.root import TextFile
 from jaxddp.data.storage.store import LocalFiles, link_out
 from jaxddp.data.table import ExampleTable
 
 _log = logging.getLogger("jaxddp.data")
-_FOLDERS = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
 _SUPPORTED = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".ppm", ".pgm"})
 # Image files of these types are an error, because a run that ignored them would train on fewer images.
 _UNSUPPORTED = frozenset({".gif", ".heic", ".avif"})
@@ -38,8 +38,6 @@ _UNSUPPORTED = frozenset({".gif", ".heic", ".avif"})
 _LISTINGS = re.compile(r".*\.(csv|tsv|xlsx?)|(labels|annotations|train|val|metadata)\.(txt|jsonl?|parquet)")
 _METADATA = re.compile(r"metadata\.(csv|jsonl|parquet)")
 """The labels of an `ImageFolder` of the library `datasets`; files of other names are usual beside train/ and val/."""
-_NOT_TEXT = re.compile(r".*\.(xlsx?|parquet)")
-_NAMED_AS_LABELS = re.compile(r"(labels|annotations|train|val|metadata)\..*")
 _HEAD = 1 << 16
 """The number of characters of a text file in which names of images are looked for."""
 
@@ -62,12 +60,12 @@ def holds_folders(root: Path) -> bool | Match:
 
 def has_validation_folder(root: Path) -> bool:
     """Return whether the root has a validation folder."""
-    return any((root / name).is_dir() for name in _FOLDERS["val"])
+    return any((root / name).is_dir() for name in SPLITS["val"])
 
 
 def is_image_name(name: str) -> bool:
     """Return whether a file name has the suffix of an image, including types that are not supported."""
-    return os.path.splitext(name)[1].lower() in _SUPPORTED | _UNSUPPORTED
+    return _suffix(name) in _SUPPORTED | _UNSUPPORTED
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
@@ -104,7 +102,7 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
     train_folder = _split_folder(root, "train")
     if train_folder != root and not has_validation_folder(root):
         _refuse_folders_beside_train(train_folder, refuse)
-    names = tuple(_class_names(train_folder, refuse))
+    names = _class_names(train_folder, refuse)
     check_distinct(names, lambda name: str(train_folder / name), refuse)
     folder = _split_folder(root, split)
     class_folders = _class_names(folder, refuse)
@@ -114,54 +112,63 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
             "rename or remove the folder"
         )
     class_folders = [name for name in class_folders if name in names]
-    _refuse_images_outside_classes(folder, refuse)
+    outside = sorted(entry.name for entry in _entries(folder) if _is_image(entry) and not is_folder(entry))
+    for name in outside:
+        refuse(
+            f"{folder / name}: an image outside the class folders ({len(outside)} in all) has no class; move it into "
+            "one"
+        )
     with ThreadPoolExecutor(_LISTING_THREADS) as pool:
-        images_of_classes = list(pool.map(lambda name: _class_images(root, folder / name), class_folders))
-    for fault in (fault for _, faults in images_of_classes for fault in faults):
+        of_classes = list(pool.map(lambda name: _class_images(root, folder / name), class_folders))
+    for fault in (fault for _, faults in of_classes for fault in faults):
         refuse(fault)
-    path = np.array([path.encode() for paths, _ in images_of_classes for path in paths], "S")
+    path = np.array([path.encode() for paths, _ in of_classes for path in paths], "S")
     if not len(path):
         raise InputError(f"{folder}: none of its files can be used; put an image into a class's folder")
-    label = np.repeat(
-        np.searchsorted(names, class_folders).astype(np.int32), [len(paths) for paths, _ in images_of_classes]
-    )
+    label = np.repeat(np.searchsorted(names, class_folders).astype(np.int32), [len(paths) for paths, _ in of_classes])
     ids = np.array([os.path.splitext(image_path)[0] for image_path in path.tolist()])
     for place in dict.fromkeys((root, folder)):
         _refuse_listings(place, _LISTINGS if folder == root else _METADATA, ids, names, refuse)
-    table = ExampleTable(LocalFiles(root), ids, path, label, names, made_of="file")
-    return table.without(_refuse_repeated_ids(table, refuse))
+    table = ExampleTable(LocalFiles(root), ids, path, label, tuple(names), made_of="file")
+    repeated = find_repeats(table.id)
+    for _, first in repeated:
+        refuse(
+            f"{table.name(first)}: the name of another image differs only in the suffix, and ids are names without "
+            "suffixes; rename one of the two"
+        )
+    return table.without([row for row, _ in repeated])
 
 
 def _class_names(folder: Path, refuse: Refuse) -> list[str]:
-    names = sorted(_visible_folders(folder))
-    if not names:
+    found, names = sorted(_visible_folders(folder)), []
+    if not found:
         raise InputError(f"{folder}: no class folders; put the images of each class into a folder of its own")
-    for name in names:
+    for name in found:
         with pass_faults_to(refuse):
             _check_utf8(folder, name)
-    return [name for name in names if _is_utf8(name)]
+            names.append(name)
+    return names
 
 
 def _split_folder(root: Path, split: Split) -> Path:
     if split == "train" and holds_folders(root) is Match.PARTLY:
         return root
-    for name in _FOLDERS[split]:
+    for name in SPLITS[split]:
         if (root / name).is_dir():
             return root / name
-    names = " or ".join(f"{name}/" for name in _FOLDERS[split])
+    names = " or ".join(f"{name}/" for name in SPLITS[split])
     raise InputError(f"{root}: no folder {names}; put the {split} images there, in one folder per class")
 
 
 def _visible_folders(folder: Path) -> set[str]:
-    with _list_folder(folder) as entries:
-        return {entry.name for entry in entries if not entry.name.startswith(".") and is_folder(entry)}
+    return {entry.name for entry in _entries(folder) if not entry.name.startswith(".") and is_folder(entry)}
 
 
 def _has_image(folder: Path) -> bool:
     # A folder that cannot be read counts as a folder without images. If the directory is of this format,
     # `read_folders` reports the fault.
     with suppress(OSError), os.scandir(folder) as entries:
-        return any(os.path.splitext(entry.name)[1].lower() in _SUPPORTED for entry in entries)
+        return any(_suffix(entry.name) in _SUPPORTED for entry in entries)
     return False
 
 
@@ -177,25 +184,14 @@ def _refuse_folders_beside_train(train_folder: Path, refuse: Refuse) -> None:
         )
 
 
-def _refuse_images_outside_classes(folder: Path, refuse: Refuse) -> None:
-    with _list_folder(folder) as entries:
-        names = sorted(
-            entry.name for entry in entries if _suffix(entry) in _SUPPORTED | _UNSUPPORTED and not is_folder(entry)
-        )
-    for name in names:
-        refuse(
-            f"{folder / name}: an image outside the class folders ({len(names)} in all) has no class; move it into one"
-        )
-
-
 def _refuse_listings(
-    folder: Path, pattern: re.Pattern[str], ids: np.ndarray, classes: Collection[str], refuse: Refuse
+    folder: Path, pattern: re.Pattern[str], ids: np.ndarray, classes: Sequence[str], refuse: Refuse
 ) -> None:
     """Reject the files in a folder that may hold the labels, and log the names of the others."""
-    with _list_folder(folder) as entries:
-        names = sorted(entry.name for entry in entries if pattern.fullmatch(entry.name.lower()) and entry.is_file())
-    for name in names:
+    for name in sorted(entry.name for entry in _entries(folder) if entry.is_file()):
         with pass_faults_to(refuse):
+            if not pattern.fullmatch(name.lower()):
+                continue
             if _may_hold_labels(folder / name, ids, classes):
                 raise InputError(
                     f"{folder / name}: may hold other labels than the names of the folders, and is not read; open a "
@@ -204,32 +200,24 @@ def _refuse_listings(
             _log.info("%s: not read; the names of the folders are the labels", folder / name)
 
 
-def _may_hold_labels(path: Path, ids: np.ndarray, classes: Collection[str]) -> bool:
+def _may_hold_labels(path: Path, ids: np.ndarray, classes: Sequence[str]) -> bool:
     """Return whether a file names images: one by its file name, or a quarter of its entries by names without suffix.
 
     A list of the classes is no such file, even if its numbers are also names of images.
     """
-    name = path.name.lower()
-    if _NOT_TEXT.fullmatch(name):
-        return _NAMED_AS_LABELS.fullmatch(name) is not None
-    with open_root(path.parent, path.name).file(path.name).text() as text:
-        head = text.read(_HEAD)
+    if path.suffix.lower() in (".xls", ".xlsx", ".parquet"):
+        return re.match(r"(labels|annotations|train|val|metadata)\.", path.name.lower()) is not None
+    head = TextFile(LocalFiles(path.parent), path.name).text()[:_HEAD]
     # A name may hold spaces, or commas within quotes, so a field is divided in each of these ways.
     fields = {*re.findall(r'"([^"\n]*)"', head), *re.split(r'[\n\t,;"]', head), *re.split(r"[^\w./\\-]+", head)}
-    words = {re.split(r"[/\\]", field.strip())[-1] for field in fields} - {""}
-    by_file = {_encoded(os.path.splitext(word)[0]) for word in words if is_image_name(word)}
-    listed = by_file | {*map(_encoded, words.difference(classes))}
-    found = listed.intersection(image_id.rpartition(b"/")[2] for image_id in ids.tolist())
-    objects = head.count("{")
-    lines = sum(not line.isspace() for line in head.splitlines())
-    entries = lines if ".json" not in name else objects if objects > 1 else head.count(",") + 1
+    words = {re.split(r"[/\\]", field.strip())[-1] for field in fields}
+    names = {os.fsdecode(image_id).rpartition("/")[2] for image_id in ids.tolist()}
+    if any(is_image_name(word) and os.path.splitext(word)[0] in names for word in words):
+        return True
+    # An image may have several rows, and the set only some of the images. In JSON, each brace opens an entry.
+    entries = head.count("{") or len(head.splitlines())
     is_class_list = 2 * len(words.intersection(classes)) >= entries
-    # An image may have several rows, and the set only some of the images.
-    return not found.isdisjoint(by_file) or (not is_class_list and 4 * len(found) >= entries)
-
-
-def _encoded(word: str) -> bytes:
-    return word.encode(errors="surrogateescape")
+    return not is_class_list and 4 * len(words.intersection(names).difference(classes)) >= entries
 
 
 def _class_images(root: Path, folder: Path) -> tuple[list[str], list[str]]:
@@ -250,33 +238,30 @@ def _images(root: Path, folder: Path, parents: tuple[str, ...], refuse: Refuse) 
             raise InputError(
                 f"{folder}: a symbolic link leads into a folder above itself, {real_path!r}; remove the link"
             )
-        with _list_folder(folder) as listed:
-            entries = sorted(listed, key=lambda entry: entry.name)
-        for entry in entries:
-            try:
+        for entry in sorted(_entries(folder), key=lambda entry: entry.name):
+            with pass_faults_to(refuse):
                 if entry.name.startswith("."):
                     continue
                 if is_folder(entry):
                     _check_utf8(folder, entry.name)
                     yield from _images(root, folder / entry.name, (*parents, real_path), refuse)
                 elif _is_image(entry):
+                    if _suffix(entry.name) in _UNSUPPORTED:
+                        raise InputError(
+                            f"{entry.path}: its image type is not supported; convert it to PNG, or remove it"
+                        )
                     _check_utf8(folder, entry.name)
                     if entry.is_symlink():
                         _real_path(root, folder / entry.name)
                     yield entry.path
-            except InputError as error:
-                refuse(str(error))
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-    suffix = _suffix(entry)
-    if suffix in _UNSUPPORTED:
-        raise InputError(f"{entry.path}: its image type is not supported; convert it to PNG, or remove it")
-    return suffix in _SUPPORTED
+    return not entry.name.startswith(".") and is_image_name(entry.name)
 
 
-def _suffix(entry: os.DirEntry[str]) -> str:
-    return "" if entry.name.startswith(".") else os.path.splitext(entry.name)[1].lower()
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
 
 
 def _real_path(root: Path, path: Path) -> str:
@@ -287,32 +272,15 @@ def _real_path(root: Path, path: Path) -> str:
 
 
 def _check_utf8(folder: Path, name: str) -> None:
-    if not _is_utf8(name):
-        raise InputError(f"{folder}: the name {show(os.fsencode(name))} is not UTF-8; rename it")
-
-
-def _is_utf8(name: str) -> bool:
     try:
         name.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        raise InputError(f"{folder}: the name {show(os.fsencode(name))} is not UTF-8; rename it") from None
 
 
-def _refuse_repeated_ids(table: ExampleTable, refuse: Refuse) -> list[int]:
-    """Reject the rows whose id is also the id of an earlier row; return their numbers."""
-    repeated = find_repeats(table.id)
-    for _, first in repeated:
-        refuse(
-            f"{table.name(first)}: the name of another image differs only in the suffix, and ids are names without "
-            "suffixes; rename one of the two"
-        )
-    return [row for row, _ in repeated]
-
-
-def _list_folder(folder: Path) -> AbstractContextManager[Iterator[os.DirEntry[str]]]:
-    with files.reading(folder, "make it a readable folder"):
-        return os.scandir(folder)
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    with files.reading(folder, "make it a readable folder"), os.scandir(folder) as entries:
+        return [*entries]
 
 
 FORMATS.add("folders")(

@@ -18,11 +18,11 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError
 from jaxddp.data.faults import Refuse
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.array_files import check_names
-from jaxddp.data.formats.splits import split_name
+from jaxddp.data.formats.splits import required_split, split_name
 from jaxddp.data.formats.table_columns import (
     REFUSED,
     LabelCells,
@@ -38,7 +38,6 @@ from jaxddp.data.table import ExampleTable
 
 _PREFIX = "hf:"
 _ADDRESS = re.compile(r"(?P<name>[^:@]+)(?::(?P<config>[^:@]+))?(?:@(?P<revision>[^:@]+))?")
-_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "valid", "test")}
 
 
 class HubSets:
@@ -52,7 +51,7 @@ class HubSets:
         return Match.NAMED if place.local is not None and is_saved(place.local) else Match.NONE
 
     def divided(self, place: Place) -> bool:
-        return split_name(place.address, _open_splits(place), "val", place.data, _SPLITS) is not None
+        return split_name(place.address, _open_splits(place), "val", place.data) is not None
 
     def open(self, place: Place, split: Split) -> ExampleTable:
         """Open a split; see `Format.open`.
@@ -61,32 +60,25 @@ class HubSets:
         a digest of the lengths of its images, so the fingerprint is that of the content on every machine.
         """
         splits = _open_splits(place)
-        name = split_name(place.address, splits, split, place.data, _SPLITS)
-        if name is None:
-            listed = ", ".join(splits) or "none"
-            raise InputError(
-                f"{place.address}: no split {' or '.join(_SPLITS[split])}; its splits are {listed}",
-                advice=("name one by ", Key(f"data.{split}")),
-            )
-        dataset = splits[name]
-        where = f"{place.address}, {name}"
+        name = required_split(place.address, splits, split, place.data)
+        where, dataset = f"{place.address}, {name}", splits[name]
         columns = _find_columns(where, dataset)
         cells = _cells(where, dataset, columns.label, place.refuse)
 
-        def cells_of(one: Split) -> dict[str, LabelCells]:
-            other = split_name(place.address, splits, one, place.data, _SPLITS)
+        def cells_of(one: Split) -> list[LabelCells]:
+            other = split_name(place.address, splits, one, place.data)
             if one == split or other is None:
-                return {where: cells} if one == split else {}
+                return [cells] if one == split else []
             table = f"{place.address}, {other}"
-            return {table: _cells(table, splits[other], _find_columns(table, splits[other]).label, place.refuse)}
+            return [_cells(table, splits[other], _find_columns(table, splits[other]).label, place.refuse)]
 
         classes = find_classes(columns.names, cells_of, place.address, place.refuse)
-        labels = class_indices(where, cells, classes, place.refuse)
+        labels = class_indices(cells, classes, place.refuse)
         store, digest = _store(where, dataset, columns.image)
         ids = np.strings.add(f"{name}__".encode(), np.arange(len(labels)).astype("S"))
         path = np.full(len(labels), f"{name}@{digest}".encode())
         table = ExampleTable(store, ids, path, labels, classes.names, offset=np.arange(len(labels)))
-        return table.without(np.flatnonzero(labels == REFUSED).tolist()).select(place.data.classes)
+        return table.without(np.flatnonzero(labels == REFUSED)).select(place.data.classes)
 
 
 def _open_splits(place: Place) -> Mapping[str, Any]:

@@ -13,8 +13,7 @@ classes are the sorted labels of the training split.
 import logging
 import os
 import re
-from contextlib import suppress
-from itertools import zip_longest
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -24,11 +23,10 @@ from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import counted, show, size
 from jaxddp.data.faults import Refuse, pass_faults_to
-from jaxddp.data.format import Match, Place
+from jaxddp.data.format import Place
 from jaxddp.data.formats.array_files import check_names
-from jaxddp.data.formats.splits import find_shards, has_shards
+from jaxddp.data.formats.splits import ShardFormat
 from jaxddp.data.formats.table_columns import (
-    REFUSED,
     LabelCells,
     TableColumns,
     choose_columns,
@@ -38,117 +36,62 @@ from jaxddp.data.formats.table_columns import (
 )
 from jaxddp.data.source import Split
 from jaxddp.data.storage.records import record_columns
-from jaxddp.data.storage.shards import ShardFile, ShardFolder, with_cache
+from jaxddp.data.storage.shards import ShardFile
 from jaxddp.data.storage.tables import MAX_CACHED, WRITE_AGAIN, ParquetFiles, as_input_errors, open_parquet
 from jaxddp.data.table import ExampleTable
 
-_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "val", "test")}
-_SUFFIX = ".parquet"
 _PART = re.compile(r"-([0-9]+)-of-([0-9]+)")
 _log = logging.getLogger("jaxddp.data")
 
 
-class ParquetTables:
-    """The format of Parquet files on this machine or in an object store."""
+def read_parquet(place: Place, split: Split, shards: dict[Split, list[str]]) -> ExampleTable:
+    """Read a split; see `Format.open`. An id is the path of the file and the number of the row.
 
-    description = "a Parquet file of `datasets`, or a directory or a URL with train-*.parquet"
+    These are rejected: a file that is missing, damaged or without the columns; a row whose label is missing or
+    names no class; and a class whose name looks like another name. The messages name file and row.
 
-    def match(self, place: Place) -> Match:
-        if place.shards is None:
-            return Match.NONE
-        folder, pattern = place.shards
-        if any((name or "").endswith(_SUFFIX) for name in (place.data.train, place.data.val)):
-            return Match.NAMED
-        if folder.root is not None:
-            is_file = pattern.endswith(_SUFFIX) and ({*"{*?"} & {*pattern} or (folder.root / pattern).is_file())
-            return Match.WHOLE if is_file or (not pattern and _has_files(place)) else Match.NONE
-        if pattern or not folder.can_list:
-            return Match.NAMED if pattern.endswith(_SUFFIX) else Match.NONE
-        # Permission to read an object does not include permission to list.
-        with suppress(InputError):
-            return Match.NAMED if _has_files(place) else Match.NONE
-        return Match.NONE
-
-    def divided(self, place: Place) -> bool:
-        return bool(_files(place, "val"))
-
-    def open(self, place: Place, split: Split) -> ExampleTable:
-        """Open a split; see `Format.open`. An id is the path of the file and the number of the row.
-
-        These are rejected: a file that is missing, damaged or without the columns; a row whose label is missing or
-        names no class; and a class whose name looks like another name. The messages name file and row.
-
-        Raises: InputError if pyarrow is not installed, or no row can be used.
-        """
-        assert place.shards is not None
-        folder, refuse = place.shards[0], place.refuse
-        parts = _files(place, split)
-        if not parts:
-            raise InputError(f"{folder.name()}: no files {_SPLITS[split][0]}-*.parquet; give a folder with them")
-        with pass_faults_to(refuse):
-            _check_parts(parts)
-        columns, parts = _find_columns(parts, refuse)
-        cells = _cells_by_file(parts, columns, refuse)
-        if not any(len(file_cells.labels) for file_cells in cells.values()):
-            raise InputError(f"{place.address}: no rows in its {split} split; give each image a row")
-
-        def cells_of(one: Split) -> dict[ShardFile, LabelCells]:
-            return cells if one == split else _cells_by_file(_files(place, one), columns, refuse)
-
-        classes = find_classes(columns.names, cells_of, place.address, refuse)
-        labels = [class_indices(file, file_cells, classes, refuse) for file, file_cells in cells.items()]
-        in_folder = np.array([os.fsencode(file.path) for file in cells])
-        example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
-        _warn_if_large(folder, [*cells], columns.image)
-        store, label = ParquetFiles(folder, columns.image), np.concatenate(labels)
-        store = with_cache(store, folder, place.data.local_cache)
-        table = ExampleTable(store, example_id, path_of_row, label, classes.names, offset=offset)
-        return table.without(np.flatnonzero(label == REFUSED).tolist()).select(place.data.classes)
-
-
-def _files(place: Place, split: Split) -> list[ShardFile]:
-    """Return the files of a split, sorted; those that the config names, or those with the name of the split."""
+    Raises: InputError if pyarrow is not installed, or no row can be used.
+    """
     assert place.shards is not None
-    folder, pattern = place.shards
-    if pattern or place.data.train or place.data.val:
-        return [ShardFile(folder, path) for path in find_shards(place, _SUFFIX).get(split, ())]
-    for name in _SPLITS[split]:
-        for where in ("", "data"):
-            wanted = re.compile(rf"(?:.*/)?{name}(?:-.*)?\.parquet")
-            if paths := [path for path in folder.files(where) if wanted.fullmatch(path)]:
-                return [ShardFile(folder, path) for path in paths]
-    return []
+    folder, refuse = place.shards[0], place.refuse
+    parts = [ShardFile(folder, path) for path in shards[split]]
+    with pass_faults_to(refuse):
+        _check_parts(parts)
+    columns, parts = _find_columns(parts, refuse)
+    cells = _cells_by_file(parts, columns, refuse)
+    if not any(len(file_cells.labels) for file_cells in cells.values()):
+        raise InputError(f"{place.address}: no rows in its {split} split; give each image a row")
 
+    def cells_of(one: Split) -> list[LabelCells]:
+        others = [ShardFile(folder, path) for path in shards.get(one, ())]
+        return [*(cells if one == split else _cells_by_file(others, columns, refuse)).values()]
 
-def _has_files(place: Place) -> bool:
-    named = place.data.train or place.data.val
-    return has_shards(place, _SUFFIX) if named else bool(_files(place, "train"))
+    classes = find_classes(columns.names, cells_of, place.address, refuse)
+    labels = [class_indices(file_cells, classes, refuse) for file_cells in cells.values()]
+    in_folder = np.array([os.fsencode(file.path) for file in cells])
+    example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
+    if (total := sum(file.size for file in cells)) > MAX_CACHED:
+        _log.warning(
+            f"{folder.name()}: the files hold {size(total)}; {size(MAX_CACHED)} of the column {columns.image} stay in "
+            "memory, and each other image is read with its whole row group; training from a copy by `jaxddp data "
+            "pack` is faster"
+        )
+    store = ParquetFiles(folder, columns.image)
+    return ExampleTable(store, example_id, path_of_row, np.concatenate(labels), classes.names, offset=offset)
 
 
 def _check_parts(files: list[ShardFile]) -> None:
-    """Check names like `train-00000-of-00002`.
-
-    Raises: InputError if a part is missing or occurs twice, or the totals differ.
-    """
-    parts = [match for file in files if (match := _PART.search(file.name))]
-    if parts and (len(parts) < len(files) or len({int(part[2]) for part in parts}) > 1):
-        names = ", ".join(file.name for file in files[:4])
-        raise InputError(
-            f"{_parent(files[0])}: {names}: the names give different numbers of parts; keep the files of one data set"
-        )
-    if parts:
-        number, existing = int(parts[0][2]), {int(part[1]) for part in parts}
-        if missing := sorted({*range(number)} - existing):
-            raise InputError(f"{_parent(files[0])}: part {missing[0]:05d} of {number} is missing; download it again")
-    first: dict[str, ShardFile] = {}
+    """Check names like `train-00000-of-00002`. Raises: InputError if a part is missing or occurs twice."""
+    parts: dict[tuple[str, int], list[int]] = defaultdict(list)
     for file in files:
         # A pattern may name several data sets, whose names differ before the number of the part.
-        part = _PART.search(file.name)
-        if part and (other := first.setdefault(file.path.removesuffix(file.name[part.end() :]), file)) is not file:
-            raise InputError(
-                f"{_parent(file)}: part {part[1]} of {int(part[2])} is there twice, in {other.name} and {file.name}; "
-                "keep the files of one data set"
-            )
+        if part := _PART.search(file.name):
+            parts[file.name[: part.start()], int(part[2])].append(int(part[1]))
+    for (name, number), existing in parts.items():
+        missing = sorted({*range(number)} - {*existing})
+        if missing or len(existing) > number:
+            found = f"part {missing[0]:05d} of {number} is missing" if missing else f"a part of {number} is there twice"
+            raise InputError(f"{_parent(files[0])}: {found} of {name}-*.parquet; keep the files of one data set")
 
 
 def _find_columns(files: list[ShardFile], refuse: Refuse) -> tuple[TableColumns, list[ShardFile]]:
@@ -163,25 +106,18 @@ def _find_columns(files: list[ShardFile], refuse: Refuse) -> tuple[TableColumns,
 
 
 def _columns_of_file(file: ShardFile) -> TableColumns:
+    import pyarrow
+
     with open_parquet(file) as parquet:
         schema = parquet.schema_arrow
-    images = [field.name for field in schema if _is_image(field.type)]
+    structs = {field.name: field.type for field in schema if pyarrow.types.is_struct(field.type)}
+    binary = (pyarrow.binary(), pyarrow.large_binary())
+    images = [name for name, kind in structs.items() if any(one.name == "bytes" and one.type in binary for one in kind)]
     with about(file):
         names = _class_names(schema)
     image, label = choose_columns(str(file), schema.names, images, [*names])
     check_names(names.get(label, ()), lambda place: f"{file}: the names of {label}, name {place + 1}")
     return TableColumns(image, label, names.get(label) or None)
-
-
-def _is_image(kind: Any) -> bool:
-    import pyarrow
-
-    if not pyarrow.types.is_struct(kind):
-        return False
-    fields = {field.name: field.type for field in kind}
-    return "bytes" in fields and (
-        pyarrow.types.is_binary(fields["bytes"]) or pyarrow.types.is_large_binary(fields["bytes"])
-    )
 
 
 def _class_names(schema: Any) -> dict[str, tuple[str, ...]]:
@@ -221,31 +157,20 @@ def _read_cells(file: ShardFile, columns: TableColumns, refuse: Refuse) -> Label
     with open_parquet(file) as parquet, as_input_errors(file):
         if column not in parquet.schema_arrow.names:
             raise InputError(f"{file}: no column {column!r}, which the first file has; {WRITE_AGAIN}")
-        if (names := _class_names(parquet.schema_arrow).get(column)) and names != columns.names:
-            pairs = enumerate(zip_longest(names, columns.names or ()))
-            place, (name, first) = next((place, pair) for place, pair in pairs if pair[0] != pair[1])
+        if (_class_names(parquet.schema_arrow).get(column) or columns.names) != columns.names:
             raise InputError(
-                f"{file}: class {place} of {column} is {show(name)}, and {show(first)} in the first file; write all "
-                "files with the same names in the same order"
+                f"{file}: the names of {column} are not those of the first file; write all files with the same names "
+                "in the same order"
             )
         values = parquet.read(columns=[column]).column(0).combine_chunks()
         if pyarrow.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-    return label_cells(values, str(file), column, refuse)
+    return label_cells(values, file, column, refuse)
 
 
 def _parent(file: ShardFile) -> str:
     return file.folder.name(file.path.rpartition("/")[0])
 
 
-def _warn_if_large(folder: ShardFolder, files: list[ShardFile], image: str) -> None:
-    total = sum(file.size for file in files)
-    if total > MAX_CACHED:
-        _log.warning(
-            f"{folder.name()}: the files hold {size(total)}; {size(MAX_CACHED)} of the column {image} stay in memory, "
-            "and each other image is read with its whole row group; training from a copy by `jaxddp data pack` is "
-            "faster"
-        )
-
-
-FORMATS.add("parquet")(ParquetTables())
+_DESCRIPTION = "a Parquet file of `datasets`, or a directory or a URL with train-*.parquet"
+FORMATS.add("parquet")(ShardFormat(_DESCRIPTION, ".parquet", read_parquet))

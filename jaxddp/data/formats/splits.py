@@ -6,23 +6,70 @@ ROOT/*.tar                                      one split, which `data.val_share
 ROOT/shards-{000000..000146}.tar                a pattern with ranges, lists `{a,b}` or `*`; also one split
 """
 
+import dataclasses
+import itertools
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import islice
+
+import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import counted, nearest
-from jaxddp.data.format import Place
+from jaxddp.core.wording import counted, nearest, show
+from jaxddp.data.format import Match, Place
+from jaxddp.data.formats.table_columns import REFUSED
 from jaxddp.data.source import Split
-from jaxddp.data.storage.shards import ShardFolder
+from jaxddp.data.storage.root import Folder
+from jaxddp.data.storage.shards import with_cache
+from jaxddp.data.table import ExampleTable
 
 SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid", "validation", "test")}
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]+)\.\.([0-9]+)")
 _MOST = 100_000
 """The largest number of names of a pattern. A mistyped range could otherwise fill the memory."""
+
+
+@dataclass(frozen=True)
+class ShardFormat:
+    """A format of large files that hold many images, on this machine or below a URL."""
+
+    description: str
+    suffix: str
+    read: Callable[[Place, Split, dict[Split, list[str]]], ExampleTable]
+    """Reads a split. The arguments are the place, the split, and the paths of the shards of each split."""
+
+    def match(self, place: Place) -> Match:
+        if place.shards is None:
+            return Match.NONE
+        folder, pattern = place.shards
+        if any((name or "").endswith(self.suffix) for name in (pattern, place.data.train, place.data.val)):
+            return Match.NAMED
+        if pattern or not folder.can_list:
+            return Match.NONE
+        found = Match.NAMED if folder.root is None else Match.WHOLE
+        # Permission to read an object does not include permission to list.
+        with suppress(*[InputError] if folder.root is None else []):
+            # A name in the config may be that of a split of another format.
+            shards = _find(place, self.suffix).values()
+            return found if any(_with_suffix(paths, self.suffix) for paths in shards) else Match.NONE
+        return Match.NONE
+
+    def divided(self, place: Place) -> bool:
+        return "val" in find_shards(place, self.suffix)
+
+    def open(self, place: Place, split: Split) -> ExampleTable:
+        assert place.shards is not None
+        folder, shards = place.shards[0], find_shards(place, self.suffix)
+        if split not in shards:
+            raise InputError(f"{folder.name()}: no shards of its {split} split; call them {split}-*{self.suffix}")
+        table = self.read(place, split, shards)
+        table = dataclasses.replace(table, store=with_cache(table.store, folder, place.data.local_cache))
+        return table.without(np.flatnonzero(table.labels == REFUSED)).select(place.data.classes)
 
 
 def find_shards(place: Place, suffix: str) -> dict[Split, list[str]]:
@@ -41,22 +88,14 @@ def find_shards(place: Place, suffix: str) -> dict[Split, list[str]]:
     return shards
 
 
-def has_shards(place: Place, suffix: str) -> bool:
-    """Return whether a place has a file with a suffix. A name in the config may be that of a split of another format.
-
-    Raises: InputError if a pattern is wrong or matches no file.
-    """
-    return any(_with_suffix(paths, suffix) for paths in _find(place, suffix).values())
-
-
 def _find(place: Place, suffix: str) -> dict[Split, list[str]]:
     assert place.shards is not None
     folder, pattern = place.shards
-    patterns = {"train": place.data.train or pattern, "val": place.data.val}
     shards: dict[Split, list[str]] = {}
-    for split in SPLITS:
-        if name := patterns[split]:
-            shards[split] = _matching(folder, name, Key("data.path") if name == pattern else Key(f"data.{split}"))
+    if name := place.data.train or pattern:
+        shards["train"] = _matching(folder, name, Key("data.train" if place.data.train else "data.path"))
+    if place.data.val:
+        shards["val"] = _matching(folder, place.data.val, Key("data.val"))
     if not pattern and "train" not in shards:
         by_name = _by_name(folder, suffix)
         if "val" in shards:
@@ -65,7 +104,7 @@ def _find(place: Place, suffix: str) -> dict[Split, list[str]]:
     return {split: paths for split, paths in shards.items() if paths}
 
 
-def _others(folder: ShardFolder, suffix: str, val: list[str]) -> list[str]:
+def _others(folder: Folder, suffix: str, val: list[str]) -> list[str]:
     """Return the training shards beside those of the validation: shards with the word train, else all others."""
     beside = val[0].rpartition("/")[0]
     named = (_by_name(folder, suffix, within).get("train", []) for within in dict.fromkeys(("", beside)))
@@ -79,35 +118,27 @@ def expand(pattern: str) -> list[str]:
     Raises:
         InputError: braces are empty or not closed, a range descends, or there are too many names.
     """
-    names = [pattern]
-    while any("{" in name for name in names):
-        longer = (one for name in names for one in _expand_first(name))
-        names = [*islice(longer, _MOST + 1)]
-        if len(names) > _MOST:
-            raise InputError(f"{pattern}: has more than {counted(_MOST, 'name')}; correct its ranges")
-    return names
+    parts = _BRACES.split(pattern)
+    # Every second part was in braces.
+    choices = [_choices(part) if place % 2 else [part] for place, part in enumerate(parts)]
+    wrong = [part for part, names in zip(parts, choices, strict=True) if not names or "{" in part]
+    if wrong:
+        raise InputError(
+            f"{pattern}: {show(wrong[0])} is neither a list nor an ascending range; write {{000..146}} or {{a,b}}"
+        )
+    if math.prod(map(len, choices)) > _MOST:
+        raise InputError(f"{pattern}: has more than {counted(_MOST, 'name')}; correct its ranges")
+    return [*map("".join, itertools.product(*choices))]
 
 
-def _expand_first(name: str) -> Iterator[str]:
-    braces = _BRACES.search(name)
-    if braces is None:
-        if "{" in name:
-            raise InputError(f"{name}: a brace is not closed; write a range such as {{000..146}}")
-        yield name
-        return
-    if numbers := _RANGE.fullmatch(braces[1]):
+def _choices(braces: str) -> list[str]:
+    if numbers := _RANGE.fullmatch(braces):
         first, last = int(numbers[1]), int(numbers[2])
-        if first > last or last - first >= _MOST:
-            raise InputError(f"{name}: {{{braces[1]}}} is no range of at most {_MOST:,} numbers; write {{000..146}}")
-        parts = [f"{number:0{len(numbers[1])}d}" for number in range(first, last + 1)]
-    else:
-        parts = braces[1].split(",")
-        if len(parts) < 2:
-            raise InputError(f"{name}: {{{braces[1]}}} is neither a range nor a list; write {{000..146}} or {{a,b}}")
-    yield from (name[: braces.start()] + part + name[braces.end() :] for part in parts)
+        return [f"{number:0{len(numbers[1])}d}" for number in range(first, min(last, first + _MOST) + 1)]
+    return braces.split(",") if "," in braces else []
 
 
-def _matching(folder: ShardFolder, pattern: str, key: Key) -> list[str]:
+def _matching(folder: Folder, pattern: str, key: Key) -> list[str]:
     found: list[str] = []
     for name in expand(pattern):
         if not {*"*?["} & {*name}:
@@ -122,51 +153,59 @@ def _matching(folder: ShardFolder, pattern: str, key: Key) -> list[str]:
     return found
 
 
-def _by_name(folder: ShardFolder, suffix: str, within: str = "") -> dict[Split, list[str]]:
+def _by_name(folder: Folder, suffix: str, within: str = "") -> dict[Split, list[str]]:
+    """Return the shards of each split, by the names of shards or of their folders; without such names, all "train"."""
     if not folder.can_list:
         return {}
     shards: dict[Split, list[str]] = {}
     beside = _with_suffix(folder.files(within), suffix)
+    if not beside and not within:
+        # `datasets` writes its files to this folder.
+        beside = _with_suffix(folder.files("data"), suffix)
     for split, names in SPLITS.items():
         for name in names:
             word = re.compile(rf"(?:^|[^a-z0-9]){name}(?:[^a-z]|$)")
             in_folder = _with_suffix(folder.files(f"{within}/{name}" if within else name), suffix)
-            found = in_folder or [path for path in beside if word.search(path.rpartition("/")[2])]
-            if found:
+            if found := in_folder or [path for path in beside if word.search(path.rpartition("/")[2])]:
                 shards[split] = found
                 break
-    return shards or ({"train": beside} if beside else {})
+    # A Parquet file without the name of a split may be the predictions or the labels of another format's images.
+    return shards or ({"train": beside} if beside and suffix == ".tar" else {})
 
 
 def _with_suffix(paths: list[str], suffix: str) -> list[str]:
     return [path for path in paths if path.endswith(suffix)]
 
 
-def split_name(
-    where: object, splits: Iterable[str], split: Split, data: DataConfig, usual: Mapping[Split, Sequence[str]]
-) -> str | None:
+def split_name(where: object, splits: Iterable[str], split: Split, data: DataConfig) -> str | None:
     """Return the name of a split in a data set; None if it has none.
 
     Args:
         where: the data set, for messages.
         splits: the names of the splits that the data set has.
-        data: the config; `data.train` and `data.val` name splits.
-        usual: the names of each split if the config names none; the first that exists is used.
+        data: the config; `data.train` and `data.val` name splits. Without these, the first of `SPLITS` is used.
 
     Raises: InputError if the config's name is unknown, or is that of both splits.
     """
     names = [*splits]
     named, other = getattr(data, split), data.train if split == "val" else data.val
     if named is None:
-        return next((name for name in usual[split] if name in names and name != other), None)
-    if named not in names:
-        raise InputError(
-            Key(f"data.{split}", named),
-            f": {where} has no such split{nearest(named, names)}",
-            advice=f"its splits are {', '.join(names)}",
-        )
-    if named == other:
-        raise InputError(
-            Key("data.val", named), ": is also the training split", advice=f"the splits are {', '.join(names)}"
-        )
-    return named
+        return next((name for name in SPLITS[split] if name in names and name != other), None)
+    if named in names and named != other:
+        return named
+    problem = "is also the training split" if named in names else f"{where} has no such split{nearest(named, names)}"
+    raise InputError(
+        Key("data.val" if named in names else f"data.{split}", named),
+        f": {problem}",
+        advice=f"the splits are {', '.join(names)}",
+    )
+
+
+def required_split(where: object, splits: Iterable[str], split: Split, data: DataConfig) -> str:
+    """Return the name of a split in a data set; see `split_name`. Raises: InputError if it has none."""
+    if name := split_name(where, splits, split, data):
+        return name
+    raise InputError(
+        f"{where}: no split {' or '.join(SPLITS[split])}; its splits are {', '.join(splits) or 'none'}",
+        advice=("name one by ", Key(f"data.{split}")),
+    )

@@ -1,10 +1,10 @@
-"""The columns of a table with images and labels, for Parquet files and for data sets of the library `datasets`.
+"""The labels of rows and samples, and the columns of tables: for Parquet, tar files and the library `datasets`.
 
 The column of the images is called image or img, or is the only one with images. The column of the labels is called
 label or labels or, if no column is, is the only one with class names. Labels are integers or strings.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from jaxddp.data.source import Split
 _IMAGES, _LABELS = ("image", "img"), ("label", "labels")
 REFUSED = -2
 """The label of a rejected row."""
+_UNKNOWN = "-1"
 
 
 class TableColumns(NamedTuple):
@@ -38,10 +39,14 @@ class Classes(NamedTuple):
 
 
 class LabelCells(NamedTuple):
+    """The labels of one table or shard."""
+
     labels: np.ndarray
-    """The labels in the table: int64[N], or an object array of str."""
+    """int64[N], or an object array of str."""
     sound: np.ndarray
     """bool[N], true for each row that was not rejected."""
+    name: Callable[[int], str]
+    """Returns a readable name of a row, for messages."""
 
 
 def choose_columns(where: str, names: Sequence[str], images: Sequence[str], classes: Sequence[str]) -> tuple[str, str]:
@@ -68,29 +73,29 @@ def choose_columns(where: str, names: Sequence[str], images: Sequence[str], clas
     return image, label
 
 
-def label_cells(values: Any, where: str, column: str, refuse: Refuse) -> LabelCells:
+def label_cells(values: Any, where: object, column: str, refuse: Refuse) -> LabelCells:
     """Return the labels of a `pyarrow.Array`. Rows without a label are passed to `refuse`.
 
     Raises: InputError if the values are neither integers nor strings.
     """
     import pyarrow
 
-    sound = ~values.is_null().to_numpy(zero_copy_only=False)
+    kinds, sound = pyarrow.types, ~values.is_null().to_numpy(zero_copy_only=False)
+    if kinds.is_integer(values.type):
+        labels = values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    elif kinds.is_string(values.type) or kinds.is_large_string(values.type):
+        labels = values.fill_null("").to_numpy(zero_copy_only=False)
+        sound &= np.array([bool(label.strip()) for label in labels.tolist()], bool)
+    else:
+        raise InputError(f"{where}: {column} is of {values.type}; give one integer or one string per row")
+    cells = LabelCells(labels, sound, lambda row: f"{where}, row {row}")
     for row in np.flatnonzero(~sound).tolist():
-        refuse(f"{where}, row {row}: no {column}; give each row one, or leave the row out")
-    if pyarrow.types.is_integer(values.type):
-        return LabelCells(values.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), sound)
-    if pyarrow.types.is_string(values.type) or pyarrow.types.is_large_string(values.type):
-        labels = values.to_numpy(zero_copy_only=False)
-        for row in [row for row in np.flatnonzero(sound).tolist() if not labels[row].strip()]:
-            refuse(f"{where}, row {row}: an empty {column}; give each row one, or leave the row out")
-            sound[row] = False
-        return LabelCells(labels, sound)
-    raise InputError(f"{where}: {column} is of {values.type}; give one integer or one string per row")
+        refuse(f"{cells.name(row)}: no {column}; give each row one, or leave the row out")
+    return cells
 
 
 def find_classes(
-    names: tuple[str, ...] | None, cells_of: Callable[[Split], Mapping[Any, LabelCells]], where: str, refuse: Refuse
+    names: tuple[str, ...] | None, cells_of: Callable[[Split], Sequence[LabelCells]], where: str, refuse: Refuse
 ) -> Classes:
     """Return the classes of a data set: its names of classes or, without names, those of the labels.
 
@@ -98,38 +103,40 @@ def find_classes(
     classes are numbered, up to the largest label of all splits. Names that look alike are passed to `refuse`.
 
     Args:
-        cells_of: returns the labels of a split, by the name of their table.
+        cells_of: returns the labels of a split.
         where: the name of the data set, for messages.
     """
     if names:
         return Classes(names, numbered=True)
     train = cells_of("train")
-    if all(cells.labels.dtype != object for cells in train.values()):
-        labels = [one.labels[one.sound] for one in (*train.values(), *cells_of("val").values())]
+    if all(cells.labels.dtype != object for cells in train):
+        labels = [one.labels[one.sound] for one in (*train, *cells_of("val"))]
         with about(where):
             return Classes(numbered_names(*labels), numbered=True)
     first: dict[str, str] = {}
-    for table, cells in train.items():
-        for row in np.flatnonzero(cells.sound & (cells.labels != -1)).tolist():
-            first.setdefault(str(cells.labels[row]), f"{table}, row {row}")
+    for cells in train:
+        for row in np.flatnonzero(cells.sound).tolist():
+            label = str(cells.labels[row])
+            if label not in first and label != _UNKNOWN:
+                first[label] = cells.name(row)
     check_distinct(first, first.__getitem__, refuse)
     return Classes(tuple(sorted(first)), numbered=False)
 
 
-def class_indices(where: object, cells: LabelCells, classes: Classes, refuse: Refuse) -> np.ndarray:
-    """Return class indices, int32[N]; -1 if the class is unknown. `datasets` writes -1 in splits without labels."""
+def class_indices(cells: LabelCells, classes: Classes, refuse: Refuse) -> np.ndarray:
+    """Return class indices, int32[N]; -1 if the class is unknown, which the label -1 says; `REFUSED` for other labels.
+
+    `datasets` writes -1 in splits without labels.
+    """
     names = classes.names
-    if cells.labels.dtype == object or not classes.numbered:
-        index = {name: label for label, name in enumerate(names)}
-        found = [-1 if label == -1 else index.get(str(label), len(names)) for label in cells.labels.tolist()]
-        labels = np.array(found, np.int64)
-    else:
-        labels = cells.labels
-    wrong = cells.sound & ((labels < -1) | (labels >= len(names)))
-    for row in np.flatnonzero(wrong).tolist():
+    index = {name: label for label, name in enumerate(map(str, range(len(names))) if classes.numbered else names)}
+    index[_UNKNOWN] = -1
+    indices = {label: index.get(str(label), REFUSED) for label in {*cells.labels.tolist()}}
+    labels = np.array([indices[label] for label in cells.labels.tolist()], np.int32)
+    for row in np.flatnonzero(cells.sound & (labels == REFUSED)).tolist():
         label = cells.labels.item(row)
         hint = nearest(label, names) if isinstance(label, str) else ""
         refuse(
-            f"{where}, row {row}: label {show(label)} is none of the {counted(len(names), 'class')}{hint}; correct it"
+            f"{cells.name(row)}: label {show(label)} is none of the {counted(len(names), 'class')}{hint}; correct it"
         )
-    return np.where(cells.sound & ~wrong, labels, REFUSED).astype(np.int32)
+    return np.where(cells.sound, labels, REFUSED).astype(np.int32)

@@ -10,7 +10,6 @@ at the offset of a record; ArrayRecord files are read through the data source of
 import os
 import re
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -22,23 +21,20 @@ import jaxddp.core.files as files
 import jaxddp.core.libraries as libraries
 from jaxddp.config import DataConfig
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.phases import reached
+from jaxddp.core.errors import InputError
 from jaxddp.core.wording import counted, first_line, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats.splits import split_name
+from jaxddp.data.formats.splits import required_split
 from jaxddp.data.source import Split
-from jaxddp.data.storage.records import ArrayRecords, RecordFiles, RecordIndex, load_or_build_index, record_columns
-from jaxddp.data.storage.store import check_regular
+from jaxddp.data.storage.records import ArrayRecords, RecordFiles, record_columns
+from jaxddp.data.storage.shards import Columns, load_or_build_index
+from jaxddp.data.storage.store import LocalFiles, check_regular
 from jaxddp.data.table import ExampleTable
 
 _PREFIX = "tfds:"
-_SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train",), "val": ("validation", "test")}
 _REFUSED = -1
 """The label of a rejected record."""
-# Reading labels mostly waits for the disk or a server.
-_READING_THREADS = 16
 
 
 def read_tfds(
@@ -66,13 +62,28 @@ def read_tfds(
             classification or lacks the split; or no record can be used.
     """
     shards = _find_shards(_open_builder(name, data_dir), split, data or DataConfig())
-    store = _open_store(shards)
-    index = _load_or_build_index(shards, store, refuse)
-    files = np.array([os.fsencode(file) for file in shards.files])
-    example_id, path, _ = record_columns(files, shards.lengths)
-    names = shards.class_names
-    table = ExampleTable(store, example_id, path, index.label, names, offset=index.offset, made_of="record")
-    return table.without(np.flatnonzero(index.label == _REFUSED).tolist())
+    store, names = _open_store(shards), shards.class_names
+    lengths = dict(zip(shards.files, shards.lengths, strict=True))
+
+    def read(file: str, size: int) -> tuple[Columns, list[str]]:
+        offset, label = store.labels(file, lengths[file], shards.label)
+        faults, wrong = [], np.flatnonzero((label < 0) | (label >= len(names)))
+        if len(wrong):
+            where = store.name(os.fsencode(file), int(offset[wrong[0]]))
+            faults.append(
+                f"{where}: the label {label[wrong[0]]} is not one of the {counted(len(names), 'class')} ({len(wrong)} "
+                "such records in this file); choose a split with labels"
+            )
+            label[wrong] = _REFUSED
+        return {"offset": offset, "label": label.astype(np.int32)}, faults
+
+    about = f"{shards.label} of {len(names)} in {shards.lengths}"
+    index = load_or_build_index(shards.split, LocalFiles(shards.root), shards.files, about, read, refuse)
+    paths = np.array([os.fsencode(file) for file in index])
+    example_id, path, _ = record_columns(paths, [len(columns["label"]) for columns in index.values()])
+    offset, label = (np.concatenate([columns[name] for columns in index.values()]) for name in ("offset", "label"))
+    table = ExampleTable(store, example_id, path, label, names, offset=offset, made_of="record")
+    return table.without(np.flatnonzero(label == _REFUSED))
 
 
 @dataclass(frozen=True)
@@ -151,12 +162,7 @@ def _find_shards(builder: Any, split: Split, data: DataConfig) -> _Shards:
     root = Path(builder.data_dir)
     image, label = _feature_names(root, builder.info.features)
     splits = builder.info.splits
-    name = split_name(root, splits, split, data, _SPLITS)
-    if name is None:
-        wanted, existing = " or ".join(_SPLITS[split]), ", ".join(splits) or "none"
-        raise InputError(
-            f"{root}: no split {wanted}; the data set has: {existing}", advice=("name one by ", Key(f"data.{split}"))
-        )
+    name = required_split(root, splits, split, data)
     info = splits[name]
     # The file of a shard without records need not exist.
     lengths = {str(file): int(n) for file, n in zip(info.filenames, info.shard_lengths, strict=True) if n}
@@ -194,51 +200,6 @@ def _open_store(shards: _Shards) -> RecordFiles | ArrayRecords:
     starts = np.cumsum((0, *shards.lengths[:-1])).tolist()
     first = dict(zip(map(os.fsencode, shards.files), starts, strict=True))
     return ArrayRecords(shards.root, source, first, shards.image)
-
-
-def _load_or_build_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """Return the saved index, or build and save it. An index with faults is not saved: they are reported again."""
-    depends_on = f"{shards.label} of {len(shards.class_names)} in {shards.lengths}"
-    try:
-        return load_or_build_index(
-            shards.split, shards.root, shards.files, depends_on, lambda: _build_index(shards, store, raise_fault)
-        )
-    except InputError:
-        if refuse is raise_fault:
-            raise
-    return _build_index(shards, store, refuse)
-
-
-def _build_index(shards: _Shards, store: RecordFiles | ArrayRecords, refuse: Refuse) -> RecordIndex:
-    """Build the index; rejected records have the label `_REFUSED`. Raises: InputError if `refuse` raises it."""
-
-    def read_labels(file: str, length: int) -> tuple[np.ndarray, np.ndarray] | InputError:
-        try:
-            return store.labels(os.fsencode(file), length, shards.label)
-        except InputError as error:
-            return error
-
-    offsets, labels, is_read = [], [], []
-    with ThreadPoolExecutor(_READING_THREADS) as pool:
-        for length, result in zip(shards.lengths, pool.map(read_labels, shards.files, shards.lengths), strict=True):
-            is_read.append(np.full(length, not isinstance(result, InputError)))
-            if isinstance(result, InputError):
-                refuse(str(result))
-                result = np.zeros(length, np.int64), np.full(length, _REFUSED)
-            offsets.append(result[0])
-            labels.append(result[1])
-            reached(len(labels))
-    offset, label, is_read = map(np.concatenate, (offsets, labels, is_read))
-    wrong = np.flatnonzero(is_read & ((label < 0) | (label >= len(shards.class_names))))
-    if len(wrong):
-        place = int(np.searchsorted(np.cumsum(shards.lengths), wrong[0], side="right"))
-        name = store.name(os.fsencode(shards.files[place]), int(offset[wrong[0]]))
-        refuse(
-            f"{name}: the label {label[wrong[0]]} is not one of the {counted(len(shards.class_names), 'class')} "
-            f"({len(wrong)} such records); choose a split with labels"
-        )
-        label[wrong] = _REFUSED
-    return RecordIndex(offset, label.astype(np.int32))
 
 
 class PreparedSets:

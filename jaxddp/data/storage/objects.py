@@ -5,14 +5,15 @@ obstore makes each request once. `RetryPolicy` repeats requests, so one deadline
 obstore reads keys and endpoints from the environment; docs/data.md names the variables.
 """
 
+import io
 import os
 import random
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
@@ -29,6 +30,8 @@ _KEY_SERVICE = re.compile("/latest/api/token|/latest/meta-data/|/computeMetadata
 _THREADS = 32
 # The deadline of a text file, which may have tens of MB, as a multiple of an image's deadline.
 _TEXT_FACTOR = 10
+# The least number of bytes that a file requests at a time. The headers of small images come together.
+_READ_AHEAD = 1 << 16
 _ADVICE = {
     "s3": "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL, or set "
     "AWS_SKIP_SIGNATURE=true for a public bucket",
@@ -78,11 +81,9 @@ class RetryPolicy:
             tries += 1
             try:
                 return attempt(start + deadline)
-            except FileNotFoundError as error:
+            except (FileNotFoundError, InputError) as error:
                 if "NoSuchBucket" in str(error):
                     raise InputError(f"{name}: no such bucket; {advice}") from None
-                raise
-            except InputError:
                 raise
             except Exception as error:
                 is_temporary, reason = classify_error(error)
@@ -129,15 +130,19 @@ _RETRY_POLICY = RetryPolicy()
 
 @dataclass(frozen=True)
 class Objects:
-    """The objects below a URL. Create it with `open`. Threads may share it, and it can be pickled."""
+    """The objects below a URL: a store of images, and a `Folder`. Create it with `open_url`.
+
+    A folder is listed once for `files` and `state`. Threads may share the object, and it can be pickled.
+    """
 
     url: str
     retry_policy: RetryPolicy
+    _listed: dict[str, dict[str, tuple[int, str]]] = field(default_factory=dict, compare=False, repr=False)
 
     root = None
 
     @classmethod
-    def open(cls, url: str, retry_policy: RetryPolicy = _RETRY_POLICY) -> "Objects":
+    def open_url(cls, url: str, retry_policy: RetryPolicy = _RETRY_POLICY) -> "Objects":
         """Return the objects of a URL without a request. Raises: InputError if the URL is wrong or obstore missing."""
         scheme, mark, rest = url.partition("://")
         store = cls(scheme + mark + rest.rstrip("/"), retry_policy)
@@ -150,9 +155,9 @@ class Objects:
         if store._scheme not in _ADVICE:
             raise InputError(f"{url}: no such kind of store, {choices(store._scheme, _ADVICE)}; or give a directory")
         if prefix:
-            _key(url, "/".join(prefix))
+            _check_key(url, "/".join(prefix))
         try:
-            store._client  # noqa: B018
+            _ = store._client
         except ImportError:
             raise InputError(f"{url}: {not_installed('obstore', 'cloud')}") from None
         except Exception as error:
@@ -164,46 +169,49 @@ class Objects:
         """Whether the store can list its objects. Over plain HTTP, only reading shows whether an object exists."""
         return self._scheme in ("s3", "gs")
 
-    def name(self, path: bytes, offset: int = 0) -> str:
-        return f"{self.url}/{os.fsdecode(path)}"
+    def name(self, path: bytes | str = "", offset: int = 0) -> str:
+        return f"{self.url}/{os.fsdecode(path)}" if path else self.url
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
         try:
-            return self._call(self.name(path), self._download(path))
+            return self._call(path, self._download)
         except FileNotFoundError:
             raise InputError(f"{self.name(path)}: missing image; upload it or leave it out") from None
 
-    def read_text(self, path: bytes) -> bytes:
+    def read_text(self, path: str) -> bytes:
         """Return the bytes of a text file, which may be large, with ten times an image's deadline.
 
         Raises: FileNotFoundError if there is no such object; otherwise the errors of `read`.
         """
-        return self._call(self.name(path), self._download(path), times=_TEXT_FACTOR)
+        return self._call(path, self._download, times=_TEXT_FACTOR)
 
-    def read_range(self, path: bytes, start: int, length: int) -> bytes:
-        """Return `length` bytes of an object, or fewer at its end.
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        """Return `length` bytes of an object, or fewer at its end. Raises: see `read_text`."""
+        return self._call(path, lambda key, _: bytes(self._client.get_range(key, start=start, length=length)))
 
-        Raises: FileNotFoundError if there is no such object; otherwise the errors of `read`.
-        """
-        import obstore
+    def open(self, path: str) -> BinaryIO:
+        return io.BufferedReader(_File(self, path, self.state(path)[0]), _READ_AHEAD)
 
-        name, key = self.name(path), _key(self.name(path), os.fsdecode(path))
-        return self._call(name, lambda _: bytes(obstore.get_range(self._client, key, start=start, length=length)))
+    def files(self, folder: str = "") -> list[str]:
+        return sorted(self._listing(folder)) if self.can_list else []
 
-    def state(self, path: bytes) -> tuple[int, str]:
-        """Return the size of an object in bytes, and a text that changes with it. Raises: see `read_range`."""
-        import obstore
+    def state(self, path: str) -> tuple[int, str]:
+        listed = self._listing(path.rpartition("/")[0]) if self.can_list else {}
+        return listed[path] if path in listed else self._call(path, lambda key, _: _state(self._client.head(key)))
 
-        key = _key(self.name(path), os.fsdecode(path))
-        return self._call(self.name(path), lambda _: _state(obstore.head(self._client, key)))
-
-    def states(self, folder: bytes) -> dict[bytes, tuple[int, str]]:
+    def states(self, folder: str) -> dict[str, tuple[int, str]]:
         """Return the `state` of each object directly in a folder, by path. Raises: see `read`."""
-        import obstore
 
-        name, prefix = self.name(folder + b"/") if folder else f"{self.url}/", os.fsdecode(folder) or None
-        objects = self._call(name, lambda _: obstore.list_with_delimiter(self._client, prefix)["objects"])
-        return {os.fsencode(one["path"]): _state(one) for one in objects}
+        def listed(_: float) -> list[Any]:
+            return self._client.list_with_delimiter(folder or None)["objects"]
+
+        return {one["path"]: _state(one) for one in self._in_time(f"{self.name(folder).rstrip('/')}/", listed)}
+
+    def _listing(self, folder: str) -> dict[str, tuple[int, str]]:
+        """Return the `states` of a folder, which are kept."""
+        if folder not in self._listed:
+            self._listed[folder] = self.states(folder)
+        return self._listed[folder]
 
     # TensorFlow's ops do not retry, and have no deadline.
     def in_graph(self) -> None: ...
@@ -217,36 +225,33 @@ class Objects:
             return []
 
         def unusable(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
-            found = {path.rpartition(b"/")[2]: size for path, (size, _) in self.states(folder).items()}
+            states = self.states(os.fsdecode(folder)).items()
+            found = {os.fsencode(path).rpartition(b"/")[2]: size for path, (size, _) in states}
             absent = "the image is missing" if found else "the image's folder is missing"
             faulty = [(row, name) for name, row in rows.items() if not found.get(name)]
             return [(row, "the image is empty" if name in found else absent) for row, name in faulty]
 
         return faults_by_folder(paths, unusable, _THREADS)
 
-    def _download(self, path: bytes) -> Callable[[float], bytes]:
-        key = _key(self.name(path), os.fsdecode(path))
+    def _download(self, key: str, until: float) -> bytes:
+        answer, chunks = self._client.get(key), list[bytes]()
+        for chunk in answer.stream(min_chunk_size=1):
+            chunks.append(chunk)
+            # A server that sends a few bytes at a time never causes a read timeout, so check the deadline.
+            if time.monotonic() > until:
+                raise IncompleteResponse(f"only {sum(map(len, chunks))} of {answer.meta['size']} bytes arrived in time")
+        data = b"".join(chunks)
+        if len(data) != answer.meta["size"]:
+            raise IncompleteResponse(f"{len(data)} bytes arrived in place of {answer.meta['size']}")
+        return data
 
-        def attempt(until: float) -> bytes:
-            import obstore
+    def _call(self, path: bytes | str, attempt: Callable[[str, float], T], times: int = 1) -> T:
+        """Return the result of `attempt(key, until)` for an object; see `RetryPolicy.call`."""
+        name, key = self.name(path), os.fsdecode(path)
+        _check_key(name, key)
+        return self._in_time(name, lambda until: attempt(key, until), times)
 
-            answer = obstore.get(self._client, key)
-            chunks = []
-            for chunk in answer.stream(min_chunk_size=1):
-                chunks.append(chunk)
-                # A server that sends a few bytes at a time never causes a read timeout, so check the deadline.
-                if time.monotonic() > until:
-                    raise IncompleteResponse(
-                        f"only {sum(map(len, chunks))} of {answer.meta['size']} bytes arrived in time"
-                    )
-            data = b"".join(chunks)
-            if len(data) != answer.meta["size"]:
-                raise IncompleteResponse(f"{len(data)} bytes arrived in place of {answer.meta['size']}")
-            return data
-
-        return attempt
-
-    def _call(self, name: str, attempt: Callable[[float], T], times: int = 1) -> T:
+    def _in_time(self, name: str, attempt: Callable[[float], T], times: int = 1) -> T:
         return self.retry_policy.call(name, attempt, times * self.retry_policy.deadline, _ADVICE[self._scheme])
 
     @cached_property
@@ -272,17 +277,43 @@ class Objects:
 
     def __getstate__(self) -> dict[str, Any]:
         # The client holds connections, and keys, which must not be written to a file.
-        return {"url": self.url, "retry_policy": self.retry_policy}
+        return {"url": self.url, "retry_policy": self.retry_policy, "_listed": {}}
+
+
+class _File(io.RawIOBase):
+    """An object, as a file that can be read at any position."""
+
+    def __init__(self, objects: Objects, path: str, size: int):
+        self._objects, self._path, self._size, self._position = objects, path, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
+        self._position = max(0, start + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        length = min(len(buffer), self._size - self._position)
+        if length <= 0:
+            return 0
+        data = self._objects.read_range(self._path, self._position, length)
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
 
 
 def _state(meta: Any) -> tuple[int, str]:
     return meta["size"], f"{meta['e_tag']} {meta['last_modified']}"
 
 
-def _key(name: str, path: str) -> str:
-    """Return the path if it is valid in a store. Raises: InputError if it is not."""
+def _check_key(name: str, path: str) -> None:
+    """Raise an InputError if a path is not valid in a store."""
     if any(part in ("", ".", "..") for part in path.split("/")):
         raise InputError(
             f"{name}: {show(path)} is not a path in a store; write names with single slashes between them, no . or .."
         )
-    return path

@@ -1,43 +1,29 @@
-"""Images in records of TFRecord or ArrayRecord files, each a tf.train.Example; and indexes saved for later runs.
+"""Images in records of TFRecord or ArrayRecord files, each a tf.train.Example.
 
 In a TFRecord file, a record is the length of the data (8 bytes, little-endian), a checksum of the length (4), the data,
 and a checksum of the data (4). The offset of a record is the position of its first byte. In an ArrayRecord file, the
 offset is the number of the record.
-
-An index holds the offset and the label of every record. It is saved next to the files or, where that folder cannot be
-written, in the cache folder. It holds the size and the modification time of every file, so changed files are indexed
-again. It also holds its own hash, so a damaged index is not used.
 """
 
 import functools
-import io
-import json
-import logging
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.core.files import CACHE_VARIABLE, cache_folder
-from jaxddp.core.phases import doing
-from jaxddp.core.wording import counted
-from jaxddp.data.storage.store import Fault, LocalFiles, name_of_folder, read_sealed, write_sealed
+from jaxddp.data.storage.store import Fault, LocalFiles, faults_of_shards
 
 MAKE_OR_INDEX_AGAIN = "make the files again, or remove their index"
 _MAKE_AGAIN = "make the files again"
 
 _HEAD, _TAIL = 12, 4
-_FORMAT = 1
-_log = logging.getLogger("jaxddp.data")
-Columns = Mapping[str, np.ndarray]
-"""The arrays of an index, by name."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +33,7 @@ class RecordFiles:
     root: Path
     feature: str = "image"
 
-    def name(self, path: bytes, offset: int = 0) -> str:
+    def name(self, path: bytes | str, offset: int = 0) -> str:
         return f"{self.root / os.fsdecode(path)}, record at byte {offset}"
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
@@ -70,9 +56,9 @@ class RecordFiles:
     def in_graph(self) -> Callable[[Any, Any], Any]:
         return _reader(self.feature)
 
-    def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
+    def labels(self, path: str, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
         """Return offsets and an integer feature of all records of a file, int64[length] each. Raises: InputError."""
-        file = self.root / os.fsdecode(path)
+        file = self.root / path
         offsets = record_offsets(file)
         if len(offsets) != length:
             raise InputError(
@@ -87,7 +73,7 @@ class RecordFiles:
         return offsets, labels
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return missing_files(self.root, paths, identity)
+        return faults_of_shards(LocalFiles(self.root), paths, identity)
 
 
 @dataclass(frozen=True)
@@ -111,12 +97,13 @@ class ArrayRecords:
     # TensorFlow cannot read ArrayRecord files.
     def in_graph(self) -> None: ...
 
-    def labels(self, path: bytes, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
+    def labels(self, path: str, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
         """Return offsets and an integer feature; see `RecordFiles.labels`."""
-        return np.arange(length), np.array([self._value(path, row, feature, "int64_list") for row in range(length)])
+        file = os.fsencode(path)
+        return np.arange(length), np.array([self._value(file, row, feature, "int64_list") for row in range(length)])
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return missing_files(self.root, paths, identity)
+        return faults_of_shards(LocalFiles(self.root), paths, identity)
 
     def _value(self, path: bytes, offset: int, feature: str, kind: Literal["bytes_list", "int64_list"]) -> Any:
         name = self.name(path, offset)
@@ -192,18 +179,6 @@ def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarra
     return np.strings.add(np.strings.add(path, b"__"), number.astype("S")), path, number
 
 
-def missing_files(root: Path, paths: np.ndarray, identity: np.ndarray | None) -> list[Fault]:
-    """Return the rows of `paths`, bytes 'S'[N], whose file is missing, empty or outside the root."""
-    files, inverse = np.unique(paths, return_inverse=True)
-    of_file = None if identity is None else np.zeros(len(files), np.uint64)
-    # `LocalFiles` checks each file as if it were an image.
-    faults = LocalFiles(root).faults(files, of_file)
-    if identity is not None and of_file is not None:
-        identity[:] = of_file[inverse]
-    wrong = {files[place]: fault.replace("the image", "its file") for place, fault in faults}
-    return [(row, wrong[files[place]]) for row, place in enumerate(inverse) if files[place] in wrong]
-
-
 def _end(records: BinaryIO, offset: int, file: Path) -> int:
     """Return the end of the record at an offset, from its header. The file position is then after the header."""
     size = os.fstat(records.fileno()).st_size
@@ -221,89 +196,3 @@ def _open_records(file: Path) -> Iterator[BinaryIO]:
     # Do not buffer: most reads are of a header, and megabytes follow each header.
     with files.reading(file, MAKE_OR_INDEX_AGAIN), files.open_regular(file, buffering=0) as records:
         yield records
-
-
-class RecordIndex(NamedTuple):
-    """The records of several files, one file after the other."""
-
-    offset: np.ndarray
-    """int64[N], the position of each record in its file."""
-    label: np.ndarray
-    """int32[N], the label of each record."""
-
-
-def load_or_build_index(
-    name: str, folder: Path, files: Sequence[str], about: str, build: Callable[[], RecordIndex]
-) -> RecordIndex:
-    """Return the saved index of some files if they have not changed; otherwise build and save it.
-
-    If the index cannot be saved, a warning is logged.
-
-    Args:
-        name: the name of the index; a folder may have several.
-        files: names in the folder.
-        about: a text with everything else on which the index depends.
-        build: builds the index.
-
-    Raises: InputError if a file is missing.
-    """
-    stamp = json.dumps([_FORMAT, about, [_state(folder / file) for file in files]])
-    places = (folder / f"{name}.jaxddp-index", cache_folder() / f"{name_of_folder(folder)}-{name}.jaxddp-index")
-
-    def build_columns() -> Columns:
-        with doing(f"indexing {counted(len(files), 'record file')}, once", len(files), "file"):
-            index = build()
-        return {"offset": index.offset, "label": index.label}
-
-    columns = load_or_build_columns(places, stamp, build_columns)
-    return RecordIndex(columns["offset"], columns["label"])
-
-
-def load_or_build_columns(places: Sequence[Path], stamp: str, build: Callable[[], Columns]) -> Columns:
-    """Return the arrays that an earlier run saved with the same stamp; otherwise build and save them.
-
-    If the arrays cannot be saved, a warning is logged.
-
-    Args:
-        places: the files in which the arrays may be. They are saved in the first one that can be written.
-        stamp: a text with everything on which the arrays depend.
-    """
-    for place in places:
-        if (columns := _load(place, stamp)) is not None:
-            return columns
-    columns = build()
-    for place in places:
-        try:
-            _save(place, columns, stamp)
-            return columns
-        except OSError as error:
-            _log.debug("%s: cannot be written (%s)", place, error.strerror)
-    advice = f"set {CACHE_VARIABLE} to a folder that can be written"
-    _log.warning(f"{places[-1]}: the index cannot be saved and is built at each start; {advice}")
-    return columns
-
-
-def _state(file: Path) -> tuple[str, int, int]:
-    with files.reading(file, "put the file back, or make the data set again"):
-        status = file.stat()
-    return file.name, status.st_size, status.st_mtime_ns
-
-
-def _load(place: Path, stamp: str) -> Columns | None:
-    try:
-        content = read_sealed(place)
-    except OSError:
-        return None
-    if content is None:
-        return None
-    with np.load(io.BytesIO(content), allow_pickle=False) as saved:
-        if saved["stamp"].item() != stamp:
-            return None
-        return {name: saved[name] for name in saved.files if name != "stamp"}
-
-
-def _save(place: Path, columns: Columns, stamp: str) -> None:
-    content = io.BytesIO()
-    arrays: dict[str, Any] = {"stamp": np.array(stamp), **columns}
-    np.savez(content, **arrays)
-    write_sealed(place, content.getvalue())

@@ -5,16 +5,15 @@ is an example.
 """
 
 import codecs
-import io
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, JaxddpError, Option, about
@@ -27,37 +26,38 @@ CATALOG_VARIABLE = "JAXDDP_DATASETS"
 CATALOG_FILE = "datasets.toml"
 
 
+Folder = LocalFiles | Objects
+"""A folder on this machine, or the objects below a URL. Paths are relative to it, with forward slashes.
+
+Both have these members: `root`, None for a URL; `can_list`, false for a plain web server, which cannot list its files;
+`name(path)`, readable; `files(folder)`, sorted; `state(path)`, the size in bytes and a text that changes with the file;
+`read_text(path)`; `read_range(path, start, length)`; and `open(path)`. A missing file raises a FileNotFoundError.
+"""
+
+
 @dataclass(frozen=True)
 class TextFile:
-    """A text file, on this machine or in a remote store."""
+    """A text file of a folder; `str(file)` is its readable name."""
 
-    name: str
-    """A readable name for messages; `str(file)` returns it too."""
-    open: Callable[[], BinaryIO]
-    """Opens the file. Raises: FileNotFoundError, another OSError, or an error of the store."""
-    hint: Callable[[], str]
-    """Returns a hint about a missing file, for the end of an error message."""
+    folder: Folder
+    path: str
 
     def __str__(self) -> str:
-        return self.name
+        return self.folder.name(self.path)
 
-    @contextmanager
-    def text(self, newline: str | None = None) -> Iterator[TextIO]:
-        """Open the file as UTF-8, with or without a byte order mark, or as UTF-16, as Excel writes it.
+    def text(self) -> str:
+        """Return the text of UTF-8, with or without a byte order mark, or of UTF-16, as Excel writes it.
 
         In UTF-8, wrong bytes become lone surrogates.
 
-        Raises: InputError if the file cannot be opened, or a read in the block fails.
+        Raises: InputError.
         """
         try:
-            with self.open() as file:
-                encoding = _utf16(file.read(2))
-                file.seek(0)
-                errors = "strict" if encoding else "surrogateescape"
-                with io.TextIOWrapper(file, encoding or "utf-8-sig", errors, newline) as text:
-                    yield text
+            content = self.folder.read_text(self.path)
+            encoding = _utf16(content[:2])
+            return content.decode(encoding or "utf-8-sig", "strict" if encoding else "surrogateescape")
         except FileNotFoundError:
-            raise InputError(f"{self}: no such file{self.hint()}") from None
+            raise InputError(f"{self}: no such file{_hint(self)}") from None
         except UnicodeDecodeError as error:
             raise InputError(f"{self}: damaged UTF-16 ({error.reason}); save the file as UTF-8") from None
         except OSError as error:
@@ -73,21 +73,15 @@ def _utf16(first: bytes) -> str | None:
 
 @dataclass(frozen=True)
 class DataRoot:
-    """The root of a data set: a folder, or a URL with objects."""
+    """The root of a data set: its folder, and the store of its images, which may be a cache of the folder's."""
 
+    folder: Folder
     store: Store
-    folder: Path | None
-    objects: Objects | None = None
 
     def file(self, name: str | PathLike[str]) -> TextFile:
         """Return a text file, by its name relative to the root or its absolute path on this machine."""
-        path = Path(self.folder or "/", name)
-        if self.objects is None or Path(name).is_absolute():
-            return TextFile(str(path), lambda: files.open_regular(path), lambda: _hint_of_file(path))
-        objects, key = self.objects, os.fsencode(name)
-        return TextFile(
-            objects.name(key), lambda: io.BytesIO(objects.read_text(key)), lambda: _hint_of_object(objects, key)
-        )
+        path = os.fspath(name)
+        return TextFile(LocalFiles(Path("/")) if os.path.isabs(path) else self.folder, path)
 
 
 def is_url(root: str) -> bool:
@@ -124,20 +118,33 @@ def open_root(root: str | PathLike[str], file_name: str, cache: str | PathLike[s
             directory.
     """
     if is_url(os.fspath(root)):
-        objects = Objects.open(os.fspath(root))
-        images = objects if cache is None else CachedStore(objects, cache)
-        return DataRoot(images, None, objects)
+        objects = Objects.open_url(os.fspath(root))
+        return DataRoot(objects, objects if cache is None else CachedStore(objects, cache))
     path = files.expanded(root).absolute()
     if not path.is_dir():
         state = "is not a directory" if path.exists() else "no such directory"
         raise InputError(f"{path}: {state}; give the directory that holds {file_name}{nearest_beside(path)}")
     if cache is not None:
         raise InputError(f"{path}: images of a directory are read in place; leave out the cache {cache}")
-    return DataRoot(LocalFiles(path), path)
+    return DataRoot(LocalFiles(path), LocalFiles(path))
 
 
-def _hint_of_file(path: Path) -> str:
-    """Return a hint if a missing file is one directory up or down, since archives often unpack one level deeper."""
+def folder_of(address: str) -> Folder:
+    """Return the folder of a path or URL, without a request. Raises: InputError; see `Objects.open_url`."""
+    return Objects.open_url(address) if is_url(address) else LocalFiles(files.expanded(address).absolute())
+
+
+def _hint(missing: TextFile) -> str:
+    """Return a hint about a missing file, for the end of an error message."""
+    if missing.folder.root is None:
+        folder, _, name = missing.path.rpartition("/")
+        beside: list[str] = []
+        # Permission to read an object does not include permission to list.
+        with suppress(JaxddpError):
+            beside = missing.folder.files(folder)
+        return nearest(name, [path.rpartition("/")[2] for path in beside]) or "; check the URL"
+    path = missing.folder.root / missing.path
+    # Archives often unpack one level deeper.
     nearby = [path.parent.parent / path.name, *sorted(path.parent.glob(f"*/{path.name}"))]
     folder = next((other.parent for other in nearby if other.is_file()), None)
     return f"; it is in {folder}: give that directory instead" if folder else nearest_beside(path) or "; check the path"
@@ -148,17 +155,6 @@ def nearest_beside(path: Path) -> str:
     # Leave out an entry of the same name, which is a broken link.
     names_beside = [entry.name for entry in path.parent.iterdir() if entry != path] if path.parent.is_dir() else []
     return nearest(path.name, names_beside)
-
-
-def _hint_of_object(objects: Objects, path: bytes) -> str:
-    """Return a hint with the most similar object beside a missing one, if the store can list objects."""
-    folder, _, name = os.fsdecode(path).rpartition("/")
-    names_beside: list[str] = []
-    # Permission to read an object does not include permission to list.
-    with suppress(JaxddpError):
-        if objects.can_list:
-            names_beside = [os.fsdecode(other).rpartition("/")[2] for other in objects.states(os.fsencode(folder))]
-    return nearest(name, names_beside) or "; check the URL"
 
 
 @dataclass(frozen=True)
@@ -179,9 +175,8 @@ def resolve(name: str) -> DatasetEntry:
             value is not a string.
     """
     catalog = _catalog_path()
-    text = _read(catalog)
-    tables = _parse(catalog, text)
-    check_distinct(tables, lambda name: f"{catalog}:{_heading_line(text, name)}")
+    tables = _read(catalog)
+    check_distinct(tables, lambda name: str(catalog))
     if name not in tables:
         names = ", ".join(tables) or "none"
         raise InputError(f"{catalog}: no data set {show(name)}{nearest(name, tables)}; it has: {names}")
@@ -213,34 +208,18 @@ def _catalog_path() -> Path:
     return files.expanded(os.environ.get(CATALOG_VARIABLE) or CATALOG_FILE).absolute()
 
 
-def _read(catalog: Path) -> str:
+def _read(catalog: Path) -> dict[str, Any]:
     missing = (
         *(f"no such file; create it, set {CATALOG_VARIABLE} to another catalog, or give ", Option("data.path")),
         " a path instead of a data set's name",
     )
     try:
         with files.reading(catalog, "give a readable TOML file", missing=missing):
-            return files.read(catalog).decode("utf-8-sig")
+            return tomllib.loads(files.read(catalog).decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise InputError(f"{catalog}: not UTF-8; save the file as UTF-8") from None
-
-
-def _parse(catalog: Path, text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        line = re.search(r"at line (\d+)", str(error))
-        where = f"{catalog}:{line[1]}" if line else f"{catalog}"
-        raise InputError(f"{where}: not TOML: {error}; correct it") from None
-
-
-def _heading_line(text: str, name: str) -> int:
-    """Return the number of the line with a data set's heading."""
-    for number, line in enumerate(text.splitlines(), 1):
-        with suppress(tomllib.TOMLDecodeError):
-            if line.lstrip().startswith("[") and name in tomllib.loads(line):
-                return number
-    return 1
+        raise InputError(f"{catalog}: not TOML: {error}; correct it") from None
 
 
 def _check_keys(table: dict[str, Any], where: str) -> None:

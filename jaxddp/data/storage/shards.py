@@ -1,178 +1,47 @@
-"""Large files that hold many images: the files of a folder on this machine, or the objects below a URL.
+"""Large files that hold many images, in a folder on this machine or below a URL, and their indexes.
 
-The formats of such files (Parquet, tar) find, open and identify their files through the protocol `ShardFolder`, so they
-read local files and objects with the same code.
+An index holds columns, such as the offset and the label, of every image of some files. It is saved next to the files
+or, where that folder cannot be written, in the cache folder. It holds the size and the modification time of every file,
+so changed files are indexed again. It also holds its own hash, so a damaged index is not used.
 """
 
 import io
-import os
-from dataclasses import dataclass, field
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, Key
-from jaxddp.data.storage.objects import Objects
-from jaxddp.data.storage.records import missing_files
-from jaxddp.data.storage.root import is_url
-from jaxddp.data.storage.store import CachedStore, Fault, Store
+from jaxddp.core.phases import doing, moved, reached
+from jaxddp.core.wording import counted
+from jaxddp.data.faults import Refuse
+from jaxddp.data.storage.root import Folder
+from jaxddp.data.storage.store import CachedStore, Store, name_of_folder, read_sealed, write_sealed
 
-_READ_AHEAD = 1 << 16
-"""The least number of bytes that are requested from an object at a time. The headers of small images come together."""
-
-
+Columns = Mapping[str, np.ndarray]
+"""The columns of a file's images, by name."""
+_FORMAT = 2
+_COUNT = "count"
+# Reading labels mostly waits for the disk or a server.
+_THREADS = 16
+_SECONDS = 3600.0
+"""The longest wait for another process of this machine that indexes the same files; then this process indexes them."""
+_log = logging.getLogger("jaxddp.data")
 SHARDS = (".tar", ".parquet")
-
-
-class ShardFolder(Protocol):
-    """A folder with files that hold many images. Paths are relative to it, with forward slashes."""
-
-    @property
-    def root(self) -> Path | None:
-        """The folder on this machine; None for objects of a remote store."""
-        ...
-
-    @property
-    def can_list(self) -> bool:
-        """Whether `files` works. A plain web server cannot list its files."""
-        ...
-
-    def name(self, path: str = "") -> str:
-        """Return a readable name of a file, or of the folder, for messages."""
-        ...
-
-    def files(self, folder: str = "") -> list[str]:
-        """Return the paths of the files directly in a folder, sorted; none if there is no such folder."""
-        ...
-
-    def state(self, path: str) -> tuple[int, str]:
-        """Return the size of a file in bytes, and a text that changes with the file. Raises: FileNotFoundError."""
-        ...
-
-    def open(self, path: str) -> BinaryIO:
-        """Open a file, for reading at any position. Raises: OSError, or an error of the store."""
-        ...
-
-    def read(self, path: str, start: int, length: int) -> bytes:
-        """Return a part of a file; shorter if the file ends before. Raises: OSError, or an error of the store."""
-        ...
-
-    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        """Return the faults of `Store.faults`; the files in `paths` repeat."""
-        ...
-
-
-@dataclass(frozen=True)
-class LocalShards:
-    """The files of a folder on this machine."""
-
-    root: Path
-    can_list = True
-
-    def name(self, path: str = "") -> str:
-        return str(self.root / path)
-
-    def files(self, folder: str = "") -> list[str]:
-        try:
-            names = [entry.name for entry in os.scandir(self.root / folder) if not entry.name.startswith(".")]
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(os.path.join(folder, name) for name in names)
-
-    def state(self, path: str) -> tuple[int, str]:
-        status = (self.root / path).stat()
-        return status.st_size, str(status.st_mtime_ns)
-
-    def open(self, path: str) -> BinaryIO:
-        # Do not buffer: most reads are of a header, and the data of an image follow it.
-        return files.open_regular(self.root / path, buffering=0)
-
-    def read(self, path: str, start: int, length: int) -> bytes:
-        with files.open_regular(self.root / path, buffering=0) as file:
-            return os.pread(file.fileno(), length, start)
-
-    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return missing_files(self.root, paths, identity)
-
-
-@dataclass(frozen=True)
-class RemoteShards:
-    """The objects below a URL. A folder is listed once, and the result is kept."""
-
-    objects: Objects
-    _listed: dict[str, dict[str, tuple[int, str]]] = field(default_factory=dict, compare=False, repr=False)
-
-    root = None
-
-    @property
-    def can_list(self) -> bool:
-        return self.objects.can_list
-
-    def name(self, path: str = "") -> str:
-        return self.objects.name(os.fsencode(path)) if path else self.objects.url
-
-    def files(self, folder: str = "") -> list[str]:
-        return sorted(self._states(folder)) if self.can_list else []
-
-    def state(self, path: str) -> tuple[int, str]:
-        listed = self._states(path.rpartition("/")[0]) if self.can_list else {}
-        return listed[path] if path in listed else self.objects.state(os.fsencode(path))
-
-    def open(self, path: str) -> BinaryIO:
-        return io.BufferedReader(_RemoteFile(self, path, self.state(path)[0]), _READ_AHEAD)
-
-    def read(self, path: str, start: int, length: int) -> bytes:
-        return self.objects.read_range(os.fsencode(path), start, length)
-
-    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        names, inverse = np.unique(paths, return_inverse=True)
-        wrong = {names[row]: fault.replace("the image", "its file") for row, fault in self.objects.faults(names)}
-        return [(row, wrong[names[place]]) for row, place in enumerate(inverse) if names[place] in wrong]
-
-    def _states(self, folder: str) -> dict[str, tuple[int, str]]:
-        if folder not in self._listed:
-            states = self.objects.states(os.fsencode(folder))
-            self._listed[folder] = {os.fsdecode(path): state for path, state in states.items()}
-        return self._listed[folder]
-
-
-class _RemoteFile(io.RawIOBase):
-    """An object, as a file that can be read at any position."""
-
-    def __init__(self, shards: RemoteShards, path: str, size: int):
-        self._shards, self._path, self._size, self._position = shards, path, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = max(0, start + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        length = min(len(buffer), self._size - self._position)
-        if length <= 0:
-            return 0
-        data = self._shards.read(self._path, self._position, length)
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
 
 
 @dataclass(frozen=True)
 class ShardFile:
     """One file of a folder; `str` returns its readable name."""
 
-    folder: ShardFolder
+    folder: Folder
     path: str
     """The path in the folder."""
 
@@ -186,7 +55,7 @@ class ShardFile:
 
     @property
     def size(self) -> int:
-        """The size in bytes. Raises: see `ShardFolder.state`."""
+        """The size in bytes. Raises: OSError, or an error of the store."""
         return self.folder.state(self.path)[0]
 
 
@@ -202,14 +71,7 @@ def split_address(address: str) -> tuple[str, str]:
     return folder or slash or ".", address[len(folder) + len(slash) :]
 
 
-def shard_folder(address: str) -> ShardFolder:
-    """Return the folder of a path or URL, without a request. Raises: InputError; see `Objects.open`."""
-    if is_url(address):
-        return RemoteShards(Objects.open(address))
-    return LocalShards(files.expanded(address).absolute())
-
-
-def with_cache(store: Store, folder: ShardFolder, cache: str | None) -> Store:
+def with_cache(store: Store, folder: Folder, cache: str | None) -> Store:
     """Return a store that keeps the images of a URL in the folder `cache`; the same store if `cache` is None.
 
     Raises:
@@ -223,3 +85,93 @@ def with_cache(store: Store, folder: ShardFolder, cache: str | None) -> Store:
             Key("data.local_cache", cache), f": {folder.name()} is on this machine and read in place", advice=advice
         )
     return CachedStore(store, cache)
+
+
+def load_or_build_index(
+    name: str,
+    folder: Folder,
+    paths: Sequence[str],
+    about: str,
+    read: Callable[[str, int], tuple[Columns, list[str]]],
+    refuse: Refuse,
+) -> dict[str, Columns]:
+    """Return the columns of each file, by path, from an earlier run if no file has changed; otherwise read and save.
+
+    If the columns cannot be saved, a warning is logged. With faults, they are not saved: faults are reported each time.
+
+    Args:
+        name: the name of the index; a folder may have several.
+        about: a text with everything on which the columns depend, besides the files.
+        read: returns the columns of a file, from its path and size, and its faults; an `InputError` is a fault too.
+        refuse: is called with each fault. A file that is missing or cannot be read is left out.
+
+    Raises: InputError if `refuse` raises it, or no file can be used.
+    """
+    states: dict[str, tuple[int, str]] = {}
+    for path in paths:
+        try:
+            states[path] = folder.state(path)
+        except FileNotFoundError:
+            refuse(f"{folder.name(path)}: no such file; download it again, or correct its name")
+    stamp = json.dumps([_FORMAT, about, *states.items()])
+    cached = files.cache_folder() / f"{name_of_folder(folder.root or folder.name())}-{name}.jaxddp-index"
+    places = [cached] if folder.root is None else [folder.root / f"{name}.jaxddp-index", cached]
+    columns: dict[str, Columns] = {}
+    with files.in_turn(cached.with_suffix(".lock"), _SECONDS, "indexing the same files"):
+        if (saved := next(filter(None, (_load(place, stamp) for place in places)), None)) is not None:
+            ends = np.cumsum(saved[_COUNT])[:-1]
+            parts = {column: np.split(values, ends) for column, values in saved.items() if column != _COUNT}
+            return {path: {name: part[row] for name, part in parts.items()} for row, path in enumerate(states)}
+        has_faults = len(states) < len(paths)
+        for path, result, faults in _read(folder, states, read):
+            has_faults |= bool(faults)
+            for fault in faults:
+                refuse(fault)
+            if result is not None:
+                columns[path] = result
+        if not columns:
+            raise InputError(f"{folder.name()}: none of {counted(len(paths), 'file')} can be used; repair one")
+        if not has_faults:
+            _save(places, stamp, [*columns.values()])
+    return columns
+
+
+def _read(
+    folder: Folder, states: Mapping[str, tuple[int, str]], read: Callable[[str, int], tuple[Columns, list[str]]]
+) -> Iterator[tuple[str, Columns | None, list[str]]]:
+    def in_thread(path: str) -> tuple[str, Columns | None, list[str]]:
+        try:
+            with files.reading(folder.name(path), "make it a readable file"):
+                return path, *read(path, states[path][0])
+        except InputError as error:
+            return path, None, [str(error)]
+
+    total = counted(len(states), "file")
+    with ThreadPoolExecutor(_THREADS) as pool, doing(f"indexing {total}, once", len(states), "file"):
+        for done, result in enumerate(pool.map(in_thread, states), 1):
+            reached(done)
+            moved()
+            yield result
+
+
+def _load(place: Path, stamp: str) -> Columns | None:
+    with suppress(OSError):
+        if (content := read_sealed(place)) is not None:
+            with np.load(io.BytesIO(content), allow_pickle=False) as saved:
+                if saved["stamp"].item() == stamp:
+                    return {name: saved[name] for name in saved.files if name != "stamp"}
+    return None
+
+
+def _save(places: Sequence[Path], stamp: str, parts: Sequence[Columns]) -> None:
+    arrays: dict[str, Any] = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    arrays |= {"stamp": np.array(stamp), _COUNT: np.array([len(next(iter(part.values()))) for part in parts])}
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    for place in places:
+        try:
+            return write_sealed(place, content.getvalue())
+        except OSError as error:
+            _log.debug("%s: cannot be written (%s)", place, error.strerror)
+    advice = f"set {files.CACHE_VARIABLE} to a folder that can be written"
+    _log.warning(f"{places[-1]}: the index cannot be saved and is built at each start; {advice}")

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
@@ -81,25 +81,45 @@ def faults_by_folder(
         folder, _, name = path.rpartition(b"/")
         folders[folder][name] = row
     with ThreadPoolExecutor(threads) as pool:
-        return sorted(
-            fault for faults in pool.map(lambda item: list(find_faults(*item)), folders.items()) for fault in faults
-        )
+        return sorted(chain.from_iterable(pool.map(lambda item: list(find_faults(*item)), folders.items())))
 
 
 @dataclass(frozen=True)
 class LocalFiles:
-    """A store of image files below a directory."""
+    """The files below a directory: a store of images, and a folder of files that hold many images (`Folder`)."""
 
     root: Path
+    can_list = True
 
-    def name(self, path: bytes, offset: int = 0) -> str:
-        return os.path.join(self.root, os.fsdecode(path))
+    def name(self, path: bytes | str = "", offset: int = 0) -> str:
+        return str(self.root / os.fsdecode(path))
 
     def read(self, path: bytes, offset: int = 0) -> bytes:
-        name = self.name(path)
-        missing = "missing image; download it or leave it out"
+        name, missing = self.name(path), "missing image; download it or leave it out"
         with files.reading(name, "make it a readable image file", missing=missing):
             return files.read(name)
+
+    def read_text(self, path: str) -> bytes:
+        return files.read(self.root / path)
+
+    def read_range(self, path: str, start: int, length: int) -> bytes:
+        with self.open(path) as file:
+            return os.pread(file.fileno(), length, start)
+
+    def open(self, path: str) -> BinaryIO:
+        # Do not buffer: most reads are of a header, and the data of an image follow it.
+        return files.open_regular(self.root / path, buffering=0)
+
+    def files(self, folder: str = "") -> list[str]:
+        try:
+            names = [name for name in os.listdir(self.root / folder) if not name.startswith(".")]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted(os.path.join(folder, name) for name in names)
+
+    def state(self, path: str) -> tuple[int, str]:
+        status = (self.root / path).stat()
+        return status.st_size, str(status.st_mtime_ns)
 
     def in_graph(self) -> Callable[[Any, Any], Any]:
         return _read_op
@@ -109,7 +129,33 @@ class LocalFiles:
 
         All paths must be different.
         """
-        return _faults(self.root, paths, partial(_faults_of_folder, paths=paths, identity=identity))
+
+        def fault_of(row: int, entry: os.DirEntry[bytes]) -> str | None:
+            try:
+                status = entry.stat()
+            except OSError as error:
+                return f"the image cannot be read ({error.strerror})"
+            if not stat.S_ISREG(status.st_mode):
+                return "the image is not a regular file"
+            if identity is not None:
+                identity[row] = _identity(bytes(paths[row]), status)
+            return None if status.st_size else "the image is empty"
+
+        return _faults(self.root, paths, fault_of, missing_too=True)
+
+
+def faults_of_shards(store: Any, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
+    """Return the faults of `Store.faults` for files that hold many images: the files in `paths` repeat.
+
+    Args:
+        store: the store of the files themselves, which checks each of them as if it were an image.
+    """
+    shards, inverse = np.unique(paths, return_inverse=True)
+    of_shard = None if identity is None else np.zeros(len(shards), np.uint64)
+    wrong = {row: fault.replace("the image", "its file") for row, fault in store.faults(shards, of_shard)}
+    if identity is not None and of_shard is not None:
+        identity[:] = of_shard[inverse]
+    return [(row, wrong[shard]) for row, shard in enumerate(inverse.tolist()) if shard in wrong]
 
 
 def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
@@ -118,7 +164,7 @@ def links_out(root: Path, paths: np.ndarray) -> list[Fault]:
     The root itself may be a link, and links may lead anywhere within the root. Missing files are ignored. Each folder
     is listed once, because the listing shows which entries are links without a system call for each entry.
     """
-    return _faults(root, paths, _links_out_of_folder)
+    return _faults(root, paths, lambda row, entry: None, missing_too=False)
 
 
 def check_regular(folder: Path, advice: str) -> None:
@@ -134,58 +180,34 @@ def _read_op(path: Any, offset: Any) -> Any:
     return tf.io.read_file(path)
 
 
-def _faults(root: Path, paths: np.ndarray, find_faults: Callable[..., Iterator[Fault]]) -> list[Fault]:
-    """Return the faults of all folders. The arguments of `find_faults` are a folder, its rows, and the real root."""
+def _faults(
+    root: Path, paths: np.ndarray, fault_of: Callable[[int, os.DirEntry[bytes]], str | None], *, missing_too: bool
+) -> list[Fault]:
+    """Return the links out of the root, the faults that `fault_of` finds in other files, and perhaps missing files."""
     root_bytes, real_root = os.fsencode(root), os.path.realpath(os.fsencode(root))
 
-    def in_folder(folder: bytes, rows: dict[bytes, int]) -> list[Fault]:
-        place = os.path.join(root_bytes, folder)
+    def in_folder(folder: bytes, rows: dict[bytes, int]) -> Iterator[Fault]:
+        place, absent, missing = os.path.join(root_bytes, folder), "the image is missing", dict(rows)
         if fault := link_out(place, real_root):
-            return [(row, fault) for row in rows.values()]
-        return list(find_faults(place, rows, real_root))
+            yield from ((row, fault) for row in rows.values())
+            return
+        try:
+            with os.scandir(place) as entries:
+                for entry in entries:
+                    row = missing.pop(entry.name, None)
+                    if row is None:
+                        continue
+                    fault = entry.is_symlink() and link_out(entry.path, real_root)
+                    if fault := fault or fault_of(row, entry):
+                        yield row, fault
+        except FileNotFoundError:
+            absent = "the image's folder is missing"
+        except OSError as error:
+            absent = f"the image's folder cannot be read ({error.strerror})"
+        if missing_too:
+            yield from ((row, absent) for row in missing.values())
 
     return faults_by_folder(paths, in_folder, _THREADS)
-
-
-def _links_out_of_folder(folder: bytes, rows: dict[bytes, int], real_root: bytes) -> Iterator[Fault]:
-    with suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name in rows and entry.is_symlink() and (fault := link_out(entry.path, real_root)):
-                yield rows[entry.name], fault
-
-
-def _faults_of_folder(
-    folder: bytes, rows: dict[bytes, int], real_root: bytes, paths: np.ndarray, identity: np.ndarray | None
-) -> Iterator[Fault]:
-    absent, missing = "the image is missing", dict(rows)
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                row = missing.pop(entry.name, None)
-                if row is None:
-                    continue
-                if fault := _fault(entry, real_root):
-                    yield row, fault
-                elif identity is not None:
-                    # `_fault` has read the status of the file, and the entry keeps it.
-                    identity[row] = _identity(bytes(paths[row]), entry.stat())
-    except FileNotFoundError:
-        absent = "the image's folder is missing"
-    except OSError as error:
-        absent = f"the image's folder cannot be read ({error.strerror})"
-    yield from ((row, absent) for row in missing.values())
-
-
-def _fault(entry: os.DirEntry[bytes], real_root: bytes) -> str | None:
-    if entry.is_symlink() and (fault := link_out(entry.path, real_root)):
-        return fault
-    try:
-        status = entry.stat()
-    except OSError as error:
-        return f"the image cannot be read ({error.strerror})"
-    if not stat.S_ISREG(status.st_mode):
-        return "the image is not a regular file"
-    return None if status.st_size else "the image is empty"
 
 
 def _identity(path: bytes, status: os.stat_result) -> int:
@@ -280,9 +302,10 @@ def read_sealed(file: Path) -> bytes | None:
     return content if data[:_DIGEST] == hashlib.sha256(content).digest() else None
 
 
-def name_of_folder(folder: Path) -> str:
-    """Return 16 hex digits that identify a folder, the same for every path of the folder."""
-    return hashlib.sha256(os.path.realpath(os.fsencode(folder))).hexdigest()[:16]
+def name_of_folder(folder: Path | str) -> str:
+    """Return 16 hex digits that identify a folder, the same for every path of the folder, or a URL."""
+    place = os.path.realpath(folder) if isinstance(folder, Path) else folder
+    return hashlib.sha256(os.fsencode(place)).hexdigest()[:16]
 
 
 def _digest(name: bytes, data: bytes) -> bytes:

@@ -17,6 +17,7 @@ import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -30,8 +31,9 @@ from jaxddp.core.errors import InputError, JaxddpError, Unreachable
 from jaxddp.core.files import in_turn, open_regular
 from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import first_line, not_installed, show
-from jaxddp.data.storage.shards import ShardFile, ShardFolder
-from jaxddp.data.storage.store import Fault, check_regular
+from jaxddp.data.storage.root import Folder
+from jaxddp.data.storage.shards import ShardFile
+from jaxddp.data.storage.store import Fault, check_regular, faults_of_shards
 
 MAX_CACHED = 1 << 30
 """The largest size of all row groups in memory, in bytes."""
@@ -53,7 +55,7 @@ class ParquetFiles:
             the same time. One group may be larger.
     """
 
-    def __init__(self, folder: ShardFolder, column: str, max_cached: int = MAX_CACHED):
+    def __init__(self, folder: Folder, column: str, max_cached: int = MAX_CACHED):
         self.folder, self.column = folder, column
         self._groups = _RowGroups(max_cached)
         self._layouts: dict[bytes, tuple[list[int], list[int]]] = {}
@@ -84,7 +86,7 @@ class ParquetFiles:
     def in_graph(self) -> None: ...
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return self.folder.faults(paths, identity)
+        return faults_of_shards(self.folder, paths, identity)
 
     def _cells(self, file: ShardFile, number: int) -> Any:
         with open_parquet(file) as parquet, as_input_errors(file):
@@ -102,45 +104,39 @@ class _RowGroups:
     """The most recently used row groups: at most `max_cached` bytes, or one group that is larger."""
 
     def __init__(self, max_cached: int):
-        self._max_cached, self._cached, self._being_read = max_cached, 0, 0
+        self._max_cached, self._being_read = max_cached, 0
         self._groups: OrderedDict[tuple[bytes, int], _Group] = OrderedDict()
-        self._lock, self._room = threading.Lock(), threading.Condition()
+        self._changed = threading.Condition()
 
     def get(self, key: tuple[bytes, int], size: int, read: Callable[[], Any]) -> Any:
-        with self._lock:
+        with self._changed:
             group = self._groups.setdefault(key, _Group())
             self._groups.move_to_end(key)
         # The first thread reads the group; other threads that need it wait.
         with group.lock:
             if group.cells is None:
-                with self._reserved(size):
+                with self._changed:
+                    # The groups that are being read have at most `max_cached` bytes together with another group.
+                    self._changed.wait_for(lambda: not self._being_read or self._being_read + size <= self._max_cached)
+                    self._being_read += size
+                try:
                     group.cells = read()
-                self._count(group)
+                finally:
+                    with self._changed:
+                        self._being_read -= size
+                        self._changed.notify_all()
+                        self._forget(group)
             return group.cells
 
-    @contextmanager
-    def _reserved(self, size: int) -> Iterator[None]:
-        """Wait until the groups that are being read have at most `max_cached` bytes together with another group."""
-        with self._room:
-            self._room.wait_for(lambda: not self._being_read or self._being_read + size <= self._max_cached)
-            self._being_read += size
-        try:
-            yield
-        finally:
-            with self._room:
-                self._being_read -= size
-                self._room.notify_all()
-
-    def _count(self, new: _Group) -> None:
-        with self._lock:
-            self._cached += new.cells.nbytes
-            for key, group in list(self._groups.items()):
-                if self._cached <= self._max_cached:
-                    return
-                # A group that is being read is counted when it is complete.
-                if group is not new and group.cells is not None:
-                    self._cached -= group.cells.nbytes
-                    del self._groups[key]
+    def _forget(self, new: _Group) -> None:
+        """Forget the groups that were not used for longest, but no group that is being read."""
+        cached = sum(group.cells.nbytes for group in self._groups.values() if group.cells is not None)
+        for key, group in [*self._groups.items()]:
+            if cached <= self._max_cached:
+                return
+            if group is not new and group.cells is not None:
+                cached -= group.cells.nbytes
+                del self._groups[key]
 
 
 def _layout(file: ShardFile) -> tuple[list[int], list[int]]:
@@ -311,15 +307,12 @@ def open_prepared(name: str, config: str | None, revision: str | None) -> Mappin
     if Path(name).is_dir():
         check_regular(Path(name), "put the file there")
 
-    def prepare() -> Mapping[str, Any]:
-        return datasets.load_dataset(name, config, revision=revision)
-
     with in_turn(lock, _SECONDS, f"preparing {address}") as is_held:
         if not is_held:
             raise Unreachable(f"{address}: another process still prepares it after {_SECONDS / 3600:.0f} hours; end it")
         try:
             with doing(f"preparing {address}"):
-                return _in_thread(prepare, _SECONDS, address)
+                return _in_thread(lambda: datasets.load_dataset(name, config, revision=revision), address)
         except (InputError, Unreachable):
             raise
         except (ConnectionError, TimeoutError) as error:
@@ -334,29 +327,24 @@ def open_prepared(name: str, config: str | None, revision: str | None) -> Mappin
             ) from None
 
 
-def _in_thread(call: Callable[[], T], seconds: float, address: str) -> T:
+def _in_thread(call: Callable[[], T], address: str) -> T:
     """Return the result of a call in a thread. Meanwhile this thread reports progress to the watchdog of the job."""
-    results: list[T] = []
-    errors: list[Exception] = []
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(call())
+            result.set_result(call())
         except Exception as error:
-            errors.append(error)
+            result.set_exception(error)
 
     # The thread of a download that never ends must not keep the process alive.
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    until = time.monotonic() + seconds
-    while thread.is_alive() and time.monotonic() < until:
-        thread.join(_PAUSE)
+    threading.Thread(target=run, daemon=True).start()
+    until = time.monotonic() + _SECONDS
+    while not wait([result], _PAUSE).done:
         moved()
-    if errors:
-        raise errors[0]
-    if not results:
-        raise Unreachable(f"{address}: is not prepared after {seconds / 3600:.0f} hours; check the network")
-    return results[0]
+        if time.monotonic() > until:
+            raise Unreachable(f"{address}: is not prepared after {_SECONDS / 3600:.0f} hours; check the network")
+    return result.result()
 
 
 def _reason(error: Exception) -> str:

@@ -6,11 +6,9 @@ file `json` with a field `label` or `cls`. The offset of an image is the positio
 """
 
 import hashlib
-import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,27 +18,19 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
-from jaxddp.core.files import cache_folder, in_turn
-from jaxddp.core.phases import doing, moved
 from jaxddp.core.wording import counted, show
 from jaxddp.data.faults import Refuse
-from jaxddp.data.storage.records import Columns, load_or_build_columns
-from jaxddp.data.storage.shards import ShardFile, ShardFolder
-from jaxddp.data.storage.store import Fault
+from jaxddp.data.storage.root import Folder
+from jaxddp.data.storage.shards import Columns, load_or_build_index
+from jaxddp.data.storage.store import Fault, faults_of_shards
 
 IMAGES = frozenset({"jpg", "jpeg", "jpe", "jfif", "png", "webp", "tif", "tiff", "bmp", "ppm", "pgm"})
-_OTHER_IMAGES = frozenset({"gif", "heic", "avif", "jxl"})
 _LABEL_FIELDS = ("label", "cls")
 _LONGEST = 1 << 20
 """The largest size of a file with a label, and of an extended header, in bytes."""
 BLOCK = tarfile.BLOCKSIZE
 _ADVICE = "write the sample again, or leave it out"
 WRITE_AGAIN = "download the shard again, or write it again"
-_FORMAT = 1
-_THREADS = 16
-_SECONDS = 3600.0
-"""The longest wait for another process of this machine that indexes the same files; then this process indexes them."""
-_COUNT = "count"
 
 
 class Samples(NamedTuple):
@@ -58,6 +48,9 @@ class Samples(NamedTuple):
     """bytes 'S'[N], the text of the label in UTF-8."""
 
 
+_KINDS = ("S", "S", np.int64, np.int64, "S")
+
+
 @dataclass
 class _Sample:
     key: str
@@ -65,6 +58,34 @@ class _Sample:
     label: str | None = None
     fields: list[str] = field(default_factory=list)
     """The suffixes of all files of the sample."""
+
+    def add(self, suffix: str, member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
+        # A label in a file of its own has precedence over one among other fields.
+        is_label = suffix == "cls" or (suffix == "json" and "cls" not in self.fields)
+        self.fields.append(suffix)
+        if suffix in IMAGES:
+            self.images.append(member)
+        elif is_label and member.isreg() and member.size <= _LONGEST:
+            content = tar.extractfile(member)
+            self.label = _label(content.read() if content else b"", suffix) or self.label
+
+    def row(self) -> tuple[bytes, bytes, int, int, bytes]:
+        """Return the columns of `Samples`. Raises: InputError if the sample cannot be used."""
+        if len(self.images) > 1:
+            names = " and ".join(show(image.name) for image in self.images[:2])
+            raise InputError(f"has two images, {names}; keep one image per sample")
+        if not self.images:
+            raise InputError(f"has no image of a supported type, but .{', .'.join(self.fields)}; {_ADVICE}")
+        (image,) = self.images
+        if not image.isreg() or image.issparse() or "size" in image.pax_headers or not image.size:
+            raise InputError(f"its image {show(image.name)} is empty, or a link or sparse file; {_ADVICE}")
+        if self.label is None:
+            raise InputError(f"has no label; add {show(self.key + '.cls')}, or a field label to its json")
+        try:
+            key, label = self.key.encode(), self.label.encode()
+        except UnicodeEncodeError:
+            raise InputError("its key is not UTF-8; rename it") from None
+        return key, image.name[len(self.key) + 1 :].encode(), image.offset_data - BLOCK, image.size, label
 
 
 def find_samples(file: BinaryIO, size: int, name: str) -> tuple[Samples, list[str]]:
@@ -79,33 +100,31 @@ def find_samples(file: BinaryIO, size: int, name: str) -> tuple[Samples, list[st
 
     Returns: the samples, and a message for each fault of the shard or of a sample.
     """
-    rows: list[tuple[bytes, bytes, int, int, bytes]] = []
+    rows: dict[str, tuple[bytes, bytes, int, int, bytes] | None] = {}
     faults: list[str] = []
-    seen: set[str] = set()
     try:
         for sample in _samples(file, size):
             try:
-                if sample.key in seen:
+                if sample.key in rows:
                     raise InputError("its key is that of an earlier sample; give each sample a key of its own")
-                rows.append(_row(sample))
+                rows[sample.key] = None
+                rows[sample.key] = sample.row()
             except InputError as error:
                 faults.append(f"{name}, sample {sample.key}: {error}")
-            seen.add(sample.key)
     except InputError as error:
         faults.append(f"{name}: {error}")
     # For damaged extended headers, `tarfile` also raises these errors.
-    except (tarfile.TarError, ValueError, IndexError, KeyError, RecursionError, OverflowError) as error:
+    except (tarfile.TarError, ValueError, LookupError, RecursionError, OverflowError) as error:
         faults.append(f"{name}: damaged, or not a tar file without compression ({error}); {WRITE_AGAIN}")
-    if not seen and not faults:
+    if not rows and not faults:
         faults.append(f"{name}: holds no sample; {WRITE_AGAIN}")
-    keys, suffixes, offsets, lengths, labels = zip(*rows, strict=True) if rows else ((),) * 5
-    numbers = (np.array(offsets, np.int64), np.array(lengths, np.int64))
-    return Samples(np.array(keys, "S"), np.array(suffixes, "S"), *numbers, np.array(labels, "S")), faults
+    columns = [*zip(*filter(None, rows.values()), strict=True)] or [()] * len(_KINDS)
+    return Samples(*map(np.array, columns, _KINDS)), faults
 
 
 def _samples(file: BinaryIO, size: int) -> Iterator[_Sample]:
     """Yield the samples of a tar file. Raises: InputError, or an error of `tarfile`, if the file is damaged."""
-    sample: _Sample | None = None
+    sample = _Sample("")
     end = 0
     bounded: Any = _Bounded(file)
     with tarfile.open(fileobj=bounded, mode="r:", errors="surrogateescape") as tar:
@@ -117,19 +136,24 @@ def _samples(file: BinaryIO, size: int) -> Iterator[_Sample]:
             if member.size < 0 or tar.offset <= end:
                 raise InputError(f"damaged: {show(member.name)} has {member.size:,} bytes; {WRITE_AGAIN}")
             end = tar.offset
-            key, suffix = _key_and_suffix(member.name)
-            is_file = bool(key) and not member.isdir()
-            if is_file and (sample is None or key != sample.key):
-                if sample is not None:
+            folder, slash, last = member.name.rpartition("/")
+            first, _, suffix = last.partition(".")
+            key, is_file = folder + slash + first, bool(first) and not member.isdir()
+            if is_file and key != sample.key:
+                if sample.key:
                     yield sample
                 sample = _Sample(key)
             if end > size:
                 raise InputError(f"cut short in {show(member.name)}, at byte {size:,}; {WRITE_AGAIN}")
-            if is_file and sample is not None:
-                _add(sample, suffix, member, tar)
-        # The last sample before damage may lack its image or its label.
-        _check_end(file, tar.offset, size)
-        if sample is not None:
+            if is_file:
+                sample.add(suffix.lower(), member, tar)
+        # The last sample before damage may lack its image or its label. `tarfile` stops at a damaged or zeroed header
+        # without an error, so only zeros may follow.
+        file.seek(tar.offset)
+        block = file.read(tarfile.RECORDSIZE)
+        if block.strip(b"\0") or len(block) < BLOCK:
+            raise InputError(f"damaged: no header of a file at byte {tar.offset:,} of {size:,}; {WRITE_AGAIN}")
+        if sample.key:
             yield sample
 
 
@@ -151,25 +175,6 @@ class _Bounded:
         return self.file.tell()
 
 
-def _key_and_suffix(name: str) -> tuple[str, str]:
-    """Return (key, suffix in lower case) of the path of a file; an empty key if its name begins with a dot."""
-    folder, slash, last = name.rpartition("/")
-    first, _, suffix = last.partition(".")
-    return (folder + slash + first if first else ""), suffix.lower()
-
-
-def _add(sample: _Sample, suffix: str, member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
-    # A label in a file of its own has precedence over one among other fields.
-    is_label = suffix == "cls" or (suffix == "json" and "cls" not in sample.fields)
-    sample.fields.append(suffix)
-    if suffix in IMAGES:
-        sample.images.append(member)
-    elif is_label and member.isreg() and member.size <= _LONGEST:
-        content = tar.extractfile(member)
-        text = _label(content.read() if content else b"", suffix)
-        sample.label = sample.label if text is None else text
-
-
 def _label(content: bytes, suffix: str) -> str | None:
     """Return the text of a label; None if there is none."""
     try:
@@ -185,46 +190,6 @@ def _label(content: bytes, suffix: str) -> str | None:
     return None
 
 
-def _row(sample: _Sample) -> tuple[bytes, bytes, int, int, bytes]:
-    """Return the columns of `Samples` for a sample. Raises: InputError if the sample cannot be used."""
-    if len(sample.images) > 1:
-        names = " and ".join(show(image.name) for image in sample.images[:2])
-        raise InputError(f"has two images, {names}; keep one image per sample")
-    if not sample.images:
-        other = next((suffix for suffix in sample.fields if suffix in _OTHER_IMAGES), None)
-        if other:
-            raise InputError(f"its image type .{other} is not supported; convert it to JPEG or PNG")
-        raise InputError(f"has no image, but .{', .'.join(sample.fields)}; {_ADVICE}")
-    (image,) = sample.images
-    if not image.isreg() or image.issparse():
-        raise InputError(f"its image {show(image.name)} is a link or a sparse file; {_ADVICE}")
-    if "size" in image.pax_headers:
-        raise InputError(f"its image {show(image.name)} has its size in an extended header; {_ADVICE}")
-    if not image.size:
-        raise InputError(f"its image {show(image.name)} is empty; {_ADVICE}")
-    if sample.label is None:
-        raise InputError(f"has no label; add {show(sample.key + '.cls')}, or a field label to its json")
-    try:
-        key, label = sample.key.encode(), sample.label.encode()
-    except UnicodeEncodeError:
-        raise InputError("its key is not UTF-8; rename it") from None
-    suffix = image.name[len(sample.key) + 1 :].encode()
-    return key, suffix, image.offset_data - BLOCK, image.size, label
-
-
-def _check_end(file: BinaryIO, offset: int, size: int) -> None:
-    """Check that only zeros follow the last file. `tarfile` stops at a damaged or zeroed header without an error.
-
-    Raises: InputError.
-    """
-    file.seek(offset)
-    block = file.read(tarfile.RECORDSIZE)
-    if not block:
-        raise InputError(f"cut short: no end of the archive at byte {size:,}; {WRITE_AGAIN}")
-    if block.strip(b"\0") or len(block) < BLOCK:
-        raise InputError(f"damaged: no header of a file at byte {offset:,} of {size:,}; {WRITE_AGAIN}")
-
-
 class TarFiles:
     """Tar files in a folder, or below a URL. An offset is the position of an image's header in its file.
 
@@ -232,7 +197,7 @@ class TarFiles:
         samples: the samples of each file, by path. Their offsets ascend.
     """
 
-    def __init__(self, folder: ShardFolder, samples: Mapping[bytes, Samples]):
+    def __init__(self, folder: Folder, samples: Mapping[bytes, Samples]):
         self.folder, self._samples = folder, samples
 
     @property
@@ -247,7 +212,7 @@ class TarFiles:
     def read(self, path: bytes, offset: int = 0) -> bytes:
         name, length = self.name(path, offset), int(self._samples[path].length[self._row(path, offset)])
         with files.reading(name, WRITE_AGAIN, missing=f"its shard is missing; {WRITE_AGAIN}"):
-            data = self.folder.read(os.fsdecode(path), offset, BLOCK + length)
+            data = self.folder.read_range(os.fsdecode(path), offset, BLOCK + length)
         if _length(data) != length:
             raise InputError(f"{name}: the shard has changed since it was indexed; start again")
         if len(data) < BLOCK + length:
@@ -258,7 +223,7 @@ class TarFiles:
         return None if self.root is None else _read_op
 
     def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
-        return self.folder.faults(paths, identity)
+        return faults_of_shards(self.folder, paths, identity)
 
     def _row(self, path: bytes, offset: int) -> int:
         return int(np.searchsorted(self._samples[path].offset, offset))
@@ -276,18 +241,12 @@ def _read_image(path: bytes, offset: np.int64) -> bytes:
 
     TensorFlow would print the traceback of an error. No bytes are no image, so `TarFiles.read` then finds the fault.
     """
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return b""
-    try:
-        length = _length(os.pread(file, BLOCK, int(offset))) or 0
+    with suppress(OSError), files.open_regular(os.fsdecode(path), buffering=0) as file:
+        length = _length(os.pread(file.fileno(), BLOCK, int(offset))) or 0
         # The size of a damaged header may be larger than the memory.
-        return os.pread(file, min(length, os.fstat(file).st_size), int(offset) + BLOCK) if length > 0 else b""
-    except OSError:
-        return b""
-    finally:
-        os.close(file)
+        length = min(length, os.fstat(file.fileno()).st_size)
+        return os.pread(file.fileno(), length, int(offset) + BLOCK) if length > 0 else b""
+    return b""
 
 
 def _length(data: bytes) -> int | None:
@@ -296,92 +255,23 @@ def _length(data: bytes) -> int | None:
         return tarfile.TarInfo.frombuf(data[:BLOCK], "utf-8", "surrogateescape").size
 
 
-class _Faulty(Exception):
-    """Raised with the samples and the faults of shards, whose index is not saved: faults are reported each time."""
-
-    def __init__(self, samples: dict[str, Samples], faults: list[str]):
-        super().__init__()
-        self.samples, self.faults = samples, faults
-
-
-def load_or_build_samples(folder: ShardFolder, paths: Sequence[str], refuse: Refuse) -> dict[str, Samples]:
+def load_or_build_samples(folder: Folder, paths: Sequence[str], refuse: Refuse) -> dict[str, Samples]:
     """Return the samples of each shard, by path; a shard without samples that can be used is left out.
 
-    The first call reads the headers and the labels of all shards. It saves the result beside the shards or, where that
-    folder cannot be written, in the cache folder. The index depends on the name, the size and the time of change of
-    the shards.
-
-    Args:
-        refuse: called with a message for each fault.
+    The first call reads the headers and the labels of all shards; see `load_or_build_index`.
 
     Raises: InputError if no sample can be used, or `refuse` raises it.
     """
-    states: dict[str, tuple[int, str]] = {}
-    for path in paths:
-        try:
-            states[path] = folder.state(path)
-        except FileNotFoundError:
-            refuse(f"{folder.name(path)}: no such shard; download it again, or correct the pattern")
-    none_usable = f"{folder.name()}: no sample of {counted(len(paths), 'shard')} can be used; repair a shard"
-    if not states:
-        raise InputError(none_usable)
-    digest = hashlib.sha256("\n".join([folder.name(), *paths]).encode(errors="surrogateescape")).hexdigest()[:16]
-    file = f"shards-{digest}.jaxddp-index"
-    places = [cache_folder() / file]
-    if folder.root is not None:
-        # The name depends on no absolute path, so the index of a moved folder is found.
-        names = hashlib.sha256("\n".join(paths).encode(errors="surrogateescape")).hexdigest()[:16]
-        places.insert(0, folder.root / f"shards-{names}.jaxddp-index")
-    stamp = json.dumps([_FORMAT, *states.items()])
-    with in_turn(cache_folder() / f"{file}.lock", _SECONDS, "indexing the shards"):
-        try:
-            columns = load_or_build_columns(places, stamp, lambda: _build(folder, states))
-            samples = _samples_by_shard(columns, [*states])
-        except _Faulty as faulty:
-            samples = faulty.samples
-            for fault in faulty.faults:
-                refuse(fault)
+
+    def read(path: str, size: int) -> tuple[Columns, list[str]]:
+        with folder.open(path) as file:
+            samples, faults = find_samples(file, size, folder.name(path))
+        return samples._asdict(), faults
+
+    # The name depends on no absolute path, so the index of a moved folder is found.
+    digest = hashlib.sha256("\n".join(paths).encode(errors="surrogateescape")).hexdigest()[:16]
+    index = load_or_build_index(f"shards-{digest}", folder, paths, "", read, refuse)
+    samples = {path: Samples(**columns) for path, columns in index.items() if len(columns["key"])}
     if not samples:
-        raise InputError(none_usable)
+        raise InputError(f"{folder.name()}: no sample of {counted(len(paths), 'shard')} can be used; repair a shard")
     return samples
-
-
-def _build(folder: ShardFolder, states: dict[str, tuple[int, str]]) -> Columns:
-    """Read all shards. Raises: _Faulty."""
-
-    def read(path: str) -> tuple[Samples, list[str]] | InputError:
-        file = ShardFile(folder, path)
-        try:
-            with folder.open(path) as opened:
-                return find_samples(opened, states[path][0], str(file))
-        except InputError as error:
-            return error
-        except OSError as error:
-            return InputError(f"{file}: cannot be read ({error.strerror}); make it a readable file")
-
-    samples, faults = dict[str, Samples](), list[str]()
-    with ThreadPoolExecutor(_THREADS) as pool:
-        total, results = counted(len(states), "shard"), pool.map(read, states)
-        for done, path in enumerate(states):
-            with doing(f"indexing {total}, once: {done:,} done"):
-                result = next(results)
-            moved()
-            if isinstance(result, InputError):
-                faults.append(str(result))
-                continue
-            samples[path] = result[0]
-            faults += result[1]
-    if faults:
-        raise _Faulty({path: part for path, part in samples.items() if len(part.key)}, faults)
-    return _joined([*samples.values()])
-
-
-def _joined(samples: Sequence[Samples]) -> Columns:
-    columns = {name: np.concatenate([getattr(part, name) for part in samples]) for name in Samples._fields}
-    return {**columns, _COUNT: np.array([len(part.key) for part in samples], np.int64)}
-
-
-def _samples_by_shard(columns: Columns, paths: Sequence[str]) -> dict[str, Samples]:
-    ends = np.cumsum(columns[_COUNT])[:-1]
-    parts = zip(*(np.split(columns[name], ends) for name in Samples._fields), strict=True)
-    return dict(zip(paths, map(Samples._make, parts), strict=True))
