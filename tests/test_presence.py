@@ -34,17 +34,13 @@ def save_after_removal(workdir: Path) -> None:
     (workdir / "curves.png").touch()
 
 
-def move(workdir: Path) -> None:
-    workdir.rename(workdir.with_name("elsewhere"))
-
-
 def replace_by_a_file(workdir: Path) -> None:
-    move(workdir)
+    workdir.rename(workdir.with_name("elsewhere"))
     workdir.write_text("")
 
 
 def replace_by_another_directory(workdir: Path) -> None:
-    move(workdir)
+    workdir.rename(workdir.with_name("elsewhere"))
     shutil.copytree(workdir.with_name("elsewhere"), workdir)
 
 
@@ -52,48 +48,26 @@ def remove_checkpoints(workdir: Path) -> None:
     remove(workdir / "checkpoints")
 
 
-def remove_config(workdir: Path) -> None:
-    (workdir / "config.json").unlink()
-
-
-CHANGES: dict[Callable[[Path], None], str] = {
-    remove: "run",
-    save_after_removal: "run",
-    move: "run",
-    replace_by_a_file: "run",
-    replace_by_another_directory: "run",
-    remove_checkpoints: "run/checkpoints",
-    remove_config: "run/config.json",
-}
-"""Each change, with the path that the message names."""
-
-
 class Changes:
     """A listener that changes the work directory in one of its methods at a step."""
 
     def __init__(self, change: Callable[[Path], None], moment: str, step: int):
-        self._change, self._moment = change, (moment, step)
+        self._change, self._step = change, step
+        setattr(self, moment, self._change_at)
 
     def start(self, run):
         self._workdir = run.workdir
 
-    def step(self, record):
-        self._change_at("step", record.step)
-
-    def evaluation(self, record):
-        self._change_at("evaluation", record.step)
-
-    def _change_at(self, moment: str, step: int) -> None:
-        if (moment, step) == self._moment:
+    def _change_at(self, record):
+        if record.step == self._step:
             self._change(self._workdir)
 
 
 # A checkpoint is saved right after the second step, and is still being written at the third.
-MOMENTS = [("step", 1), ("step", 2), ("step", 3), ("evaluation", 2)]
 CASES = [
-    *((remove, *moment) for moment in MOMENTS),
-    (save_after_removal, "evaluation", 2),
-    *((change, "step", 1) for change in CHANGES if change not in (remove, save_after_removal)),
+    *((remove, "step", step) for step in (1, 2, 3)),
+    *((remove, "evaluation", 2), (save_after_removal, "evaluation", 2)),
+    *((change, "step", 1) for change in (replace_by_a_file, replace_by_another_directory, remove_checkpoints)),
 ]
 
 
@@ -103,9 +77,8 @@ def test_a_run_ends_with_a_one_line_error_and_makes_no_other_directory(change, m
     workdir = tmp_path / "run"
     setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 1, sgd(0.1), 4))
     options = {"listeners": [Changes(change, moment, step)], "workdir": workdir, "val": TABLE, "log_every": "1 step"}
-    message = (
-        f"/{CHANGES[change]}: was removed, moved or replaced while the run wrote there; bring {workdir} back, and the"
-    )
+    lost = "run/checkpoints" if change is remove_checkpoints else "run"
+    message = f"/{lost}: was removed, moved or replaced while the run wrote there; bring {workdir} back, and the"
     with pytest.raises(InputError, match=message) as error:
         jaxddp.train(jaxddp.softmax_cross_entropy, setup, save_every="2 steps", eval_every="2 steps", **options)
     assert error.value.exit_code == 2
@@ -142,7 +115,7 @@ def test_a_checkpoint_that_was_complete_before_the_removal_is_kept_in_a_copy(com
     entries = presence.Presence(workdir)
     entries.saves = lambda: (2, complete)
     entries.check()
-    move(workdir)
+    workdir.rename(tmp_path / "elsewhere")
     entries.saves = lambda: (2, 2)
     (workdir / "checkpoints" / "2").mkdir(parents=True)
     entries.remove_recreated()
