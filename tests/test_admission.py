@@ -198,6 +198,15 @@ def test_a_process_that_rejoins_while_the_job_ends_is_rejected_with_exit_code_1(
         plane.leave()
 
 
+def test_a_process_waits_for_the_others_at_its_end_in_bounded_time():
+    job = TwoProcesses()
+    job.second = job.plane(1)
+    job.second.timeouts = Timeouts(shutdown=0.2)
+    assert not job.second.finish()
+    for plane in (job.second, job.first.result(20)):
+        plane.leave()
+
+
 def test_an_error_names_processes_at_different_exchanges():
     job = TwoProcesses()
     job.second = job.plane(1)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.ilsvrc import IMAGES, write_tree
-from support.runs import RECIPE, file_of
+from support.runs import RECIPE
 
 from jaxddp.cli import main
 from jaxddp.cluster.doctor import checks
@@ -103,16 +103,6 @@ def test_unreadable_data_does_not_stop_the_other_checks(tree, tmp_path):
     assert list(rows) == [*MACHINE_CHECKS, "data", "work directory"]
     assert rows["data"].verdict == "fail" and "nowhere" in rows["data"].detail
     assert rows["work directory"].verdict == "ok"
-
-
-@pytest.mark.ci
-def test_a_recipe_that_cannot_run_is_reported_in_its_own_row(tree, tmp_path):
-    rows = by_check(doctor(small_recipe(tree, train={"batch_size": 9}), None))
-    assert rows["recipe"].verdict == "fail" and "cannot be divided among 8 devices" in rows["recipe"].detail
-    assert rows["images"].verdict == "ok" and "step" not in rows
-    small = {"name": "resnet10", "width": 2, "batch_norm": "ghost:2"}
-    rows = by_check(doctor(file_of(small_config(tree, model=small)), None))
-    assert rows["recipe"].verdict == "fail" and "8 is computed in 8 parts of 1; a batch of 16" in rows["recipe"].detail
 
 
 @pytest.mark.slow

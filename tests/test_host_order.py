@@ -76,14 +76,6 @@ def test_the_processes_alternate_as_evenly_as_their_sizes_allow(sizes):
             assert max(counts) == most
 
 
-@given(size=st.integers(1, 40), hosts=st.integers(1, 6), each=st.integers(1, 5), seed=SEEDS)
-def test_equal_processes_need_no_padding(size, hosts, each, seed):
-    batch_size = hosts * min(each, size)
-    order = order_of((size,) * hosts, batch_size, seed)
-    assert order.num_slots == batch_size
-    assert all((order.rows(step) >= 0).all() for step in range(5))
-
-
 def test_the_order_equals_that_of_earlier_releases():
     order = order_of((5, 2, 3), 4, seed=17)
     assert [places_of_host(order.lengths, host).tolist() for host in range(3)] == [[0, 3, 4, 6, 9], [2, 7], [1, 5, 8]]

@@ -290,27 +290,6 @@ def test_bad_input_in_a_user_script_ends_all_with_its_code(tmp_path):
     assert second_line == "jaxddp: train.csv:7: empty ImageId"
 
 
-LEAVES_EARLY = """# A script that ends in one process.
-import sys, time
-from jaxddp.job.environment import find_job
-from jaxddp.job.membership import join
-join(find_job(), shutdown=1)
-if find_job().process_id == 1: sys.exit(0)
-time.sleep(600)
-"""
-
-
-# Not in `make test`: other tests cover a process that fails, and a process that is killed while all leave.
-@pytest.mark.ci
-def test_a_process_that_leaves_long_before_the_others_ends_the_job_with_an_error(tmp_path):
-    (first_code, first_line), (second_code, second_line) = Group(tmp_path, LEAVES_EARLY).results()
-    assert (first_code, second_code) == (1, 1)
-    assert first_line == "jaxddp: process 1 ended its program, and waited 1 s for the others; the job ends here"
-    assert second_line.startswith(
-        "jaxddp: the other processes were not done 1 s after this one; let all processes end in the same way"
-    )
-
-
 @pytest.mark.slow
 def test_an_error_names_processes_with_unequal_devices(tmp_path):
     for code, line in Group(tmp_path, "Topology.create(peers=peers)", process1={"JAX_NUM_CPU_DEVICES": "2"}).results():

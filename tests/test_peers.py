@@ -9,7 +9,6 @@ import jax
 import pytest
 from support.data import random_table
 from support.networks import linear_model
-from support.peers import Second
 from support.shared import sgd
 
 import jaxddp
@@ -18,7 +17,6 @@ from jaxddp.core.peers import ALONE, Peers
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job
 from jaxddp.job.membership import join
-from jaxddp.job.watchdog import Timeouts
 from jaxddp.mesh import Topology
 
 COUNT = 3
@@ -66,17 +64,12 @@ def results_of(job: list[Peers], call: Callable[[Peers], Any]) -> list[Any]:
 def test_peers_compare_and_exchange_values(peer_kind, job):
     all_peers = job if peer_kind == "job" else [ALONE]
     count = len(all_peers)
-    assert [(peers.process_index, peers.process_count) for peers in all_peers] == [
-        (index, count) for index in range(count)
-    ]
-    assert [peers.is_first for peers in all_peers] == [True] + [False] * (count - 1)
-    assert {peers.is_alone for peers in all_peers} == {peer_kind == "alone"}
+    ids = [(peers.process_index, peers.process_count, peers.is_first, peers.is_alone) for peers in all_peers]
+    assert ids == [(index, count, index == 0, peer_kind == "alone") for index in range(count)]
     indices = [str(index) for index in range(count)]
     assert results_of(all_peers, lambda peers: peers.exchange("indices", str(peers.process_index))) == [indices] * count
-    assert (
-        results_of(all_peers, lambda peers: peers.from_first("index", lambda: str(peers.process_index)))
-        == ["0"] * count
-    )
+    firsts = results_of(all_peers, lambda peers: peers.from_first("index", lambda: str(peers.process_index)))
+    assert firsts == ["0"] * count
     assert results_of(all_peers, lambda peers: peers.agree({"seed": "1"})) == [None] * count
 
 
@@ -85,10 +78,6 @@ def test_a_differing_value_raises_the_same_error_in_all_processes(other, job):
     errors = results_of(job, lambda peers: peers.agree({"same": "1", "seed": str(int(peers.process_index == other))}))
     message = f"seed differs: process 0 has '0', process {other} has '1'; start every process with the same value"
     assert [(type(error), str(error)) for error in errors] == [(InputError, message)] * COUNT
-
-
-def test_a_process_waits_as_long_as_its_job_allows(job):
-    assert {peers.longest_wait for peers in job} == {Timeouts().longest}
 
 
 def test_a_process_without_a_job_is_alone():
@@ -102,11 +91,6 @@ def test_a_process_without_a_job_rejects_devices_of_other_processes(monkeypatch)
     message = "^devices: they belong to 2 processes, but `peers` has only this process; give Topology.create the peers"
     with pytest.raises(InputError, match=message):
         Topology.create([Device(0, 0), Device(1, 1)])
-
-
-def test_a_topology_has_the_process_index_and_count_of_its_peers():
-    topology = Topology.create(2, Second())
-    assert (topology.process_index, topology.process_count) == (1, 2)
 
 
 def test_training_compares_everything_with_the_peers_that_it_joined(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from support.cases import rare_case
 from support.data import random_table
-from support.forms import SIZE, write_npz, write_solutions
+from support.forms import write_solutions
 from support.irregular import KINDS
 from support.networks import linear_model
 from support.shared import sgd, shared
@@ -69,17 +69,9 @@ def trained(tmp_path_factory):
 
 
 RUN_FILES = (
-    *(
-        "config.json",
-        "signature.json",
-        "result.json",
-        "metrics.jsonl",
-        ".lock",
-        ".metrics.jsonl.tmp",
-        ".result.json.tmp",
-    ),
+    *("config.json", "signature.json", "result.json", "metrics.jsonl", ".lock", ".metrics.jsonl.tmp"),
     *("checkpoints/validation.json", "checkpoints/manifests.json", "checkpoints/1/manifest.json"),
-    *("checkpoints/.manifests.json.tmp", "checkpoints/1/_CHECKPOINT_METADATA", "checkpoints/1/progress/metadata"),
+    *("checkpoints/1/_CHECKPOINT_METADATA", "checkpoints/1/progress/metadata"),
 )
 
 
@@ -102,33 +94,3 @@ def test_a_run_with_an_irregular_file_is_used_or_raises_a_one_line_error(name, k
             assert str(copy) in str(error) and "\n" not in str(error)
     assert [main(words) in (0, 2) for words in (["checkpoints", str(copy)], ["runs", str(tmp_path)])] == [True, True]
     assert "Traceback" not in capfd.readouterr().err
-
-
-NAMES = ("metrics.jsonl", "config.json", ".lock")
-# A test above covers every kind with `open_regular`. These cases show that each file is opened with `open_regular`.
-ALWAYS_TESTED = {("metrics.jsonl", "a link to a FIFO"), ("config.json", "a device"), (".lock", "a socket")}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        (name, kind) if kind in ("a FIFO", "a directory") or (name, kind) in ALWAYS_TESTED else rare_case(name, kind)
-        for name in NAMES
-        for kind in KINDS
-    ],
-)
-def test_a_work_directory_with_an_irregular_file_raises_a_one_line_error(name, kind, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
-    write_npz(tmp_path / "set.npz")
-    workdir = tmp_path / "run"
-    workdir.mkdir()
-    KINDS[kind](workdir / name)
-    words = ["train", "digits", "--data.path", str(tmp_path / "set.npz"), "--workdir", str(workdir)]
-    words += ["--data.image-size", str(SIZE), "--data.crop", "whole", "--train.batch-size", "4"]
-    words += ["--train.duration", "1 step", "--log.to", "jsonl", "--parallel.self-test", "never"]
-    code = main([*words, "--eval.batch-size", "4", "--parallel.devices", "1"])
-    last = capfd.readouterr().err.rstrip("\n").split("\n")[-1]
-    # A file that is written whole replaces any irregular file except a directory.
-    assert code == 0 or (code == 2 and last.startswith("jaxddp: ") and name in last), last
-    assert kind != "a directory" or code == 2

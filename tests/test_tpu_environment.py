@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.metadata import serving, write_chips
 
 from jaxddp.cli import main
@@ -68,27 +66,6 @@ def test_the_second_slice_has_the_higher_ids_and_the_coordinator_of_the_first(wo
     assert place(SECOND_SLICE | {"TPU_WORKER_ID": str(worker)}) == (2 + worker, 4, "first-slice-0-0.first")
     first = job_of(SECOND_SLICE | {"TPU_WORKER_ID": "0", "MEGASCALE_SLICE_ID": "0"})
     assert first.process_id == 0 and first.port == job_of(SECOND_SLICE | {"TPU_WORKER_ID": "1"}).port
-
-
-@given(st.integers(1, 9), st.integers(1, 9))
-def test_the_processes_of_all_slices_are_numbered_once(slices, hosts):
-    def environ(index: int, worker: int) -> dict[str, str]:
-        several = {
-            "MEGASCALE_NUM_SLICES": str(slices), "MEGASCALE_SLICE_ID": str(index),
-            "MEGASCALE_COORDINATOR_ADDRESS": "h0-0:8080",
-        }  # fmt: skip
-        names = ",".join(f"h{index}-{host}" for host in range(hosts))
-        return {"TPU_WORKER_HOSTNAMES": names, "TPU_WORKER_ID": str(worker)} | several
-
-    jobs = [find_job(environ(index, worker)) for index in range(slices) for worker in range(hosts)]
-    if slices * hosts == 1:
-        assert jobs == [None]
-        return
-    assert [job.process_id for job in jobs if job] == list(range(slices * hosts))
-    assert {(job.num_processes, job.coordinator) for job in jobs if job} == {
-        (slices * hosts, job_of(environ(0, 0)).coordinator)
-    }
-    assert job_of(environ(0, 0)).host == "h0-0"
 
 
 @pytest.mark.parametrize(

@@ -149,12 +149,6 @@ def test_other_numbers_than_those_of_libtpu_are_an_error(devices, chips_of_four_
     assert Topology.create(devices, PlaceOne()).num_devices == 4
 
 
-def test_a_process_of_several_may_use_its_own_chip_alone(chips_of_four_hosts):
-    """The self-test does so."""
-    topology = Topology.create([chips_of_four_hosts[1]])
-    assert (topology.num_devices, topology.process_count, topology.platform) == (1, 1, "tpu")
-
-
 # --- The launcher ---
 
 

@@ -1,10 +1,8 @@
 """The functions of `benchmarks/gpu.py` that need neither a GPU nor torch."""
 
 import json
-import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,14 +12,13 @@ import pytest
 from support.networks import largest_difference
 
 from benchmarks import gpu
-from benchmarks.rivals import gpu_data, gpu_gate
+from benchmarks.rivals import gpu_gate
 from benchmarks.rivals.contenders import outcome, step_variants
 from benchmarks.rivals.gpu_call import Call
 from benchmarks.rivals.gpu_children import Children, CutOff
-from benchmarks.rivals.gpu_parts import Cifar, Measurement, Plan
+from benchmarks.rivals.gpu_parts import Cifar, Plan
 from benchmarks.rivals.gpu_results import Refused, Table
 from benchmarks.rivals.gpu_scale import GPU
-from benchmarks.rivals.gpu_table import render
 from jaxddp.models.ops.cpu_convolution import convolve
 
 ABOUT = {"case": "a network", "device": "a device"}
@@ -100,18 +97,6 @@ def test_a_contender_writes_the_reason_of_its_failure(tmp_path, error, why):
 # --- The table ---
 
 
-def test_a_kill_during_a_write_leaves_the_previous_table(tmp_path, monkeypatch):
-    path = tmp_path / "gpu.json"
-    Table.open(path, ABOUT).put("gate/jaxddp", {"losses": [1.0]})
-    before = path.read_bytes()
-    table = Table.open(path, ABOUT)
-    # Simulates a kill before the new file replaces the old one.
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        table.put("rounds/jaxddp/0", {"step": 1.0})
-    assert path.read_bytes() == before and Table.open(path, ABOUT).measured == {"gate/jaxddp": {"losses": [1.0]}}
-
-
 def test_a_table_of_another_device_or_format_is_rejected_in_one_line(tmp_path):
     path = tmp_path / "gpu.json"
     Table.open(path, ABOUT).save()
@@ -152,42 +137,6 @@ def test_a_larger_batch_than_one_that_ran_out_of_memory_is_not_started(tmp_path)
     assert call.take(["batches"])
     why = plan.table.failures["batches/torch/max-autotune/512"]
     assert why == "not started: batches/torch/max-autotune/256 ran out of memory"
-
-
-def test_a_child_is_not_started_when_too_little_time_is_left(tmp_path):
-    plan = plan_of(tmp_path, {"rounds/jaxddp/256/0": {"step": 1.0, "took": 50.0}}, rounds=2)
-    first = Measurement("rounds/jaxddp/256/1", "no-such-script", 300)
-    for left, key in ((40, first.key), (60, "variants/none/like/it")):
-        call = Call(plan, Children(tmp_path, tmp_path, {}), "", time.monotonic() + left)
-        with pytest.raises(CutOff):
-            call._measure(replace(first, key=key))
-    call = Call(plan, Children(tmp_path, tmp_path, {}), "", time.monotonic() + 60)
-    call._measure(first)
-    assert plan.table.failures[first.key].startswith("exit code 2: ")
-
-
-def test_fractions_of_a_peak_use_the_larger_of_two_measurements(tmp_path):
-    peaks = {"version": "1", "device": "NVIDIA H100", "flops_an_image": 24e9}
-    rounds = {"rounds/jaxddp/256/0": 256 / 2900, "rounds/jaxddp/256/1": 256 / 3100, "rounds/jaxddp/256/2": 256 / 3000}
-    rounds |= {f"rounds/torch/max-autotune 128/{number}": 128 / 2000 for number in range(3)}
-    losses = {"losses": [6.0, 5.0]}
-    measured = {
-        "facts/jaxddp": {**peaks, "matmul_flops_a_second": 600e12, "memory_bytes_a_second": 3.47e12},
-        "facts/torch": {**peaks, "matmul_flops_a_second": 720e12, "memory_bytes_a_second": 3e12},
-        **{key: actual | losses for key, actual in SPEEDS.items()},
-        **{key: {"step": step} for key, step in rounds.items()},
-        "variants/resnet50 256/an option": {"failed": "InputError: no such option"},
-    }
-    text = render(plan_of(tmp_path, json.loads(json.dumps(measured)), batches=(128, 256)))
-    # 3,000 images of 24 GFLOP are 72 of 720 TFLOP/s; 3.47 TB/s move 10,000 images of 347 MB.
-    for part in ("0.100 of the matrix peak", "0.300 of 10,000 (batch norm apart)", "256: out of memory"):
-        assert part in text
-    for part in ("ratio 1.500   (rounds 1.450 to 1.550, 3", "CIFAR-10: not run", "128: not measured"):
-        assert part in text
-    assert "FAILED batches/torch/max-autotune/256: out of memory" in text
-    assert "FAILED variants/resnet50 256/an option: InputError: no such option" in text
-    assert "torch: not run" not in text and "torch: not run" in render(plan_of(tmp_path, measured, rival=False))
-    assert "batch norm apart" not in render(plan_of(tmp_path, measured, case=replace(GPU.case, width=32)))
 
 
 # --- The gate ---
@@ -256,20 +205,6 @@ def test_nothing_is_measured_after_a_failed_gate(tmp_path):
 
 
 # --- Data, traces, variants of the step ---
-
-
-def test_unpacked_pixels_equal_the_packed_ones(tmp_path):
-    rng = np.random.default_rng(0)
-    arrays = {f"{s}_images": rng.integers(0, 256, (n, 32, 32, 3), np.uint8) for s, n in (("train", 7), ("val", 3))}
-    arrays |= {f"{s}_labels": np.arange(n) for s, n in (("train", 7), ("val", 3))}
-    np.savez(tmp_path / "arrays.npz", **arrays, class_names=np.array(list("abcdefg")))
-    packed, back = tmp_path / "a.packed.npz", tmp_path / "back.npz"
-    for words in (("pack", tmp_path / "arrays.npz", packed), ("unpack", packed, back)):
-        subprocess.run([sys.executable, str(gpu_data.__file__), *words], check=True, timeout=120)
-    assert gpu_data.is_packed(packed) and not gpu_data.is_packed(back)
-    with np.load(back) as actual:
-        assert {name: actual[name].tolist() for name in arrays} == {name: a.tolist() for name, a in arrays.items()}
-        assert actual["class_names"].tolist() == list("abcdefg")
 
 
 def difference_from_convolution(variant, stride, size, features, kernel_size, padding):

@@ -58,22 +58,6 @@ def becomes_true(condition, seconds=60.0):
     return condition()
 
 
-def test_a_killed_benchmark_leaves_no_child(tmp_path):
-    grandchild = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
-    program = (
-        f"import sys; sys.path.insert(0, {str(BENCHMARKS.parent)!r})\n"
-        "from pathlib import Path; from benchmarks.rivals.gpu_children import Children\n"
-        f"folder = Path({str(tmp_path)!r})\n"
-        f"Children(folder, folder, {{}}).run('key', [sys.executable, '-c', {grandchild!r}], 600, {{}}, print)"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program])
-    # The guard, the child and the grandchild.
-    assert becomes_true(lambda: len(processes_with(str(tmp_path))) == 3)
-    parent.kill()
-    parent.wait()
-    assert becomes_true(lambda: not processes_with(str(tmp_path)))
-
-
 def prepare_command(folder):
     """Return the command, and an environment without the packages that a GPU's machine may lack."""
     stand_in, airbench, blocker = folder / "python", folder / "airbench94.py", folder / "without"

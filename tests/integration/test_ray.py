@@ -94,11 +94,3 @@ def test_a_mistake_is_not_restarted_and_a_job_that_is_asked_to_stop_saves(job):
     run.process.send_signal(signal.SIGTERM)
     assert run.end() == 75, run.out + run.err
     assert result(run.workdir)["status"] == "preempted" and checkpoint_steps(run.workdir)
-
-
-def test_a_job_that_needs_too_many_cores_raises_a_one_line_error(job):
-    run = job(BRIEF, "--cpus", "1000", "--wait", "2")
-    assert run.end() == 2
-    request = "{'CPU': 1000.0, 'GPU': 0.0} for each of 2 processes in 2 s"
-    assert run.last.startswith(f"ray_job.py: Ray did not reserve {request}; the cluster has {{'CPU': "), run.err
-    assert run.last.endswith("; start fewer processes, or raise --wait")

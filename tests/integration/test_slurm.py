@@ -1,8 +1,6 @@
 """A real SLURM on this machine: the tasks of a step join one job, and all end if one fails."""
 
-import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -58,33 +56,11 @@ NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={node} CPUs=8 State=
 PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
-# Each process adds a term that is unique, so processes of another step would change the sum. Processes wait until the
-# given number of processes runs.
-SUM = """
-import os, pathlib, sys, time
-import jax, numpy as np
-from jaxddp.job.environment import find_job
-from jaxddp.job.membership import join
-from jaxddp.mesh import Topology
-
-term, together, folder = float(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3])
-(folder / str(os.getpid())).touch()
-while len(list(folder.iterdir())) < together:
-    time.sleep(0.05)
-topology = Topology.create(peers=join(find_job()))
-total = jax.jit(lambda x: x.sum())
-placed = topology.place(np.full(1, term * 10**topology.process_index))
-print("pid", topology.process_index, os.getpid(), "sum", float(total(placed)), flush=True)
-while "for-ever" in sys.argv:
-    total(placed).block_until_ready()
-    time.sleep(0.01)
-"""
-
 
 @pytest.fixture(scope="module")
 def slurm(require, tmp_path_factory) -> Iterator[dict[str, str]]:
     """An environment in which srun finds a cluster of one node with eight simulated cores."""
-    require("slurmctld", "slurmd", "srun", "sinfo", "salloc", package="slurm-wlm", root=True)
+    require("slurmctld", "slurmd", "srun", "sinfo", package="slurm-wlm", root=True)
     folder = tmp_path_factory.mktemp("slurm")
     (folder / "state").mkdir()
     controller, node = free_ports(2)
@@ -104,15 +80,6 @@ def slurm(require, tmp_path_factory) -> Iterator[dict[str, str]]:
     finally:
         for daemon in reversed(daemons):
             daemon.close()
-
-
-@pytest.fixture
-def sum_of(tmp_path) -> Callable[..., list[str]]:
-    """Return the command of a task that adds its term."""
-    script, folder = tmp_path / "sum.py", tmp_path / "begun"
-    script.write_text(SUM)
-    folder.mkdir()
-    return lambda term, *more, together: [sys.executable, str(script), str(term), str(together), str(folder), *more]
 
 
 def free_ports(count: int) -> list[int]:
@@ -138,30 +105,6 @@ def test_srun_trains(slurm, arrays, reference, start, tmp_path):
     end = result(workdir)
     assert (end["status"], end["devices"], end["processes"], end["val"]["count"]) == ("done", 2, 2, 11)
     assert close(losses(workdir), losses(reference))
-
-
-def test_two_steps_of_one_allocation_form_separate_jobs(slurm, sum_of, start, tmp_path):
-    steps = [shlex.join(["srun", "--exact", "-n", "2", *sum_of(term, together=4)]) for term in (1, 2)]
-    script = f"{steps[0]} & first=$!; {steps[1]} && wait $first"
-    run = start(Program, ["salloc", "-n", "4", "bash", "-c", script], tmp_path / "salloc", slurm)
-    run.ends_well()
-    sums = sorted(float(line.split()[-1]) for line in run.out.splitlines() if " sum " in line)
-    assert sums == [11, 11, 22, 22], run.out + run.err
-
-
-def test_a_killed_rank_ends_the_step(slurm, sum_of, start, tmp_path):
-    command = ["srun", "-K", "-n", "2", "--label", *sum_of(1, "for-ever", together=2)]
-    run = start(Program, command, tmp_path / "srun", slurm)
-    run.wait_until(lambda: run.out.count("sum 11.0") == 2)
-    pids = {words[2]: int(words[3]) for words in map(str.split, run.out.splitlines()) if words[1:2] == ["pid"]}
-    os.kill(pids["1"], signal.SIGKILL)
-    begin = time.monotonic()
-    assert run.end(within=40) == 128 + signal.SIGKILL, run.out + run.err
-    assert "task 1: Killed" in run.err
-    give_up = begin + 40
-    while Path(f"/proc/{pids['0']}").exists():
-        assert time.monotonic() < give_up, "process 0 still runs after its step"
-        time.sleep(0.1)
 
 
 class Batch:
