@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import re
 
 import jax
@@ -18,7 +19,6 @@ from jaxddp.augment.color import grayscale
 from jaxddp.augment.geometry import ASPECT, cutout_from, erase_from, erasing_box
 from jaxddp.augment.preprocess import Inputs, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
-from jaxddp.config.registry import AUGMENTATIONS
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
@@ -26,8 +26,8 @@ from jaxddp.data.batch import Batch
 PLAIN = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}
 """Normalization that keeps pixel values unchanged."""
 EVERYTHING = AugmentConfig(pad=1, rand_augment=2, cutout=2, erase=0.5, mixup=0.4, cutmix=1.0)
-PER_IMAGE = AugmentConfig(pad=1, rand_augment=1, cutout=2, erase=0.5)
-"""All augmentations of a single image."""
+PER_IMAGE = AugmentConfig(pad=1, cutout=2, erase=0.5)
+"""The augmentations of a single image, without RandAugment, which takes long to compile."""
 
 
 def images_of(batch: Batch, augment: AugmentConfig, seed: int = 0, **settings) -> np.ndarray:
@@ -43,15 +43,11 @@ def keys(number: int, seed: int = 0) -> jax.Array:
     return jax.random.split(jax.random.key(seed), number)
 
 
-# --- Flip, padded crop, cutout ---
-
-
 def test_an_alternating_flip_is_random_first_and_then_the_opposite():
     settings = AugmentConfig(flip=False, alternate_flip=True)
     batch = random_batch(64)
-    epochs = [
-        images_of(batch._replace(epoch=np.full(64, epoch, np.int32)), settings, **PLAIN).round() for epoch in range(4)
-    ]
+    batches = [batch._replace(epoch=np.full(64, epoch, np.int32)) for epoch in range(4)]
+    epochs = [images_of(each, settings, **PLAIN).round() for each in batches]
     np.testing.assert_array_equal(epochs[0], images_of(batch, AugmentConfig(), **PLAIN).round())
     for epoch, images in enumerate(epochs):
         np.testing.assert_array_equal(images, epochs[0] if epoch % 2 == 0 else epochs[0][:, :, ::-1])
@@ -59,49 +55,22 @@ def test_an_alternating_flip_is_random_first_and_then_the_opposite():
     assert 16 < sum(mirrored) < 48
 
 
-def test_two_flips_at_once_are_refused():
-    with pytest.raises(
-        InputError, match="data.augment: flip and alternate_flip are both set; set one of them to false"
-    ):
-        check_augmentation(Preprocess(augment=AugmentConfig(alternate_flip=True)), (6, 6, 3))
-
-
-def test_a_reflected_border_fills_the_margin_of_crops():
-    settings = AugmentConfig(flip=False, pad=2, border="reflect")
+@pytest.mark.parametrize("border", ["black", "reflect"])
+def test_an_image_is_a_crop_of_the_padded_image_or_of_its_mirror_image(border):
     batch = random_batch(64)
-    images = images_of(batch, settings, **PLAIN).round().astype(int)
-    padded, positions = np.pad(batch.image, ((0, 0), (2, 2), (2, 2), (0, 0)), mode="reflect"), set()
-    for image, canvas in zip(images, padded, strict=True):
-        crops = {(top, left): canvas[top : top + 6, left : left + 6] for top in range(5) for left in range(5)}
-        matches = {position for position, crop in crops.items() if (crop == image).all()}
-        assert matches
-        positions |= matches
-    assert len(positions) > 20
-    # The crops are at the same positions; only the pixels outside the image differ.
-    black = images_of(batch, AugmentConfig(flip=False, pad=2), **PLAIN).round().astype(int)
-    assert (images[:, 2:-2, 2:-2] == black[:, 2:-2, 2:-2]).all() and (images != black).any()
-
-
-def test_an_image_is_a_crop_of_the_padded_image_or_of_its_mirror_image():
-    batch = random_batch(64)
-    images = images_of(batch, AugmentConfig(pad=2), **PLAIN).round().astype(int)
-    padded = np.pad(batch.image, ((0, 0), (2, 2), (2, 2), (0, 0)))
+    images = images_of(batch, AugmentConfig(pad=2, border=border), **PLAIN).round().astype(int)
+    padded = np.pad(batch.image, ((0, 0), (2, 2), (2, 2), (0, 0)), "reflect" if border == "reflect" else "constant")
     positions = set()
     for image, canvas in zip(images, padded, strict=True):
-        crops = {
-            (flip, top, left): (canvas[:, ::-1] if flip else canvas)[top : top + 6, left : left + 6]
-            for flip in (0, 1)
-            for top in range(5)
-            for left in range(5)
-        }
-        matches = [position for position, crop in crops.items() if (crop == image).all()]
+        places = itertools.product((1, -1), range(5), range(5))
+        matches = [(flip, i, j) for flip, i, j in places if (canvas[:, ::flip][i : i + 6, j : j + 6] == image).all()]
         assert matches
         positions.add(matches[0])
-    assert {flip for flip, _, _ in positions} == {0, 1}
-    assert {top for _, top, _ in positions} == {left for _, _, left in positions} == set(range(5))
+    flips, tops, lefts = (set(values) for values in zip(*positions, strict=True))
+    assert flips == {1, -1} and tops == lefts == set(range(5))
 
 
-@pytest.mark.parametrize("side", [1, 3, 4, 6])
+@pytest.mark.parametrize("side", [1, 4, 6])
 def test_cutout_blackens_a_square_around_any_pixel_clipped_at_the_borders(side):
     image, number = np.full((6, 7, 3), 9, np.uint8), 4200
     squares, apply = {}, cutout_from(AugmentConfig(cutout=side))
@@ -120,17 +89,13 @@ def test_cutout_blackens_a_square_around_any_pixel_clipped_at_the_borders(side):
         assert abs(count - expected_count) < 5 * np.sqrt(expected_count)
 
 
-# --- Random erasing ---
-
-
 def boxes(number: int, height: int, width: int, bounds: tuple[float, float] = (0.02, 0.4)) -> np.ndarray:
     """Return int[N, 4]: top, left, height, width."""
     return np.array(jax.jit(jax.vmap(lambda key: jnp.stack(erasing_box(key, height, width, bounds))))(keys(number)))
 
 
-@pytest.mark.parametrize(("height", "width"), [(224, 224), (32, 48)])
-def test_random_erasing_takes_the_first_drawn_box_that_fits(height, width):
-    number = 4000
+def test_random_erasing_takes_the_first_drawn_box_that_fits():
+    number, height, width = 2000, 32, 48
     draw = jax.jit(jax.vmap(lambda key: jax.random.uniform(key, (4, 10), jnp.float32)))
     draws = np.array(draw(keys(number)), np.float64)
     actual = boxes(number, height, width)
@@ -142,12 +107,8 @@ def test_random_erasing_takes_the_first_drawn_box_that_fits(height, width):
             ratio = 0.3 * (1 / 0.3 / 0.3) ** aspect[attempt]
             box_height, box_width = round(np.sqrt(pixels * ratio)), round(np.sqrt(pixels / ratio))
             if box_height <= height and box_width <= width:
-                expected = (
-                    int(top[attempt] * (height - box_height + 1)),
-                    int(left[attempt] * (width - box_width + 1)),
-                    box_height,
-                    box_width,
-                )
+                corner = int(top[attempt] * (height - box_height + 1)), int(left[attempt] * (width - box_width + 1))
+                expected = (*corner, box_height, box_width)
                 break
         num_different += tuple(box) != expected
     # In float32 a few sides and positions are rounded to a neighbouring pixel.
@@ -178,8 +139,9 @@ def test_erasing_sets_a_rectangle_to_zero_with_its_probability():
         is_erased = (augmented == 0).all(-1)
         assert (augmented[~is_erased] == np.array(image)[~is_erased]).all()
         rows, columns = np.flatnonzero(is_erased.any(1)), np.flatnonzero(is_erased.any(0))
-        assert is_erased.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1) if is_erased.any() else True
-        num_erased += is_erased.any()
+        if is_erased.any():
+            assert is_erased.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1)
+            num_erased += 1
     assert abs(num_erased - 0.3 * number) < 5 * np.sqrt(number * 0.21)
 
 
@@ -198,21 +160,15 @@ def test_erasing_with_noise_fills_each_pixel_of_the_area_as_timm_does():
         AugmentConfig(erase_area=(0.4, 0.2))
 
 
-# --- Order, keys, numbers ---
-
-
 @pytest.mark.slow
 def test_the_order_is_crop_cutout_normalize_erase():
-    """The black pixels of the crop and of cutout are normalized; the zeros of erasing are not."""
+    # The black pixels of the crop and of cutout are normalized; the zeros of erasing are not.
     batch = random_batch(64)._replace(image=np.full((64, 6, 6, 3), 200, np.uint8))
     settings = {"mean": (0.5,) * 3, "std": (0.25,) * 3}
     black, plain = -2.0, (200 / 255 - 0.5) / 0.25
     images = images_of(batch, AugmentConfig(pad=2, cutout=2, erase=0.8), **settings)
     values = np.unique(images.round(4))
     assert np.abs(values - [black, 0, plain]).max() < 1e-4
-    # RandAugment comes before cutout, so it does not change the black square of cutout.
-    warped = images_of(batch, AugmentConfig(rand_augment=1, cutout=3), **settings)
-    assert all((image == black).all(-1).sum() >= 4 for image in warped)
 
 
 @pytest.mark.slow
@@ -228,7 +184,7 @@ def test_augmentation_depends_on_the_example_and_not_on_its_place_in_the_batch()
 
 
 def test_random_draws_of_an_augmentation_do_not_depend_on_the_others():
-    """A flip alone does not change these images, because each is its own mirror image."""
+    # A flip alone does not change these images, because each is its own mirror image.
     batch = random_batch(32, image=12)
     batch = batch._replace(image=np.maximum(batch.image, batch.image[:, :, ::-1]))
     assert (images_of(batch, PER_IMAGE) == images_of(batch, dataclasses.replace(PER_IMAGE, flip=False))).all()
@@ -246,8 +202,7 @@ def test_evaluation_is_only_normalized():
 def test_gray_images_in_bfloat16_equal_the_rounded_float32_images():
     batch = random_batch(16, image=12)
     batch = batch._replace(image=batch.image[..., :1])
-    # RandAugment is left out, because its uint8 pixels do not depend on the dtype.
-    augment = dataclasses.replace(PER_IMAGE, rand_augment=0, mixup=0.4)
+    augment = dataclasses.replace(PER_IMAGE, mixup=0.4)
     float32, bfloat16 = (Preprocess(augment=augment, dtype=dtype) for dtype in (jnp.float32, jnp.bfloat16))
     images, expected = inputs_of(batch, bfloat16).images, inputs_of(batch, float32).images.astype(jnp.bfloat16)
     assert images.dtype == jnp.bfloat16 and images.shape == (16, 12, 12, 1)
@@ -257,9 +212,6 @@ def test_gray_images_in_bfloat16_equal_the_rounded_float32_images():
     assert (difference <= 2**-7 * np.abs(expected) + 1e-6).all() and (difference > 0).mean() < 0.01
 
 
-# --- Augmentations from `then` and from users ---
-
-
 def test_further_augmentations_are_of_pixels_and_run_in_their_order():
     """The order is `then`, normalization, `extra`, mixing. `extra` sets the first row to 9, and so have mixtures."""
     batch = random_batch(64)
@@ -267,17 +219,12 @@ def test_further_augmentations_are_of_pixels_and_run_in_their_order():
     images = images_of(batch, AugmentConfig(flip=False, then=("vertical_flip",)), **PLAIN)
     unflipped = (images == plain).all((1, 2, 3))
     assert (images[~unflipped] == plain[~unflipped][:, ::-1]).all() and 16 < unflipped.sum() < 48
-    preprocess = Preprocess(
-        augment=AugmentConfig(flip=False, then=("vertical_flip",)), extra=first_row_to_nine, **PLAIN
-    )
+    augment = AugmentConfig(flip=False, then=("vertical_flip",))
+    preprocess = Preprocess(augment=augment, extra=lambda key, image: image.at[0].set(9), **PLAIN)
     assert (np.array(inputs_of(batch, preprocess).images)[:, 0] == 9).all()
     with_mixup = dataclasses.replace(preprocess, augment=dataclasses.replace(preprocess.augment, mixup=0.5))
     images = np.array(inputs_of(batch, with_mixup).images)
     assert np.abs(images[:, 0] - 9).max() < 1e-5 and (images[:, 1:].round(2) % 1 != 0).any()
-
-
-def first_row_to_nine(key, image):
-    return image.at[0].set(9)
 
 
 @pytest.mark.slow
@@ -293,18 +240,9 @@ def test_each_application_of_an_augmentation_has_its_own_random_key():
     second = once ^ twice
     assert 16 < second.sum() < 48 and (second != once).any()
     gray = images_of(batch, AugmentConfig(flip=False, then=("grayscale",)), **PLAIN)
-    gray_between_flips = images_of(
-        batch, AugmentConfig(flip=False, then=("vertical_flip", "grayscale", "vertical_flip")), **PLAIN
-    )
+    between = AugmentConfig(flip=False, then=("vertical_flip", "grayscale", "vertical_flip"))
+    gray_between_flips = images_of(batch, between, **PLAIN)
     assert (np.where(twice[:, None, None, None], gray[:, ::-1], gray) == gray_between_flips).all()
-    # An augmentation in `then` does not change the random draws of the augmentations before it.
-    batch = random_batch(32, image=12)
-    assert (images_of(batch, PER_IMAGE) == images_of(batch, dataclasses.replace(PER_IMAGE, then=("same",)))).all()
-
-
-@AUGMENTATIONS.add("same")
-def same(settings: AugmentConfig):
-    return lambda key, image: image
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -327,9 +265,7 @@ def test_grayscale_replaces_a_fifth_of_the_images_by_weighted_channels(dtype):
     ("extra", "message"),
     [
         (lambda key, image: image[:3], "returned float32[3,6,3] for an image float32[6,6,3]; return the same shape"),
-        (lambda key, image: image > 0, "returned bool[6,6,3] for an image float32[6,6,3]; return the same shape"),
         (lambda image: image, "failed for an image float32[6,6,3] (TypeError: "),
-        (lambda key, image: None, "failed for an image float32[6,6,3] (ValueError: None is not"),
         (lambda key, image: image if image.sum() > 0 else -image, "(TracerBoolConversionError: "),
     ],
 )
@@ -343,10 +279,9 @@ def test_an_unusable_augmentation_function_raises_a_one_line_error(extra, messag
 def test_an_unusable_name_in_then_raises_a_one_line_error():
     with pytest.raises(InputError, match="^data.augment.then='grayscal' is unknown; did you mean 'grayscale'. there"):
         prepared(then=("grayscal",))
-    for name in ("cutout", "erase", "flip", "mixup", "pad", "rand_augment"):
-        with pytest.raises(
-            InputError, match=f"^data.augment.then='{name}' has a key of its own; set data.augment.{name}"
-        ):
+    for name in ("cutout", "mixup"):
+        message = f"^data.augment.then='{name}' has a key of its own; set data.augment.{name}"
+        with pytest.raises(InputError, match=message):
             prepared(then=("grayscale", name))
     rng = np.random.default_rng(0)
     table = ArrayTable(rng.integers(0, 256, (20, 6, 6, 2), np.uint8), np.arange(20) % 5, tuple("abcde"))
@@ -363,9 +298,6 @@ def test_gray_pixels_stay_gray_under_the_default_normalization():
         check_augmentation(Preprocess(augment=AugmentConfig(then=("grayscale",))), (6, 6, 3), np.float32)
 
 
-# --- Errors ---
-
-
 def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = None, **augment):
     table = table or random_table(20)
     data = DataConfig(augment=AugmentConfig(**augment))
@@ -377,15 +309,10 @@ def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = N
     [
         ({"pad": -1}, "data.augment.pad=-1: expected 0 to 10,000"),
         ({"pad": 7}, "data.augment.pad=7: expected 0 to 6 pixels"),
-        ({"cutout": -2}, "data.augment.cutout=-2: expected 0 to 10,000"),
         ({"cutout": 7}, "data.augment.cutout=7: expected 0 to 6"),
-        ({"rand_augment": -1}, "data.augment.rand_augment=-1: expected 0 to 100"),
         ({"rand_magnitude": 10.5}, "data.augment.rand_magnitude=10.5: expected 0 to 10"),
-        ({"erase": 1.5}, "data.augment.erase=1.5: expected 0 to 1"),
         ({"erase": float("nan")}, "data.augment.erase=nan: expected 0 to 1"),
-        ({"mixup": -1.0}, "data.augment.mixup=-1.0: expected 0 to 1,000"),
         ({"mixup": float("inf")}, "data.augment.mixup=inf: expected 0 to 1,000"),
-        ({"cutmix": -0.1}, "data.augment.cutmix=-0.1: expected 0 to 1,000"),
     ],
 )
 def test_an_error_names_a_value_out_of_bounds(augment, message):

@@ -14,7 +14,7 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.config import AugmentConfig, DataConfig
-from jaxddp.data.order import BalancedOrder, Shard
+from jaxddp.data.order import BalancedOrder
 
 BALANCED = DataConfig(sampling="balanced", image_size=6, crop="whole", augment=AugmentConfig(flip=True))
 CASES = st.tuples(
@@ -49,10 +49,6 @@ def test_each_stretch_has_every_class_equally_often_and_repeats_no_example_befor
     step = data.draw(st.integers(0, steps - 1))
     repeated = BalancedOrder.of(labels.copy(), batch, seed)
     np.testing.assert_array_equal(repeated.rows(step), order.rows(step))
-    shards = [n for n in (1, 2, 3, 5) if batch % n == 0]
-    for count in shards:
-        parts = np.concatenate([Shard(index, count).of(order.rows(step)) for index in range(count)])
-        np.testing.assert_array_equal(parts, order.rows(step))
 
 
 def test_the_balanced_order_equals_that_of_earlier_releases():
@@ -69,7 +65,7 @@ def unequal_table(size: int = 50):
     return jaxddp.ArrayTable(table.images[keep], table.labels[keep], table.class_names)
 
 
-def losses_and_weight(setup, steps=9):
+def losses_and_weight(setup, steps=5):
     values: list[float] = []
     listener = type("Losses", (), {"step": lambda self, record: values.append(record.metrics["loss"])})()
     state = train(setup, {"train": {"duration": f"{steps} steps"}, "log": {"every": "1 step"}}, listeners=[listener])
@@ -80,7 +76,7 @@ def losses_and_weight(setup, steps=9):
 def test_a_run_draws_the_same_balanced_batches_on_any_devices_and_from_a_device_cache():
     table = unequal_table()
     results = {}
-    for devices, cache in [(1, "none"), (4, "none"), (4, "device")]:
+    for devices, cache in [(1, "none"), (4, "device")]:
         data = dataclasses.replace(BALANCED, cache=cache)
         setup = setup_of(linear_model(), sgd(0.1), table, devices=devices, data=data)
         assert isinstance(setup.feed.order, BalancedOrder) and isinstance(setup.with_seed(3).feed.order, BalancedOrder)
@@ -88,5 +84,3 @@ def test_a_run_draws_the_same_balanced_batches_on_any_devices_and_from_a_device_
     for values, weight in results.values():
         np.testing.assert_allclose(values, results[1, "none"][0], rtol=1e-5)
         np.testing.assert_allclose(weight, results[1, "none"][1], rtol=1e-4, atol=1e-6)
-    shuffled = dataclasses.replace(BALANCED, sampling="shuffled")
-    assert losses_and_weight(setup_of(linear_model(), sgd(0.1), table, data=shuffled))[0] != results[1, "none"][0]

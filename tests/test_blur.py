@@ -26,18 +26,11 @@ def blurred(images: np.ndarray, stride: int) -> np.ndarray:
     weights = np.outer([1, 2, 1], [1, 2, 1]) / 16
     padded = np.pad(images.astype(np.float64), ((0, 0), (1, 1), (1, 1), (0, 0)))
     rows, columns = range(0, images.shape[1], stride), range(0, images.shape[2], stride)
-    return np.stack(
-        [
-            np.stack([np.einsum("bijc,ij->bc", padded[:, i : i + 3, j : j + 3], weights) for j in columns], 1)
-            for i in rows
-        ],
-        1,
-    )
+    pixels = [np.einsum("bijc,ij->bc", padded[:, i : i + 3, j : j + 3], weights) for i in rows for j in columns]
+    return np.stack(pixels, 1).reshape(len(images), len(rows), len(columns), -1)
 
 
-@pytest.mark.parametrize(
-    ("sides", "stride"), [((9, 4), 1), ((7, 8), 2), ((1, 5), 3), rare_case((1, 1), 1), rare_case((8, 8), 2)]
-)
+@pytest.mark.parametrize(("sides", "stride"), [((7, 8), 2), ((1, 5), 3), rare_case((9, 4), 1), rare_case((8, 8), 2)])
 def test_blur_convolves_with_the_binomial_filter_and_its_gradient_is_the_transpose(sides, stride):
     with jax.enable_x64(True):
         rng = np.random.default_rng(stride)
@@ -54,8 +47,7 @@ def test_blur_convolves_with_the_binomial_filter_and_its_gradient_is_the_transpo
         np.testing.assert_allclose((blurred(other, stride) * cotangents).sum(), (other * gradient).sum(), atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("stride", essential_and_rare((2,), 1))
+@pytest.mark.parametrize(("dtype", "stride"), essential_and_rare((("bfloat16", 2),), ("float16", 2), ("bfloat16", 1)))
 def test_blur_rounds_only_once_in_half_precision(dtype, stride):
     rng = np.random.default_rng(0)
     images, cotangents = (jnp.asarray(rng.integers(-128, 129, (2, side, side, 3)), dtype) for side in (8, 8 // stride))
@@ -66,16 +58,6 @@ def test_blur_rounds_only_once_in_half_precision(dtype, stride):
     np.testing.assert_array_equal(transpose(cotangents)[0], jnp.asarray(blurred(upsampled, 1), dtype))
     assert actual.dtype == transpose(cotangents)[0].dtype == dtype
 
-
-@pytest.mark.parametrize("shift", [0, 1])
-def test_blur_removes_stripes_that_a_stride_would_alias_to_a_constant(shift):
-    """The stripes are one pixel wide. Without a blur, a stride of two reads only 1, or only -1."""
-    stripes = jnp.asarray((-1.0) ** (np.arange(12) + shift))[None, None, :, None] * jnp.ones((1, 12, 1, 1))
-    assert (np.abs(stripes[:, ::2, ::2]) == 1).all()
-    np.testing.assert_array_equal(blur(stripes, 2)[:, 1:, 1:], 0)
-
-
-# --- In a ResNet ---
 
 SHAPES = {
     "basic": Architecture((1, 1, 1), BASIC),
@@ -90,7 +72,7 @@ def network(kind: str, *, stem=small_stem, width: int = 16, **settings) -> ResNe
 
 
 def blurred_convolution(images, kernel, stride, padding):
-    """Convolve as XLA does, after a blur where FFCV blurs: at a stride above 1 and 16 or more channels."""
+    # FFCV blurs at a stride above 1 and 16 or more channels.
     if stride > 1 and images.shape[-1] >= 16:
         filters = jnp.asarray(np.outer([1, 2, 1], [1, 2, 1]) / 16, images.dtype)[:, :, None, None]
         filters = jnp.broadcast_to(filters, (3, 3, 1, images.shape[-1]))
@@ -106,7 +88,7 @@ def plain_convolution(images, kernel, stride, padding, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "side"), [("basic", 13), ("bottleneck", 8)])
+@pytest.mark.parametrize(("kind", "side"), essential_and_rare((("bottleneck", 8),), ("basic", 13)))
 def test_a_resnet_blurs_before_each_strided_convolution_of_sixteen_or_more_channels(kind, side):
     with jax.enable_x64(True):
         images = jnp.asarray(np.random.default_rng(0).normal(size=(2, side, side, 3)))

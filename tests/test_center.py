@@ -6,11 +6,8 @@ tensors gave pixels that differed by 0.14 levels in the mean, and by 0.22 in the
 """
 
 import io
-import os
 import random
-import tarfile
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,14 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from support.cases import essential_and_rare
+from support.images import encode
 
 from jaxddp.data.stream.decode import Interpolation, eval_image, train_image
-
-REAL = Path(
-    os.environ.get("JAXDDP_IMAGENET_SAMPLE", Path(__file__).parents[2] / "shared/data/imagenet-sample-ilsvrc.tar")
-)
-STRIDE = 5
-"""The test compares every fifth of the real photographs."""
 
 # Pillow also rounds after the first of its two passes, so it differs by at most half a level before the last rounding.
 MEAN_BOUND, MAX_BOUND = 0.25, 1
@@ -41,12 +33,6 @@ def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
     edges = np.sin(x / 5 + y / 9)[..., None] > rng.uniform(-1, 1, 3)
     pixels = np.where(edges, np.asarray(smooth), 255 - np.asarray(smooth).astype(int))
     return Image.fromarray(np.clip(pixels + rng.normal(0, 6, pixels.shape), 0, 255).astype(np.uint8))
-
-
-def encoded(image: Image.Image, file_format: str = "JPEG", **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, file_format, **options)
-    return file.getvalue()
 
 
 def reference(
@@ -70,31 +56,25 @@ def difference(
     return np.abs(pixels.astype(int) - reference(data, image_size, resize, interpolation, **crop))
 
 
-DEFAULT_SIZES = ((500, 375), (333, 500), (100, 400), (50, 33), (257, 256), (255, 255), (1023, 769), (274, 1346))
-EXHAUSTIVE_SIZES = [
-    *[(375, 500), (500, 333), (500, 334), (400, 300), (300, 400), (640, 480), (512, 384), (400, 100), (64, 64)],
-    *[(256, 257), (300, 256), (900, 900), (1500, 1100), (3000, 2000), (2000, 3000), (1600, 224)],
-]
+SIZES = ((500, 375), (333, 500), (100, 400), (50, 33), (257, 256), (1023, 769))
 
 
-@pytest.mark.parametrize(
-    "size", essential_and_rare(DEFAULT_SIZES, *EXHAUSTIVE_SIZES), ids=lambda size: f"{size[0]}x{size[1]}"
-)
+@pytest.mark.parametrize("size", essential_and_rare(SIZES, (640, 480), (256, 257), (3000, 2000), (1600, 224)), ids=str)
 def test_evaluation_gives_the_pixels_of_torchvision(size: tuple[int, int]):
-    differences = difference(encoded(photograph(*size), quality=92, subsampling=size[0] % 3))
+    differences = difference(encode(photograph(*size), quality=92, subsampling=size[0] % 3))
     assert differences.mean() <= MEAN_BOUND
     assert differences.max() <= MAX_BOUND
 
 
-@pytest.mark.parametrize("size", [(500, 375), (320, 480), (100, 250), (90, 64)], ids=str)
+@pytest.mark.parametrize("size", [(320, 480), (90, 64)], ids=str)
 @pytest.mark.parametrize("crop", [{}, {"squash": True}], ids=["center", "squash"])
 def test_bicubic_evaluation_gives_the_pixels_of_timm(size: tuple[int, int], crop: dict[str, bool]):
     """timm resizes by Pillow as well; "squash" is its crop mode of that name."""
     # Pillow's rounding of weights decides exact halves, and clipped values differ if the directions are exchanged.
-    differences = difference(encoded(photograph(*size), "PNG"), 160, 168, "bicubic", **crop)
+    differences = difference(encode(photograph(*size), "PNG"), 160, 168, "bicubic", **crop)
     assert differences.mean() < 0.002 and differences.max() <= 1
-    bilinear = reference(encoded(photograph(*size), "PNG"), 160, 168, **crop).astype(int)
-    cubic = reference(encoded(photograph(*size), "PNG"), 160, 168, "bicubic", **crop)
+    bilinear = reference(encode(photograph(*size), "PNG"), 160, 168, **crop).astype(int)
+    cubic = reference(encode(photograph(*size), "PNG"), 160, 168, "bicubic", **crop)
     assert np.abs(bilinear - cubic).mean() > 1
 
 
@@ -105,7 +85,7 @@ def test_bicubic_training_crops_equal_pillows(seed: int):
     width, height = draw.randint(20, 120), draw.randint(20, 120)
     image = photograph(width, height, seed)
     expected = np.asarray(image.resize((64, 64), Image.Resampling.BICUBIC))
-    pixels = train_image(encoded(image, "PNG"), None, None, 64, interpolation="bicubic").numpy()
+    pixels = train_image(encode(image, "PNG"), None, None, 64, interpolation="bicubic").numpy()
     differences = np.abs(pixels.astype(int) - expected)
     assert differences.mean() < 0.002 and differences.max() <= 1
 
@@ -120,24 +100,23 @@ def test_bicubic_training_crops_equal_pillows(seed: int):
 def test_evaluation_gives_the_pixels_of_torchvision_at_any_size(
     width: int, height: int, image_size: int, spare: int, file_format: str
 ):
-    assert (
-        difference(encoded(photograph(width, height), file_format), image_size, image_size + spare).max() <= MAX_BOUND
-    )
+    data = encode(photograph(width, height), file_format)
+    assert difference(data, image_size, image_size + spare).max() <= MAX_BOUND
 
 
 def with_alpha(image: Image.Image) -> bytes:
     image.putalpha(Image.fromarray(np.arange(image.width * image.height, dtype=np.uint8).reshape(image.size[::-1])))
-    return encoded(image, "PNG")
+    return encode(image, "PNG")
 
 
 KINDS: dict[str, Callable[[Image.Image], bytes]] = {
-    "gray jpeg": lambda image: encoded(image.convert("L")),
-    "gray png": lambda image: encoded(image.convert("L"), "PNG"),
-    "palette": lambda image: encoded(image.quantize(50), "PNG"),
+    "gray jpeg": lambda image: encode(image.convert("L")),
+    "gray png": lambda image: encode(image.convert("L"), "PNG"),
+    "palette": lambda image: encode(image.quantize(50), "PNG"),
     "alpha": with_alpha,
-    "progressive": lambda image: encoded(image, progressive=True),
-    "bytes after the end": lambda image: encoded(image) + bytes(9),
-    "cmyk": lambda image: encoded(image.convert("CMYK"), quality=95),
+    "progressive": lambda image: encode(image, progressive=True),
+    "bytes after the end": lambda image: encode(image) + bytes(9),
+    "cmyk": lambda image: encode(image.convert("CMYK"), quality=95),
 }
 
 
@@ -148,30 +127,14 @@ def test_every_kind_of_file_gives_the_pixels_of_torchvision(kind: str):
 
 def test_the_upper_eight_of_sixteen_bits_are_resized():
     values = np.random.default_rng(0).integers(0, 65536, (90, 130)).astype(np.uint16)
-    upper = encoded(Image.fromarray((values >> 8).astype(np.uint8)), "PNG")
-    pixels = eval_image(encoded(Image.fromarray(values), "PNG"), 28, 32).numpy()
+    upper = encode(Image.fromarray((values >> 8).astype(np.uint8)), "PNG")
+    pixels = eval_image(encode(Image.fromarray(values), "PNG"), 28, 32).numpy()
     np.testing.assert_array_equal(pixels, eval_image(upper, 28, 32).numpy())
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
 @pytest.mark.parametrize(("width", "height"), [(32, 32), (32, 45), (46, 32), (47, 32)])
 def test_without_resizing_the_pixels_are_those_of_the_image(width: int, height: int, file_format: str):
-    data = encoded(photograph(width, height), file_format)
+    data = encode(photograph(width, height), file_format)
     for image_size in (32, 29, 28, 1):
         assert not difference(data, image_size, 32).any()
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(not REAL.is_file(), reason=f"{REAL} is absent; JAXDDP_IMAGENET_SAMPLE may name it")
-def test_real_photographs_get_the_pixels_of_torchvision():
-    differences = []
-    with tarfile.open(REAL) as archive:
-        members = sorted(
-            (member for member in archive if member.name.endswith(".JPEG")), key=lambda member: member.name
-        )
-        for member in members[::STRIDE]:
-            file = archive.extractfile(member)
-            assert file is not None
-            differences.append(difference(file.read()))
-    assert max(levels.mean() for levels in differences) <= MEAN_BOUND
-    assert max(levels.max() for levels in differences) <= MAX_BOUND

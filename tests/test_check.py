@@ -46,24 +46,17 @@ FAULTS: dict[str, tuple[bytes | None, str]] = {
 }
 
 
-def oriented() -> bytes:
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    return encode(picture(40, 48, seed=1), exif=exif)
-
-
-def transparent() -> Image.Image:
-    image = picture(40, 48, "RGBA", seed=2)
-    image.putalpha(100)
-    return image
-
-
+EXIF = Image.Exif()
+EXIF[0x0112] = 6
 NOTES = {
     "png": (encode(picture(40, 48), "PNG"), "PNG named .JPEG: decoded by its content, not its name"),
     "cmyk": (encode(picture(40, 48, "CMYK")), "CMYK: Adobe's inverted kind; converted to RGB"),
     "gray": (encode(picture(40, 48, "L")), "gray: repeated as RGB"),
-    "alpha": (encode(transparent(), "PNG"), "transparency: dropped"),
-    "orientation": (oriented(), "EXIF orientation: 6, which is ignored; the image is used as stored"),
+    "alpha": (encode(picture(40, 48, "RGBA"), "PNG"), "transparency: dropped"),
+    "orientation": (
+        encode(picture(40, 48, seed=1), exif=EXIF),
+        "EXIF orientation: 6, which is ignored; the image is used as stored",
+    ),
     "extraneous": (before_scan(WHOLE, bytes(3)), "extraneous bytes: 3 before a marker"),
     "trailing": (WHOLE + b"camera", "bytes after the end: 6"),
     "thumbnail": (WHOLE[:2] + segment(0xE1, WHOLE) + WHOLE[2:], ""),
@@ -80,18 +73,15 @@ def test_metadata_that_pillow_rejects_is_not_a_fault(kind: str):
         with pytest.raises(OSError):
             Image.open(io.BytesIO(broken))
         if (mode, kind) != ("CMYK", "Adobe"):
-            assert examine_file(broken, "n.jpg") == dataclasses.replace(
-                examine_file(data, "n.jpg"), sha256=hashlib.sha256(broken).digest(), size=len(broken)
-            )
+            changed = {"sha256": hashlib.sha256(broken).digest(), "size": len(broken)}
+            assert examine_file(broken, "n.jpg") == dataclasses.replace(examine_file(data, "n.jpg"), **changed)
             assert examine_file(broken, "n.jpg").notes == notes
 
 
 PNG_METADATA = {
     "a large profile": (b"iCCP", b"p\0\0" + zlib.compress(bytes(1 << 21))),
-    "a large comment": (b"zTXt", b"Comment\0\0" + zlib.compress(bytes(1 << 21))),
     "a wrong profile": (b"iCCP", b"p"),
     "a short gamma": (b"gAMA", b"\0"),
-    "short primaries": (b"cHRM", bytes(5)),
     "a short transparent color": (b"tRNS", b"\0"),
 }
 
@@ -99,7 +89,6 @@ PNG_METADATA = {
 @pytest.mark.parametrize("kind", PNG_METADATA)
 @pytest.mark.parametrize("place", [1, -1])
 def test_chunks_that_pillow_rejects_are_not_a_fault(kind: str, place: int):
-    """They may be before or after the pixels."""
     data = encode(picture(40, 48, "L"), "PNG")
     parts = chunks(data)
     broken = png([*parts[:place], PNG_METADATA[kind], *parts[place:]])
@@ -150,7 +139,7 @@ def test_the_command_names_each_bad_file_on_its_own_line_and_exits_with_code_1(f
     root, files = faulty_tree
     manifest = tmp_path / "m.jsonl"
     code, lines, _ = run([root, "--manifest", manifest, "--threads", 3], capfd)
-    assert code == 1
+    assert code == 1 and lines[-1] == f"manifest: {manifest}"
     for line, (kind, file) in zip(lines, files.items(), strict=False):
         if kind in FAULTS:
             assert line.startswith(f"{file}: {FAULTS[kind][1]}")
@@ -160,19 +149,10 @@ def test_the_command_names_each_bad_file_on_its_own_line_and_exits_with_code_1(f
     assert "train: note: CMYK: 1" in summary
     assert "train: repair or replace the images that cannot be used, or take their rows out of the table" in summary
     assert "val: 4 rows (4 jpeg), 0 cannot be used" in summary
-    assert lines[-1] == f"manifest: {manifest}"
-
-
-def test_the_manifest_holds_every_image(faulty_tree, tmp_path, capfd):
-    root, files = faulty_tree
-    manifest = tmp_path / "m.jsonl"
-    run([root, "--manifest", manifest], capfd)
     header, *images = map(json.loads, manifest.read_text().splitlines())
     tables = {"train": train_solutions(root), "val": val_solutions(root)}
     assert header["manifest"] == 1
-    assert {name: header["splits"][name]["fingerprint"] for name in tables} == {
-        name: table.fingerprint for name, table in tables.items()
-    }
+    assert all(header["splits"][name]["fingerprint"] == table.fingerprint for name, table in tables.items())
     assert [image["split"] for image in images] == ["train"] * 24 + ["val"] * 4
     by_path = {str(root / image["path"]): image for image in images}
     for kind, file in files.items():
@@ -192,10 +172,8 @@ def check_all(root: Path, tmp_path: Path, capfd, *options: str) -> tuple[list[st
     code, lines, error = run([root, "--manifest", tmp_path / "m.jsonl", *options], capfd)
     assert (code, error) == (1, "")
     header = json.loads((tmp_path / "m.jsonl").read_text().splitlines()[0])
-    assert (
-        f"faults in the listing of images: {len(header['refused'])}; correct them, since a run ends at the first"
-        in lines
-    )
+    count = f"faults in the listing of images: {len(header['refused'])}"
+    assert f"{count}; correct them, since a run ends at the first" in lines
     return lines, header
 
 
@@ -223,7 +201,6 @@ def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
     in_files = {
         "empty.jpg": ("empty file", lambda file: file.touch()),
         "cut.jpg": ("cut short: no end-of-image marker", lambda file: file.write_bytes(WHOLE[:-100])),
-        "text.jpg": ("not a JPEG, PNG, WebP, TIFF, BMP or PPM but", lambda file: file.write_bytes(b"no image")),
         "fifo.jpg": ("cannot be read (a FIFO, not a regular file)", os.mkfifo),
         "gone.jpg": ("missing image", lambda file: file.symlink_to("nowhere.jpg")),
         "self.jpg": ("cannot be read (Too many levels of symbolic links)", lambda file: file.symlink_to("self.jpg")),
@@ -238,8 +215,8 @@ def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
     assert f"{train}/ant: the name b'\\xff.png' is not UTF-8; rename it" in lines
     assert [line for line in lines if line.startswith(f"{root}/val/cat: a class that {train} does not have")]
     assert len(header["refused"]) == len(in_list) + 2 == len({*header["refused"]})
-    assert header["splits"]["train"] | {"examples": 10, "faults": 6, "made_of": "file"} == header["splits"]["train"]
-    assert "train: 10 files (4 jpeg), 6 cannot be used" in lines
+    assert header["splits"]["train"] | {"examples": 9, "faults": 5, "made_of": "file"} == header["splits"]["train"]
+    assert "train: 9 files (4 jpeg), 5 cannot be used" in lines
     assert "train: repair or replace the images that cannot be used, or take the files out of the folder" in lines
     assert not [line for line in lines if "row" in line]
 
@@ -275,12 +252,9 @@ def test_one_run_reports_every_fault_of_solution_files(tmp_path, capfd):
     with (root / "LOC_train_solution.csv").open("a") as file:
         file.write(f"a,n0\n../b,{synset(0)} 1 2 3 4\n{synset(0)}_0,{synset(0)} 1 2 3 4\nc,n0 1 2 3 4\n")
     lines, header = check_all(root, tmp_path, capfd)
-    starts = (
-        "LOC_synset_mapping.txt:3: dupl",
-        "LOC_synset_mapping.txt:4: synset '..'",
-        "LOC_train_solution.csv:8: Pred",
-    )
-    starts += tuple(f"LOC_train_solution.csv:{line}" for line in (9, 10, 11))
+    mapping, solution = "LOC_synset_mapping.txt:", "LOC_train_solution.csv:"
+    starts = [f"{mapping}3: dupl", f"{mapping}4: synset '..'", f"{solution}8: Pred"]
+    starts += [f"{solution}{line}" for line in (9, 10, 11)]
     assert all([line for line in lines if line.startswith(f"{root}/{start}")] for start in starts)
     assert len(header["refused"]) == len(starts) and "train: 6 rows (6 jpeg), 0 cannot be used" in lines
 
@@ -306,23 +280,15 @@ def test_one_run_reports_every_fault_of_parquet_and_of_records(tmp_path, capfd):
     assert "train: 9 records (9 jpeg), 0 cannot be used" in lines
 
 
-@pytest.mark.parametrize("splits", [["train"], ["train", "val"]])
-def test_a_data_set_without_a_readable_split_raises_a_one_line_error_with_exit_code_2(
-    splits, tmp_path, capfd, monkeypatch
-):
+def test_a_data_set_without_a_readable_split_raises_a_one_line_error_with_exit_code_2(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     records = write_packed(tmp_path / "packed")
-    for split in splits:
+    for split, wanted in (("train", 1), ("val", 2)):
         (records / f"{split}.npz").unlink()
-    code = main(["data", "check", str(records)])
-    out, err = capfd.readouterr()
-    assert all(f"{records}/{split}.npz: no such file; pack the data set again" in out for split in splits)
-    if splits == ["train", "val"]:
-        assert (
-            code == 2 and err == f"jaxddp: {records}: no split can be read; correct the faults that are listed above\n"
-        )
-    else:
-        assert code == 1 and "val: " in out
+        assert main(["data", "check", str(records)]) == wanted
+        out, err = capfd.readouterr()
+        assert f"{records}/{split}.npz: no such file; pack the data set again" in out
+    assert err == f"jaxddp: {records}: no split can be read; correct the faults that are listed above\n"
 
 
 def test_the_report_is_the_same_on_any_number_of_threads(faulty_tree):
@@ -391,7 +357,7 @@ def test_arrays_are_checked_for_constant_images_and_contradictions():
 
 
 class CountingStore:
-    """A store with one small image under every name. `most_ahead` is the most images read but not yet reported."""
+    """A store with one small image. `most_ahead` is the most images read but not yet reported."""
 
     def __init__(self):
         self.num_read = self.num_reported = self.most_ahead = 0
@@ -446,13 +412,11 @@ def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, c
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["check", "{root}/nowhere"], "nowhere"),
         (["check", "{root}", "--train", "other.csv"], "other.csv"),
         (["check", "{root}", "--threads", "0"], "--threads 0: expected 1 to 1,024"),
         (["check", "{root}", "--manifest", "{root}/gone/m.jsonl"], "gone/m.jsonl: cannot be written"),
         (["check", "{root}", "--manifest", "{root}"], "is a directory; give --manifest a file"),
         (["chekc", "{root}"], "data: unknown command 'chekc'; did you mean 'check'?"),
-        ([], "data: unknown command ''; there are: check, pack, sample, show"),
     ],
 )
 def test_bad_input_raises_a_one_line_error_with_exit_code_2(arguments, expected, tmp_path, capfd, monkeypatch):

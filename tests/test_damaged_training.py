@@ -25,8 +25,8 @@ INTACT = encode(picture(170, 210), quality=90)
 DAMAGED = {
     kind: (HEADERS | STRETCHES)[kind](INTACT, random.Random(3))
     for kind in (
-        *("one row of blocks less", "half the width", "arithmetic codes", "swapped Huffman tables"),
-        *("1 KiB deleted", "1 KiB repeated", "512 bytes inserted", "256 bytes zeroed", "line ends for Windows"),
+        *("one row of blocks less", "arithmetic codes", "swapped Huffman tables"),
+        *("1 KiB deleted", "512 bytes inserted", "256 bytes zeroed"),
     )
 }
 DAMAGED |= {
@@ -69,19 +69,15 @@ def messages_by_reader(tmp_path_factory: pytest.TempPathFactory) -> tuple[Exampl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", DAMAGED)
-def test_every_reader_rejects_a_damaged_image_by_name(messages_by_reader, tmp_path: Path, kind: str):
-    (table, messages), row = messages_by_reader, [*DAMAGED].index(kind)
-    for reader in ("training", "data on the devices", "evaluation", "data check"):
-        line = messages[reader][row]
-        assert line.startswith(f"{table.name(row)}: ") and "\n" not in line and "object at" not in line
-    with pytest.raises(InputError, match=f"^{table.name(row)}: "):
-        pack({"train": table.rows(np.array([row]))}, tmp_path / "packed", PackOptions())
-    assert not (tmp_path / "packed").exists()
-
-
-def test_readers_reject_only_damaged_images(messages_by_reader):
-    assert all(sorted(faults) == [*range(len(DAMAGED))] for faults in messages_by_reader[1].values())
+def test_every_reader_rejects_each_damaged_image_by_name(messages_by_reader, tmp_path: Path):
+    table, messages = messages_by_reader
+    assert all(sorted(faults) == [*range(len(DAMAGED))] for faults in messages.values())
+    for row in range(len(DAMAGED)):
+        for line in (faults[row] for faults in messages.values()):
+            assert line.startswith(f"{table.name(row)}: ") and "\n" not in line and "object at" not in line
+        with pytest.raises(InputError, match=f"^{table.name(row)}: "):
+            pack({"train": table.rows(np.array([row]))}, tmp_path / "packed", PackOptions())
+        assert not (tmp_path / "packed").exists()
 
 
 def test_images_with_few_leftover_bytes_are_trained_on_and_noted_by_data_check(

@@ -46,10 +46,8 @@ def data(root: Path, **more) -> DataConfig:
 
 
 def read_epoch(train: Source, config: DataConfig) -> list:
-    batches = train.train_batches(
-        SampleOrder(N, BATCH, seed=0), config, range(N // BATCH), substitutes=train.substitutes(config)
-    )
-    return list(batches)
+    order, substitutes = SampleOrder(N, BATCH, seed=0), train.substitutes(config)
+    return list(train.train_batches(order, config, range(N // BATCH), substitutes=substitutes))
 
 
 def flip_a_bit(file: Path) -> None:
@@ -114,10 +112,6 @@ def test_with_verify_never_images_are_neither_verified_nor_cached_as_sound(root:
     assert len(verified_sizes) == N
 
 
-def remove(manifest: Path) -> None:
-    manifest.unlink()
-
-
 def shorten(manifest: Path) -> None:
     manifest.write_text("".join(manifest.read_text().splitlines(keepends=True)[:-2]))
 
@@ -131,25 +125,18 @@ def rewrite_line(change: Callable[[dict], object]) -> Callable[[Path], None]:
     return rewrite
 
 
+MISSING = r"^data\.verify=manifest: no tree\.manifest\.jsonl in {0}; run `jaxddp data check {0}/tree`, or give "
+WRONG = r"^{0}/tree\.manifest\.jsonl, line %d: not a line of a manifest; write "
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        (
-            remove,
-            r"^data\.verify=manifest: no tree\.manifest\.jsonl in {0}; run `jaxddp data check {0}/tree`, or give ",
-        ),
+        (Path.unlink, MISSING),
         (shorten, r"^{0}/tree/.*JPEG: {0}/tree\.manifest\.jsonl does not list it, nor 1 other; run `jaxddp data "),
-        (
-            rewrite_line(lambda image: image.pop("path")),
-            r"^{0}/tree\.manifest\.jsonl, line 2: not a line of a manifest; ",
-        ),
-        (rewrite_line(lambda image: image.update(sha256=5)), r"^{0}/tree\.manifest\.jsonl, line 2: not a line of "),
-        (rewrite_line(lambda image: image.update(sha256="ab")), r"^{0}/tree\.manifest\.jsonl, line 2: not a line of "),
-        (lambda file: file.write_text("{}\n"), r"^{0}/tree\.manifest\.jsonl, line 1: not a line of a manifest; write "),
-        (
-            lambda file: file.write_bytes(b"\xff"),
-            r"^{0}/tree\.manifest\.jsonl, line 1: not a line of a manifest; write ",
-        ),
+        (rewrite_line(lambda image: image.pop("path")), WRONG % 2),
+        (rewrite_line(lambda image: image.update(sha256="ab")), WRONG % 2),
+        (lambda file: file.write_bytes(b"\xff"), WRONG % 1),
     ],
 )
 def test_an_incomplete_manifest_raises_a_one_line_error_at_the_start(root: Path, change, line: str):

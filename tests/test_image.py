@@ -39,16 +39,8 @@ def test_the_copied_files_build_the_same_wheel_as_the_checkout(tmp_path):
         copy(ROOT / place, source / place)
     names = []
     for number, folder in enumerate((source, ROOT)):
-        command = [
-            sys.executable,
-            "-m",
-            "hatchling",
-            "build",
-            "--target",
-            "wheel",
-            "--directory",
-            tmp_path / str(number),
-        ]
+        build = ["hatchling", "build", "--target", "wheel", "--directory", tmp_path / str(number)]
+        command = [sys.executable, "-m", *build]
         subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=TIMEOUT_S)
         (wheel,) = (tmp_path / str(number)).glob("*.whl")
         with ZipFile(wheel) as content:

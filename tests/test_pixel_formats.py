@@ -22,14 +22,8 @@ from jaxddp.data.stream.decode import eval_image, train_image
 from jaxddp.data.stream.tensorflow_cpu import tf
 
 SIZE = 9
-FORMATS: dict[str, dict[str, Any]] = {
-    "PNG": {},
-    "BMP": {},
-    "PPM": {},
-    "TIFF": {},
-    "WEBP": {"lossless": True, "exact": True},
-}
-TIFFS = [{}, {"compression": "tiff_lzw"}, {"compression": "tiff_adobe_deflate"}, {"compression": "packbits"}]
+FORMATS = ("PNG", "BMP", "PPM", "TIFF", "WEBP")
+TIFFS = [{}, {"compression": "tiff_lzw"}]
 
 
 def picture(*shape: int, dtype: type = np.uint8) -> np.ndarray:
@@ -38,16 +32,15 @@ def picture(*shape: int, dtype: type = np.uint8) -> np.ndarray:
 
 def encode(image: np.ndarray, kind: str, **settings: Any) -> bytes:
     stream = io.BytesIO()
-    Image.fromarray(image).save(stream, kind, **FORMATS.get(kind, {}), **settings)
+    Image.fromarray(image).save(
+        stream, kind, **({"lossless": True, "exact": True} if kind == "WEBP" else {}), **settings
+    )
     return stream.getvalue()
 
 
 @functools.cache
 def in_graph(function: Any, *arguments: Any) -> Any:
-    """Return a function that decodes in a TensorFlow graph, as a stream does.
-
-    In eager mode TensorFlow drops trailing zero bytes, as NumPy does.
-    """
+    """Return a function that decodes in a TensorFlow graph; eager mode drops trailing zero bytes."""
     spec = tf.TensorSpec([], tf.string)
     return tf.function(lambda data: function(data, *arguments), input_signature=(spec,), autograph=False)
 
@@ -64,12 +57,6 @@ def luma(rgb: np.ndarray) -> np.ndarray:
     return np.asarray(Image.fromarray(rgb).convert("L"))[..., None]
 
 
-def wide_luma(rgb: np.ndarray) -> np.ndarray:
-    """Return the 16-bit luma of 8-bit colors, which is more exact than the 8-bit luma."""
-    mean = (rgb * 257.0) @ (19595, 38470, 7471) / 65536
-    return np.floor(mean + 0.5).astype(np.uint16)[..., None]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_file_format_decodes_to_every_pixel_format(kind: str):
@@ -78,13 +65,14 @@ def test_every_file_format_decodes_to_every_pixel_format(kind: str):
     opaque = np.concatenate([rgb, np.full((SIZE, SIZE, 1), 255, np.uint8)], axis=-1)
     for channels, expected in {1: luma(rgb), 3: rgb, 4: opaque}.items():
         np.testing.assert_array_equal(decode_train(data, channels), expected)
-        expected_16_bits = expected.astype(np.uint16) * 257 if channels > 1 else wide_luma(rgb)
+        mean = (rgb * 257.0) @ (19595, 38470, 7471) / 65536
+        expected_16_bits = expected.astype(np.uint16) * 257 if channels > 1 else np.floor(mean + 0.5)[..., None]
         np.testing.assert_array_equal(decode_train(data, channels, 16), expected_16_bits)
         np.testing.assert_array_equal(decode_eval(data, channels), expected)
     assert verify(data) == ImageHeader(kind.lower(), SIZE, SIZE)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "WEBP"])
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
 def test_alpha_is_kept_if_the_pixel_format_has_it(kind: str):
     rgba = picture(SIZE, SIZE, 4)
     np.testing.assert_array_equal(decode_train(encode(rgba, kind), 4), rgba)
@@ -110,7 +98,7 @@ def test_gray_and_colors_of_pgm_and_ppm_keep_their_values(largest: int):
     assert decode_train(wide).shape == (SIZE, SIZE, 3)
 
 
-@pytest.mark.parametrize("mode", ["1", "P", "LA", "PA", "CMYK", "YCbCr"])
+@pytest.mark.parametrize("mode", ["1", "PA", "CMYK", "YCbCr"])
 def test_pillow_s_other_modes_become_rgb(mode: str):
     source = Image.fromarray(picture(SIZE, SIZE, 3)).convert("RGB").convert("P" if mode == "PA" else mode)
     image = source.convert(mode)
@@ -196,17 +184,9 @@ def test_a_color_tiff_of_sixteen_bits_is_rejected_instead_of_reduced():
     data = rgb16_tiff(rgb)
     assert verify(data).bits == 16
     np.testing.assert_array_equal(decode_train(data), rgb >> 8)
-    with pytest.raises(
-        Exception, match="a TIFF with colors of 16 bits, of which only the upper 8 can be read; save it as PNG"
-    ):
-        decode_train(data, 3, 16)
-    with pytest.raises(InputError, match="^a TIFF with colors of 16 bits"):
+    with pytest.raises(InputError, match="^a TIFF with colors of 16 bits, of which only the upper 8 can be read; save"):
         decode.check_decoding(data, PixelFormat(3, 16))
-    np.testing.assert_array_equal(decode_train(encode_rgb16_png(rgb), 3, 16), rgb)
-
-
-def encode_rgb16_png(rgb: np.ndarray) -> bytes:
-    return tf.io.encode_png(rgb).numpy()
+    np.testing.assert_array_equal(decode_train(tf.io.encode_png(rgb).numpy(), 3, 16), rgb)
 
 
 @pytest.mark.parametrize(("kind", "settings"), [("BMP", {}), ("WEBP", {}), *(("TIFF", settings) for settings in TIFFS)])
@@ -226,9 +206,9 @@ def test_errors_of_libtiff_raise_an_error_and_are_not_written_to_stderr(capfd):
     verify(data)
     with_bad_codes = bytearray(data)
     with_bad_codes[120:160] = bytes(byte ^ 0xA5 for byte in with_bad_codes[120:160])
-    for damaged in (bytes(with_bad_codes), bytes(with_bad_codes)):
+    for _ in range(2):
         with pytest.raises(InputError, match="^damaged: libtiff: Fax4Decode: "):
-            verify(damaged)
+            verify(bytes(with_bad_codes))
     verify(data)
     assert capfd.readouterr() == ("", "")
 
@@ -239,49 +219,34 @@ def pages(kind: str) -> bytes:
     return stream.getvalue()
 
 
-def float_tiff() -> bytes:
-    return encode(np.zeros((4, 4), np.float32), "TIFF")
+HUGE = [struct.pack("<HHIIHHII", 256, 4, 1, side, 257, 4, 1, side) for side in (1, 40_000)]
+UNREADABLE = {
+    "pages": (lambda: pages("TIFF"), "holds 2 images; keep one image per file"),
+    "frames": (lambda: pages("WEBP"), "holds 2 images; keep one image per file"),
+    "floats": (lambda: encode(np.zeros((4, 4), np.float32), "TIFF"), "pixels of mode F with 32 bits, which are not"),
+    "bmp": (lambda: b"BM" + bytes(60), "damaged: "),
+    "webp": (lambda: b"RIFF\x10\0\0\0WEBPVP8 ", "damaged: "),
+    "huge": (
+        lambda: rgb16_tiff(np.zeros((1, 1, 3), np.uint16)).replace(*HUGE),
+        "more pixels than the limit of 100,000,",
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("data", "fault"),
-    [
-        (lambda: pages("TIFF"), "holds 2 images; keep one image per file"),
-        (lambda: pages("WEBP"), "holds 2 images; keep one image per file"),
-        (float_tiff, "pixels of mode F with 32 bits, which are not supported; convert it to 8 or 16 bits, gray or RGB"),
-        (lambda: b"BM" + bytes(60), "damaged: "),
-        (lambda: b"II*\0" + bytes(60), "damaged: "),
-        (lambda: b"RIFF\x10\0\0\0WEBPVP8 ", "damaged: "),
-        (lambda: b"GIF89a", "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a GIF; convert it or leave it out"),
-        (
-            lambda: rgb16_tiff(np.zeros((1, 1, 3), np.uint16)).replace(*HUGE),
-            "more pixels than the limit of 100,000,000",
-        ),
-    ],
-)
-def test_an_unreadable_image_raises_a_one_line_error(data, fault: str):
+@pytest.mark.parametrize("kind", UNREADABLE)
+def test_an_unreadable_image_raises_a_one_line_error(kind: str):
+    data, fault = UNREADABLE[kind]
     with pytest.raises(InputError) as caught:
         verify(data())
     assert str(caught.value).startswith(fault) and "\n" not in str(caught.value)
-
-
-HUGE = (
-    struct.pack("<HHIIHHII", 256, 4, 1, 1, 257, 4, 1, 1),
-    struct.pack("<HHIIHHII", 256, 4, 1, 40000, 257, 4, 1, 40000),
-)
 
 
 def test_check_describes_webp_tiff_and_bmp_and_pack_accepts_them():
     for kind in ("WEBP", "TIFF", "BMP"):
         data = encode(picture(SIZE, SIZE, 3), kind)
         findings = examine_file(data, f"a.{kind.lower()}")
-        assert (findings.kind, findings.height, findings.mode, findings.notes, findings.fault) == (
-            kind.lower(),
-            SIZE,
-            "RGB",
-            (),
-            None,
-        )
+        assert (findings.kind, findings.height, findings.mode) == (kind.lower(), SIZE, "RGB")
+        assert (findings.notes, findings.fault) == ((), None)
         assert f"{kind} named .png: decoded by its content, not its name" in examine_file(data, "a.png").notes
         assert parse_header(packed_image(data, PackOptions())).kind == "jpeg"
     gray = encode(picture(SIZE, SIZE, dtype=np.uint16), "TIFF")

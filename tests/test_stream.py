@@ -54,7 +54,6 @@ from jaxddp.data.table import ExampleTable
 
 
 def pillow_pixels(file: Path) -> np.ndarray:
-    """Return the pixels of the same file from another decoder, uint8[height, width, 3]."""
     return np.asarray(Image.open(file).convert("RGB"))
 
 
@@ -80,16 +79,6 @@ def pixels_by_epoch_and_row(batches: list[Batch]) -> dict[tuple[int, int], bytes
         for batch in batches
         for image, row, epoch in zip(batch.image, batch.row, batch.epoch, strict=True)
     }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("count", essential_and_rare((3,), 2))
-def test_hosts_together_make_the_batches_of_one_host(table: ExampleTable, epochs: list[Batch], count: int):
-    order = SampleOrder(NUM_EXAMPLES, 6, SEED)
-    hosts = [list(table.train_batches(order, DATA, range(4), Shard(index, count))) for index in range(count)]
-    steps = [[shard[:5] for shard in shards] for shards in zip(*hosts, strict=True)]
-    together = [Batch(*map(np.concatenate, zip(*shards, strict=True))) for shards in steps]
-    assert_same(together, epochs[:4])
 
 
 @pytest.mark.slow
@@ -120,10 +109,10 @@ def test_interpolation_and_crop_mode_of_the_config_reach_the_pixels(table: Examp
     order = SampleOrder(NUM_EXAMPLES, 6, SEED)
     trained = next(iter(table.train_batches(order, data, range(1))))
     evaluated = next(iter(table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), data)))
-    for row, image in zip(trained.row, trained.image, strict=True):
+    for row, image in [*zip(trained.row, trained.image, strict=True)][:2]:
         expected = train_image(table.read(row), None, None, SIZE, interpolation="bicubic")
         np.testing.assert_array_equal(image, expected)
-    for row, image in zip(evaluated.row, evaluated.image, strict=True):
+    for row, image in [*zip(evaluated.row, evaluated.image, strict=True)][:2]:
         expected = eval_image(table.read(row), SIZE, SIZE + 4, interpolation="bicubic", squash=True)
         np.testing.assert_array_equal(image, expected)
 
@@ -143,7 +132,7 @@ def test_pixels_depend_on_seed_epoch_and_row_alone(
     assert len(first) == len(second) == 24
     assert first == second
     other_seed = pixels_by_epoch_and_row(train_batches(table, seed=8))
-    # The third epoch is incomplete, and its rows depend on the seed, so it is not compared.
+    # The rows of the third epoch, which is incomplete, depend on the seed.
     assert all(other_seed[epoch, row] != first[epoch, row] for epoch, row in first if epoch < 2)
     assert all(first[0, row] != first[1, row] for row in range(NUM_EXAMPLES))
 
@@ -180,7 +169,6 @@ def windows(size: tuple[int, int], area: Area, num: int = 3000) -> np.ndarray:
 
 
 def reference_window(size: tuple[int, int], share: Area, rng: random.Random) -> tuple[int, int, int, int]:
-    """Return a window by definition: draw until the window fits, at most ten times."""
     height, width = size
     for _ in range(10):
         area = rng.uniform(*share) * height * width
@@ -192,28 +180,23 @@ def reference_window(size: tuple[int, int], share: Area, rng: random.Random) -> 
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-# The sizes are wide or tall, so long that most draws do not fit, or so small that rounding matters.
+# The sizes are wide, so long that most draws do not fit, or so small that rounding matters.
 @pytest.mark.slow
-@pytest.mark.parametrize("size", essential_and_rare(((375, 500), (100, 1000), (7, 5)), (500, 375), (64, 64)))
+@pytest.mark.parametrize("size", essential_and_rare(((100, 1000), (7, 5)), (375, 500)))
 def test_crops_are_distributed_as_defined(size: tuple[int, int]):
     drawn = windows(size, DATA.crop_area)
     rng = random.Random(0)
-    reference = np.array([reference_window(size, DATA.crop_area, rng) for _ in range(20_000)])
+    reference = np.array([reference_window(size, DATA.crop_area, rng) for _ in range(10_000)])
     top, left, height, width = drawn.T
     assert (drawn >= [0, 0, 1, 1]).all()
-    assert (top + height <= size[0]).all()
-    assert (left + width <= size[1]).all()
-    for measure in (
-        lambda window: window[:, 2] * window[:, 3],
-        lambda window: window[:, 3] / window[:, 2],
-        lambda window: window[:, 0],
-        lambda window: window[:, 1],
-    ):
-        ours, theirs = np.sort(measure(drawn)), np.sort(measure(reference))
+    assert (top + height <= size[0]).all() and (left + width <= size[1]).all()
+    measures = [
+        np.stack([each[:, 2] * each[:, 3], each[:, 3] / each[:, 2], *each.T[:2]]) for each in (drawn, reference)
+    ]
+    for ours, theirs in zip(*(np.sort(each) for each in measures), strict=True):
         places = np.concatenate([ours, theirs])
-        distance = np.searchsorted(ours, places, "right") / len(ours) - np.searchsorted(theirs, places, "right") / len(
-            theirs
-        )
+        shares = [np.searchsorted(each, places, "right") / len(each) for each in (ours, theirs)]
+        distance = shares[0] - shares[1]
         # The Kolmogorov-Smirnov bound, which equal distributions meet 9,999 times in 10,000.
         assert np.abs(distance).max() < 2.23 * math.sqrt(1 / len(ours) + 1 / len(theirs))
 
@@ -227,13 +210,11 @@ def test_crop_bounds_are_kept(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("subsampling", [0, 1, 2])
-@pytest.mark.parametrize("form", ["JPEG", "PNG"])
-def test_decoding_a_window_equals_decoding_and_slicing(tmp_path: Path, subsampling: int, form: str):
+@pytest.mark.parametrize(("form", "options"), [("JPEG", {"subsampling": each}) for each in range(3)] + [("PNG", {})])
+def test_decoding_a_window_equals_decoding_and_slicing(tmp_path: Path, form: str, options: dict):
     file = tmp_path / "image.JPEG"
-    file.write_bytes(encode(waves(1, 75, 101), form, **({"subsampling": subsampling} if form == "JPEG" else {})))
-    whole = pillow_pixels(file)
-    rng = np.random.default_rng(subsampling)
+    file.write_bytes(encode(waves(1, 75, 101), form, **options))
+    whole, rng = pillow_pixels(file), np.random.default_rng(0)
     # The decoder may smooth colors differently at the borders of blocks.
     corners = [(16, 32, 32, 32), (0, 0, 75, 101), (74, 100, 1, 1), (0, 16, 75, 16), (5, 0, 16, 96)]
     for _ in range(30):
@@ -244,9 +225,7 @@ def test_decoding_a_window_equals_decoding_and_slicing(tmp_path: Path, subsampli
         np.testing.assert_array_equal(part, whole[top : top + height, left : left + width])
 
 
-@pytest.mark.parametrize(
-    "size", [(75, 101), (300, 33), (300, 20), (39, 33), (38, 33), (24, 24), (38, 20), (20, 13), (7, 500), (1, 1)]
-)
+@pytest.mark.parametrize("size", [(75, 101), (300, 20), (39, 33), (38, 33), (24, 24), (20, 13), (1, 1)])
 def test_resize_is_bilinear_up_to_a_ratio_and_by_area_beyond(size: tuple[int, int]):
     image = np.random.default_rng(0).integers(0, 256, (*size, 3)).astype(np.uint8)
     by_area = max(size) > 1.6 * SIZE
@@ -270,11 +249,10 @@ def sample_weights(length: int, size: int) -> np.ndarray:
     return np.clip(1 - np.abs(centers - np.arange(length)), 0, None)
 
 
-@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("subsampling", [0, 2])
 def test_inexact_decoding_differs_by_a_few_levels(subsampling: int):
-    image, rng = waves(2, 90, 110), np.random.default_rng(subsampling)
-    data = encode(image, subsampling=subsampling)
-    for _ in range(30):
+    data, rng = encode(waves(2, 90, 110), subsampling=subsampling), np.random.default_rng(subsampling)
+    for _ in range(20):
         height, width = int(rng.integers(8, 91)), int(rng.integers(8, 111))
         part = [int(rng.integers(0, 91 - height)), int(rng.integers(0, 111 - width)), height, width]
         exact, quick = (
@@ -286,8 +264,8 @@ def test_inexact_decoding_differs_by_a_few_levels(subsampling: int):
         assert difference.mean() < 1.5
 
 
-@pytest.mark.parametrize("scale", [2, 4, 8])
-def test_large_windows_are_decoded_at_a_fraction(tmp_path: Path, scale: int):
+@pytest.mark.parametrize("scale", [2, 8])
+def test_large_windows_are_decoded_at_a_fraction(scale: int):
     height, width = 300, 420
     smooth = np.asarray(Image.fromarray(waves(0, 30, 42)).resize((width, height), Image.Resampling.BICUBIC))
     data, size = encode(smooth, quality=95), 32
@@ -310,9 +288,6 @@ def test_whole_images_of_the_right_size_are_left_as_they_are(tmp_path: Path):
     for image, row in zip(batch.image, batch.row, strict=True):
         np.testing.assert_array_equal(image, pillow_pixels(tmp_path / f"image {row} é.JPEG"))
         np.testing.assert_array_equal(other.image[row], image)
-    (batch,) = table.train_batches(order, DataConfig(image_size=13, crop="whole"), range(1))
-    for image, row in zip(batch.image, batch.row, strict=True):
-        np.testing.assert_array_equal(image, resize(pillow_pixels(tmp_path / f"image {row} é.JPEG"), 13))
 
 
 def jpeg_with_thumbnail() -> bytes:
@@ -328,69 +303,48 @@ def png_header(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + header + b"\x00\x00\x00\x00IEND\xaeB`\x82"
 
 
-def bomb() -> bytes:
-    """Return a small file of 144 million pixels."""
-    return encode(Image.new("L", (12_000, 12_000)), quality=1)
-
-
 CUT = "cut short: no end-of-image marker at the end"
 BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "missing": (lambda: None, "missing image; download it or leave it out"),
     "empty": (lambda: b"", "empty file; download it again or leave it out"),
     "cut": (lambda: encode(waves(5))[:-200], f"{CUT}; download it again or leave it out"),
-    "end marker cut": (lambda: encode(waves(5))[:-2], CUT),
     "cut, then zeros": (lambda: encode(waves(5))[:-200] + bytes(200), CUT),
     "cut after thumbnail": (lambda: jpeg_with_thumbnail()[:-200], CUT),
     "nothing but markers": (lambda: b"\xff\xd8\xff\xd9", "cut short: no image data at the end"),
     "png cut": (lambda: encode(waves(5), "PNG")[:-12], "cut short: no IEND chunk at the end"),
-    "jpeg bomb": (bomb, "12000x12000 pixels, more than the limit of 100,000,000"),
-    "png bomb": (lambda: png_header(60_000, 50_000), "60000x50000 pixels, more than the limit of 100,000,000"),
-    "gif": (
-        lambda: encode(waves(5), "GIF"),
-        "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a GIF; convert it or leave it out",
+    "jpeg bomb": (
+        lambda: encode(Image.new("L", (12_000, 12_000)), quality=1),
+        "12000x12000 pixels, more than",
     ),
+    "png bomb": (lambda: png_header(60_000, 50_000), "60000x50000 pixels, more than the limit of 100,000,000"),
     "text": (
         lambda: b"<html>404</html>",
-        "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a file that starts with b'<htm'",
+        "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a file that starts",
     ),
-    "one byte": (lambda: b"\xff", "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a file that starts with b'\\xff'"),
     "png without pixels": (lambda: png_header(60, 50), "damaged"),
 }
 
 
-@pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
-    """Return the messages of one pass over files of every bad kind, in training and in evaluation."""
-    root = tmp_path_factory.mktemp("bad")
-    contents = [make() for make, _ in BAD.values()]
-    sound = [encode(waves(row)) for row in range(3)]
-    table = write_table(root, [content or b"" for content in contents] + sound)
-    Path(table.name([*BAD].index("missing"))).unlink()
-    messages = {}
-    for phase in ("train", "eval"):
-        omissions, size = Omissions(len(table)), len(table)
-        if phase == "train":
-            list(table.train_batches(SampleOrder(size, size, SEED), DATA, range(1), WHOLE, omissions))
-        else:
-            list(table.eval_batches(EvalOrder(size, size), DATA, WHOLE, omissions))
-        names = {table.name(row): fault for row, fault in omissions.faults.items()}
-        assert len(names) == len(BAD) and all(fault.startswith(f"{name}: ") for name, fault in names.items())
-        messages[phase] = {kind: omissions.faults[row].partition(": ")[2] for row, kind in enumerate(BAD)}
-    return messages
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("phase", ["train", "eval"])
-def test_a_one_line_error_names_a_bad_image(refused: dict[str, dict[str, str]], kind: str, phase: str):
-    assert refused[phase][kind].startswith(BAD[kind][1])
-    assert "\n" not in refused[phase][kind]
+def test_a_one_line_error_names_each_bad_image(tmp_path: Path, phase: str):
+    contents = [make() for make, _ in BAD.values()]
+    table = write_table(tmp_path, [content or b"" for content in contents] + [encode(waves(row)) for row in range(3)])
+    Path(table.name([*BAD].index("missing"))).unlink()
+    omissions, size = Omissions(len(table)), len(table)
+    if phase == "train":
+        list(table.train_batches(SampleOrder(size, size, SEED), DATA, range(1), WHOLE, omissions))
+    else:
+        list(table.eval_batches(EvalOrder(size, size), DATA, WHOLE, omissions))
+    assert sorted(omissions.faults) == [*range(len(BAD))]
+    for row, (_, message) in enumerate(BAD.values()):
+        fault = omissions.faults[row]
+        assert fault.startswith(f"{table.name(row)}: {message}") and "\n" not in fault
 
 
 # Opening the file, the verification and the decoder find one of these faults each.
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["missing", "cut", "png without pixels"])
-@pytest.mark.parametrize("phase", ["train", "eval"])
+@pytest.mark.parametrize(("kind", "phase"), [("missing", "train"), ("cut", "eval"), ("png without pixels", "train")])
 def test_a_bad_image_ends_the_stream_after_the_batches_before_it(tmp_path: Path, kind: str, phase: str):
     make, message = BAD[kind]
     content = make()
@@ -427,14 +381,7 @@ def test_an_exception_of_the_producer_is_raised_after_the_batches_before(table: 
     assert caught.value is failure
 
 
-def cmyk() -> bytes:
-    return encode(Image.fromarray(waves(5)).convert("CMYK"), quality=95)
-
-
 ACCEPTED: dict[str, tuple[Callable[[], bytes], float]] = {
-    "png named jpeg": (lambda: encode(waves(5), "PNG"), 0.0),
-    "png with alpha": (lambda: encode(Image.fromarray(waves(5)).convert("RGBA"), "PNG"), 0.0),
-    "cmyk jpeg": (cmyk, 6.0),
     "progressive jpeg": (lambda: encode(waves(5), quality=95, progressive=True), 6.0),
     "jpeg with a thumbnail": (jpeg_with_thumbnail, 6.0),
     "jpeg with bytes after its end": (lambda: encode(waves(5), quality=95) + b"camera's own\x00\x00", 6.0),
@@ -463,7 +410,7 @@ def wait_until(condition: Callable[[], bool]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
-@pytest.mark.parametrize("end", ["close", "drop", ci_case("never started")])
+@pytest.mark.parametrize("end", ["drop", ci_case("close"), ci_case("never started")])
 def test_threads_follow_the_cores_and_end_with_the_iterator(table: ExampleTable, end: str, monkeypatch):
     def endless(cores: int) -> Generator[Batch]:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
@@ -489,19 +436,9 @@ def test_threads_follow_the_cores_and_end_with_the_iterator(table: ExampleTable,
     assert wait_until(lambda: num_threads() <= before + 2)
 
 
-@pytest.mark.parametrize(
-    ("seed", "image_size", "shard", "message"),
-    [
-        (-1, SIZE, WHOLE, "seed=-1: expected 0 to"),
-        (0, 0, WHOLE, "data.image_size=0: expected 1 to 10,000"),
-        (0, SIZE, Shard(0, 4), "batch size 6 does not divide into 4 equal parts; use 4 or 8"),
-        (0, SIZE, Shard(2, 2), "part 2 of a batch of 2 parts"),
-    ],
-)
-def test_bad_arguments_are_refused_at_once(table: ExampleTable, seed: int, image_size: int, shard: Shard, message: str):
-    with pytest.raises(InputError, match=message):
-        order = SampleOrder(NUM_EXAMPLES, 6, seed)
-        table.train_batches(order, DataConfig(image_size=image_size), range(1), shard)
+def test_a_shard_that_does_not_fit_is_refused_at_once(table: ExampleTable):
+    with pytest.raises(InputError, match="batch size 6 does not divide into 4 equal parts; use 4 or 8"):
+        table.train_batches(SampleOrder(NUM_EXAMPLES, 6, 0), DATA, range(1), Shard(0, 4))
 
 
 def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
@@ -509,8 +446,6 @@ def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
         table.eval_batches(EvalOrder(12, 6), DATA)
     with pytest.raises(InputError, match="data.resize=23: validation crops data.image_size=24 pixels"):
         table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), DataConfig(image_size=24, resize=23))
-    with pytest.raises(InputError, match="data.crop='random': expected 'random_area' or 'whole'"):
-        DataConfig(crop="random")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"data.crop_area=\(0.0, 1.0\): give the smallest share"):
         _ = DataConfig(crop_area=(0, 1)).area
 

@@ -74,7 +74,7 @@ def test_after_data_check_nothing_is_verified(root: Path, tmp_path: Path, verifi
     assert verifications == []
 
 
-@pytest.mark.parametrize("change", ["longer", "same size", "same size and time", "another file"])
+@pytest.mark.parametrize("change", ["longer", "same size and time", "another file"])
 def test_a_changed_file_is_verified_again(root: Path, change: str):
     table = train_solutions(root)
     mark_verified(table)
@@ -105,7 +105,6 @@ def test_a_file_that_is_damaged_later_never_trains(root: Path):
 def test_damage_without_a_new_file_time_is_removed_from_the_cache_once_found(
     root: Path, tmp_path: Path, verifications: list[int]
 ):
-    """Like damage by the disk: `data check` reads every file, and a run trusts the cache."""
     table = train_solutions(root)
     read(table)
     file = Path(table.name(3))
@@ -123,7 +122,7 @@ def cache_files() -> list[Path]:
     return sorted((cache_folder() / "verified").iterdir())
 
 
-@pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "a directory"])
+@pytest.mark.parametrize("damage", ["cut", "flipped", "a directory"])
 def test_a_damaged_cache_file_is_ignored(root: Path, damage: str, caplog):
     mark_verified(train_solutions(root))
     (cache_file,) = cache_files()
@@ -133,7 +132,7 @@ def test_a_damaged_cache_file_is_ignored(root: Path, damage: str, caplog):
         cache_file.mkdir()
     else:
         data[40] ^= 1
-        cache_file.write_bytes({"cut": data[:50], "flipped": data, "empty": b""}[damage])
+        cache_file.write_bytes({"cut": data[:50], "flipped": data}[damage])
     with caplog.at_level(logging.WARNING, "jaxddp.data"):
         assert len(mark_verified(train_solutions(root))) == N
     lines = [message for message in caplog.messages if str(cache_file) in message]
@@ -146,12 +145,6 @@ def test_a_missing_cache_folder_is_no_error(root: Path, tmp_path: Path, monkeypa
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
     for _ in range(2):
         assert len(mark_verified(train_solutions(root))) == N
-    monkeypatch.delenv(CACHE_VARIABLE)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    table = train_solutions(root)
-    # Without a home directory, the path is unchanged.
-    monkeypatch.setattr(os.path, "expanduser", str)
-    read(table)
 
 
 @pytest.mark.slow
@@ -163,21 +156,7 @@ def test_each_process_caches_its_share(root: Path, verifications: list[int]):
     assert len(verifications) == N
 
 
-@pytest.mark.slow
-def test_a_stream_that_is_dropped_caches_its_verified_images(root: Path, verifications: list[int]):
-    table = train_solutions(root)
-    table.check(DATA)
-    batches = iter(table.train_batches(SampleOrder(N, 4, seed=0), DATA, range(1000)))
-    for _ in range(N):
-        next(batches)
-    del batches
-    assert set(verifications) and (count := len(verifications)) >= N
-    read(train_solutions(root))
-    assert len(verifications) == count
-
-
 def test_the_cache_is_written_every_ten_minutes(root: Path, monkeypatch: pytest.MonkeyPatch):
-    # The interval is private, since users need not set it.
     monkeypatch.setattr("jaxddp.data.soundness._SECONDS", -1.0)
     table = train_solutions(root)
     table.check(DATA)
@@ -185,7 +164,11 @@ def test_the_cache_is_written_every_ten_minutes(root: Path, monkeypatch: pytest.
     for _ in range(3):
         next(batches)
     assert cache_files()
-    batches.close()
+    # A stream that is dropped caches the images that it has verified.
+    for _ in range(N):
+        next(batches)
+    del batches
+    assert mark_verified(train_solutions(root)) == []
 
 
 @pytest.mark.slow
@@ -203,7 +186,6 @@ def test_images_of_packed_sets_are_verified_again_after_a_change_of_their_shards
 
 
 def test_a_cache_file_does_not_grow_without_end(root: Path, monkeypatch: pytest.MonkeyPatch):
-    # The bound is private. The test would need a million files to reach the real bound.
     monkeypatch.setattr("jaxddp.data.soundness._MAX_ENTRIES", 10)
     for _ in range(4):
         for path in root.rglob("*.JPEG"):

@@ -1,6 +1,5 @@
 """Images of 16 bits and any number of channels keep their precision, in batches and in device memory."""
 
-import re
 from pathlib import Path
 
 import jax
@@ -70,7 +69,7 @@ def test_normalized_floats_give_the_same_inputs_as_their_pixels(side: int | None
         check_augmentation(Preprocess(augment=AugmentConfig(rand_augment=1)), (4, 4, 3), np.float32)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 5])
+@pytest.mark.parametrize("channels", [1, 5])
 def test_a_single_mean_applies_to_all_channels(channels: int):
     images = table(channels, np.uint8).images[:8]
     single, repeated = (inputs(images, (0.4,) * times, (0.2,) * times) for times in (1, channels))
@@ -106,51 +105,30 @@ def test_whitening_has_the_same_patch_moments_in_sixteen_bits():
     np.testing.assert_array_equal(patch_moments(source.images, 2, (0.5,) * 3, (0.25,) * 3), narrow)
 
 
-@pytest.mark.parametrize(
-    ("source", "data", "fault"),
-    [
-        (
-            table(3),
-            {"bits": 8, "channels": 4},
-            "data.channels=4: images in memory are used as they are; set data.channels 3",
-        ),
-        (
-            table(3, np.uint8),
-            {"bits": 16},
-            "data.bits=16: images in memory are used as they are; set data.bits 8",
-        ),
-    ],
-)
-def test_an_error_names_fixed_properties_of_arrays(source: ArrayTable, data: dict, fault: str):
-    with pytest.raises(InputError, match=f"^{re.escape(fault)}"):
-        source.check(DataConfig(**{**vars(PLAIN), **data}))
+@pytest.mark.parametrize(("dtype", "key", "value", "own"), [(np.uint16, "channels", 4, 3), (np.uint8, "bits", 16, 8)])
+def test_an_error_names_fixed_properties_of_arrays(dtype: type, key: str, value: int, own: int):
+    fault = f"^data.{key}={value}: images in memory are used as they are; set data.{key} {own}"
+    with pytest.raises(InputError, match=fault):
+        table(3, dtype).check(DataConfig(**{**vars(PLAIN), "bits": 8, key: value}))
 
 
 def test_settings_that_do_not_fit_the_pixels_raise_a_one_line_error():
-    with pytest.raises(
-        InputError, match="^data.augment.rand_augment=1: needs 8-bit pixels with 1 or 3 channels, and not uint16"
-    ):
+    with pytest.raises(InputError, match="^data.augment.rand_augment=1: needs 8-bit pixels with 1 or 3 channels, and"):
         setup_of(linear_model(), sgd(0.1), table(3), data=DataConfig(augment=AugmentConfig(rand_augment=1)))
     with pytest.raises(InputError, match="5 channels; give a value for each channel, or one for all"):
         setup_of(linear_model(), sgd(0.1), table(5), data=DataConfig())
     setup = setup_of(linear_model(), sgd(0.1), table(3), data=PLAIN)
-    with pytest.raises(
-        InputError, match="^validation data: pixels of uint8, and uint16 in the training data; give both"
-    ):
+    with pytest.raises(InputError, match="^validation data: pixels of uint8, and uint16 in the training data; give"):
         setup.evaluator(table(3, np.uint8))
     with pytest.raises(InputError, match="^images of >u2: give uint8"):
         ArrayTable(np.zeros((1, 2, 2, 1), ">u2"), np.zeros(1, int), ("a",))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("channels", [1, 2, 5])
 def test_check_and_pictures_take_any_channels_and_bits(channels: int):
     source = table(channels)
     findings = examine(source, 0)
-    assert (findings.kind, findings.height, findings.mode, findings.size) == (
-        "array",
-        SIZE,
-        str(channels),
-        SIZE * SIZE * channels * 2,
-    )
+    assert (findings.kind, findings.height, findings.mode) == ("array", SIZE, str(channels))
+    assert findings.size == SIZE * SIZE * channels * 2
     assert pictures.png(pictures.input_grid(source.images[:2], ["a", "b"])).startswith(b"\x89PNG")

@@ -47,26 +47,16 @@ def units(data: bytes) -> tuple[int, int]:
     return -(-height // tall), -(-width // wide)
 
 
-def other_size(rows: int, columns: int) -> Damage:
-    """Change the size in the header by a number of rows and columns of units. Return `data` if none would remain."""
+def other_size(rows: Callable[[int], int] = int, columns: Callable[[int], int] = int) -> Damage:
+    """Change the numbers of rows and columns of units in the header. Return `data` if none would remain."""
 
     def damaged(data: bytes, _: random.Random) -> bytes:
-        (have, across), (tall, wide), (height, width) = units(data), unit_of(data), size_of(data)
-        if min(have + rows, across + columns) < 1:
+        (height, width), (tall, wide), before = size_of(data), unit_of(data), units(data)
+        after = rows(before[0]), columns(before[1])
+        if min(after) < 1:
             return data
-        return resized(data, (have + rows) * tall if rows else height, (across + columns) * wide if columns else width)
-
-    return damaged
-
-
-def scaled(down: int, across: int) -> Damage:
-    def damaged(data: bytes, _: random.Random) -> bytes:
-        (rows, columns), (tall, wide), (height, width) = units(data), unit_of(data), size_of(data)
-        if rows < down or columns < across:
-            return data
-        return resized(
-            data, rows // down * tall if down > 1 else height, columns // across * wide if across > 1 else width
-        )
+        kept = [side if new == old else None for side, new, old in zip((height, width), after, before, strict=True)]
+        return resized(data, kept[0] or after[0] * tall, kept[1] or after[1] * wide)
 
     return damaged
 
@@ -89,31 +79,6 @@ def within(change: Callable[[bytes, random.Random], bytes], length: int) -> Dama
         return data[:start] + change(data[start : start + length], rng) + data[start + length :]
 
     return damaged
-
-
-def deleted(length: int) -> Damage:
-    return within(lambda stretch, rng: b"", length)
-
-
-def repeated(length: int) -> Damage:
-    return within(lambda stretch, rng: 2 * stretch, length)
-
-
-def zeroed(length: int) -> Damage:
-    return within(lambda stretch, rng: bytes(length), length)
-
-
-def overwritten(length: int) -> Damage:
-    return within(lambda stretch, rng: rng.randbytes(length), length)
-
-
-def inserted(length: int) -> Damage:
-    return within(lambda stretch, rng: rng.randbytes(length) + stretch, length)
-
-
-def replaced(old: bytes, new: bytes) -> Damage:
-    """Convert line ends, as a copy in text mode does."""
-    return lambda data, _: data.replace(old, new)
 
 
 def frame_kind(marker: int) -> Damage:
@@ -144,12 +109,9 @@ def restarts(interval: int) -> Damage:
         assert scan is not None
         if restart_segment is None:
             return data[: scan.start] + struct.pack(">BBHH", 0xFF, DRI, 4, interval) + data[scan.start :]
-        old = int.from_bytes(data[restart_segment.body + 2 : restart_segment.end])
-        return (
-            data[: restart_segment.body + 2]
-            + struct.pack(">H", interval + (interval == old))
-            + data[restart_segment.end :]
-        )
+        start, end = restart_segment.body + 2, restart_segment.end
+        new = interval + (interval == int.from_bytes(data[start:end]))
+        return data[:start] + struct.pack(">H", new) + data[end:]
 
     return damaged
 
@@ -166,12 +128,12 @@ def swapped_tables(data: bytes, _: random.Random) -> bytes:
 
 
 HEADERS: dict[str, Damage] = {
-    "one row of blocks less": other_size(-1, 0),
-    "one row of blocks more": other_size(1, 0),
-    "one column of blocks less": other_size(0, -1),
-    "one column of blocks more": other_size(0, 1),
-    "half the height": scaled(2, 1),
-    "half the width": scaled(1, 2),
+    "one row of blocks less": other_size(rows=lambda n: n - 1),
+    "one row of blocks more": other_size(rows=lambda n: n + 1),
+    "one column of blocks less": other_size(columns=lambda n: n - 1),
+    "one column of blocks more": other_size(columns=lambda n: n + 1),
+    "half the height": other_size(rows=lambda n: n // 2),
+    "half the width": other_size(columns=lambda n: n // 2),
     "any other size": any_size,
     "arithmetic codes": frame_kind(0xC9),
     "progressive with arithmetic codes": frame_kind(0xCA),
@@ -183,29 +145,37 @@ HEADERS: dict[str, Damage] = {
 }
 """Damage to header fields that describe the data."""
 
+
+def deleted(length: int) -> Damage:
+    return within(lambda stretch, rng: b"", length)
+
+
+def zeroed(length: int) -> Damage:
+    return within(lambda stretch, rng: bytes(length), length)
+
+
 STRETCHES: dict[str, Damage] = {
     "256 bytes deleted": deleted(256),
     "1 KiB deleted": deleted(1024),
     "4 KiB deleted": deleted(4096),
-    "256 bytes repeated": repeated(256),
-    "1 KiB repeated": repeated(1024),
+    "256 bytes repeated": within(lambda stretch, rng: 2 * stretch, 256),
+    "1 KiB repeated": within(lambda stretch, rng: 2 * stretch, 1024),
     "64 bytes zeroed": zeroed(64),
     "256 bytes zeroed": zeroed(256),
-    "1 KiB zeroed": zeroed(1024),
-    "512 random bytes": overwritten(512),
-    "512 bytes inserted": inserted(512),
-    "line ends for Windows": replaced(b"\n", b"\r\n"),
-    "line ends of the old Mac": replaced(b"\r", b"\n"),
+    "512 random bytes": within(lambda stretch, rng: rng.randbytes(512), 512),
+    "512 bytes inserted": within(lambda stretch, rng: rng.randbytes(512) + stretch, 512),
+    "line ends for Windows": lambda data, _: data.replace(b"\n", b"\r\n"),
+    "line ends of the old Mac": lambda data, _: data.replace(b"\r", b"\n"),
 }
 """Damage by lost or added data."""
 
 SMALL: dict[str, Damage] = {
     "a bit flipped": within(lambda byte, rng: bytes([byte[0] ^ 1 << rng.randrange(8)]), 1),
     "a byte deleted": deleted(1),
-    "a byte repeated": repeated(1),
+    "a byte repeated": within(lambda stretch, rng: 2 * stretch, 1),
     "16 bytes deleted": deleted(16),
     "16 bytes zeroed": zeroed(16),
     "64 bytes deleted": deleted(64),
-    "line ends for Unix": replaced(b"\r\n", b"\n"),
+    "line ends for Unix": lambda data, _: data.replace(b"\r\n", b"\n"),
 }
 """Damage that no decoder can detect, because it often leaves a valid image with the same number of blocks."""

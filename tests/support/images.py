@@ -76,15 +76,8 @@ def interlaced(mode: str) -> bytes:
     """Return an Adam7-interlaced PNG, which Pillow cannot write."""
     pixels = np.asarray(picture(13, 17, mode))
     coded = b""
-    for top, left, down, across in (
-        (0, 0, 8, 8),
-        (0, 4, 8, 8),
-        (4, 0, 8, 4),
-        (0, 2, 4, 4),
-        (2, 0, 4, 2),
-        (0, 1, 2, 2),
-        (1, 0, 2, 1),
-    ):
+    passes = ((0, 0, 8, 8), (0, 4, 8, 8), (4, 0, 8, 4), (0, 2, 4, 4), (2, 0, 4, 2), (0, 1, 2, 2), (1, 0, 2, 1))
+    for top, left, down, across in passes:
         coded += b"".join(b"\0" + row.tobytes() for row in pixels[top::down, left::across])
     color = {"L": 0, "RGB": 2}[mode]
     header = struct.pack(">IIBBBBB", 17, 13, 8, color, 0, 0, 1)
@@ -92,8 +85,6 @@ def interlaced(mode: str) -> bytes:
 
 
 def sixteen_bits() -> bytes:
-    from PIL import Image
-
     return encode(Image.fromarray(np.asarray(picture(13, 17, "L")).astype(np.uint16) * 200), "PNG")
 
 

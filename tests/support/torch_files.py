@@ -28,11 +28,8 @@ def make() -> None:
         **{"grid": grid, "transposed": grid.t(), "part": torch.arange(10)[2:6], "scalar": torch.tensor(7)},
         **{"half": torch.tensor([0.5, -2.0]).half(), "brain": torch.tensor([1.5, -2.0]).bfloat16()},
         **{"flags": torch.tensor([True, False]), "double": torch.tensor([0.1], dtype=torch.float64)},
-        **{
-            "parameter": torch.nn.Parameter(torch.ones(2)),
-            "none": torch.zeros(0, 3),
-            "bytes": torch.tensor([255]).byte(),
-        },
+        **{"parameter": torch.nn.Parameter(torch.ones(2)), "none": torch.zeros(0, 3)},
+        "bytes": torch.tensor([255]).byte(),
     }
     module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
     optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
