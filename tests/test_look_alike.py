@@ -42,11 +42,6 @@ def listing(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     return lambda: read_csv(root / "train.csv"), "train.csv:3"
 
 
-def several_labels(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
-    (root / "train.csv").write_text(f"path,label\nfirst.png,other\na.png,{';'.join(names)}\n")
-    return lambda: read_csv(root / "train.csv"), "train.csv:3"
-
-
 def folders(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     for name in names:
         (root / "train" / name).mkdir(parents=True)
@@ -110,7 +105,7 @@ def catalog(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
 
 
 FORMATS = (
-    *(listing, several_labels, folders, solutions, strings_of_parquet, schema_of_parquet, packed, names_file),
+    *(listing, folders, solutions, strings_of_parquet, schema_of_parquet, packed, names_file),
     *(numpy_file, arrays, catalog),
 )
 

@@ -18,7 +18,7 @@ from support.shared import sgd
 from support.torchvision_golden import FILE, decoded, image
 
 import jaxddp.augment.policies as policies
-from jaxddp.augment.color import TURN, adjusted, blur, box_weights, color_jitter_from, draw, rotate_hue
+from jaxddp.augment.color import TURN, adjusted, blur, box_weights, color_jitter_from, draw
 from jaxddp.augment.operations import (
     IDENTITY,
     ONE,
@@ -107,19 +107,6 @@ def test_a_blur_equals_pillows(radius):
         theirs = np.array(Image.fromarray(pixels).filter(ImageFilter.GaussianBlur(radius)))
         assert (ours == theirs).all()
         assert radius == 0.1 or (ours != pixels).any()
-
-
-def test_hues_turn_in_a_circle_and_gray_pixels_keep_their_value():
-    pixels = planes(PHOTO).astype(jnp.int32)
-    gray = jnp.broadcast_to(gray_of(pixels), pixels.shape)
-    for turn in (-TURN, -1, 0, 1, TURN // 3, TURN):
-        turned = rotate_hue(pixels, jnp.int32(turn))
-        assert (turned.max(0) == pixels.max(0)).all() and (turned.min(0) == pixels.min(0)).all()
-        assert (rotate_hue(gray, jnp.int32(turn)) == gray).all()
-        if turn in (-TURN, 0, TURN):
-            assert (turned == pixels).all()
-        if turn == TURN // 3:
-            assert (turned == jnp.roll(pixels, 1, axis=0)).all()
 
 
 SPACES = {

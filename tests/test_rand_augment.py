@@ -16,7 +16,6 @@ from jaxddp.config import AugmentConfig, load
 RNG = np.random.default_rng(0)
 HEIGHT, WIDTH = 21, 32
 WARPS = ("rotate", "shear_x", "shear_y", "translate_x", "translate_y")
-TABLES = ("identity", "autocontrast", "equalize", "solarize", "posterize")
 BLENDS = ("color", "contrast", "brightness", "sharpness")
 
 IMAGES = {
@@ -42,68 +41,6 @@ def run():
         return done
 
     return run
-
-
-def source(name: str, row: int, column: int, height: int, width: int, magnitude: float) -> tuple[float, float]:
-    """Return the source of a pixel's centre, as (y, x) in pixels from the image's top left corner."""
-    y, x, share = row + 0.5, column + 0.5, magnitude / 10
-    if name == "rotate":
-        angle = math.radians(30) * share
-        turned = complex(x - width / 2, y - height / 2) * complex(math.cos(angle), math.sin(angle))
-        return turned.imag + height / 2, turned.real + width / 2
-    moves = {
-        "shear_x": (0, 0.3 * share * y),
-        "shear_y": (0.3 * share * x, 0),
-        "translate_x": (0, round(150 / 331 * width * share)),
-        "translate_y": (round(150 / 331 * height * share), 0),
-    }
-    return y + moves[name][0], x + moves[name][1]
-
-
-def table(name: str, channel: np.ndarray, magnitude: float) -> list[int]:
-    """Return the new value of each pixel value 0 to 255."""
-    share, low, high = abs(magnitude) / 10, int(channel.min()), int(channel.max())
-    pixels = channel.ravel().tolist()
-    if name == "autocontrast" and high > low:
-        return [min(max((value - low) * 255 // (high - low), 0), 255) for value in range(256)]
-    if name == "equalize":
-        step = sum(pixel != high for pixel in pixels) // 255
-        if step:
-            return [min((step // 2 + sum(p < value for p in pixels)) // step, 255) for value in range(256)]
-    if name == "solarize":
-        return [value if value < round(256 * (1 - share)) else 255 - value for value in range(256)]
-    if name == "posterize":
-        part = 2 ** round(4 * share)
-        return [value // part * part for value in range(256)]
-    return list(range(256))
-
-
-@pytest.mark.parametrize("magnitude", [4.0, -9.0])
-@pytest.mark.parametrize("kind", IMAGES)
-@pytest.mark.parametrize("name", WARPS)
-def test_a_warp_reads_each_pixel_from_its_source(name, kind, magnitude, run):
-    image = IMAGES[kind]
-    height, width, _ = image.shape
-    warped, compared = run(name, image, magnitude), 0
-    for row in range(height):
-        for column in range(width):
-            y, x = source(name, row, column, height, width, magnitude)
-            # Sines are rounded to 1/65,536, which may choose either side of a border between pixels.
-            if min(abs(y - round(y)), abs(x - round(x))) > 2e-3:
-                inside = 0 <= y < height and 0 <= x < width
-                expected = image[math.floor(y), math.floor(x)] if inside else FILL
-                assert (warped[row, column] == expected).all(), (row, column)
-                compared += 1
-    assert compared >= 0.95 * height * width
-
-
-@pytest.mark.parametrize("magnitude", [4.0, -9.0])
-@pytest.mark.parametrize("kind", IMAGES)
-@pytest.mark.parametrize("name", TABLES)
-def test_a_lookup_table_equals_its_definition(name, kind, magnitude, run):
-    image = IMAGES[kind]
-    expected = [np.array(table(name, channel, magnitude))[channel] for channel in np.moveaxis(image, -1, 0)]
-    assert (run(name, image, magnitude) == np.stack(expected, -1)).all()
 
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if name not in ("autocontrast", "equalize")])

@@ -25,7 +25,6 @@ from support.streams import (
     NUM_EXAMPLES,
     SEED,
     SIZE,
-    all_of,
     assert_same,
     part_of,
     waves,
@@ -249,21 +248,6 @@ def sample_weights(length: int, size: int) -> np.ndarray:
     return np.clip(1 - np.abs(centers - np.arange(length)), 0, None)
 
 
-@pytest.mark.parametrize("subsampling", [0, 2])
-def test_inexact_decoding_differs_by_a_few_levels(subsampling: int):
-    data, rng = encode(waves(2, 90, 110), subsampling=subsampling), np.random.default_rng(subsampling)
-    for _ in range(20):
-        height, width = int(rng.integers(8, 91)), int(rng.integers(8, 111))
-        part = [int(rng.integers(0, 91 - height)), int(rng.integers(0, 111 - width)), height, width]
-        exact, quick = (
-            decode_window(data, lambda _, part=part: tf.constant(part), exact=choice).numpy().astype(int)
-            for choice in (True, False)
-        )
-        difference = np.abs(exact - quick)
-        assert difference[:, 1:-1].max(initial=0) <= 8
-        assert difference.mean() < 1.5
-
-
 @pytest.mark.parametrize("scale", [2, 8])
 def test_large_windows_are_decoded_at_a_fraction(scale: int):
     height, width = 300, 420
@@ -290,13 +274,6 @@ def test_whole_images_of_the_right_size_are_left_as_they_are(tmp_path: Path):
         np.testing.assert_array_equal(other.image[row], image)
 
 
-def jpeg_with_thumbnail() -> bytes:
-    """Return a JPEG whose EXIF-like segment holds a whole small JPEG with its end-of-image marker."""
-    thumbnail = encode(waves(5, 16, 16))
-    data = encode(waves(5), quality=95)
-    return data[:2] + b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail + data[2:]
-
-
 def png_header(width: int, height: int) -> bytes:
     body = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     header = struct.pack(">I", 13) + body + struct.pack(">I", zlib.crc32(body))
@@ -309,7 +286,6 @@ BAD: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "empty": (lambda: b"", "empty file; download it again or leave it out"),
     "cut": (lambda: encode(waves(5))[:-200], f"{CUT}; download it again or leave it out"),
     "cut, then zeros": (lambda: encode(waves(5))[:-200] + bytes(200), CUT),
-    "cut after thumbnail": (lambda: jpeg_with_thumbnail()[:-200], CUT),
     "nothing but markers": (lambda: b"\xff\xd8\xff\xd9", "cut short: no image data at the end"),
     "png cut": (lambda: encode(waves(5), "PNG")[:-12], "cut short: no IEND chunk at the end"),
     "jpeg bomb": (
@@ -381,22 +357,6 @@ def test_an_exception_of_the_producer_is_raised_after_the_batches_before(table: 
     assert caught.value is failure
 
 
-ACCEPTED: dict[str, tuple[Callable[[], bytes], float]] = {
-    "progressive jpeg": (lambda: encode(waves(5), quality=95, progressive=True), 6.0),
-    "jpeg with a thumbnail": (jpeg_with_thumbnail, 6.0),
-    "jpeg with bytes after its end": (lambda: encode(waves(5), quality=95) + b"camera's own\x00\x00", 6.0),
-}
-
-
-@pytest.mark.parametrize("kind", ACCEPTED)
-def test_unusual_images_are_decoded_to_rgb(tmp_path: Path, kind: str):
-    make, tolerance = ACCEPTED[kind]
-    file = tmp_path / "image.JPEG"
-    file.write_bytes(make())
-    pixels = all_of(str(file)).numpy().astype(float)
-    assert np.abs(pixels - waves(5)).mean() <= tolerance
-
-
 def num_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
@@ -450,19 +410,14 @@ def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):
         _ = DataConfig(crop_area=(0, 1)).area
 
 
-# A new process, so its peak memory is that of the stream. The steps include the end of an epoch. When the process
-# ends, the producer of its stream is nearly always in Python code.
+# When the process ends, the producer of its stream is nearly always in Python code.
 PROGRAM = """
-import dataclasses, resource, sys, time
+import dataclasses, sys, time
 from pathlib import Path
-import numpy as np
 from support.images import encode
-from jaxddp.config import DataConfig
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.table import ExampleTable
 from support.streams import *
-
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 class Slow(ExampleTable):
     def places(self, rows):
@@ -471,34 +426,14 @@ class Slow(ExampleTable):
 
 print(tf.config.get_visible_devices("GPU"))
 small = write_table(Path(sys.argv[1]), [encode(waves(row, 16, 16)) for row in range(8)])
-data = DataConfig(image_size=16)
-list(small.train_batches(SampleOrder(8, 4, 0), data, range(2)))
-path = np.resize(small.path, 1_281_167)
-table = dataclasses.replace(small, id=path, path=path, labels=np.resize(small.labels, len(path)))
-order, before = SampleOrder(len(table), 256, 0), peak()
-middle = order.steps(1)
-for batch in table.train_batches(order, data, range(middle - 3, middle + 3)):
-    assert batch.image.shape == (256, 16, 16, 3)
-assert set(order.epochs(middle - 1)) == {0, 1}
-print(peak() - before)
 slow = Slow(**{field.name: getattr(small, field.name) for field in dataclasses.fields(small)})
 batches = slow.train_batches(SampleOrder(8, 4, 0), DATA, range(10**9))
 next(batches)
 """
 
 
-@pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path_factory.mktemp("program"))]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment())
-
-
 @pytest.mark.ci
-def test_tensorflow_is_kept_off_the_gpus_and_prints_nothing_on_stderr(program):
-    assert program.stdout.splitlines()[0] == "[]"
-    assert program.stderr == ""
-
-
-@pytest.mark.ci
-def test_a_program_with_an_unfinished_stream_ends(program):
-    assert program.returncode == 0, program.stderr[-2000:]
+def test_a_program_with_an_unfinished_stream_ends_without_gpus_and_messages(tmp_path: Path):
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment())
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")

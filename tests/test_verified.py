@@ -140,13 +140,6 @@ def test_a_damaged_cache_file_is_ignored(root: Path, damage: str, caplog):
     assert len(mark_verified(train_solutions(root))) == (N if damage == "a directory" else 0)
 
 
-def test_a_missing_cache_folder_is_no_error(root: Path, tmp_path: Path, monkeypatch):
-    (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file"))
-    for _ in range(2):
-        assert len(mark_verified(train_solutions(root))) == N
-
-
 @pytest.mark.slow
 def test_each_process_caches_its_share(root: Path, verifications: list[int]):
     for index in range(2):
