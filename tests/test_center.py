@@ -11,13 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from support.cases import essential_and_rare
 from support.images import encode
 
-from jaxddp.data.stream.decode import Interpolation, eval_image, train_image
+from jaxddp.data.stream.decode import Interpolation, Pixels
 
 # Pillow also rounds after the first of its two passes, so it differs by at most half a level before the last rounding.
 MEAN_BOUND, MAX_BOUND = 0.25, 1
@@ -51,7 +52,7 @@ def reference(
 def difference(
     data: bytes, image_size: int = 224, resize: int = 256, interpolation: Interpolation = "bilinear", **crop: bool
 ) -> np.ndarray:
-    pixels = eval_image(data, image_size, resize, interpolation=interpolation, **crop).numpy()
+    pixels = Pixels(image_size, interpolation=interpolation, resize=resize, **crop)(data).numpy()
     assert pixels.shape == (image_size, image_size, 3)
     return np.abs(pixels.astype(int) - reference(data, image_size, resize, interpolation, **crop))
 
@@ -85,7 +86,7 @@ def test_bicubic_training_crops_equal_pillows(seed: int):
     width, height = draw.randint(20, 120), draw.randint(20, 120)
     image = photograph(width, height, seed)
     expected = np.asarray(image.resize((64, 64), Image.Resampling.BICUBIC))
-    pixels = train_image(encode(image, "PNG"), None, None, 64, interpolation="bicubic").numpy()
+    pixels = Pixels(64, interpolation="bicubic")(encode(image, "PNG")).numpy()
     differences = np.abs(pixels.astype(int) - expected)
     assert differences.mean() < 0.002 and differences.max() <= 1
 
@@ -104,19 +105,32 @@ def test_evaluation_gives_the_pixels_of_torchvision_at_any_size(
     assert difference(data, image_size, image_size + spare).max() <= MAX_BOUND
 
 
-def with_alpha(image: Image.Image) -> bytes:
-    image.putalpha(Image.fromarray(np.arange(image.width * image.height, dtype=np.uint8).reshape(image.size[::-1])))
-    return encode(image, "PNG")
+def with_alpha(mode: str) -> Callable[[Image.Image], bytes]:
+    def make(image: Image.Image) -> bytes:
+        image = image.convert(mode)
+        image.putalpha(Image.fromarray(np.arange(image.width * image.height, dtype=np.uint8).reshape(image.size[::-1])))
+        return encode(image, "PNG")
+
+    return make
+
+
+def ycck(image: Image.Image) -> bytes:
+    """Return a JPEG like those of Photoshop: inverted CMYK, with YCbCr in the first three channels."""
+    return simplejpeg.encode_jpeg(np.ascontiguousarray(255 - np.asarray(image.convert("CMYK"))), 95, "CMYK", "444")
 
 
 KINDS: dict[str, Callable[[Image.Image], bytes]] = {
     "gray jpeg": lambda image: encode(image.convert("L")),
     "gray png": lambda image: encode(image.convert("L"), "PNG"),
-    "palette": lambda image: encode(image.quantize(50), "PNG"),
-    "alpha": with_alpha,
+    "one bit": lambda image: encode(image.convert("1"), "PNG"),
+    "palette": lambda image: encode(image.quantize(50), "PNG", transparency=3),
+    "color with alpha": with_alpha("RGBA"),
+    "gray with alpha": with_alpha("LA"),
     "progressive": lambda image: encode(image, progressive=True),
     "bytes after the end": lambda image: encode(image) + bytes(9),
     "cmyk": lambda image: encode(image.convert("CMYK"), quality=95),
+    "subsampled cmyk": lambda image: encode(image.convert("CMYK"), quality=95, subsampling=2),
+    "ycck": ycck,
 }
 
 
@@ -128,8 +142,8 @@ def test_every_kind_of_file_gives_the_pixels_of_torchvision(kind: str):
 def test_the_upper_eight_of_sixteen_bits_are_resized():
     values = np.random.default_rng(0).integers(0, 65536, (90, 130)).astype(np.uint16)
     upper = encode(Image.fromarray((values >> 8).astype(np.uint8)), "PNG")
-    pixels = eval_image(encode(Image.fromarray(values), "PNG"), 28, 32).numpy()
-    np.testing.assert_array_equal(pixels, eval_image(upper, 28, 32).numpy())
+    pixels = Pixels(28, resize=32)(encode(Image.fromarray(values), "PNG")).numpy()
+    np.testing.assert_array_equal(pixels, Pixels(28, resize=32)(upper).numpy())
 
 
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG"])

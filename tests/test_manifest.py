@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import threading
 from collections.abc import Callable
@@ -16,7 +17,6 @@ from support.data import random_table, write_arrays
 from support.networks import largest_difference, linear_model
 from support.shared import sgd
 
-import jaxddp
 import jaxddp.core.files as files
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError
@@ -284,19 +284,6 @@ def workdir(trained, tmp_path) -> Path:
     return shutil.copytree(trained, tmp_path / "run")
 
 
-@pytest.fixture(scope="module")
-def python_run(tmp_path_factory) -> tuple[Callable[[Path], object], Path]:
-    """Return a function that trains from Python in a work directory, and a work directory with checkpoint 2."""
-    setup = jaxddp.prepare_training(linear_model(), random_table(16), 1, sgd(0.1), 8)
-    workdir = tmp_path_factory.mktemp("python") / "run"
-
-    def train(folder: Path) -> object:
-        return jaxddp.train(jaxddp.softmax_cross_entropy, setup, workdir=folder, listeners=())
-
-    train(workdir)
-    return train, workdir
-
-
 def error_line(arguments: list[str], capfd) -> str:
     """Run a command that ends with exit code 2, and return the last line of its standard error."""
     assert main(arguments) == 2
@@ -320,7 +307,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", essential_and_ci(("a flipped bit",), DAMAGES))
-def test_a_damaged_checkpoint_raises_a_one_line_error(case, data, workdir, python_run, tmp_path, capfd):
+def test_a_damaged_checkpoint_raises_a_one_line_error(case, data, workdir, capfd):
     damage, expected = DAMAGES[case]
     folder = workdir / "checkpoints"
     damage(folder / "4")
@@ -334,12 +321,6 @@ def test_a_damaged_checkpoint_raises_a_one_line_error(case, data, workdir, pytho
     line = error_line(train_arguments(data, workdir, "--train.duration", "6 steps"), capfd)
     assert line.startswith(f"jaxddp: {folder / '4'}: step 4 is damaged: ") and expected in line
     assert line.endswith("; no checkpoint there is whole, so restore the files, or start in another --workdir")
-    train_in, python_workdir = python_run
-    workdir_copy = shutil.copytree(python_workdir, tmp_path / "python")
-    damage(workdir_copy / "checkpoints" / "2")
-    with pytest.raises(InputError, match="step 2 is damaged: .*; no checkpoint there is whole") as raised:
-        train_in(workdir_copy)
-    assert expected in str(raised.value) and "\n" not in str(raised.value)
 
 
 @pytest.mark.slow
@@ -396,19 +377,13 @@ DAMAGED_CONFIGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", DAMAGED_CONFIGS)
-def test_a_damaged_config_raises_a_one_line_error(case, data, workdir, python_run, tmp_path, capfd):
+def test_a_damaged_config_raises_a_one_line_error(case, data, workdir, capfd):
     text, expected = DAMAGED_CONFIGS[case]
     content = text.encode(errors="surrogateescape")
     config = workdir / "config.json"
     config.write_bytes(content)
-    with pytest.raises(InputError, match=expected):
-        raise InputError(error_line(train_arguments(data, workdir, "--train.duration", "6 steps"), capfd))
+    assert re.search(expected, error_line(train_arguments(data, workdir, "--train.duration", "6 steps"), capfd))
     assert str(config) in error_line(["eval", str(config)], capfd)
-    train_in, python_workdir = python_run
-    workdir_copy = shutil.copytree(python_workdir, tmp_path / "python")
-    (workdir_copy / "config.json").write_bytes(content)
-    with pytest.raises(InputError, match=expected):
-        train_in(workdir_copy)
 
 
 @pytest.mark.parametrize("text", ["{}", '{"2": {"top1": 0.75}}', DEEP_JSON], ids=["emptied", "changed", "deep"])

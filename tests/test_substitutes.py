@@ -15,7 +15,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
 from jaxddp.data.soundness import Substitutes
-from jaxddp.data.stream.decode import example_keys, train_image
+from jaxddp.data.stream.decode import Pixels, example_keys
 from jaxddp.data.table import ExampleTable
 
 NUM_EXAMPLES, CLASSES, BATCH = 18, 3, 6
@@ -109,7 +109,7 @@ def test_the_next_sound_row_of_the_class_is_substituted_and_counted(spoiled, one
         assert batch.substituted.tolist() == [row in BAD for row in batch.row.tolist()]
         keys = example_keys(SEED, batch.epoch, batch.row)
         for image, row, key in zip(batch.image, batch.row.tolist(), keys, strict=True):
-            expected = train_image(table.read(substitute(row, BAD)), key, DATA.crop_area, SIZE)
+            expected = Pixels(SIZE, area=DATA.crop_area)(table.read(substitute(row, BAD)), key)
             np.testing.assert_array_equal(image, expected)
 
 

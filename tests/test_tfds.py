@@ -24,7 +24,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.formats.tfds import read_tfds
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
-from jaxddp.data.stream.decode import train_image
+from jaxddp.data.stream.decode import Pixels
 from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
 
@@ -181,7 +181,7 @@ def test_jpeg_files_equal_those_of_the_builder(prepared: Path, file_format: str)
         for pixels, row, label in zip(batch.image, batch.row, batch.label, strict=True):
             number = next(number for number in range(23) if photo(number) == table.read(row))
             assert label == label_of(number)
-            np.testing.assert_array_equal(pixels, train_image(photo(number), None, None, PHOTO))
+            np.testing.assert_array_equal(pixels, Pixels(PHOTO)(photo(number)))
             if number % 15 == 0:
                 np.testing.assert_array_equal(pixels, np.asarray(Image.open(io.BytesIO(photo(number)))))
                 whole += 1

@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -37,9 +37,6 @@ _large_images = threading.Lock()
 DUPLICATE, CONTRADICTION, LEAK = "duplicate", "contradiction", "leak"
 WARNINGS = (CONTRADICTION, LEAK)
 """The kinds of notes on images that distort the measured accuracy. Such images do not stop a run: ImageNet has some."""
-_COLUMNS = np.dtype(
-    [("sha256", "V32"), ("bytes", "i8"), ("height", "i4"), ("width", "i4"), ("kind", "S5"), ("mode", "S8")]
-)
 _ADVICE = {
     "row": "take their rows out of the table",
     "file": "take the files out of the folder",
@@ -49,7 +46,7 @@ _ADVICE = {
 _MIN_THREADS = 8
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ImageFindings:
     """The findings about one image."""
 
@@ -134,30 +131,23 @@ def _describe(data: bytes) -> tuple[str, list[str]]:
     return mode, notes
 
 
+@dataclass
 class CheckedSplit:
-    """One split and its findings.
+    """One split and the findings of its rows."""
 
-    Attributes:
-        columns: the `ImageFindings` of each row, as a structured array [N]; a field that is None becomes zero or empty.
-        notes, faults: dicts from a row to its notes, and to its fault; rows without notes or a fault are absent.
-    """
+    name: str
+    source: Table
+    findings: list[ImageFindings] = field(default_factory=list)
 
-    def __init__(self, name: str, source: Table):
-        self.name, self.source = name, source
-        self.columns = np.zeros(len(source), _COLUMNS)
-        self.notes: dict[int, tuple[str, ...]] = {}
-        self.faults: dict[int, str] = {}
-        # Rows with equal notes share one tuple, because a split may have millions of rows.
-        self._shared_notes: dict[tuple[str, ...], tuple[str, ...]] = {}
+    @property
+    def notes(self) -> dict[int, tuple[str, ...]]:
+        """The notes of each row that has notes."""
+        return {row: findings.notes for row, findings in enumerate(self.findings) if findings.notes}
 
-    def add(self, row: int, findings: ImageFindings) -> None:
-        size = (findings.height or 0, findings.width or 0)
-        formats = ((findings.kind or "").encode(), (findings.mode or "").encode())
-        self.columns[row] = (findings.sha256 or bytes(32), findings.size, *size, *formats)
-        if findings.notes:
-            self.notes[row] = self._shared_notes.setdefault(findings.notes, findings.notes)
-        if findings.fault is not None:
-            self.faults[row] = findings.fault
+    @property
+    def faults(self) -> dict[int, str]:
+        """The fault of each row that cannot be used."""
+        return {row: findings.fault for row, findings in enumerate(self.findings) if findings.fault is not None}
 
     def name_of(self, row: int) -> str:
         """Return a readable name of a row's image."""
@@ -197,7 +187,7 @@ class CheckReport:
                 notes.append(f"{LEAK}: {where}, of split {first_split.name}")
             elif this_class == first_class:
                 notes.append(f"{DUPLICATE}: {where}")
-            split.notes[row] = (*split.notes.get(row, ()), *notes)
+            split.findings[row].notes += tuple(notes)
 
     @property
     def num_faults(self) -> int:
@@ -216,22 +206,22 @@ class CheckReport:
 
 def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, CheckedSplit, int]]:
     """Return (split, row, first split, first row) for every sound image with the content of an earlier image."""
-    places = [(split, row) for split in splits for row in range(len(split.source)) if row not in split.faults]
-    digests = np.array([split.columns["sha256"][row] for split, row in places], "V32")
+    places = [(split, row) for split in splits for row, each in enumerate(split.findings) if each.fault is None]
+    digests = np.array([split.findings[row].sha256 for split, row in places], "V32")
     return [(*places[repeat], *places[first]) for repeat, first in find_repeats(digests)]
 
 
 def _summary(split: CheckedSplit) -> dict[str, Any]:
-    kinds, counts = np.unique(split.columns["kind"], return_counts=True)
-    noted = Counter(kind for notes in split.notes.values() for kind in {note.partition(":")[0] for note in notes})
+    kinds = Counter(each.kind for each in split.findings if each.kind is not None)
+    noted = Counter(kind for each in split.findings for kind in {note.partition(":")[0] for note in each.notes})
     per_class = split.per_class
     summary: dict[str, Any] = {
         "examples": len(split.source),
         "made_of": getattr(split.source, "made_of", "image"),
         "fingerprint": split.source.fingerprint,
-        "bytes": int(split.columns["bytes"].sum()),
+        "bytes": sum(each.size for each in split.findings),
         "faults": len(split.faults),
-        "kinds": {os.fsdecode(kind): int(n) for kind, n in zip(kinds, counts, strict=True) if kind},
+        "kinds": dict(sorted(kinds.items())),
         "notes": dict(noted.most_common()),
         "classes": len(per_class),
     }
@@ -283,7 +273,7 @@ def check(
     """Read every image of every split once, and find images with the same content.
 
     Faults are reported in the order of the rows, and the report does not depend on the number of threads. The memory
-    holds at most one encoded image for each thread, and about 200 bytes for each row.
+    holds at most one encoded image for each thread, and about 400 bytes for each row.
 
     Args:
         sources: the tables of the splits by name, such as train and val. Of two equal images, the later is the
@@ -308,7 +298,7 @@ def check(
             findings_of_rows = map_in_threads(partial(examine, split.source), range(len(split.source)), threads)
             try:
                 for row, findings in enumerate(findings_of_rows):
-                    split.add(row, findings)
+                    split.findings.append(findings)
                     sound[row] = findings.fault is None and not findings.has_stray_bytes
                     num_examined, num_faulty = num_examined + 1, num_faulty + (findings.fault is not None)
                     line = findings.fault and f"{split.name_of(row)}: {findings.fault}"
@@ -351,18 +341,12 @@ def write_manifest(report: CheckReport, path: Path) -> None:
 
 
 def _image(split: CheckedSplit, row: int) -> dict[str, Any]:
-    column = split.columns[row]
-    digest = column["sha256"].tobytes()
+    findings = split.findings[row]
     return {
         "split": split.name,
         **split.source.record(row)._asdict(),
         "class": split.class_of(row),
-        "bytes": int(column["bytes"]),
-        "sha256": digest.hex() if any(digest) else None,
-        "kind": column["kind"].decode() or None,
-        "height": int(column["height"]) or None,
-        "width": int(column["width"]) or None,
-        "mode": column["mode"].decode() or None,
-        "notes": split.notes.get(row, ()),
-        "fault": split.faults.get(row),
+        "bytes": findings.size,
+        "sha256": findings.sha256 and findings.sha256.hex(),
+        **{name: getattr(findings, name) for name in ("kind", "height", "width", "mode", "notes", "fault")},
     }

@@ -206,7 +206,8 @@ class ExampleTable:
         files that `verified` marks as sound. With `data.verify="never"`, no file is verified. The iterator raises
         `Unreachable` if the store does not answer within its deadline.
         """
-        from jaxddp.data.stream.pipeline import Pipeline, Pixels
+        from jaxddp.data.stream.decode import Pixels
+        from jaxddp.data.stream.pipeline import Pipeline
 
         pixels = Pixels.of(data, train=True)
         return Pipeline(self, order, pixels, steps, shard, substitutes, data.verify != "never").batches()
@@ -214,7 +215,7 @@ class ExampleTable:
     def eval_batches(
         self, order: EvalOrder, data: DataConfig, shard: Shard = WHOLE, omissions: Omissions | None = None
     ) -> Iterator[Batch]:
-        """Yield every example once, its short side resized to `data.resize` and its center cropped; see `eval_image`.
+        """Yield every example once, its short side resized to `data.resize` and its center cropped; see `Pixels`.
 
         With `data.resize == data.image_size`, square images are not cropped. By default, an unusable image is an error,
         because a substitute would change the metrics. With `omissions`, another image is read in place of an unusable
@@ -222,7 +223,8 @@ class ExampleTable:
 
         Raises: see `train_batches` and `check_evaluation`.
         """
-        from jaxddp.data.stream.pipeline import Pipeline, Pixels
+        from jaxddp.data.stream.decode import Pixels
+        from jaxddp.data.stream.pipeline import Pipeline
 
         self.check_evaluation(data)
         pixels, steps, verifies = Pixels.of(data, train=False), range(order.num_batches), data.verify != "never"

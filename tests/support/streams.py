@@ -26,11 +26,6 @@ def part_of(path: Any, window: Any) -> Any:
     return decode_window(tf.io.read_file(path), lambda _: window)
 
 
-@tf.function(input_signature=[tf.TensorSpec([], tf.string)])
-def all_of(path: Any) -> Any:
-    return decode_window(tf.io.read_file(path), lambda size: tf.stack([0, 0, size[0], size[1]]))
-
-
 def table_of(root: Path, names: list[str]) -> ExampleTable:
     path = np.array([name.encode() for name in names])
     label = (np.arange(len(names)) % 3).astype(np.int32)

@@ -19,11 +19,13 @@ import logging
 import math
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import PixelFormat
 from jaxddp.data.images.header import (
@@ -65,71 +67,63 @@ Area = tuple[float, float]
 """The bounds of (area of the crop) / (area of the image), within 0..1."""
 
 
-def train_image(
-    data: Any,
-    key: Any,
-    area: Area | None,
-    image_size: int,
-    pixels: PixelFormat = RGB,
-    interpolation: Interpolation = "bilinear",
-) -> Any:
-    """Return one training example, [image_size, image_size, C], from an encoded image and a row of `example_keys`.
+@dataclass(frozen=True)
+class Pixels:
+    """A function of an encoded image, a string scalar, to pixels [image_size, image_size, C]."""
 
-    Args:
-        area: the area of the random crop; None keeps the whole image.
-    """
-    whole = area is None
-    window = (lambda size: tf.concat([[0, 0], size], 0)) if whole else partial(random_area_window, key=key, area=area)
-    return decode_and_resize(data, window, image_size, exact=whole, pixels=pixels, interpolation=interpolation)
+    image_size: int
+    format: PixelFormat = RGB
+    interpolation: Interpolation = "bilinear"
+    area: Area | None = None
+    """The area of training crops; None for whole images."""
+    resize: int | None = None
+    """The short side of images in evaluation; None in training."""
+    squash: bool = False
+    """Whether both sides are resized to `resize`."""
+
+    @classmethod
+    def of(cls, data: DataConfig, *, train: bool) -> "Pixels":
+        """Return the function of a config."""
+        area, resize = None if data.crop == "whole" else data.area, None if train else data.resize
+        return cls(data.image_size, PixelFormat.of(data), data.interpolation, area, resize, data.eval_crop == "squash")
+
+    def __call__(self, data: Any, key: Any = None) -> Any:
+        """Return the pixels of an image. The crop depends on the key, a row of `example_keys`."""
+        if self.resize is not None:
+            return self._center(data, self.resize)
+        if self.area is None:
+            return decode_and_resize(data, lambda size: tf.concat([[0, 0], size], 0), self)
+        return decode_and_resize(data, partial(random_area_window, key=key, area=self.area), self, exact=False)
+
+    def _center(self, data: Any, resize: int) -> Any:
+        """Resize the short side to `resize`, and crop the center.
+
+        The pixels differ from those of torchvision's Resize and CenterCrop by at most one of 255 levels. Only the
+        pixels that the center crop depends on are decoded. If an image has the size already, the pixels are not changed.
+        """
+        size = _header(data, self.format)[1:]
+        resized = resized_size(size, resize, squash=self.squash)
+        box = center_box(size, resized, self.image_size)
+        window = filter_window(box, self.image_size, size, self.interpolation)
+        image = decode_window(data, lambda _: window, pixels=self.format)
+        place = box - tf.cast(window[:2], tf.float64)
+
+        def resampled() -> Any:
+            if self.interpolation == "bicubic":
+                return resample_bicubically(image, place, self.image_size, size, resized)
+            return resample(image, place, self.image_size)
+
+        center = tf.cond(tf.reduce_all(tf.cast(size, tf.int64) == resized), lambda: image, resampled)
+        return tf.ensure_shape(center, [self.image_size, self.image_size, self.format.channels])
 
 
-def eval_image(
-    data: Any,
-    image_size: int,
-    resize: int,
-    pixels: PixelFormat = RGB,
-    interpolation: Interpolation = "bilinear",
-    *,
-    squash: bool = False,
-) -> Any:
-    """Return one evaluation example, [image_size, image_size, C]: resize the short side to `resize`, crop the center.
-
-    The pixels differ from those of torchvision's Resize and CenterCrop by at most one of 255 levels. Only the pixels
-    that the center crop depends on are decoded. If an image has the size already, the pixels are not changed.
-
-    Args:
-        squash: whether both sides are resized to `resize`.
-    """
-    size = _header(data, pixels)[1:]
-    resized = resized_size(size, resize, squash=squash)
-    box = center_box(size, resized, image_size)
-    window = filter_window(box, image_size, size, interpolation)
-    image = decode_window(data, lambda _: window, pixels=pixels)
-    place = box - tf.cast(window[:2], tf.float64)
-
-    def resampled() -> Any:
-        if interpolation == "bicubic":
-            return resample_bicubically(image, place, image_size, size, resized)
-        return resample(image, place, image_size)
-
-    center = tf.cond(tf.reduce_all(tf.cast(size, tf.int64) == resized), lambda: image, resampled)
-    return tf.ensure_shape(center, [image_size, image_size, pixels.channels])
-
-
-def decode_and_resize(
-    data: Any,
-    window: Window,
-    image_size: int,
-    *,
-    exact: bool = True,
-    pixels: PixelFormat = RGB,
-    interpolation: Interpolation = "bilinear",
-) -> Any:
+def decode_and_resize(data: Any, window: Window, pixels: Pixels, *, exact: bool = True) -> Any:
     """Decode the crop `window` of an image, and resize it to [image_size, image_size, C]; see `decode_window`."""
-    if interpolation == "bicubic":
-        # These pixels equal Pillow's, so a JPEG is decoded exactly, and at its full size.
-        return resize(decode_window(data, window, pixels=pixels), image_size, interpolation)
-    return resize(decode_window(data, window, image_size, exact=exact, pixels=pixels), image_size)
+    # Bicubic pixels equal Pillow's, so a JPEG is decoded exactly, and at its full size.
+    is_cubic = pixels.interpolation == "bicubic"
+    least = None if is_cubic else pixels.image_size
+    image = decode_window(data, window, least, exact=exact or is_cubic, pixels=pixels.format)
+    return resize(image, pixels.image_size, pixels.interpolation)
 
 
 def check_decoding(data: bytes, pixels: PixelFormat = RGB) -> None:

@@ -18,13 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.data.batch import Batch, PixelFormat
+from jaxddp.data.batch import Batch
 from jaxddp.data.images.verify import sound_image
 from jaxddp.data.order import Order, Shard, check_order, columns
 from jaxddp.data.soundness import Omissions, Substitutes
-from jaxddp.data.stream.decode import Area, Interpolation, check_decoding, eval_image, example_keys, train_image
+from jaxddp.data.stream.decode import Pixels, check_decoding, example_keys
 from jaxddp.data.stream.tensorflow_cpu import keep_freed_memory, tf
 
 MOST_GRAPHS = 16
@@ -42,32 +41,6 @@ Images = Iterator[tuple[np.ndarray, np.ndarray]]
 For a rejected image, the graph returns black pixels. It raises no error, because every thread would print a traceback.
 """
 _NO_IMAGES = np.zeros(0), np.zeros(0, np.int32)
-
-
-@dataclass(frozen=True)
-class Pixels:
-    """A function of an encoded image, a string scalar, and a key, int64[2], to pixels [S, S, C]."""
-
-    image_size: int
-    format: PixelFormat
-    interpolation: Interpolation
-    area: Area | None
-    """The area of training crops; None for whole images. See `train_image`."""
-    resize: int | None
-    """The short side of images in evaluation; None in training. See `eval_image`."""
-    squash: bool
-
-    @classmethod
-    def of(cls, data: DataConfig, *, train: bool) -> "Pixels":
-        """Return the function of a config."""
-        area, resize = None if data.crop == "whole" else data.area, None if train else data.resize
-        return cls(data.image_size, PixelFormat.of(data), data.interpolation, area, resize, data.eval_crop == "squash")
-
-    def __call__(self, encoded: Any, key: Any) -> Any:
-        size, form, how = self.image_size, self.format, self.interpolation
-        if self.resize is None:
-            return train_image(encoded, key, self.area, size, form, how)
-        return eval_image(encoded, size, self.resize, form, how, squash=self.squash)
 
 
 @functools.lru_cache(maxsize=MOST_GRAPHS)
