@@ -18,7 +18,7 @@ from jaxddp.curate.pack import PackOptions, packed_image
 from jaxddp.data.batch import PixelFormat
 from jaxddp.data.images.header import ImageHeader, parse_header
 from jaxddp.data.images.verify import verify
-from jaxddp.data.stream.decode import eval_image, train_image
+from jaxddp.data.stream.decode import Pixels
 from jaxddp.data.stream.tensorflow_cpu import tf
 
 SIZE = 9
@@ -39,18 +39,18 @@ def encode(image: np.ndarray, kind: str, **settings: Any) -> bytes:
 
 
 @functools.cache
-def in_graph(function: Any, *arguments: Any) -> Any:
+def in_graph(pixels: Pixels) -> Any:
     """Return a function that decodes in a TensorFlow graph; eager mode drops trailing zero bytes."""
     spec = tf.TensorSpec([], tf.string)
-    return tf.function(lambda data: function(data, *arguments), input_signature=(spec,), autograph=False)
+    return tf.function(lambda data: pixels(data), input_signature=(spec,), autograph=False)
 
 
 def decode_train(data: bytes, channels: int = 3, bits: int = 8, size: int = SIZE) -> np.ndarray:
-    return in_graph(train_image, None, None, size, PixelFormat(channels, bits))(data).numpy()
+    return in_graph(Pixels(size, PixelFormat(channels, bits)))(data).numpy()
 
 
 def decode_eval(data: bytes, channels: int, bits: int = 8, size: int = SIZE, resize: int = SIZE) -> np.ndarray:
-    return in_graph(eval_image, size, resize, PixelFormat(channels, bits))(data).numpy()
+    return in_graph(Pixels(size, PixelFormat(channels, bits), resize=resize))(data).numpy()
 
 
 def luma(rgb: np.ndarray) -> np.ndarray:

@@ -39,13 +39,12 @@ from jaxddp.data.soundness import Omissions
 from jaxddp.data.stream.decode import (
     ASPECT,
     Area,
+    Pixels,
     decode_and_resize,
     decode_window,
-    eval_image,
     example_keys,
     random_area_window,
     resize,
-    train_image,
 )
 from jaxddp.data.stream.pipeline import BATCHES_AHEAD, _fetched
 from jaxddp.data.stream.tensorflow_cpu import tf
@@ -100,7 +99,7 @@ def test_columns_and_pixels_belong_together(table: ExampleTable, epochs: list[Ba
         np.testing.assert_array_equal(batch.label, order.rows(step) % 3)
         keys = example_keys(SEED, batch.epoch, batch.row)
         for image, row, key in zip(batch.image, batch.row, keys, strict=True):
-            np.testing.assert_array_equal(image, train_image(table.read(row), key, DATA.crop_area, SIZE))
+            np.testing.assert_array_equal(image, Pixels(SIZE, area=DATA.crop_area)(table.read(row), key))
 
 
 def test_interpolation_and_crop_mode_of_the_config_reach_the_pixels(table: ExampleTable):
@@ -109,10 +108,10 @@ def test_interpolation_and_crop_mode_of_the_config_reach_the_pixels(table: Examp
     trained = next(iter(table.train_batches(order, data, range(1))))
     evaluated = next(iter(table.eval_batches(EvalOrder(NUM_EXAMPLES, 6), data)))
     for row, image in [*zip(trained.row, trained.image, strict=True)][:2]:
-        expected = train_image(table.read(row), None, None, SIZE, interpolation="bicubic")
+        expected = Pixels(SIZE, interpolation="bicubic")(table.read(row))
         np.testing.assert_array_equal(image, expected)
     for row, image in [*zip(evaluated.row, evaluated.image, strict=True)][:2]:
-        expected = eval_image(table.read(row), SIZE, SIZE + 4, interpolation="bicubic", squash=True)
+        expected = Pixels(SIZE, interpolation="bicubic", resize=SIZE + 4, squash=True)(table.read(row))
         np.testing.assert_array_equal(image, expected)
 
 
@@ -257,7 +256,7 @@ def test_large_windows_are_decoded_at_a_fraction(scale: int):
     for _ in range(10):
         tall, wide = (int(rng.integers(scale * size, min(2 * scale * size, most) + 1)) for most in (height, width))
         window = [int(rng.integers(0, height - tall + 1)), int(rng.integers(0, width - wide + 1)), tall, wide]
-        quick = decode_and_resize(data, lambda _, part=window: tf.constant(part), size).numpy().astype(float)
+        quick = decode_and_resize(data, lambda _, part=window: tf.constant(part), Pixels(size)).numpy().astype(float)
         exact = resize(decode_window(data, lambda _, part=window: tf.constant(part)), size).numpy().astype(float)
         # A shift by one pixel would change the image at least twice as much.
         assert np.abs(quick - exact).mean() < 0.5 * np.abs(np.roll(exact, 1, axis=1) - exact)[:, 1:].mean() + 1

@@ -99,7 +99,7 @@ class Pixels:
         """Resize the short side to `resize`, and crop the center.
 
         The pixels differ from those of torchvision's Resize and CenterCrop by at most one of 255 levels. Only the
-        pixels that the center crop depends on are decoded. If an image has the size already, the pixels are not changed.
+        pixels that the center crop depends on are decoded. An image of the size already is not changed.
         """
         size = _header(data, self.format)[1:]
         resized = resized_size(size, resize, squash=self.squash)
