@@ -79,7 +79,7 @@ class RmsProp:
 
 @OPTIMIZERS.add("lars")
 @dataclass(frozen=True)
-class Lars:
+class Lars(SgdWithMomentum):
     """LARS (You et al. 2017, arXiv:1708.03888), for large batches: SGD with momentum and a rate for each kernel.
 
     A kernel's gradient g, with weight decay, is multiplied by `trust_coefficient` * |kernel| / (|g| + `epsilon`). Optax
@@ -87,8 +87,6 @@ class Lars:
     Parameters without weight decay (batch norm and biases) are not scaled, as in MLPerf's reference for ResNet-50.
     """
 
-    momentum: Momentum = 0.9
-    nesterov: Nesterov = True
     trust_coefficient: Annotated[
         SomeShare, "LARS: at a learning rate of 1, each layer changes by this fraction of its norm."
     ] = 0.001
@@ -126,7 +124,7 @@ class AdamW:
 
 @OPTIMIZERS.add("lamb")
 @dataclass(frozen=True)
-class Lamb:
+class Lamb(AdamW):
     """LAMB (You et al. 2019, arXiv:1904.00962, algorithm 2): Adam with layer-wise scaled updates, for large batches.
 
     The update of a kernel is Adam's update with weight decay, scaled to the norm of the kernel. As in timm and
@@ -135,8 +133,6 @@ class Lamb:
     `optimizer.clip_norm=1`. `momentum` is beta 1.
     """
 
-    momentum: Momentum = 0.9
-    beta2: Beta2 = 0.999
     epsilon: Epsilon = 1e-6
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
@@ -152,7 +148,7 @@ class Lamb:
 
 @OPTIMIZERS.add("muon")
 @dataclass(frozen=True)
-class Muon:
+class Muon(AdamW):
     """Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): orthogonalized momentum for kernels, else Adam.
 
     Five Newton-Schulz iterations approximate the orthogonal matrix nearest to a kernel's momentum. The kernel of a
@@ -163,10 +159,7 @@ class Muon:
     tables of `nn.Embed`. `momentum` applies to Muon only and is often 0.95; `beta2` applies to Adam only.
     """
 
-    momentum: Momentum = 0.9
     nesterov: Nesterov = True
-    beta2: Beta2 = 0.999
-    epsilon: Epsilon = 1e-8
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
         import optax
@@ -188,7 +181,7 @@ class Muon:
 
 @OPTIMIZERS.add("schedule_free")
 @dataclass(frozen=True)
-class ScheduleFree:
+class ScheduleFree(AdamW):
     """Schedule-free AdamW (Defazio et al. 2024, arXiv:2405.15682), like `optax.contrib.schedule_free_adamw`.
 
     It averages the iterates of training instead of lowering the learning rate. The optimizer updates the iterates z,
@@ -196,27 +189,18 @@ class ScheduleFree:
     weight of x in y. Evaluation uses x; see `jaxddp.engine.parts.averages`.
     """
 
-    momentum: Momentum = 0.9
-    beta2: Beta2 = 0.999
-    epsilon: Epsilon = 1e-8
-
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
         """Create the optimizer. Raises: InputError if the schedule is not constant, or the momentum is 0."""
         import optax
         from optax import contrib
 
         if config.optimizer.schedule != "constant":
-            raise InputError(
-                Key("optimizer.schedule", config.optimizer.schedule),
-                ": schedule_free averages its steps instead of lowering the learning rate",
-                advice="set it to constant, which also allows a warm-up",
-            )
+            problem = ": schedule_free averages its steps instead of lowering the learning rate"
+            advice = "set it to constant, which also allows a warm-up"
+            raise InputError(Key("optimizer.schedule", config.optimizer.schedule), problem, advice=advice)
         if not self.momentum:
-            raise InputError(
-                Key("optimizer.momentum", 0.0),
-                ": schedule_free divides by the momentum",
-                advice="give a number above 0, such as 0.9",
-            )
+            problem, advice = ": schedule_free divides by the momentum", "give a number above 0, such as 0.9"
+            raise InputError(Key("optimizer.momentum", 0.0), problem, advice=advice)
         step = optax.chain(
             optax.scale_by_rms(decay=self.beta2, eps=self.epsilon, eps_in_sqrt=False, bias_correction=True),
             add_decay(config, kernels),

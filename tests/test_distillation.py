@@ -14,7 +14,8 @@ import pytest
 from support.cases import essential_and_rare
 from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table, write_arrays
 from support.networks import largest_difference, linear_model
-from support.runs import changed, setup_of, train
+from support.recipes import DENSE
+from support.runs import LEAN, changed, fails, setup_of, train
 from support.shared import sgd, topology_of
 
 import jaxddp
@@ -62,9 +63,8 @@ def step_in_float64(devices: int, loss, share=0.7, pad=1):
         Preprocess(augment=AugmentConfig(flip=pad > 0, pad=pad), dtype=jnp.float64),
     )
     params, model_state = supervised.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
-    state = topology.replicate(
-        jax.device_get(TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params)))
-    )
+    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
+    state = topology.replicate(jax.device_get(state))
     teacher = teacher_of(topology, jnp.float64)
     objective = Distillation(lambda: teacher, 3.0, share)(supervised)
     step = Way(topology).step(Phases(objective, optimizer))
@@ -125,18 +125,6 @@ def test_the_divergence_equals_pytorchs():
     assert float(divergence.mean()) == pytest.approx(0.4075199717948448, abs=1e-6)
 
 
-def test_with_a_teachers_share_of_zero_training_is_supervised():
-    weights = {}
-    for name in ("supervised", "distillation"):
-        setup = setup_of(linear_model(), sgd(0.1), devices=2, data=NO_AUGMENTATION)
-        objective = setup.objective
-        if name == "distillation":
-            objective = jaxddp.distillation(teacher_of(setup.topology), teacher_share=0.0)
-        state = train(changed(setup, {}, objective=objective), {"train": {"duration": "3 steps"}})
-        weights[name] = np.asarray(state.params["weight"])
-    np.testing.assert_array_equal(*weights.values())
-
-
 def test_the_self_test_of_the_gradient_passes_with_a_teacher():
     config = Config().replace(parallel={"self_test": "always"})
     setup = setup_of(linear_model(), sgd(0.1), devices=4, config=config, data=NO_AUGMENTATION)
@@ -144,37 +132,30 @@ def test_the_self_test_of_the_gradient_passes_with_a_teacher():
     assert int(train(distilled, {"train": {"duration": "1 step"}}).step) == 1
 
 
+OTHER_CLASSES = dataclasses.replace(SIGNATURE, class_ids=tuple("abcdx"))
+OTHER_SIZE = dataclasses.replace(SIGNATURE, image_shape=(8, 8, 3))
+OTHER_DTYPE = dataclasses.replace(SIGNATURE, dtype="float32")
+
+
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("more", "changes", "message"),
     [
+        ({"signature": OTHER_CLASSES}, {}, "teacher was trained on other classes; give a"),
+        ({"signature": OTHER_SIZE}, {}, r"was trained on images of \(8, 8, 3\), and this run has \(6, 6, 3\); use the"),
+        ({"signature": OTHER_DTYPE}, {}, "was trained on float32 images, and this run has uint8 images; normalize the"),
+        (None, {}, "is loaded on 1 device, and this run uses 2; load it with the same devices="),
         (
-            {"signature": dataclasses.replace(SIGNATURE, class_ids=tuple("abcdx"))},
-            "was trained on other classes; give a",
+            {},
+            {"data": {"grow_from": 4, "grow_by": 2}, "train": {"batch_size": 8, "duration": "4 epochs"}},
+            r"does not take this run's training images of \(4, 4, 3\) \(.+\); give a teacher that takes them",
         ),
-        (
-            {"signature": dataclasses.replace(SIGNATURE, image_shape=(8, 8, 3))},
-            r"was trained on images of \(8, 8, 3\), and this run has \(6, 6, 3\); use the same size for both",
-        ),
-        (
-            {"signature": dataclasses.replace(SIGNATURE, dtype="float32")},
-            "was trained on float32 images, and this run has uint8 images; normalize the images of both, or of none",
-        ),
-        ({}, "it is loaded on 1 device, and this run uses 2; load it with the same devices="),
     ],
 )
-def test_an_unsuitable_teacher_raises_a_one_line_error(more, message):
+def test_an_unsuitable_teacher_raises_a_one_line_error(more, changes, message):
     resources, topology = make_resources()
-    teacher = teacher_of(topology if more else Topology.create(1), **more)
+    teacher = teacher_of(Topology.create(1)) if more is None else teacher_of(topology, **more)
     with pytest.raises(InputError, match=f"objective.teacher: .*{message}"):
-        jaxddp.distillation(teacher).fingerprints(recipe_on(Config(), resources, topology))
-
-
-def test_a_teacher_that_does_not_take_all_image_sizes_raises_a_one_line_error():
-    resources, topology = make_resources()
-    config = Config().replace(data={"grow_from": 4, "grow_by": 2}, train={"batch_size": 8, "duration": "4 epochs"})
-    message = r"teacher does not take this run's training images of \(4, 4, 3\) \(.+\); give a teacher that takes them"
-    with pytest.raises(InputError, match=message):
-        jaxddp.distillation(teacher_of(topology)).fingerprints(recipe_on(config, resources, topology))
+        jaxddp.distillation(teacher).fingerprints(recipe_on(Config().replace(**changes), resources, topology))
 
 
 def recipe_on(config: Config, resources: Resources, topology: Topology) -> Any:
@@ -220,65 +201,33 @@ def test_a_student_resumes_only_with_its_own_teacher(tmp_path):
         train_student(tmp_path, epochs=3)
 
 
-RECIPE = """
-import flax.linen as nn
-from jaxddp.config import Config
-
-class Network(nn.Module):
-    width: int
-    classes: int
-
-    @nn.compact
-    def __call__(self, images):
-        return nn.Dense(self.classes)(nn.tanh(nn.Dense(self.width)(images.mean((1, 2)))))
-
-def get_config():
-    return Config().replace(
-        data={"image_size": 6, "crop": "whole"},
-        train={"batch_size": 8, "duration": "1 epoch", "precision": "float32"},
-        eval={"batch_size": 8},
-        log={"to": ("jsonl",)},
-        parallel={"devices": 2, "self_test": "never"},
-    )
-
-def get_model(config, num_classes):
-    return Network(config.model.width, num_classes)
-"""
-
-
-def run(words, capfd) -> tuple[int, str]:
-    code = main([str(word) for word in words])
-    return code, capfd.readouterr().err.strip().splitlines()[-1:]
-
-
 # The tests above cover a teacher from Python.
 @pytest.mark.ci
 @pytest.mark.slow
 def test_distillation_runs_from_the_command_line(tmp_path, capfd):
     file = write_arrays(tmp_path / "set.npz", random_table(30), random_table(9, seed=1))
-    (tmp_path / "mine.py").write_text(RECIPE)
-    common = ["train", tmp_path / "mine.py", "--data.path", file]
-    student_words = [*common, "--model.width", 4, "--objective.name", "distillation", "--workdir", tmp_path / "student"]
-    code, line = run(student_words, capfd)
-    assert code == 2 and "objective.teacher: distillation has no teacher; give a run's work directory" in line[0]
-    code, line = run([*student_words, "--objective.teacher", tmp_path / "none"], capfd)
-    assert code == 2 and "objective.teacher: " in line[0] and "no such file; give a run's work directory" in line[0]
+    (tmp_path / "mine.py").write_text(DENSE)
+    student, teacher = str(tmp_path / "student"), str(tmp_path / "teacher")
+    common = ["train", str(tmp_path / "mine.py"), "--data.path", str(file), *LEAN, "--optimizer.warmup", "0 steps"]
+    student_words = [*common, "--objective.name", "distillation", "--workdir", student]
+    line = fails(student_words, capfd)
+    assert "objective.teacher: distillation has no teacher; give a run's work directory" in line
+    line = fails([*student_words, "--objective.teacher", str(tmp_path / "none")], capfd)
+    assert "objective.teacher: " in line and "no such file; give a run's work directory" in line
     assert not (tmp_path / "student").exists()
-    assert main([str(word) for word in [*common, "--model.width", 8, "--workdir", tmp_path / "teacher"]]) == 0
-    code, line = run([*common, "--objective.teacher", tmp_path / "teacher", "--workdir", tmp_path / "student"], capfd)
-    assert code == 2 and "is read by objective.name=distillation, and not by supervised" in line[0]
-    assert main([str(word) for word in [*student_words, "--objective.teacher", tmp_path / "teacher"]]) == 0
+    assert main([*common, "--workdir", teacher]) == 0
+    line = fails([*common, "--objective.teacher", teacher, "--workdir", student], capfd)
+    assert "is read by objective.name=distillation, and not by supervised" in line
+    assert main([*student_words, "--objective.teacher", teacher]) == 0
     config = json.loads((tmp_path / "student" / "config.json").read_text())
     assert set(config["fingerprint"]) == {"train", "val", "teacher"}
     # Evaluation needs no teacher, and a run resumes with a teacher that was moved.
-    new_folder = (tmp_path / "teacher").rename(tmp_path / "elsewhere")
+    new_folder = str((tmp_path / "teacher").rename(tmp_path / "elsewhere"))
     assert main(["eval", str(tmp_path / "student" / "config.json")]) == 0
-    resume_words = ["--objective.teacher", new_folder, "--train.duration", "2 epochs"]
-    assert main([str(word) for word in [*student_words, *resume_words]]) == 0
-    code, line = run(
-        [*student_words, *resume_words, "--objective.temperature", 2, "--train.duration", "3 epochs"], capfd
-    )
-    assert code == 2 and "--objective.temperature was 4.0 and is now 2.0; a resumed run keeps its recipe" in line[0]
+    resume_words = [*student_words, "--objective.teacher", new_folder, "--train.duration"]
+    assert main([*resume_words, "12 steps"]) == 0
+    line = fails([*resume_words, "12 steps", "--objective.temperature", "2"], capfd)
+    assert "--objective.temperature was 4.0 and is now 2.0; a resumed run keeps its recipe" in line
 
 
 def test_reproducible_distillation_is_refused():

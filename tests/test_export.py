@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 from support.data import random_table, write_arrays
 from support.networks import make_shallow
-from support.runs import LEAN, SMALL
+from support.runs import LEAN, SMALL, fails
 
 from jaxddp.cli import main
 from jaxddp.mesh import Topology
@@ -47,10 +47,6 @@ def run(data, tmp_path_factory) -> Path:
     return workdir
 
 
-def last_line(capfd) -> str:
-    return capfd.readouterr().err.rstrip("\n").split("\n")[-1]
-
-
 @pytest.mark.ci
 def test_a_run_starts_from_the_exported_weights_of_another_run(data, run, tmp_path, capfd):
     file = tmp_path / "w.safetensors"
@@ -75,8 +71,8 @@ def test_a_run_starts_from_the_exported_weights_of_another_run(data, run, tmp_pa
     assert main(train_command(data, tmp_path / "probe", *more)) == 0
     assert main(["eval", str(tmp_path / "probe" / "config.json"), "--workdir", str(tmp_path / "probe")]) == 0
     capfd.readouterr()
-    assert main(train_command(data, tmp_path / "other", *more)) == 2
-    assert last_line(capfd).startswith(f"jaxddp: {file}: no such file; give a .safetensors file")
+    line = fails(train_command(data, tmp_path / "other", *more), capfd)
+    assert line.startswith(f"jaxddp: {file}: no such file; give a .safetensors file")
 
 
 def test_a_run_starts_from_another_run(data, run, tmp_path):
@@ -97,10 +93,8 @@ def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
     ids = signature.class_ids
     model, topology = model_of(file.config, len(ids), objects_of_hooks(file.hooks)), Topology.create(1)
     shapes = shapes_of(model, (16, 16, 3))
-    weights = [
-        initial_weights(run, WeightsTarget(model, shapes, len(ids), class_ids), topology)
-        for class_ids in (ids, ids[::-1])
-    ]
+    targets = [WeightsTarget(model, shapes, len(ids), class_ids) for class_ids in (ids, ids[::-1])]
+    weights = [initial_weights(run, target, topology) for target in targets]
     assert [shapes.keys() - arrays for arrays in weights] == [set(), {"params/fc/kernel", "params/fc/bias"}]
     assert caplog.messages == [
         f"{run}: 30 of the network's 32 arrays; a new head for 5 other classes: params/fc/bias, params/fc/kernel"
@@ -110,28 +104,18 @@ def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{tmp}/absent", "--out", "w.safetensors"], "{tmp}/absent: no such work directory"),
-        (["{tmp}", "--out", "w.safetensors"], "{tmp}/config.json: no such file; give a run's work directory"),
-        (
-            ["{run}", "--out", "{tmp}/w.pth"],
-            "{tmp}/w.pth: its extension names no format; there are: hub, onnx, safetensors, stablehlo,",
-        ),
-        (["{run}", "--out", "{tmp}/none/w.safetensors"], "{tmp}/none/w.safetensors: cannot be written (No such file"),
-        (
-            ["{run}", "--out", "w.safetensors", "--step", "5"],
-            "{run}/checkpoints: no checkpoint '5'; give latest, best or one of the steps",
-        ),
+        ("{tmp}/absent --out w.safetensors", "{tmp}/absent: no such work directory"),
+        ("{tmp} --out w.safetensors", "{tmp}/config.json: the run came from Python and its config does not name the"),
+        ("{run} --out {tmp}/w.pth", "{tmp}/w.pth: its extension names no format; there are: hub, onnx, safetensors,"),
+        ("{run} --out {tmp}/none/w.safetensors", "{tmp}/none/w.safetensors: cannot be written (No such file"),
+        ("{run} --out w.safetensors --step 5", "{run}/checkpoints: no checkpoint '5'; give latest, best or one of the"),
     ],
 )
 def test_a_wrong_export_argument_raises_a_one_line_error(run, tmp_path, capfd, arguments, message):
-    places = {"tmp": tmp_path, "run": run}
-    assert main(["export", *(argument.format(**places) for argument in arguments)]) == 2
-    assert last_line(capfd).startswith(f"jaxddp: {message.format(**places)}")
-
-
-def test_exporting_a_run_that_came_from_python_raises_a_one_line_error(run, tmp_path, capfd):
     content = json.loads((run / "config.json").read_text())
     del content["model"]
     (tmp_path / "config.json").write_text(json.dumps(content))
-    assert main(["export", str(tmp_path), "--out", "w.safetensors"]) == 2
-    assert "the run came from Python and its config does not name the network" in last_line(capfd)
+    places = {"tmp": tmp_path, "run": run}
+    assert fails(["export", *arguments.format(**places).split()], capfd).startswith(
+        f"jaxddp: {message.format(**places)}"
+    )

@@ -110,11 +110,6 @@ def test_a_layer_that_cannot_be_read_is_refused(model, layer, message):
     assert message in str(error.value)
 
 
-def test_a_pooling_of_another_name_is_refused():
-    with pytest.raises(InputError, match="pool='max': expected 'mean' or 'none'"):
-        random_run(NET, 8).features(TABLE.images, pool="max")  # pyright: ignore[reportArgumentType]
-
-
 # --- Files ---
 
 
@@ -184,16 +179,11 @@ def pictures(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("pictures")
     for split, count in {"train": 12, "val": 9}.items():
         table = random_table(count, seed=len(split), image=20)
-        for row, (pixels, label) in enumerate(zip(table.images, row_labels(table), strict=True)):
-            file = root / split / table.class_names[label] / f"{row:03d}.png"
+        for row, pixels in enumerate(table.images):
+            file = root / split / table.class_names[row % 5] / f"{row:03d}.png"
             file.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels).save(file)
     return root
-
-
-def row_labels(table) -> np.ndarray:
-    """Return labels with every class."""
-    return np.arange(len(table.labels)) % 5
 
 
 @pytest.fixture(scope="module")
@@ -257,20 +247,14 @@ def test_features_of_exported_weights_equal_those_of_the_run(pictures, tmp_path)
     [
         (["--out", "f.txt"], "f.txt: its extension names no format; there are: npz, parquet"),
         (["--out", "f.npz", "--layer", "Dense_7"], "layer 'Dense_7': the network has no such layer, did you mean"),
-        (["--out", "f.npz", "--split", "test"], "--split test: expected 'train' or 'val'"),
-        (["--out", "f.npz", "--step", "9"], "checkpoints: no checkpoint '9'; give latest, best or one of the steps 2"),
     ],
 )
 def test_a_wrong_option_is_refused(workdir, pictures, tmp_path, monkeypatch, capfd, words, message):
     monkeypatch.chdir(tmp_path)
     assert message in fails(["features", str(workdir), str(pictures), *words], capfd)
-    assert not [*tmp_path.iterdir()]
-
-
-@pytest.mark.slow
-def test_a_file_that_holds_no_weights_is_refused(pictures, tmp_path, capfd):
-    line = fails(["features", str(tmp_path / "net.txt"), str(pictures), "--out", str(tmp_path / "f.npz")], capfd)
+    line = fails(["features", "net.txt", str(pictures), "--out", "f.npz"], capfd)
     assert "net.txt: weights cannot be read from this kind of file; give a .safetensors file" in line
+    assert not [*tmp_path.iterdir()]
 
 
 def test_splits_are_those_of_the_data_set(tmp_path):
@@ -299,8 +283,3 @@ def test_splits_are_those_of_the_data_set(tmp_path):
     for listing, labels in listings:
         (photos / "list.csv").write_text(listing)
         assert open_one_split([str(photos / "list.csv")], data).labels.tolist() == labels
-
-
-def test_no_images_are_refused():
-    with pytest.raises(InputError, match="no images are given"):
-        open_one_split([], DataConfig())

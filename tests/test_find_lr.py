@@ -65,14 +65,11 @@ def test_the_rate_of_the_steepest_descent_is_suggested():
     test = rate_test(descent(50, 60))
     rate, steepest, diverged = test.suggestion()
     assert rate == steepest and diverged is None and test.diverged_at is None
-    # The smoothed loss falls a little later.
+    # The smoothed loss falls a little later. A fall after a rise is ignored.
     assert float(test.rates.schedule(50)) <= rate <= float(test.rates.schedule(53))
-
-
-def test_the_suggestion_ignores_a_fall_after_a_rise():
     spiked = descent(50, 60)
     spiked[75:80] = 3.5
-    assert rate_test(spiked).suggestion() == rate_test(descent(50, 60)).suggestion()
+    assert rate_test(spiked).suggestion() == test.suggestion()
 
 
 def test_the_suggestion_is_at_most_a_tenth_of_the_diverging_rate():
@@ -94,16 +91,10 @@ def test_without_a_falling_loss_no_rate_is_suggested(losses):
     assert rate_test(losses, steps=50).suggestion()[:2] == (None, None)
 
 
-@pytest.mark.parametrize(
-    ("words", "remaining"),
-    [
-        (["digits", "--steps", "50", "--seed", "1"], ["digits", "--seed", "1"]),
-        (["digits", "--optimizer.learning_rate=3", "--out", "x.png"], ["digits"]),
-        (["digits", "--optimizer.learning-rate", "3", "--lowest=1"], ["digits"]),
-    ],
-)
-def test_the_suggested_command_repeats_the_users_options(words, remaining):
-    assert words_without(words, ["--steps", "--out", "--lowest", "--optimizer.learning-rate"]) == remaining
+def test_the_suggested_command_repeats_the_users_options():
+    words = ["digits", "--steps", "50", "--seed", "1", "--optimizer.learning_rate=3", "--out", "x.png", "--lowest=1"]
+    without = ["--steps", "--out", "--lowest", "--optimizer.learning-rate"]
+    assert words_without(words, without) == ["digits", "--seed", "1"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The built-in losses equal PyTorch's, also with label smoothing and with class weights."""
+"""The built-in losses equal PyTorch's; losses of users are those of single examples, and all others raise an error."""
 
 import dataclasses
 
@@ -9,9 +9,9 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.data import CLASSES, random_batch, random_table, write_arrays
+from support.cases import costly, essential_and_rare
+from support.data import CLASSES, random_batch, random_table
 from support.networks import largest_difference, linear_model
-from support.runs import recipe_of
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config
@@ -96,9 +96,8 @@ def test_the_mild_recipes_loss_is_summed_over_the_classes():
 
 def test_smoothing_moves_multi_hot_targets_towards_one_half():
     losses = binary_cross_entropy(0.2)(jnp.asarray(LOGITS), jnp.asarray(LABEL_SETS))
-    expected = optax.sigmoid_binary_cross_entropy(
-        jnp.asarray(LOGITS), jnp.asarray(np.where(LABEL_SETS, 0.9, 0.1))
-    ).mean(-1)
+    targets = jnp.asarray(np.where(LABEL_SETS, 0.9, 0.1))
+    expected = optax.sigmoid_binary_cross_entropy(jnp.asarray(LOGITS), targets).mean(-1)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
 
 
@@ -108,14 +107,12 @@ def test_mixed_losses_are_the_losses_of_mixed_targets(share, smoothing, seed):
     rng = np.random.default_rng(seed)
     logits, labels, other_labels = rng.normal(size=(6, 3)) * 3, rng.integers(0, 3, 6), rng.integers(0, 3, 6)
     with jax.enable_x64(True):
-        loss = binary_cross_entropy(smoothing)
-        mixed_losses = share * loss(jnp.asarray(logits), jnp.asarray(labels)) + (1 - share) * loss(
-            jnp.asarray(logits), jnp.asarray(other_labels)
-        )
+        logits = jnp.asarray(logits)
+        one, other = (binary_cross_entropy(smoothing)(logits, jnp.asarray(each)) for each in (labels, other_labels))
         targets = share * np.eye(3)[labels] + (1 - share) * np.eye(3)[other_labels]
-        targets = (1 - smoothing) * targets + smoothing / 3
-        losses_of_mixed_targets = optax.sigmoid_binary_cross_entropy(jnp.asarray(logits), jnp.asarray(targets)).mean(-1)
-    np.testing.assert_allclose(mixed_losses, losses_of_mixed_targets, atol=1e-12)
+        targets = jnp.asarray((1 - smoothing) * targets + smoothing / 3)
+        expected = optax.sigmoid_binary_cross_entropy(logits, targets).mean(-1)
+    np.testing.assert_allclose(share * one + (1 - share) * other, expected, atol=1e-12)
 
 
 def config_of(**loss) -> Config:
@@ -138,9 +135,8 @@ def test_balanced_weights_equal_scikit_learns():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ("cross_entropy", "nll", "bce"))
 def test_evaluation_is_weighted_and_not_smoothed(name):
-    train_loss, eval_loss = configured_losses(
-        config_of(name=name, class_weights="balanced"), LabelKind(len(COUNTS)), COUNTS, 16
-    )
+    config = config_of(name=name, class_weights="balanced")
+    train_loss, eval_loss = configured_losses(config, LabelKind(len(COUNTS)), COUNTS, 16)
     weights = tuple(16 / (3 * COUNTS))
     function = {"cross_entropy": cross_entropy, "nll": negative_log_likelihood, "bce": binary_cross_entropy}[name]
     logits = np.asarray(jax.nn.log_softmax(LOGITS.astype(np.float32)))
@@ -148,22 +144,14 @@ def test_evaluation_is_weighted_and_not_smoothed(name):
         assert loss.form == ("examples" if name == "bce" else "weighted")
         expected = batch_loss(function(smoothing, weights), logits, LABELS)
         assert batch_loss(loss.function, logits, LABELS) == pytest.approx(expected, rel=1e-6)
-    assert batch_loss(train_loss.function, logits, LABELS) != pytest.approx(
-        batch_loss(eval_loss.function, logits, LABELS)
-    )
 
 
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
         ({"class_weights": "1,2"}, "loss.class_weights: 2 weights for 3 classes; give one for each, in order"),
-        (
-            {"class_weights": "1,x,2"},
-            "loss.class_weights: 'x' is not a number; give 'balanced', or a number",
-        ),
+        ({"class_weights": "1,x,2"}, "loss.class_weights: 'x' is not a number; give 'balanced', or a number"),
         ({"class_weights": "1,0,2"}, "loss.class_weights=0.0: expected above 0, at most 1,000,000"),
-        ({"class_weights": "1,nan,2"}, "loss.class_weights=nan: expected above 0, at most 1,000,000"),
-        ({"class_weights": "balance"}, "loss.class_weights: 'balance' is not a number; give 'balanced', or a number"),
         ({"name": "bare", "class_weights": "1,2,3"}, "loss.class_weights: loss.name=bare takes no weights"),
     ],
 )
@@ -181,18 +169,141 @@ def test_a_class_without_images_cannot_be_balanced():
         configured_losses(config_of(class_weights="balanced"), LabelKind(3), np.array([3, 0, 1]), 4)
 
 
-def step_in_float64(loss, devices: int, batch):
-    """Return the parameters after a step of plain SGD, the metrics of the step, and the metrics of evaluation."""
+def objects_in_float64(loss, devices: int):
+    """Return an objective, its initial state on the devices, and the step of plain SGD."""
     topology, optimizer = Topology.create(devices), optax.sgd(0.1)
     preprocess = Preprocess(augment=AugmentConfig(flip=False), dtype=jnp.float64)
     objective = Objective(adapt(linear_model()), example_loss(loss, LabelKind(CLASSES)), preprocess)
     params, model_state = objective.model.init(jax.random.key(0), jnp.zeros((1, 6, 6, 3), jnp.float64))
     state = TrainState(jnp.zeros((), jnp.int32), params, model_state, optimizer.init(params))
-    state, sharded_batch = topology.replicate(jax.device_get(state)), topology.place(batch)
-    eval_metrics = make_eval_step(objective, topology)(state, sharded_batch).means()
-    next_state, sums = Way(topology).step(Phases(objective, optimizer))(state, sharded_batch)
-    assert all(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(jax.device_get(next_state.params)))
-    return jax.device_get(next_state.params), sums.means(), eval_metrics
+    step = Way(topology).step(Phases(objective, optimizer))
+    return objective, topology.replicate(jax.device_get(state)), step
+
+
+def step_in_float64(loss, devices: int, batch):
+    """Return the parameters after a step of plain SGD, the metrics of the step, and the metrics of evaluation."""
+    objective, state, step = objects_in_float64(loss, devices)
+    topology = Topology.create(devices)
+    batch = topology.place(batch)
+    evaluated = make_eval_step(objective, topology)(state, batch)
+    state, sums = step(state, batch)
+    assert sums.count() == evaluated.count() == 19
+    return jax.device_get(state.params), sums.means(), evaluated.means()
+
+
+# --- The losses of users ---
+
+OF_FIVE = np.array([1.0, 4.0, 0.5, 2.0, 3.0])
+
+
+def nll(logits, labels):
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+
+
+def weights_of(labels):
+    return jnp.asarray(OF_FIVE, jnp.float32)[labels]
+
+
+def mean(logits, labels):
+    return nll(logits, labels).mean()
+
+
+def weighted(logits, labels):
+    weights = weights_of(labels).astype(logits.dtype)
+    return (weights * nll(logits, labels)).sum(), weights.sum()
+
+
+def normalized(logits, labels):
+    """Return a loss like PyTorch's weighted loss, which is not the mean of the losses of its examples."""
+    total, weight = weighted(logits, labels)
+    return total / weight
+
+
+@pytest.mark.parametrize(("loss", "form"), [(nll, "examples"), (mean, "mean"), (weighted, "weighted")])
+@pytest.mark.parametrize("classes", essential_and_rare((2, 300), 5, 9))
+def test_the_form_of_a_loss_is_detected_and_examples_get_their_losses_and_weights(loss, form, classes):
+    if form == "weighted" and classes > len(OF_FIVE):
+        pytest.skip("there are weights for five classes")
+    per_example = example_loss(loss, LabelKind(classes))
+    assert per_example.form == form
+    rng = np.random.default_rng(1)
+    logits, labels = rng.normal(size=(12, classes)).astype(np.float32), rng.integers(0, classes, 12)
+    values, weights = per_example(logits, labels)
+    expected = np.asarray(nll(logits, labels))
+    scale = OF_FIVE[labels] if form == "weighted" else np.ones(12)
+    np.testing.assert_allclose(values, scale * expected, rtol=1e-5)
+    np.testing.assert_allclose(weights, scale, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (normalized, "loss normalized: the loss of a batch is .*, and the mean of its examples' losses is .*; return"),
+        (lambda logits, labels: nll(logits - logits.mean(0), labels), "an example's loss is .* in a batch and .* alo"),
+        (lambda logits, labels: logits, r"returned float32\[9, 5\] for logits float32\[9, 5\]"),
+        (lambda logits: logits, "fails for logits .*: TypeError"),
+        (lambda logits, labels: (nll(logits, labels).sum(), jnp.abs(logits).sum()), "its weight depends on the logits"),
+        (lambda logits, labels: (mean(logits, labels), jnp.ones(())), r"\(sum, weight\) of a batch is .*, and the sum"),
+        (lambda logits, labels: (nll(logits, labels).sum(), jnp.zeros(())), "its weight over .* is 0; give positive"),
+        (3, "loss: an object of type int was given; give a function"),
+    ],
+)
+def test_an_invalid_loss_raises_a_one_line_error(loss, message):
+    with pytest.raises(InputError, match=message) as raised:
+        example_loss(loss, LabelKind(CLASSES))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+@given(st.lists(st.floats(0.25, 4), min_size=CLASSES, max_size=CLASSES))
+@costly
+def test_class_weights_that_are_normalized_within_the_batch_are_never_taken_for_a_mean(weights):
+    table = jnp.asarray(weights, jnp.float32)
+
+    def loss(logits, labels):
+        example_weights = table[labels]
+        return (example_weights * nll(logits, labels)).sum() / example_weights.sum()
+
+    equal = max(weights) / min(weights) < 1 + 1e-6
+    if equal:
+        assert example_loss(loss, LabelKind(CLASSES)).form == "mean"
+    elif max(weights) / min(weights) > 1.001:
+        with pytest.raises(InputError, match="the loss of a batch is"):
+            example_loss(loss, LabelKind(CLASSES))
+
+
+@pytest.mark.slow
+def test_a_weighted_loss_on_any_number_of_devices_is_that_of_the_whole_batch():
+    """Compare with the normalized loss of the whole global batch, with padding on the last devices."""
+    batch = random_batch(24, masked=5)
+    with jax.enable_x64(True):
+        objective, state, _ = objects_in_float64(weighted, 1)
+        real = batch.mask > 0
+
+        def whole(params):
+            images = objective.preprocess(batch, train=True).images
+            logits = objective.model.apply(params, {}, images, train=True, key=None)[0]
+            return normalized(logits[real], batch.label[real])
+
+        loss, gradient = jax.jit(jax.value_and_grad(whole))(jax.device_get(state.params))
+        expected = jax.tree.map(lambda p, g: np.asarray(p - 0.1 * g), state.params, gradient)
+        for devices in (1, 8):
+            params, *metrics = step_in_float64(weighted, devices, batch)
+            for measured in metrics:
+                assert measured["loss"] == pytest.approx(float(loss), abs=1e-9)
+            assert largest_difference(params, expected) < 1e-9
+
+
+def test_a_loss_of_probabilities_is_probed_with_probabilities():
+    def of_probabilities(probabilities, labels):
+        return -jnp.log(jnp.take_along_axis(probabilities, labels[:, None], axis=1)).mean()
+
+    assert example_loss(of_probabilities, LabelKind(CLASSES)).form == "mean"
+    with pytest.raises(InputError, match="the loss of a batch is nan"):
+        example_loss(lambda logits, labels: jnp.log(-jnp.abs(logits)).mean(), LabelKind(CLASSES))
+
+
+# --- In steps ---
 
 
 @pytest.mark.slow
@@ -204,9 +315,8 @@ def test_weighted_and_smoothed_losses_are_equal_on_any_number_of_devices(make_lo
         params, train_metrics, eval_metrics = step_in_float64(loss, 1, batch)
         on_four_devices = step_in_float64(loss, 4, batch)
         assert largest_difference(on_four_devices[0], params) < 1e-9
-        assert on_four_devices[1] == pytest.approx(train_metrics, abs=1e-9) and on_four_devices[2] == pytest.approx(
-            eval_metrics, abs=1e-9
-        )
+        assert on_four_devices[1] == pytest.approx(train_metrics, abs=1e-9)
+        assert on_four_devices[2] == pytest.approx(eval_metrics, abs=1e-9)
 
 
 @pytest.mark.slow
@@ -221,12 +331,3 @@ def test_balanced_weights_of_a_recipe_come_from_its_training_data():
     values, weights = objects["loss"](jnp.zeros((5, CLASSES)), jnp.arange(5))
     np.testing.assert_allclose(weights, 50 / (5 * np.array([3, 7, 10, 10, 20])), rtol=1e-6)
     np.testing.assert_allclose(values, 0.9 * weights * np.log(5) + 0.1 * np.mean(weights) * np.log(5), rtol=1e-6)
-
-
-def test_invalid_class_weights_end_an_experiment_before_it_starts(tmp_path):
-    file = write_arrays(tmp_path / "set.npz", random_table(20), random_table(9, seed=1))
-    config = config_of(class_weights="1,2").replace(
-        data={"path": str(file), "image_size": 6, "crop": "whole"}, train={"batch_size": 8}, eval={"batch_size": 8}
-    )
-    with pytest.raises(InputError, match="loss.class_weights: 2 weights for 5 classes"):
-        recipe_of(config)

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, f1_score
-from support.data import random_batch, random_table, write_arrays
+from support.data import random_batch, random_table
 from support.networks import largest_difference, linear_model
-from support.runs import setup_of, train
 from support.shared import sgd
 
 import jaxddp
@@ -54,15 +53,11 @@ def test_a_table_of_arrays_keeps_label_rows():
     with_one_label = np.flatnonzero(TABLE.labels.sum(1) == 1)
     assert np.flatnonzero(labels.single >= 0).tolist() == with_one_label.tolist()
     assert TABLE.labels[with_one_label, labels.single[with_one_label]].all()
-    selected = TABLE.select("b,e")
-    selected_labels = TABLE.labels[:, [1, 4]]
-    assert (
-        selected.class_names == ("b", "e")
-        and selected.labels.tolist() == selected_labels[selected_labels.any(1)].tolist()
-    )
-    with pytest.raises(
-        InputError, match="classes 'b': no example has one of the 1 selected classes .1 example, the first is row 0"
-    ):
+    selected, selected_labels = TABLE.select("b,e"), TABLE.labels[:, [1, 4]]
+    assert selected.class_names == ("b", "e")
+    assert selected.labels.tolist() == selected_labels[selected_labels.any(1)].tolist()
+    message = "classes 'b': no example has one of the 1 selected classes .1 example, the first is row 0"
+    with pytest.raises(InputError, match=message):
         TABLE.rows(np.flatnonzero(TABLE.labels[:, 1] == 0)[:1]).select("b")
     subset = TABLE.take(20)
     assert len(subset) == 20 and subset.fingerprint != TABLE.fingerprint
@@ -71,20 +66,11 @@ def test_a_table_of_arrays_keeps_label_rows():
     assert jaxddp.ArrayTable(TABLE.images, TABLE.labels.astype(bool), NAMES).fingerprint == TABLE.fingerprint
 
 
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [
-        (
-            np.zeros((50, 4), int),
-            r"labels of shape \(50, 4\) for 50 images: give one label per image, or.* a row of 5",
-        ),
-        (np.full((50, 5), 2), "label 2 of row 0, class 0: give 1 if the image is of the class, else 0"),
-        (np.full((50, 5), 0.5), "label 0.5 of row 0, class 0: give 1"),
-    ],
-)
-def test_invalid_label_rows_raise_a_one_line_error(labels, message):
-    with pytest.raises(InputError, match=message):
-        jaxddp.ArrayTable(TABLE.images, labels, NAMES)
+def test_invalid_label_rows_raise_a_one_line_error():
+    with pytest.raises(InputError, match=r"labels of shape \(50, 4\) for 50 images: give one label per image, or.* 5"):
+        jaxddp.ArrayTable(TABLE.images, np.zeros((50, 4), int), NAMES)
+    with pytest.raises(InputError, match="label 2 of row 0, class 0: give 1 if the image is of the class, else 0"):
+        jaxddp.ArrayTable(TABLE.images, np.full((50, 5), 2), NAMES)
 
 
 def test_batches_have_label_rows_and_padding_has_no_label():
@@ -122,15 +108,10 @@ def test_a_multi_label_run_learns_and_its_metrics_equal_scikit_learns():
     results = {}
     for devices, cache in [(1, "none"), (4, "device")]:
         data = DataConfig(image_size=6, crop="whole", cache=cache, augment=AugmentConfig(flip=False))
-        setup = jaxddp.prepare_training(
-            *(linear_model(), TABLE, devices, sgd(0.3), 40 // devices),
-            epochs=20,
-            data=data,
-            metrics={name: METRICS.get(name) for name in METRIC_NAMES},
-        )
-        state, history = jaxddp.train(
-            *(jaxddp.sigmoid_cross_entropy, setup), val=VAL, listeners=(), eval_every="10 epochs", self_test="always"
-        )
+        more = {"data": data, "metrics": {name: METRICS.get(name) for name in METRIC_NAMES}}
+        setup = jaxddp.prepare_training(linear_model(), TABLE, devices, sgd(0.3), 40 // devices, epochs=20, **more)
+        more = {"val": VAL, "listeners": (), "eval_every": "10 epochs", "self_test": "always"}
+        state, history = jaxddp.train(jaxddp.sigmoid_cross_entropy, setup, **more)
         results[devices] = np.asarray(state.params["weight"]), {name: history.val[name] for name in METRIC_NAMES}
     np.testing.assert_allclose(results[1][0], results[4][0], rtol=1e-4, atol=1e-6)
     pixels = (VAL.images / 255 - np.array(data.mean)) / np.array(data.std)
@@ -168,15 +149,11 @@ def test_config_names_for_one_label_raise_a_one_line_error():
     with pytest.raises(InputError, match="loss.name=cross_entropy does not take several labels of an image, which the"):
         configured_losses(config, SEVERAL, np.ones(5), 5)
     assert configured_losses(config.replace(loss={"name": "bce"}), SEVERAL, np.ones(5), 5)[0].labels.several
-    with pytest.raises(
-        InputError, match="eval.metrics: top1 takes one label per image, but the data have several; name "
-    ):
+    with pytest.raises(InputError, match="eval.metrics: top1 takes one label per image, but the data have several; "):
         configured_metrics(config, SEVERAL)
     multi_label_config = config.replace(eval={"metrics": METRIC_NAMES})
     assert tuple(configured_metrics(multi_label_config, SEVERAL)) == METRIC_NAMES
-    with pytest.raises(
-        InputError, match="eval.metrics: exact_match takes several labels per image, but the data have one"
-    ):
+    with pytest.raises(InputError, match="eval.metrics: exact_match takes several labels per image, but the data have"):
         configured_metrics(multi_label_config, LabelKind(5))
 
 
@@ -188,18 +165,3 @@ def test_the_titles_of_shown_inputs_list_all_their_labels():
     for label, row in titles:
         label_row = TABLE.labels[int(row.removeprefix("row "))]
         assert label == (", ".join(np.array(NAMES)[label_row > 0]) or "no label")
-
-
-def test_arrays_in_a_file_keep_their_label_rows(tmp_path):
-    file = write_arrays(tmp_path / "set.npz", TABLE, VAL)
-    train_table, val_table = jaxddp.open_data(file)
-    assert train_table.class_names == tuple("01234")
-    for table, original in ((train_table, TABLE), (val_table, VAL)):
-        np.testing.assert_array_equal(table.labels, original.labels)
-
-
-def test_bce_also_trains_on_examples_with_one_label():
-    setup = setup_of(linear_model(), sgd(0.1), random_table(50), loss=sigmoid_cross_entropy)
-    before = np.asarray(setup.state.params["weight"])
-    state = train(setup, {"train": {"duration": "2 steps"}})
-    assert np.abs(np.asarray(state.params["weight"]) - before).max() > 1e-4

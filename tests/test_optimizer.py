@@ -1,7 +1,6 @@
 """Single schedules and optimizers, besides `conformance/test_optimizers.py`, and the peak learning rate for another
 batch size."""
 
-import math
 import runpy
 from pathlib import Path
 
@@ -39,13 +38,6 @@ def float64():
 
 
 # --- Schedules ---
-
-
-def test_cosine_ends_at_zero():
-    schedule = make_schedule(config_of(learning_rate=PEAK), Steps(100, 5))
-    assert float(schedule(5)) == pytest.approx(PEAK)
-    assert 0 < float(schedule(99)) < 1e-3 * PEAK
-    assert float(schedule(100)) == float(schedule(10**6)) == 0
 
 
 @pytest.mark.parametrize(
@@ -89,24 +81,13 @@ def test_the_peak_follows_the_batch_size(scaling, peak, line):
     assert at_batch_size(config).optimizer.learning_rate == pytest.approx(peak)
     assert at_batch_size(at_batch_size(config)) == at_batch_size(config)
     assert derivation(config) == line
-
-
-def test_a_config_without_a_reference_batch_size_keeps_its_peak():
-    config = Config()
-    assert at_batch_size(config) is config and batch_factor(config) == 1 and derivation(config) is None
+    assert at_batch_size(Config()) == Config() and batch_factor(Config()) == 1 and derivation(Config()) is None
 
 
 def test_a_peak_out_of_range_raises_a_one_line_error():
     config = config_of(learning_rate=1e6, reference_batch=1)
     with pytest.raises(InputError, match="optimizer.learning_rate=256000000.0: expected 0 to 1,000,000"):
         make_schedule(config, Steps(10, 1))
-
-
-@pytest.mark.parametrize("warmup", [0, 5])
-def test_the_step_schedule_falls_at_its_shares_of_the_run(warmup):
-    learning_rates = rates(90, warmup, PEAK, schedule="step", step_at=(1 / 3, 2 / 3, 8 / 9), step_factor=0.1)
-    expected = PEAK * np.repeat([1, 0.1, 0.01, 0.001], [30, 30, 20, 10])
-    np.testing.assert_allclose(learning_rates[warmup:], expected[warmup:], rtol=1e-6)
 
 
 def test_a_warm_up_may_be_as_long_as_the_run_but_not_longer():
@@ -124,16 +105,11 @@ def test_a_warm_up_in_percent_keeps_its_share_of_a_short_run_and_has_at_least_on
         assert warmup.steps(num_examples=100, batch_size=10, total_steps=total) == steps
 
 
-@pytest.mark.parametrize(("name", "nearest"), [("cosin", "cosine"), ("steps", "step"), ("const", "constant")])
-def test_an_unknown_schedule_gets_the_nearest_name_as_a_suggestion(name, nearest):
-    with pytest.raises(InputError, match=f"optimizer.schedule='{name}' is unknown; did you mean '{nearest}'"):
-        make_schedule(config_of(schedule=name), Steps(10, 1))
-
-
-@pytest.mark.parametrize(("name", "nearest"), [("adam", "adamw"), ("momentun", "momentum")])
-def test_an_unknown_optimizer_gets_the_nearest_name_as_a_suggestion(name, nearest):
-    with pytest.raises(InputError, match=f"optimizer.name='{name}' is unknown; did you mean '{nearest}'"):
-        make_optimizer(config_of(name=name), optax.constant_schedule(0.1))
+def test_an_unknown_name_gets_the_nearest_as_a_suggestion():
+    with pytest.raises(InputError, match="optimizer.schedule='cosin' is unknown; did you mean 'cosine'"):
+        make_schedule(config_of(schedule="cosin"), Steps(10, 1))
+    with pytest.raises(InputError, match="optimizer.name='momentun' is unknown; did you mean 'momentum'"):
+        make_optimizer(config_of(name="momentun"), optax.constant_schedule(0.1))
 
 
 def test_absent_settings_take_the_optimizers_defaults():
@@ -157,14 +133,6 @@ def test_a_run_of_more_steps_than_the_state_can_count_is_refused():
 
 
 # --- Optimizers ---
-
-
-def test_weight_decay_applies_to_kernels():
-    assert BY_NAME.mask(parameters()) == {
-        "conv": {"kernel": True},
-        "norm": {"scale": False, "bias": False},
-        "head": {"kernel": True, "bias": False},
-    }
 
 
 class Block(nn.Module):
@@ -304,23 +272,3 @@ def test_the_training_script_decays_only_kernels():
     optimizer = script["make_optimizer"](1.0)
     updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
     assert {name for name, update in updates.items() if update.any()} == {"kernel"}
-
-
-def test_the_optimizer_of_a_config_uses_its_schedule():
-    """With a gradient of one, plain SGD moves by the sum of the learning rates."""
-    config = config_of(momentum=0.0, nesterov=False, weight_decay=0.0)
-    schedule = make_schedule(config, Steps(20, 4))
-    optimizer, weight = make_optimizer(config, schedule), jnp.zeros((1, 1))
-    state = optimizer.init(weight)
-    for _ in range(20):
-        updates, state = optimizer.update(jnp.ones((1, 1)), state, weight)
-        weight = optax.apply_updates(weight, updates)
-    rise = sum((i + 1) / 4 for i in range(4))
-    fall = sum((1 + math.cos(math.pi * i / 16)) / 2 for i in range(16))
-    assert float(weight[0, 0]) == pytest.approx(-0.1 * (rise + fall), rel=1e-6)
-
-
-def test_the_step_schedule_falls_once_for_each_share_even_in_a_short_run():
-    """In a run of three steps both shares are step 2."""
-    learning_rates = rates(3, 0, PEAK, schedule="step", step_at=(0.6, 0.7), step_factor=0.5)
-    np.testing.assert_allclose(learning_rates, [PEAK, PEAK, PEAK / 4], rtol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 from optax import contrib
 from support.data import random_table, write_arrays
 from support.networks import SmallNet, largest_difference, linear_model, randomized
-from support.optimizers import assert_equal, by_optax, config_of, rate, updated
+from support.optimizers import assert_equal, config_of, rate, updated
 from support.recipes import DENSE
 from support.runs import setup_of
 
@@ -23,7 +23,6 @@ from jaxddp.config.registry import OPTIMIZERS
 from jaxddp.core.errors import InputError
 from jaxddp.engine.optimizer import compute_average, only_trained, thawing, with_factors
 from jaxddp.engine.parts.averages import ScheduleFreeAverage
-from jaxddp.kernels import BY_NAME
 from jaxddp.mesh import Topology
 from jaxddp.workdir.saved_state import restore_state
 
@@ -37,13 +36,6 @@ def float64():
 
 
 # --- Compared with optax on the same gradients ---
-
-
-@pytest.mark.ci
-def test_lars_equals_the_lars_of_optax_with_decay_and_scaling_of_kernels_only(float64):
-    config = config_of(name="lars", momentum=0.8, nesterov=False, weight_decay=0.05, trust_coefficient=0.02)
-    optimizer = optax.lars(rate, 0.05, BY_NAME.mask, 0.02, 0.0, BY_NAME.mask, 0.8, False)
-    assert_equal(updated(config, 5), by_optax(optimizer, 5))
 
 
 @pytest.mark.slow
@@ -72,10 +64,7 @@ def test_schedule_free_cannot_be_combined_with_another_average():
             {},
             "optimizer.schedule='cosine': schedule_free averages its steps instead of lowering the learning rate; set",
         ),
-        (
-            {"schedule": "constant", "momentum": 0.0},
-            "optimizer.momentum=0.0: schedule_free divides by the momentum; give a num",
-        ),
+        ({"schedule": "constant", "momentum": 0.0}, "optimizer.momentum=0.0: schedule_free divides by the momentum;"),
     ],
 )
 def test_unsupported_settings_of_schedule_free_raise_a_one_line_error(change, message):
@@ -111,15 +100,8 @@ def test_evaluation_of_a_checkpoint_repeats_the_metrics_of_its_validation(tmp_pa
     (tmp_path / "recipe.py").write_text(DENSE)
     workdir, recipe = tmp_path / "run", str(tmp_path / "recipe.py")
     args = [recipe, "--data.path", str(tmp_path / "set.npz"), "--optimizer.name", "schedule_free"]
-    args += [
-        "--optimizer.schedule",
-        "constant",
-        "--optimizer.warmup",
-        "2 steps",
-        "--optimizer.learning-rate",
-        "0.03",
-    ]
-    args += ["--optimizer.reference-batch", "16", "--parallel.devices", "1", "--log.to", "jsonl"]
+    args += ["--optimizer.schedule", "constant", "--optimizer.warmup", "2 steps", "--parallel.devices", "1"]
+    args += ["--optimizer.learning-rate", "0.03", "--optimizer.reference-batch", "16", "--log.to", "jsonl"]
     assert main(["train", *args, "--workdir", str(workdir), "--train.duration", "9 steps"]) == 0
     lines = capsys.readouterr().out.splitlines()
     peak_line = "learning rate 0.015 = 0.03 x 8 / 16 (linear, for optimizer.reference_batch=16)"
@@ -131,15 +113,11 @@ def test_evaluation_of_a_checkpoint_repeats_the_metrics_of_its_validation(tmp_pa
     measured = dict(line.split(": ") for line in capsys.readouterr().out.splitlines())
     assert all(measured[name] == f"{last[name]:.7g}" for name in ("loss", "top1"))
     loaded = jaxddp.load_run(workdir, "latest", devices=1)
-    state = restored_state(workdir)
+    state = jax.device_get(restore_state(workdir, "latest", Topology.create(1)))
     assert largest_difference(loaded.state.params, state.eval_params) == 0
     assert largest_difference(loaded.state.params, state.params) > 1e-4
     predicted = np.asarray(loaded.predict(VAL.images).probabilities).argmax(-1)
     assert (predicted == VAL.labels).mean() == pytest.approx(last["top1"])
-
-
-def restored_state(workdir):
-    return jax.device_get(restore_state(workdir, "latest", Topology.create(1)))
 
 
 # --- The average of a schedule-free optimizer ---
@@ -176,10 +154,6 @@ def test_evaluation_measures_the_average_which_is_added_automatically(averaging)
     assert evaluator(state) == evaluator(swapped) != evaluator(state.replace(parts={}))
 
 
-def test_other_optimizers_have_no_schedule_free_average():
-    assert make_setup(optax.adam(0.1)).parts == ()
-
-
 def scaled_schedule_free(factor):
     """Return schedule-free Adam whose base optimizer multiplies updates by `factor` of array name and step."""
 
@@ -202,8 +176,6 @@ SCHEDULE_FREE = contrib.schedule_free_adamw(rate)
     ("outside", "factor"),
     [
         (with_factors(SCHEDULE_FREE, {"a/b": 0.3}), lambda name, step: 0.3 if name == "a" else 1),
-        (with_factors(SCHEDULE_FREE, {"a/b": 0.0}), lambda name, step: 0.0 if name == "a" else 1),
-        (with_factors(SCHEDULE_FREE, {"a/b": 4.0}), lambda name, step: 4.0 if name == "a" else 1),
         (thawing(SCHEDULE_FREE, {"a/b": 3}), lambda name, step: jnp.where(step < 3, 0, 1) if name == "a" else 1),
     ],
 )

@@ -30,7 +30,6 @@ from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder
 from jaxddp.inference import exports
-from jaxddp.inference import exports as program
 from jaxddp.inference.exports import export_program, logits_of
 from jaxddp.inference.trained import TrainedRun, restore_run
 from jaxddp.mesh import Topology
@@ -167,25 +166,23 @@ def test_a_stablehlo_program_compiles_for_a_tpu(files):
 
 
 def test_a_program_with_different_logits_is_not_written(run, tmp_path, monkeypatch):
-    session = program.session
-    monkeypatch.setattr(program, "session", lambda *arguments: lambda pixels: session(*arguments)(pixels) + 0.1)
+    session = exports.session
+    monkeypatch.setattr(exports, "session", lambda *arguments: lambda pixels: session(*arguments)(pixels) + 0.1)
     with pytest.raises(JaxddpError, match=r"net\.onnx: not written: the program's logits differ from the network's by"):
         export_program(run, tmp_path / "net.onnx", "onnx")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("package", ["jax2onnx", "onnxruntime"])
-def test_an_error_names_a_missing_package(run, tmp_path, monkeypatch, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    message = f"format=onnx: {package} is not installed; pip install 'jaxddp\\[onnx\\]'"
-    with pytest.raises(InputError, match=message):
-        export_program(run, tmp_path / "net.onnx", "onnx")
-
-
-def test_stablehlo_needs_flatbuffers(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(program, "find_spec", lambda name: None)
+def test_an_error_names_a_missing_package(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(exports, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="flatbuffers is not installed, which JAX needs; pip install flatbuffers"):
         export_program(run, tmp_path / "net.stablehlo", "stablehlo")
+    for package in ("onnxruntime", "jax2onnx"):
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(
+            InputError, match=f"format=onnx: {package} is not installed; pip install 'jaxddp\\[onnx\\]'"
+        ):
+            export_program(run, tmp_path / "net.onnx", "onnx")
 
 
 def test_a_run_on_arrays_is_exported_at_their_image_size(tmp_path):

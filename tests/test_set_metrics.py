@@ -135,10 +135,8 @@ def setups():
     """Return setups of one network with all metrics, by the number of devices: 1 and 4."""
     metrics = {name: METRICS.get(name) for name in NAMES}
     config = jaxddp.Config().replace(parallel={"self_test": "never"}, eval={"metrics": ("top1",)})
-    plain_setups = {
-        n: setup_of(linear_model(), sgd(0.1), devices=n, config=config, data=NO_AUGMENTATION) for n in (1, 4)
-    }
-    return {n: setup.changed(metrics={**setup.metrics, **metrics}) for n, setup in plain_setups.items()}
+    plain = {n: setup_of(linear_model(), sgd(0.1), devices=n, config=config, data=NO_AUGMENTATION) for n in (1, 4)}
+    return {n: setup.changed(metrics={**setup.metrics, **metrics}) for n, setup in plain.items()}
 
 
 @pytest.mark.slow
@@ -148,19 +146,17 @@ def setups():
     ids=str,
 )
 def test_metrics_are_equal_for_any_batch_size_and_number_of_devices(setups, settings):
-    measurements = {
-        (devices, size, resident): setups[devices]
-        .evaluator(VAL, size, resident=resident)
-        .measure(setups[devices].state)
-        for devices, size, resident in [(1, 29, False), *settings]
-    }
-    first = measurements[1, 29, False]
+    def measure(devices, size, resident):
+        setup = setups[devices]
+        return setup.evaluator(VAL, size, resident=resident).measure(setup.state)
+
+    first, *others = (measure(*setting) for setting in [(1, 29, False), *settings])
     assert list(first.metrics) == ["loss", "top1", "mean_class_accuracy", "ece", "map", "f1", "f1_micro", "count"]
     state, setup = setups[1].state, setups[1]
     images = (VAL.images / 255 - np.array(setup.config.data.mean)) / np.array(setup.config.data.std)
     logits = images.reshape(len(VAL), -1) @ np.asarray(state.params["weight"], np.float64)
     by_hand = metrics_of(logits.astype(np.float32), VAL.labels)
-    for measured in measurements.values():
+    for measured in (first, *others):
         for name in ("mean_class_accuracy", "map", "f1", "f1_micro", "top1"):
             assert measured.metrics[name] == first.metrics[name], name
         assert measured.metrics["ece"] == pytest.approx(first.metrics["ece"], abs=1e-6)
@@ -181,11 +177,8 @@ def test_training_steps_do_not_compute_metrics_over_a_set(setups):
             names.append(set(record.metrics))
 
     changes = {"train": {"duration": "2 steps"}, "log": {"every": "1 step"}, "eval": {"every": "0 steps"}}
-    train(
-        dataclasses.replace(setups[1], state=jax.tree.map(jnp.copy, setups[1].state)),
-        changes,
-        listeners=[MetricNames()],
-    )
+    setup = dataclasses.replace(setups[1], state=jax.tree.map(jnp.copy, setups[1].state))
+    train(setup, changes, listeners=[MetricNames()])
     assert names == [{"loss", "top1"}] * 2
 
 
@@ -210,21 +203,12 @@ def test_the_table_of_confusions_names_the_classes(tmp_path):
     assert "confusion" not in history.val
 
 
-def test_a_class_without_images_has_no_accuracy_in_the_table(tmp_path):
-    from jaxddp.training.listeners.workdir_files import confusion_csv
-
-    text = confusion_csv(np.array([[2, 1], [0, 0]]), ("a, b", "c"), 3).decode()
-    assert text == 'step 3,accuracy,images,"a, b",c\n"a, b",0.6666666666666666,3,2,1\nc,,0,0,0\n'
-    assert "confusion" in LOGGERS.names()
-
-
-def test_class_names_that_a_spreadsheet_would_compute_are_escaped_on_request(tmp_path):
-    config = Config().replace(log={"guard_formulas": True})
-    listener = LOGGERS.get("confusion")(config, tmp_path)
-    listener.start(SimpleNamespace(class_names=("=1+1", "b-c")))
-    sets = {"confusion": np.array([[2, 0], [0, 0]])}
+def test_the_table_has_no_accuracy_of_a_class_without_images_and_escapes_formulas_on_request(tmp_path):
+    listener = LOGGERS.get("confusion")(Config().replace(log={"guard_formulas": True}), tmp_path)
+    listener.start(SimpleNamespace(class_names=("=1, 1", "b-c")))
+    sets = {"confusion": np.array([[2, 1], [0, 0]])}
     listener.evaluation(SimpleNamespace(final=True, split="val", sets=sets, step=3))
-    text = "step 3,accuracy,images,'=1+1,b-c\n'=1+1,1.0,2,2,0\nb-c,,0,0,0\n"
+    text = 'step 3,accuracy,images,"\'=1, 1",b-c\n"\'=1, 1",0.6666666666666666,3,2,1\nb-c,,0,0,0\n'
     assert (tmp_path / "confusion.csv").read_text() == text
 
 
@@ -238,65 +222,50 @@ class Mean:
         return {"largest": sums["total"] / sums["examples"]}
 
 
+def metric_with(**methods):
+    """Return the metric `Mean` with other methods."""
+    return type("Metric", (Mean,), {name: staticmethod(method) for name, method in methods.items()})()
+
+
+def fail(*arguments):
+    raise ValueError("no such thing")
+
+
 def test_padding_with_nan_outputs_is_not_counted():
     logits, mask = jnp.array([[1.0, 2.0], [jnp.nan, jnp.inf]]), jnp.array([1.0, 0.0])
     sums = compute_contributions({"mine": Mean()}, logits, jnp.zeros(2, jnp.int32), mask)
     assert finish_metrics({"mine": Mean()}, sums) == {"largest": 2}
 
 
-class Unmasked(Mean):
-    def sums(self, logits, labels, mask):
-        return {"total": logits.max(-1).sum(), "examples": mask.sum()}
-
-
-class Text(Mean):
-    def finish(self, sums):
-        return "none"
-
-
-class Nothing(Mean):
-    def sums(self, logits, labels, mask):
-        raise ValueError("no such thing")
-
-
-class Loss(Mean):
-    def finish(self, sums):
-        return {"loss": 1.0}
-
-
-class Both(Mean):
-    def examples(self, logits, labels):
-        return logits
-
-
 @pytest.mark.slow
 def test_a_custom_metric_is_added_or_replaces_the_metric_of_its_name():
-    metrics = with_user_metrics(
-        {"ece": METRICS.get("ece")}, {"mine": Mean(), "top1": METRICS.get("top1")}, "metrics", LabelKind(4)
-    )
+    top1, top5, ece = map(METRICS.get, ("top1", "top5", "ece"))
+    metrics = with_user_metrics({"ece": ece}, {"mine": Mean(), "top1": top1}, "metrics", LabelKind(4))
     assert set(metrics) == {"ece", "mine", "top1"}
-    replaced = with_user_metrics(metrics, {"top1": METRICS.get("top5")}, "metrics", LabelKind(9))
-    assert replaced["top1"] is METRICS.get("top5")
-
-
-def test_two_metrics_of_one_name_raise_a_one_line_error():
-    message = r"^metrics: mine and other both measure '\w+'; rename one of them$"
-    with pytest.raises(InputError, match=message):
+    assert with_user_metrics(metrics, {"top1": top5}, "metrics", LabelKind(9))["top1"] is top5
+    with pytest.raises(InputError, match=r"^metrics: mine and other both measure '\w+'; rename one of them$"):
         with_user_metrics({}, {"mine": Mean(), "other": Mean()}, "metrics", LabelKind(4))
-    with pytest.raises(InputError, match=r"^metrics: largest and mine both measure 'largest'"):
-        with_user_metrics({"largest": METRICS.get("top1")}, {"mine": Mean()}, "metrics", LabelKind(4))
 
 
 @pytest.mark.parametrize(
-    ("metric", "message"),
+    ("methods", "message"),
     [
-        (Unmasked(), "metrics: mine: largest is .* for a batch and .* for its halves; return sums over the examples"),
-        (Text(), r"metrics: mine: fails for logits float32\[9, 4\] and labels int32\[9\]: AttributeError: 'str'"),
-        (Nothing(), r"metrics: mine: fails for logits float32\[9, 4\] .*: ValueError: no such thing"),
-        (Loss(), "metrics: mine: 'loss' cannot be the name of a metric; give another"),
-        (Both(), "metrics: mine: a metric over a set needs finish and either sums or examples; give one of the two"),
+        (
+            {"sums": lambda logits, labels, mask: {"total": logits.max(-1).sum(), "examples": mask.sum()}},
+            "metrics: mine: largest is .* for a batch and .* for its halves; return sums over the examples",
+        ),
+        (
+            {"finish": lambda sums: "none"},
+            r"metrics: mine: fails for logits float32\[9, 4\] and labels int32\[9\]: AttributeError: 'str'",
+        ),
+        ({"sums": fail}, r"metrics: mine: fails for logits float32\[9, 4\] .*: ValueError: no such thing"),
+        ({"finish": lambda sums: {"loss": 1.0}}, "metrics: mine: 'loss' cannot be the name of a metric; give another"),
+        (
+            {"examples": lambda logits, labels: logits},
+            "metrics: mine: a metric over a set needs finish and either sums or examples; give one of the two",
+        ),
     ],
 )
-def test_an_invalid_metric_over_a_set_raises_a_one_line_error(metric, message):
+def test_an_invalid_metric_over_a_set_raises_a_one_line_error(methods, message):
     with pytest.raises(InputError, match=message):
-        with_user_metrics({}, {"mine": metric}, "metrics", LabelKind(4))
+        with_user_metrics({}, {"mine": metric_with(**methods)}, "metrics", LabelKind(4))

@@ -126,6 +126,19 @@ def test_a_suggestion_that_the_config_rejects_is_left_out(tmp_path, capfd):
     assert "jaxddp sweep: a suggestion is left out: lars: has no effect\n" in capfd.readouterr().err
 
 
+def test_a_search_ends_without_validations_and_needs_optuna(tmp_path, monkeypatch):
+    search = queue(tmp_path, 3)
+    trial = next_of(search)
+    write_trial(tmp_path / trial.name, [])
+    search.record_end(trial, "done")
+    assert search.next() is None
+    assert str(search.error) == f"{trial.name}: was not validated; a search compares trials by their validations"
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(InputError, match=r"^sweep: optuna is not installed; pip install 'jaxddp\[search\]'$"):
+        queue(tmp_path / "other", 3)
+    assert not (tmp_path / "other").exists()
+
+
 def test_trials_outside_the_present_intervals_are_not_used(tmp_path):
     first = queue(tmp_path, 3)
     for _ in range(3):
@@ -177,22 +190,6 @@ def test_a_pruned_trial_is_not_continued(tmp_path):
     assert search.folder.results()[-1].status == "pruned"
 
 
-def test_a_search_without_validations_ends(tmp_path):
-    search = queue(tmp_path, 3)
-    trial = next_of(search)
-    write_trial(tmp_path / trial.name, [])
-    search.record_end(trial, "done")
-    assert search.next() is None
-    assert str(search.error) == f"{trial.name}: was not validated; a search compares trials by their validations"
-
-
-def test_a_missing_optuna_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(InputError, match=r"^sweep: optuna is not installed; pip install 'jaxddp\[search\]'$"):
-        queue(tmp_path, 3)
-    assert not [*tmp_path.iterdir()]
-
-
 def sweep_of_seeds(folder: Path) -> SweepFolder:
     """Write a sweep of two rates and two seeds, and of a trial that was not started."""
     sweep = SweepFolder(folder, "digits")
@@ -223,6 +220,13 @@ def test_the_table_has_the_best_trial_first_and_the_means_over_seeds(tmp_path):
     assert seeds[1] == [["0.2", "2", "top1 25.00%", "7.07%"], ["0.1", "2", "top1 20.00%", "0.00%"]]
     assert len(sweep.results([rows[-1].trial.name])) == 4
     assert seed_table(rows[-1:]) is None
+    best = rows[0]
+    assert (best.metric, best.lowest, best.best, best.values) == (
+        "top1",
+        False,
+        pytest.approx(0.3),
+        [0.2, best.best, 0.1],
+    )
 
 
 def test_the_means_are_of_trials_that_differ_in_their_seed_alone(tmp_path):
@@ -264,11 +268,3 @@ def test_results_and_a_report_are_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     assert report(tmp_path, rows) == "no report.html: report: plotly is not installed; pip install 'jaxddp[report]'"
     assert report(tmp_path, rows[-1:]) == "no report.html: no trial has written anything"
-
-
-def test_the_outcome_of_a_trial_follows_its_own_goal(tmp_path):
-    write_trial(tmp_path / "a", [0.1, 0.4, 0.2])
-    sweep = SweepFolder(tmp_path, "a config")
-    result, none = (sweep.result(Trial(name, {}, [])) for name in ("a", "none"))
-    assert (result.metric, result.lowest, result.best, result.values) == ("top1", False, 0.4, [0.1, 0.4, 0.2])
-    assert (str(result), str(none)) == ("top1 40.00%", "-")

@@ -93,31 +93,31 @@ class SampleData:
 def run(arguments: list[str]) -> int:
     """Run a subcommand, and return the exit code. Raises: InputError."""
     commands = {"check": _check, "show": _show, "pack": _pack, "sample": _sample}
-    command = arguments[0] if arguments else ""
+    command, *rest = arguments or [""]
     if command in HELP:
         print("usage: jaxddp data check|show|pack|sample ...; each command has its own --help")
         return 0
     if command not in commands:
         raise InputError(f"data: unknown command {command!r}; {choices(command, commands)}")
-    return commands[command](arguments[1:])
+    return commands[command](rest)
 
 
 def _check(arguments: list[str]) -> int:
     options = parse(CheckData, CheckData(), "jaxddp data check", arguments)
     from jaxddp.curate.check import check, manifest_path, write_manifest
 
-    # A file that both splits use is read twice. The dict keeps its faults from being printed twice.
-    faults: dict[str, None] = {}
+    faults = list[str]()
 
     def report_fault(fault: str) -> None:
+        # A file that both splits use is read twice.
         if (line := str(InputError(fault))) not in faults:
-            faults[line] = None
+            faults.append(line)
             print(line, flush=True)
 
     tables = _open(options, report_fault)
     manifest = manifest_path(Path(options.path), options.manifest)
     with counting_images("checking images", sum(map(len, tables.values()))) as progress:
-        report = check(tables, refused=[*faults], threads=options.threads, progress=progress)
+        report = check(tables, refused=faults, threads=options.threads, progress=progress)
     write_manifest(report, manifest)
     print(*map(on_screen, [*report.lines(), f"manifest: {manifest}"]), sep="\n")
     return int(report.num_faults > 0)
@@ -165,7 +165,5 @@ def _open(options: DataOptions, report_fault: "Refuse | None" = None) -> "dict[s
 
     place = find_dataset(options.path)
     splits = {key: getattr(options, key) or getattr(place, key) for key in ("train", "val")}
-    others = {"data_dir": options.data_dir, "val_share": options.val_share}
-    return open_splits(
-        DataConfig(path=place.path, classes=place.classes, **splits, **others), report_fault or raise_fault
-    )
+    others = {"classes": place.classes, "data_dir": options.data_dir, "val_share": options.val_share}
+    return open_splits(DataConfig(path=place.path, **splits, **others), report_fault or raise_fault)

@@ -74,15 +74,12 @@ def parse_eval(arguments: list[str]) -> tuple[Eval, RecipeFile]:
     options, file = parse_recipe(Eval, "jaxddp eval", arguments, measures=may_be_run)
     if may_be_run and not options.workdir.is_dir():
         raise InputError(f"{options.workdir}: no such work directory; check --workdir")
-    if not may_be_run and step is None:
-        if file.config.model.weights is None:
-            raise InputError(
-                f"{options.workdir}: no such work directory; check --workdir, or name weights to evaluate (",
-                Key("model.weights"),
-                ")",
-            )
-        options = dataclasses.replace(options, step=_INITIAL)
-    return options, file
+    if may_be_run or step is not None:
+        return options, file
+    if file.config.model.weights is None:
+        advice = ("check --workdir, or name weights to evaluate (", Key("model.weights"), ")")
+        raise InputError(f"{options.workdir}: no such work directory", advice=advice)
+    return dataclasses.replace(options, step=_INITIAL), file
 
 
 def _as_text(value: float) -> str:

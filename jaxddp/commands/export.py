@@ -40,23 +40,16 @@ def run(arguments: list[str]) -> int:
     if form not in formats:
         raise InputError(f"{options.out}: its extension names no format; {choices(form, formats)}, or give --format")
     check_run(options.run)
-    if form == "hub":
-        with doing(IMPORTING):
-            from jaxddp.inference.published_run import write_folder
-
-        print(write_folder(options.run, options.step, options.out))
-        return 0
-    if form == "safetensors":
-        with doing(IMPORTING):
-            from jaxddp.inference.exports import export_run
-
-        print(export_run(options.run, options.step, options.out))
-        return 0
     with doing(IMPORTING):
-        from jaxddp.inference.exports import export_program
+        from jaxddp.inference.exports import export_program, export_run
+        from jaxddp.inference.published_run import write_folder
         from jaxddp.inference.trained import restore_run
         from jaxddp.mesh import Topology
 
+    if form in ("hub", "safetensors"):
+        write = write_folder if form == "hub" else export_run
+        print(write(options.run, options.step, options.out))
+        return 0
     # On a CPU, onnxruntime supports few operations in bfloat16.
     precision = "float32" if form == "onnx" else None
     trained = restore_run(options.run, options.step, Topology.create(1), precision=precision)

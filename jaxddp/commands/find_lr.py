@@ -62,10 +62,8 @@ def run(arguments: list[str]) -> int:
         return 0
     print(f"the loss falls fastest at {steepest:.2g}, and {ended}; suggested: {rate:.2g}")
     options_of_test = [f"--{field.name}" for field in fields(FindLr) if field.name != "config"]
-    words = words_without(
-        arguments,
-        [*options_of_test, _KEY, *(format_option(short) for short, key in SHORT.items() if format_option(key) == _KEY)],
-    )
+    short = [format_option(short) for short, key in SHORT.items() if format_option(key) == _KEY]
+    words = words_without(arguments, [*options_of_test, _KEY, *short])
     if file.stored is not None:
         # A run cannot continue in its work directory with another learning rate.
         words += ["--workdir", f"{workdir_of(file.path)}-lr{rate:.2g}"]

@@ -32,16 +32,14 @@ def run(arguments: list[str]) -> int:
     """Run the command, and return the exit code. Raises: InputError."""
     options = parse(ListCheckpoints, ListCheckpoints(), "jaxddp checkpoints", arguments)
     check_run(options.run)
-    directory = options.run / CHECKPOINTS
-    manifests, faults = Integrity(directory), []
-    if manifests.fault is not None:
-        faults.append(f"{directory / INDEX}: {manifests.fault}")
+    directory, validations = options.run / CHECKPOINTS, None
+    manifests = Integrity(directory)
+    faults = [] if manifests.fault is None else [f"{directory / INDEX}: {manifests.fault}"]
     try:
         validations = ValidationFile(directory, manifests)
         if manifests.expects_validations() and not (directory / VALIDATION_FILE).exists():
             faults.append(f"{directory / VALIDATION_FILE}: is missing")
     except InputError as error:
-        validations = None
         faults.append(str(error))
     listed = _rows(manifests, validations, quick=not options.verify)
     if manifests.run is not None:
@@ -50,10 +48,9 @@ def run(arguments: list[str]) -> int:
         print_table(("step", "saved", "size", "validation", "", "files"), [row for _, row in listed])
     else:
         print_line(f"{directory}: contains no checkpoints")
-    for aside in sorted(directory.glob(f"*{DAMAGED_SUFFIX}")):
-        print_line(f"set aside: {aside} ({size(_bytes(aside))})")
-    for fault in faults:
-        print_line(fault)
+    aside = [f"set aside: {path} ({size(_bytes(path))})" for path in sorted(directory.glob(f"*{DAMAGED_SUFFIX}"))]
+    for line in (*aside, *faults):
+        print_line(line)
     return int(options.verify and (bool(faults) or any(damaged for damaged, _ in listed)))
 
 
@@ -64,8 +61,7 @@ def _rows(manifests: Integrity, validations: ValidationFile | None, *, quick: bo
     for step in steps:
         folder = manifests.directory / str(step)
         try:
-            fault = manifests.check(step, quick=quick)
-            intact = "sizes match" if quick else "verified"
+            fault, intact = manifests.check(step, quick=quick), "sizes match" if quick else "verified"
             unnamed = manifests.run is not None and manifests.run_id(step) is None
             state = f"{intact}{', no run id' * unnamed}" if manifests.needs_manifest(step) else "no manifest"
             metrics = {} if validations is None else validations.of(step)

@@ -32,16 +32,9 @@ def run(arguments: list[str]) -> int:
         known = {name for one in published_weights() for name in (one.network, one.family, one.name)}
         raise InputError(f"no weights have {part!r} in their names{nearest(part, known)}; omit the name")
     columns = ("weights", "network", "top-1", "pixels", "parameters", "size")
-    rows = [
-        (
-            one.name,
-            one.network,
-            f"{one.top1:.2f}%",
-            str(one.image_size),
-            f"{one.parameters:g} M",
-            f"{one.megabytes:.0f} MB",
-        )
-        for one in chosen
-    ]
+    rows = []
+    for one in chosen:
+        sizes = str(one.image_size), f"{one.parameters:g} M", f"{one.megabytes:.0f} MB"
+        rows.append((one.name, one.network, f"{one.top1:.2f}%", *sizes))
     print_table(columns, rows)
     return 0

@@ -145,11 +145,11 @@ def _trials(template: Template, folder: Path) -> list[Trial]:
     trials = dict[str, Trial]()
     for values in template.grid():
         trial, _ = _trial(template, values, folder)
-        if trial.name in trials:
-            same = [key for key, word in values.items() if trials[trial.name].values[key] != word] or [*values]
-            words = f"{trials[trial.name].values[same[0]]} and {values[same[0]]}"
-            raise InputError(Key(same[0]), f": {words} are the same value; give each value once")
-        trials[trial.name] = trial
+        twin = trials.setdefault(trial.name, trial)
+        if twin is not trial:
+            key = next((key for key, word in values.items() if twin.values[key] != word), [*values][-1])
+            words = f"{twin.values[key]} and {values[key]}"
+            raise InputError(Key(key), f": {words} are the same value; give each value once")
     return [*trials.values()]
 
 
@@ -198,9 +198,9 @@ def _run(options: Sweep, queue: GridQueue) -> int:
         raise queue.error
     rows = queue.folder.results(queue.earlier)
     write_results(options.workdir, rows)
-    print_table(*table(rows))
-    if (seeds := seed_table(rows)) is not None:
-        print_table(*seeds)
+    for shown in (table(rows), seed_table(rows)):
+        if shown is not None:
+            print_table(*shown)
     if code not in (0, 1):
         say("jaxddp sweep: stopped; the same command continues")
         return code

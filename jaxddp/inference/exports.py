@@ -161,7 +161,7 @@ def convert(function: Callable[[Any], Any], example: Any, name: str, output: str
     try:
         from jax2onnx import to_onnx
     except ModuleNotFoundError:
-        raise _missing("jax2onnx") from None
+        raise InputError(f"format=onnx: {not_installed('jax2onnx', 'onnx')}") from None
     # Discard the progress messages of jax2onnx.
     with contextlib.redirect_stdout(io.StringIO()), _accept_named_sizes_in_pad():
         try:
@@ -210,13 +210,9 @@ def session(content: bytes, name: str) -> Callable[[np.ndarray], np.ndarray]:
     try:
         import onnxruntime
     except ModuleNotFoundError:
-        raise _missing("onnxruntime") from None
+        raise InputError(f"format=onnx: {not_installed('onnxruntime', 'onnx')}") from None
     program: Any = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
     return lambda array: program.run(None, {name: array})[0]
-
-
-def _missing(package: str) -> InputError:
-    return InputError(f"format=onnx: {not_installed(package, 'onnx')}")
 
 
 def weights_of_run(directory: Path, which: str) -> tuple[int, Model, dict[str, np.ndarray]]:

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -296,7 +296,15 @@ class TrainedRun:
 
     def source(self, images: Images) -> Source:
         """Convert images that `predict` accepts to a source. Raises: InputError."""
-        return source_of(images, self.signature)
+        paths: Sequence[Any] = images if isinstance(images, list | tuple) else [images]
+        if all(isinstance(path, str | os.PathLike) for path in paths):
+            return open_inputs(paths)
+        if isinstance(images, np.ndarray | jax.Array):
+            images = self.signature.pixels(np.asarray(images))
+            return ArrayTable(images, np.full(len(images), -1), self.class_names)
+        if not hasattr(images, "eval_batches"):
+            raise InputError(f"images={show(images)}: give an array, a path, a list of paths, or a source")
+        return cast(Source, images)
 
     def stream(self, source: Source, at_once: int | None = None) -> Iterator[BatchOutputs]:
         """Yield the probabilities of the classes, float32[K] for an image; see `output_batches`.
@@ -448,17 +456,3 @@ def fitted(network: Model, saved: TrainState, image_shape: tuple[int, int, int],
             )
     params, model_state = replace_by_weights(*trees, arrays)
     return TrainState(saved.step, params, model_state, ())
-
-
-def source_of(images: Images, signature: Signature) -> Source:
-    """Return images that `TrainedRun.predict` accepts as a source. Raises: InputError if arrays do not fit."""
-    paths: Sequence[Any] = images if isinstance(images, list | tuple) else [images]
-    if all(isinstance(path, str | os.PathLike) for path in paths):
-        return open_inputs(paths)
-    if isinstance(images, np.ndarray | jax.Array):
-        images = signature.pixels(np.asarray(images))
-        return ArrayTable(images, np.full(len(images), -1), signature.class_names)
-    if not hasattr(images, "eval_batches"):
-        raise InputError(f"images={show(images)}: give an array, a path, a list of paths, or a source")
-    source: Any = images
-    return source

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, get_type_hints
 
 import jax
@@ -61,22 +61,14 @@ class Distillation:
             InputError: the teacher is missing or does not fit.
         """
         if recipe.config.parallel.reproducible:
-            raise InputError(
-                Key("parallel.reproducible"),
-                ": distillation does not give the same bits on any number of devices",
-                advice="leave one of them out",
-            )
+            problem = ": distillation does not give the same bits on any number of devices"
+            raise InputError(Key("parallel.reproducible"), problem, advice="leave one of them out")
         signature, topology = Signature.of(recipe.resources.train, recipe.config.data), recipe.topology
         if signature.multi_label:
-            raise InputError(
-                Key.plain("objective.name", "distillation"),
-                " takes one label per image, but the training data have several",
-            )
-        teacher, expected, trees = (
-            self.teacher,
-            self.teacher.signature,
-            (self.teacher.state.params, self.teacher.state.model_state),
-        )
+            problem = " takes one label per image, but the training data have several"
+            raise InputError(Key.plain("objective.name", "distillation"), problem)
+        teacher, expected = self.teacher, self.teacher.signature
+        trees = teacher.state.params, teacher.state.model_state
         if expected.class_ids != signature.class_ids:
             raise self._unfit("was trained on other classes", "give a run on the classes of this data set")
         if expected.image_shape != signature.image_shape:
@@ -165,10 +157,8 @@ def distillation_of(settings: Any, config: Config, topology: Topology) -> Distil
     Args:
         settings: a `jaxddp.objectives.choices.DistillationSettings`.
     """
-    if (directory := settings.teacher) is None:
+    if settings.teacher is None:
         raise InputError(_KEY, ": distillation has no teacher", advice="give a run's work directory")
-
-    def restore() -> TrainedRun:
-        return restore_run(directory, "best", topology, precision=config.train.precision)
-
+    arguments = settings.teacher, "best", topology
+    restore = partial(restore_run, *arguments, precision=config.train.precision)
     return Distillation(restore, settings.temperature, settings.teacher_share)

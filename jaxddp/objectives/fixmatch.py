@@ -68,7 +68,10 @@ class FixMatch:
         try:
             check_augmentation(objective.strong(image.shape), image.shape, image.dtype)
         except InputError as error:
-            error.change_keys(_strong_view_key)
+            # The keys of `data.augment` are those of the strong view.
+            error.change_keys(
+                lambda key: replace(key, name=key.name.replace("data.augment.rand", "objective.strong_rand"))
+            )
             raise
         self(supervised)
 
@@ -96,35 +99,24 @@ class _FixMatchObjective:
     def __call__(
         self, params: Any, model_state: Any, batch: Batch, *, train: bool, key: Any = None, image_key: Any = None
     ) -> tuple[MetricSums, Any]:
-        """Return the sums over this device's slice of the batch and the new model state.
-
-        Raises:
-            InputError: the batch has no unlabelled images.
-        """
+        """Return the sums over this device's slice of the batch, which has unlabelled images, and the new state."""
         supervised, unlabelled = self.supervised, batch.unlabelled
-        if unlabelled is None:
-            raise InputError(_NO_UNLABELLED)
+        assert unlabelled is not None
+        *shape, channels = unlabelled.image.shape[1:]
+        shape = shape if unlabelled.side is None else 2 * [unlabelled.side.pixels]
         run_key = jax.random.key(0) if image_key is None else image_key
         views = [
             (supervised.preprocess, batch, image_key),
             (self.weak, unlabelled, jax.random.fold_in(run_key, _WEAK)),
-            (self.strong(_shape(unlabelled)), unlabelled, jax.random.fold_in(run_key, _STRONG)),
+            (self.strong((*shape, channels)), unlabelled, jax.random.fold_in(run_key, _STRONG)),
         ]
         inputs = [preprocess(part, train=train, key=view_key) for preprocess, part, view_key in views]
         images, of_examples = jnp.concatenate([view.images for view in inputs]), [view[1:] for view in views]
         logits, model_state = supervised.logits(params, model_state, images, of_examples, train=train, key=key)
         labelled, weak, strong = jnp.split(logits, [len(batch.mask), len(batch.mask) + len(unlabelled.mask)])
         sums = supervised.sums(supervised.columns(labelled, batch, inputs[0].mixing), batch)
-        return self._with_unlabelled(sums, weak, strong, unlabelled.mask, len(batch.mask)), model_state
-
-    def _with_unlabelled(
-        self, sums: MetricSums, weak: jax.Array, strong: jax.Array, mask: jax.Array, num_labelled: int
-    ) -> MetricSums:
-        """Add the sums over the unlabelled images to the sums over the labelled images.
-
-        Args:
-            weak, strong: the logits of the two views of the unlabelled images, float[U, K].
-        """
+        # Add the sums over the unlabelled images to the sums over the labelled images.
+        mask = unlabelled.mask
         probabilities = jax.nn.softmax(jax.lax.stop_gradient(weak))
         confident = (probabilities.max(-1) >= self.settings.threshold) & (mask > 0)
         losses = jnp.where(confident, softmax_cross_entropy(strong, probabilities.argmax(-1)), 0)
@@ -132,19 +124,8 @@ class _FixMatchObjective:
         (loss, examples), *rest = sums.values
         # The step divides the sum by the number of labelled images. So the sum over unlabelled images is scaled by the
         # ratio of the two numbers of images, which is the same in each part of a batch.
-        total = loss + self.settings.unlabelled_weight * num_labelled / len(mask) * losses.sum()
+        total = loss + self.settings.unlabelled_weight * len(batch.mask) / len(mask) * losses.sum()
         rows = [(loss, examples), (losses.sum(), count), (confident.sum().astype(losses.dtype), count)]
         *metrics, last = rest
         values = [jnp.stack([total, examples]), *metrics, *map(jnp.stack, rows), last]
-        return MetricSums(jnp.stack(values), (*sums.names, *ADDED_METRICS))
-
-
-def _strong_view_key(key: Key) -> Key:
-    """Return the key of the strong view's setting that corresponds to a key of `data.augment`."""
-    return replace(key, name=key.name.replace("data.augment.rand", "objective.strong_rand"))
-
-
-def _shape(batch: Batch) -> tuple[int, ...]:
-    """Return (H, W, C) of the images after resizing."""
-    *sides, channels = batch.image.shape[1:]
-    return (*(sides if batch.side is None else 2 * [batch.side.pixels]), channels)
+        return MetricSums(jnp.stack(values), (*sums.names, *ADDED_METRICS)), model_state

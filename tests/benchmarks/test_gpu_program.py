@@ -202,18 +202,10 @@ needs_compiler = needs_plugin(gpu_plugin)
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--model.width", "0"], "gpu_program.py: model.width=0: expected 1 to 4,096"),
-        (["--topology", "eight"], "gpu_program.py: --topology eight: "),
-        (["--batch", "0"], "train.batch_size=0: "),
-    ],
-)
-def test_a_program_that_cannot_be_compiled_raises_a_one_line_error(capfd, tmp_path, words, message):
-    assert run_script(gpu_program, "cifar10", *words, "--out", str(tmp_path / "out.json")) == 2
+def test_a_program_that_cannot_be_compiled_raises_a_one_line_error(capfd, tmp_path):
+    assert run_script(gpu_program, "cifar10", "--topology", "eight", "--out", str(tmp_path / "out.json")) == 2
     output = capfd.readouterr().err.splitlines()[-1]
-    assert message in output and "Traceback" not in output
+    assert "gpu_program.py: --topology eight: " in output and "Traceback" not in output
 
 
 @functools.cache

@@ -122,19 +122,13 @@ def schedule_free(steps: int) -> dict:
     return by_optax(contrib.schedule_free(step, rate, b1=0.8), steps)
 
 
-def undecayed(steps: int) -> dict:
-    return by_optax(contrib.schedule_free_adamw(rate, b1=0.8, b2=0.98), steps)
-
-
 ADAM_SETTINGS = {"momentum": 0.85, "beta2": 0.98, "weight_decay": 0.05}
 LARS_SETTINGS = {"momentum": 0.7, "nesterov": False, "weight_decay": 0.02, "trust_coefficient": 0.01}
-SCHEDULE_FREE_SETTINGS = {"momentum": 0.8, "beta2": 0.98, "schedule": "constant"}
 STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
     "momentum": ({"momentum": 0.8, "nesterov": False, "weight_decay": 0.02}, momentum(nesterov=False)),
     "momentum, nesterov": ({"momentum": 0.8, "nesterov": True, "weight_decay": 0.02}, momentum(nesterov=True)),
     "sgd": ({"weight_decay": 0.02}, functools.partial(by_hand, plain)),
     "sgd, momentum": ({"momentum": 0.8, "weight_decay": 0.02}, momentum(nesterov=False)),
-    "sgd, nesterov": ({"momentum": 0.8, "nesterov": True, "weight_decay": 0.02}, momentum(nesterov=True)),
     "rmsprop": ({"weight_decay": 0.02}, rmsprop(0.99, 1e-8, 0.0)),
     "rmsprop, momentum": (
         {"momentum": 0.8, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.02},
@@ -143,10 +137,11 @@ STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
     "adamw": (ADAM_SETTINGS, adam_or_lamb(1e-8, adaptive=False)),
     "lars": (LARS_SETTINGS, functools.partial(by_hand, lars)),
     "lamb": (ADAM_SETTINGS, adam_or_lamb(1e-6, adaptive=True)),
-    "lamb, epsilon": (ADAM_SETTINGS | {"epsilon": 1e-3}, adam_or_lamb(1e-3, adaptive=True)),
     "muon": ({"momentum": 0.95, "beta2": 0.98, "weight_decay": 0.05}, muon),
-    "schedule_free": (SCHEDULE_FREE_SETTINGS | {"weight_decay": 0.05}, schedule_free),
-    "schedule_free, undecayed": (SCHEDULE_FREE_SETTINGS | {"weight_decay": 0.0}, undecayed),
+    "schedule_free": (
+        {"momentum": 0.8, "beta2": 0.98, "schedule": "constant", "weight_decay": 0.05},
+        schedule_free,
+    ),
 }
 """For each optimizer and variant, its config and the parameters after some steps by its formula."""
 
@@ -359,30 +354,14 @@ def test_rates_of_every_schedule_equal_those_by_hand_after_the_warm_up(name, run
     assert actual.max() == pytest.approx(PEAK, rel=1e-6) or falls_at_once
 
 
-ENDS: dict[str, Callable[[float], float]] = {
-    "constant": lambda end: 1,
-    "cosine": lambda end: end,
-    "linear": lambda end: end,
-    "one_cycle": lambda end: 1 / 250_000,
-    "plateau": lambda end: 1,
-    "polynomial": lambda end: end,
-    "wsd": lambda end: end,
-}
+ENDS = {"constant": 1, "plateau": 1, "one_cycle": 1 / 250_000}
+"""The last rate relative to the peak, of schedules that do not end at `end_factor`."""
 
 
-@pytest.mark.parametrize("name", ENDS)
-@pytest.mark.parametrize(("total", "warmup"), [(300, 20), (7, 0), (9, 7)])
-@pytest.mark.parametrize("end", [0.0, 0.3])
+@pytest.mark.parametrize("name", [name for name in SCHEDULES.names() if name != "step"])
+@pytest.mark.parametrize(("total", "warmup", "end"), [(300, 20, 0.3), (7, 0, 0.0), (9, 7, 0.3)])
 def test_the_rate_ends_at_the_documented_factor(name, total, warmup, end):
     config = config_of(learning_rate=PEAK, schedule=name, end_factor=end, decay_share=0.5)
     schedule = make_schedule(config, Steps(total, warmup))
     for step in (total, 10 * total):
-        assert float(schedule(step)) == pytest.approx(PEAK * ENDS[name](end), rel=1e-5, abs=1e-9)
-
-
-@pytest.mark.parametrize("scaling", ["linear", "sqrt", "none"])
-@pytest.mark.parametrize("name", SCHEDULES.names())
-def test_the_peak_follows_the_batch_size(name, scaling):
-    peak = {"linear": 0.4, "sqrt": 0.2, "none": 0.1}[scaling]
-    config = config_of(reference_batch=256, scaling=scaling, schedule=name).replace(train={"batch_size": 1024})
-    assert float(make_schedule(config, Steps(30, 3))(2)) == pytest.approx(peak)
+        assert float(schedule(step)) == pytest.approx(PEAK * ENDS.get(name, end), rel=1e-5, abs=1e-9)
