@@ -81,9 +81,8 @@ def test_the_suggestion_is_at_most_a_tenth_of_the_diverging_rate():
     # A step that was dispatched before the loss diverged may have a small loss.
     assert rate_test(np.append(losses, [2.0]), steps=100).suggestion() == test.suggestion()
     not_finite = rate_test(losses[:-1], steps=100, finite=False)
-    assert not_finite.diverged_at is None and not_finite.suggestion().diverged == pytest.approx(
-        float(test.rates.schedule(91))
-    )
+    assert not_finite.diverged_at is None
+    assert not_finite.suggestion().diverged == pytest.approx(float(test.rates.schedule(91)))
 
 
 @pytest.mark.parametrize("losses", [[], [2.0], np.full(50, 2.0), np.linspace(2, 3, 50)])
@@ -111,9 +110,8 @@ def test_a_range_test_of_a_recipe_writes_only_the_picture(folder, monkeypatch, c
     assert summary.startswith("the loss falls fastest at ") and "; suggested: " in summary
     suggested = shlex.split(command)
     expected = ["jaxddp", "train", recipe, "--data.path", "set.npz", "--parallel.devices", devices]
-    assert suggested[:-1] == [*expected, "--optimizer.learning-rate"] and float(suggested[-1]) == float(
-        summary.split()[-1]
-    )
+    assert suggested[:-1] == [*expected, "--optimizer.learning-rate"]
+    assert float(suggested[-1]) == float(summary.split()[-1])
     assert 1e-6 <= float(suggested[-1]) <= 10
 
 

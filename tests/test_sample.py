@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.runs import fails
 
 import jaxddp
 from jaxddp.cli import main
@@ -33,14 +34,8 @@ def test_the_sample_has_scikit_learns_digits_in_imagenets_layout(digits):
     np.testing.assert_allclose(image.reshape(8, 4, 8, 4).mean((1, 3)), expected.images[6] * 255 / 16, atol=40)
 
 
-def error_line(capsys, *arguments) -> str:
-    assert main(["data", "sample", *map(str, arguments)]) == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    return error.removeprefix("jaxddp: ")
-
-
 @pytest.mark.slow
-def test_existing_files_are_not_changed(digits, tmp_path, capsys):
+def test_existing_files_are_not_changed(digits, tmp_path, capfd):
     before = {path: path.stat().st_mtime_ns for path in digits.rglob("*")}
     assert jaxddp.write_sample("digits", digits) == digits
     assert {path: path.stat().st_mtime_ns for path in digits.rglob("*")} == before
@@ -49,20 +44,18 @@ def test_existing_files_are_not_changed(digits, tmp_path, capsys):
     folder.mkdir()
     (folder / "LOC_synset_mapping.txt").write_text("mine")
     for place in (file, folder):
-        expected = f"{place}: does not hold the sample 'digits'; give a new folder"
-        assert error_line(capsys, "digits", "--out", place) == expected
+        line = fails(["data", "sample", "digits", "--out", str(place)], capfd)
+        assert line == f"jaxddp: {place}: does not hold the sample 'digits'; give a new folder"
     assert [path.name for path in folder.iterdir()] == ["LOC_synset_mapping.txt"]
     empty.mkdir()
     assert (jaxddp.write_sample("digits", str(empty)) / "LOC_val_solution.csv").is_file()
-    assert (
-        error_line(capsys, "digit", "--out", empty)
-        == "name='digit': no such sample; did you mean 'digits'? there are: digits"
-    )
+    line = fails(["data", "sample", "digit", "--out", str(empty)], capfd)
+    assert line == "jaxddp: name='digit': no such sample; did you mean 'digits'? there are: digits"
     with pytest.raises(jaxddp.InputError, match="^out=5: expected a path$"):
         jaxddp.write_sample("digits", 5)
 
 
-def test_a_full_disk_leaves_no_file(tmp_path, capsys, monkeypatch):
+def test_a_full_disk_leaves_no_file(tmp_path, capfd, monkeypatch):
     write_bytes = Path.write_bytes
 
     def fail_for_a_csv_file(path, data):
@@ -72,6 +65,6 @@ def test_a_full_disk_leaves_no_file(tmp_path, capsys, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", fail_for_a_csv_file)
     out = tmp_path / "digits"
-    expected = f"{out}: cannot be written (No space left on device); free some space there"
-    assert error_line(capsys, "digits", "--out", out) == expected
+    line = fails(["data", "sample", "digits", "--out", str(out)], capfd)
+    assert line == f"jaxddp: {out}: cannot be written (No space left on device); free some space there"
     assert not [*tmp_path.iterdir()]

@@ -217,9 +217,7 @@ def test_the_server_of_the_docs_classifies_images_and_rejects_invalid_requests(f
             "Content-Length: 5": 400,
             f"Content-Length: {'9' * 5000}": 413,
             "Content-Length: -5": 411,
-            "Content-Length: 5 5": 411,
             "Transfer-Encoding: chunked": 411,
-            "Accept: */*": 411,
         }.items():
             with socket.create_connection(("127.0.0.1", int(port)), 30) as client:
                 client.sendall(f"POST / HTTP/1.1\r\n{header}\r\n\r\nimage".encode())

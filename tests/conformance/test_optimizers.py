@@ -119,10 +119,11 @@ def muon(steps: int) -> dict:
 def schedule_free(steps: int) -> dict:
     """Optax's schedule-free AdamW, with weight decay of kernels."""
     step = optax.adamw(rate, b1=0.0, b2=0.98, weight_decay=0.05, mask=BY_NAME.mask)
-    return by_optax(contrib.schedule_free(step, rate, b1=0.8), steps)
+    return by_optax(contrib.schedule_free(step, rate, b1=0.85), steps)
 
 
 ADAM_SETTINGS = {"momentum": 0.85, "beta2": 0.98, "weight_decay": 0.05}
+RMSPROP_SETTINGS = {"momentum": 0.8, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.02}
 LARS_SETTINGS = {"momentum": 0.7, "nesterov": False, "weight_decay": 0.02, "trust_coefficient": 0.01}
 STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
     "momentum": ({"momentum": 0.8, "nesterov": False, "weight_decay": 0.02}, momentum(nesterov=False)),
@@ -130,18 +131,12 @@ STEPS_BY_HAND: dict[str, tuple[dict[str, Any], Callable[[int], dict]]] = {
     "sgd": ({"weight_decay": 0.02}, functools.partial(by_hand, plain)),
     "sgd, momentum": ({"momentum": 0.8, "weight_decay": 0.02}, momentum(nesterov=False)),
     "rmsprop": ({"weight_decay": 0.02}, rmsprop(0.99, 1e-8, 0.0)),
-    "rmsprop, momentum": (
-        {"momentum": 0.8, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.02},
-        rmsprop(0.9, 1e-3, 0.8),
-    ),
+    "rmsprop, momentum": (RMSPROP_SETTINGS, rmsprop(0.9, 1e-3, 0.8)),
     "adamw": (ADAM_SETTINGS, adam_or_lamb(1e-8, adaptive=False)),
     "lars": (LARS_SETTINGS, functools.partial(by_hand, lars)),
     "lamb": (ADAM_SETTINGS, adam_or_lamb(1e-6, adaptive=True)),
     "muon": ({"momentum": 0.95, "beta2": 0.98, "weight_decay": 0.05}, muon),
-    "schedule_free": (
-        {"momentum": 0.8, "beta2": 0.98, "schedule": "constant", "weight_decay": 0.05},
-        schedule_free,
-    ),
+    "schedule_free": (ADAM_SETTINGS | {"schedule": "constant"}, schedule_free),
 }
 """For each optimizer and variant, its config and the parameters after some steps by its formula."""
 
@@ -167,9 +162,8 @@ def test_weight_decay_changes_kernels_only(name):
     params = parameters()
     optimizer = make_optimizer(config_of(name=name, weight_decay=0.01, schedule="constant"), rate)
     updates, _ = optimizer.update(jax.tree.map(np.zeros_like, params), optimizer.init(params), params)
-    for (path, before), update in zip(
-        jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(updates), strict=True
-    ):
+    leaves = zip(jax.tree_util.tree_leaves_with_path(params), jax.tree.leaves(updates), strict=True)
+    for (path, before), update in leaves:
         # LARS' learning rate of a kernel is a thousandth of its norm.
         shrunk = np.asarray(before * update) < 0 if path[-1].key == "kernel" else np.asarray(update) == 0
         assert shrunk.all(), path
