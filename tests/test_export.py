@@ -96,9 +96,8 @@ def test_a_run_with_other_classes_starts_with_a_new_head(run, caplog):
     targets = [WeightsTarget(model, shapes, len(ids), class_ids) for class_ids in (ids, ids[::-1])]
     weights = [initial_weights(run, target, topology) for target in targets]
     assert [shapes.keys() - arrays for arrays in weights] == [set(), {"params/fc/kernel", "params/fc/bias"}]
-    assert caplog.messages == [
-        f"{run}: 30 of the network's 32 arrays; a new head for 5 other classes: params/fc/bias, params/fc/kernel"
-    ]
+    heads = "a new head for 5 other classes: params/fc/bias, params/fc/kernel"
+    assert {*caplog.messages} == {f"{run}: 30 of the network's 32 arrays; {heads}"}
 
 
 @pytest.mark.parametrize(

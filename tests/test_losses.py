@@ -112,7 +112,7 @@ def test_mixed_losses_are_the_losses_of_mixed_targets(share, smoothing, seed):
         targets = share * np.eye(3)[labels] + (1 - share) * np.eye(3)[other_labels]
         targets = jnp.asarray((1 - smoothing) * targets + smoothing / 3)
         expected = optax.sigmoid_binary_cross_entropy(logits, targets).mean(-1)
-    np.testing.assert_allclose(share * one + (1 - share) * other, expected, atol=1e-12)
+        np.testing.assert_allclose(share * one + (1 - share) * other, expected, atol=1e-12)
 
 
 def config_of(**loss) -> Config:

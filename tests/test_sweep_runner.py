@@ -137,7 +137,7 @@ def test_bad_input_ends_the_sweep_and_the_other_trials_save(sweeps, capfd):
     with pytest.raises(InputError, match=r"^1-bad: --lr 9: expected another$"):
         sweeps.run(some, jobs=2)
     assert sweeps.starts() == [1, 1] and not (sweeps.folder / "2-good").exists()
-    assert "jaxddp sweep: bad input: the other trials were asked to save and stop" in capfd.readouterr().err
+    assert "jaxddp sweep: an error: the running trials were asked to save and stop" in capfd.readouterr().err
 
 
 def test_an_error_of_the_source_ends_the_sweep_and_the_running_trials_save(sweeps):

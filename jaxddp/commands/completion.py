@@ -9,7 +9,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import tyro
 
@@ -19,7 +19,7 @@ from jaxddp.command_line.words import format_option, is_flag, options_of
 from jaxddp.config import Config
 from jaxddp.config.choices import CHOICES
 from jaxddp.config.registry import AUGMENTATIONS, LOGGERS, METRICS
-from jaxddp.config.values import SHORT, keys_of
+from jaxddp.config.values import SHORT, bare, keys_of
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices
 from jaxddp.recipe.sources import config_names
@@ -88,8 +88,7 @@ def _commands() -> Iterator[CompletedCommand]:
         following = [word for line_name, words in lines if line_name == name for word in words.split("|")]
         module = sys.modules[command_named(name).__module__]
         options = dict[str, Any]()
-        kinds = [kind for kind in vars(module).values() if isinstance(kind, type) and is_dataclass(kind)]
-        for kind in kinds:
+        for kind in (kind for kind in vars(module).values() if isinstance(kind, type) and is_dataclass(kind)):
             if kind.__module__ == module.__name__ or kind.__name__.lower() == name:
                 options |= options_of(kind)
         places = [word.strip("[]").rstrip(".") for word in following if word.strip("[]").isupper()]
@@ -125,12 +124,8 @@ def _values(key: str, hint: Any) -> list[str]:
             return registry.names()
     if is_flag(hint):
         return ["true", "false"]
-    while typing.get_origin(hint) is not Literal:
-        arguments = typing.get_args(hint)
-        if not arguments or typing.get_origin(hint) not in (Annotated, typing.Union, type(int | None)):
-            return []
-        hint = arguments[0]
-    return [*map(str, typing.get_args(hint))]
+    kind = bare(hint)
+    return [*map(str, typing.get_args(kind))] if typing.get_origin(kind) is Literal else []
 
 
 def _cases(cases: Iterable[tuple[str, Iterable[str]]]) -> str:

@@ -54,9 +54,8 @@ class Slot:
         return environ | gpus | {"JAX_NUM_PROCESSES": "1"}
 
     def __str__(self) -> str:
-        if self.gpus:
-            return counted(len(self.gpus), "GPU")
-        return counted(len(self.cores), "core") if self.cores else "all devices"
+        kind = "GPU" if self.gpus else "core"
+        return counted(len(self.gpus or self.cores), kind) if self.gpus or self.cores else "all devices"
 
 
 def slots(jobs: int, environ: Mapping[str, str] = os.environ) -> list[Slot]:
@@ -78,9 +77,8 @@ def slots(jobs: int, environ: Mapping[str, str] = os.environ) -> list[Slot]:
         raise InputError(f"--jobs {jobs}: {total} cannot be divided evenly among the trials; {possible} would do")
     if gpus:
         return [Slot(gpus=tuple(part)) for part in divide(gpus, jobs)]
-    if jobs > len(cores) or not hasattr(os, "sched_setaffinity"):
-        return [Slot()] * jobs
-    return [Slot(cores=tuple(part)) for part in divide(cores, jobs)]
+    can_divide = jobs <= len(cores) and hasattr(os, "sched_setaffinity")
+    return [Slot(cores=tuple(part)) for part in divide(cores, jobs)] if can_divide else [Slot()] * jobs
 
 
 def describe(all_slots: Sequence[Slot]) -> str:
@@ -124,9 +122,9 @@ class TrialProcess:
             return "elsewhere" if is_locked(workdir) else "bad input"
         return "failed"
 
-    def close(self, deadline: float) -> None:
-        """Kill the process if it still runs, and read its last output. `deadline` is a time of the monotonic clock."""
-        self.worker.end(deadline)
+    def close(self) -> None:
+        """Kill the process if it still runs, and read its last output."""
+        self.worker.end(time.monotonic() + _DEATH_SECONDS)
         self.worker.close(time.monotonic() + DRAIN_SECONDS)
 
 
@@ -190,18 +188,13 @@ class Runner:
         return self._received is not None or self._error is not None
 
     def _stop_on_error(self, call: Callable[[], None]) -> None:
-        """Call a function that uses the source. After its first error, ask the running trials to save and stop."""
+        """Call a function. Keep its first error, and ask the running trials to save and stop."""
         try:
             call()
         except JaxddpError as error:
-            self._fail(error, "an error: the running trials were asked to save and stop")
-
-    def _fail(self, error: JaxddpError, line: str) -> None:
-        """Keep the first error, and ask the running trials to save and stop."""
-        if self._error is None:
-            self._error = error
-            if self._running and self._received is None:
-                self._stop(line)
+            if self._error is None and self._running and self._received is None:
+                self._stop("an error: the running trials were asked to save and stop")
+            self._error = self._error or error
 
     def _fill(self) -> None:
         """Start trials in the free slots."""
@@ -239,7 +232,7 @@ class Runner:
             if process.worker.poll() is not None:
                 with contextlib.suppress(KeyError):
                     self._selector.unregister(process.worker.output)
-                process.close(time.monotonic() + _DEATH_SECONDS)
+                process.close()
                 self._running.remove(process)
                 self._finish(process)
 
@@ -255,13 +248,12 @@ class Runner:
             if is_again:
                 self._start(trial, process.slot, process.starts + 1)
                 return
-        if end == "bad input":
-            error = InputError(f"{trial.name}: {process.last_line}")
-            self._fail(error, "bad input: the other trials were asked to save and stop")
         self._has_lost_trial |= end == "failed" and self._received is not None
         self._ends.append(end)
         self.queue.record_end(trial, end)
         self._free.append(process.slot)
+        if end == "bad input":
+            raise InputError(f"{trial.name}: {process.last_line}")
 
     def _prune(self) -> None:
         if time.monotonic() < self._prune_at or self._is_stopping:
@@ -274,11 +266,10 @@ class Runner:
 
     def _kill(self) -> None:
         """Kill the processes that still run, and record their ends."""
-        deadline = time.monotonic() + _DEATH_SECONDS
         for process in self._running:
             process.worker.send(signal.SIGKILL)
         for process in self._running:
-            process.close(deadline)
+            process.close()
             self._ends.append("failed")
             self._has_lost_trial = True
             self._stop_on_error(lambda trial=process.trial: self.queue.record_end(trial, "interrupted"))
