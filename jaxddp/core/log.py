@@ -55,7 +55,8 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         formatting = [handler for handler in logging.root.handlers if _has_format(handler, record)]
         for handler in formatting:
-            if record.levelno >= handler.level:
+            # pytest adds its own handlers to a logger that does not propagate.
+            if record.levelno >= handler.level and handler not in logging.getLogger(_PACKAGE).handlers:
                 handler.handle(record)
         if not formatting:
             # sys.stderr is looked up each time, because a progress display replaces it.
