@@ -5,12 +5,12 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.launches import free_port
 from support.strangers import FACTS, STRANGERS, answers, changed
 
 from jaxddp.core.errors import InputError, Unreachable
@@ -20,36 +20,26 @@ from jaxddp.job.watchdog import Alive, Lost, Timeouts
 from jaxddp.wire.messages import LENGTH, Challenge, Hello, Malformed, Refusal, Welcome, decode, encode
 
 
-def finish_and_leave(pool: ThreadPoolExecutor, planes: Sequence[ControlPlane]) -> None:
-    for finished in [pool.submit(plane.finish) for plane in planes]:
-        finished.result(30)
-    for plane in planes:
-        plane.leave()
-
-
-def connect_to_process_0(address: tuple[str, int]) -> socket.socket:
-    """Return a connection to process 0, after it has started to listen."""
-    deadline = time.monotonic() + 10
-    while True:
-        with contextlib.suppress(ConnectionRefusedError):
-            return socket.create_connection(address, timeout=20)
-        assert time.monotonic() < deadline
-
-
 class TwoProcesses:
     """A job of two processes: process 0 in a thread, and `second`, which a test starts. Both append to `losses`."""
 
-    def __init__(self, key: str = "", timeout: float = 30):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = probe.getsockname()
+    def __init__(self, key: str = "", timeout: float = 30, count: int = 2):
+        self.address, self.count, self.rest = ("127.0.0.1", free_port()), count, list[ControlPlane]()
         self.key, self.timeout, self.losses = key, timeout, list[Lost]()
         self.pool = ThreadPoolExecutor(8)
         self.first = self.pool.submit(self.plane, 0)
-        connect_to_process_0(self.address).close()
+        deadline = time.monotonic() + 10
+        while not self.is_listening():
+            assert time.monotonic() < deadline
+
+    def is_listening(self) -> bool:
+        with contextlib.suppress(ConnectionRefusedError):
+            socket.create_connection(self.address, timeout=20).close()
+            return True
+        return False
 
     def plane(self, process: int, **changes: object) -> ControlPlane:
-        job = Job("{}:{}".format(*self.address), 2, process, run_id="run", key=self.key)
+        job = Job("{}:{}".format(*self.address), self.count, process, run_id="run", key=self.key)
         job = Job(**{**vars(job), **changes})
         return ControlPlane.join(job, FACTS, self.timeout, end=self.losses.append)
 
@@ -61,12 +51,15 @@ class TwoProcesses:
 
     def agree(self) -> None:
         """Let both processes exchange a value."""
-        planes = [self.first.result(20), self.second]
+        planes = [self.first.result(20), self.second, *self.rest]
         values = [self.pool.submit(plane.decide, "name", str(n), ",".join) for n, plane in enumerate(planes)]
-        assert [future.result(20) for future in values] == ["0,1", "0,1"]
+        assert {future.result(20) for future in values} == {",".join(map(str, range(self.count)))}
 
     def close(self) -> None:
-        finish_and_leave(self.pool, [self.second, self.first.result(20)])
+        planes = [*self.rest, self.second, self.first.result(20)]
+        assert all(self.pool.map(ControlPlane.finish, planes))
+        for plane in planes:
+            plane.leave()
         assert self.losses == []
 
 
@@ -149,23 +142,15 @@ def test_a_flood_of_silent_connections_delays_no_process():
 
 
 def test_a_process_that_ended_before_the_start_can_join_again():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = probe.getsockname()
-    job = Job("{}:{}".format(*address), 3, 0)
-    with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(ControlPlane.join, job, FACTS, 30, end=print)
-        hello = encode(Hello(1, 3, "", "there", FACTS, "nonce", ""))
-        for _ in range(2):
-            with connect_to_process_0(address) as connection:
-                connection.sendall(hello)
-                # Process 0 reads the hello and the end of the stream, removes the process, and closes the connection.
-                assert [type(message) for message in answers(connection)] == [Challenge]
-        others = [pool.submit(ControlPlane.join, Job(job.coordinator, 3, n), FACTS, 30, end=print) for n in (1, 2)]
-        planes = [first.result(40), *(future.result(40) for future in others)]
-        values = [pool.submit(plane.decide, "name", str(n), ",".join) for n, plane in enumerate(planes)]
-        assert [future.result(20) for future in values] == ["0,1,2"] * 3
-        finish_and_leave(pool, planes)
+    job = TwoProcesses(count=3)
+    hello = encode(Hello(1, 3, "run", "there", FACTS, "nonce", ""))
+    for _ in range(2):
+        # Process 0 reads the hello and the end of the stream, removes the process, and closes the connection.
+        assert [type(message) for message in answers(job.connect_stranger(hello))] == [Challenge]
+    third = job.pool.submit(job.plane, 2)
+    job.second, job.rest = job.plane(1), [third.result(20)]
+    job.agree()
+    job.close()
 
 
 def test_all_processes_get_the_value_or_the_error_of_process_0():
@@ -225,10 +210,7 @@ def test_an_error_names_processes_at_different_exchanges():
 
 def test_one_thread_serves_a_hundred_processes_that_meet_and_exchange_and_loses_one():
     """`benchmarks/processes/meeting.py` runs thousands of processes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = "{}:{}".format(*probe.getsockname())
-    lost_processes, count = list[int](), 100
+    coordinator, lost_processes, count = f"127.0.0.1:{free_port()}", list[int](), 100
 
     async def run_other_processes() -> None:
         loss_events = [asyncio.Event() for _ in range(count - 2)]

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import jax
 import numpy as np
@@ -49,15 +50,6 @@ def small_config(tree: Path, **changes) -> Config:
 def small_recipe(tree: Path, **changes) -> RecipeFile:
     """Return a recipe whose network compiles in a second."""
     return dataclasses.replace(read_recipe(RECIPE), config=small_config(tree, **changes))
-
-
-def raises(reason: str):
-    """Return a check that fails."""
-
-    def broken(*arguments):
-        raise InputError(reason)
-
-    return broken
 
 
 def by_check(rows: list[CheckRow]) -> dict[str, CheckRow]:
@@ -227,7 +219,7 @@ def test_no_collective_check_starts_if_a_process_has_no_devices(has_devices, mon
     job_peers = TwoProcesses()
     monkeypatch.setattr(checks, "join_job", lambda job, parallel: job_peers)
     if not has_devices:
-        monkeypatch.setattr(checks, "devices", raises("no TPU answers"))
+        monkeypatch.setattr(checks, "devices", MagicMock(side_effect=InputError("no TPU answers")))
     rows = doctor(None, None)
     names = ["environment", "coordinator", "devices", "devices", "versions", "settings"]
     assert [row.check for row in rows] == names

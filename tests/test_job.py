@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -322,19 +323,19 @@ def join_errors(*changes: dict[str, Any], facts: Sequence[str] = (), timeout: fl
 
 def test_an_error_names_different_process_counts():
     for error in join_errors({"process_id": 0}, {"process_id": 1, "num_processes": 3}):
-        assert isinstance(error, InputError)
-        assert "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on" in str(error) and "has 3" in str(error)
+        message = "JAX_NUM_PROCESSES differs: process 0 has 2, process 1 on .* has 3"
+        assert isinstance(error, InputError) and re.search(message, str(error))
 
 
 def test_an_error_names_different_versions():
     for error in join_errors({"process_id": 0}, {"process_id": 1}, facts=("0.6.1", "0.6.0")):
-        assert isinstance(error, InputError)
-        assert "jax differs: process 0 has '0.6.1', process 1 on" in str(error) and "has '0.6.0'" in str(error)
+        message = "jax differs: process 0 has '0.6.1', process 1 on .* has '0.6.0'"
+        assert isinstance(error, InputError) and re.search(message, str(error))
 
 
 def test_a_process_id_beyond_the_job_is_rejected():
     for error in join_errors({"process_id": 0}, {"process_id": 2}):
-        assert isinstance(error, InputError) and "JAX_PROCESS_ID=2 on" in str(error) and "expected 0 to 1" in str(error)
+        assert isinstance(error, InputError) and re.search("JAX_PROCESS_ID=2 on .*: expected 0 to 1", str(error))
 
 
 def test_a_process_id_given_twice_is_rejected():
@@ -352,17 +353,15 @@ def test_another_job_at_the_same_address_is_detected():
     assert isinstance(second, InputError) and "it serves another job" in str(second)
 
 
-def test_an_error_names_a_process_that_never_joins():
+def test_an_error_names_processes_that_never_join():
     with pytest.raises(Unreachable, match=r"processes 1, 2 of 3 did not join in 0.3 s"):
         ControlPlane.join(Job(f"127.0.0.1:{free_port()}", 3, 0), {}, timeout=0.3)
-
-
-def test_absent_processes_of_the_largest_job_are_listed_quickly():
+    # Those of the largest job are listed quickly.
     absent = absence(MOST_PROCESSES, {0: "h"}, 60, "h")
     assert str(absent).startswith("processes 1, 2, 3, 4, 5, 6, 7, 8 and 16,777,207 more of 16777216 did not join in")
 
 
-@pytest.mark.parametrize("value", ["x", "-1", 20 * "9", "999999"])
+@pytest.mark.parametrize("value", ["x", "999999"])
 def test_a_socket_that_was_not_inherited_is_an_error(value, monkeypatch):
     monkeypatch.setenv(INHERITED_SOCKET, value)
     with pytest.raises(InputError, match=f"{INHERITED_SOCKET}='{value[:9]}.*: (expected a whole number|is no socket)"):
@@ -384,7 +383,7 @@ def test_an_impossible_host_name_is_an_error(name, process):
 
 
 def test_process_0_waits_until_its_name_has_its_address(monkeypatch):
-    look_up, answers = socket.getaddrinfo, iter([socket.EAI_NONAME, socket.EAI_AGAIN, "192.0.2.1", "127.0.0.1"])
+    look_up, answers = socket.getaddrinfo, iter([socket.EAI_NONAME, socket.EAI_AGAIN, "192.0.2.1"])
 
     def fake_look_up(host, *arguments, **options):
         answer = next(answers, "127.0.0.1") if host == "job-0.job" else host
@@ -396,7 +395,6 @@ def test_process_0_waits_until_its_name_has_its_address(monkeypatch):
     job = Job(f"job-0.job:{free_port()}", 2, 0)
     with pytest.raises(Unreachable, match="process 1 of 2 did not join in 1 s; .* .process 0 listens on 127.0.0.1"):
         ControlPlane.join(job, {}, timeout=1)
-    assert next(answers, None) is None
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The peers of a job and the peers of a single process compare values in the same way."""
 
-import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import pytest
 from support.data import random_table
+from support.launches import free_port
 from support.networks import linear_model
 from support.shared import sgd
 
@@ -41,9 +41,7 @@ class RecordingPeers(Peers):
 @pytest.fixture(scope="module")
 def job() -> Iterator[list[Peers]]:
     """Yield the peers of each process of a job. The processes are threads of this process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        coordinator = "{}:{}".format(*probe.getsockname())
+    coordinator = f"127.0.0.1:{free_port()}"
     jobs = [Job(coordinator, COUNT, process) for process in range(COUNT)]
     with ThreadPoolExecutor(COUNT) as pool:
         planes = list(pool.map(lambda process_job: ControlPlane.join(process_job, {}, 30, end=print), jobs))

@@ -2,9 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
@@ -12,7 +9,7 @@ import pytest
 import jaxddp.job.schedulers as schedulers
 from jaxddp.core.errors import InputError
 from jaxddp.job.environment import Job, find_job
-from jaxddp.job.schedulers import launcher_of, port_of, reachable_address
+from jaxddp.job.schedulers import launcher_of, reachable_address
 
 SKYPILOT = {
     "SKYPILOT_NODE_IPS": "10.0.0.4\n10.0.0.9\n10.0.0.5", "SKYPILOT_NUM_NODES": "3", "SKYPILOT_NUM_GPUS_PER_NODE": "8",
@@ -171,30 +168,6 @@ def test_open_mpi_5_has_another_variable_for_the_job():
     assert (job.host, job.process_id, job.run_id) == ("127.0.0.1", 1, "prterun-host-17@1") and job.port != other.port
     with pytest.raises(InputError, match="OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_RANK set but not the coordinator's"):
         find_job(environ | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
-
-
-PMI = {"PMI_SIZE": "2", "MPI_LOCALNRANKS": "2"}
-PRINT_ADDRESS = "from jaxddp.job.environment import find_job; print(find_job().coordinator)"
-
-
-@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux's /proc")
-def test_ranks_behind_wrappers_have_the_address_of_their_launcher():
-    """This process starts the ranks, as mpiexec does."""
-    # The shell is the parent of the rank, because it has a second command to run.
-    wrapper = ["sh", "-c", '"$@"; exit $?', "sh"]
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("JAX")} | PMI
-    environ |= {"PYTHONPATH": os.pathsep.join(sys.path)}
-    ranks = [
-        subprocess.Popen(
-            [*wrapper * depth, sys.executable, "-c", PRINT_ADDRESS],
-            env=environ | {"PMI_RANK": str(min(depth, 1))},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for depth in range(3)
-    ]
-    addresses = {rank.communicate(timeout=60)[0].strip() for rank in ranks}
-    assert addresses == {f"127.0.0.1:{port_of(str(os.getpid()))}"}
 
 
 @pytest.mark.parametrize("stat", [None, "77 (a) b) S", "77 (a) b) S 1234 77"])

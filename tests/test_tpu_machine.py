@@ -164,11 +164,6 @@ def test_the_launcher_starts_one_process_with_all_chips(chips, capfd, tmp_path):
     assert environ["JAX_NUM_PROCESSES"] == "1" and "CUDA_VISIBLE_DEVICES" not in environ
 
 
-def test_the_launcher_computes_on_the_cpu_on_request(chips, capfd, tmp_path):
-    environs = LaunchResult(capfd, tmp_path, PRINT_ENVIRONMENT, processes=2, gpus=0).environments()
-    assert [environ["JAX_PLATFORMS"] for environ in environs] == ["cpu", "cpu"]
-
-
 HOSTS = {"TPU_WORKER_HOSTNAMES": "h0,h1", "TPU_WORKER_ID": "1"}
 MACHINE = "this machine has 4 TPU chips, which one process uses; leave out "
 ON_EVERY_HOST = (

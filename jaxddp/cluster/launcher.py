@@ -209,10 +209,9 @@ def check_tpu_options(options: Launch, chips: Sequence[Path], environ: Environ =
     machines = options.machines
     if (str(machines.least), str(machines.most)) != (hosts.value, hosts.value):
         others = f"give --nodes {hosts.value}, --nr and --coordinator" if hosts.value != "1" else "leave out --nodes"
-        raise InputError(
-            f"--nodes {options.nodes}: the TPU slices of this job have {counted(int(hosts.value), 'host')} "
-            f"({hosts.variable}); start `jaxddp train` on every host without the launcher, or {others}"
-        )
+        problem = f"the TPU slices of this job have {counted(int(hosts.value), 'host')} ({hosts.variable})"
+        advice = f"start `jaxddp train` on every host without the launcher, or {others}"
+        raise InputError(f"--nodes {options.nodes}: {problem}", advice=advice)
     if process is not None and options.nr is not None and process.value != str(options.nr):
         raise InputError(f"--nr {options.nr}: libtpu numbers this host {process.value}; give --nr {process.value}")
 

@@ -69,10 +69,8 @@ class Duration:
         """
         if self.unit == "%":
             if total_steps is None:
-                raise InputError(
-                    f'"{self}": a percentage needs a run of known length; write this duration in epochs, steps or '
-                    "examples"
-                )
+                advice = "write this duration in epochs, steps or examples"
+                raise InputError(f'"{self}": a percentage needs a run of known length', advice=advice)
             return self.amount * total_steps * batch_size / 100
         return self.amount * {"steps": batch_size, "epochs": num_examples, "examples": 1}[self.unit]
 

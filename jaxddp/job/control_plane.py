@@ -37,6 +37,7 @@ _ANSWER_SECONDS = 5.0
 """Additional seconds that a follower waits after its timeout. Process 0 has the same timeout, and its error names the
 absent process."""
 _LONGEST_REASON = 10_000
+_SAME_PROGRAM = "does it run the same program?"
 _MOST_NAMED = 8
 
 
@@ -205,10 +206,11 @@ class ControlPlane(Peers):
 
     def _run(self, coroutine: Coroutine[Any, Any, None], timeout: float) -> bool:
         """Run a coroutine, and return whether it ended in time."""
-        with contextlib.suppress(TimeoutError):
+        try:
             self._network.result(asyncio.wait_for(coroutine, timeout), timeout + _FLUSH_SECONDS)
-            return True
-        return False
+        except TimeoutError:
+            return False
+        return True
 
 
 class Leader:
@@ -243,13 +245,12 @@ class Leader:
         """
         # Each process has a connection to this server and one to JAX's coordinator.
         raise_file_limit(2 * self._job.num_processes)
-        descriptor = lookup(os.environ, INHERITED_SOCKET)
+        inherited, deadline = lookup(os.environ, INHERITED_SOCKET), time.monotonic() + timeout
         os.environ.pop(INHERITED_SOCKET, None)
-        deadline = time.monotonic() + timeout
-        if descriptor is None:
-            listener = await _listen_once_resolved(self._job.host, self._job.port, deadline)
+        if inherited is not None:
+            listener = _inherited_socket(inherited)
         else:
-            listener = _inherited_socket(descriptor)
+            listener = await _listen_once_resolved(self._job.host, self._job.port, deadline)
         server = await self._admission.start_server(listener, self._serve)
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
@@ -283,15 +284,13 @@ class Leader:
                 await self._values_changed.wait_for(lambda: values.keys() >= others)
         except TimeoutError:
             missing = min(others - values.keys())
-            raise Unreachable(
-                f"{own.name}: process {missing} gave no value in {timeout:g} s; does it run the same program?"
-            ) from None
+            problem = f"{own.name}: process {missing} gave no value in {timeout:g} s"
+            raise Unreachable(problem, advice=_SAME_PROGRAM) from None
         del self._values[own.number]
         for process, value in sorted(values.items()):
             if value.name != own.name:
-                raise InputError(
-                    f"{own.name}: process {process} is at {value.name!r} instead; does it run the same program?"
-                )
+                problem = f"{own.name}: process {process} is at {value.name!r} instead"
+                raise InputError(problem, advice=_SAME_PROGRAM)
         return [own.text, *(values[process].text for process in sorted(others))]
 
     async def finish(self) -> None:
@@ -405,13 +404,11 @@ class Follower:
             async with asyncio.timeout(timeout):
                 reply = await self._answer(number)
         except TimeoutError:
-            raise Unreachable(
-                f"{name}: process 0 gave no answer in {timeout:g} s; does it run the same program?"
-            ) from None
+            raise Unreachable(f"{name}: process 0 gave no answer in {timeout:g} s", advice=_SAME_PROGRAM) from None
         finally:
             self._answers.pop(number, None)
         if reply.name != name:
-            raise InputError(f"{name}: process 0 is at {reply.name!r} instead; does it run the same program?")
+            raise InputError(f"{name}: process 0 is at {reply.name!r} instead", advice=_SAME_PROGRAM)
         if reply.error:
             raise error_from(reply.code, reply.error)
         return reply.text
@@ -445,17 +442,14 @@ def conflict(hello: Hello, count: int, hosts: Mapping[int, str]) -> str | None:
         count: the number of processes of the job.
         hosts: the host of each process that has joined, with process 0.
     """
-    host, process = hello.host, hello.process
+    process, there, each = hello.process, f"on {hello.host}", "give each process its own id"
     if hello.count != count:
-        return (
-            f"JAX_NUM_PROCESSES differs: process 0 has {count}, process {process} on {host} has {hello.count}; "
-            "start every process with the same number"
-        )
+        counts = f"process 0 has {count}, process {process} {there} has {hello.count}"
+        return f"JAX_NUM_PROCESSES differs: {counts}; start every process with the same number"
     if process >= count:
-        return f"JAX_PROCESS_ID={process} on {host}: expected 0 to {count - 1}; give each process its own id"
+        return f"JAX_PROCESS_ID={process} {there}: expected 0 to {count - 1}; {each}"
     if process in hosts:
-        twice = f"JAX_PROCESS_ID={process} twice: on {hosts[process]} and on {host}"
-        return f"{twice}; give each process its own id, 0 to {count - 1}"
+        return f"JAX_PROCESS_ID={process} twice: on {hosts[process]} and {there}; {each}, 0 to {count - 1}"
     return None
 
 
@@ -471,16 +465,14 @@ def absence(
         listening: the address where process 0 listens.
         num_strangers: the number of clients that were refused because of another run id or key.
     """
-    num_absent = count - len(hosts)
+    absent = count - len(hosts)
     first = (str(process) for process in range(count) if process not in hosts)
-    names = f"{plural(num_absent, 'process')} {', '.join(itertools.islice(first, _MOST_NAMED))}"
-    more = f" and {num_absent - _MOST_NAMED:,} more" if num_absent > _MOST_NAMED else ""
+    names = f"{plural(absent, 'process')} {', '.join(itertools.islice(first, _MOST_NAMED))}"
+    more = f" and {absent - _MOST_NAMED:,} more" if absent > _MOST_NAMED else ""
     others = f"; refused {num_strangers}, of another job or with another {KEY}" if num_strangers else ""
-    raise_it = "start all of them, or raise ", Key("parallel.start_timeout")
-    return Unreachable(
-        f"{names}{more} of {count} did not join in {timeout:g} s",
-        advice=(*raise_it, f" (process 0 listens on {listening}{others})"),
-    )
+    place = f" (process 0 listens on {listening}{others})"
+    advice = "start all of them, or raise ", Key("parallel.start_timeout"), place
+    return Unreachable(f"{names}{more} of {count} did not join in {timeout:g} s", advice=advice)
 
 
 async def _listen_once_resolved(host: str, port: int, deadline: float) -> socket.socket:
@@ -512,14 +504,11 @@ def _inherited_socket(setting: EnvValue) -> socket.socket:
     Raises:
         InputError: the file descriptor does not belong to a socket.
     """
-    descriptor = number(setting, FILE_DESCRIPTORS)
     try:
-        return socket.socket(fileno=descriptor)
+        return socket.socket(fileno=number(setting, FILE_DESCRIPTORS))
     except OSError as error:
-        advice = "a launcher sets it for the process that it starts; unset it"
-        raise InputError(
-            f"{setting.variable}={show(setting.value)}: is no socket ({error.strerror}); {advice}"
-        ) from None
+        problem = f"{setting.variable}={show(setting.value)}: is no socket ({error.strerror})"
+        raise InputError(problem, advice="a launcher sets it for the process that it starts; unset it") from None
 
 
 def _start_proxy(coordinator: str) -> tuple[subprocess.Popen[bytes], str]:

@@ -117,15 +117,14 @@ def find_job(environ: Environ = os.environ, root: Path = Path("/")) -> Job | Non
     with about(f"{address.variable}={show(address.value)}"):
         split_address(address.value)
     devices = _local_devices(environ, ordered)
-    ids = (
-        [number(devices._replace(value=part.strip()), INDEX) for part in devices.value.split(",")] if devices else None
-    )
+    parts = devices.value.split(",") if devices else []
+    ids = tuple(number(EnvValue(part.strip(), devices.variable), INDEX) for part in parts) if devices else None
     settings = [setting for setting in (address, count, process, devices) if setting]
     return Job(
         coordinator=address.value,
         num_processes=num_processes,
         process_id=process_id,
-        local_device_ids=None if ids is None else tuple(ids),
+        local_device_ids=ids,
         run_id=text(environ, RUN_ID) or own_scheduler.run_id(environ),
         key=text(environ, KEY),
         sources=tuple(dict.fromkeys(name for setting in settings for name in setting.variable.split(", "))),
@@ -142,9 +141,8 @@ def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValu
             continue
         host_count = lookup(environ, scheduler.local_size)
         # SLURM has `2(x3),1`.
-        num_local = (
-            number(host_count._replace(value=re.split(r"[(,]", host_count.value)[0]), COUNT) if host_count else 1
-        )
+        first = host_count and host_count._replace(value=re.split(r"[(,]", host_count.value)[0])
+        num_local = number(first, COUNT) if first else 1
         visible = environ.get("CUDA_VISIBLE_DEVICES")
         num_visible = len(visible.split(",")) if visible else 0
         # If the visible devices are fewer than the processes, the scheduler has already assigned them to this process.

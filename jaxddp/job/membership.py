@@ -91,10 +91,8 @@ def join(job: Job | None, *, start: float = 60, silence: float = 10, stall: floa
     except RuntimeError as error:
         if "before any JAX" not in str(error):
             raise
-        raise InputError(
-            "JAX was used before this process joined its job; in a script call prepare_training first, in a recipe "
-            "file use JAX inside its functions only"
-        ) from error
+        advice = "in a script call prepare_training first, in a recipe file use JAX inside its functions only"
+        raise InputError("JAX was used before this process joined its job", advice=advice) from error
     atexit.register(_leave, plane)
     return plane
 
@@ -149,16 +147,16 @@ class DevicePeers(Peers):
         return jax.process_count()
 
     def decide(self, name: str, text: str, decide: Callable[[list[str]], str]) -> str:
-        texts, answer, error, code = _gather(text), "", None, 0
+        texts, answer = _gather(text), ("", "", 0)
         if self.is_first:
             try:
-                answer = decide(texts)
+                answer = (decide(texts), "", 0)
             except (InputError, Unreachable) as caught:
-                error, code = caught.to_json(), caught.exit_code
-        answer, error, code = json.loads(_gather(json.dumps([answer, error, code]))[0])
-        if error is not None:
+                answer = ("", caught.to_json(), caught.exit_code)
+        result, error, code = json.loads(_gather(json.dumps(answer))[0])
+        if error:
             raise error_from(code, error)
-        return answer
+        return result
 
 
 def _gather(text: str) -> list[str]:

@@ -73,9 +73,8 @@ def reachable_address() -> str:
         try:
             chooser.connect(("192.0.2.1", 1))
         except OSError as error:
-            raise InputError(
-                "this machine has no address that others reach; set JAX_COORDINATOR_ADDRESS to process 0's host:port"
-            ) from error
+            advice = "set JAX_COORDINATOR_ADDRESS to process 0's host:port"
+            raise InputError("this machine has no address that others reach", advice=advice) from error
         return chooser.getsockname()[0]
 
 

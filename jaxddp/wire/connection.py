@@ -255,10 +255,9 @@ class Client:
             except UnicodeError:
                 raise InputError(f"there is no host {self._address[0]!r}; give its name or address") from None
             await asyncio.sleep(min(_RETRY_SECONDS, remaining))
-        raise Unreachable(
-            f"{self._noun} {self._identity.process} could not reach it in {seconds:g} s ({reason}); is the address "
-            f"right, {self._started}, and the port open?"
-        )
+        client = f"{self._noun} {self._identity.process}"
+        advice = f"is the address right, {self._started}, and the port open?"
+        raise Unreachable(f"{client} could not reach it in {seconds:g} s ({reason})", advice=advice)
 
     async def challenge(self, connection: Connection) -> Challenge:
         """Return the server's first message.

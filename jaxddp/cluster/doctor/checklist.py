@@ -6,6 +6,7 @@ processes. A collective check starts only if all processes are ready. Otherwise 
 others.
 """
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -133,8 +134,7 @@ def merge(reports: Sequence[Sequence[CheckRow]]) -> list[CheckRow]:
 
 def prints_rows() -> bool:
     """Return whether this process prints the rows: it is process 0, or it has no devices."""
-    try:
+    # If JAX finds no devices, its first error is a RuntimeError, and its later ones are AssertionErrors.
+    with contextlib.suppress(Exception):
         return joined().is_first
-    except Exception:
-        # If JAX finds no devices, its first error is a RuntimeError, and its later ones are AssertionErrors.
-        return True
+    return True

@@ -120,11 +120,12 @@ def tpu_slices(topology: Topology) -> str:
 
 def versions() -> Finding:
     """List the installed versions of the packages that a run needs."""
-    installed = {"python": platform.python_version()}
-    for package in (*PACKAGES, "libtpu") if local_chips() else PACKAGES:
-        names = ("tensorflow", "tensorflow-cpu") if package == "tensorflow" else (package,)
-        absent = "(a checkout)" if package == "jaxddp" else "not installed"
-        installed[package] = next(filter(None, map(installed_version, names)), absent)
+    found = {package: installed_version(package) for package in PACKAGES + ("libtpu",) * bool(local_chips())}
+    found["jaxddp"] = found["jaxddp"] or "(a checkout)"
+    found["tensorflow"] = found["tensorflow"] or installed_version("tensorflow-cpu")
+    installed = {"python": platform.python_version()} | {
+        name: known or "not installed" for name, known in found.items()
+    }
     detail = ", ".join(f"{name} {number}" for name, number in installed.items())
     if installed["tensorflow"] == "not installed":
         return Finding(f"{detail}: without TensorFlow only arrays in memory can be trained on", verdict="warn")
@@ -166,9 +167,9 @@ def work_directory(directory: Path, needed: int | None) -> Finding:
         os.fsync(file.fileno())
     free = shutil.disk_usage(directory).free
     if needed is not None and needed > free:
+        advice = "free some space there, or lower ", Key("checkpoint.keep")
         raise InputError(
-            f"{directory}: {size(free)} free, and checkpoints will take up to {size(needed)}",
-            advice=("free some space there, or lower ", Key("checkpoint.keep")),
+            f"{directory}: {size(free)} free, and checkpoints will take up to {size(needed)}", advice=advice
         )
     checkpoints = "" if needed is None else f", checkpoints up to {size(needed)}"
     return Finding(f"{directory}: writable, {size(free)} free{checkpoints}", directory)
@@ -224,10 +225,9 @@ def check_sum(topology: Topology, total: jax.Array) -> None:
         wrong = np.flatnonzero(actual != expected)
         if wrong.size:
             at = wrong[0]
-            raise InputError(
-                f"{shard.device}: a sum of {total.nbytes} bytes over {topology.num_devices} devices is wrong: element "
-                f"{at} is {actual[at]:g}, expected {expected[at]:g}; do not train here before this is fixed"
-            )
+            what = f"a sum of {total.nbytes} bytes over {topology.num_devices} devices is wrong"
+            element = f"element {at} is {actual[at]:g}, expected {expected[at]:g}"
+            raise InputError(f"{shard.device}: {what}: {element}", advice="do not train here before this is fixed")
 
 
 def time_all_reduce(topology: Topology, num_bytes: int, repeats: int = REPEATS) -> tuple[float, jax.Array]:

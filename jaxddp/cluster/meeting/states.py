@@ -372,10 +372,9 @@ class Coordinator(Member):
                 self._start()
                 return
             names = ", ".join(f"{machine} ({host})" for machine, host in sorted(self.present.items()))
-            came = (
-                f"{len(self.present)} of at least {counted(self.sizes[0], 'machine')} came in {self.options.wait:g} s"
-            )
-            line = f"--nodes {self.options.nodes}: {came}: {names}; start the others, or raise --wait"
+            present, least = len(self.present), counted(self.sizes[0], "machine")
+            came = f"{present} of at least {least} came in {self.options.wait:g} s: {names}"
+            line = f"--nodes {self.options.nodes}: {came}; start the others, or raise --wait"
             self._give_up(Unreachable(line), self.code, has_started=self.generation.number >= 0)
         elif self.stage == "delay":
             self.stage, self.stage_start = "gathering", self._clock()
@@ -389,11 +388,9 @@ class Coordinator(Member):
         self.generation = Generation(number, members)
         self.stage, self.stage_start, self.grow_at = "running", self._clock(), None
         if spare := sorted(self.present.keys() - set(members)):
-            names, wait = (
-                " and ".join(f"machine {machine}" for machine in spare),
-                "waits" if len(spare) == 1 else "wait",
-            )
-            self._notify_all(f"{names} {wait} as a spare: the job runs on {counted(len(members), 'machine')}")
+            names = " and ".join(f"machine {machine}" for machine in spare)
+            waits = f"{names} {'waits' if len(spare) == 1 else 'wait'} as a spare"
+            self._notify_all(f"{waits}: the job runs on {counted(len(members), 'machine')}")
         listener, address = self._listen()
         each, meets = self.processes, self.options.launchers_meet
         # Launchers of several machines that do not meet share only the name of the job, and start the job only once.
