@@ -21,17 +21,10 @@ the extremes of each stretch are drawn."""
 _FIRST = ("loss", "top1")
 _SPEED = ("images_per_second", "data_wait_fraction", "flops_utilization", "peak_memory")
 _TITLES = {
-    "loss": "loss",
-    "top1": "top-1 accuracy",
-    "top5": "top-5 accuracy",
-    "top10": "top-10 accuracy",
-    "learning_rate": "learning rate",
-    "images_per_second": "images/s",
-    "data_wait_fraction": "time spent waiting for data",
-    "flops_utilization": "FLOP utilization",
-    "peak_memory": "peak memory of a device",
-    "loss_scale": "loss scale",
-    "image_size": "side of the training images",
+    **{f"top{k}": f"top-{k} accuracy" for k in (1, 5, 10)},
+    **{"learning_rate": "learning rate", "images_per_second": "images/s", "loss_scale": "loss scale"},
+    **{"data_wait_fraction": "time spent waiting for data", "flops_utilization": "FLOP utilization"},
+    **{"peak_memory": "peak memory of a device", "image_size": "side of the training images"},
 }
 _PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "steps": ("step", {"line": {"width": 1}, "opacity": 0.45}),
@@ -93,14 +86,6 @@ def curves(runs: Sequence[RunFiles], colours: Sequence[str]) -> list[Chart]:
     ordered = [name for name in (*_FIRST, *other_names, *_SPEED) if name in names]
     charts = [_curve(number, metric, runs, colours) for number, metric in enumerate(ordered)]
     return [chart for chart in charts if chart.data]
-
-
-def is_wide(runs: Sequence[RunFiles]) -> bool:
-    """Return whether losses of epochs and validations span a factor of more than 100, too much for a linear axis."""
-    columns_of_loss = [columns["loss"] for run in runs for columns in run.series[1:] if "loss" in columns]
-    losses = np.concatenate([*columns_of_loss, np.ones(0)])
-    losses = losses[losses > 0]
-    return bool(losses.size and losses.max() > 100 * losses.min())
 
 
 def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[list[Chart], Positions]:

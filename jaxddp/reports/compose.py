@@ -15,9 +15,10 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.wording import counted, first_line, not_installed, size
 from jaxddp.reports import tables
-from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, is_wide, run_positions, seed_curves
+from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, run_positions, seed_curves
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.tables import Cell, SeedGroup, TextTable
+from jaxddp.training.listeners.jsonl import is_wide
 
 if TYPE_CHECKING:
     from jaxddp.reports.classes import RunClasses
@@ -145,7 +146,7 @@ def page_of(runs: Sequence[RunFiles]) -> Page:
         settings=_settings(runs),
         speed=tables.speed_table(runs, colours),
         curves=curves(runs, colours),
-        is_wide=is_wide(runs),
+        is_wide=is_wide(columns for run in runs for columns in run.series[1:]),
         seed_charts=seed_charts,
         seed_table=tables.seed_table(runs, several),
         positions=run_positions(runs) | positions,

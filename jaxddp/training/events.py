@@ -59,11 +59,10 @@ class PredictedImages:
     @property
     def captions(self) -> list[str]:
         """The predicted class of each image and its probability; for a wrong prediction, also the true class."""
-        columns = self.labels, self.predicted, self.probabilities, self.wrong
-        captions = []
-        for label, guess, probability, wrong in zip(*columns, strict=True):
-            caption = f"{short_class_name(self.class_names[int(guess)])} {probability:.0%}"
-            captions.append(f"{caption}\nis {short_class_name(self.class_names[int(label)])}" if wrong else caption)
+        names = [short_class_name(name) for name in self.class_names]
+        captions = [f"{names[int(n)]} {share:.0%}" for n, share in zip(self.predicted, self.probabilities, strict=True)]
+        for row in np.flatnonzero(self.wrong):
+            captions[row] += f"\nis {names[int(self.labels[row])]}"
         return captions
 
 

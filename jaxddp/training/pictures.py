@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from jaxddp.core.libraries import no_collections
 from jaxddp.training.events import PredictedImages, to_drawable
-from jaxddp.training.listeners.jsonl import Columns, Series
+from jaxddp.training.listeners.jsonl import Columns, Series, is_wide
 
 # Okabe and Ito's blue, vermilion and green, which are distinct for all kinds of colour vision.
 # https://jfly.uni-koeln.de/color/
@@ -87,9 +87,13 @@ def figure(series: Series) -> Picture:
         upper = picture.add_subplot(grid[0, column])
         lower = picture.add_subplot(grid[1, column], sharex=upper)
         _measure_panel(upper, series, measure)
-        _small_panel(lower, series.train, name, title)
         upper.set_xlim(left=0)
         upper.tick_params(labelbottom=False)
+        _style(lower, title, "epoch")
+        _line(lower, series.train, name, INK, linewidth=1.2)
+        peak = float(np.nanmax(series.train.get(name, np.zeros(0)), initial=0))
+        lower.set_ylim(0, 1.1 * peak or 1)
+        lower.set_yticks([0, peak], ["0", f"{peak:,.0f}" if peak >= 100 else f"{peak:.3g}"])
     return picture
 
 
@@ -98,39 +102,23 @@ def _measure_panel(axes: Axes, series: Series, name: str) -> None:
     _style(axes, "top-1 accuracy" if percent else name)
     thin = {"linewidth": 0.8, "alpha": 0.4} if name in series.epochs else {"linewidth": 1.8}
     steps = _line(axes, series.train, name, TRAIN, **thin)
-    epochs = _line(axes, series.epochs, name, TRAIN, linewidth=1.8)
-    last = {"train": epochs or steps, "val": _line(axes, series.val, name, VAL, linewidth=1.8)}
-    last["val_ema"] = _line(axes, series.val_ema, name, VAL_EMA, linewidth=1.8)
-    ends = {label: end for label, end in last.items() if end}
-    if not ends:
+    lines = {"train": series.epochs, "val": series.val, "val_ema": series.val_ema}
+    last = {label: _line(axes, part, name, _COLOURS[label], linewidth=1.8) for label, part in lines.items()}
+    last["train"] = last["train"] or steps
+    if not any(last.values()):
         axes.text(0.5, 0.5, "nothing logged yet", transform=axes.transAxes, color=INK, ha="center")
     elif percent:
         low, high = axes.get_ylim()
         axes.set_ylim(max(low, -0.004), min(high, 1.01))
         axes.yaxis.set_major_formatter(PercentFormatter(1))
-    elif _spread(*series[1:]) > 100:
+    elif is_wide(series[1:]):
         axes.set_yscale("log")
-    _label_ends(axes, ends, "{:.1%}" if percent else "{:.3g}")
+    _label_ends(axes, {label: end for label, end in last.items() if end}, "{:.1%}" if percent else "{:.3g}")
 
 
-def _small_panel(axes: Axes, train: Columns, name: str, title: str) -> None:
-    _style(axes, title)
-    axes.set_xlabel("epoch", color=INK)
-    _line(axes, train, name, INK, linewidth=1.2)
-    peak = float(np.nanmax(train.get(name, np.zeros(0)), initial=0))
-    axes.set_ylim(0, 1.1 * peak or 1)
-    axes.set_yticks([0, peak], ["0", f"{peak:,.0f}" if peak >= 100 else f"{peak:.3g}"])
-
-
-def _spread(*parts: Columns) -> float:
-    """Return the largest loss divided by the smallest; 1 if there is no loss, or the smallest is not positive."""
-    losses = np.concatenate([columns.get("loss", np.zeros(0)) for columns in parts])
-    losses = losses[np.isfinite(losses)]
-    return float(losses.max() / losses.min()) if losses.size and losses.min() > 0 else 1.0
-
-
-def _style(axes: Axes, title: str) -> None:
+def _style(axes: Axes, title: str, x: str = "") -> None:
     axes.set_title(title, loc="left", fontsize=11, color=INK)
+    axes.set_xlabel(x, color=INK)
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=INK, length=0, labelsize=9)
@@ -141,15 +129,12 @@ def _style(axes: Axes, title: str) -> None:
 
 def _line(axes: Axes, columns: Columns, name: str, colour: str, **style: Any) -> tuple[float, float] | None:
     """Draw a metric over epochs, and return its last point. A line of few points has a marker at each point."""
-    if name not in columns:
-        return None
-    x, y = columns["epoch"], columns[name]
+    x, y = (columns.get(key, np.zeros(0)) for key in ("epoch", name))
     finite = np.isfinite(y)
     if not finite.any():
         return None
-    has_few_points = finite.sum() <= 30 and style["linewidth"] > 1.5
-    marker = "o" if has_few_points or finite.sum() == 1 else ""
-    axes.plot(x, y, color=colour, marker=marker, markersize=4, solid_joinstyle="round", **style)
+    has_markers = finite.sum() == 1 or (finite.sum() <= 30 and style["linewidth"] > 1.5)
+    axes.plot(x, y, color=colour, marker="o" if has_markers else "", markersize=4, solid_joinstyle="round", **style)
     return float(x[finite][-1]), float(y[finite][-1])
 
 
@@ -171,13 +156,11 @@ def rate_figure(rates: np.ndarray, losses: Sequence[float], smoothed: np.ndarray
     """
     picture = Picture(figsize=(7, 4.5), layout="constrained", facecolor="white")
     axes = picture.add_subplot()
-    _style(axes, "loss")
-    axes.set_xlabel("learning rate", color=INK)
+    _style(axes, "loss", "learning rate")
     axes.set_xscale("log")
     axes.plot(rates, losses, color=TRAIN, linewidth=0.8, alpha=0.4)
     axes.plot(rates, smoothed, color=TRAIN, linewidth=1.8, solid_joinstyle="round")
-    visible = [loss for loss in (*losses, *smoothed) if loss <= 2 * losses[0]]
-    if visible:
+    if visible := [loss for loss in (*losses, *smoothed) if loss <= 2 * losses[0]]:
         margin = 0.05 * (max(visible) - min(visible)) or 1
         axes.set_ylim(min(visible) - margin, max(visible) + margin)
     if chosen is not None:
@@ -219,14 +202,7 @@ def input_grid(images: np.ndarray, titles: Sequence[str]) -> Picture:
     return _grid(images, titles, [INK] * len(titles), columns=8, fontsize=7)
 
 
-def _grid(
-    images: Sequence[np.ndarray] | np.ndarray,
-    titles: Sequence[str],
-    colours: Sequence[str],
-    *,
-    columns: int,
-    fontsize: int,
-) -> Picture:
+def _grid(images: Any, titles: Sequence[str], colours: Sequence[str], *, columns: int, fontsize: int) -> Picture:
     """Return a grid of images with at most `columns` in a row; the last row may have empty cells."""
     columns = min(columns, len(images))
     rows = math.ceil(len(images) / columns)

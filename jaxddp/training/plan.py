@@ -46,24 +46,16 @@ class Plan:
         """
         sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size}
         total = config.train.duration.steps(**sizes)
+        duration = Key("train.duration", config.train.duration, f'"{config.train.duration}"')
         if total < 1:
-            raise InputError(
-                Key("train.duration", config.train.duration, f'"{config.train.duration}"'),
-                " is less than one step",
-                advice='give at least "1 step"; `jaxddp eval WEIGHTS` measures weights without training',
-            )
+            advice = 'give at least "1 step"; `jaxddp eval WEIGHTS` measures weights without training'
+            raise InputError(duration, " is less than one step", advice=advice)
         if total > _MAX_STEPS:
-            raise InputError(
-                Key("train.duration", config.train.duration, f'"{config.train.duration}"'),
-                f" is {total:,} steps",
-                advice=f"at most {_MAX_STEPS:,}",
-            )
-
+            raise InputError(duration, f" is {total:,} steps", advice=f"at most {_MAX_STEPS:,}")
         sync = config.train.sync_every
         if sync is not None and not sync.amount:
-            raise InputError(
-                Key("train.sync_every", sync, f'"{sync}"'), " is no period", advice='give at least "1 step"'
-            )
+            advice = 'give at least "1 step"'
+            raise InputError(Key("train.sync_every", sync, f'"{sync}"'), " is no period", advice=advice)
 
         def cadence(every: Duration) -> Cadence:
             return Cadence(every.examples(**sizes, total_steps=total), config.train.batch_size)
@@ -104,11 +96,10 @@ class Plan:
         images.
         """
         traced = self.traced(done)
+        ends = [*cuts, *((traced.start - 1, traced.stop - 1) if traced else ())]
         while done < self.total_steps:
-            due_steps = [cadence.following(done) for cadence in self._cadences]
-            due_steps += [end for end in (traced.start - 1, traced.stop - 1) if traced and end > done]
-            due_steps += [step for step in cuts if step > done]
-            due = min(self.total_steps, *(due for due in due_steps if due is not None))
+            due_steps = [*ends, *(cadence.following(done) for cadence in self._cadences)]
+            due = min([self.total_steps, *(step for step in due_steps if step is not None and step > done)])
             yield from cut(range(done, due), length)
             done = due
 

@@ -108,14 +108,11 @@ class Run:
 
     def usage(self, images_per_second: float | None, cost: Cost | None) -> Usage:
         """Return the utilization and the peak memory of the devices, given a speed and the cost of a step."""
-        memory = self.topology.peak_memory()
-        if cost is None:
-            return Usage(peak_memory=memory)
-        utilization = None
-        if images_per_second:
+        memory, utilization = self.topology.peak_memory(), None
+        if cost is not None and images_per_second:
             seconds = self.plan.batch_size / images_per_second
             utilization = cost.utilization(seconds, self.topology.num_devices, self.topology.device_kind)
-        return Usage(cost.flops, utilization, memory)
+        return Usage(None if cost is None else cost.flops, utilization, memory)
 
     def start(self) -> RunStart:
         """Return the record of the run's start for the listeners."""

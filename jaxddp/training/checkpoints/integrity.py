@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -152,30 +152,15 @@ class StepManifest:
 
 
 @dataclass
-class Index:
-    """The content of `manifests.json`.
+class _Index:
+    """The content of `manifests.json`."""
 
-    Attributes:
-        steps: the SHA-256 of each step's manifest.
-        validations: the SHA-256 of `validation.json`, and of its former content while it is being replaced.
-        run_id: the id of the run of the checkpoints; None if unknown.
-    """
-
-    steps: dict[str, str] = field(default_factory=dict)
-    validations: list[str] = field(default_factory=list)
-    run_id: str | None = None
-
-    @classmethod
-    def parse(cls, data: bytes) -> "Index":
-        """Read the content of the file. Raises: ValueError if the content is invalid."""
-        with _one_error():
-            content = unsealed(data)
-            return cls(dict(content["steps"]), list(content["validations"]), content.get(RUN_ID))
-
-    def encode(self) -> bytes:
-        """Return the content of the file."""
-        run = {} if self.run_id is None else {RUN_ID: self.run_id}
-        return sealed({**run, "steps": self.steps, "validations": self.validations})
+    steps: dict[str, str]
+    """The SHA-256 of each step's manifest."""
+    validations: list[str]
+    """The SHA-256 of `validation.json`, and of its former content while it is being replaced."""
+    run_id: str | None
+    """The id of the run of the checkpoints; None if unknown."""
 
 
 @contextmanager
@@ -227,7 +212,8 @@ class Integrity:
         self.directory = directory
         self.run = self._writer = RunIdentity.in_workdir(workdir or directory.parent)
         self.fault: str | None = None
-        self._index, self._foreign_validations = Index(), dict[str, str]()
+        self._index = _Index({}, [], None)
+        self._foreign_validations = dict[str, str]()
         # A thread writes the manifest of a step while training goes on.
         self._lock = threading.Lock()
         self._read_index()
@@ -355,7 +341,9 @@ class Integrity:
 
     def _read_index(self) -> None:
         try:
-            index = Index.parse(files.read(self.directory / INDEX))
+            with _one_error():
+                content = unsealed(files.read(self.directory / INDEX))
+                index = _Index(dict(content["steps"]), list(content["validations"]), content.get(RUN_ID))
             if self.run is None or index.run_id in (None, self.run.id):
                 self._index = index
             else:
@@ -379,7 +367,9 @@ class Integrity:
                         self._index.steps.setdefault(str(step), sha256(content))
             self.fault = None
         self._index.run_id = self._writer_id
-        files.replace(self.directory / INDEX, self._index.encode())
+        run = {} if self._writer_id is None else {RUN_ID: self._writer_id}
+        content = {**run, "steps": self._index.steps, "validations": self._index.validations}
+        files.replace(self.directory / INDEX, sealed(content))
 
 
 def steps_in(directory: Path) -> list[int]:

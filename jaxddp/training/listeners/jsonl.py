@@ -156,6 +156,13 @@ def _columns(rows: list[Row]) -> Columns:
     return {name: np.array([row.get(name) for row in rows], types.get(name, np.float64)) for name in names}
 
 
+def is_wide(parts: Iterable[Columns]) -> bool:
+    """Return whether the positive losses span a factor of more than 100, too much for a linear axis."""
+    losses = np.concatenate([np.zeros(0), *(columns["loss"] for columns in parts if "loss" in columns)])
+    losses = losses[(losses > 0) & np.isfinite(losses)]
+    return bool(losses.size and losses.max() > 100 * losses.min())
+
+
 def parse(path: Path) -> list[tuple[bytes, Row]]:
     """Return the lines of a `metrics.jsonl`, with their newline, and their rows.
 

@@ -51,16 +51,18 @@ class StepSeconds:
     @classmethod
     def between(cls, before: Mapping[int, Spent], after: Mapping[int, Spent]) -> "StepSeconds | None":
         """Return the time spent between two measurements; None if a process made no step between them."""
-        steps = {process: after[process][0] - before[process][0] for process in after.keys() & before.keys()}
-        if not steps or min(steps.values()) < 1:
-            return None
-        seconds = {process: dict.fromkeys(COLUMNS, 0.0) for process in sorted(steps)}
-        for process, columns in seconds.items():
-            for phase, spent in after[process][1].items():
+        seconds: dict[int, dict[str, float]] = {}
+        for process in sorted(after.keys() & before.keys()):
+            (begin, earlier), (end, later) = before[process], after[process]
+            if end <= begin:
+                return None
+            seconds[process] = dict.fromkeys(COLUMNS, 0.0)
+            for phase, spent in later.items():
                 if (column := _COLUMN_OF_PHASE.get(phase, phase)) in COLUMNS:
-                    columns[column] += (spent - before[process][1].get(phase, 0.0)) / steps[process]
-        first = min(before[process][0] for process in steps)
-        return cls(first, max(after[process][0] for process in steps), seconds)
+                    seconds[process][column] += (spent - earlier.get(phase, 0.0)) / (end - begin)
+        if not seconds:
+            return None
+        return cls(min(before[each][0] for each in seconds), max(after[each][0] for each in seconds), seconds)
 
     @property
     def medians(self) -> dict[str, float]:
@@ -123,11 +125,11 @@ class SlowProcesses(Listener):
         if self._previous is not None and now - self._compared_at < COMPARISON_SECONDS:
             return
         spent = self._peers.spent()
-        difference = None if self._previous is None else StepSeconds.between(self._previous, spent)
-        if difference is not None:
+        if self._previous is not None:
+            if (difference := StepSeconds.between(self._previous, spent)) is None:
+                return
             self._report(difference, now)
-        if difference is not None or self._previous is None:
-            self._previous, self._compared_at = spent, now
+        self._previous, self._compared_at = spent, now
 
     def _report(self, spent: StepSeconds, now: float) -> None:
         if self._file is not None:

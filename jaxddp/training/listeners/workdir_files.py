@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.config import Config
 from jaxddp.config.registry import LOGGERS
 from jaxddp.core.wording import as_text
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart
@@ -17,12 +16,6 @@ from jaxddp.training.listeners.jsonl import METRICS, parse, series
 CURVES = "curves.png"
 PARAMETERS = "parameters.txt"
 CONFUSION = "confusion.csv"
-
-
-@LOGGERS.add("curves")
-def curves(config: Config, workdir: Path) -> "Curves":
-    """Return the listener that draws `curves.png` in the work directory."""
-    return Curves(workdir / METRICS, workdir / CURVES)
 
 
 class Curves(Listener):
@@ -46,6 +39,9 @@ class Curves(Listener):
 
     def end(self, run: RunEnd) -> None:
         draw(self._metrics, self._picture)
+
+
+LOGGERS.add("curves")(lambda config, workdir: Curves(workdir / METRICS, workdir / CURVES))
 
 
 def draw(metrics: Path, picture: Path) -> None:
