@@ -277,15 +277,14 @@ class Integrity:
         if not folder.is_dir():
             raise FileNotFoundError(str(folder))
         try:
-            if not self.needs_manifest(step):
-                return next((f"{name} is missing" for name in _REQUIRED_FILES if not (folder / name).is_file()), None)
-            return self._compare(folder, step, quick)
+            if self.needs_manifest(step):
+                return self._compare(folder, step, quick)
+            return next((f"{name} is missing" for name in _REQUIRED_FILES if not (folder / name).is_file()), None)
+        except FileNotFoundError as error:
+            return f"{_below(folder, error)} is missing"
         except OSError as error:
             files.check_server(folder, error)
-            place = Path(error.filename or folder)
-            name = place.relative_to(folder) if place.is_relative_to(folder) else place
-            missing = isinstance(error, FileNotFoundError)
-            return f"{name} is missing" if missing else f"{name} cannot be read ({error.strerror})"
+            return f"{_below(folder, error)} cannot be read ({error.strerror})"
 
     def _compare(self, folder: Path, step: int, quick: bool) -> str | None:
         content = files.read(folder / MANIFEST)
@@ -379,6 +378,12 @@ def steps_in(directory: Path) -> list[int]:
     except OSError:
         return []
     return sorted(int(name) for name in names if name.isascii() and name.isdecimal() and name == str(int(name)))
+
+
+def _below(folder: Path, error: OSError) -> Path:
+    """Return the file of an error, relative to the folder of a step."""
+    place = Path(error.filename or folder)
+    return place.relative_to(folder) if place.is_relative_to(folder) else place
 
 
 def _names(folder: Path) -> set[str]:

@@ -24,7 +24,7 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_pol
 
 import jaxddp.core.files as files
 from jaxddp.config.goal import Goal
-from jaxddp.core.errors import InputError, Key, NonFiniteError, Option, Preempted, Words, added_as_note_to
+from jaxddp.core.errors import InputError, Key, NonFiniteError, Option, Preempted, added_as_note_to
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import committing, doing, phase
 from jaxddp.core.ranges import Range, whole
@@ -89,19 +89,16 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1, "manifest")
         self._manifest: Future[None] | None = None
         policies = [keep_policy.LatestN(n=keep), _Best(self.validations)]
-        options = (
-            {"read_only": True, "create": False, "save_interval_steps": 0}
-            if read_only
-            else {
+        # If a process does not write its part, the watchdog reports the process before this timeout.
+        timeout, barrier = round(peers.longest_wait), Barrier(ocp.multihost.get_barrier_sync_fn())
+        options: dict[str, Any] = {"read_only": True, "create": False, "save_interval_steps": 0}
+        if not read_only:
+            options = {
                 "preservation_policy": keep_policy.AnyPreservationPolicy(policies),
                 # Remove the unfinished checkpoint of a killed run.
                 "cleanup_tmp_directories": True,
-                # If a process does not write its part, the watchdog reports the process before this timeout.
-                "async_options": ocp.AsyncOptions(
-                    timeout_secs=round(peers.longest_wait), barrier_sync_fn=Barrier(ocp.multihost.get_barrier_sync_fn())
-                ),
+                "async_options": ocp.AsyncOptions(timeout_secs=timeout, barrier_sync_fn=barrier),
             }
-        )
         for step in steps_in(self.directory):
             # Orbax would wait forever at metadata that are a FIFO.
             if (metadata := self.directory / str(step) / METADATA).exists():
@@ -209,12 +206,10 @@ class Checkpoints:
         """
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step) as place:
-            saved = self._manager.item_metadata(step)["state"]
-            check_saved(saved, like, str(place))
-            abstract = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), like
+            check_saved(self._manager.item_metadata(step)["state"], like, str(place))
+            items = ocp.args.Composite(
+                state=ocp.args.StandardRestore(jax.tree.map(_abstract, like)), progress=ocp.args.JsonRestore()
             )
-            items = ocp.args.Composite(state=ocp.args.StandardRestore(abstract), progress=ocp.args.JsonRestore())
             restored = self._manager.restore(step, args=items)
         return restored["state"], restored["progress"]
 
@@ -223,13 +218,10 @@ class Checkpoints:
         """Return a step's state, of any architecture. All arrays get the given sharding. Raises: see `restore`."""
         self.verify(step)
         with doing(f"restoring step {step:,}"), restoring(self.directory, step):
-            saved = self._manager.item_metadata(step)["state"]
-            abstract = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-                {key: saved[key] for key in saved},
-                is_leaf=lambda leaf: hasattr(leaf, "shape"),
-            )
-            restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(abstract)))
+            saved = dict(self._manager.item_metadata(step)["state"].items())
+            placed = functools.partial(_abstract, sharding=sharding)
+            like = jax.tree.map(placed, saved, is_leaf=lambda leaf: hasattr(leaf, "shape"))
+            restored = self._manager.restore(step, args=ocp.args.Composite(state=ocp.args.StandardRestore(like)))
         return TrainState(**restored["state"])
 
     @phase("save", "finishing the last save")
@@ -283,6 +275,10 @@ class Checkpoints:
                 ThreadPoolExecutor(1, "close").submit(self.close).result(_CLOSE_SECONDS)
 
 
+def _abstract(leaf: Any, sharding: jax.sharding.Sharding | None = None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding or leaf.sharding)
+
+
 def _removed(place: Path) -> InputError:
     return InputError(f"{place}: was removed while it was read; the run is still training, so try again")
 
@@ -310,7 +306,7 @@ class _Best(keep_policy.PreservationPolicy):
         return [checkpoint.step == best for checkpoint in checkpoints]
 
 
-def check_saved(saved: Mapping[str, Any], like: TrainState, place: Words) -> None:
+def check_saved(saved: Mapping[str, Any], like: TrainState, place: str) -> None:
     """Check that a saved state has the names, shapes and dtypes of the arrays of a run.
 
     Args:
@@ -325,17 +321,13 @@ def check_saved(saved: Mapping[str, Any], like: TrainState, place: Words) -> Non
     before, now = stacked_in(saved["parts"]), like.stacked
     if before != now:
         of_saved, of_run = (counted(count or 1, "group") for count in (before, now))
-        raise InputError(
-            *(place, f": the checkpoint has the states of {of_saved} of devices, and this run has {of_run}"),
-            advice=other if None in (before, now) else ("give ", Key("parallel.groups", before)),
-        )
+        problem = f"{place}: the checkpoint has the states of {of_saved} of devices, and this run has {of_run}"
+        raise InputError(problem, advice=other if None in (before, now) else ("give ", Key("parallel.groups", before)))
     if difference := first_difference(saved, like):
         name, saved_as, needed = difference
-        raise InputError(
-            *(place, f": the checkpoint is of another architecture or optimizer: {name} is "),
-            f"{saved_as} in the checkpoint and {needed} in this run",
-            advice=(*other, ", or another ", Option("workdir")),
-        )
+        problem = f"{place}: the checkpoint is of another architecture or optimizer: {name} is {saved_as} in the "
+        advice = (*other, ", or another ", Option("workdir"))
+        raise InputError(f"{problem}checkpoint and {needed} in this run", advice=advice)
 
 
 @contextmanager
@@ -446,7 +438,5 @@ def restoring(directory: Path, step: int) -> Iterator[Path]:
         if not place.is_dir():
             raise _removed(place) from None
         reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"{place}: step {step} cannot be restored ({type(error).__name__}: {reason}); move it away "
-            "to use the step before"
-        ) from error
+        problem = f"{place}: step {step} cannot be restored ({type(error).__name__}: {reason})"
+        raise InputError(problem, advice="move it away to use the step before") from error
