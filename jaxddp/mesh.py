@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.tpu import readable_tpu_errors
 from jaxddp.core.wording import counted
@@ -63,11 +63,10 @@ class Topology:
         """
         if devices is None or (isinstance(devices, numbers.Integral) and not isinstance(devices, bool)):
             devices = _first(devices if devices is None else int(devices), peers)
-        device_list: list[Any] = list(devices) if isinstance(devices, Iterable) else [None]
-        if not all(hasattr(device, "process_index") for device in device_list):
-            raise InputError(Key("devices", devices), ": give a number of devices, a list of them, or None for all")
-        if not device_list:
-            raise InputError(Key("devices", []), ": give at least one device")
+        device_list: list[Any] = list(devices) if isinstance(devices, Iterable) else []
+        if not device_list or not all(hasattr(device, "process_index") for device in device_list):
+            advice = ": give a number of devices, a list of at least one, or None for all"
+            raise InputError(Key("devices", devices), advice)
         if repeated := [device for device, count in Counter(device_list).items() if count > 1]:
             raise InputError(Key("devices"), f": {repeated[0]} is given twice", advice="give each device once")
         ordered = sorted(device_list, key=lambda d: (d.process_index, d.id))
@@ -81,10 +80,8 @@ class Topology:
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
         if counts[most] != counts[least]:
             # A batch is divided into equal parts, one for each process.
-            raise InputError(
-                f"devices: process {most} has {counted(counts[most], 'device')} and process {least} has "
-                f"{counts[least]}; use the same number of devices in every process"
-            )
+            unequal = f"process {most} has {counted(counts[most], 'device')} and process {least} has {counts[least]}"
+            raise InputError(f"devices: {unequal}; use the same number of devices in every process")
         return cls(Mesh(np.array(ordered), (AXIS,), axis_types=(AxisType.Auto,)), peers)
 
     @property
@@ -161,14 +158,7 @@ class Topology:
         Raises:
             InputError: the batch cannot be divided. The message names other batches that can.
         """
-        if batch_size < 1 or batch_size % self.num_devices:
-            below = batch_size // self.num_devices * self.num_devices
-            fitting = " or ".join(str(size) for size in (below, below + self.num_devices) if size > 0)
-            raise InputError(
-                Key(key, batch_size),
-                f" cannot be divided among {counted(self.num_devices, 'device')}",
-                advice=f"{fitting} would do",
-            )
+        check_divisible(Key(key, batch_size), self.num_devices, counted(self.num_devices, "device"))
 
     def place(self, local_batch: Any) -> Any:
         """Make global arrays from this process's slice of a batch. The copy is asynchronous.
@@ -190,6 +180,15 @@ class Topology:
         return jax.tree.map(put, tree)
 
 
+def check_divisible(batch_size: Key, parts: int, *owners: Words) -> None:
+    """Raise `InputError` if a batch cannot be divided into equal parts. The message suggests other batch sizes."""
+    size = batch_size.value
+    if size < 1 or size % parts:
+        below = size // parts * parts
+        fitting = " or ".join(str(each) for each in (below, below + parts) if each > 0)
+        raise InputError(batch_size, " cannot be divided among ", *owners, advice=f"{fitting} would do")
+
+
 def _first(count: int | None, peers: Peers) -> list[Device]:
     """Return the first devices of each process, `count` in total."""
     with readable_tpu_errors():
@@ -202,21 +201,17 @@ def _first(count: int | None, peers: Peers) -> list[Device]:
     if count < 1 or count > len(available) or count % processes:
         shared = f", and a multiple of {processes} processes" if processes > 1 else ""
         raise InputError(Key("parallel.devices", count), f": expected 1 to {len(available)}{shared}")
-    chosen: list[Device] = []
-    for process in range(processes):
-        chosen += [device for device in available if device.process_index == process][: count // processes]
-    return chosen
+    own = [[device for device in available if device.process_index == process] for process in range(processes)]
+    return [device for devices in own for device in devices[: count // processes]]
 
 
 def _check_tpu_numbers(peers: Peers) -> None:
     """Check that this process has the number that libtpu gives it, from the place of its host in the slices."""
     by_libtpu, by_job = (jax.process_index(), jax.process_count()), (peers.process_index, peers.process_count)
     if by_libtpu != by_job:
-        (place, hosts), (index, count) = by_libtpu, by_job
-        raise InputError(
-            f"libtpu numbers this process {place} of {hosts}, and the job {index} of {count}",
-            advice="start one process on every TPU host, without JAX_PROCESS_ID and JAX_NUM_PROCESSES",
-        )
+        problem = "libtpu numbers this process {} of {}, and the job {} of {}".format(*by_libtpu, *by_job)
+        advice = "start one process on every TPU host, without JAX_PROCESS_ID and JAX_NUM_PROCESSES"
+        raise InputError(problem, advice=advice)
 
 
 def simulate_cpu_devices(count: int) -> None:

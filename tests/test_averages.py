@@ -6,12 +6,11 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from support.data import CLASSES, NO_AUGMENTATION, random_table
+from support.data import random_table
 from support.networks import largest_difference, linear_model
 from support.runs import setup_of
-from support.shared import sgd, shared
+from support.shared import sgd
 
 import jaxddp
 from jaxddp.core.errors import InputError
@@ -54,28 +53,6 @@ def test_the_average_equals_that_of_a_numpy_loop(every, warmup):
         np.testing.assert_allclose(next_part_state[EVAL_PARAMS]["w"], average, rtol=1e-5, atol=1e-6)
         assert unchanged is after
         part_state, state = next_part_state, after
-
-
-def test_the_average_in_a_step_equals_that_of_a_numpy_loop_on_one_and_on_four_devices():
-    results, parts = [], (Lookahead(2, optax.constant_schedule(0.5), 6), ParameterAverage(0.9, every=2))
-    with jax.enable_x64(True):
-        weight = np.random.default_rng(3).normal(size=(108, CLASSES)) * 0.1
-        for devices in (1, 4):
-            setup = setup_of(linear_model(), sgd(0.1), TABLE, devices=devices, parts=parts, data=NO_AUGMENTATION)
-            # The weights are float64, as in NumPy.
-            weights = [setup.topology.replicate({"weight": weight}) for _ in range(3)]
-            slow_weights = {"params": weights[1], "model_state": setup.state.model_state}
-            part_states = {"lookahead": slow_weights, "average": {EVAL_PARAMS: weights[2]}}
-            state, average, step = setup.state.replace(params=weights[0], parts=part_states), weight, setup.step()
-            for decay, batch in zip(decays(0.9, 6, 2, warmup=True), setup.batches(0, 6), strict=True):
-                state, _ = step(state, batch)
-                if decay is not None:
-                    average = decay * average + (1 - decay) * np.asarray(state.params["weight"])
-            results.append(jax.device_get((state.params, state.parts)))
-            # The decay is rounded to float32, so the average is not exact.
-            assert largest_difference(jax.device_get(state.eval_params), {"weight": average}) < 1e-6
-    assert results[0][0]["weight"].dtype == np.float64
-    assert largest_difference(*results) < 1e-9 and largest_difference(results[0][0], {"weight": average}) > 1e-3
 
 
 class PredictionListener:
@@ -206,24 +183,3 @@ def test_a_config_adds_averages_and_lookahead_in_their_order():
     )
     assert average == ParameterAverage(0.99, every=4, warmup=False) and guard == Guard()
     assert all(isinstance(part, Part) for part in (lookahead, average, guard))
-
-
-@pytest.mark.slow
-def test_a_key_for_lookahead_adds_the_lookahead_part():
-    states = []
-    for options in ({"lookahead": 3, "lookahead_decay": 0.25}, {"parts": [Lookahead(3, lambda step: 0.25, 13)]}):
-        setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=2, **options))
-        states.append(jaxddp.train(softmax_cross_entropy, setup, listeners=())[0])
-    assert largest_difference(*map(jax.device_get, states)) == 0
-    assert largest_difference(*jax.device_get((states[0].params, states[0].parts["lookahead"]["params"]))) == 0
-    setup = jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=2, lookahead=3)
-    with pytest.raises(
-        InputError,
-        match="^lookahead: .* a run of 2 epochs, whose last step takes over the slow weights, but the length is now 3",
-    ):
-        jaxddp.train(softmax_cross_entropy, setup, epochs=3, listeners=())
-
-
-def test_an_average_without_a_period_is_rejected():
-    with pytest.raises(InputError, match="ParameterAverage: every=0: expected 1 to"):
-        ParameterAverage(0.9, every=0)

@@ -16,28 +16,15 @@ from hypothesis import strategies as st
 from jax import lax
 from support import runs
 from support.cases import essential_and_rare
-from support.data import CLASSES, random_batch, random_table
-from support.networks import SmallNet, largest_difference, linear_model
+from support.data import CLASSES, random_table
+from support.networks import SmallNet, linear_model
 from support.shared import sgd
 
-from jaxddp.api import resnet
-from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cluster.doctor import checks
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError, Preempted
-from jaxddp.core.wording import size
-from jaxddp.data.labels import LabelKind
-from jaxddp.engine.example_loss import example_loss
-from jaxddp.engine.objective import Objective
-from jaxddp.engine.programs import Program
-from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import Phases
-from jaxddp.engine.ways.way import Way
-from jaxddp.losses import cross_entropy
+from jaxddp.core.errors import Preempted
 from jaxddp.measure.cost import Cost, compile_with_cost, count_flops, peak
-from jaxddp.measure.memory import bytes_on_a_device
 from jaxddp.mesh import Topology
-from jaxddp.models.adapt import adapt
 from jaxddp.models.ops.cpu_convolution import convolve
 from jaxddp.setup.run_setup import RunSetup
 from jaxddp.training.listeners.jsonl import JsonLines
@@ -175,33 +162,13 @@ def test_the_count_of_a_training_step_equals_the_count_by_hand_on_any_devices(na
     assert dict(count_flops(jaxpr)) == {"float32": BY_HAND[name]}
 
 
-@pytest.mark.slow
-def test_the_count_of_a_resnets_step_is_nearly_xlas_count():
-    topology, optimizer = Topology.create(2), sgd(0.1, momentum=0.9)
-    net = resnet("resnet18", CLASSES, width=16, stem="small")
-    objective = Objective(adapt(net), example_loss(cross_entropy(), LabelKind(CLASSES)), Preprocess())
-    params, model_state = jax.eval_shape(objective.model.init, jax.random.key(0), shaped(1, 32, 32, 3))
-    opt_state = jax.eval_shape(optimizer.init, params)
-    step: Any = Way(topology).step(Phases(objective, optimizer))
-    state = TrainState(jnp.zeros((), jnp.int32), params, model_state, opt_state)
-    traced = step.trace(state, topology.place(random_batch(BATCH, image=32)))
-    # A CPU program has matrix products instead of convolutions. XLA counts the operations of one device.
-    expected = traced.lower(lowering_platforms=("cuda",)).cost_analysis()
-    assert expected is not None
-    assert 0.9 < count_flops(traced.jaxpr).total() / (2 * expected["flops"]) < 1
-
-
 # --- Compiling ---
 
 
 def test_the_reported_memory_is_that_of_the_compiled_program():
     large = jnp.zeros((256, 256))
     compiled, cost = compile_with_cost(jax.jit(lambda a, b: (a + b, b.sum()), donate_argnums=0), large, large)
-    assert cost.memory is not None and cost.needed_bytes is not None
-    sizes = cost.memory.argument_size_in_bytes, cost.memory.alias_size_in_bytes
-    assert sizes == (2 * large.nbytes, large.nbytes)
-    needed = 2 * large.nbytes + 4
-    assert needed <= cost.needed_bytes < needed + large.nbytes / 2
+    assert cost.memory.argument_size_in_bytes == 2 * large.nbytes and cost.memory.alias_size_in_bytes == large.nbytes
     assert np.asarray(compiled(large, jnp.ones((256, 256)))[1]) == 256**2
 
 
@@ -211,39 +178,6 @@ def test_the_doctor_reports_a_steps_memory_even_if_the_backend_reports_none(monk
     cost = Cost({"float32": 2 * 10**9}, None)
     monkeypatch.setattr("jaxddp.engine.programs.compile_with_cost", lambda *_: (None, cost))
     assert checks.step(setup_of(2, share=False)).detail.startswith("2 GFLOP a step; compiled in")
-
-
-def test_the_doctor_counts_the_images_in_device_memory(monkeypatch):
-    training, validation = "28 kB of training", "55 kB of validation"
-    plain, val = setup_of(2, cache="device"), random_table(300)
-    with_val, without_eval = runs.changed(plain, {}, val), runs.changed(plain, {"eval": {"every": "0 steps"}}, val)
-    assert "images" not in checks.step(setup_of(2)).detail
-    for setup in (plain, without_eval):
-        assert f", {training} images)," in checks.step(setup).detail
-    assert f", {training} and {validation} images)," in checks.step(with_val).detail
-    monkeypatch.setattr(Topology, "free_memory", lambda topology: 60_000)
-    checks.step(plain)
-    # The state, which is counted among the arguments, is already on the device.
-    free = size(60_000 + bytes_on_a_device(with_val.state))
-    with pytest.raises(
-        InputError, match=rf"{training} and {validation} images\), and cpu has {free}; .* or set data.cache to none"
-    ):
-        checks.step(with_val)
-
-
-@pytest.mark.slow
-def test_a_compiled_program_equals_the_jitted_step_and_donates_the_state():
-    setup = setup_of(4, SmallNet(batch_norm=True))
-    program, step = Program(step_of(setup)), step_of(setup)
-    ours, theirs = (jax.tree.map(jnp.copy, setup.state) for _ in range(2))
-    assert program.cost is None
-    for batch in setup.batches(0, 3):
-        donated = ours
-        (ours, sums), (theirs, expected) = program(ours, batch), step(theirs, batch)
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(donated))
-        assert np.array_equal(sums.values, expected.values)
-    assert largest_difference(jax.device_get(ours), jax.device_get(theirs)) == 0
-    assert program.cost is not None and program.cost.flops == BY_HAND["convolution"]
 
 
 @pytest.mark.parametrize("cache", ("none", "device"))
@@ -268,34 +202,19 @@ def test_a_run_compiles_its_step_once(cache, caplog, monkeypatch):
     ("kind", "dtype", "tera"),
     [
         ("Tesla V100-SXM2-16GB", "float32", 15.7),
-        ("Tesla V100-PCIE-32GB", "float16", 112),
-        ("Tesla V100S-PCIE-32GB", "float16", 130),
         ("Tesla V100-SXM2-16GB", "bfloat16", None),
-        ("Tesla T4", "float16", 65),
-        ("NVIDIA A10", "bfloat16", 125),
         ("NVIDIA A10G", "bfloat16", 70),
-        ("NVIDIA L4", "float32", 60),
         ("NVIDIA L40S", "bfloat16", 362.05),
         ("NVIDIA A100-SXM4-80GB", "float32", 156),
-        ("NVIDIA A100-PCIE-40GB", "bfloat16", 312),
         ("NVIDIA H100 80GB HBM3", "bfloat16", 989.5),
         ("NVIDIA H100 PCIe", "bfloat16", 756.5),
-        ("NVIDIA H100 NVL", "float32", 417.5),
         ("NVIDIA H200", "float32", 494.5),
-        ("NVIDIA H200 NVL", "bfloat16", 835.5),
-        ("NVIDIA B200", "bfloat16", 2250),
         ("NVIDIA H200", "float64", None),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "bfloat16", None),
-        ("NVIDIA H20", "bfloat16", None),
         ("NVIDIA GH200 480GB", "bfloat16", None),
-        ("NVIDIA L40", "bfloat16", None),
-        ("TPU v3", "bfloat16", 61.5),
-        ("TPU v4", "bfloat16", 275),
         ("TPU v4 lite", "bfloat16", None),
         ("TPU v5 lite", "bfloat16", 197),
         ("TPU v5", "float32", 459),
-        ("TPU v6 lite", "bfloat16", 918),
-        ("TPU7x", "bfloat16", None),
         ("cpu", "float32", None),
     ],
 )
@@ -341,20 +260,6 @@ def test_the_files_of_a_run_have_the_cost_of_its_steps(cache, stop, tmp_path, mo
     assert memory == sorted(memory) and result["peak_memory"] >= memory[-1]
     # A process that has imported JAX has more than 50 MB, and this small run needs less than 100 GB.
     assert 50e6 < memory[0] <= result["peak_memory"] < 100e9
-
-
-def test_without_a_known_peak_there_is_no_utilization(tmp_path):
-    run(setup_of(), steps=2, directory=tmp_path)
-    assert "flops_utilization" not in (tmp_path / "metrics.jsonl").read_text()
-    assert set(json.loads((tmp_path / "result.json").read_text())) >= {"flops_per_step", "peak_memory"}
-    assert "flops_utilization" not in (tmp_path / "result.json").read_text()
-
-
-def test_the_result_of_a_run_of_one_dispatch_has_no_utilization(tmp_path, monkeypatch):
-    monkeypatch.setattr(Topology, "device_kind", "NVIDIA H200")
-    run(setup_of(), steps=1, directory=tmp_path)
-    assert "flops_utilization" not in json.loads((tmp_path / "result.json").read_text())
-    assert "flops_utilization" in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_peak_memory_is_that_of_the_fullest_gpu():

@@ -20,7 +20,6 @@ from support.networks import largest_difference, linear_model
 from support.runs import Records, changed, setup_of, train
 from support.shared import sgd
 
-from jaxddp.cluster.doctor import checks
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted, ReplicaError
 from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
@@ -98,7 +97,7 @@ def trained(*arguments: Any, changes: Any = CHANGES, **more: Any) -> tuple[Any, 
 
 # --- An average in each step ---
 
-LAYOUTS = [(2, 2), (2, 4), (4, 8)]
+LAYOUTS = [(2, 2), (2, 4), rare_case(4, 8)]
 """Numbers of groups and of devices."""
 
 
@@ -284,19 +283,6 @@ def test_an_outer_step_sends_the_parameters_and_the_statistics_between_groups_on
     assert [each.name for each in found if not each.crosses(size)] == ["all-gather"] * (size > 1)
 
 
-def test_the_bytes_between_groups_fall_with_the_steps_between_two_averages():
-    """Synchronous training sends the gradients, of the size of the parameters, with the statistics in each step."""
-    text, setup = program_texts(None, 2)
-    synchronous = sum(each.num_bytes for each in collectives(text))
-    assert bytes_of_averages(setup) <= synchronous < bytes_of_averages(setup) + 100
-
-
-def test_each_device_holds_the_state_of_its_group_only():
-    plain, setup = make_setup(None, 4), make_setup(2, 4)
-    bytes_of = lambda state: sum(leaf.addressable_data(0).nbytes for leaf in jax.tree.leaves(state))  # noqa: E731
-    assert bytes_of(setup.way.placed(setup.state)) == bytes_of(plain.state) + 4 * 2
-
-
 # --- Checkpoints and evaluation ---
 
 NESTEROV = {"sections": {"train": {"outer_optimizer": "nesterov"}}}
@@ -338,28 +324,21 @@ def test_a_validation_measures_the_average_of_the_groups(tmp_path):
             stop = lambda step: step == 8  # noqa: E731
             train(setup, changes, val=TABLE, listeners=[listener], checkpoints=checkpoints, should_stop=stop)
         saved = checkpoints.restore_as_saved(7, setup.topology.replicated)
-    means = jax.tree.map(
-        lambda leaf: np.asarray(leaf).mean(0), (saved.params, saved.model_state, saved.parts["average"])
-    )
-    params, model_state, average = means
-    largest = largest_difference(*(jax.tree.map(lambda leaf, at=at: leaf[at], saved.params) for at in (0, 1)))
-    assert largest > 1e-3
-    evaluator = make_setup(None, 4).evaluator(TABLE)
-    state = TrainState(jnp.int32(7), params, model_state, ())
-    at = {
-        name: setup.topology.replicate(state.replace(params=each))
-        for name, each in {"val": params, "val_ema": average[EVAL_PARAMS]}.items()
+    arrays = saved.params, saved.model_state, saved.parts["average"][EVAL_PARAMS]
+    params, model_state, average = jax.tree.map(lambda leaf: np.asarray(leaf).mean(0), arrays)
+    one, other = (jax.tree.map(lambda leaf, at=at: leaf[at], saved.params) for at in (0, 1))
+    assert largest_difference(one, other) > 1e-3
+    evaluator, state = make_setup(None, 4).evaluator(TABLE), TrainState(jnp.int32(7), params, model_state, ())
+    expected = {
+        name: evaluator(setup.topology.replicate(state.replace(params=each)))["loss"]
+        for name, each in {"val": params, "val_ema": average}.items()
     }
     records = {record.split: record.metrics["loss"] for record in listener.evaluations}
-    assert largest_difference(records, {name: evaluator(each)["loss"] for name, each in at.items()}) < 1e-9
+    assert largest_difference(records, expected) < 1e-9
     restored = restore_state(tmp_path, "7", setup.topology)
     assert restored.stacked is None and int(restored.step) == 7
-    assert (
-        largest_difference(
-            (restored.params, restored.model_state, restored.eval_params), (params, model_state, average[EVAL_PARAMS])
-        )
-        < 1e-12
-    )
+    arrays = restored.params, restored.model_state, restored.eval_params
+    assert largest_difference(arrays, (params, model_state, average)) < 1e-12
 
 
 def test_the_trained_state_may_be_trained_again_and_has_the_names_of_a_plain_state():
@@ -378,34 +357,20 @@ def test_a_group_skips_its_own_steps():
     setup = make_setup(2, 2, "100 steps", parts=(Guard(),), table=poisoned(7, table=TABLE), augmentation=spoil)
     step = next(step for step in range(6) if 7 in setup.feed.order.rows(step))
     group = int(np.flatnonzero(setup.feed.order.rows(step) == 7)[0]) // (BATCH // 2)
-    states, losses = [], []
-    for duration in (step, step + 1):
-        made = changed(setup, {**CHANGES, "log": {"every": "1 step"}, "train": {"duration": f"{duration} steps"}})
-        state = made.way.placed(jax.tree.map(jnp.copy, made.state))
-        program, chunks = made.program()
-        for chunk in chunks(0):
-            state, sums = program(state, *chunk.feed)
-        states.append(jax.device_get(state))
-        losses.append(made.way.fetch([sums.values])[0])
-    before, after = states
+    made = changed(setup, {**EACH_STEP, "train": {"duration": f"{step + 1} steps"}})
+    state, (program, chunks) = made.way.placed(made.state), made.program()
+    for chunk in chunks(0):
+        before = jax.device_get(state)
+        state, sums = program(state, *chunk.feed)
+    (losses,), after = made.way.fetch([sums.values]), jax.device_get(state)
     assert int(after.step) == step + 1
-    params = [
-        jax.tree.leaves(jax.tree.map(lambda leaf, at=at: leaf[at], (before.params, after.params)))
-        for at in (group, 1 - group)
-    ]
-    half = len(params[0]) // 2
-    assert all((one == other).all() for one, other in zip(params[0][:half], params[0][half:], strict=True))
-    assert not all((one == other).all() for one, other in zip(params[1][:half], params[1][half:], strict=True))
-    assert not np.isfinite(losses[1][group, 0, 0]) and np.isfinite(losses[1][1 - group]).all()
 
+    def is_equal(old, new):
+        return (old == new).reshape(2, -1).all(1)
 
-@pytest.mark.parametrize("cache", ["none", "device"])
-def test_skipped_steps_are_counted_for_each_group(cache, caplog):
-    table = poisoned(*range(len(TABLE)), table=TABLE)
-    data = dataclasses.replace(NO_AUGMENTATION, cache=cache)
-    setup = make_setup(2, 2, "5 steps", parts=(Guard(),), table=table, augmentation=spoil, data=data)
-    with pytest.raises(NonFiniteError, match=r"step 3, group 0: 3 steps in a row, from step 1, had no finite gradient"):
-        train(setup, CHANGES | {"train": {"duration": "20 steps", "max_bad_steps": 3}})
+    same = jax.tree.leaves(jax.tree.map(is_equal, before.params, after.params))
+    assert all(leaf[group] for leaf in same) and not all(leaf[1 - group] for leaf in same)
+    assert not np.isfinite(losses[group, 0, 0]) and np.isfinite(losses[1 - group]).all()
 
 
 def test_means_of_an_epoch_cover_all_groups():
@@ -447,18 +412,13 @@ def test_the_replicas_of_each_group_are_compared():
     state, _ = program(setup.way.placed(setup.state), *next(iter(chunks(0))).feed)
     replicas = Replicas(setup.way)
     replicas.check(1, state)
-    bad = state.replace(
-        params={
-            **state.params,
-            "Dense_0": {**state.params["Dense_0"], "bias": flipped(state.params["Dense_0"]["bias"], 3)},
-        }
-    )
+    dense = state.params["Dense_0"]
+    bad = state.replace(params={**state.params, "Dense_0": {**dense, "bias": flipped(dense["bias"], 3)}})
     with pytest.raises(ReplicaError, match=r"device .* against device .*first in params/Dense_0/bias"):
         replicas.check(1, bad)
     shared = state.parts["device_groups"]
-    bad = state.replace(
-        parts={"device_groups": {**shared, "anchor": jax.tree.map(lambda leaf: flipped(leaf, 3), shared["anchor"])}}
-    )
+    anchor = jax.tree.map(lambda leaf: flipped(leaf, 3), shared["anchor"])
+    bad = state.replace(parts={"device_groups": {**shared, "anchor": anchor}})
     with pytest.raises(ReplicaError, match="differs from the other 3, in .*first in parts/device_groups/anchor"):
         replicas.check(1, bad)
 
@@ -495,10 +455,7 @@ def test_frozen_parameters_keep_their_bits():
         made, _ = program(made, *chunk.feed)
         made = outer_step(made) if number % 2 else made
     after = jax.device_get(made.params)
-    assert all(
-        (one == other).all()
-        for one, other in zip(*map(jax.tree.leaves, (before["Conv_0"], after["Conv_0"])), strict=True)
-    )
+    jax.tree.map(np.testing.assert_array_equal, after["Conv_0"], before["Conv_0"])
     assert not (before["Dense_0"]["kernel"] == after["Dense_0"]["kernel"]).all()
 
 
@@ -512,14 +469,6 @@ def test_a_plateau_lowers_the_rate_of_all_groups():
     assert [record.learning_rate for record in listener.steps] == [1.0] * 12 + [0.5] * 6 + [0.25] * 2
 
 
-def test_doctor_compiles_the_step_of_a_group():
-    setup = make_setup(2, 4, "5 steps", share=False)
-    setup = dataclasses.replace(setup, state=setup.way.placed(setup.state))
-    assert "the step needs" in checks.step(setup).detail
-    # A checkpoint has the states of both groups.
-    assert checks.checkpoint_bytes(setup.state, 0) > 2 * 2 * bytes_of_averages(setup)
-
-
 # --- Rejected settings ---
 
 EVERY = 'train.sync_every="5 steps"'
@@ -529,46 +478,27 @@ EVERY = 'train.sync_every="5 steps"'
     ("words", "message"),
     [
         ({"groups": None}, rf"{EVERY}: a single process is a single group of devices; give parallel.groups, or leave"),
-        ({"groups": 3}, r"parallel.groups=3 does not divide 4 devices; 2, 4 would do"),
-        ({"parallel": {"shard_optimizer": True}}, r"parallel.shard_optimizer=True: each group keeps its whole state"),
-        (
-            {"parallel": {"reproducible": True}},
-            r"parallel.reproducible: train.sync_every=5 steps does not apply to a sum",
-        ),
-        (
-            {"parallel": {"shares": "3,1,1,3"}},
-            "parallel.shares='3,1,1,3': train.sync_every=5 steps divides batches equally among groups; leave one",
-        ),
+        ({"groups": 3}, "parallel.groups=3 does not divide 4 devices; 2, 4 would do"),
+        ({"parallel": {"shard_optimizer": True}}, rf"{EVERY}: parallel.shard_optimizer=True divides a state"),
+        ({"parallel": {"reproducible": True}}, "parallel.reproducible: train.sync_every=5 steps does not apply to a"),
+        ({"parallel": {"shares": "3,1,1,3"}}, "shares='3,1,1,3': train.sync_every=5 steps divides batches equally; "),
         ({"train": {"sync_every": "0 steps"}}, r'train.sync_every="0 steps" is no period; give at least "1 step"'),
-        (
-            {"optimizer": "schedule-free"},
-            r"train.sync_every: a schedule-free optimizer computes its parameters from two",
-        ),
+        ({"optimizer": optax.contrib.schedule_free_sgd(0.1)}, "train.sync_every: a schedule-free optimizer averages"),
         (
             {"train": {"outer_optimizer": "nesterov"}, "parts": PARTS["lookahead"][0]},
-            r"train.outer_optimizer=nesterov: train.lookahead returns to slow weights, which the outer momentum",
+            "train.outer_optimizer=nesterov: train.lookahead returns to slow weights, which the outer momentum",
         ),
     ],
 )
 def test_settings_that_do_not_fit_are_rejected_in_one_line(words, message):
-    words = {"groups": 2, "parallel": {}, "train": {}, "parts": (), "optimizer": None, **words}
-    config = Config().replace(
-        parallel={"self_test": "never", "groups": words["groups"], **words["parallel"]},
-        train={"sync_every": "5 steps", **words["train"]},
-    )
-    optimizer = words["optimizer"] or MOMENTUM
-    if words["optimizer"]:
-        optimizer = optax.contrib.schedule_free_sgd(0.1)
+    words = {"groups": 2, "parallel": {}, "train": {}, "parts": (), "optimizer": MOMENTUM, **words}
+    parallel = {"self_test": "never", "groups": words["groups"], **words["parallel"]}
+    config = Config().replace(parallel=parallel, train={"sync_every": "5 steps", **words["train"]})
     with pytest.raises(InputError, match=message) as error:
-        setup_of(Net(), optimizer, TABLE, devices=4, config=config, parts=words["parts"])
+        setup_of(Net(), words["optimizer"], TABLE, devices=4, config=config, parts=words["parts"])
     assert "\n" not in str(error.value)
 
 
-def test_one_group_is_out_of_range():
-    with pytest.raises(InputError, match=r"parallel.groups=1: expected 2 to"):
-        Config().replace(parallel={"groups": 1})
-
-
 def test_a_step_for_a_loop_of_ones_own_is_rejected():
-    with pytest.raises(InputError, match="train.sync_every: a step of a loop of your own has no groups of devices"):
+    with pytest.raises(InputError, match="train.sync_every: a loop of your own has no groups"):
         make_setup(2, 4).step()

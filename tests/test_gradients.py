@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +13,13 @@ from support.cases import essential_and_rare, rare_case
 from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of, randomized
 from support.runs import changed, setup_of, train
-from support.shared import sgd, shared, topology_of
+from support.shared import sgd, topology_of
 
-import jaxddp
 from jaxddp.api import prepare_training
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.engine.buckets import Averaging
-from jaxddp.engine.gradients import Gradients, merge_states, scan_parts
+from jaxddp.engine.gradients import Gradients, scan_parts
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 
@@ -42,9 +40,7 @@ def trained(net, devices: int, gradients: Gradients, masked: int = 0, size: int 
             state, sums = step(state, topology.place(random_batch(size, masked=masked, seed=number)))
             losses.append(sums.means() | {"count": sums.count()})
         after = jax.device_get(state)
-        assert all(
-            np.abs(a - b).max() > 1e-6 for a, b in zip(*map(jax.tree.leaves, (before, after.params)), strict=True)
-        )
+        assert min(jax.tree.leaves(jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after.params))) > 1e-6
         return after.params, after.model_state, losses
 
 
@@ -89,21 +85,6 @@ def test_accumulation_uses_one_all_reduce(unrolled):
     assert text.count("stablehlo.all_reduce") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("unrolled", [pytest.param(False, marks=pytest.mark.ci), True])
-def test_memory_falls_with_the_number_of_microbatches(unrolled):
-    """Activations are nearly all of the temporary memory of this step."""
-    setup = setup_of(SmallNet(width=32), sgd(0.1), LARGE, batch_size=64, data=NO_AUGMENTATION)
-    programs = [lowered(setup, Gradients(accumulate=n, for_cpu=unrolled)).compile() for n in (1, 2, 4)]
-    temporary_bytes = [program.memory_analysis().temp_size_in_bytes for program in programs]
-    assert all(later < 0.7 * earlier for earlier, later in itertools.pairwise(temporary_bytes)), temporary_bytes
-
-
-def test_the_state_of_microbatches_is_averaged_and_counters_take_the_maximum():
-    states = {"mean": jnp.array([[1.0, 2.0], [3.0, 6.0]]), "count": jnp.array([4, 7])}
-    assert jax.tree.map(np.ndarray.tolist, jax.device_get(merge_states(states))) == {"mean": [2.0, 4.0], "count": 7}
-
-
 @pytest.mark.parametrize("unrolled", [False, True])
 def test_the_parts_of_a_step_run_in_order_even_if_a_sum_is_infinite(unrolled):
     batch = random_batch(12)
@@ -122,19 +103,6 @@ def test_the_parts_of_a_step_run_in_order_even_if_a_sum_is_infinite(unrolled):
     assert totals.tolist() == [1, np.inf, np.inf, np.inf]
 
 
-def noisy_net():
-    """Return a network that adds noise to its logits in training, drawn with the key of a part of the batch."""
-
-    def init(key, example):
-        return {"weight": jnp.zeros((example[0].size, CLASSES)), "noise": jnp.zeros(())}
-
-    def apply(params, images, train=False, key=None):
-        logits = images.reshape(len(images), -1) @ params["weight"]
-        return logits + params["noise"] * jax.random.normal(key, logits.shape) if train else logits
-
-    return init, apply
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [4, rare_case(2)])
 def test_sync_batch_norm_of_microbatches_does_not_depend_on_the_number_of_devices(devices):
@@ -148,19 +116,6 @@ def test_sync_batch_norm_of_microbatches_does_not_depend_on_the_number_of_device
             state = train(setup, {"train": {"accumulate": 2, "duration": "4 steps"}})
             runs.append(jax.device_get((state.params, state.model_state)))
     assert largest_difference(*runs) < 1e-9
-
-
-@pytest.mark.exhaustive
-def test_every_microbatch_has_its_own_random_numbers():
-    table, gradients = random_table(24), []
-    for accumulate in (1, 2, 4):
-        setup = changed(
-            setup_of(noisy_net(), sgd(1.0), table, devices=2, batch_size=16, data=NO_AUGMENTATION),
-            {"train": {"accumulate": accumulate}},
-        )
-        state, _ = setup.step()(setup.state, next(setup.batches(0, 1)))
-        gradients.append(float(state.params["noise"]))
-    assert len({round(value, 6) for value in gradients}) == 3 and all(gradients)
 
 
 @pytest.mark.parametrize(
@@ -198,33 +153,18 @@ def test_no_two_parts_of_a_batch_draw_the_same_numbers(devices, changes):
 
 def test_a_batch_that_microbatches_cannot_share_raises_a_one_line_error():
     table, model = random_table(64), SmallNet()
-    with pytest.raises(
-        InputError,
-        match="^a global batch of 16 cannot be divided among 2 devices with accumulate=3 microbatches each; "
-        "12 or 18 would do$",
+    mixed = DataConfig(augment=AugmentConfig(mixup=0.2))
+    for size, words, message in (
+        (
+            8,
+            {"accumulate": 3},
+            "^a global batch of 16 cannot be divided among 2 devices with accumulate=3 .*; 12 or",
+        ),
+        (6, {"accumulate": 2, "data": mixed}, "a global batch of 12 makes 4 parts of 3, an odd number"),
+        (8, {"accumulate": 0}, "^accumulate=0: expected 1 to 65,536$"),
     ):
-        prepare_training(model, table, 2, sgd(0.1), 8, accumulate=3)
-    with pytest.raises(
-        InputError, match="mixes pairs of images .* a global batch of 12 makes 4 parts of 3, an odd number"
-    ):
-        prepare_training(model, table, 2, sgd(0.1), 6, accumulate=2, data=DataConfig(augment=AugmentConfig(mixup=0.2)))
-    with pytest.raises(InputError, match="^accumulate=0: expected 1 to 65,536$"):
-        prepare_training(model, table, 2, sgd(0.1), 8, accumulate=0)
-    with pytest.raises(InputError, match="unknown option 'acumulate'.*'accumulate'"):
-        prepare_training(model, table, 2, sgd(0.1), 8, acumulate=2)
-
-
-@pytest.mark.slow
-def test_a_run_may_be_resumed_with_another_number_of_microbatches(tmp_path):
-    def run(accumulate: int, epochs: int, workdir):
-        options = {"accumulate": accumulate, "data": NO_AUGMENTATION}
-        setup = shared(prepare_training(linear_model(), SMALL, 2, sgd(0.1), 8, **options))
-        return jaxddp.train(jaxddp.softmax_cross_entropy, setup, epochs=epochs, workdir=workdir, listeners=())[0]
-
-    run(1, 1, tmp_path)
-    resumed, whole = run(2, 2, tmp_path), run(1, 2, None)
-    assert int(resumed.step) == 4
-    assert largest_difference(jax.device_get(resumed.params), jax.device_get(whole.params)) < 1e-5
+        with pytest.raises(InputError, match=message):
+            prepare_training(model, table, 2, sgd(0.1), size, **words)
 
 
 @pytest.mark.slow

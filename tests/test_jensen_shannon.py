@@ -21,7 +21,7 @@ from jaxddp.engine.objective import Objective
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
-from jaxddp.losses import cross_entropy, sigmoid_cross_entropy
+from jaxddp.losses import cross_entropy
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.jensen_shannon import JensenShannon, views_of
 
@@ -110,10 +110,6 @@ def test_a_step_is_the_same_on_any_number_of_devices():
             {"policy": "augmix", "mixup": 0.2},
             "objective.name=jensen_shannon does not mix images, and data.augment.mixup=0.2 is set; leave it out",
         ),
-        (
-            {"policy": "augmix", "cutmix": 1.0},
-            "objective.name=jensen_shannon does not mix images, and data.augment.cutmix=1.0 is set; leave it out",
-        ),
     ],
 )
 def test_settings_without_views_are_refused_before_compiling(augment, message):
@@ -121,13 +117,3 @@ def test_settings_without_views_are_refused_before_compiling(augment, message):
     with pytest.raises(InputError) as error:
         setup_of(linear_model(), sgd(0.1), random_table(20), data=data, objective=JensenShannon())
     assert str(error.value) == message
-
-
-def test_several_labels_of_an_image_are_refused():
-    objective = Objective(
-        adapt(linear_model()),
-        example_loss(sigmoid_cross_entropy, LabelKind(CLASSES, several=True)),
-        Preprocess(augment=AUGMENT),
-    )
-    with pytest.raises(InputError, match="jensen_shannon takes one label per image, but the training data have"):
-        JensenShannon().check(objective, jax.ShapeDtypeStruct((6, 6, 3), jnp.uint8), unlabelled=False)

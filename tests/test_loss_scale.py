@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from typing import Any
 
 import jax
@@ -13,15 +12,12 @@ from flax.training.dynamic_scale import DynamicScale
 from hypothesis import given
 from hypothesis import strategies as st
 from support.cases import essential_and_rare
-from support.data import NO_AUGMENTATION, random_table, write_arrays
-from support.runs import RECIPE, setup_of, train
-from support.shared import sgd, shared
+from support.data import NO_AUGMENTATION, random_table
+from support.runs import setup_of
+from support.shared import sgd
 
-from jaxddp.api import prepare_training
-from jaxddp.cli import main
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
-from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import Guard, LossScale
 from jaxddp.models.resnet import BASIC, Architecture, ResNet, small_stem
@@ -65,16 +61,6 @@ def test_the_loss_scale_multiplies_the_mean_loss():
 
 
 @pytest.mark.slow
-def test_a_scale_that_is_a_power_of_two_changes_no_bit():
-    model = one_block_resnet("float32")
-    states = [
-        train(make_setup(2, model, **scale), {"train": {"duration": "4 steps"}}) for scale in ({}, {"initial": 1024.0})
-    ]
-    for unscaled, scaled in zip(*(jax.tree.leaves(jax.device_get(state.params)) for state in states), strict=True):
-        np.testing.assert_array_equal(unscaled, scaled)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("devices", essential_and_rare((2,), 1, 4))
 def test_a_step_that_overflows_halves_the_scale_and_changes_nothing_else(devices):
     setup = make_setup(devices, initial=2.0**30, growth_interval=2)
@@ -94,18 +80,6 @@ def test_a_step_that_overflows_halves_the_scale_and_changes_nothing_else(devices
     decreases = [after < before for before, after in itertools.pairwise(scales)]
     # The scale falls until no step overflows in float16, and then rises and falls around that value.
     assert decreases[:3] == [True] * 3 and not all(decreases) and any(b > a for a, b in itertools.pairwise(scales))
-
-
-@pytest.mark.slow
-def test_a_loss_scale_part_follows_the_guard_and_decreases():
-    """If the scale came before the guard, the guard would undo each decrease, so all later steps would be skipped."""
-    user_parts = [LossScale(16, 2.0**30), ParameterAverage(0.9)]
-    setup = shared(prepare_training(FLOAT16_RESNET, TABLE, 2, sgd(0.05), 8, parts=user_parts))
-    assert setup.parts == (user_parts[1], Guard(), user_parts[0])
-    step, state = setup.step(), setup.state
-    for batch in setup.batches(0, 24):
-        state, _ = step(state, batch)
-    assert float(state.parts["loss_scale"]["scale"]) < 2.0**30
 
 
 @pytest.mark.slow
@@ -136,21 +110,6 @@ def test_the_loss_scale_keeps_gradients_that_are_too_small_for_float16():
     assert largest_weights[0] == 0 < largest_weights[1]
 
 
-@pytest.mark.slow
-def test_precision_float16_adds_a_loss_scale_on_the_command_line_and_from_python(tmp_path, capsys):
-    data_file = write_arrays(tmp_path / "data.npz", random_table(32, image=16), random_table(8, image=16, seed=1))
-    workdir = tmp_path / "run"
-    arguments = ["train", RECIPE, "--data.path", str(data_file), "--workdir", str(workdir)]
-    arguments += ["--train.precision", "float16", "--train.duration", "4 steps", "--log.every", "1 step"]
-    assert main([*arguments, "--parallel.devices", "2"]) == 0, capsys.readouterr().err
-    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    assert [line["loss_scale"] for line in lines if line["split"] == "train"] == [65536.0] * 4
-    assert json.loads((workdir / "config.json").read_text())["train"]["precision"] == "float16"
-    setup = prepare_training(FLOAT16_RESNET, TABLE, 2, sgd(0.1), 8, precision="float16")
-    assert setup.parts == (Guard(), LossScale(16))
-    assert setup.preprocess.dtype == "float16" and list(setup.state.parts) == ["loss_scale"]
-
-
 def test_float16_adds_the_guard_even_if_max_bad_steps_is_0():
     config = Config().replace(train={"precision": "float16", "max_bad_steps": 0, "batch_size": 32})
     assert configured_parts(config, 10) == (Guard(), LossScale(32))
@@ -158,5 +117,5 @@ def test_float16_adds_the_guard_even_if_max_bad_steps_is_0():
 
 @pytest.mark.parametrize(("key", "value"), [("batch_size", 0), ("initial", 0), ("factor", 1), ("growth_interval", 0)])
 def test_invalid_settings_of_the_loss_scale_raise_a_one_line_error(key, value):
-    with pytest.raises(InputError, match=f"^LossScale: {key}={value}; give"):
+    with pytest.raises(InputError, match=f"^LossScale: {key}={value}.*: expected"):
         dataclasses.replace(LossScale(8), **{key: value})

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.cases import essential_and_rare, rare_case
+from support.cases import rare_case
 from support.data import CLASSES, random_batch
-from support.networks import fresh_state, largest_difference, linear_model
+from support.networks import linear_model
 
 from jaxddp.augment.mixing import cutmix_mask, mixup_weight
 from jaxddp.augment.preprocess import Inputs, Preprocess
@@ -20,8 +20,6 @@ from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.programs import make_eval_step
 from jaxddp.engine.state import TrainState
-from jaxddp.engine.step import Phases
-from jaxddp.engine.ways.way import Way
 from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.metrics import TopK
@@ -133,29 +131,6 @@ def test_a_cutmix_box_has_sides_that_follow_from_lambda_and_a_uniform_centre(hei
 # --- Keys ---
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_permutation_of_pairs_permutes_the_mixed_images(mode):
-    pairs = np.random.default_rng(3).permutation(SIZE // 2)
-    new_order = np.stack([2 * pairs + 1, 2 * pairs], 1).ravel()
-    images, mixing = inputs_of(BATCH, mode)
-    moved_inputs = inputs_of(jax.tree.map(lambda column: column[new_order], BATCH), mode)
-    assert np.abs(images[new_order] - moved_inputs.images).max() < 1e-3
-    assert (mixing.label[new_order] == moved_inputs.mixing.label).all()
-    assert (mixing.weight[new_order] == moved_inputs.mixing.weight).all()
-
-
-def test_weights_are_keyed_by_seed_epoch_and_row():
-    weight = inputs_of(BATCH, "both").mixing.weight
-    others = [
-        inputs_of(BATCH._replace(epoch=BATCH.epoch + 1), "both"),
-        inputs_of(BATCH._replace(row=BATCH.row + SIZE), "both"),
-        inputs_of(BATCH, "both", seed=1),
-    ]
-    assert all((weight != other.mixing.weight).mean() > 0.8 for other in others)
-    relabelled = BATCH._replace(label=BATCH.label[::-1].copy(), image=255 - BATCH.image)
-    assert (weight == inputs_of(relabelled, "both").mixing.weight).all()
-
-
 # --- Padding ---
 
 
@@ -177,9 +152,8 @@ def test_an_example_whose_partner_is_padding_is_not_mixed(mode):
 def objective_of(model, mode: str | None = "both", loss=None, **augment) -> Objective:
     config = AugmentConfig(**{"pad": 1, **augment, **(MODES[mode] if mode else {})})
     preprocess = Preprocess(augment=config, dtype=jnp.float64)
-    return Objective(
-        adapt(model), example_loss(loss or cross_entropy(), LabelKind(CLASSES)), preprocess, {"top1": TopK(1)}
-    )
+    made = example_loss(loss or cross_entropy(), LabelKind(CLASSES))
+    return Objective(adapt(model), made, preprocess, {"top1": TopK(1)})
 
 
 def numpy_losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -215,12 +189,6 @@ def test_the_mixed_loss_is_the_weighted_sum_of_the_losses_of_both_labels(mode, m
         assert 0 < hits[is_real].sum() != (predicted == batch.label)[is_real].sum()
 
 
-def test_without_mixing_there_is_one_label():
-    with jax.enable_x64(True):
-        objective = objective_of(linear_model(), None)
-        assert jax.eval_shape(lambda batch: objective.preprocess(batch, train=True), BATCH).mixing is None
-
-
 def test_evaluation_does_not_mix():
     with jax.enable_x64(True):
         topology = Topology.create(2)
@@ -232,36 +200,3 @@ def test_evaluation_does_not_mix():
             sums = make_eval_step(objective, topology)(state, topology.place(random_batch(SIZE, masked=3)))
             means.append(sums.means())
         assert means[0] == means[1]
-
-
-# --- N devices equal one ---
-
-
-@functools.cache
-def trained(devices: int):
-    """Return the parameters, the losses and the largest parameter change of three steps with all augmentations."""
-    augmentations = {"rand_augment": 1, "cutout": 3, "erase": 0.5}
-    objective, topology, optimizer = (
-        objective_of(linear_model(), "both", **augmentations),
-        Topology.create(devices),
-        optax.sgd(1.0),
-    )
-    state = fresh_state(objective, optimizer, topology, 12)
-    initial_params = jax.device_get(state.params)
-    step, losses = Way(topology).step(Phases(objective, optimizer)), []
-    for number in range(3):
-        state, sums = step(state, topology.place(random_batch(SIZE, seed=number, image=12)))
-        losses.append(sums.means()["loss"])
-    return jax.device_get(state.params), np.array(losses), largest_difference(initial_params, state.params)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("devices", essential_and_rare((4,), 2))
-def test_training_with_all_augmentations_is_the_same_on_any_number_of_devices(devices):
-    with jax.enable_x64(True):
-        params, losses, change = trained(1)
-        other_params, other_losses, _ = trained(devices)
-    assert change > 1e-3
-    # Weights and shares of images are drawn in float32.
-    assert np.abs(losses - other_losses).max() < 1e-6
-    assert largest_difference(params, other_params) < 1e-6

@@ -11,11 +11,10 @@ from support.cases import essential_and_rare
 from support.data import NO_AUGMENTATION, random_table
 from support.networks import SmallNet, largest_difference, linear_model
 from support.runs import Records, setup_of, train
-from support.shared import sgd, shared
+from support.shared import sgd
 
-import jaxddp
 from jaxddp.core.errors import InputError
-from jaxddp.engine.initial_state import create_state
+from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.parts.averages import Lookahead, ParameterAverage
 from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.engine.parts.part import Part
@@ -60,30 +59,6 @@ def test_an_absent_part_adds_no_array_and_no_operation():
     assert sums.names == ("loss", "top1")
 
 
-def test_evaluation_measures_the_moving_average_of_the_parameters():
-    class StepCounter(Part):
-        name = "counter"
-
-        def init(self, params, model_state):
-            return {"step": jnp.zeros((), jnp.int32)}
-
-        def update(self, own, before, after, grads):
-            return {"step": own["step"] + 1}, after
-
-    setup = make_setup(parts=(ParameterAverage(0.9), StepCounter()))
-    step, state = setup.step(), setup.state
-    average = jax.device_get(state.params)
-    for number, batch in enumerate(setup.batches(0, 6)):
-        state, _ = step(state, batch)
-        decay = min(0.9, (1 + number) / (10 + number))
-        average = jax.tree.map(lambda a, p, d=decay: a + (1 - d) * (np.asarray(p) - a), average, state.params)
-    assert int(state.parts["counter"]["step"]) == 6
-    assert largest_difference(jax.device_get(state.eval_params), average) < 1e-6
-    assert largest_difference(jax.device_get(state.params), average) > 1e-3
-    swapped = state.replace(params=state.eval_params, parts={})
-    assert setup.evaluator(VAL)(state) == setup.evaluator(VAL)(swapped) != setup.evaluator(VAL)(state.replace(parts={}))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", essential_and_rare((7,), 6))
 def test_lookahead_draws_training_back_to_slow_weights(steps):
@@ -109,19 +84,6 @@ def test_lookahead_draws_training_back_to_slow_weights(steps):
     lookahead_arrays = jax.device_get(state.parts["lookahead"])
     assert largest_difference((lookahead_arrays["params"], lookahead_arrays["model_state"]), slow) < 1e-6
     assert largest_difference(jax.device_get(state.params), lookahead_arrays["params"]) == 0
-
-
-def test_lookahead_without_a_period_is_rejected():
-    with pytest.raises(InputError, match="Lookahead: period=0: expected 1 to"):
-        Lookahead(0, lambda step: 0.5, 10)
-
-
-@pytest.mark.slow
-def test_averages_do_not_change_the_trained_parameters():
-    plain, plain_records = run_training(make_setup())
-    state, records = run_training(make_setup(parts=AVERAGE_AND_NORM))
-    assert largest_difference(state.params, plain.params) == 0
-    assert [r.metrics["loss"] for r in records.steps] == [r.metrics["loss"] for r in plain_records.steps]
 
 
 @pytest.mark.slow
@@ -217,16 +179,4 @@ def test_fresh_parameters_can_be_transformed():
 def test_a_transform_that_changes_more_than_values_is_refused(transform, message):
     model, topology = adapt(linear_model()), Topology.create(1)
     with pytest.raises(InputError, match=message):
-        create_state(model, sgd(0.1), (6, 6, 3), seed=0, topology=topology, transform=transform)
-
-
-def test_the_python_api_accepts_parts():
-    setup = shared(jaxddp.prepare_training(linear_model(), TABLE, 2, sgd(0.1), 4, epochs=1, parts=[GradientNorm()]))
-    _, history = jaxddp.train(jaxddp.softmax_cross_entropy, setup, listeners=(), log_every="1 step")
-    assert (history.train["gradient_norm"] > 0).all()
-
-
-@pytest.mark.parametrize("decay", (-0.1, 1.0))
-def test_a_decay_out_of_range_is_refused(decay):
-    with pytest.raises(InputError, match=f"ParameterAverage: decay={decay}: expected at least 0, below 1"):
-        ParameterAverage(decay)
+        make_init(model, sgd(0.1), (6, 6, 3), topology, transform=transform)(jax.random.key(0))

@@ -33,7 +33,6 @@ USED = {
     "jaxddp/engine/buckets.py": "eqns",
     "jaxddp/engine/compilation.py": "jax._src.compilation_cache jax._src.compiler jax._src.lru_cache _CACHE_SUFFIX "
     "_cache_write",
-    "jaxddp/engine/optimizer.py": "eqns",
     "jaxddp/setup/identity.py": "eqns",
     "jaxddp/job/membership.py": "jax.experimental.multihost_utils",
     "jaxddp/measure/cost.py": "memory_analysis eqns",
@@ -102,17 +101,10 @@ def find_uses(path: str, source: str) -> set[str]:
             uses |= {node.attr} if is_unsupported(node.attr) else set()
             continue
         elif isinstance(node, ast.Call) and len(node.args) > 1:
-            called, name = node.func, node.args[1]
-            gets_attribute = (
-                called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-            ) in ATTRIBUTE_FUNCTIONS
-            if (
-                gets_attribute
-                and isinstance(name, ast.Constant)
-                and isinstance(name.value, str)
-                and is_unsupported(name.value)
-            ):
-                uses.add(name.value)
+            called, name = node.func, getattr(node.args[1], "value", None)
+            function = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if function in ATTRIBUTE_FUNCTIONS and isinstance(name, str) and is_unsupported(name):
+                uses.add(name)
             continue
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             key = getattr(node.slice, "value", None)
@@ -123,28 +115,6 @@ def find_uses(path: str, source: str) -> set[str]:
         library_modules = [module for module in modules if module.partition(".")[0] not in ("jaxddp", "tests")]
         uses |= {module for module in library_modules if any(map(is_unsupported, module.split(".")))}
     return uses
-
-
-@pytest.mark.parametrize(
-    ("source", "expected"),
-    [
-        ("from jax._src import distributed", "jax._src.distributed"),
-        ("def f():\n    import jax._src.compiler as c\n    c._cache_write = None", "jax._src.compiler _cache_write"),
-        ("import jax\njax._src", "_src"),
-        ("from jax import experimental", "jax.experimental"),
-        ("import jax\njax.experimental.io_callback", "experimental"),
-        ("import optax\ngetattr(optax, '_private')", "_private"),
-        ("def f(monkeypatch, o):\n    monkeypatch.setattr(o, '_private', 1)", "_private"),
-        ("def f(manager):\n    return manager._checkpointer", "_checkpointer"),
-        ("def f(compiled):\n    return compiled.memory_analysis()", "memory_analysis"),
-        ("import sys\nsys.modules['keras'] = None", "sys.modules['keras']"),
-        ("from jaxddp.data import _private\nimport jax.numpy, os\nos._exit(1)", ""),
-        ("class A:\n    def f(self):\n        self._mine = 1\n\ndef f(a, b):\n    return b._replace(x=a.__dict__)", ""),
-        ("import jax\n_, _rest = jax.devices()", ""),
-    ],
-)
-def test_uses_of_private_names_are_found(source, expected):
-    assert find_uses("jaxddp/new.py", source) == set(expected.split())
 
 
 @pytest.mark.slow
@@ -177,12 +147,10 @@ def test_a_missing_private_name_is_logged_once_with_the_version(lines):
 @pytest.mark.parametrize(
     ("function", "is_recognized"),
     [
-        (lambda b, a: None, True),
-        (lambda a, b, c=None: None, True),
+        (lambda b, a, c=None: None, True),
         (lambda a: None, False),
         (lambda a, b, d: None, False),
         (None, False),
-        (3, False),
     ],
 )
 def test_a_private_function_is_recognized_by_its_parameters(function, is_recognized):
@@ -200,23 +168,19 @@ def raise_key_error(equation):
     raise KeyError("dimension_numbers")
 
 
-@pytest.mark.parametrize("function", [raise_key_error, lambda equation: None])
-def test_unreadable_operations_of_a_step_are_not_counted_and_logged_once(monkeypatch, lines, function):
-    cost.can_read_jaxprs.cache_clear()
+def test_unreadable_operations_of_a_step_are_not_counted_and_logged_once(monkeypatch, lines):
     assert cost_of_a_matrix_product().flops == 2 * 4**3 and lines() == []
-    cost.can_read_jaxprs.cache_clear()
-    monkeypatch.setattr(cost, "_multiplications", function)
+    monkeypatch.setattr(cost, "_multiplications", raise_key_error)
     costs = [cost_of_a_matrix_product(), cost_of_a_matrix_product()]
-    cost.can_read_jaxprs.cache_clear()
     assert [product.flops for product in costs] == [0, 0] and costs[0].utilization(1, 1, "cpu") is None
     (line,) = lines()
     assert line.endswith("the operations of a step are not counted, and MFU is unknown")
 
 
 def test_unknown_memory_of_a_step_is_no_error_and_logged_once(monkeypatch, lines):
-    assert cost_of_a_matrix_product().needed_bytes == 2 * 64
+    assert cost_of_a_matrix_product().memory.argument_size_in_bytes == 64
     monkeypatch.setattr(cost, "_BYTES", [*cost._BYTES, "renamed"])
-    assert [cost_of_a_matrix_product().needed_bytes, cost_of_a_matrix_product().memory] == [None, None]
+    assert [cost_of_a_matrix_product().memory, cost_of_a_matrix_product().memory] == [None, None]
     (line,) = lines()
     assert "Compiled.memory_analysis()" in line
 

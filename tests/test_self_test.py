@@ -20,7 +20,7 @@ from support.shared import sgd
 import jaxddp.engine.gradients
 from jaxddp.api import prepare_training, softmax_cross_entropy, train
 from jaxddp.config import Config
-from jaxddp.core.errors import GradientError, InputError
+from jaxddp.core.errors import GradientError
 from jaxddp.engine import self_test
 from jaxddp.engine.buckets import Averaging
 from jaxddp.engine.self_test import SelfTest
@@ -71,13 +71,7 @@ def has_compared(test: SelfTest) -> bool:
 @pytest.mark.parametrize("model", [LINEAR, PLAIN, SmallNet(batch_norm=True), SmallNet(batch_norm=True, sync="data")])
 def test_right_gradients_pass(model, devices):
     """Networks that use running statistics pass the comparison for the whole batch, so none is made in slices."""
-    assert set(run_self_test(model, devices, batch_size=24)._alone) == {False}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("settings", essential_and_rare(({"devices": 8, "batch_size": 8},), {"batch_size": 4}))
-def test_one_example_on_each_device_passes(settings):
-    assert has_compared(run_self_test(PLAIN, **settings))
+    assert run_self_test(model, devices, batch_size=24)._compare.cache_info().currsize == 1
 
 
 @pytest.mark.slow
@@ -91,17 +85,6 @@ def test_gradients_in_bfloat16_pass():
 def test_the_tolerance_for_float32_is_that_of_the_platforms_products(platform, dtype):
     operations = jax.make_jaxpr(lambda x: x @ x)(np.ones((2, 2), np.float32)).jaxpr.eqns
     assert list(self_test._tolerances(operations, platform)) == [self_test._TOLERANCE[dtype]]
-
-
-@pytest.mark.slow
-def test_a_network_in_bfloat16_passes_with_its_own_tolerance():
-    class BFloat16Net(nn.Module):
-        @nn.compact
-        def __call__(self, images):
-            x = nn.relu(nn.Conv(4, (3, 3), dtype=jnp.bfloat16)(images))
-            return nn.Dense(CLASSES, dtype=jnp.bfloat16)(x.reshape(len(x), -1))
-
-    assert run_self_test(BFloat16Net())._tolerance == self_test._TOLERANCE["bfloat16"]
 
 
 def test_images_on_the_devices_pass():
@@ -171,15 +154,6 @@ def test_a_sum_in_place_of_a_mean_is_found(without_cast, devices):
     )
 
 
-def test_a_sum_is_found_where_few_devices_are_counted(without_cast, monkeypatch):
-    monkeypatch.setattr(self_test, "MOST_DEVICES", 2)
-    assert "8 devices average is 8 times" in self_test_error(devices=8)
-
-
-def test_a_sum_is_found_with_images_on_the_devices(without_cast):
-    assert "is 4 times" in self_test_error(data=dataclasses.replace(NO_AUGMENTATION, cache="device"))
-
-
 def scale_shares(monkeypatch, share):
     """Replace the all-reduce of gradients by one that multiplies each device's share by `share(device's number)`."""
 
@@ -199,20 +173,6 @@ def test_a_share_that_counts_twice_is_found(monkeypatch):
     assert "the largest part is in Conv_0/kernel. A device's share counts twice or not at all" in message
 
 
-def test_a_share_that_is_left_out_is_found(monkeypatch):
-    scale_shares(monkeypatch, lambda device: 1.0 * (device != 0))
-    assert "A device's share counts twice or not at all" in self_test_error(devices=8)
-
-
-@pytest.mark.slow
-def test_an_average_that_is_divided_twice_is_found(monkeypatch):
-    scale_shares(monkeypatch, lambda device: 1 / lax.axis_size(AXIS))
-    assert (
-        "is 0.25 times that of one device for the same examples: it is divided by the number of devices"
-        in self_test_error()
-    )
-
-
 def test_any_other_factor_is_found(monkeypatch):
     scale_shares(monkeypatch, lambda device: 1.01)
     assert "is 1.01 times that of one device for the same examples. A device's share" in self_test_error()
@@ -222,16 +182,6 @@ def test_any_other_factor_is_found(monkeypatch):
 def test_a_gradient_that_is_not_finite_over_devices_alone_is_found(monkeypatch):
     scale_shares(monkeypatch, lambda device: jnp.where(device == 1, jnp.nan, 1.0))
     assert "is not that of one device" in self_test_error()
-
-
-def test_a_model_that_adds_up_over_devices_where_it_should_average_is_found():
-    init, _ = LINEAR
-
-    def apply(params, images):
-        flat = images.reshape(len(images), -1)
-        return (flat - lax.psum(flat.mean(0), AXIS)) @ params["weight"]
-
-    assert "is not that of one device" in self_test_error((init, apply))
 
 
 @jax.custom_vjp
@@ -283,11 +233,6 @@ def test_a_gradient_that_cannot_be_judged_is_logged(caplog, factor, norm):
     assert caplog.messages == [f"self-test: the gradient of the first examples is {norm}, so the test proves nothing"]
 
 
-def test_equal_gradients_log_nothing(caplog):
-    run_self_test(LINEAR)
-    assert not caplog.messages
-
-
 def test_a_gradient_of_zero_on_one_device_alone_is_found(monkeypatch):
     def average(self, grads, others, order):
         grads, others, arrays = AVERAGE(self, grads, others, order)
@@ -298,10 +243,6 @@ def test_a_gradient_of_zero_on_one_device_alone_is_found(monkeypatch):
 
 
 # --- Where the test runs ---
-
-
-def test_auto_tests_small_networks():
-    assert has_compared(run_self_test(LINEAR, changes=AUTO))
 
 
 @pytest.mark.slow
@@ -322,10 +263,6 @@ def test_auto_does_not_trace_a_large_network(monkeypatch):
     # No public interface shows whether a program was traced.
     monkeypatch.setattr(SelfTest, "_compile", lambda self, *arguments: pytest.fail("it was traced"))
     assert not has_compared(run_self_test((many, apply), 2, AUTO))
-
-
-def test_with_never_there_is_no_self_test():
-    assert run_of(LINEAR, 4, {"parallel": {"self_test": "never"}}).self_test is None
 
 
 def test_a_network_without_an_evaluation_mode_is_not_tested():
@@ -369,9 +306,3 @@ def test_a_failed_self_test_takes_no_step_and_a_resumed_run_is_tested_too(tmp_pa
     assert (tmp_path / "metrics.jsonl").read_text() == before
     state, _ = train(softmax_cross_entropy, setup, workdir=tmp_path, listeners=(), self_test="never")
     assert int(state.step) == 8
-
-
-def test_from_python_an_unknown_mode_of_the_self_test_is_rejected():
-    setup = prepare_training(LINEAR, TABLE, 2, sgd(0.1), 4)
-    with pytest.raises(InputError, match="self_test='sometimes': expected 'auto' or 'always' or 'never'"):
-        train(softmax_cross_entropy, setup, listeners=(), self_test="sometimes")

@@ -48,10 +48,8 @@ def test_a_sixth_way_trains_and_needs_one_file():
     with jax.enable_x64(True):
         net, table = SmallNet(dtype=jnp.float64), random_table(48)
         setup = setup_of(net, sgd(0.1), table, devices=4, data=NO_AUGMENTATION, config=CONFIG)
-        layout, state = (
-            dataclasses.replace(setup.layout, way=Pairs.over(setup.way)),
-            jax.tree.map(jnp.copy, setup.state),
-        )
+        layout = dataclasses.replace(setup.layout, way=Pairs.over(setup.way))
+        state = jax.tree.map(jnp.copy, setup.state)
         pairs = dataclasses.replace(setup, layout=layout, state=state)
         step: Any = pairs.way.step(Phases(setup.supervised, setup.optimizer))
         assert "collective_permute" in step.lower(state, next(setup.batches(0, 1))).as_text()

@@ -12,7 +12,6 @@ from support.shared import sgd
 
 from jaxddp.config import Config
 from jaxddp.engine.objective import mean_logits
-from jaxddp.engine.predictions import make_predict
 
 VAL = random_table(23, seed=1)
 
@@ -71,16 +70,3 @@ def test_evaluation_measures_the_views_and_training_does_not(resident):
     batch = next(plain.batches(0, 1))
     losses = [made.step()(made.state, batch)[1].means()["loss"] for made in (plain, mirrored)]
     assert losses[0] == losses[1]
-
-
-def test_predictions_are_the_mean_logits_of_the_views():
-    mirrored = setup("mirror")
-    batch = next(mirrored.feed.eval_batches(VAL, 8))
-    logits = make_predict(mirrored.classifier.objective(), mirrored.topology)(mirrored.state, batch)
-    images = mirrored.preprocess(batch, train=False).images
-    of_views = [logits_of(mirrored, view) for view in (images, images[:, :, ::-1])]
-    np.testing.assert_allclose(logits, (of_views[0] + of_views[1]) / 2, rtol=1e-5, atol=1e-6)
-
-
-def logits_of(made, images):
-    return np.asarray(made.model.apply(made.state.params, made.state.model_state, images, train=False, key=None)[0])

@@ -1,14 +1,12 @@
 """XLA options: tried before use, rejected with one-line messages, and part of the training program."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import runs
 from support.data import random_table
-from support.networks import SmallNet, linear_model
+from support.networks import linear_model
 from support.runs import SMALL, fails
 from support.shared import sgd
 
@@ -16,9 +14,7 @@ from jaxddp.api import resnet
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.engine.compilation import compiler_options, options_of_one_call
-from jaxddp.engine.initial_state import create_state
-from jaxddp.engine.step import Phases
-from jaxddp.engine.ways.way import Way
+from jaxddp.engine.initial_state import make_init
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.resnet import BASIC, Architecture
@@ -46,12 +42,6 @@ def test_known_options_are_taken_as_they_are_written():
     assert compiler_options(()) == {}
 
 
-@pytest.mark.parametrize("value", ["true", "True", "false", "False"])
-def test_booleans_are_written_as_in_xla_flags_or_as_in_python(value):
-    actual = compiler_options((f"xla_cpu_enable_fast_math={value}",))
-    assert actual == {"xla_cpu_enable_fast_math": value.capitalize()}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -77,13 +67,6 @@ def test_a_rejected_option_raises_a_one_line_error_with_the_key_and_the_option(w
     assert "\n" not in str(error.value)
 
 
-def test_an_option_is_tried_once_per_process(monkeypatch):
-    words = ("xla_backend_optimization_level=1",)
-    first = compiler_options(words)
-    monkeypatch.setattr(jax, "jit", None)
-    assert compiler_options(words) == first
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", ["none", "device"])
 def test_a_run_compiles_its_step_with_its_options(cache):
@@ -102,25 +85,6 @@ def test_a_run_compiles_its_step_with_its_options(cache):
 
 
 @pytest.mark.slow
-def test_the_jitted_step_compiles_with_the_options_and_rejects_unknown_options():
-    setup = setup_of((), net=SmallNet(batch_norm=True))
-    batch = next(setup.batches(0, 1))
-
-    def step(options) -> Any:
-        return Way(setup.topology).step(Phases(setup.supervised, setup.optimizer), compiler_options=options)
-
-    def compiled(options):
-        return step(options).trace(setup.state, batch).lower().compile()
-
-    assert fusions(compiled(None)) == fusions(compiled({})) != fusions(compiled(compiler_options((NO_FUSION,))))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
-        compiled({"xla_no_such": "1"})
-    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_no_such"):
-        state = jax.tree.map(jnp.copy, setup.state)
-        step({"xla_no_such": "1"})(state, batch)
-
-
-@pytest.mark.slow
 def test_the_initial_state_has_the_same_bits_with_fast_and_with_default_compilation(monkeypatch):
     assert options_of_one_call("gpu") == {}
     assert options_of_one_call("cpu") == {"xla_backend_optimization_level": "1"}
@@ -133,24 +97,9 @@ def test_the_initial_state_has_the_same_bits_with_fast_and_with_default_compilat
     optimizer, key = sgd(0.1, 0.9), jax.random.key(7)
     network = resnet("resnet10", 10, width=8, stem="small").clone(architecture=Architecture((1,), BASIC))
     model = adapt(network)
-    state = create_state(model, optimizer, (8, 8, 3), seed=7, topology=Topology.create(1))
+    state = make_init(model, optimizer, (8, 8, 3), Topology.create(1))(key)
     params, model_state = jax.jit(model.init, compiler_options=optimized)(key, jnp.zeros((1, 8, 8, 3)))
     jax.tree.map(np.testing.assert_array_equal, (state.params, state.model_state), (params, model_state))
-
-
-@pytest.mark.slow
-def test_a_config_s_options_are_those_of_its_run(tmp_path):
-    images, labels = TABLE.images, TABLE.labels
-    np.savez(tmp_path / "set.npz", train_images=images, train_labels=labels, val_images=images, val_labels=labels)
-    config = Config().replace(
-        data={"path": str(tmp_path / "set.npz"), "image_size": 6, "crop": "whole"},
-        model={"name": "resnet10", "width": 1, "stem": "small"},
-        train={"batch_size": BATCH},
-        eval={"batch_size": BATCH},
-        parallel={"xla_options": [NO_FUSION]},
-    )
-    assert runs.recipe_of(config).resources.compiler_options == {"xla_disable_hlo_passes": "fusion"}
-    assert runs.recipe_of(config.replace(parallel={"xla_options": ()})).resources.compiler_options == {}
 
 
 @pytest.mark.slow

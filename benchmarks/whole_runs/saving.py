@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.common.harness import Figures, alternate, machine
 from jaxddp.api import resnet
-from jaxddp.engine.initial_state import create_state
+from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
@@ -98,7 +98,7 @@ def state_to_save() -> TrainState:
     """Return an initialized ResNet-50 with random momentum."""
     topology = Topology.create(1)
     model, optimizer = adapt(resnet("resnet50", 1000)), optax.sgd(0.1, momentum=0.9)
-    state = create_state(model, optimizer, (32, 32, 3), seed=0, topology=topology)
+    state = make_init(model, optimizer, (32, 32, 3), topology)(jax.random.key(0))
     rng = np.random.default_rng(0)
     random = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), state.opt_state)
     return jax.block_until_ready(jax.device_put(state.replace(opt_state=random), topology.replicated))

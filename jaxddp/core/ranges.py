@@ -48,6 +48,8 @@ Factor = Annotated[float, Range(0, 1_000_000)]
 WeightDecay = Annotated[float, Range(0, 100)]
 Positive = Annotated[float, Range(0, 1_000_000, above=True)]
 """A number above 0."""
+Growth = Annotated[float, Range(1, 1_000_000, above=True)]
+"""A factor above 1."""
 Period = Annotated[int, Range(1, 1_000_000)]
 """A number of steps, validations or checkpoints."""
 Seed = Annotated[int, Range(0, 2**63 - 1)]

@@ -6,7 +6,7 @@ rules make communication overlap with computation in any network of separate lay
 gradients at once):
 
 - A bucket holds gradients that the traced program computes one after the other (`order_of_readiness`).
-- Later buckets are smaller, because less computation is left that can overlap with them (`fill_buckets`).
+- Later buckets are smaller, because less computation is left that can overlap with them (`fill_in_order`).
 - Each all-reduce waits for the previous one, so the buckets are sent in this order (`Averaging.average`).
 - The optimizer reads the parameters behind a barrier (`Averaging.parameters`). Otherwise XLA fuses the update of a
   kernel with the cast of the kernel for an activation's gradient, so the backward pass waits for an all-reduce.
@@ -74,14 +74,10 @@ class Averaging:
             The gradient, `aux`, and an order of the gradient's leaves. With several buckets, this is the order in which
             the program computes the leaves.
         """
-        gradient = jax.grad(loss, has_aux=True)
-        if self.buckets == 1:
-            grads, aux = gradient(params)
-            return grads, aux, range(len(jax.tree.leaves(grads)))
-        traced, shapes = jax.make_jaxpr(gradient, return_shape=True)(params)
-        results = jaxpr_as_fun(traced)(*jax.tree.leaves(params))
-        grads, aux = jax.tree.unflatten(jax.tree.structure(shapes), results)
-        return grads, aux, order_of_readiness(traced, len(jax.tree.leaves(grads)))
+        if self.buckets > 1:
+            return differentiate_in_order(loss, params, lambda order: jax.tree.leaves(params))
+        grads, aux = jax.grad(loss, has_aux=True)(params)
+        return grads, aux, range(len(jax.tree.leaves(grads)))
 
     def average(self, grads: Any, other_values: Any, order: Sequence[int]) -> tuple[Any, Any, list[jax.Array]]:
         """Average all floating-point leaves over the devices, and take the maximum of all other leaves (counters).
@@ -98,9 +94,9 @@ class Averaging:
         if lax.axis_size(AXIS) == 1:
             return self._alone(grads, other_values)
         leaves, structure = jax.tree.flatten((grads, other_values))
-        early = [index for index in range(len(order), len(leaves)) if _is_float(leaves[index])]
+        early = [index for index in range(len(order), len(leaves)) if is_float(leaves[index])]
         buckets = self._arrange(early, leaves, order)
-        averaged = {index: lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not _is_float(leaf)}
+        averaged = {index: lax.pmax(leaf, AXIS) for index, leaf in enumerate(leaves) if not is_float(leaf)}
         previous, gradients = None, []
         for bucket in buckets:
             dtype = None if bucket is early else self.dtype
@@ -116,7 +112,7 @@ class Averaging:
         # Mean and maximum are equal, and XLA compiles no collective.
         leaves, structure = jax.tree.flatten(jax.tree.map(lambda leaf: lax.pmax(leaf, AXIS), (other_values, grads)))
         first = len(jax.tree.leaves(other_values))
-        ravelled = [index for index, leaf in enumerate(leaves) if _is_float(leaf) and leaf.size <= self.ravels_alone]
+        ravelled = [index for index, leaf in enumerate(leaves) if is_float(leaf) and leaf.size <= self.ravels_alone]
         gradients = [leaf for index, leaf in enumerate(leaves[first:], first) if index not in ravelled]
         if ravelled:
             buffer, unravel = ravel_pytree([leaves[index] for index in ravelled])
@@ -146,19 +142,16 @@ class Averaging:
         Returns:
             The means of the leaves, and the arrays that were averaged, which contain these means in the same order.
         """
-        arrays, restore = self._arrays_to_send(leaves)
+        arrays, unravel = leaves, None
+        if self.ravels:
+            buffer, unravel = ravel_pytree(leaves)
+            arrays = [buffer]
         message = arrays if dtype is None else [x.astype(dtype) for x in arrays]
         if previous is not None:
             message = [compute_after(x, previous) for x in message]
         means = lax.pmean(message, AXIS)
-        return restore([mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]), means
-
-    def _arrays_to_send(self, leaves: list[jax.Array]) -> tuple[list[jax.Array], Callable[[list[jax.Array]], Any]]:
-        """Return a bucket's operands for the all-reduce, and a function that returns the leaves of their means."""
-        if not self.ravels:
-            return leaves, lambda means: means
-        buffer, unravel = ravel_pytree(leaves)
-        return [buffer], lambda means: unravel(means[0])
+        results = [mean.astype(x.dtype) for mean, x in zip(means, arrays, strict=True)]
+        return results if unravel is None else unravel(results[0]), means
 
     def parameters(self, params: Any) -> Any:
         """Return the parameters for the optimizer, behind a barrier if there are several buckets."""
@@ -177,24 +170,34 @@ def stack_over_devices(values: jax.Array) -> jax.Array:
 
 
 def fill_in_order(leaves: Sequence[Any], order: Sequence[int], buckets: int) -> list[list[int]]:
-    """Divide an order of leaves into at most `buckets` buckets of their indices; see `fill_buckets`."""
-    sizes = [leaves[index].nbytes for index in order]
-    return [[order[i] for i in bucket] for bucket in fill_buckets(sizes, buckets)]
+    """Divide an order of leaves into at most `buckets` buckets of their indices, without empty buckets.
 
-
-def fill_buckets(sizes: Sequence[int], buckets: int) -> list[list[int]]:
-    """Divide the indices of `sizes` into at most `buckets` buckets, in order and without empty ones.
-
-    Each bucket takes about half of the remaining size. The last bucket takes all remaining leaves.
+    Each bucket takes about half of the remaining bytes. The last bucket takes all remaining leaves.
     """
-    total, used = sum(sizes), 0
+    total, used = sum(leaves[index].nbytes for index in order), 0
     filled: list[list[int]] = [[] for _ in range(buckets)]
-    for index, size in enumerate(sizes):
+    for index in order:
+        size = leaves[index].nbytes
         # A leaf belongs to the bucket that contains the middle of the leaf.
         left = 1 - (used + size / 2) / total if total else 0.0
         used += size
         filled[next((i for i in range(buckets - 1) if left >= 0.5 ** (i + 1)), buckets - 1)].append(index)
     return [bucket for bucket in filled if bucket]
+
+
+def differentiate_in_order(
+    loss: Callable[[Any], Any], params: Any, values: Callable[[Sequence[int]], list[jax.Array]]
+) -> tuple[Any, Any, Sequence[int]]:
+    """Differentiate `loss` by a traced program; see `Averaging.differentiate`.
+
+    Args:
+        params: arrays with the types of the parameters.
+        values: a function of the order in which the program computes the gradients. It returns the parameters.
+    """
+    traced, shapes = jax.make_jaxpr(jax.grad(loss, has_aux=True), return_shape=True)(params)
+    order = order_of_readiness(traced, len(jax.tree.leaves(params)))
+    results = jaxpr_as_fun(traced)(*values(order))
+    return *jax.tree.unflatten(jax.tree.structure(shapes), results), order
 
 
 def order_of_readiness(traced: ClosedJaxpr, count: int) -> list[int]:
@@ -236,5 +239,6 @@ def _after(first: list[jax.Array], arrays: list[jax.Array]) -> list[jax.Array]:
     return [arrays[0].ravel()[sum(leaf.size for leaf in first) :]]
 
 
-def _is_float(leaf: jax.Array) -> bool:
+def is_float(leaf: jax.Array) -> bool:
+    """Return whether an array has a floating-point or complex dtype."""
     return bool(jnp.issubdtype(leaf.dtype, jnp.inexact))

@@ -4,6 +4,7 @@ The loss of a batch is then the same for any padding and any division of the bat
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ LossForm = Literal["examples", "mean", "weighted"]
 
 _ACCEPTED = "return one loss per example (float[B]), their mean (float[]), or (sum, weight)"
 _ACCEPTED_METRIC = "return one number for each example, float[B]"
-# The smallest and the largest batch that a loss is tried on. The sizes are odd, because an odd size seldom equals the
+# The smallest and the largest batch that a loss is tried on. Both are odd, because an odd number seldom equals the
 # number of classes. So the axis of examples differs from the axis of classes.
 _FEWEST, _MOST = 9, 255
 
@@ -62,11 +63,7 @@ def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
         InputError: the result has no form in `LossForm`; or the loss of a batch does not follow from the losses of its
             examples, so its value would depend on the division of a batch among devices.
     """
-    name = f"loss {getattr(loss, '__qualname__', type(loss).__name__)}"
-    if not callable(loss):
-        raise InputError(
-            f"loss: an object of type {type(loss).__name__} was given; give a function of (logits, labels)"
-        )
+    name = f"loss {getattr(loss, '__qualname__', type(loss).__name__)}" if callable(loss) else "loss"
     form, dtype = _form(loss, name, labels, _ACCEPTED)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise InputError(f"{name}: returned {dtype}, which has no gradient; {_ACCEPTED}")
@@ -94,16 +91,13 @@ def example_loss(loss: Loss, labels: LabelKind) -> ExampleLoss:
         if weight_gradient > 0:
             raise InputError(f"{name}: its weight depends on the logits; compute it from the labels alone")
         if form == "weighted" and not batched[1] > 0:
-            raise InputError(
-                f"{name}: its weight over a batch of all classes is {batched[1]:.6g}; give positive weights"
-            )
+            weight = f"its weight over a batch of all classes is {batched[1]:.6g}"
+            raise InputError(f"{name}: {weight}; give positive weights")
     return converted
 
 
 def check_metric(metric: Loss, name: str, labels: LabelKind) -> None:
     """Raise `InputError` if a metric does not return one number for each example that depends on this example alone."""
-    if not callable(metric):
-        raise InputError(f"{name}: an object of type {type(metric).__name__} was given; give a function")
     form, _ = _form(metric, name, labels, _ACCEPTED_METRIC)
     if form != "examples":
         raise InputError(f"{name}: returned one number for a batch; return one for each example, float[B]")
@@ -112,9 +106,8 @@ def check_metric(metric: Loss, name: str, labels: LabelKind) -> None:
         one_by_one = jax.jit(jax.vmap(lambda logit, label: metric(logit[None], label[None])[0]))
         single = np.asarray(one_by_one(logits, batch_labels), np.float64)
         if not np.allclose(batched, single, rtol=1e-4, atol=1e-4, equal_nan=True):
-            raise InputError(
-                f"{name}: {_difference('examples', batched, single, 'value')}; compute it from the example alone"
-            )
+            difference = _difference("examples", batched, single, "value")
+            raise InputError(f"{name}: {difference}; compute it from the example alone")
 
 
 def random_batches(labels: LabelKind) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -124,11 +117,21 @@ def random_batches(labels: LabelKind) -> Iterator[tuple[np.ndarray, np.ndarray]]
     every = np.resize(rng.permutation(classes), -(-max(classes, rows) // rows) * rows)
     for part in every.reshape(-1, rows):
         logits = 2 * rng.standard_normal((rows, classes), np.float32)
-        if labels.several:
-            one_hot, more = np.arange(classes) == part[:, None], rng.random(logits.shape) < 0.2
-            yield logits, (one_hot | more).astype(np.float32)
-        else:
+        if not labels.several:
             yield logits, part.astype(np.int32)
+            continue
+        one_hot, more = np.arange(classes) == part[:, None], rng.random(logits.shape) < 0.2
+        yield logits, (one_hot | more).astype(np.float32)
+
+
+@contextmanager
+def errors_of(name: str, arguments: str) -> Iterator[None]:
+    """Convert an exception of a user's function, which was called with these arguments, to an `InputError`."""
+    try:
+        yield
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"{name}: fails for {arguments}: {type(error).__name__}: {reason}") from error
 
 
 def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[LossForm, Any]:
@@ -139,11 +142,11 @@ def _form(loss: Loss, name: str, labels: LabelKind, accepted: str) -> tuple[Loss
     shapes = logits, logits if labels.several else jax.ShapeDtypeStruct((rows,), jnp.int32)
     label_type = f"float32[{rows}, {classes}], several of an image" if labels.several else f"int32[{rows}]"
     arguments = f"logits float32[{rows}, {classes}] and labels {label_type}"
-    try:
+    if not callable(loss):
+        given = f"an object of type {type(loss).__name__} was given"
+        raise InputError(f"{name}: {given}; give a function of (logits, labels)")
+    with errors_of(name, arguments):
         result = jax.eval_shape(loss, *shapes)
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise InputError(f"{name}: fails for {arguments}: {type(error).__name__}: {reason}") from error
     parts = result if isinstance(result, tuple | list) else (result,)
     floats = all(hasattr(part, "dtype") and not jnp.issubdtype(part.dtype, jnp.complexfloating) for part in parts)
     kinds: dict[Any, LossForm] = {((rows,),): "examples", ((),): "mean", ((), ()): "weighted"}
@@ -161,8 +164,7 @@ def _scalars(pair: Any) -> tuple[jax.Array, jax.Array]:
 
 def _tolerance(values: Any) -> float:
     """Return the relative error that another order of summation may cause in the dtype of the loss."""
-    dtype = np.asarray(values).dtype
-    return max(1e-5, 4 * float(jnp.finfo(dtype).eps)) if jnp.issubdtype(dtype, jnp.floating) else 1e-5
+    return max(1e-5, 4 * float(jnp.finfo(np.asarray(values).dtype).eps))
 
 
 def _difference(form: str, batched: np.ndarray, single: np.ndarray, noun: str = "loss") -> str:
@@ -171,7 +173,5 @@ def _difference(form: str, batched: np.ndarray, single: np.ndarray, noun: str = 
         return f"an example's {noun} is {batched[index]:.6g} in a batch and {single[index]:.6g} alone"
     if form == "mean":
         return f"the loss of a batch is {batched:.6g}, and the mean of its examples' losses is {single:.6g}"
-    return (
-        f"(sum, weight) of a batch is ({batched[0]:.6g}, {batched[1]:.6g}), and the sum over its examples is "
-        f"({single[0]:.6g}, {single[1]:.6g})"
-    )
+    pairs = [f"({total:.6g}, {weight:.6g})" for total, weight in (batched, single)]
+    return "(sum, weight) of a batch is {}, and the sum over its examples is {}".format(*pairs)

@@ -16,9 +16,9 @@ from jax import lax
 
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.data.batch import Batch
-from jaxddp.engine.buckets import AVERAGING, Averaging
+from jaxddp.engine.buckets import AVERAGING, Averaging, is_float
 from jaxddp.engine.objective import MetricSums, TrainObjective
-from jaxddp.engine.state import TrainState
+from jaxddp.engine.state import TrainState, merged
 from jaxddp.mesh import Topology, device_axes, varying
 from jaxddp.models.variables import with_frozen, with_frozen_state, without_frozen
 from jaxddp.platforms import platform_named
@@ -78,15 +78,7 @@ class Gradients:
         )
 
     def of_batch(
-        self,
-        objective: TrainObjective,
-        state: TrainState,
-        batch: Batch,
-        key: jax.Array,
-        *,
-        train: bool,
-        image_key: jax.Array | None = None,
-        scale: Any = 1,
+        self, objective: TrainObjective, state: TrainState, batch: Batch, key: Any, device: Any = None, **words: Any
     ) -> Contribution:
         """Compute the gradient of the mean loss over all unmasked examples of the global batch.
 
@@ -96,35 +88,23 @@ class Gradients:
             state: the state whose parameters and model state are used.
             batch: this device's slice.
             key: the random key of the step. Each share folds its number into the key.
-            scale: a factor of the loss for differentiation. The gradient is divided by the same factor.
-        """
-        loss, params = self._minimized(objective, state, train=train, image_key=image_key, scale=scale)
-        return self._divided(state, self.mean(loss, params, state.model_state, batch, key), scale)
-
-    def of_slice(
-        self,
-        objective: TrainObjective,
-        state: TrainState,
-        batch: Batch,
-        key: jax.Array,
-        device: jax.Array,
-        **words: Any,
-    ) -> Contribution:
-        """Compute the sums of one device over its slice, without communication; see `of_batch`.
-
-        Args:
-            device: the number of the device in the mesh, int32[].
+            device: the number of the device in the mesh, int32[], if its sums over its slice are returned, without
+                communication, for `combine`.
+            words: `train`, `image_key` and `scale`, a factor of the loss for differentiation. The gradient is divided
+                by the same factor.
         """
         loss, params = self._minimized(objective, state, **words)
-        return self.share(loss, params, state.model_state, batch, jax.random.fold_in(key, device))[0]
+        if device is not None:
+            return self.share(loss, params, state.model_state, batch, jax.random.fold_in(key, device))[0]
+        return self._divided(state, self.mean(loss, params, state.model_state, batch, key), words.get("scale", 1))
 
     def combine(self, state: TrainState, contribution: Contribution, scale: Any) -> Contribution:
-        """Average the results of `of_slice` over the devices; return a result like that of `of_batch`."""
+        """Average the sums of `of_batch` over the devices; return a result like that of `of_batch`."""
         order = range(len(jax.tree.leaves(contribution.grads)))
         return self._divided(state, self._average(contribution, order), scale)
 
     def _minimized(
-        self, objective: TrainObjective, state: TrainState, *, train: bool, image_key: jax.Array | None, scale: Any
+        self, objective: TrainObjective, state: TrainState, *, train: bool, image_key: Any = None, scale: Any = 1
     ) -> tuple[StepLoss, Any]:
         """Return the sum of the losses as a function of the trained parameters, and these parameters."""
         # With replicated parameters, JAX would sum the gradient over the devices. The cast prevents the sum.
@@ -183,18 +163,13 @@ class Gradients:
             return jax.tree.map(jnp.add, total, grads), (state, sums)
 
         zeros = varying(jax.tree.map(jnp.zeros_like, params))
-        grads, (states, sums) = scan_parts(add, zeros, batch, self.accumulate, unrolled=self.for_cpu)
-        share = Contribution(grads, merge_states(states), jax.tree.map(lambda values: values.sum(0), sums))
+        grads, (states, sums) = scan_parts(add, zeros, batch, self.accumulate, self.for_cpu)
+        share = Contribution(grads, jax.tree.map(merged, states), jax.tree.map(lambda values: values.sum(0), sums))
         return share, range(len(jax.tree.leaves(grads)))
 
 
 def scan_parts(
-    body: Callable[[Carry, Batch, jax.Array], tuple[Carry, Any]],
-    carry: Carry,
-    batch: Batch,
-    count: int,
-    *,
-    unrolled: bool,
+    body: Callable[[Carry, Batch, jax.Array], tuple[Carry, Any]], carry: Carry, batch: Batch, count: int, unrolled: bool
 ) -> tuple[Carry, Any]:
     """Call `body(carry, part, number)` for `count` equal parts of a batch; see `scan_range`."""
     parts = jax.tree.map(lambda column: column.reshape(count, -1, *column.shape[1:]), batch)
@@ -225,17 +200,11 @@ def scan_range(
     return carry, jax.tree.map(lambda *columns: jnp.stack(columns), *results)
 
 
-def merge_states(states: Any) -> Any:
-    """Merge the model states of several parts, [parts, ...]: the mean of floats, the maximum of counters."""
-    is_floating = lambda leaf: jnp.issubdtype(leaf.dtype, jnp.inexact)  # noqa: E731
-    return jax.tree.map(lambda leaf: leaf.mean(0) if is_floating(leaf) else leaf.max(0), states)
-
-
 def zero_after(tree: Any) -> jax.Array:
     """Return a 0, int32[], that depends on a tree. XLA computes the tree before operations that use this 0.
 
     XLA's CPU compiler removes barriers, and orders operations only by the use of their results. Without this 0 it would
     compute all forward passes first and keep the activations of all parts in memory.
     """
-    leaves = [leaf for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact) and leaf.size]
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if is_float(leaf) and leaf.size]
     return functools.reduce(jnp.add, [(leaf.ravel()[0] > jnp.inf).astype(jnp.int32) for leaf in leaves], jnp.int32(0))

@@ -23,20 +23,6 @@ Transform = Callable[..., tuple[Any, Any]]
 `peers` also gets the job's `jaxddp.core.peers.Peers`."""
 
 
-def create_state(
-    model: Model,
-    optimizer: optax.GradientTransformation,
-    image_shape: tuple[int, int, int],
-    *,
-    seed: int,
-    topology: Topology,
-    parts: Sequence[Part] = (),
-    transform: Transform | None = None,
-) -> TrainState:
-    """Initialize a replicated state; see `make_init`. Every process must pass the same seed."""
-    return make_init(model, optimizer, image_shape, topology, parts=parts, transform=transform)(jax.random.key(seed))
-
-
 def make_init(
     model: Model,
     optimizer: optax.GradientTransformation,
@@ -64,21 +50,11 @@ def make_init(
         InputError: on first use, if `transform` changes a name, shape or dtype (the message names the first array), or
             if two parts keep parameters for evaluation.
     """
-    takes_peers = transform is not None and _takes_peers(transform)
 
     def init(key: jax.Array, weights: Mapping[str, jax.Array] | None = None) -> TrainState:
         params, model_state = model.init(key, jnp.zeros((1, *image_shape), jnp.float32))
         if transform is not None:
-            fresh = {"params": params, "model_state": model_state}
-            result = transform(params, model_state, **({"peers": topology.peers} if takes_peers else {}))
-            if not isinstance(result, tuple) or len(result) != 2:
-                raise InputError(f"initialize: it returned {kind_of(result)}; return a pair (params, model_state)")
-            params, model_state = result
-            if difference := first_difference(fresh, {"params": params, "model_state": model_state}):
-                name, expected, actual = difference
-                raise InputError(
-                    f"initialize: {name} is {actual}, and the network's is {expected}; keep names, shapes and dtypes"
-                )
+            params, model_state = _transformed(transform, params, model_state, topology)
         params, model_state = replace_by_weights(params, model_state, weights or {})
         arrays_of = {part.name: part.init(params, model_state) for part in parts}
         part_arrays = {name: arrays for name, arrays in arrays_of.items() if arrays is not None}
@@ -94,11 +70,18 @@ def make_init(
     return (way or Way(topology)).jit_init(init, options)
 
 
-def _takes_peers(transform: Transform) -> bool:
-    try:
-        return "peers" in inspect.signature(transform).parameters
-    except (TypeError, ValueError):
-        return False  # Some built-in functions have no signature.
+def _transformed(transform: Transform, params: Any, model_state: Any, topology: Topology) -> tuple[Any, Any]:
+    """Return the result of a transform. Raises: see `make_init`."""
+    takes_peers = "peers" in inspect.signature(transform).parameters
+    result = transform(params, model_state, **({"peers": topology.peers} if takes_peers else {}))
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise InputError(f"initialize: it returned {kind_of(result)}; return a pair (params, model_state)")
+    fresh = {"params": params, "model_state": model_state}
+    if difference := first_difference(fresh, dict(zip(fresh, result, strict=True))):
+        name, expected, actual = difference
+        problem = f"initialize: {name} is {actual}, and the network's is {expected}"
+        raise InputError(f"{problem}; keep names, shapes and dtypes")
+    return result
 
 
 def replace_by_weights(params: Any, model_state: Any, weights: Mapping[str, jax.Array]) -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
 """Training objectives and metrics, which return sums and weights of a batch. The step computes means from them."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -16,7 +16,7 @@ from jaxddp.core.wording import counted, shaped
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.buckets import stack_over_devices
-from jaxddp.engine.example_loss import ExampleLoss, random_batches
+from jaxddp.engine.example_loss import ExampleLoss, errors_of, random_batches
 from jaxddp.mesh import AXIS
 from jaxddp.models.interface import Model, takes_example_keys
 
@@ -53,8 +53,7 @@ class MetricSums(flax.struct.PyTreeNode):
 
     def means(self) -> dict[str, float]:
         """Return each metric's mean over the unmasked examples, in float64. It is NaN if the weight is 0."""
-        values = jax.device_get(self.values).astype("float64")
-        return means_of(self.names, values)
+        return means_of(self.names, jax.device_get(self.values).astype("float64"))
 
     def mean_loss(self) -> jax.Array:
         """Return the mean loss, the first metric, as an array: float[], 0 if the weight is 0."""
@@ -69,38 +68,25 @@ class MetricSums(flax.struct.PyTreeNode):
         """Return these sums with additional scalars of one step."""
         if not scalars:
             return self
-        rows = [
-            jnp.stack([value.astype(self.values.dtype), jnp.ones((), self.values.dtype)]) for value in scalars.values()
-        ]
+        dtype = self.values.dtype
+        rows = [jnp.stack([value.astype(dtype), jnp.ones((), dtype)]) for value in scalars.values()]
         values = jnp.concatenate([self.values[:-1], jnp.stack(rows), self.values[-1:]])
         return MetricSums(values, (*self.names, *scalars))
 
 
 def means_of(names: tuple[str, ...], values: Any) -> dict[str, float]:
     """Compute the means from sums, float64[names + 1, 2]."""
-    return {
-        name: float(total) / float(weight) if weight else float("nan")
-        for name, (total, weight) in zip(names, values[:-1], strict=True)
-    }
+    pairs = zip(names, values[:-1], strict=True)
+    return {name: float(total) / float(weight) if weight else float("nan") for name, (total, weight) in pairs}
 
 
-class TrainObjective(Protocol):
-    """A training objective. A step minimizes the first of its sums, divided by the weight of that sum.
+TrainObjective = Callable[..., tuple[MetricSums, Any]]
+"""A training objective, with the arguments and the results of `Objective`. A step minimizes the first of its sums,
+divided by the weight of that sum.
 
-    An objective sums over its slice of the batch; the step averages over devices. An objective may use several data
-    sources and several networks. Its arguments are those of `Objective`.
-    """
-
-    def __call__(
-        self,
-        params: Any,
-        model_state: Any,
-        batch: Batch,
-        *,
-        train: bool,
-        key: jax.Array | None = None,
-        image_key: jax.Array | None = None,
-    ) -> tuple[MetricSums, Any]: ...
+An objective sums over its slice of the batch; the step averages over devices. An objective may use several data sources
+and several networks.
+"""
 
 
 class SumsMetric(Protocol):
@@ -155,14 +141,7 @@ class Objective:
     views: "Views" = "one"
 
     def __call__(
-        self,
-        params: Any,
-        model_state: Any,
-        batch: Batch,
-        *,
-        train: bool,
-        key: jax.Array | None = None,
-        image_key: jax.Array | None = None,
+        self, params: Any, model_state: Any, batch: Batch, *, train: bool, key: Any = None, image_key: Any = None
     ) -> tuple[MetricSums, Any]:
         """Return the sums over this device's slice of the batch and the new model state.
 
@@ -175,21 +154,13 @@ class Objective:
         views = [(batch, image_key)]
         logits, model_state = self.logits(params, model_state, images, views, train=train, key=key)
         sums = self.sums(self.columns(logits, batch, mixing), batch)
-        if not train:
-            sums = sums.replace(
-                sets=compute_contributions(self.metrics, logits, targets(batch.label, logits), batch.mask)
-            )
-        return sums, model_state
+        if train:
+            return sums, model_state
+        sets = compute_contributions(self.metrics, logits, targets(batch.label, logits), batch.mask)
+        return sums.replace(sets=sets), model_state
 
     def logits(
-        self,
-        params: Any,
-        model_state: Any,
-        images: jax.Array,
-        views: Sequence[tuple[Batch, jax.Array | None]],
-        *,
-        train: bool,
-        key: jax.Array | None,
+        self, params: Any, model_state: Any, images: jax.Array, views: Sequence[Any], *, train: bool, key: Any
     ) -> tuple[jax.Array, Any]:
         """Return the logits, float[B, K] in float32 or wider, of preprocessed images, and the new model state.
 
@@ -273,9 +244,8 @@ def wide_logits(logits: Any, shape: tuple[int, int]) -> jax.Array:
     """Return a model's logits in float32 or wider. Raises: InputError if the shape or the dtype is wrong."""
     if getattr(logits, "shape", None) != shape or not jnp.issubdtype(logits.dtype, jnp.floating):
         result = shaped(logits) if hasattr(logits, "shape") else f"an object of type {type(logits).__name__}"
-        raise InputError(
-            f"the model returned {result} for {counted(shape[0], 'image')}; return logits, float{list(shape)}"
-        )
+        images = counted(shape[0], "image")
+        raise InputError(f"the model returned {result} for {images}; return logits, float{list(shape)}")
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
@@ -311,7 +281,8 @@ def combine_devices(contributions: Mapping[str, Any]) -> dict[str, Any]:
     """
 
     def concatenate(values: jax.Array) -> jax.Array:
-        return stack_over_devices(values.astype(_numeric_dtype(values.dtype))).reshape(-1, *values.shape[1:])
+        numbers = values.astype(jnp.int32) if values.dtype == jnp.bool_ else values
+        return stack_over_devices(numbers).reshape(-1, *values.shape[1:])
 
     def combine(found: Any) -> Any:
         if isinstance(found, BatchArrays):
@@ -323,10 +294,8 @@ def combine_devices(contributions: Mapping[str, Any]) -> dict[str, Any]:
 
 def finish_metrics(metrics: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, float]:
     """Compute the numbers of all metrics over a set. `found` holds the combined contributions of the whole set."""
-    numbers: dict[str, float] = {}
-    for name in (name for name in metrics if name in found):
-        numbers |= {key: float(value) for key, value in metrics[name].finish(found[name]).items()}
-    return numbers
+    finished = [metric.finish(found[name]) for name, metric in metrics.items() if name in found]
+    return {key: float(value) for numbers in finished for key, value in numbers.items()}
 
 
 def check_set_metric(metric: Any, name: str, labels: LabelKind) -> tuple[str, ...]:
@@ -340,13 +309,9 @@ def check_set_metric(metric: Any, name: str, labels: LabelKind) -> tuple[str, ..
         raise InputError(f"{name}: a metric over a set needs finish and either sums or examples; give one of the two")
     logits, batch_labels = next(random_batches(labels))
     cut = len(logits) // 2
-    try:
+    with errors_of(name, f"logits float32{list(logits.shape)} and labels {shaped(batch_labels)}"):
         whole = _try_metric(metric, [(logits, batch_labels)])
         parts = _try_metric(metric, [(logits[:cut], batch_labels[:cut]), (logits[cut:], batch_labels[cut:])])
-    except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        types = f"logits float32{list(logits.shape)} and labels {batch_labels.dtype}{list(batch_labels.shape)}"
-        raise InputError(f"{name}: fails for {types}: {type(error).__name__}: {reason}") from error
     for key, value in whole.items():
         if not np.allclose(value, parts[key], rtol=1e-4, atol=1e-4, equal_nan=True):
             raise InputError(
@@ -377,10 +342,6 @@ def _try_metric(metric: Any, parts: list[tuple[np.ndarray, np.ndarray]]) -> dict
     return finish_metrics({"": metric}, {"": whole})
 
 
-def _numeric_dtype(dtype: Any) -> Any:
-    return jnp.int32 if dtype == jnp.bool_ else dtype
-
-
 def mean_logits(classify: Callable[[jax.Array], jax.Array], images: jax.Array, views: "Views") -> jax.Array:
     """Return the mean logits, float[B, K] in float32 or wider, over views of normalized images [B, H, W, C].
 
@@ -398,14 +359,11 @@ def mean_logits(classify: Callable[[jax.Array], jax.Array], images: jax.Array, v
         logits = classify(view)
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
-    return functools.reduce(jnp.add, (weight * wide(view) for weight, view in _weighted(images, views)))
-
-
-def _weighted(images: jax.Array, views: "Views") -> Iterator[tuple[float, jax.Array]]:
-    copies = [(1.0, images)] if views == "mirror" else [(0.5, images), *((0.25, copy) for copy in _translated(images))]
-    for weight, copy in copies:
-        yield weight / 2, copy
-        yield weight / 2, copy[:, :, ::-1]
+    copies = [(0.5, images)]
+    if views == "mirror_translate":
+        copies = [(0.25, images), *((0.25 / 2, copy) for copy in _translated(images))]
+    weighted = [weight * wide(view) for weight, copy in copies for view in (copy, copy[:, :, ::-1])]
+    return functools.reduce(jnp.add, weighted)
 
 
 def _translated(images: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -12,6 +12,7 @@ as a swap of two words, is missed with a probability of 2^-32.
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import ReplicaError
 from jaxddp.core.wording import counted
 from jaxddp.engine.buckets import stack_over_devices
-from jaxddp.engine.state import SMALL_LEAF
+from jaxddp.engine.state import few_arrays
 from jaxddp.engine.ways.way import Copies, Way
 from jaxddp.mesh import AXIS, Device
 from jaxddp.models.variables import path_of
@@ -34,14 +35,14 @@ _MOST_NAMES = 4
 """The largest number of devices that an error message lists."""
 
 
+@dataclass(frozen=True)
 class Replicas:
     """Compares the replicas of a state on the devices of a way with two or more devices.
 
     Programs are compiled on first use and shared by all instances that compare states of the same shapes.
     """
 
-    def __init__(self, way: Way):
-        self.way = way
+    way: Way
 
     def check(self, step: int, state: Any) -> None:
         """Wait for the state of a step, and check that all devices that hold an array hold the same bits.
@@ -85,10 +86,7 @@ def checksums(mesh: Mesh, spec: P = _REPLICATED) -> Callable[[Any], jax.Array]:
 
     def checksum(state: Any) -> jax.Array:
         words = [_words(leaf) for leaf in jax.tree.leaves(state)]
-        small = [array for array in words if array.size < SMALL_LEAF]
-        large = [array for array in words if array.size >= SMALL_LEAF]
-        concatenated = [jnp.concatenate(small)] if small else []
-        return _sum(jnp.stack([_sum(array) for array in [*concatenated, *large]]))
+        return _sum(jnp.stack([_sum(array) for array in few_arrays(words)]))
 
     return _on_each_device(checksum, mesh, spec)
 

@@ -8,6 +8,7 @@ augmented, so the two gradients must be equal up to rounding.
 """
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
@@ -60,29 +61,21 @@ class SelfTest:
             with `MOST_OPERATIONS`.
     """
 
-    def __init__(
-        self,
-        objective: TrainObjective,
-        way: Way,
-        first_batch: Callable[..., Batch],
-        mode: Mode = "auto",
-    ):
+    def __init__(self, objective: TrainObjective, way: Way, first_batch: Callable[..., Batch], mode: Mode = "auto"):
         self._objective = objective
         # The test needs no microbatches, because each device adds its own.
         self._way = dataclasses.replace(way, gradients=dataclasses.replace(way.gradients, accumulate=1))
         self._topology, self._shares, self._mode = way.topology, way.shares, mode
-        topology = way.topology
-        self._unmasked_devices = range(0, topology.num_devices, -(-topology.num_devices // MOST_DEVICES))
-        self._options = unoptimized_options(topology.platform)
-        self._first_examples = jax.jit(
-            lambda *feed: self._examples(first_batch(*feed)),
-            out_shardings=topology.replicated,
-            compiler_options=self._options,
+        devices = way.topology.num_devices
+        self._unmasked_devices = range(0, devices, -(-devices // MOST_DEVICES))
+        self._jit = functools.partial(jax.jit, compiler_options=unoptimized_options(way.topology.platform))
+        self._first_examples = self._jit(
+            lambda *feed: self._examples(first_batch(*feed)), out_shardings=way.topology.replicated
         )
         self._averaged: dict[tuple[int, ...], Any] = {}
         self.operations: int | None = None
         self._tolerance = 0.0
-        self._alone: dict[bool, Any] = {}
+        self._compare = functools.cache(self._make_comparison)
 
     def __call__(self, state: TrainState, *feed: Any) -> None:
         """Compare the two gradients at a state, for examples of the first batch. All processes must call it together.
@@ -103,18 +96,14 @@ class SelfTest:
             self._mode = "never"
             return
         local = jax.tree.map(lambda array: array.addressable_data(0), (averaged(*arguments), *arguments))
-        comparison = self._compare(local, in_slices=False)
-        if not comparison.agrees(self._tolerance):
-            # If a network normalizes by the batch in evaluation, too, the gradient depends on the slices. So one device
-            # computes each slice separately.
-            in_slices = self._compare(local, in_slices=True)
-            comparison = in_slices if in_slices.agrees(self._tolerance) else comparison
-        agrees = comparison.agrees(self._tolerance)
-        message = "" if agrees else comparison.describe(self._topology.num_devices, self._tolerance)
-        peers = self._topology.peers
+        comparison, peers, message = self._compare(False)(local), self._topology.peers, ""
+        # If a network normalizes by the batch in evaluation, too, the gradient depends on the slices. So one device
+        # computes each slice separately.
+        if not (comparison.agrees(self._tolerance) or self._compare(True)(local).agrees(self._tolerance)):
+            message = comparison.describe(self._topology.num_devices, self._tolerance)
         if message := next(filter(None, peers.exchange("self-test", message)), ""):
             raise GradientError(f"self-test before the first step: {message}", advice=_ADVICE)
-        if not comparison.is_conclusive and peers.is_first:
+        if peers.is_first and not 0 < comparison.norm < np.inf:
             _log.warning(
                 f"self-test: the gradient of the first examples is {comparison.norm:g}, so the test proves nothing"
             )
@@ -122,7 +111,8 @@ class SelfTest:
     def _compile(self, *arguments: Any) -> Any:
         """Compile the averaged gradient. Return None if the program is too large or the model fails in evaluation."""
         try:
-            traced = self._gradient().trace(*arguments)
+            averaged = self._way.gradient(self._objective)
+            traced = self._jit(averaged, out_shardings=self._topology.replicated).trace(*arguments)
         except Exception:
             # A validation would fail, too, but a run without validation can train.
             if self._mode == "always":
@@ -153,22 +143,13 @@ class SelfTest:
 
         return mask_devices(jax.tree.map(first, batch))
 
-    def _gradient(self) -> Any:
-        """Return the averaged gradient as a jitted function of a state and a sharded batch."""
-        averaged = self._way.gradient(self._objective)
-        return jax.jit(averaged, out_shardings=self._topology.replicated, compiler_options=self._options)
+    def _make_comparison(self, in_slices: bool) -> Callable[[tuple[Any, ...]], "_Comparison"]:
+        """Return a function that compares the averaged gradient with that of one device, at once or in slices.
 
-    def _compare(self, local: tuple[Any, ...], *, in_slices: bool) -> "_Comparison":
-        """Compare the averaged gradient with the gradient of one device, for all examples at once or in slices."""
-        if in_slices not in self._alone:
-            self._alone[in_slices] = self._compare_alone(in_slices, jax.tree.leaves(local)[0].device)
-        leaves = jax.tree_util.tree_leaves_with_path(local[0])
-        names = [path_of(path) for path, _ in leaves]
-        return _Comparison(names, np.asarray(self._alone[in_slices](*local), np.float64))
-
-    def _compare_alone(self, in_slices: bool, device: Any) -> Any:
-        """Return a jitted function (averaged gradient, state, batch) -> float[leaves, 3] that runs on one device."""
-        single_device, gradients = Topology.create([device]), Gradients(frozen=self._way.gradients.frozen)
+        It takes (averaged gradient, state, batch) on one device.
+        """
+        single_device = Topology.create(self._topology.mesh.local_devices[:1])
+        gradients = Gradients(frozen=self._way.gradients.frozen)
         device_of = np.arange(self._shares) * self._topology.num_devices // self._shares
         unmasked_shares = np.flatnonzero(np.isin(device_of, self._unmasked_devices))
 
@@ -193,7 +174,13 @@ class SelfTest:
             wide = [[leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32)) for leaf in pair] for pair in pairs]
             return jnp.stack([jnp.stack([((a - b) ** 2).sum(), (b * b).sum(), (a * b).sum()]) for a, b in wide])
 
-        return jax.jit(compare, compiler_options=self._options)
+        compared = self._jit(compare)
+
+        def comparison(local: tuple[Any, ...]) -> _Comparison:
+            names = [path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(local[0])]
+            return _Comparison(names, np.asarray(compared(*local), np.float64))
+
+        return comparison
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,11 +196,6 @@ class _Comparison:
     def norm(self) -> float:
         """Return the norm of the gradient of one device."""
         return float(np.sqrt(self.values[:, 1].sum()))
-
-    @property
-    def is_conclusive(self) -> bool:
-        """Return whether the comparison can reveal a fault: the gradient of one device is finite and not zero."""
-        return 0 < self.norm < np.inf
 
     def agrees(self, tolerance: float) -> bool:
         """Return whether the gradients are equal up to rounding, or the gradient of one device is not finite."""
@@ -231,8 +213,6 @@ class _Comparison:
             head = f"{head} {factor:.4g} times that of one device for the same examples"
             if abs(factor / devices - 1) <= bound:
                 return f"{head}: it is their sum and not their mean. {_SUM}"
-            if abs(factor * devices - 1) <= bound:
-                return f"{head}: it is divided by the number of devices twice. {_SUM}"
             return f"{head}. {_SHARES}"
         index = int(np.argmax(np.nan_to_num(self.values[:, 0], nan=np.inf)))
         deviation = np.sqrt(difference) / self.norm if single else np.inf
@@ -254,6 +234,5 @@ def _tolerances(operations: list[Any], platform: str) -> Iterator[float]:
     for dtype in {result.dtype for result in results if hasattr(result, "dtype")}:
         if jnp.issubdtype(dtype, jnp.floating):
             precision = platform_named(platform).float32_products if dtype == jnp.float32 else dtype.name
-            tolerance = _TOLERANCE.get(precision)
-            # `_TOLERANCE` does not list dtypes of eight bits or fewer.
-            yield 0.3 if tolerance is None else tolerance
+            # Dtypes of eight bits or fewer are not listed.
+            yield _TOLERANCE.get(precision, 0.3)

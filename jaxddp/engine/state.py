@@ -104,7 +104,7 @@ def merged_state(state: TrainState, sharding: Sharding) -> TrainState:
 
 
 def merged(leaf: jax.Array) -> jax.Array:
-    """Merge an array of stacked states: the mean of floats, the first random key, or the largest number."""
+    """Merge an array of several states, [states, …]: the mean of floats, the first random key, or else the maximum."""
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf[0]
     return leaf.mean(0) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf.max(0)
@@ -114,10 +114,14 @@ def merged(leaf: jax.Array) -> jax.Array:
 def all_finite(tree: Any) -> jax.Array:
     """Return bool[]: whether all floating-point leaves are finite."""
     leaves = [leaf.ravel() for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.inexact)]
-    small = [leaf for leaf in leaves if leaf.size < SMALL_LEAF]
-    large = [leaf for leaf in leaves if leaf.size >= SMALL_LEAF]
-    concatenated = [jnp.concatenate(small)] if small else []
-    return jnp.stack([jnp.isfinite(array).all() for array in [*concatenated, *large]] or [jnp.array(True)]).all()
+    return jnp.stack([jnp.isfinite(array).all() for array in few_arrays(leaves)] or [jnp.array(True)]).all()
+
+
+def few_arrays(arrays: list[jax.Array]) -> list[jax.Array]:
+    """Return vectors with the same elements. Small vectors are concatenated to one."""
+    small = [array for array in arrays if array.size < SMALL_LEAF]
+    large = [array for array in arrays if array.size >= SMALL_LEAF]
+    return [*([jnp.concatenate(small)] if small else []), *large]
 
 
 def is_sound(state: TrainState) -> jax.Array:

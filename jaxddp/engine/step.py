@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,6 @@ from jaxddp.engine.optimizer import call_update, scale_updates
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, cast_like, check_types
 from jaxddp.models.variables import with_frozen, without_frozen
-
-if TYPE_CHECKING:
-    from jaxddp.engine.parts.part import Part
 
 _DROPOUT = 0x64726F
 
@@ -43,30 +40,27 @@ class Phases:
     objective: TrainObjective
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule | None = None
-    parts: Sequence["Part"] = ()
+    parts: Sequence[Part] = ()
     gradients: Gradients = field(default_factory=Gradients)
     shares: int = 1
 
-    def gradient(self, state: TrainState, batch: Batch, key: jax.Array | None) -> Contribution:
-        """Return the gradient of the global batch from a device's slice of it. Call it inside `jax.shard_map`."""
-        dropout, words = self._keys(state, key)
-        return self.gradients.of_batch(self.objective, state, batch, dropout, **words)
+    def gradient(
+        self, state: TrainState, batch: Batch, key: jax.Array | None, device: jax.Array | None = None
+    ) -> Contribution:
+        """Return the gradient of the global batch from a device's slice of it. Call it inside `jax.shard_map`.
 
-    def slice_gradient(self, state: TrainState, batch: Batch, key: jax.Array | None, device: jax.Array) -> Contribution:
-        """Return the sums over the slice of a device, without communication; see `Gradients.of_slice`."""
-        dropout, words = self._keys(state, key)
-        return self.gradients.of_slice(self.objective, state, batch, dropout, device, **words)
-
-    def combine(self, state: TrainState, contribution: Contribution) -> Contribution:
-        """Return the gradient of the global batch from the results of `slice_gradient`; see `Gradients.combine`."""
-        return self.gradients.combine(state, contribution, self._loss_scale(state))
-
-    def _keys(self, state: TrainState, key: jax.Array | None) -> tuple[jax.Array, dict[str, Any]]:
-        """Return the key of dropout, and the arguments of `Gradients.of_batch` by keyword."""
+        Args:
+            device: the number of the device; see `Gradients.of_batch`.
+        """
         # The key is an argument and not a constant, so that runs with different seeds share one program.
         run_key = jax.random.key(0) if key is None else key
         dropout = jax.random.fold_in(jax.random.fold_in(run_key, _DROPOUT), state.step)
-        return dropout, {"train": True, "image_key": run_key, "scale": self._loss_scale(state)}
+        words = {"train": True, "image_key": run_key, "scale": self._loss_scale(state), "device": device}
+        return self.gradients.of_batch(self.objective, state, batch, dropout, **words)
+
+    def combine(self, state: TrainState, contribution: Contribution) -> Contribution:
+        """Return the gradient of the global batch from the sums of the devices; see `Gradients.combine`."""
+        return self.gradients.combine(state, contribution, self._loss_scale(state))
 
     def _loss_scale(self, state: TrainState) -> Any:
         return math.prod(part.loss_scale(state.parts.get(part.name)) for part in self.parts)
@@ -92,7 +86,7 @@ class Phases:
         params = self.gradients.averaging.parameters(state.params)
         trained = without_frozen(params, self.gradients.frozen)
         updates, opt_state = call_update(
-            self.optimizer, grads, state.opt_state, trained, value=means.mean_loss, grad=averaged
+            self.optimizer, grads, state.opt_state, trained, value=means.mean_loss(), grad=averaged
         )
         rates = [] if self.schedule is None else [self.schedule(state.step)]
         rates += [rate for part in parts if (rate := part.rate_factor(arrays[part.name])) is not None]

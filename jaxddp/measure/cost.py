@@ -3,22 +3,18 @@
 Operations are counted from a program's jaxpr, independently of the device. XLA's own count, `cost_analysis()`, omits
 the calls of cuDNN and cuBLAS that compute most convolutions and products on a GPU
 (https://github.com/jax-ml/jax/issues/16008, https://github.com/jax-ml/jax/issues/22249). The names of operations and of
-their parameters may change with a release of JAX. `can_read_jaxprs` tests whether the installed release has them.
+their parameters may change with a release of JAX.
 """
 
-import functools
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 import jaxddp.core.libraries as libraries
 
@@ -39,14 +35,6 @@ class Cost:
         """Return the number of floating-point operations of all devices."""
         return sum(self.flops_of.values())
 
-    @property
-    def needed_bytes(self) -> int | None:
-        """Return the bytes needed on each device. Memory that an output shares with an argument counts once."""
-        if (stats := self.memory) is None:
-            return None
-        output = stats.output_size_in_bytes - stats.alias_size_in_bytes
-        return stats.argument_size_in_bytes + output + stats.temp_size_in_bytes
-
     def per_step(self, steps: int) -> "Cost":
         """Return the cost of one step of a program with `steps` steps. All steps use the same memory."""
         return replace(self, flops_of={dtype: flops // steps for dtype, flops in self.flops_of.items()})
@@ -57,12 +45,10 @@ class Cost:
         This is the time that the devices would need at their peak rate, divided by `seconds`. The result is None if a
         peak rate is unknown or no operations were counted.
         """
-        seconds_at_peak = 0.0
-        for dtype, flops in self.flops_of.items():
-            peak_rate = peak(device_kind, dtype)
-            if peak_rate is None:
-                return None
-            seconds_at_peak += flops / peak_rate
+        rates = {dtype: peak(device_kind, dtype) for dtype in self.flops_of}
+        seconds_at_peak = sum(self.flops_of[dtype] / rate for dtype, rate in rates.items() if rate is not None)
+        if None in rates.values():
+            return None
         return seconds_at_peak / (num_devices * seconds) if seconds_at_peak else None
 
 
@@ -85,9 +71,19 @@ class MeanCost:
 
 def compile_with_cost(function: Any, *arguments: Any) -> tuple[Any, Cost]:
     """Compile a jitted function for arguments, or for their shapes; return the executable and its cost."""
-    traced = function.trace(*arguments)
+    return compile_traced(function.trace(*arguments))
+
+
+def compile_traced(traced: Any) -> tuple[Any, Cost]:
+    """Compile a traced function; return the executable and its cost."""
     compiled = traced.lower().compile()
-    flops = dict(count_flops(traced.jaxpr)) if can_read_jaxprs() else {}
+    try:
+        flops = dict(count_flops(traced.jaxpr))
+    # If JAX changes the names of operations or of their parameters, this may raise any exception.
+    except Exception:
+        lost = "the operations of a step are not counted, and MFU is unknown"
+        libraries.warn_missing("jax", "jaxpr (names of operations and their parameters)", lost)
+        flops = {}
     return compiled, Cost(flops, _memory_of(compiled))
 
 
@@ -130,26 +126,6 @@ def count_flops(jaxpr: Any) -> Flops:
         if jnp.issubdtype(dtype, jnp.inexact):
             flops[dtype.name] += 2 * multiplications
     return flops
-
-
-@functools.cache
-def can_read_jaxprs() -> bool:
-    """Return whether `count_flops` gives the known count of a small program. Log a warning if it does not."""
-
-    def sample_program(image: Any, kernel: Any, matrix: Any) -> Any:
-        product, _ = lax.scan(lambda carry, _: (carry @ matrix, None), matrix, length=3)
-        return jax.jit(lax.conv_general_dilated, static_argnums=(2, 3))(image, kernel, (1, 1), "SAME"), product
-
-    shapes = [jax.ShapeDtypeStruct(shape, "float32") for shape in ((1, 2, 3, 3), (5, 2, 3, 3), (4, 4))]
-    # On 3x3 pixels with padding, 49 of the 81 products of a 3x3 kernel have a pixel as operand.
-    expected = {"float32": 2 * (49 * 2 * 5 + 3 * 4**3)}
-    # If the names have changed, `count_flops` may raise any exception.
-    with suppress(Exception):
-        if count_flops(jax.make_jaxpr(sample_program)(*shapes).jaxpr) == expected:
-            return True
-    lost = "the operations of a step are not counted, and MFU is unknown"
-    libraries.warn_missing("jax", "jaxpr (names of operations and their parameters)", lost)
-    return False
 
 
 def _multiplications(equation: Any) -> int | None:
@@ -221,20 +197,15 @@ def _convolution(equation: Any) -> int:
     image, kernel = (operand.aval.shape for operand in equation.invars)
     out = equation.outvars[0].aval.shape
     total = out[numbers.out_spec[0]] * out[numbers.out_spec[1]] * kernel[numbers.rhs_spec[1]]
-    for axis, (stride, (low, _), input_dilation, kernel_dilation) in enumerate(
-        zip(params["window_strides"], params["padding"], params["lhs_dilation"], params["rhs_dilation"], strict=True), 2
-    ):
+    names = "window_strides", "padding", "lhs_dilation", "rhs_dilation"
+    windows = zip(*(params[name] for name in names), strict=True)
+    for axis, (stride, (low, _), input_dilation, kernel_dilation) in enumerate(windows, 2):
         inputs, taps = image[numbers.lhs_spec[axis]], kernel[numbers.rhs_spec[axis]]
         outputs = np.arange(out[numbers.out_spec[axis]])[:, None]
         # The positions in the dilated input, without padding, of the operands of each output.
         input_positions = stride * outputs + kernel_dilation * np.arange(taps) - low
-        total *= int(
-            (
-                (input_positions >= 0)
-                & (input_positions <= (inputs - 1) * input_dilation)
-                & (input_positions % input_dilation == 0)
-            ).sum()
-        )
+        inside = (input_positions >= 0) & (input_positions <= (inputs - 1) * input_dilation)
+        total *= int((inside & (input_positions % input_dilation == 0)).sum())
     return total
 
 

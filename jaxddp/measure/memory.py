@@ -11,7 +11,7 @@ import json
 import math
 import resource
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,7 +43,7 @@ class HostMemory(NamedTuple):
     installed: int
     """The memory of the machine."""
     allowed: int
-    """The memory limit of the control groups of this process; at most `installed`."""
+    """The memory limit of this process by its cgroup and the ones above; at most `installed`."""
     used: int = 0
     """The memory that this process holds: Python, its libraries, compiled programs and data."""
 
@@ -66,20 +66,17 @@ def host_memory(root: Path = Path("/")) -> HostMemory | None:
 
 
 def _limits(root: Path) -> Iterator[int]:
-    """Yield the memory limits of this process's control groups and their ancestors, for cgroup versions 1 and 2."""
+    """Yield the memory limits of this process's cgroups and the ones above them, for cgroup versions 1 and 2."""
     for line in (root / "proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        top = root / ("sys/fs/cgroup/memory" if controllers else "sys/fs/cgroup")
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        inner = Path(path.strip("/"))
-        # In a container, the folders of ancestor groups may be missing.
+        folder, name = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+        top, inner = root / "sys/fs/cgroup" / folder, Path(path.strip("/"))
+        # In a container, the folders above may be missing.
         for folder in (top / inner, *(top / above for above in inner.parents)):
-            limit = folder / name
-            text = limit.read_text().strip() if limit.is_file() else ""
-            if text.isdecimal():  # else "max"
-                yield int(text)
+            with suppress(FileNotFoundError, ValueError):  # The limit may be "max".
+                yield int((folder / name).read_text())
 
 
 @dataclass(frozen=True)
@@ -112,11 +109,9 @@ class Needs:
         if (stats := cost.memory) is None:
             return None
         output = max(stats.output_size_in_bytes - stats.alias_size_in_bytes, 0)
-        temporary = stats.temp_size_in_bytes
-        if topology.platform == "cpu":
-            temporary = round(CPU_TEMPORARY * temporary)
-        gradients = min(bytes_on_a_device(params), temporary)
-        scratch = None if topology.platform == "cpu" else 0
+        is_cpu = topology.platform == "cpu"
+        temporary = round(CPU_TEMPORARY * stats.temp_size_in_bytes) if is_cpu else stats.temp_size_in_bytes
+        gradients, scratch = min(bytes_on_a_device(params), temporary), None if is_cpu else 0
         return cls(stats.argument_size_in_bytes, output, temporary, gradients, scratch, images or {})
 
     @property
@@ -152,10 +147,11 @@ class Needs:
         return self.persistent + gradients + self.scratch + math.ceil(activations + batch)
 
     def __str__(self) -> str:
-        images = f", {images_text(self.images)}" if self.images else ""
-        lasting = f"arguments {size(self.arguments)}, output {size(self.output)}"
-        lasting += f", the process itself {size(self.process)}" if self.process else ""
-        return f"{size(self.total)} on each device ({lasting}, temporary {size(self.temporary)}{images})"
+        parts = {"arguments": self.arguments, "output": self.output}
+        parts |= {"the process itself": self.process} if self.process else {}
+        texts = [f"{name} {size(count)}" for name, count in (parts | {"temporary": self.temporary}).items()]
+        texts += [images_text(self.images)] if self.images else []
+        return f"{size(self.total)} on each device ({', '.join(texts)})"
 
 
 @dataclass(frozen=True)
@@ -189,7 +185,7 @@ class MemoryReport:
         return cls(needs, topology.device_kind, devices, room, host)
 
     def to_json(self) -> str:
-        return json.dumps(asdict(replace(self, host=None)) | {"host": self.host})
+        return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "MemoryReport":
@@ -232,7 +228,7 @@ class Fit:
         if host is None:
             available = "" if report.room is None else f"{report.kind}{owner} has {size(report.room)}"
             return cls(division, report.needs, report.room, available)
-        # A process is limited by its control groups, and all processes of a machine share its memory.
+        # A process is limited by its cgroups, and all processes of a machine share its memory.
         count = sum(other.devices for other in reports if other.host and other.host.machine == host.machine)
         room = min(host.allowed // report.devices, host.installed // count)
         devices = f"each of its {count} devices" if count > 1 else "its device"
@@ -271,7 +267,7 @@ class Fit:
         user = "step" if self.section == "train" else "validation"
         if self.needs is None:
             return f"the memory that the {user} needs is unknown"
-        return f"the {user} needs {self.needs}" + (f", and {self.available}" if self.available else "")
+        return ", and ".join(filter(None, (f"the {user} needs {self.needs}", self.available)))
 
     def advice(self) -> Words:
         """Return advice: a batch size that fits or, for a step, a value of `accumulate`.
@@ -282,21 +278,20 @@ class Fit:
         batch_size = f"{self.section}.batch_size"
         if needs is None or needs.scratch is None:
             return (*(("raise ", Option("train.accumulate"), ", or ") if trains else ()), "lower ", Option(batch_size))
-        divisions = now.finer_divisions() if trains else ()
-        finer = next((then for then in divisions if needs.estimate_bytes(now, then) <= self._limit), None)
-        smaller = now.largest_that_fits(lambda then: needs.estimate_bytes(now, then) <= self._limit)
+
+        def fits(then: Division) -> bool:
+            return needs.estimate_bytes(now, then) <= self._limit
 
         def need(then: Division) -> str:
             return f"would need about {size(needs.estimate_bytes(now, then))}"
 
         choices: list[Words] = []
-        if finer is not None:
+        if trains and (finer := next(filter(fits, now.finer_divisions()), None)):
             choices.append((Option("train.accumulate", finer.accumulate), f" {need(finer)}"))
-        if smaller is not None:
+        if smaller := now.largest_that_fits(fits):
             choices.append((Option(batch_size, smaller.batch_size), f" {need(smaller)}"))
         if not choices:
-            least = replace(now, accumulate=1).smallest
-            alone = f"even {now.group_size} at a time {need(least)}"
+            alone = f"even {now.group_size} at a time {need(replace(now, accumulate=1).smallest)}"
             keys = "no accumulate and no batch size" if trains else "no batch size"
             choices.append(f"{keys} would help ({alone}); choose a smaller network")
         if needs.images:
@@ -320,14 +315,9 @@ def agreed_fit(division: Division, report: MemoryReport, peers: Peers) -> Fit:
     return Fit.of(division, list(map(MemoryReport.from_json, peers.exchange("memory of the step", report.to_json()))))
 
 
-def images_text(sizes: Mapping[str, int]) -> str:
+def images_text(images: Mapping[str, int]) -> str:
     """Return the bytes of images, by their use, as text: "197 kB of training and 98 kB of validation images"."""
-    return " and ".join(f"{size(count)} of {use}" for use, count in sizes.items()) + " images"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception is a failed memory allocation of JAX, by its type and the status in its message."""
-    return isinstance(error, jax.errors.JaxRuntimeError) and str(error).startswith("RESOURCE_EXHAUSTED")
+    return " and ".join(f"{size(count)} of {use}" for use, count in images.items()) + " images"
 
 
 @contextmanager
@@ -335,8 +325,8 @@ def memory_errors(when: Callable[[], str], advice: Callable[[], Words]) -> Itera
     """Convert a failed memory allocation in the block to an `InputError` with XLA's reason and advice."""
     try:
         yield
-    except Exception as error:
-        if not is_out_of_memory(error):
+    except jax.errors.JaxRuntimeError as error:
+        if not str(error).startswith("RESOURCE_EXHAUSTED"):
             raise
         # On a GPU, the message has many lines; the first line has the reason.
         reason = str(error).splitlines()[0].partition(": ")[2][:_LONGEST_REASON].rstrip(".")

@@ -16,13 +16,14 @@ import numpy as np
 from jaxddp.config.values import flatten, plain
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
-from jaxddp.engine.objective import Objective, is_set_metric, supervised
+from jaxddp.engine.objective import Objective, is_set_metric
 from jaxddp.engine.optimizer import call_update
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
 from jaxddp.measure.cost import jaxprs_in
 from jaxddp.mesh import AXIS
 from jaxddp.models.interface import takes_example_keys
+from jaxddp.objectives.choices import supervised
 from jaxddp.setup.recipe import Recipe
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
@@ -43,7 +44,7 @@ def identity(recipe: Recipe, state: TrainState) -> dict[str, str]:
     digests |= {f"metric {name}": _metric(each, logits, labels) for name, each in recipe.metrics.items()}
 
     def following(grads: Any, opt_state: Any, params: Any) -> Any:
-        return call_update(recipe.optimizer, grads, opt_state, params, value=lambda: jnp.zeros(()), grad=grads)
+        return call_update(recipe.optimizer, grads, opt_state, params, value=jnp.zeros(()), grad=grads)
 
     update = _digest(following, state.params, state.opt_state, state.params)
     numbers = _initial_numbers(recipe.optimizer.init, state.params)

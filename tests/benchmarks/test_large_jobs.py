@@ -12,22 +12,10 @@ from support.pages import ROOT
 
 from benchmarks import large_jobs
 from benchmarks.large import figure
-from benchmarks.large.failures import HOURS_OF_A_DEVICE, failures, restart_seconds, spare_share
+from benchmarks.large.failures import HOURS_OF_A_DEVICE, failures
 from benchmarks.large.networks import Network, networks
 from benchmarks.large.tables import DEVICES, filled, sizes, tables
-from benchmarks.large.ways import (
-    DECIDED,
-    SMALL,
-    all_reduce,
-    gain_of_shares,
-    gather_seconds,
-    meetings,
-    sent_bytes,
-    sharded,
-    steps,
-    straggling,
-    straggling_of_groups,
-)
+from benchmarks.large.ways import DECIDED, all_reduce, gather_seconds, meetings, sent_bytes, sharded, steps
 
 projected = functools.cache(networks)
 made = st.builds(
@@ -40,7 +28,6 @@ made = st.builds(
 )
 device_counts = st.integers(0, 12).map(lambda power: 8 * 2**power)
 image_counts = st.integers(1, 256)
-sources = st.sampled_from(list(HOURS_OF_A_DEVICE))
 
 
 def test_the_page_has_the_tables_of_the_script():
@@ -89,22 +76,6 @@ def test_the_networks_have_their_published_parameters_and_the_state_of_adamw():
 
 
 @given(made, device_counts, image_counts)
-def test_more_devices_are_never_more_efficient_and_one_device_sends_nothing(network, devices, images):
-    alone = all_reduce(network, 1, images)
-    assert (alone.exposed, alone.within, alone.between, alone.efficiency) == (0, 0, 0, 1)
-    fewer, more = (all_reduce(network, count, images) for count in (devices, 2 * devices))
-    assert 0 < more.efficiency <= fewer.efficiency * (1 + 1e-9) and fewer.efficiency <= 1
-
-
-@given(made, device_counts, image_counts)
-def test_the_number_of_the_model_is_never_less_efficient_than_any_other(network, devices, images):
-    decided = all_reduce(network, devices, images)
-    assert 1 <= decided.buckets <= SMALL
-    others = [all_reduce(network, devices, images, buckets) for buckets in range(1, SMALL + 1)]
-    assert all(other.efficiency <= decided.efficiency for other in others)
-
-
-@given(made, device_counts, image_counts)
 def test_a_sharded_optimizer_sends_the_bytes_of_an_all_reduce_and_holds_no_more(network, devices, images):
     whole, parts = all_reduce(network, devices, images), sharded(network, devices, images)
     assert (parts.within, parts.between) == (whole.within, whole.between)
@@ -133,21 +104,6 @@ def test_the_all_gathers_equal_a_calculation_by_hand():
     assert gather_seconds(3, 8e6, 0.030, lambda size: size * 1e-9) == pytest.approx(0.002)
 
 
-@given(st.lists(st.tuples(st.floats(0.01, 1), st.floats(0.1, 10)), min_size=1, max_size=4))
-def test_shares_by_speed_are_never_slower_than_equal_ones(kinds):
-    total = sum(weight for weight, _ in kinds)
-    fleet = [(weight / total, speed) for weight, speed in kinds]
-    assert gain_of_shares(fleet) >= 1 - 1e-9
-    assert gain_of_shares([(1.0, kinds[0][1])]) == 1
-
-
-@given(st.floats(0, 0.1), device_counts, st.integers(1, 100))
-def test_more_devices_have_slower_stragglers_and_groups_wait_less(variation, devices, every):
-    assert straggling(1, variation) == 1 <= straggling(devices, variation) <= straggling(2 * devices, variation)
-    groups = straggling_of_groups(8 * devices, 8, every, variation)
-    assert straggling(8, variation) <= groups <= straggling_of_groups(8 * devices, 8, 1, variation)
-
-
 # --- Failures ---
 
 
@@ -157,22 +113,6 @@ def test_more_devices_have_slower_stragglers_and_groups_wait_less(variation, dev
 def test_the_time_between_failures_is_the_published_one(source, devices, hours):
     """Kokolis et al. project 1.8 h at 16,384 and 0.23 h at 131,072 GPUs."""
     assert failures(devices, 1e9, source).between / 3600 == pytest.approx(hours, rel=0.03)
-
-
-@given(device_counts, st.floats(1e6, 1e12), sources)
-def test_more_devices_lose_more_time(devices, state, source):
-    fewer, more = (failures(count, state, source) for count in (devices, 2 * devices))
-    assert 0 < fewer.lost < more.lost < 1 and more.between == pytest.approx(fewer.between / 2)
-    assert restart_seconds(2 * devices, state) > restart_seconds(devices, state)
-    assert 0 < spare_share(source) < 0.01
-
-
-@given(device_counts, st.floats(1e6, 1e12), sources, st.floats(0.1, 10))
-def test_no_other_interval_between_checkpoints_loses_less(devices, state, source, factor):
-    known = failures(devices, state, source)
-    # The two costs are equal at the best interval, and a longer interval exchanges one for the other.
-    assert known.checkpoints == pytest.approx(known.repeated)
-    assert known.checkpoints / factor + known.repeated * factor >= (known.checkpoints + known.repeated) * (1 - 1e-9)
 
 
 def test_every_way_is_projected_for_every_size():

@@ -76,11 +76,19 @@ def compile_all(makers: Mapping[str, Callable[[], Variant]], out: Path) -> dict[
         with reporting_failure(name, out):
             variant = makers[name]()
             program, cost = compile_with_cost(variant.program, variant.state, *variant.feed)
-            found[name] = Compiled(variant, program, cost.needed_bytes)
+            found[name] = Compiled(variant, program, needed_bytes(cost.memory))
 
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(compile_variant, makers))
     return {name: found[name] for name in makers if name in found}
+
+
+def needed_bytes(stats: Any) -> int | None:
+    """Return the bytes that a program needs; None if unknown. Memory that an output shares counts once."""
+    if stats is None:
+        return None
+    output = stats.output_size_in_bytes - stats.alias_size_in_bytes
+    return stats.argument_size_in_bytes + output + stats.temp_size_in_bytes
 
 
 @contextmanager

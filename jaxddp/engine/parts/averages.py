@@ -133,17 +133,10 @@ def with_average(parts: Sequence[Part], opt_state: Any) -> tuple[Part, ...]:
     """
     if not is_schedule_free(opt_state):
         return tuple(parts)
-    if any(part.beside for part in parts):
-        raise InputError(
-            Key("train.ema"),
-            ": a schedule-free optimizer averages its parameters itself",
-            advice="leave one of them out",
-        )
-    if any(isinstance(part, Lookahead) for part in parts):
-        raise InputError(
-            Key("train.lookahead"),
-            ": a schedule-free optimizer averages its steps itself",
-            advice="leave one of them out",
-        )
+    conflicts = [Key("train.ema")] if any(part.beside for part in parts) else []
+    conflicts += [Key("train.lookahead")] if any(isinstance(part, Lookahead) for part in parts) else []
+    for key in conflicts:
+        problem = ": a schedule-free optimizer averages its parameters itself"
+        raise InputError(key, problem, advice="leave one of them out")
     other_parts, judging_parts = ([part for part in parts if part.judges is judges] for judges in (False, True))
     return (*other_parts, ScheduleFreeAverage(), *judging_parts)

@@ -6,13 +6,14 @@ arrays of parts.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.core.errors import InputError
+from jaxddp.config.values import check_values, checked
+from jaxddp.core.ranges import Count, Growth, Period, Positive, Range
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
 from jaxddp.models.variables import path_of
@@ -43,8 +44,7 @@ class GradientNorm(Part):
     first_steps: tuple[tuple[str, int | None], ...] = ()
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not self.clip > 0:
-            raise InputError(f"GradientNorm: clip={self.clip}; give a number above 0, or None")
+        checked(self.clip, Positive | None, "GradientNorm: clip")
 
     def init(self, params: Any, model_state: Any) -> Any:
         return {"steps": jnp.zeros((), jnp.int32)} if self.first_steps else {}
@@ -116,20 +116,15 @@ class LossScale(Part):
         InputError: a value is out of range.
     """
 
-    batch_size: int
-    initial: float = 65536.0
-    factor: float = 2.0
-    growth_interval: int = 2000
+    batch_size: Count
+    initial: Annotated[float, Range(0, 2.0**127, above=True)] = 65536.0
+    factor: Growth = 2.0
+    growth_interval: Period = 2000
     name: str = LOSS_SCALE
     judges = True
 
     def __post_init__(self) -> None:
-        for key, least in (("batch_size", 1), ("growth_interval", 1)):
-            if getattr(self, key) < least:
-                raise InputError(f"LossScale: {key}={getattr(self, key)}; give at least {least}")
-        for key, above in (("initial", 0), ("factor", 1)):
-            if not getattr(self, key) > above:
-                raise InputError(f"LossScale: {key}={getattr(self, key)}; give a number above {above}")
+        check_values(self, "LossScale: ")
 
     def init(self, params: Any, model_state: Any) -> Any:
         """Return {"scale": float32[], "finite_steps": int32[]}, the number of finite steps since the scale changed."""

@@ -11,6 +11,7 @@ each step to be ready for a collective, and the host would wait for it (see BUIL
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -33,7 +34,7 @@ from jaxddp.engine.parts.averages import Lookahead
 from jaxddp.engine.programs import TrainStep, shapes_of
 from jaxddp.engine.state import DEVICE_GROUPS, NUMBERS, TrainState, merged, without_shared
 from jaxddp.engine.step import Phases
-from jaxddp.engine.ways.way import Copies, Way
+from jaxddp.engine.ways.way import Copies, Way, refuse_others
 from jaxddp.mesh import AXIS, GROUP, Topology
 from jaxddp.models.variables import with_frozen, with_frozen_state, without_frozen
 
@@ -103,21 +104,19 @@ class Groups(Way):
     @classmethod
     def of(cls, config: "Config", topology: Topology) -> Self:
         """Return the groups of a config, by default one for each process."""
-        train, count = config.train, config.parallel.groups
-        subject = Key("train.sync_every", train.sync_every, f'"{train.sync_every}"')
-        if count is None and topology.process_count == 1:
-            advice = ("give ", Key("parallel.groups"), ", or leave it out")
-            raise InputError(subject, ": a single process is a single group of devices", advice=advice)
-        count = topology.process_count if count is None else count
-        if topology.num_devices % count:
-            fitting = [each for each in range(2, topology.num_devices + 1) if topology.num_devices % each == 0]
-            advice = f"{', '.join(map(str, fitting))} would do" if fitting else "use more devices"
-            devices = counted(topology.num_devices, "device")
-            raise InputError(Key("parallel.groups", count), f" does not divide {devices}", advice=advice)
-        if config.parallel.shard_optimizer:
-            conflict = ": each group keeps its whole state on each of its devices"
-            raise InputError(Key("parallel.shard_optimizer", True), conflict, advice=("leave out it or ", subject))
-        first = Topology(Mesh(topology.mesh.devices[: topology.num_devices // count], (AXIS,)), topology.peers)
+        train, devices = config.train, topology.num_devices
+        subject, key = Key("train.sync_every", train.sync_every, f'"{train.sync_every}"'), Key("parallel.groups")
+        if config.parallel.groups is None and topology.process_count == 1:
+            problem = ": a single process is a single group of devices"
+            raise InputError(subject, problem, advice=("give ", key, ", or leave it out"))
+        count = config.parallel.groups or topology.process_count
+        if devices % count:
+            fitting = ", ".join(str(each) for each in range(2, devices + 1) if devices % each == 0)
+            advice = f"{fitting} would do" if fitting else "use more devices"
+            problem = f" does not divide {counted(devices, 'device')}"
+            raise InputError(Key("parallel.groups", count), problem, advice=advice)
+        refuse_others(config, subject, {("parallel.shard_optimizer", None): "divides a state that each device keeps"})
+        first = Topology(Mesh(topology.mesh.devices[: devices // count], (AXIS,)), topology.peers)
         has_momentum = train.outer_optimizer != "mean"
         outer = OuterOptimizer(train.outer_rate, train.outer_momentum) if has_momentum else OuterOptimizer()
         return cls(topology, Gradients.of(config, first), count, outer)
@@ -145,19 +144,12 @@ class Groups(Way):
         return state.replace(step=P(), parts=parts, **fields)
 
     def placed(self, state: TrainState) -> TrainState:
-        after, shared, step = jax.block_until_ready(self._placed(state))
+        shardings = self.shardings(jax.eval_shape(self.stack, state))
+        after = jax.block_until_ready(jax.jit(self.stack, out_shardings=shardings)(state))
         # The step's number may share its memory with the result.
         for leaf in jax.tree.leaves(state.replace(step=())):
             leaf.delete()
-        return after.replace(step=step, parts={**after.parts, DEVICE_GROUPS: shared})
-
-    @functools.cached_property
-    def _placed(self) -> Callable[[TrainState], Any]:
-        def divide(state: TrainState) -> tuple[TrainState, Any, jax.Array]:
-            after = self.stack(state)
-            return without_shared(after).replace(step=()), after.parts[DEVICE_GROUPS], after.step
-
-        return jax.jit(divide, out_shardings=(self._sharding(GROUP), self._sharding(), self._sharding()))
+        return after
 
     def stack(self, state: TrainState) -> TrainState:
         """Return a state with the same state for every group, and with the initial arrays of the outer optimizer."""
@@ -205,8 +197,8 @@ class Groups(Way):
         means: dict[int, jax.Array] = {}
         for bucket in buckets.values():
             mean = self._mean_in_slices(jnp.concatenate([rows[index] for index in bucket], axis=1))
-            ends = [sum(rows[each].shape[1] for each in bucket[: at + 1]) for at in range(len(bucket))]
-            means |= zip(bucket, jnp.split(mean, ends[:-1]), strict=True)
+            ends = itertools.accumulate(rows[index].shape[1] for index in bucket)
+            means |= zip(bucket, jnp.split(mean, [*ends][:-1]), strict=True)
         shaped = [means[index].reshape(leaf.shape[1:]) for index, leaf in enumerate(leaves)]
         return jax.tree.unflatten(structure, shaped)
 
@@ -231,23 +223,17 @@ class Groups(Way):
 
     def check(self, parts: Sequence["Part"], opt_state: Any) -> None:
         """Raise `InputError` if an average of parameters contradicts a part or the optimizer."""
-        advice, subject = "leave one of them out", Key("train.sync_every")
+        key, problem = Key("train.sync_every"), None
         if is_schedule_free(opt_state):
-            conflict = (
-                ": a schedule-free optimizer computes its parameters from two sequences, which it averages itself"
-            )
-            raise InputError(subject, conflict, advice=advice)
-        if self.outer.momentum is not None and any(isinstance(part, Lookahead) for part in parts):
-            conflict = (
-                ": ",
-                Key("train.lookahead"),
-                " returns to slow weights, which the outer momentum does not move",
-            )
-            raise InputError(Key.plain("train.outer_optimizer", "nesterov"), conflict, advice=advice)
+            problem = ": a schedule-free optimizer averages its parameters itself"
+        elif self.outer.momentum is not None and any(isinstance(part, Lookahead) for part in parts):
+            key = Key.plain("train.outer_optimizer", "nesterov")
+            problem = ": ", Key("train.lookahead"), " returns to slow weights, which the outer momentum does not move"
+        if problem is not None:
+            raise InputError(key, problem, advice="leave one of them out")
 
     def check_own_loop(self) -> None:
-        problem = ": a step of a loop of your own has no groups of devices"
-        raise InputError(Key("train.sync_every"), problem, advice="leave it out")
+        raise InputError(Key("train.sync_every"), ": a loop of your own has no groups", advice="leave it out")
 
     def one_step(self, phases: Phases) -> TrainStep:
         """Return a group's step, with results that vary over the groups, as its arguments do."""
@@ -278,9 +264,9 @@ class Groups(Way):
         def run(state: TrainState, *arguments: Any) -> tuple[TrainState, Any]:
             shared, own = state.parts[DEVICE_GROUPS], without_shared(state)
             specs = self.specs(own)
-            in_specs = (specs, *feed_specs, P())
-            mapped = jax.shard_map(local, mesh=self.mesh, in_specs=in_specs, out_specs=(specs, P(GROUP)))
-            after, sums = mapped(own, *arguments)
+            out_specs = specs, P(GROUP)
+            on_groups = jax.shard_map(local, mesh=self.mesh, in_specs=(specs, *feed_specs, P()), out_specs=out_specs)
+            after, sums = on_groups(own, *arguments)
             return after.replace(parts={**after.parts, DEVICE_GROUPS: shared}), sums
 
         return run
@@ -324,45 +310,31 @@ class Groups(Way):
         return jax.jit(jax.vmap(update, in_axes=(0, None)), out_shardings=self._sharding(GROUP))
 
     def fetch(self, arrays: Sequence[jax.Array]) -> list[np.ndarray]:
-        """Return arrays [groups, …] of one dtype on the host. All processes call it together.
+        """Return arrays [groups, …] on the host. All processes call it together.
 
-        The arrays are exchanged in one message, so the groups wait for each other only once.
+        The arrays are exchanged by one program, so the groups wait for each other only once.
         """
         if self.topology.process_count == 1:
             return jax.device_get(list(arrays))
-        rows = np.concatenate([_rows_here(array) for array in arrays], axis=1)
-        # Few lengths mean few programs to compile.
-        length = 1 << (rows.shape[1] - 1).bit_length()
-        padded = np.pad(rows, ((0, 0), (0, length - rows.shape[1])))
-        placed = jax.make_array_from_process_local_data(self._sharding(GROUP), padded, (self.stacked, length))
-        whole = np.asarray(self._gather(placed))
-        ends = np.cumsum([array.size // self.stacked for array in arrays])
-        return [part.reshape(array.shape) for part, array in zip(np.split(whole, ends, axis=1), arrays, strict=False)]
+        # Few numbers of arrays mean few programs to compile.
+        more = (1 << (len(arrays) - 1).bit_length()) - len(arrays)
+        return jax.device_get(self._gather([*arrays, *arrays[-1:] * more]))[: len(arrays)]
 
     @functools.cached_property
-    def _gather(self) -> Callable[[jax.Array], jax.Array]:
-        return jax.jit(lambda rows: rows, out_shardings=self._sharding())
+    def _gather(self) -> Callable[[list[jax.Array]], list[jax.Array]]:
+        return jax.jit(lambda arrays: arrays, out_shardings=self._sharding())
 
     def connect(self) -> None:
         """Run the first collectives: over all processes, between the groups, and within each group."""
         super().connect()
-        if self.topology.process_count > 1:
-            for axis in (GROUP, AXIS):
-                total = jax.shard_map(
-                    lambda ones, axis=axis: lax.psum(ones, axis),
-                    mesh=self.mesh,
-                    in_specs=P((GROUP, AXIS)),
-                    out_specs=P(AXIS if axis == GROUP else GROUP),
-                )
-                ones = self.topology.place(np.ones(len(self.topology.mesh.local_devices), np.float32))
-                jax.block_until_ready(jax.jit(total)(ones))
+        if self.topology.process_count == 1:
+            return
+        ones = self.topology.place(np.ones(len(self.topology.mesh.local_devices), np.float32))
+        for axis, other in ((GROUP, AXIS), (AXIS, GROUP)):
+            total = functools.partial(lax.psum, axis_name=axis)
+            on_groups = jax.shard_map(total, mesh=self.mesh, in_specs=P((GROUP, AXIS)), out_specs=P(other))
+            jax.block_until_ready(jax.jit(on_groups)(ones))
 
 
 def _changed_by_meeting(state: TrainState) -> tuple[Any, Any, Any]:
     return state.params, state.model_state, state.parts[DEVICE_GROUPS]
-
-
-def _rows_here(array: jax.Array) -> np.ndarray:
-    """Return the rows of this process's groups, [groups here, values], of an array [groups, …]."""
-    rows = {shard.index[0].start or 0: np.asarray(shard.data).reshape(1, -1) for shard in array.addressable_shards}
-    return np.concatenate([rows[number] for number in sorted(rows)])

@@ -21,9 +21,9 @@ from jax.flatten_util import ravel_pytree
 import jaxddp.core.libraries as libraries
 from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.data.batch import Batch
-from jaxddp.engine.buckets import stack_over_devices
+from jaxddp.engine.buckets import is_float, stack_over_devices
 from jaxddp.engine.gradients import Contribution, Gradients, StepLoss, zero_after
-from jaxddp.engine.ways.way import Way
+from jaxddp.engine.ways.way import Way, refuse_others
 from jaxddp.measure.cost import operations_in
 from jaxddp.mesh import AXIS, Topology, varying
 
@@ -53,27 +53,16 @@ class Reproducible(Way):
     def of(cls, config: "Config", topology: Topology) -> Self:
         key = Key("parallel.reproducible")
         if SHARDS % topology.num_devices:
-            raise InputError(
-                key,
-                f": {SHARDS} shards cannot be divided evenly among {topology.num_devices} devices",
-                advice=f"use 1, 2, 4 or {SHARDS} devices",
-            )
-        if config.model.batch_norm == "sync":
-            raise InputError(
-                *(key, ": "),
-                Key.plain("model.batch_norm", "sync"),
-                f" normalizes over devices, but each of the {SHARDS} shards is normalized separately",
-                advice="set it to local or ghost:K",
-            )
-        for name, value in (
-            ("train.gradient_precision", config.train.gradient_precision),
-            ("parallel.buckets", config.parallel.buckets),
-            ("parallel.shard_optimizer", config.parallel.shard_optimizer or None),
-            ("train.sync_every", config.train.sync_every),
-        ):
-            if value is not None:
-                conflict = (": ", Key.plain(name, value), " does not apply to a sum in fixed order")
-                raise InputError(key, conflict, advice="leave it out")
+            problem = f": {SHARDS} shards cannot be divided evenly among {topology.num_devices} devices"
+            raise InputError(key, problem, advice=f"use 1, 2, 4 or {SHARDS} devices")
+        others: dict[tuple[str, str | None], str] = {
+            ("model.batch_norm", "sync"): f"normalizes over devices, but each of the {SHARDS} shards is separate",
+            ("train.gradient_precision", None): "does not apply to a sum in fixed order",
+            ("parallel.buckets", None): "does not apply to a sum in fixed order",
+            ("parallel.shard_optimizer", None): "does not apply to a sum in fixed order",
+            ("train.sync_every", None): "does not apply to a sum in fixed order",
+        }
+        refuse_others(config, key, others)
         return cls(topology, OrderedGradients.of(config, topology))
 
     @property
@@ -114,27 +103,19 @@ def mean_of_shards(
 def _trace(compute: Callable[..., T], *arguments: Any) -> Callable[..., T]:
     """Trace a function once for all shards. Raises: InputError if the function contains a collective."""
     traced, shapes = jax.make_jaxpr(compute, return_shape=True)(*arguments)
-    lost = "parallel.reproducible cannot detect, and so accepts, a network that communicates between devices"
-    if operation := find_collective(traced, lost):
-        raise InputError(
-            Key("parallel.reproducible"),
-            f": the network or the loss communicates between devices ({operation.primitive.name}), but "
-            f"each of the {SHARDS} shards is computed separately",
-            advice="remove it, for example a batch norm with axis_name",
-        )
+    check_no_collective(traced, Key("parallel.reproducible"), f"each of the {SHARDS} shards is computed separately")
     evaluate = jaxpr_as_fun(traced)
     return lambda *arrays: jax.tree.unflatten(jax.tree.structure(shapes), evaluate(*jax.tree.leaves(arrays)))
 
 
-def find_collective(traced: Any, lost: str) -> Any:
-    """Return the first operation of a traced program that communicates between devices; None if there is none.
-
-    Args:
-        lost: what a log line reports as lost if this release of JAX does not show the axes of a collective.
-    """
+def check_no_collective(traced: Any, key: Key, reason: str) -> None:
+    """Raise `InputError` for `key`, with a reason, if a traced program communicates between devices."""
     if not _can_detect_collectives():
+        lost = f"{key} cannot detect, and so accepts, a network that communicates between devices"
         libraries.warn_missing("jax", "jaxpr (axes of a collective)", lost)
-    return next(filter(_is_collective, operations_in(traced)), None)
+    if operation := next(filter(_is_collective, operations_in(traced)), None):
+        problem = f": the network or the loss communicates between devices ({operation.primitive.name}), but {reason}"
+        raise InputError(key, problem, advice="remove it, for example a batch norm with axis_name")
 
 
 def _is_collective(operation: Any) -> bool:
@@ -158,13 +139,10 @@ def add_barrier(tree: T, zero: jax.Array, for_cpu: bool) -> T:
     if not for_cpu:
         return lax.optimization_barrier((tree, zero))[0]
 
-    def is_running(carry: tuple[jax.Array, T]) -> jax.Array:
-        return carry[0] < zero
-
     def body(carry: tuple[jax.Array, T]) -> tuple[jax.Array, T]:
         return carry[0] + 1, jax.tree.map(lambda leaf: leaf - leaf, carry[1])
 
-    return lax.while_loop(is_running, body, (zero - zero, tree))[1]
+    return lax.while_loop(lambda carry: carry[0] < zero, body, (zero - zero, tree))[1]
 
 
 def mean_in_order(shards: T) -> T:
@@ -174,17 +152,13 @@ def mean_in_order(shards: T) -> T:
         shards: the stacked results of this device's shards; each leaf is [shards of a device, ...].
     """
     leaves, structure = jax.tree.flatten(shards)
-    floating = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
-    floats = [leaf for leaf, is_float in zip(leaves, floating, strict=True) if is_float]
+    floats = list(filter(is_float, leaves))
     _, unravel = ravel_pytree([leaf[0] for leaf in floats])
     rows = jax.vmap(lambda row: ravel_pytree(row)[0])(floats)
     total = _sum_over_devices(_tree_sum(rows))
     # The sign of a sum of zeros depends on the number of zeros, so every zero is made positive.
     means = iter(unravel(jnp.where(total == 0, 0, total / SHARDS)))
-    results = [
-        next(means) if is_float else lax.pmax(leaf.max(0), AXIS)
-        for leaf, is_float in zip(leaves, floating, strict=True)
-    ]
+    results = [next(means) if is_float(leaf) else lax.pmax(leaf.max(0), AXIS) for leaf in leaves]
     return jax.tree.unflatten(structure, results)
 
 

@@ -15,7 +15,6 @@ devices.
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +22,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import jaxpr_as_fun
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.data.batch import Batch
-from jaxddp.engine.buckets import Averaging, compute_after, fill_in_order, order_of_readiness
+from jaxddp.engine.buckets import Averaging, compute_after, differentiate_in_order, fill_in_order
 from jaxddp.engine.gradients import Contribution, Gradients
 from jaxddp.engine.programs import RESIDENT_FEED, TrainStep, gather_batch
 from jaxddp.engine.state import TrainState, all_finite
@@ -99,7 +97,8 @@ class Sharded(Way):
     def gradients_of(self, specs: Any) -> Gradients:
         """Return the computation of each device's slices of the averages, for a state with these specs."""
         average, trained = self.gradients.averaging, without_frozen(specs.params, self.gradients.frozen)
-        scattering = Scattering(average.buckets, average.dtype, average.ravels, specs=trained)
+        axes = map(axis_of, jax.tree.leaves(trained, is_leaf=lambda node: isinstance(node, P)))
+        scattering = Scattering(average.buckets, average.dtype, average.ravels, axes=tuple(axes))
         return dataclasses.replace(self.gradients, averaging=scattering)
 
 
@@ -146,10 +145,10 @@ class Scattering(Averaging):
     """The settings and functions that gather parameters, and average gradients by reduce-scatters.
 
     Attributes:
-        specs: the `PartitionSpec` of each trained parameter; see `sharded_specs`.
+        axes: the axis along which each trained parameter is divided; see `sharded_axis`.
     """
 
-    specs: Any = None
+    axes: tuple[int | None, ...] = ()
 
     def gathered(self, params: Any) -> tuple[Any, Averaging]:
         """Return whole parameters from slices, and the settings that differentiate them, for several microbatches."""
@@ -164,28 +163,20 @@ class Scattering(Averaging):
         """
         slices, structure = jax.tree.flatten(params)
         # The trace needs only the types of the parameters, which vary over the devices.
-        zeros = varying([jnp.zeros(self._whole_shape(index, leaf), leaf.dtype) for index, leaf in enumerate(slices)])
-        gradient = jax.grad(loss, has_aux=True)
-        traced, shapes = jax.make_jaxpr(gradient, return_shape=True)(jax.tree.unflatten(structure, zeros))
-        order = order_of_readiness(traced, len(slices))
-        results = jaxpr_as_fun(traced)(*self._gather(slices, order))
-        return *jax.tree.unflatten(jax.tree.structure(shapes), results), order
-
-    @functools.cached_property
-    def _axes(self) -> list[int | None]:
-        return [axis_of(spec) for spec in jax.tree.leaves(self.specs, is_leaf=lambda node: isinstance(node, P))]
-
-    def _whole_shape(self, index: int, leaf: jax.Array) -> tuple[int, ...]:
-        axis = self._axes[index]
-        return leaf.shape if axis is None else _with_size(leaf.shape, axis, leaf.shape[axis] * lax.axis_size(AXIS))
+        zeros = [
+            jnp.zeros(leaf.shape if axis is None else _scaled(leaf.shape, axis, lax.axis_size(AXIS)), leaf.dtype)
+            for leaf, axis in zip(slices, self.axes, strict=True)
+        ]
+        whole = jax.tree.unflatten(structure, varying(zeros))
+        return differentiate_in_order(loss, whole, lambda order: self._gather(slices, order))
 
     def _gather(self, slices: list[jax.Array], order: Sequence[int]) -> list[jax.Array]:
         """Gather arrays in the reverse of `order`, in which their gradients are ready."""
-        axes, whole, previous = self._axes, list(slices), None
-        divided = [index for index in order if axes[index] is not None]
+        whole, previous = list(slices), None
+        divided = [index for index in order if self.axes[index] is not None]
         for bucket in reversed(fill_in_order(slices, divided, self.buckets)):
-            bucket_axes = [axis for index in bucket if (axis := axes[index]) is not None]
-            arrays, previous = self._all_gather([slices[index] for index in bucket], bucket_axes, previous)
+            axes: Any = [self.axes[index] for index in bucket]
+            arrays, previous = self._all_gather([slices[index] for index in bucket], axes, previous)
             for index, array in zip(bucket, arrays, strict=True):
                 whole[index] = array
         return whole
@@ -200,51 +191,44 @@ class Scattering(Averaging):
             return gathered, gathered[0]
         (message,) = _all_after([_concatenated([array.ravel() for array in slices])], previous)
         rows = lax.all_gather(message, AXIS)
-        parts = _split(rows, [array.size for array in slices])
-        joined = [
-            _joined(part.astype(array.dtype), array.shape, axis)
-            for part, array, axis in zip(parts, slices, axes, strict=True)
-        ]
-        return joined, rows
+        parts = zip(_split(rows, [array.size for array in slices]), slices, axes, strict=True)
+        return [_joined(part.astype(array.dtype), array.shape, axis) for part, array, axis in parts], rows
 
     def _arrange(self, early: list[int], leaves: list[jax.Array], order: Sequence[int]) -> list[list[int]]:
         """Return buckets of gradients that are scattered, and a last bucket of gradients that every device needs."""
-        axes = self._axes
-        divided = [index for index in order if axes[index] is not None]
-        whole = [index for index in order if axes[index] is None]
+        divided = [index for index in order if self.axes[index] is not None]
+        whole = [index for index in order if self.axes[index] is None]
         return [early, *fill_in_order(leaves, divided, self.buckets), *([whole] if whole else [])]
 
     def _mean(
         self, bucket: list[int], leaves: list[jax.Array], dtype: str | None, previous: jax.Array | None
     ) -> tuple[list[jax.Array], list[jax.Array]]:
         """Average the leaves of a bucket in one reduce-scatter, and return each device's slices of the means."""
-        axes = [axis for index in bucket if index < len(self._axes) and (axis := self._axes[index]) is not None]
+        axes = [axis for index in bucket if index < len(self.axes) and (axis := self.axes[index]) is not None]
         if len(axes) < len(bucket):
             return super()._mean(bucket, leaves, dtype, previous)
         count = lax.axis_size(AXIS)
         pairs = list(zip(leaves, axes, strict=True))
-        shapes = [_with_size(leaf.shape, axis, leaf.shape[axis] // count) for leaf, axis in pairs]
         arrays = [_concatenated([_divided(leaf, count, axis) for leaf, axis in pairs])] if self.ravels else leaves
         message = _all_after(arrays if dtype is None else [array.astype(dtype) for array in arrays], previous)
         if self.ravels:
-            mean = lax.psum_scatter(message[0], AXIS) / count
-            arrays, means = [mean], _split(mean, [math.prod(shape) for shape in shapes])
+            arrays = [lax.psum_scatter(message[0], AXIS) / count]
+            means = _split(arrays[0], [leaf.size // count for leaf in leaves])
         else:
             sends = zip(message, axes, strict=True)
             means = [lax.psum_scatter(array, AXIS, scatter_dimension=axis, tiled=True) / count for array, axis in sends]
             arrays = means
-        slices = [
-            mean.astype(leaf.dtype).reshape(shape) for mean, leaf, shape in zip(means, leaves, shapes, strict=True)
-        ]
-        return slices, arrays
+        shapes = [(*leaf.shape[:axis], leaf.shape[axis] // count, *leaf.shape[axis + 1 :]) for leaf, axis in pairs]
+        triples = zip(means, leaves, shapes, strict=True)
+        return [mean.astype(leaf.dtype).reshape(shape) for mean, leaf, shape in triples], arrays
 
 
 def _all_after(arrays: list[jax.Array], previous: jax.Array | None) -> list[jax.Array]:
     return arrays if previous is None else [compute_after(array, previous) for array in arrays]
 
 
-def _with_size(shape: tuple[int, ...], axis: int, size: int) -> tuple[int, ...]:
-    return (*shape[:axis], size, *shape[axis + 1 :])
+def _scaled(shape: tuple[int, ...], axis: int, factor: int) -> tuple[int, ...]:
+    return (*shape[:axis], factor * shape[axis], *shape[axis + 1 :])
 
 
 def _divided(array: jax.Array, count: int, axis: int) -> jax.Array:
@@ -260,7 +244,7 @@ def _joined(rows: jax.Array, shape: tuple[int, ...], axis: int) -> jax.Array:
     to is transposed, such as the activations of a transformer.
     """
     slices = jnp.moveaxis(rows.reshape(-1, *shape), 0, axis)
-    return slices.reshape(_with_size(shape, axis, len(rows) * shape[axis]))
+    return slices.reshape(_scaled(shape, axis, len(rows)))
 
 
 def _concatenated(arrays: list[jax.Array]) -> jax.Array:
@@ -268,6 +252,6 @@ def _concatenated(arrays: list[jax.Array]) -> jax.Array:
     return jnp.concatenate([array.astype(jnp.result_type(*arrays)) for array in arrays], axis=-1)
 
 
-def _split(array: jax.Array, sizes: Sequence[int]) -> list[jax.Array]:
-    """Divide an array along its last axis into parts of the given sizes."""
-    return jnp.split(array, list(itertools.accumulate(sizes))[:-1], axis=-1)
+def _split(array: jax.Array, lengths: Sequence[int]) -> list[jax.Array]:
+    """Divide an array along its last axis into parts of the given lengths."""
+    return jnp.split(array, list(itertools.accumulate(lengths))[:-1], axis=-1)

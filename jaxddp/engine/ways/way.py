@@ -27,7 +27,7 @@ from jaxddp.engine.objective import TrainObjective
 from jaxddp.engine.programs import RESIDENT_FEED, Program, TrainStep, gather_batch, steps_in, steps_on_residents
 from jaxddp.engine.state import TrainState, all_finite, check_types
 from jaxddp.engine.step import Phases
-from jaxddp.mesh import AXIS, Device, Topology
+from jaxddp.mesh import AXIS, Device, Topology, check_divisible
 from jaxddp.models.variables import without_frozen
 
 if TYPE_CHECKING:
@@ -89,19 +89,9 @@ class Way:
 
     def check_batch_size(self, batch_size: int) -> None:
         """Raise `InputError` if a batch cannot be divided into equal slices. The message suggests other batch sizes."""
-        parts = self.shares * self.gradients.accumulate
-        if parts == self.topology.num_devices:
-            self.topology.check_batch_size(batch_size)
-        elif batch_size % parts:
-            below = batch_size // parts * parts
-            candidates = " or ".join(str(size) for size in (below, below + parts) if size > 0)
-            microbatches = (" with ", Key("train.accumulate", self.gradients.accumulate), " microbatches each")
-            raise InputError(
-                Key("train.batch_size", batch_size),
-                " cannot be divided among ",
-                *(*self._owners, *(microbatches if self.gradients.accumulate > 1 else ())),
-                advice=f"{candidates} would do",
-            )
+        microbatches: Any = " with ", Key("train.accumulate", self.gradients.accumulate), " microbatches each"
+        owners = *self._owners, *(microbatches if self.gradients.accumulate > 1 else ())
+        check_divisible(Key("train.batch_size", batch_size), self.shares * self.gradients.accumulate, *owners)
 
     @property
     def _owners(self) -> tuple[Words, ...]:
@@ -300,3 +290,16 @@ def with_seed(one_step: TrainStep, seed: int) -> TrainStep:
         return one_step(state, batch, jax.random.key(seed))
 
     return seeded_step
+
+
+def refuse_others(config: "Config", key: Key, others: Mapping[tuple[str, str | None], str]) -> None:
+    """Raise `InputError` if another key of the config conflicts with the key of a way.
+
+    Args:
+        others: what each other key does, by its name and the value that conflicts; None for any value.
+    """
+    for (name, conflicting), what in others.items():
+        section, field_name = name.split(".")
+        value = getattr(getattr(config, section), field_name)
+        if value == conflicting if conflicting else value not in (None, False):
+            raise InputError(key, ": ", Key.plain(name, value), f" {what}", advice="leave one of them out")
