@@ -65,7 +65,7 @@ class Topology:
             devices = _first(devices if devices is None else int(devices), peers)
         device_list: list[Any] = list(devices) if isinstance(devices, Iterable) else []
         if not device_list or not all(hasattr(device, "process_index") for device in device_list):
-            advice = ": give a number of devices, a list of at least one, or None for all"
+            advice = ": give a number of devices, a list of them, or None for all"
             raise InputError(Key("devices", devices), advice)
         if repeated := [device for device, count in Counter(device_list).items() if count > 1]:
             raise InputError(Key("devices"), f": {repeated[0]} is given twice", advice="give each device once")
@@ -181,7 +181,7 @@ class Topology:
 
 
 def check_divisible(batch_size: Key, parts: int, *owners: Words) -> None:
-    """Raise `InputError` if a batch cannot be divided into equal parts. The message suggests other batch sizes."""
+    """Raise `InputError` if a batch cannot be divided into equal parts. The message suggests another size."""
     size = batch_size.value
     if size < 1 or size % parts:
         below = size // parts * parts

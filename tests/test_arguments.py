@@ -93,7 +93,7 @@ PREPARED = [
     ("devices", 9, "devices=9: expected 1 to 8"),
     ("devices", "2", "devices='2': give a number of devices, a list of them, or None for all"),
     ("devices", 2.0, "devices=2.0: give a number of devices, a list of them, or None for all"),
-    ("devices", [], "devices=[]: give at least one device"),
+    ("devices", [], "devices=[]: give a number of devices, a list of them, or None for all"),
     ("optimizer", 0.1, "optimizer: an object of type float was given; give an optax optimizer, such as optax.sgd(0.1)"),
     ("optimizer", PlainSGD, "optimizer: the class PlainSGD was given; give an optax optimizer, such as optax.sgd(0.1)"),
     ("optimizer", optax.sgd, "optimizer: an object of type function was given; give an optax optimizer, such as "
@@ -107,7 +107,7 @@ PREPARED = [
      "arguments for classes and val_share, and table.take(N) returns fewer examples"),
     ("seed", "0", "seed='0': expected a whole number, 0 to 9,223,372,036,854,775,807"),
     ("metrics", ["top3"], "metrics: an object of type list was given; give a dict of name to function"),
-    ("metrics", {"top3": 3}, "metrics: top3: an object of type int was given; give a function"),
+    ("metrics", {"top3": 3}, "metrics: top3: an object of type int was given; give a function of (logits, labels)"),
     ("augmentation", "flip", "augmentation='flip': give a function of (key, image)"),
     ("augmentation", lambda key: key, "augmentation: <lambda>(key) is called as <lambda>(key, image): too many "
      "positional arguments"),

@@ -117,10 +117,8 @@ def test_the_parameters_and_their_average_are_both_evaluated_and_logged(trained)
         assert result[split]["loss"] == of_history["loss"][-1] == pytest.approx(measured["loss"], rel=1e-6)
         assert result[split]["count"] == 23 and of_history["count"][-1] == 23
     recorded = json.loads((directory / "checkpoints" / "validation.json").read_text())
-    assert (recorded["13"]["loss"], recorded["13"]["val_ema loss"]) == (
-        result["val"]["loss"],
-        result["val_ema"]["loss"],
-    )
+    losses = result["val"]["loss"], result["val_ema"]["loss"]
+    assert (recorded["13"]["loss"], recorded["13"]["val_ema loss"]) == losses
     assert recorded["goal"] == {"best": "val_ema norm", "is": "max", "smoothing": 0.0}
 
 
@@ -151,17 +149,6 @@ def test_readers_find_the_best_checkpoint_by_an_evaluator_of_the_average(trained
     np.testing.assert_allclose(listener.last.probabilities, probabilities.max(-1), rtol=1e-5)
 
 
-@pytest.mark.slow
-def test_a_data_set_on_the_devices_gives_the_same_metrics_of_the_average(trained):
-    _, _, history, *_ = trained
-    data = dataclasses.replace(TABLE.default_data(), cache="device")
-    options = {"ema": 0.8, "ema_every": 2, "data": data}
-    setup = jaxddp.prepare_training(linear_model(), TABLE, 4, sgd(0.1), 2, epochs=2, **options)
-    _, resident = jaxddp.train(softmax_cross_entropy, setup, val=VAL, listeners=(), eval_every="5 steps")
-    for name in ("loss", "top1", "count"):
-        np.testing.assert_allclose(resident.val_ema[name], history.val_ema[name], rtol=1e-6)
-
-
 def test_an_average_that_replaces_the_parameters_in_evaluation_is_logged_as_val():
     @dataclasses.dataclass(frozen=True)
     class InPlace(ParameterAverage):
@@ -176,10 +163,7 @@ def test_an_average_that_replaces_the_parameters_in_evaluation_is_logged_as_val(
 def test_a_config_adds_averages_and_lookahead_in_their_order():
     config = jaxddp.Config().replace(train={"ema": 0.99, "ema_every": 4, "ema_warmup": False, "lookahead": 6})
     lookahead, average, guard = configured_parts(config, 100)
-    assert isinstance(lookahead, Lookahead) and (lookahead.period, lookahead.total_steps, lookahead.decay(3)) == (
-        6,
-        100,
-        0.5,
-    )
+    assert isinstance(lookahead, Lookahead)
+    assert (lookahead.period, lookahead.total_steps, lookahead.decay(3)) == (6, 100, 0.5)
     assert average == ParameterAverage(0.99, every=4, warmup=False) and guard == Guard()
     assert all(isinstance(part, Part) for part in (lookahead, average, guard))

@@ -235,12 +235,6 @@ def test_the_number_of_buckets_comes_from_the_config_or_from_the_devices(
     assert step_options(config, topology) == ({LATENCY_HIDING: "True"} if expected > 1 and platform == "gpu" else {})
 
 
-def test_a_reproducible_step_on_gpus_is_compiled_with_deterministic_options(monkeypatch):
-    monkeypatch.setattr(Topology, "platform", "gpu")
-    config = Config().replace(parallel={"reproducible": True})
-    assert step_options(config, Topology.create(2)) == {"xla_gpu_deterministic_ops": "True"}
-
-
 def test_the_users_xla_options_take_precedence_and_rejected_ones_are_left_out(monkeypatch):
     monkeypatch.setattr(Topology, "platform", "gpu")
     topology, config = Topology.create(2), Config().replace(parallel={"xla_options": [f"{LATENCY_HIDING}=false"]})

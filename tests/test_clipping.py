@@ -90,5 +90,5 @@ def test_in_float16_the_reported_norm_does_not_include_the_loss_scale():
 def test_the_norms_metric_name_is_reserved_and_a_clip_must_be_above_0():
     with pytest.raises(InputError, match="'gradient_norm' cannot be the name of a metric"):
         check_name("gradient_norm", "metrics")
-    with pytest.raises(InputError, match="^GradientNorm: clip=0: expected above 0"):
+    with pytest.raises(InputError, match="^GradientNorm: clip=0.0: expected above 0"):
         dataclasses.replace(GradientNorm(), clip=0)

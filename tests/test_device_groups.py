@@ -179,12 +179,6 @@ def test_a_run_equals_independent_runs_that_are_averaged_by_hand(groups, every, 
     assert largest_difference([each["loss"] for each in metrics], losses) < 1e-9
 
 
-def test_the_devices_of_a_group_are_synchronous():
-    """Two devices of a group equal one device, with a batch norm over the group."""
-    two, one = (trained(2, devices, "5 steps", net=Net(sync="data")) for devices in (4, 2))
-    assert largest_difference(two, one) < 1e-9
-
-
 def test_an_outer_step_gives_all_groups_the_same_parameters_and_statistics():
     setup = make_setup(2, 4, "5 steps")
     (program, chunks), outer_step = setup.program(), setup.way.meet
@@ -341,14 +335,6 @@ def test_a_validation_measures_the_average_of_the_groups(tmp_path):
     assert largest_difference(arrays, (params, model_state, average)) < 1e-12
 
 
-def test_the_trained_state_may_be_trained_again_and_has_the_names_of_a_plain_state():
-    state = train(make_setup(2, 4, "5 steps"), CHANGES | {"train": {"duration": "10 steps"}})
-    assert jax.tree.structure(state) == jax.tree.structure(make_setup(None, 4).state)
-    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state))
-    again = train(dataclasses.replace(make_setup(2, 4, "5 steps"), state=state), CHANGES)
-    assert int(again.step) == STEPS
-
-
 # --- Steps that are not finite, and checks ---
 
 
@@ -455,7 +441,7 @@ def test_frozen_parameters_keep_their_bits():
         made, _ = program(made, *chunk.feed)
         made = outer_step(made) if number % 2 else made
     after = jax.device_get(made.params)
-    jax.tree.map(np.testing.assert_array_equal, after["Conv_0"], before["Conv_0"])
+    assert all((after["Conv_0"][name] == leaf).all() for name, leaf in before["Conv_0"].items())
     assert not (before["Dense_0"]["kernel"] == after["Dense_0"]["kernel"]).all()
 
 

@@ -142,20 +142,6 @@ def test_resizing_on_the_device_equals_jaxs_rounded_resize(dtype, height, width,
     assert (result[0] == 0).all() and (result[1] == white).all()
 
 
-@pytest.mark.slow
-def test_a_mean_half_way_between_two_levels_is_rounded_up():
-    """From 24 pixels to 18 the weights are 1/2, 3/11 and 7/11. In float32 a mean may be just above or below a half."""
-    images = np.random.default_rng(0).integers(0, 256, (16, 24, 24, 3), np.uint8)
-    with jax.enable_x64(True):
-        means = np.asarray(jax.image.resize(images.astype(np.float64), (16, 18, 18, 3), "bilinear"))
-    halves = np.abs(means % 1 - 0.5) < 1e-9
-    assert halves.mean() > 0.01
-    for batch in (1, 16):
-        rows = range(0, 16, batch)
-        parts = [jax.jit(lambda x: resized(x, Side(18), jnp.float32))(images[row : row + batch]) for row in rows]
-        np.testing.assert_array_equal(np.concatenate(parts)[halves], np.ceil(means[halves] - 1e-9))
-
-
 # --- Devices ---
 
 

@@ -280,11 +280,6 @@ def test_a_run_that_does_not_fit_ends_before_its_first_step_with_a_one_line_erro
     assert (result["status"], result["step"]) == ("failed", 0)
 
 
-def test_a_run_whose_free_memory_is_unknown_starts(monkeypatch):
-    monkeypatch.setattr("jaxddp.measure.memory.host_memory", lambda: None)
-    assert int(train(small_setup(), changes()).step) == 4
-
-
 # --- When memory runs out ---
 
 

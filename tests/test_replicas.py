@@ -109,20 +109,15 @@ def test_a_changed_bool_is_found():
     assert differing_devices(STATE.replace(params=STATE.params | {"bool": from_device_copies(copies)})) == [3]
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        (lambda state: state.replace(step=flip_bit(state.step, 0)), "step"),
-        (
-            lambda state: state.replace(model_state={"mean": flip_bit(state.model_state["mean"], 40)}),
-            "model_state/mean",
-        ),
-        (lambda state: state.replace(parts={"slow": {"x": flip_bit(FOUR.replicate(np.ones(3)), 1)}}), "parts/slow/x"),
-        (lambda state: state.replace(opt_state=(flip_bit(FOUR.replicate(np.ones(9)), 1),)), "opt_state/0"),
-    ],
-)
-def test_every_part_of_the_state_is_compared_and_named(change, name):
-    assert f"first in {name}. " in message(change(STATE))
+def test_every_part_of_the_state_is_compared_and_named():
+    ones = FOUR.replicate(np.ones(9))
+    for name, changes in {
+        "step": {"step": flip_bit(STATE.step, 0)},
+        "model_state/mean": {"model_state": {"mean": flip_bit(STATE.model_state["mean"], 40)}},
+        "parts/slow/x": {"parts": {"slow": {"x": flip_bit(ones, 1)}}},
+        "opt_state/0": {"opt_state": (flip_bit(ones, 1),)},
+    }.items():
+        assert f"first in {name}. " in message(STATE.replace(**changes))
 
 
 @given(st.integers(0, 32 * 101 - 1), st.integers(0, 3))
@@ -138,18 +133,6 @@ def test_two_numbers_that_changed_places_are_found(first, second):
     copies = [values.copy() for _ in range(4)]
     copies[1][[first, second]] = copies[1][[second, first]]
     assert differing_devices(STATE.replace(params={"values": from_device_copies(copies)})) == [1]
-
-
-@pytest.mark.parametrize("size", [6, 1 << 18])
-def test_two_arrays_that_changed_places_are_found(size):
-    rng = np.random.default_rng(2)
-    first, second = (rng.normal(size=size).astype(np.float32) for _ in range(2))
-    params = {
-        "a": from_device_copies([first, second, first, first]),
-        "b": from_device_copies([second, first, second, second]),
-    }
-    assert differing_devices(STATE.replace(params=params)) == [1]
-    assert "in 2 of 4 arrays, first in params/a." in message(STATE.replace(params=params))
 
 
 # --- The message ---
@@ -231,14 +214,6 @@ def test_a_state_that_differs_is_not_saved(tmp_path):
 def test_without_comparisons_a_difference_is_not_found(tmp_path):
     checkpoints = run_with_fault(tmp_path, 5, parallel={"check_replicas": "0 steps"})
     assert checkpoints.latest() == 20
-
-
-def test_one_device_compares_nothing():
-    setup = runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=1, data=NO_AUGMENTATION)
-    assert make_run(setup).replicas is None
-    assert (
-        make_run(runs.setup_of(linear_model(), sgd(0.1), TABLE, devices=2, data=NO_AUGMENTATION)).replicas is not None
-    )
 
 
 def test_without_checkpoints_replicas_are_compared_only_when_due(monkeypatch):

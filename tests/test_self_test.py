@@ -68,7 +68,7 @@ def has_compared(test: SelfTest) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", essential_and_rare((3,), 2, 8))
-@pytest.mark.parametrize("model", [LINEAR, PLAIN, SmallNet(batch_norm=True), SmallNet(batch_norm=True, sync="data")])
+@pytest.mark.parametrize("model", [LINEAR, SmallNet(batch_norm=True, sync="data")])
 def test_right_gradients_pass(model, devices):
     """Networks that use running statistics pass the comparison for the whole batch, so none is made in slices."""
     assert run_self_test(model, devices, batch_size=24)._compare.cache_info().currsize == 1
@@ -92,12 +92,10 @@ def test_images_on_the_devices_pass():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", essential_and_rare((8,), 2))
+@pytest.mark.parametrize("devices", essential_and_rare((4,), 2, 8))
 @pytest.mark.parametrize("changes", [{"parallel": {"reproducible": True}}, {"train": {"accumulate": 2}}])
 def test_other_ways_to_compute_the_gradient_pass(changes, devices):
-    config = Config().replace(**changes)
-    assert has_compared(run_self_test(LINEAR, devices, config=config))
-    assert has_compared(run_self_test(NormalizesByBatch(), devices, config=config))
+    assert has_compared(run_self_test(NormalizesByBatch(), devices, config=Config().replace(**changes)))
 
 
 def test_more_devices_than_are_counted_pass(monkeypatch):
@@ -133,7 +131,6 @@ def test_a_loss_with_weights_passes_where_slices_differ_in_weight():
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
         return (weights[labels] * losses).sum(), weights[labels].sum()
 
-    assert has_compared(run_self_test(LINEAR, loss=weighted))
     assert has_compared(run_self_test(NormalizesByBatch(), loss=weighted))
 
 
@@ -233,15 +230,6 @@ def test_a_gradient_that_cannot_be_judged_is_logged(caplog, factor, norm):
     assert caplog.messages == [f"self-test: the gradient of the first examples is {norm}, so the test proves nothing"]
 
 
-def test_a_gradient_of_zero_on_one_device_alone_is_found(monkeypatch):
-    def average(self, grads, others, order):
-        grads, others, arrays = AVERAGE(self, grads, others, order)
-        return jax.tree.map(lambda grad: grad + (lax.axis_size(AXIS) > 1), grads), others, arrays
-
-    monkeypatch.setattr(Averaging, "average", average)
-    assert "is not that of one device" in self_test_error(scaled(0.0))
-
-
 # --- Where the test runs ---
 
 
@@ -276,12 +264,6 @@ def test_a_network_without_an_evaluation_mode_is_not_tested():
 
 def test_on_one_device_there_is_no_self_test():
     assert run_of(LINEAR, 1).self_test is None
-
-
-def test_a_second_run_compiles_nothing():
-    setup = runs.setup_of(LINEAR, sgd(0.1), TABLE, devices=2, batch_size=16)
-    first, second = (make_run(runs.changed(setup.with_seed(seed), ALWAYS)) for seed in (1, 2))
-    assert first.self_test is second.self_test
 
 
 def test_a_run_is_tested_once(monkeypatch):

@@ -116,12 +116,6 @@ def test_parts_of_the_step_and_its_metrics_are_those_of_a_run_without_sharding(c
     assert largest_difference(*records) < 1e-9
 
 
-def test_the_images_may_be_kept_on_the_devices():
-    changes = CHANGES | {"data": {"cache": "device"}}
-    states = [jax.device_get(train(make_setup(sharded), changes)) for sharded in (True, False)]
-    assert largest_difference(*states) < 1e-9
-
-
 def test_frozen_layers_do_not_change():
     config = config_of(True, model={"freeze": "Conv_0"})
     setup = setup_of(Net(), optimizer_of("adamw"), TABLE, devices=4, seed=5, config=config)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support.pages import ROOT
 
 from benchmarks import large_jobs
-from benchmarks.large import figure
 from benchmarks.large.failures import HOURS_OF_A_DEVICE, failures
 from benchmarks.large.networks import Network, networks
 from benchmarks.large.tables import DEVICES, filled, sizes, tables
@@ -49,17 +48,6 @@ def test_the_script_writes_all_rows(tmp_path, monkeypatch, capsys):
     }
     assert len(rows["failures"]) == 2 * len(DEVICES) * len(HOURS_OF_A_DEVICE)
     assert "hosts, every 50 steps" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_the_figure_has_a_line_for_each_way_and_no_date(tmp_path, monkeypatch):
-    monkeypatch.setattr(figure, "HOSTS", (1, 128))
-    texts = []
-    for name in ("first.svg", "second.svg"):
-        figure.draw(projected(), tmp_path / name)
-        texts.append((tmp_path / name).read_text())
-    assert texts[0] == texts[1] and "nothing above 16 devices was run" in texts[0]
-    assert all(step.way in texts[0] for step in steps(projected()[0], 1024, 32))
 
 
 def test_the_networks_have_their_published_parameters_and_the_state_of_adamw():

@@ -88,7 +88,7 @@ class Way:
         return self.shares * self.gradients.accumulate
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Raise `InputError` if a batch cannot be divided into equal slices. The message suggests other batch sizes."""
+        """Raise `InputError` if a batch cannot be divided into equal slices. The message suggests another size."""
         microbatches: Any = " with ", Key("train.accumulate", self.gradients.accumulate), " microbatches each"
         owners = *self._owners, *(microbatches if self.gradients.accumulate > 1 else ())
         check_divisible(Key("train.batch_size", batch_size), self.shares * self.gradients.accumulate, *owners)
