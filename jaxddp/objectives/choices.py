@@ -18,7 +18,7 @@ Made = Callable[["Objective"], "TrainObjective"]
 @OBJECTIVES.add("supervised")
 def supervised(config: "Config", topology: Any) -> Made:
     """Return supervised learning: the objective is the recipe's loss of the examples' labels."""
-    pass
+    from jaxddp.engine.objective import supervised
 
     return supervised
 

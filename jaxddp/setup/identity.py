@@ -16,14 +16,13 @@ import numpy as np
 from jaxddp.config.values import flatten, plain
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
-from jaxddp.engine.objective import Objective, is_set_metric
+from jaxddp.engine.objective import Objective, is_set_metric, supervised
 from jaxddp.engine.optimizer import call_update
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, array_types
 from jaxddp.measure.cost import jaxprs_in
 from jaxddp.mesh import AXIS
 from jaxddp.models.interface import takes_example_keys
-from jaxddp.objectives.choices import supervised
 from jaxddp.setup.recipe import Recipe
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")

@@ -25,14 +25,21 @@ from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.united import UnitedSource, own_part
 from jaxddp.engine.example_loss import ExampleLoss, example_loss
 from jaxddp.engine.initial_state import Transform
-from jaxddp.engine.objective import Metric, Objective, SetMetric, TrainObjective, check_set_metric, is_set_metric
+from jaxddp.engine.objective import (
+    Metric,
+    Objective,
+    SetMetric,
+    TrainObjective,
+    check_set_metric,
+    is_set_metric,
+    supervised,
+)
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.part import Part
 from jaxddp.kernels import BY_NAME, Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, with_cpu_convolutions
 from jaxddp.models.interface import Model
-from jaxddp.objectives.choices import supervised
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.schedules import Steps, at_batch_size, make_schedule
 from jaxddp.setup.configured_losses import configured_losses
