@@ -136,10 +136,9 @@ def _local_devices(environ: Environ, schedulers: Sequence[Scheduler]) -> EnvValu
     if devices := lookup(environ, "JAX_LOCAL_DEVICE_IDS"):
         return devices
     for scheduler in schedulers:
-        local_rank = lookup(environ, scheduler.local_rank)
+        local_rank, host_count = (lookup(environ, name) for name in scheduler.local or (None, None))
         if local_rank is None:
             continue
-        host_count = lookup(environ, scheduler.local_size)
         # SLURM has `2(x3),1`.
         first = host_count and host_count._replace(value=re.split(r"[(,]", host_count.value)[0])
         num_local = number(first, COUNT) if first else 1

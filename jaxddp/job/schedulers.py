@@ -45,10 +45,9 @@ class Scheduler:
     """Returns the `host:port` of the coordinator."""
     run_id: Callable[[Environ], str] = lambda environ: ""
     """Returns a text that is equal in all processes of a job, and differs between jobs; empty if there is none."""
-    local_rank: str | None = None
-    """The variable with the local rank of this process, if each process has its own accelerator."""
-    local_size: str | None = None
-    """The variable with the number of processes on the host. In SLURM's `2(x3),1`, the first number is used."""
+    local: tuple[str, str] | None = None
+    """The variables with the local rank of this process and the number of processes on the host, if each process has
+    its own accelerator. In SLURM's `2(x3),1`, the first number is used."""
     binds_gpus: Callable[[Environ, int], bool] = lambda environ, visible: False
     """Returns whether each process sees only its own GPUs, given the number of GPUs that this process sees."""
     marker: str | None = None
@@ -222,41 +221,31 @@ SCHEDULERS = (
         variable("WORLD_SIZE"),
         _torchrun_address,
         lambda environ: environ.get("TORCHELASTIC_RUN_ID", ""),
-        local_rank="LOCAL_RANK",
-        local_size="LOCAL_WORLD_SIZE",
+        local=("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     ),
     Scheduler(
         variable("OMPI_COMM_WORLD_RANK"),
         variable("OMPI_COMM_WORLD_SIZE"),
         _open_mpi_address,
         lambda environ: _open_mpi_job(environ).partition(";")[0],
-        local_rank="OMPI_COMM_WORLD_LOCAL_RANK",
-        local_size="OMPI_COMM_WORLD_LOCAL_SIZE",
+        local=("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ),
     Scheduler(
         variable("SUBMITIT_LOCAL_GLOBALID"),
         variable("SUBMITIT_LOCAL_NTASKS"),
         _submitit_address,
         lambda environ: environ.get("SUBMITIT_LOCAL_JOB_ID", ""),
-        local_rank="SUBMITIT_LOCAL_LOCALID",
-        local_size="SUBMITIT_LOCAL_NTASKS",
+        local=("SUBMITIT_LOCAL_LOCALID", "SUBMITIT_LOCAL_NTASKS"),
     ),
     Scheduler(
         _slurm_process,
         variable("SLURM_STEP_NUM_TASKS"),
         _slurm_address,
         _slurm_step,
-        local_rank="SLURM_LOCALID",
-        local_size="SLURM_STEP_TASKS_PER_NODE",
+        local=("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
         binds_gpus=_slurm_binds_gpus,
     ),
-    Scheduler(
-        variable("PMI_RANK"),
-        variable("PMI_SIZE"),
-        _pmi_address,
-        local_rank="MPI_LOCALRANKID",
-        local_size="MPI_LOCALNRANKS",
-    ),
+    Scheduler(variable("PMI_RANK"), variable("PMI_SIZE"), _pmi_address, local=("MPI_LOCALRANKID", "MPI_LOCALNRANKS")),
     # The schedulers below start one process on each node, with all GPUs or TPU chips of the node. TPU comes first,
     # because libtpu numbers the processes, and other schedulers may number the hosts in another order.
     TPU,

@@ -81,13 +81,15 @@ class JobEnded(Message):
     code: ExitCode
 
 
-@dataclass(frozen=True)
-class LocalStart:
-    """The assignment of this machine in one start of the whole job."""
+class LocalStart(NamedTuple):
+    """The assignment of this machine in one start of the whole job.
+
+    Attributes:
+        listener: the listening socket of the coordinator, which process 0 of the job inherits.
+    """
 
     assignment: Assignment
     listener: socket.socket | None = None
-    """The listening socket of the coordinator, which process 0 of the job inherits."""
 
 
 class Member:
