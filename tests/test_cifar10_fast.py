@@ -1,11 +1,7 @@
 """The recipes of the CIFAR-10 speedruns: optimizers compared with NumPy, the operations of a run, and short runs."""
 
-import contextlib
 import dataclasses
 import functools
-import json
-import os
-import signal
 from pathlib import Path
 
 import jax
@@ -13,13 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support.cases import essential_and_rare
 from support.data import random_table, write_arrays
-from support.networks import largest_difference
-from support.runs import Recorder, train
 
 from jaxddp.cli import main
-from jaxddp.core.errors import Preempted
 from jaxddp.measure.cost import count_flops
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, parameter_groups, patch_moments, whitening_kernel
@@ -27,8 +19,6 @@ from jaxddp.recipe.file import read_recipe
 from jaxddp.schedules import Steps, make_schedule
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_setup import initialize, open_recipe
-from jaxddp.setup.run_training import train as train_experiment
-from jaxddp.training.checkpoints.manager import Checkpoints
 
 RECIPES = ("cifar10_fast", "cifar10_fast_sgd")
 SMALL = [
@@ -147,10 +137,8 @@ def test_each_parameter_group_has_the_optimizer_of_the_recipe(name):
             )
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RECIPES)
-def test_the_bias_of_the_whitening_convolution_is_frozen_after_three_epochs(name):
-    optimizer, _ = optimizer_of(name, 100, train={"batch_size": 50_000})
+def test_the_bias_of_the_whitening_convolution_is_frozen_after_three_epochs():
+    optimizer, _ = optimizer_of("cifar10_fast_sgd", 100, train={"batch_size": 50_000})
     params = initial("float32")
     state, has_update = optimizer.init(params), []
     update = jax.jit(optimizer.update)
@@ -163,24 +151,9 @@ def test_the_bias_of_the_whitening_convolution_is_frozen_after_three_epochs(name
 # --- The operations of a run ---
 
 
-def multiplications(width: int = 64) -> int:
-    """Count the multiplications of a forward pass of one image as papers do, including those with padding."""
-    whitening, sides, inputs = 31 * 31 * 24 * 12, (31, 15, 7, 3), 24
-    groups = 0
-    for group, features in enumerate((width, 4 * width, 4 * width)):
-        groups += 9 * features * (sides[group] ** 2 * inputs + sides[group + 1] ** 2 * features)
-        inputs = features
-    return whitening + groups + 10 * inputs
-
-
-@pytest.mark.parametrize(
-    ("name", "petaflop", "padded"), [("cifar10_fast", 0.243, 0.284), ("cifar10_fast_sgd", 0.301, 0.351)]
-)
-def test_a_whole_run_takes_a_fraction_of_a_petaflop(name, petaflop, padded):
-    """Count the operations of the forward and backward passes of all examples.
-
-    `petaflop` does not count products with padding, and `padded` does.
-    """
+@pytest.mark.parametrize(("name", "petaflop"), [("cifar10_fast", 0.243), ("cifar10_fast_sgd", 0.301)])
+def test_a_whole_run_takes_a_fraction_of_a_petaflop(name, petaflop):
+    """Count the operations of the forward and backward passes of all examples, without products with padding."""
     config = read_recipe(name).config
     model, images = for_platform(adapt(Airbench(10)), "gpu"), jax.ShapeDtypeStruct((10, 32, 32, 3), jnp.float32)
     params, state = jax.eval_shape(model.init, jax.random.key(0), images)
@@ -194,7 +167,6 @@ def test_a_whole_run_takes_a_fraction_of_a_petaflop(name, petaflop, padded):
     batch_size = config.train.batch_size
     examples = float(config.train.duration.examples(num_examples=IMAGES, batch_size=batch_size))
     assert examples * flops_of(jax.grad(loss)) / 1e15 == pytest.approx(petaflop, abs=5e-4)
-    assert examples * 6 * multiplications() / 1e15 == pytest.approx(padded, abs=2e-3)
     # Validation evaluates six views of 10,000 images.
     assert 60_000 * flops_of(loss) / 1e15 < 0.015
 
@@ -222,86 +194,3 @@ def test_a_recipe_with_the_wrong_network_raises_a_one_line_error(data, capfd):
     assert main([*arguments, "--model.name", "resnet10"]) == 2
     line = capfd.readouterr().err.splitlines()[-1]
     assert "bn1/bias is not a parameter of the network airbench; set --model.name to airbench" in line
-
-
-@pytest.mark.slow
-@pytest.mark.ci
-def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(data, tmp_path):
-    """The state has Lookahead's slow weights. `conformance/test_optimizers.py` resumes Muon's state."""
-    changes = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
-    changes |= {"log": {"every": "1 step"}}
-    experiment = recipe_of("cifar10_fast_sgd", data, **changes)
-    setup, val, uninterrupted, resumed = initialize(experiment), experiment.resources.val, Recorder(), Recorder()
-    checkpoints, states = (
-        Checkpoints(tmp_path / "c"),
-        [train(copy_of(setup), changes, val=val, listeners=[uninterrupted])],
-    )
-    with pytest.raises(Preempted):
-        train(copy_of(setup), changes, checkpoints=checkpoints, should_stop=lambda step: step >= 4)
-    saved_step = checkpoints.latest()
-    states.append(
-        train(copy_of(setup), changes, val=val, checkpoints=checkpoints, resume_step=saved_step, listeners=[resumed])
-    )
-    assert largest_difference(*map(jax.device_get, states)) == 0
-    assert [record.metrics for record in resumed.steps] == [
-        record.metrics for record in uninterrupted.steps[saved_step:]
-    ]
-    ((expected, actual),) = zip(uninterrupted.evaluations, resumed.evaluations, strict=True)
-    assert expected.metrics == actual.metrics
-    assert uninterrupted.steps[-1].metrics["loss"] < uninterrupted.steps[0].metrics["loss"]
-
-
-def copy_of(setup):
-    return dataclasses.replace(setup, state=jax.tree.map(jnp.copy, setup.state))
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("name", essential_and_rare(("cifar10_fast_sgd",), "cifar10_fast"))
-def test_a_resumed_run_equals_an_uninterrupted_one_and_is_evaluated_from_its_config(name, data, tmp_path, capfd):
-    """Stop a run of 8 steps after the fourth, and resume it bit for bit, including Lookahead's slow weights."""
-
-    def run(workdir: str, is_stopped: bool = False) -> list[dict]:
-        changes = {"train": {"batch_size": 16, "duration": "8 steps"}, "eval": {"batch_size": 16, "every": "100%"}}
-        experiment = recipe_of(name, data, **changes, log={"every": "1 step", "to": ("jsonl",)})
-        with contextlib.ExitStack() as stack:
-            if is_stopped:
-                stack.enter_context(pytest.raises(Preempted))
-            train_experiment(experiment, tmp_path / workdir, listeners=[SendsSigterm()] if is_stopped else [])
-        return [json.loads(line) for line in (tmp_path / workdir / "metrics.jsonl").read_text().splitlines()]
-
-    uninterrupted = run("whole")
-    assert 4 <= len(run("half", is_stopped=True)) < 8
-    resumed = run("half")
-    assert [(line["step"], line["loss"]) for line in resumed] == [
-        (line["step"], line["loss"]) for line in uninterrupted
-    ]
-    assert uninterrupted[-1]["count"] == 25 and uninterrupted[-2]["loss"] < uninterrupted[0]["loss"]
-    capfd.readouterr()
-    assert main(["eval", str(tmp_path / "half" / "config.json")]) == 0
-    printed = dict(line.split(": ") for line in capfd.readouterr().out.splitlines())
-    assert float(printed["loss"]) == pytest.approx(uninterrupted[-1]["loss"], rel=1e-6)
-
-
-class SendsSigterm:
-    """A listener that sends SIGTERM to its own process after the fourth step."""
-
-    def step(self, record) -> None:
-        if record.step == 4:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-# The tests in `conformance/` compare networks and optimizers of every kind on different numbers of devices.
-@pytest.mark.ci
-@pytest.mark.parametrize("name", essential_and_rare(("cifar10_fast",), "cifar10_fast_sgd"))
-def test_four_devices_with_sync_batch_norm_train_the_same_as_one(name, data):
-    losses = []
-    for devices in (1, 4):
-        setup = initialize(recipe_of(name, data, model={"batch_norm": "sync"}, parallel={"devices": devices}))
-        state, step = setup.state, setup.step()
-        device_losses = []
-        for batch in setup.batches(0, 3):
-            state, sums = step(state, batch)
-            device_losses.append(sums.means()["loss"])
-        losses.append(device_losses)
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
-    assert losses[0][2] != losses[0][0]

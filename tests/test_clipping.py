@@ -16,8 +16,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import GradientNorm, Guard, LossScale
 from jaxddp.engine.parts.part import Part
-from jaxddp.setup.configured_metrics import check_name
-from jaxddp.setup.user_objects import check_parts
+from jaxddp.setup.user_objects import check_name, check_parts
 
 TABLE = random_table(50)
 CLIP = 0.25

@@ -17,7 +17,7 @@ from support.collectives import collectives
 from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table
 from support.faults import poisoned, spoil
 from support.networks import largest_difference, linear_model
-from support.runs import Records, changed, setup_of, train
+from support.runs import Recorder, changed, setup_of, train
 from support.shared import sgd
 
 from jaxddp.config import Config
@@ -90,7 +90,7 @@ def make_setup(
 
 def trained(*arguments: Any, changes: Any = CHANGES, **more: Any) -> tuple[Any, list[dict[str, float]]]:
     """Return the last state and the metrics of each record."""
-    listener = Records()
+    listener = Recorder()
     state = train(make_setup(*arguments, **more), changes, listeners=[listener])
     return jax.device_get(state), [dict(record.metrics) for record in listener.steps]
 
@@ -286,7 +286,7 @@ NESTEROV = {"sections": {"train": {"outer_optimizer": "nesterov"}}}
 def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(tmp_path, words):
     """The run stops between two averages."""
     words = {"parts": (ParameterAverage(0.9), Guard()), **words}
-    whole, resumed = Records(), Records()
+    whole, resumed = Recorder(), Recorder()
     state = jax.device_get(train(make_setup(2, 4, "5 steps", **words), CHANGES, listeners=[whole]))
     with Checkpoints(tmp_path / "c") as checkpoints:
         with pytest.raises(Preempted):
@@ -310,7 +310,7 @@ def test_a_checkpoint_of_other_groups_is_rejected(tmp_path, groups):
 
 def test_a_validation_measures_the_average_of_the_groups(tmp_path):
     """Between two averages the groups differ. A restored state for evaluation is their average, too."""
-    listener, parts = Records(), (ParameterAverage(0.9),)
+    listener, parts = Recorder(), (ParameterAverage(0.9),)
     changes = CHANGES | {"eval": {"every": "7 steps"}, "checkpoint": {"every": "7 steps"}}
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         setup = make_setup(2, 4, "5 steps", parts=parts)
@@ -363,7 +363,7 @@ def test_means_of_an_epoch_cover_all_groups():
     """They are the same as those of a run without groups, also if a group skips a step."""
     epochs = []
     for groups, table in ((2, TABLE), (None, TABLE), (2, poisoned(7, table=TABLE))):
-        listener = Records()
+        listener = Recorder()
         setup = make_setup(groups, 2, parts=(Guard(),), table=table, augmentation=spoil)
         train(setup, CHANGES | {"train": {"duration": "1 epoch", "max_bad_steps": 3}}, listeners=[listener])
         epochs += [record.epoch_end.metrics for record in listener.steps if record.epoch_end]
@@ -447,7 +447,7 @@ def test_frozen_parameters_keep_their_bits():
 
 def test_a_plateau_lowers_the_rate_of_all_groups():
     """The parameters stay the same, so the loss of no validation after the first is lower."""
-    listener = Records()
+    listener = Recorder()
     words = {"parts": (Plateau(0.5, 1),), "learning_rate": lambda step: 1.0}
     setup = make_setup(2, 2, "3 steps", sgd(0.0), linear_model(), **words)
     changes = EACH_STEP | {"eval": {"every": "6 steps"}}

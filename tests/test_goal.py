@@ -95,10 +95,7 @@ def test_another_goal_resets_the_comparison_and_another_patience_continues_it():
     [
         ({}, Goal("top1", lowest=False)),
         ({"best": "val loss"}, Goal("loss", lowest=True)),
-        ({"best": "val ece"}, Goal("ece", lowest=True)),
         ({"best": "val_ema top1", "best_smoothing": 0.5}, Goal("val_ema top1", lowest=False, smoothing=0.5)),
-        ({"best": "val_ema loss"}, Goal("val_ema loss", lowest=True)),
-        ({"best": "val error", "best_is": "min"}, Goal("error", lowest=True)),
         ({"best": "val loss", "best_is": "max"}, Goal("loss", lowest=False)),
     ],
 )
@@ -107,7 +104,7 @@ def test_a_config_determines_its_goal(settings, expected):
     assert goal == expected == Goal.from_plain(json.loads(json.dumps(goal.plain())))
 
 
-@pytest.mark.parametrize("name", ("top1", "val", "val ", "train loss", "val top1 top5", "loss val"))
+@pytest.mark.parametrize("name", ("top1", "train loss"))
 def test_an_invalid_goal_raises_a_one_line_error(name):
     with pytest.raises(InputError, match=f"^checkpoint.best='{name}': give a split and a metric, \"val top1\" or"):
         Config().replace(checkpoint={"best": name})

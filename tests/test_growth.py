@@ -36,6 +36,7 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.measure.cost import Cost, MeanCost, compile_with_cost
 from jaxddp.measure.memory import Needs, bytes_on_a_device
 from jaxddp.mesh import Topology
+from jaxddp.setup.feed import eval_batches
 from jaxddp.setup.run_training import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.events import StepRecord
@@ -374,7 +375,7 @@ def test_evaluation_and_training_have_separate_image_sizes(tree):
     setup, val = setup_of(table=train_solutions(tree), net=SmallNet(classes=3), **data), val_solutions(tree)
     assert next(setup.batches(0, 1)).image.shape[1:] == (12, 12, 3)
     expected = next(iter(val.eval_batches(EvalOrder(7, 8), DataConfig(image_size=20, resize=20))))
-    batch = next(setup.feed.eval_batches(val, 8))
+    batch = next(eval_batches(val, setup.config.data, 8, setup.topology))
     np.testing.assert_array_equal(batch.image, expected.image)
     assert setup.evaluator(val)(setup.state)["count"] == 7
     data = dataclasses.replace(setup.config.data, cache="device", crop="whole")

@@ -16,7 +16,7 @@ from support.data import NO_AUGMENTATION, random_table
 from support.faults import poisoned, spoil
 from support.networks import SmallNet, linear_model
 from support.peers import Second
-from support.runs import Records, setup_of, train
+from support.runs import Recorder, setup_of, train
 from support.shared import sgd
 
 import jaxddp
@@ -73,7 +73,7 @@ def test_a_bad_step_changes_nothing(devices, cache):
 
 
 def test_a_run_continues_without_the_bad_step_and_logs_it(caplog):
-    records, changes = Records(), {"train": {"duration": "2 epochs"}, "log": {"every": "1 step"}}
+    records, changes = Recorder(), {"train": {"duration": "2 epochs"}, "log": {"every": "1 step"}}
     with caplog.at_level(logging.WARNING, "jaxddp.training"):
         state = train(make_setup(poisoned(7)), changes, listeners=[records])
     losses = [record.metrics["loss"] for record in records.steps]

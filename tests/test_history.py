@@ -88,12 +88,6 @@ def test_the_history_of_a_run_that_has_ended_or_continues_has_its_earlier_rows(h
             assert np.array_equal(one.train[name], history.train[name])
 
 
-def test_an_empty_history_is_an_empty_table():
-    frame = History().to_frame()
-    assert len(frame) == 0 and list(frame) == ["step", "epoch", "split"] and frame["step"].dtype == np.int64
-    assert len(History().to_frame("val")) == 0
-
-
 def error_message(call, *arguments) -> str:
     with pytest.raises(InputError) as error:
         call(*arguments)

@@ -1,8 +1,6 @@
 """The scripts in launch/, run with fake programs."""
 
 import os
-import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -60,11 +58,8 @@ def test_the_ssh_script_starts_every_host_and_returns_the_first_failure(fake_pro
     )
     assert [command.partition(" && ")[2].rstrip() for command in commands] == [job.format(nr) for nr in range(3)]
     assert script("ssh.sh", "digits", HOSTS="h0 h1", NODES="1:2") == 5
-    assert [f"launch --nodes 1:2 --nr {nr} --coordinator h0:" in arguments_file.read_text() for nr in range(3)] == [
-        True,
-        True,
-        False,
-    ]
+    elastic = [f"launch --nodes 1:2 --nr {nr} --coordinator h0:" in arguments_file.read_text() for nr in range(3)]
+    assert elastic == [True, True, False]
     arguments_file.unlink()
     assert script("ssh.sh", "digits", HOSTS="ubuntu@10.0.0.1 ubuntu@10.0.0.2") == 5
     text = arguments_file.read_text()
@@ -84,12 +79,9 @@ def test_the_openmpi_script_starts_mpirun_and_returns_its_exit_code(fake_program
     ("code", "restarts", "limit", "is_requeued"),
     [
         (75, "9", "0", True),
-        (1, "", "", True),
         (137, "2", "", True),
         (1, "3", "", False),
-        (1, "0", "0", False),
         (2, "", "", False),
-        (0, "", "", False),
     ],
 )
 def test_the_slurm_script_requeues_only_for_certain_exit_codes(code, restarts, limit, is_requeued, fake_program):
@@ -104,8 +96,8 @@ def test_the_slurm_script_requeues_only_for_certain_exit_codes(code, restarts, l
     assert (requeued.read_text().split() if requeued.exists() else []) == ["requeue", "12"] * is_requeued
 
 
-@pytest.mark.parametrize("search", [[], ["--search", "optuna"], ["--search=optuna"]])
-@pytest.mark.parametrize(("code", "is_requeued"), [(75, True), (1, True), (2, False), (0, False)])
+@pytest.mark.parametrize("search", [[], ["--search", "optuna"]])
+@pytest.mark.parametrize(("code", "is_requeued"), [(75, True), (2, False)])
 def test_a_task_of_the_sweep_script_trains_its_trial_or_joins_the_search(search, code, is_requeued, fake_program):
     requeued, arguments_file = fake_program("scontrol"), fake_program("srun", f"exit {code}")
     words = ["digits", "--seed", "0:3", *search]
@@ -175,7 +167,7 @@ def test_the_tpu_script_creates_a_slice_and_trains_on_all_hosts(is_new, fake_pro
     )
 
 
-@pytest.mark.parametrize("before", [["SUSPENDED"], ["FAILED"], ["SUSPENDING", "SUSPENDED"], ["DELETING", ""]])
+@pytest.mark.parametrize("before", [["SUSPENDING", "SUSPENDED"], ["DELETING", ""]])
 def test_the_tpu_script_creates_a_slice_again_that_google_took_back(before, fake_program, tmp_path):
     states = tmp_path / "states"
     states.write_text("\n".join([*before, "PROVISIONING", "ACTIVE", ""]))
@@ -194,9 +186,7 @@ def test_the_tpu_script_creates_a_slice_again_that_google_took_back(before, fake
     ("states", "wait"),
     [
         # A new request that fails would fail again.
-        (["", "FAILED"], "60"),
         (["FAILED", "FAILED"], "60"),
-        (["WAITING_FOR_RESOURCES"] * 9, "0"),
         (["SUSPENDING"] * 9, "0"),
     ],
 )
@@ -207,19 +197,3 @@ def test_the_tpu_script_does_not_wait_for_a_slice_that_does_not_come(states, wai
     calls = arguments_file.read_text().split()
     assert "tpu-vm" not in calls and calls.count("delete") == (states[0] == "FAILED")
     assert script("tpu_vm.sh", "digits", NAME="first") == 2
-
-
-def test_the_kubernetes_job_is_valid_and_has_one_number_of_processes():
-    manifest = ROOT / "launch/kubernetes-job.yaml"
-    text = manifest.read_text()
-    if shutil.which("kubernetes-validate"):
-        result = subprocess.run(["kubernetes-validate", "--strict", str(manifest)], capture_output=True, text=True)
-        assert result.returncode == 0, result.stdout + result.stderr
-    service, job = text.split("\n---\n")
-    names = re.findall(r"^  name: (\S+)", text, re.MULTILINE)
-    assert names == ["jaxddp", "jaxddp"] and "clusterIP: None" in service and "job-name: jaxddp" in service
-    assert "completionMode: Indexed" in job and "subdomain: jaxddp" in job and "restartPolicy: Never" in job
-    counts = re.findall(r'(?:parallelism|completions): (\d+)|JAX_NUM_PROCESSES, value: "(\d+)"', job)
-    assert [first or second for first, second in counts] == ["2", "2", "2"]
-    assert re.search(r'JAX_COORDINATOR_ADDRESS, value: "jaxddp-0\.jaxddp:\d+"', job)
-    assert "\t" not in text

@@ -24,6 +24,7 @@ from jaxddp.config.registry import check_names
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.predictions import make_predict
+from jaxddp.setup.feed import eval_batches
 from jaxddp.training import pictures
 from jaxddp.training.evaluation import ReportedEvaluation
 from jaxddp.training.events import PredictedImages, RunStart
@@ -151,8 +152,8 @@ def test_all_evaluations_have_predictions_of_the_same_images(devices):
         assert tuple(record.predictions.class_names) == VAL.class_names
     # All listeners receive the same record.
     assert [record.predictions for record in three.evaluations] == [record.predictions for record in records]
-    batch = setup.topology.place(next(iter(setup.feed.eval_batches(shown, 16))))
-    logits = make_predict(setup.classifier.objective(), setup.topology)(state, batch)
+    batch = setup.topology.place(next(iter(eval_batches(shown, setup.config.data, 16, setup.topology))))
+    logits = make_predict(setup.measured, setup.topology)(state, batch)
     expected = np.asarray(jax.nn.softmax(logits))[:11]
     np.testing.assert_array_equal(records[-1].predictions.predicted, expected.argmax(-1))
     np.testing.assert_allclose(records[-1].predictions.probabilities, expected.max(-1), rtol=1e-6)

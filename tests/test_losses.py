@@ -27,10 +27,9 @@ from jaxddp.losses import binary_cross_entropy, cross_entropy, negative_log_like
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.recipe.file import read_recipe
-from jaxddp.setup.configured_losses import class_weights, configured_losses
 from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.recipe import make_objects
-from jaxddp.setup.user_objects import objects_of_arguments
+from jaxddp.setup.user_objects import class_weights, configured_losses, objects_of_arguments
 
 LOGITS = np.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])
 LABELS, WEIGHTS = np.array([2, 0, 1, 1]), (1.0, 4.0, 0.5)

@@ -24,8 +24,7 @@ from jaxddp.engine.ways.way import Way
 from jaxddp.losses import binary_cross_entropy, sigmoid_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.setup.configured_losses import configured_losses
-from jaxddp.setup.configured_metrics import configured_metrics
+from jaxddp.setup.user_objects import configured_losses, configured_metrics
 
 NAMES = tuple("abcde")
 SEVERAL = LabelKind(5, several=True)

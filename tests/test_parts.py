@@ -10,7 +10,7 @@ import pytest
 from support.cases import essential_and_rare
 from support.data import NO_AUGMENTATION, random_table
 from support.networks import SmallNet, largest_difference, linear_model
-from support.runs import Records, setup_of, train
+from support.runs import Recorder, setup_of, train
 from support.shared import sgd
 
 from jaxddp.core.errors import InputError
@@ -39,7 +39,7 @@ def make_setup(devices: int = 4, parts: tuple[Part, ...] = (), net=None, **optio
 
 
 def run_training(setup, **options):
-    records = Records()
+    records = Recorder()
     state = train(setup, CHANGES, val=VAL, listeners=[records], **options)
     return jax.device_get(state), records
 

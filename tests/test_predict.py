@@ -435,7 +435,7 @@ def test_a_run_from_python_needs_its_model_for_predictions(tmp_path):
     with pytest.raises(InputError, match="came from Python and its config does not name the network; give model= too"):
         jaxddp.load_run(tmp_path)
     predictions = jaxddp.load_run(tmp_path, 4, model=linear_model(), devices=2).predict(val)
-    logits = setup.classifier.objective().predict(state.params, {}, (val.images / 255 - MEAN) / STD)
+    logits = setup.measured.predict(state.params, {}, (val.images / 255 - MEAN) / STD)
     assert np.allclose(predictions.probabilities, jax.nn.softmax(logits), atol=1e-6)
     assert predictions.class_names == tuple("abcde")
     assert jaxddp.evaluate(state, setup, val)["top1"] == np.mean(predictions.labels == val.labels)

@@ -70,7 +70,6 @@ def test_an_epoch_keeps_its_length():
     order, plain = order_of((3, 4, 8), 5), SampleOrder(20, 12, 5)
     assert [order.steps(epochs) for epochs in (1, 2, 3)] == [plain.steps(epochs) for epochs in (1, 2, 3)] == [2, 4, 5]
     assert order.is_of_first_epoch(1).tolist() == plain.is_of_first_epoch(1).tolist()
-    # Without repeats, a run has the order of earlier releases.
     table, topology = random_table(20), topology_of(1)
     config = Config().replace(train={"batch_size": 12}, seed=5)
     assert make_order(table, config, topology) == plain

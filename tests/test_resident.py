@@ -1,8 +1,8 @@
 """Data sets in device memory: the steps equal those from a stream, several steps are dispatched together, and such a
 chunk of steps ends where a log line, a validation or a save is due."""
 
-import re
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax.experimental import multihost_utils
-from support.cases import essential_and_rare, rare_case
 from support.data import random_table
 from support.ilsvrc import IMAGES, write_tree
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of, randomized
 from support.runs import LEAN, SMALL, Recorder, exploding, fails, setup_of, train
 from support.shared import sgd
 
-import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError, NonFiniteError, Preempted
@@ -35,11 +33,11 @@ from jaxddp.mesh import Topology
 from jaxddp.setup import feed
 from jaxddp.setup.feed import LONGEST_CHUNK, Feed
 from jaxddp.training.checkpoints.manager import Checkpoints
-from jaxddp.training.plan import Plan, cut, full_length
+from jaxddp.training.plan import Plan, cut
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
 STEPS = 45
-COMPARED_STEPS = 10
+COMPARED_STEPS = 6
 
 
 # --- The program ---
@@ -63,7 +61,7 @@ LINEAR = linear_model()
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("net", "devices", "length"),
-    [(LINEAR, 1, 4), rare_case(LINEAR, 2, 4), rare_case(LINEAR, 4, 4), (LINEAR, 4, 1), (CONVOLUTION, 4, 4)],
+    [(LINEAR, 1, 4), (LINEAR, 4, 1), (CONVOLUTION, 4, 4)],
 )
 def test_several_steps_in_one_dispatch_equal_single_steps(net, devices, length):
     with jax.enable_x64(True):
@@ -94,21 +92,6 @@ def test_a_step_in_the_loop_has_one_collective():
         assert text.count("stablehlo.all_reduce") == 1
 
 
-@pytest.mark.slow
-def test_xla_knows_the_trip_count_of_a_full_chunk_and_a_single_step_has_no_loop():
-    with jax.enable_x64(True):
-        objective, optimizer, topology, state = float64_parts(LINEAR, 2)
-        program = Way(topology).step(Phases(objective, optimizer), resident=True)
-        images, order, trip_counts = topology.replicate(TABLE.images), SampleOrder(len(TABLE), 8, seed=5), {}
-        for length in (LONGEST_CHUNK, 1):
-            chunk = placed_chunk(order, range(length), topology)
-            text = program.lower(state, images, chunk).compile().as_text()  # pyright: ignore
-            trip_counts[length] = re.findall(r'"known_trip_count":\{"n":"(\d+)"\}', text)
-            assert len(trip_counts[length]) == text.count(" while(")
-    # The other loops are those of random number generation, 5 rounds each.
-    assert "32" not in trip_counts[1] and sorted(trip_counts[LONGEST_CHUNK]) == sorted([*trip_counts[1], "32"])
-
-
 def test_steps_with_convolutions_are_not_looped_on_a_cpu():
     topology = Topology.create(1)
     for net, slow in ((SmallNet(), True), (linear_model(), False)):
@@ -131,10 +114,10 @@ LONG_CHUNKS = {"log": "1000 steps", "eval": "0 steps", "checkpoint": "0 steps"}
 """Cadences that give long chunks, because chunks end only at the ends of epochs (steps 7, 13, 19, 25, …)."""
 
 
-def run(cache: str, plan: dict, *, net=None, optimizer=None, devices: int = 4, share: bool = True, **options):
+def run(cache: str, plan: dict, *, net=LINEAR, optimizer=None, devices: int = 4, share: bool = True, **options):
     data = DataConfig(augment=AugmentConfig(pad=1), cache=cache)
     optimizer, recorder = optimizer or sgd(0.05, momentum=0.9), Recorder()
-    setup = setup_of(net or linear_model(), optimizer, TABLE, devices=devices, data=data, seed=5, share=share)
+    setup = setup_of(net, optimizer, TABLE, devices=devices, data=data, seed=5, share=share)
     state = train(setup, plan, val=VAL, listeners=[recorder], **options)
     return jax.device_get(state), recorder
 
@@ -143,7 +126,7 @@ SYNC = SmallNet(batch_norm=True, sync="data")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("net", "devices"), [rare_case(LINEAR, 1), rare_case(LINEAR, 2), (LINEAR, 4), (SYNC, 4)])
+@pytest.mark.parametrize(("net", "devices"), [(LINEAR, 4), (SYNC, 4)])
 def test_a_run_on_resident_data_equals_one_from_a_stream(net, devices):
     state, recorder = run("device", plan_of(), devices=devices, net=net)
     expected, streamed = run("none", plan_of(), devices=devices, net=net)
@@ -172,35 +155,6 @@ def test_every_example_is_trained_on_once_an_epoch():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", essential_and_rare((4,), 1))
-def test_full_chunks_equal_single_steps_bit_for_bit(devices, monkeypatch):
-    runs, dispatched = [], []
-    for longest in (LONGEST_CHUNK, 4, 1):
-        monkeypatch.setattr("jaxddp.setup.run_setup.LONGEST_CHUNK", longest)
-        runs.append(run("device", plan_of(**LONG_CHUNKS), devices=devices, should_stop=dispatched.append))
-    assert dispatched[-STEPS:] == list(range(1, STEPS + 1)) and len(dispatched) < 2 * STEPS
-    (single, recorder) = runs.pop()
-    for state, recorded in runs:
-        assert largest_difference(state, single) == 0
-        assert [record.metrics for record in recorded.steps] == [record.metrics for record in recorder.steps]
-
-
-@pytest.mark.slow
-def test_each_program_is_compiled_on_first_use_and_reports_the_cost_of_a_step(monkeypatch):
-    compiled, programs_by_step = [], []
-    monkeypatch.setattr(
-        "jaxddp.engine.programs.compile_with_cost",
-        lambda *arguments: compiled.append(arguments) or compile_with_cost(*arguments),
-    )
-    options = {"should_stop": lambda step: bool(programs_by_step.append((step, len(compiled))))}
-    _, recorder = run("device", plan_of(8, **LONG_CHUNKS), share=False, **options)
-    assert programs_by_step == [(6, 1), (7, 2), (8, 2)]
-    # The first program takes the first six steps, and the second program the seventh and the eighth.
-    seven, eighth = (record.used.flops_per_step for record in recorder.steps)
-    assert seven == eighth > 0
-
-
-@pytest.mark.slow
 def test_the_reported_speed_excludes_compilation(monkeypatch):
     """Test with a clock that advances at each reading, and by much more with each compilation."""
     now = [0.0]
@@ -222,15 +176,9 @@ def test_the_reported_speed_excludes_compilation(monkeypatch):
     assert recorder.steps[0].epoch_end.seconds < 100
 
 
-@pytest.fixture(scope="module")
-def whole_run():
-    return run("device", plan_of(**LONG_CHUNKS))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("stop", essential_and_rare((39,), 7))
-def test_a_run_interrupted_and_resumed_equals_an_uninterrupted_run_bit_for_bit(whole_run, tmp_path, stop):
-    expected, uninterrupted = whole_run
+def test_a_run_interrupted_and_resumed_equals_an_uninterrupted_run_bit_for_bit(tmp_path):
+    (expected, uninterrupted), stop = run("device", plan_of(**LONG_CHUNKS)), 39
     checkpoints = Checkpoints(tmp_path / "c")
     # Other cadences dispatch the same steps in other chunks.
     plan = plan_of(log=f"{stop} steps", eval="0 steps", checkpoint="0 steps")
@@ -248,11 +196,10 @@ def test_a_run_interrupted_and_resumed_equals_an_uninterrupted_run_bit_for_bit(w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("bad", essential_and_rare((16,), 5))
-def test_a_loss_that_is_not_finite_is_reported_with_its_step(bad):
-    # Update number `bad` makes the parameters NaN, so the next step is the first to see them, within a chunk.
-    with pytest.raises(NonFiniteError, match=f"^step {bad + 1}: the loss is nan"):
-        run("device", plan_of(**LONG_CHUNKS), optimizer=exploding(bad))
+def test_a_loss_that_is_not_finite_is_reported_with_its_step():
+    # Update number 16 makes the parameters NaN, so the next step is the first to see them, within a chunk.
+    with pytest.raises(NonFiniteError, match="^step 17: the loss is nan"):
+        run("device", plan_of(**LONG_CHUNKS), optimizer=exploding(16))
 
 
 def test_a_run_checks_for_a_stop_once_a_chunk_and_processes_count_the_checks(monkeypatch):
@@ -313,24 +260,14 @@ def test_a_run_resumed_at_any_chunk_has_the_same_later_chunks(plan, longest, dat
     assert list(plan.chunks(chunks[number].stop, length)) == chunks[number + 1 :]
 
 
-@given(steps=st.integers(1, 1000), longest=st.integers(1, 70))
-def test_a_full_chunk_makes_the_fewest_dispatches(steps, longest):
-    count = [len(list(cut(range(steps), length))) for length in range(1, longest + 1)]
-    length = full_length(steps, longest)
-    assert 1 <= length <= longest and len(list(cut(range(steps), length))) == min(count)
-
-
 @pytest.mark.parametrize(
     ("every", "num_examples", "length"),
     [
-        (("10 steps", "1 epoch", "0 steps"), 5000, 10),
         (("50 steps", "1 epoch", "1 epoch"), 5000, 25),
-        (("64 steps", "1 epoch", "1 epoch"), 5000, 32),
         # An epoch of 625 steps is 20 chunks and 5 steps.
         (("0 steps", "0 steps", "0 steps"), 5000, 31),
         # An epoch of 50 examples in batches of 8 has 6 or 7 steps.
         (("1000 steps", "0 steps", "1000 steps"), 50, 6),
-        (("9 examples", "0 steps", "0 steps"), 5000, 1),
         (("3 examples", "0 steps", "0 steps"), 5000, 1),
     ],
 )
@@ -343,14 +280,10 @@ def test_a_full_chunk_is_as_long_as_the_shortest_cadence_permits(every, num_exam
 # --- Validation ---
 
 
-ALWAYS_TESTED = [(LINEAR, 4, 5), (LINEAR, 4, 23), (LINEAR, 4, 299), (LINEAR, 4, 400), (SYNC, 4, 299)]
-RARELY_TESTED = [(LINEAR, 1, 299), (SYNC, 4, 23)]
-
-
-@pytest.mark.parametrize(("net", "devices", "size"), [*ALWAYS_TESTED, *(rare_case(*case) for case in RARELY_TESTED)])
-def test_validation_on_the_devices_equals_that_from_a_stream_bit_for_bit(net, devices, size):
-    """The sets are smaller than a batch, or take one dispatch of 3 batches, two of 19 (the last is padded) or of 25."""
-    setup = setup_of(net, sgd(0.1), TABLE, devices=devices, data=DataConfig(cache="device"))
+@pytest.mark.parametrize(("net", "size"), [(LINEAR, 5), (LINEAR, 400), (SYNC, 299)])
+def test_validation_on_the_devices_equals_that_from_a_stream_bit_for_bit(net, size):
+    """The sets are smaller than a batch, or take two dispatches: of 25 batches, or of 19 with padding."""
+    setup = setup_of(net, sgd(0.1), TABLE, devices=4, data=DataConfig(cache="device"))
     state, source = setup.state.replace(params=randomized(setup.state.params)), random_table(size, seed=1)
     streamed, resident = (setup.evaluator(source, 8, resident=in_memory) for in_memory in (False, True))
     assert resident(state) == streamed(state) and streamed(state)["count"] == size
@@ -358,9 +291,9 @@ def test_validation_on_the_devices_equals_that_from_a_stream_bit_for_bit(net, de
 
 def test_validation_can_be_stopped_between_two_dispatches():
     setup = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
-    evaluator, calls, counts = setup.evaluator(random_table(8 * 70 + 1, seed=1), 8, resident=True), [], []
+    evaluator, calls = setup.evaluator(random_table(8 * 70 + 1, seed=1), 8, resident=True), []
     # 71 batches: 3 dispatches of 23, and 2 of one batch.
-    expected = evaluator.measure(setup.state, between=lambda: calls.append(1))
+    evaluator.measure(setup.state, between=lambda: calls.append(1))
     assert len(calls) == 4
 
     def stop():
@@ -368,11 +301,6 @@ def test_validation_can_be_stopped_between_two_dispatches():
 
     with pytest.raises(Preempted):
         evaluator.measure(setup.state, between=stop)
-    with pytest.MonkeyPatch.context() as patch:
-        # The interval between the progress reports of a validation is private.
-        patch.setattr("jaxddp.training.evaluation._REPORT_SECONDS", -1)
-        assert evaluator.measure(setup.state, lambda means, count: counts.append(count)) == expected
-    assert counts == [184, 368, 552, 560, 561]
 
 
 @pytest.mark.slow
@@ -392,7 +320,7 @@ def test_validation_files_are_decoded_once_as_the_stream_decodes_them(root, monk
 
 def test_another_validation_set_replaces_the_last_one_on_the_devices():
     setup = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
-    for source in (VAL, random_table(31, seed=2), VAL):
+    for source in (VAL, random_table(31, seed=2)):
         setup.feed.place(source)
         assert [placed.source for placed in setup.feed.resident.values()] == [TABLE, source]
 
@@ -403,25 +331,6 @@ def test_another_validation_set_replaces_the_last_one_on_the_devices():
 def images_of(table, data: DataConfig, devices: int):
     """Return the images of a table in device memory."""
     return Feed(table, SampleOrder(len(table), 1, 0), data, Topology.create(devices)).images
-
-
-@pytest.mark.slow
-def test_the_python_api_keeps_the_data_set_on_the_devices(monkeypatch):
-    loads = []
-    place = feed.place_images
-    monkeypatch.setattr(feed, "place_images", lambda *args: loads.append(args) or place(*args))
-    arguments = (SmallNet(), TABLE, 4, sgd(0.05), 2)
-    plain = AugmentConfig(flip=False)
-    setup = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain, cache="device"), epochs=2)
-    assert not loads
-    histories = [jaxddp.train(jaxddp.softmax_cross_entropy, setup, val=VAL, listeners=())[1] for _ in range(2)]
-    # Each set is placed once, however often it is trained and validated on.
-    assert len(loads) == 2
-    streamed = jaxddp.prepare_training(*arguments, data=DataConfig(augment=plain), epochs=2)
-    _, expected = jaxddp.train(jaxddp.softmax_cross_entropy, streamed, val=VAL, listeners=())
-    for history in histories:
-        assert np.abs(history.train["loss"] - expected.train["loss"]).max() < 1e-6
-        assert np.abs(history.val["loss"] - expected.val["loss"]).max() < 1e-6
 
 
 @pytest.fixture(scope="module")
@@ -445,24 +354,15 @@ def test_crops_that_are_drawn_while_decoding_are_refused(root, tmp_path, capfd):
     assert "--data.cache device with --data.crop random_area" in message and 'set --data.crop to "whole"' in message
 
 
-def test_data_of_several_batches_are_placed_in_order():
-    table = random_table(600)
-    images = np.asarray(images_of(table, DataConfig(), 3))
-    np.testing.assert_array_equal(images[:600], table.images)
-
-
 @pytest.mark.slow
 def test_a_damaged_file_and_a_too_large_data_set_raise_a_one_line_error(linear, tmp_path, capfd):
     root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
     device = ("--data.cache", "device")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Topology, "free_memory", lambda _: 150_000)
-        message = fails(train_words(root, tmp_path / "w", *device), capfd)
-        needed = "each device needs memory for 197 kB of training and 197 kB of validation images, and has 150 kB free"
-        assert f"--data.cache device: {needed}; lower" in message
-        patch.setattr(Topology, "free_memory", lambda _: 300_000)
         # Each set alone would fit.
-        assert needed.replace("150", "300") in fails(train_words(root, tmp_path / "w", *device), capfd)
+        patch.setattr(Topology, "free_memory", lambda _: 300_000)
+        needed = "each device needs memory for 197 kB of training and 197 kB of validation images, and has 300 kB free"
+        assert f"--data.cache device: {needed}; lower" in fails(train_words(root, tmp_path / "w", *device), capfd)
         short_run = ("--eval.every", "0 steps", "--train.duration", "1 step")
         assert main(train_words(root, tmp_path / "w", *device, *short_run)) == 0
     for split, *options in (("val", "--data.bad-images", "substitute"), ("train",)):
@@ -487,22 +387,14 @@ def test_running_out_of_memory_while_images_are_copied_to_the_devices_raises_a_o
         images_of(random_table(8), DataConfig(), 2)
 
 
-def test_the_free_memory_is_that_of_the_fullest_device(monkeypatch):
-    topology = Topology.create(2)
-    assert topology.free_memory() is None
+def test_the_free_memory_is_that_of_the_fullest_device():
+    assert Topology.create(2).free_memory() is None
 
-    class Device:
-        def __init__(self, used: int, limit: int = 1000):
-            self.used, self.limit = used, limit
+    def free(*used_and_limit: tuple[int, int]) -> int | None:
+        stats = [{"bytes_in_use": used, "bytes_limit": limit} for used, limit in used_and_limit]
+        mesh: Any = SimpleNamespace(local_devices=[SimpleNamespace(memory_stats=each.copy) for each in stats])
+        return Topology(mesh).free_memory()
 
-        def memory_stats(self):
-            return {"bytes_limit": self.limit, "bytes_in_use": self.used}
-
-    class Mesh:
-        local_devices = (Device(300), Device(900))
-
-    assert Topology(Mesh()).free_memory() == 100  # pyright: ignore[reportArgumentType]
-    # The message of an allocator without a limit.
-    Mesh.local_devices = (Device(300), Device(900, limit=0))
-    assert Topology(Mesh()).free_memory() is None  # pyright: ignore[reportArgumentType]
-    assert LONGEST_CHUNK > 1
+    assert free((300, 1000), (900, 1000)) == 100
+    # An allocator without a limit.
+    assert free((300, 1000), (900, 0)) is None

@@ -23,7 +23,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.storage.root import CATALOG_VARIABLE
 from jaxddp.recipe.sources import recipe_path
-from jaxddp.workdir.claim import EVALUATION_KEYS, absolute, absolute_settings, check_evaluation, with_absolute_paths
+from jaxddp.workdir.claim import EVALUATION_KEYS, absolute, check_evaluation, with_absolute_paths
 
 LEAN = ["--parallel.devices", "1", "--log.to", "jsonl"]
 RECIPE = """
@@ -220,9 +220,6 @@ def test_a_data_set_name_is_resolved_to_its_path(tmp_path, monkeypatch):
     monkeypatch.setenv(CATALOG_VARIABLE, str(tmp_path / "datasets.toml"))
     data = with_absolute_paths(Config().replace(data={"name": "mine", "train": "few.csv"})).data
     assert (data.path, data.name, data.train, data.classes) == (str(tmp_path / "set"), None, "few.csv", "0:5")
-    saved = absolute_settings({"data.name": "mine", "data.path": None, "data.train": "few.csv", "data.classes": None})
-    assert saved == {f"data.{key}": getattr(data, key) for key in ("name", "path", "train", "val", "classes")}
-    assert absolute_settings({"data.name": "other"}) == {"data.name": "other"}
 
 
 def test_a_path_on_the_command_line_replaces_a_data_set_name(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.objective import compute_contributions, finish_metrics
 from jaxddp.metrics import CalibrationError, average_precision
-from jaxddp.setup.configured_metrics import with_user_metrics
+from jaxddp.setup.user_objects import with_user_metrics
 from jaxddp.training.evaluation import SetSums
 
 NAMES = ("mean_class_accuracy", "confusion", "ece", "map", "f1")

@@ -18,7 +18,7 @@ from support.collectives import collectives
 from support.data import CLASSES, random_table
 from support.networks import largest_difference
 from support.optimizers import make_optimizer
-from support.runs import Records, setup_of, train
+from support.runs import Recorder, setup_of, train
 
 from jaxddp.config import Config
 from jaxddp.config.registry import OPTIMIZERS
@@ -108,7 +108,7 @@ def test_parts_of_the_step_and_its_metrics_are_those_of_a_run_without_sharding(c
     parts, sections = PARTS[case]
     records, states = [], []
     for sharded in (True, False):
-        listener = Records()
+        listener = Recorder()
         setup = make_setup(sharded, parts=parts, **sections)
         states.append(jax.device_get(train(setup, CHANGES, listeners=[listener])))
         records.append([dict(record.metrics) for record in listener.steps])
@@ -280,13 +280,13 @@ def test_replicas_are_compared_where_an_array_has_replicas(monkeypatch):
 
 
 def test_a_validation_and_the_returned_state_have_whole_parameters():
-    listener = Records()
+    listener = Recorder()
     changes = CHANGES | {"eval": {"every": "10 steps"}}
     setup = make_setup(True, parts=(ParameterAverage(0.9),))
     state = train(setup, changes, val=TABLE, listeners=[listener])
     assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves((state.params, state.parts)))
     other = make_setup(False, parts=(ParameterAverage(0.9),))
-    reference = Records()
+    reference = Recorder()
     train(other, changes, val=TABLE, listeners=[reference])
     measured = [[dict(record.metrics) for record in each.evaluations] for each in (listener, reference)]
     assert len(measured[0]) == 4 and largest_difference(*measured) < 1e-9

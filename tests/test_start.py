@@ -12,13 +12,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from jax._src import compilation_cache as jax_cache
 from jax._src import compiler
+from support.data import random_table, write_arrays
 from support.ilsvrc import write_tree
+from support.networks import linear_model
 from support.peers import Second
 from support.shared import sgd
 
@@ -60,7 +59,6 @@ def programs_folder(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("variables", "place"),
     [
-        ({CACHE_VARIABLE: "a"}, "a/programs"),
         ({CACHE_VARIABLE: "a", "XDG_CACHE_HOME": "b"}, "a/programs"),
         ({"XDG_CACHE_HOME": "b"}, "b/jaxddp/programs"),
         ({}, "home/.cache/jaxddp/programs"),
@@ -85,10 +83,8 @@ def test_programs_are_kept_in_their_own_folder(programs_folder, variables, place
     ("name", "value"),
     [
         ("jax_compilation_cache_dir", "/somewhere/else"),
-        ("jax_compilation_cache_dir", ""),
         ("jax_enable_compilation_cache", False),
         ("jax_persistent_cache_min_compile_time_secs", 5.0),
-        ("jax_persistent_cache_min_entry_size_bytes", 1000),
         ("jax_compilation_cache_max_size", 4096),
     ],
 )
@@ -109,26 +105,13 @@ def let_others_write(place: Path, monkeypatch) -> None:
     place.chmod(0o770)
 
 
-def change_the_user(place: Path, monkeypatch) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: os.stat("/").st_uid + 1234)
-
-
-def mount_it_read_only(place: Path, monkeypatch) -> None:
-    def refuse(dir: Path) -> None:
-        raise OSError(30, "Read-only file system", str(dir))
-
-    monkeypatch.setattr(compilation_cache.tempfile, "TemporaryFile", refuse)
-
-
 def remove_the_home_folder(place: Path, monkeypatch) -> None:
     monkeypatch.delenv(CACHE_VARIABLE)
     # Without a home directory, the path is unchanged.
     monkeypatch.setattr(os.path, "expanduser", str)
 
 
-@pytest.mark.parametrize(
-    "spoil", [occupy_its_path, let_others_write, change_the_user, mount_it_read_only, remove_the_home_folder]
-)
+@pytest.mark.parametrize("spoil", [occupy_its_path, let_others_write, remove_the_home_folder])
 def test_without_a_writable_cache_a_run_continues_and_logs_one_line(programs_folder, spoil, monkeypatch, caplog):
     spoil(programs_folder, monkeypatch)
     with caplog.at_level(logging.INFO):
@@ -158,17 +141,6 @@ def test_a_program_is_written_whole_or_not_at_all(programs_folder, monkeypatch):
     assert [path for path in programs_folder.iterdir() if path.name.startswith("jit__lambda")]
 
 
-def test_a_damaged_program_is_replaced(programs_folder):
-    keep_compiled_programs()
-    jax_cache.reset_cache()
-    jax.jit(lambda x: x * 6 + 44)(1.0)
-    (place,) = [path for path in programs_folder.iterdir() if path.name.startswith("jit__lambda")]
-    place.write_bytes(b"damaged")
-    with pytest.warns(UserWarning, match="^Error reading persistent compilation cache entry"):
-        jax.jit(lambda x: x * 6 + 44)(1.0)
-    assert place.read_bytes() != b"damaged"
-
-
 @pytest.fixture
 def second_process(programs_folder, monkeypatch):
     """Prepare a process that is not the first of a job: it keeps its programs through JAX's private functions."""
@@ -189,38 +161,31 @@ def test_another_process_caches_its_compiled_programs(second_process, programs_f
     assert [path.name for path in programs_folder.iterdir() if path.name.startswith("jit__lambda")]
 
 
-def signature_of_jax_0_12(cache_key, compile_time_secs, module_name, backend, executable):
-    """Has the signature of `_cache_write` in jax 0.12."""
+def with_another_order(executable, backend, module_name, compile_time_secs, cache_key, host_callbacks):
+    """Has the arguments of another release of JAX."""
 
 
-def signature_of_jax_0_10(executable, backend, module_name, compile_time_secs, cache_key, host_callbacks):
-    """Has the signature of `_cache_write` in jax 0.10, with another order."""
-
-
-@pytest.mark.parametrize("jax_function", [signature_of_jax_0_12, signature_of_jax_0_10])
-def test_arguments_of_jaxs_function_are_recognized_by_name(second_process, jax_function):
+def test_arguments_of_jaxs_function_are_recognized_by_name(second_process):
     cached = []
 
     def put(cache_key, module_name, executable, backend, compile_time):
         cached.append((cache_key, module_name, executable, backend.platform, compile_time))
 
     second_process.setattr(jax_cache, "put_executable_and_time", put)
-    second_process.setattr(compiler, "_cache_write", jax_function)
+    second_process.setattr(compiler, "_cache_write", with_another_order)
     keep_compiled_programs(Second())
     cpu, gpu = (SimpleNamespace(platform=platform) for platform in ("cpu", "gpu"))
     named = {"cache_key": "key", "compile_time_secs": 2.5, "module_name": "jit_f", "backend": cpu, "executable": "x"}
-    callbacks = {"host_callbacks": []} if jax_function is signature_of_jax_0_10 else {}
-    for arguments in (named, named | {"backend": gpu}, named | {"compile_time_secs": -1.0}):
-        compiler._cache_write(**arguments, **callbacks)
-    if callbacks:
-        compiler._cache_write(**named, host_callbacks=["prints"])
+    for more in ({}, {"backend": gpu}, {"compile_time_secs": -1.0}, {"host_callbacks": ["prints"]}):
+        compiler._cache_write(**{"host_callbacks": [], **named, **more})
     assert cached == [("key", "jit_f", "x", "cpu", 2)]
 
 
-@pytest.mark.parametrize("name", ["_cache_write", "put_executable_and_time"])
-@pytest.mark.parametrize("replacement", [None, lambda key: None, lambda *, why, **_: None])
-def test_without_jaxs_functions_one_log_line_names_the_consequence(second_process, caplog, name, replacement):
-    module = compiler if name == "_cache_write" else jax_cache
+@pytest.mark.parametrize(
+    ("module", "name", "replacement"),
+    [(compiler, "_cache_write", None), (jax_cache, "put_executable_and_time", lambda *, why, **_: None)],
+)
+def test_without_jaxs_functions_one_log_line_names_the_consequence(second_process, caplog, module, name, replacement):
     second_process.setattr(module, name, replacement)
     keep_compiled_programs(Second())
     keep_compiled_programs(Second())
@@ -228,19 +193,6 @@ def test_without_jaxs_functions_one_log_line_names_the_consequence(second_proces
     assert line.startswith(f"jax {jax.__version__} has no usable jax._src.compiler._cache_write: ")
     assert line.endswith("on CPUs, this process compiles its programs again at each start")
     assert getattr(module, name) is replacement
-
-
-def test_a_program_that_cannot_be_cached_logs_one_line(second_process, caplog):
-    def put(cache_key, module_name, executable, backend, compile_time):
-        raise OSError(28, "No space left on device", f"/kept/{cache_key}")
-
-    second_process.setattr(jax_cache, "put_executable_and_time", put)
-    second_process.setattr(compiler, "_cache_write", signature_of_jax_0_12)
-    keep_compiled_programs(Second())
-    for key in "ab":
-        compiler._cache_write(key, 1.0, "jit_f", SimpleNamespace(platform="cpu"), None)
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("a compiled program is not kept (No space left on device)")
 
 
 def test_other_processes_of_a_job_neither_warn_nor_remove_programs(
@@ -258,54 +210,24 @@ def test_other_processes_of_a_job_neither_warn_nor_remove_programs(
     assert jax.config.jax_compilation_cache_dir is None and caplog.records == []
 
 
-# The size of each program, and its times of writing and reading. A file system may be mounted without access times.
-programs = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 50), st.integers(0, 50)), max_size=8)
-
-
-@settings(max_examples=40)
-@given(programs, st.integers(0, 40))
-def test_least_recently_used_programs_are_removed_until_the_rest_fits(tmp_path_factory, written, most):
-    folder = tmp_path_factory.mktemp("programs")
-    (folder / "autotuned").mkdir()
-    last_uses = {}
-    for number, (size, wrote, read) in enumerate(written):
-        path = folder / f"{number}-cache"
-        path.write_bytes(b"x" * size)
-        os.utime(path, (read, wrote))
-        last_uses[path.name] = (max(wrote, read), size)
-    compilation_cache._remove_old(folder, most)
-    assert (folder / "autotuned").is_dir()
-    kept = {path.name for path in folder.iterdir()} - {"autotuned"}
-    removed = last_uses.keys() - kept
-    total = sum(last_uses[name][1] for name in kept)
-    assert total <= most
-    assert all(last_uses[name] <= last_uses[other] for name in removed for other in kept)
-    # No more files are removed than necessary.
-    assert not removed or total + max(last_uses[name] for name in removed)[1] > most
-
-
-def test_the_cache_folder_is_limited_unless_jax_limits_it(programs_folder, monkeypatch):
+def test_the_least_recently_used_programs_are_removed_unless_jax_limits_the_folder(programs_folder, monkeypatch):
     monkeypatch.setattr(compilation_cache, "MOST_BYTES", 10)
     programs_folder.mkdir(parents=True, mode=0o700)
-    for number in range(4):
+    # The times of reading and writing: a file system may be mounted without access times.
+    for number, times in enumerate([(9, 0), (0, 1), (2, 2), (0, 3)]):
         (programs_folder / f"{number}-cache").write_bytes(b"x" * 4)
-        os.utime(programs_folder / f"{number}-cache", (number, number))
+        os.utime(programs_folder / f"{number}-cache", times)
     jax.config.update("jax_compilation_cache_max_size", 1000)
     keep_compiled_programs()
     assert len(list(programs_folder.iterdir())) == 4
     jax.config.update("jax_compilation_cache_dir", None)
     jax.config.update("jax_compilation_cache_max_size", -1)
     keep_compiled_programs()
-    assert sorted(path.name for path in programs_folder.iterdir()) == ["2-cache", "3-cache"]
+    assert sorted(path.name for path in programs_folder.iterdir()) == ["0-cache", "3-cache"]
 
 
 def test_the_python_api_keeps_compiled_programs(programs_folder):
-    table = jaxddp.ArrayTable(np.zeros((4, 2, 2, 1), np.uint8), np.arange(4) % 2, ("a", "b"))
-    model = (
-        lambda key, example: {"weight": np.zeros((4, 2), np.float32)},
-        lambda params, images: images.reshape(len(images), -1) @ params["weight"],
-    )
-    jaxddp.prepare_training(model, table, 1, sgd(0.1), 2)
+    jaxddp.prepare_training(linear_model(), random_table(4), 1, sgd(0.1), 2)
     assert jax.config.jax_compilation_cache_dir == str(programs_folder)
 
 
@@ -386,30 +308,21 @@ def start(home: Path, workdir: Path, *words: str, **variables: str) -> dict[str,
 def two_starts(tmp_path_factory):
     """Start one run on arrays twice, first without any kept programs; return the results and the folder."""
     folder = tmp_path_factory.mktemp("arrays")
-    rng = np.random.default_rng(0)
-    columns = {f"{split}_images": rng.integers(0, 256, (8, 8, 8, 3), np.uint8) for split in ("train", "val")}
-    columns |= {f"{split}_labels": np.arange(8) % 2 for split in ("train", "val")}
-    np.savez(folder / "set.npz", **columns)
-    words = ["--data.path", str(folder / "set.npz"), "--data.image-size", "8", "--data.resize", "8"]
+    write_arrays(folder / "set.npz", random_table(8), random_table(8, seed=1))
+    words = ["--data.path", str(folder / "set.npz"), "--data.image-size", "6", "--data.resize", "6"]
     words += ["--parallel.cpu-devices", "2"]
     begin = functools.partial(start, folder / "home")
     (folder / "home").mkdir()
     cold = begin(folder / "cold", *words, "--log.to", "jsonl,curves,parameters")
-    # Other tests cover TensorBoard's file. This one checks when TensorFlow is imported.
     warm = begin(folder / "warm", *words, "--log.to", "jsonl,tensorboard", JAXDDP_TEST_REFUSES="tensorflow")
     return cold, warm, folder / "home/.cache/jaxddp" / PROGRAMS
 
 
 @pytest.mark.slow
-def test_a_second_start_compiles_nothing(two_starts):
+def test_a_second_start_compiles_nothing_and_equals_the_first_bit_for_bit(two_starts):
     cold, warm, place = two_starts
     assert cold["hits"] == 0 and cold["misses"] > 3 and warm["misses"] == 0 and warm["hits"] == cold["misses"]
     assert len([path for path in place.iterdir() if path.name.endswith("-cache")]) == cold["misses"]
-
-
-@pytest.mark.slow
-def test_a_run_with_cached_programs_equals_the_compiling_run_bit_for_bit(two_starts):
-    cold, warm, _ = two_starts
     assert warm["figures"] == cold["figures"] and len(cold["figures"]) == 5
     assert warm["state"] == cold["state"]
 
@@ -422,9 +335,9 @@ def test_training_on_arrays_imports_nothing_that_it_does_not_use(two_starts):
     cold, warm, _ = two_starts
     assert UNUSED & set(cold["imported"]) == set()
     assert "matplotlib" not in cold["imported at the first step"] and "matplotlib" in cold["imported"]
-    # The second run writes for TensorBoard, but only after its first step.
+    # The second run writes for TensorBoard, which needs no TensorFlow, after its first step.
     assert UNUSED & set(warm["imported at the first step"]) == set()
-    assert "the logger tensorboard failed at step 1 (ModuleNotFoundError: import of tensorflow halted" in warm["stderr"]
+    assert "tensorflow" not in warm["imported"] and "the logger tensorboard failed" not in warm["stderr"]
 
 
 # The tests above show which parts import TensorFlow.

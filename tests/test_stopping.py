@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.data import random_table, write_arrays
 from support.networks import largest_difference, linear_model
-from support.runs import Records, fails, setup_of, train
+from support.runs import Recorder, fails, setup_of, train
 from support.shared import sgd, shared
 
 import jaxddp
@@ -107,9 +107,9 @@ def lines(workdir: Path) -> list[dict]:
 STEPS = 16
 
 
-def run(workdir: Path, log: str, save: str, *, stop: int = 0, kill: int = 0) -> Records:
+def run(workdir: Path, log: str, save: str, *, stop: int = 0, kill: int = 0) -> Recorder:
     """Train 16 steps, with epochs of 6.25 steps, in a work directory until it is stopped, killed or done."""
-    records = Records()
+    records = Recorder()
     plan = {"train": {"duration": f"{STEPS} steps"}, "log": {"every": log}, "checkpoint": {"every": save}}
     plan |= {"eval": {"every": "0.5 epochs", "batch_size": 8}}
     with Checkpoints(workdir / "checkpoints") as checkpoints:

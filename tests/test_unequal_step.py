@@ -18,7 +18,7 @@ from support.cases import ci_case, rare_case
 from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table
 from support.faults import poisoned, spoil
 from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of
-from support.runs import Records, setup_of, train
+from support.runs import Recorder, setup_of, train
 from support.shared import sgd, shared, topology_of
 
 import jaxddp
@@ -61,7 +61,7 @@ def make_setup(shares: str | None, devices: int = 1, net: Any = None, table: Any
 @functools.cache
 def trained(shares: str | None, devices: int, case: str) -> Any:
     """Return the state after a run, and the metrics of its records."""
-    listener, words = Records(), CASES[case]
+    listener, words = Recorder(), CASES[case]
     state = train(make_setup(shares, devices, **words), CHANGES, listeners=[listener])
     return jax.device_get(state), [dict(record.metrics) for record in listener.steps]
 

@@ -1,5 +1,6 @@
 """`jaxddp config CONFIG`: print every setting of a config with the source of its value, or as a recipe file."""
 
+import contextlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,6 +11,7 @@ from jaxddp.config import Config
 from jaxddp.config.choices import CHOICES, effective_settings, unread_keys
 from jaxddp.config.registry import SCHEDULES
 from jaxddp.config.values import flatten
+from jaxddp.core.errors import InputError
 from jaxddp.recipe.file import RecipeFile, read_recipe
 from jaxddp.recipe.sources import is_built_in
 from jaxddp.recipe.text import line_of, written
@@ -39,10 +41,13 @@ def run(arguments: list[str]) -> int:
             base = str(file.path.absolute()), {key: value for key, value in settings.items() if key not in named}
         print(written(file.config, base, options.format), end="")
         return 0
-    from jaxddp.workdir.claim import absolute_settings
+    from jaxddp.workdir.claim import with_absolute_paths
 
-    hidden, origins = unread_keys(file.config, file.hooks), _origins(file, *arguments)
-    values = absolute_settings(effective_settings(Config, flatten(file.config.to_dict()), file.hooks))
+    hidden, origins, config = unread_keys(file.config, file.hooks), _origins(file, *arguments), file.config
+    # The name of a data set may be unknown here.
+    with contextlib.suppress(InputError):
+        config = with_absolute_paths(config)
+    values = effective_settings(Config, flatten(config.to_dict()), file.hooks)
     hooks = {kind.key: file.hooks[kind.hook] for kind in CHOICES if kind.hook in file.hooks and kind is not SCHEDULES}
     shown = {key: (_typed(value), origins[key]) for key, value in values.items() if key not in hidden}
     shown |= {key: (f"{hook.function.__name__}()", str(hook.path)) for key, hook in hooks.items()}

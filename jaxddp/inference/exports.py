@@ -96,7 +96,7 @@ def export_program(run: TrainedRun, out: str | Path, form: str | None = None) ->
 
 def logits_of(run: TrainedRun) -> Logits:
     """Return the function that computes logits from pixels as in evaluation, with the parameters as constants."""
-    objective = run.classifier(run.model).objective()
+    objective = run.objective(run.model)
     params, model_state = jax.device_get((run.state.params, run.state.model_state))
 
     def logits(pixels: Any) -> jax.Array:

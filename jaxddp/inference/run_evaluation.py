@@ -11,7 +11,9 @@ from jaxddp.config.goal import flat
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.phases import phase
 from jaxddp.data.source import Source
+from jaxddp.engine.objective import Objective
 from jaxddp.engine.parts.part import measured_states
+from jaxddp.engine.programs import make_eval_step
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.trained import fitted
 from jaxddp.mesh import Topology
@@ -19,7 +21,7 @@ from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.nnx_modules import NNXModel
 from jaxddp.recipe.file import RecipeFile
-from jaxddp.setup.compiled_programs import Classifier, settings
+from jaxddp.setup.compiled_programs import settings
 from jaxddp.setup.feed import eval_batches, limit_batch_size
 from jaxddp.setup.initial_weights import state_of_weights
 from jaxddp.setup.layout import TrainingData, steps_of
@@ -125,6 +127,7 @@ def _evaluator(
 ) -> Evaluator:
     check_normalization(config.data, data.image_shape)
     (_, loss), metrics = losses_of(config, data, user_object), metrics_of(config, data, user_object)
-    arguments = for_platform(model, topology.platform), loss, metrics, Preprocess.of(config), config.eval.views
-    size = limit_batch_size(config.eval.batch_size, val, topology)
-    return Classifier(*arguments, topology).evaluator(val, lambda: zip(eval_batches(val, config.data, size, topology)))
+    network, size = for_platform(model, topology.platform), limit_batch_size(config.eval.batch_size, val, topology)
+    objective = Objective(network, loss, Preprocess.of(config), metrics, config.eval.views)
+    batches = lambda: zip(eval_batches(val, config.data, size, topology))  # noqa: E731
+    return Evaluator(make_eval_step(objective, topology), batches, len(val), metrics=metrics)

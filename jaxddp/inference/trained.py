@@ -31,7 +31,8 @@ from jaxddp.data.soundness import Omissions
 from jaxddp.data.source import Source, check_labelled, check_source, image_dtype
 from jaxddp.engine.example_loss import example_loss
 from jaxddp.engine.initial_state import replace_by_weights
-from jaxddp.engine.predictions import LayerProgram, Pool, make_explain, make_features
+from jaxddp.engine.objective import Objective
+from jaxddp.engine.predictions import LayerProgram, Pool, make_classify, make_explain, make_features
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.predictions import Outcome, Predictions
 from jaxddp.losses import sigmoid_cross_entropy, softmax_cross_entropy
@@ -41,7 +42,6 @@ from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
 from jaxddp.platforms import platform_named
-from jaxddp.setup.compiled_programs import Classifier
 from jaxddp.setup.initial_weights import state_of_weights
 from jaxddp.setup.network_checks import in_precision
 from jaxddp.setup.recipe import model_of
@@ -156,7 +156,7 @@ def _unusable(array: Any) -> float:
 
 
 def explain_program(
-    classifier: Classifier, image_shape: tuple[int, int, int], num_classes: int, dtype: Any
+    objective: Objective, topology: Topology, image_shape: tuple[int, int, int], num_classes: int, dtype: Any
 ) -> tuple[LayerProgram, Any]:
     """Return the program of `make_explain`, and the shapes and dtypes of its values for one image.
 
@@ -166,9 +166,9 @@ def explain_program(
 
     Raises: see `heat_map_layer`.
     """
-    layer = heat_map_layer(classifier.model, image_shape)
+    layer = heat_map_layer(objective.model, image_shape)
     of_one = (((num_classes,), jnp.float32), (image_shape[:2], jnp.float32), (image_shape, dtype))
-    program = make_explain(classifier.objective(), layer, classifier.topology)
+    program = make_explain(objective, layer, topology)
     return program, tuple(jax.ShapeDtypeStruct(*shape) for shape in of_one)
 
 
@@ -344,11 +344,11 @@ class TrainedRun:
         data = self.config.data
         return data.of_evaluation if source.pixel_shape is not None else self.signature.data(data)
 
-    def classifier(self, model: Model) -> Classifier:
-        """Return the classifier of a model, with the default loss for the labels."""
+    def objective(self, model: Model) -> Objective:
+        """Return the objective of evaluation of a model, with the default loss for the labels."""
         labels = self.signature.labels
         loss = example_loss(sigmoid_cross_entropy if labels.several else softmax_cross_entropy, labels)
-        return Classifier(model, loss, {}, self.preprocess, self.config.eval.views, self.topology)
+        return Objective(model, loss, self.preprocess, views=self.config.eval.views)
 
     def _check_one_label(self) -> None:
         if self.signature.multi_label:
@@ -357,16 +357,17 @@ class TrainedRun:
             )
 
     @cached_property
-    def _classifier(self) -> Classifier:
-        return self.classifier(for_platform(self.model, self.topology.platform))
+    def _measured(self) -> Objective:
+        return self.objective(for_platform(self.model, self.topology.platform))
 
     @cached_property
     def _classify(self) -> LayerProgram:
-        return self._classifier.classify()
+        return make_classify(self._measured, self.topology)
 
     @cached_property
     def _explain_program(self) -> tuple[LayerProgram, Any]:
-        return explain_program(self._classifier, self.signature.image_shape, len(self.class_ids), self.signature.dtype)
+        shape, dtype = self.signature.image_shape, self.signature.dtype
+        return explain_program(self._measured, self.topology, shape, len(self.class_ids), dtype)
 
     @cached_property
     def _feature_programs(self) -> dict[Any, tuple[LayerProgram, Any]]:
@@ -378,8 +379,8 @@ class TrainedRun:
         Raises: see `find_layer`.
         """
         if (name, pool) not in self._feature_programs:
-            layer = find_layer(self._classifier.model, self.signature.image_shape, name)
-            program = make_features(self._classifier.model, self.preprocess, layer, pool, self.topology)
+            layer = find_layer(self._measured.model, self.signature.image_shape, name)
+            program = make_features(self._measured.model, self.preprocess, layer, pool, self.topology)
             shape = layer.shape[-1:] if pool == "mean" else layer.shape
             self._feature_programs[name, pool] = program, jax.ShapeDtypeStruct(shape, jnp.float32)
         return self._feature_programs[name, pool]

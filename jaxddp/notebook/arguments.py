@@ -22,8 +22,8 @@ from jaxddp.data.source import Source, check_source
 from jaxddp.engine.self_test import Mode
 from jaxddp.engine.state import TrainState
 from jaxddp.recipe.hooks import check_parameters
-from jaxddp.setup.configured_metrics import check_name
 from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.user_objects import check_name
 from jaxddp.training.evaluation import Measure
 
 Epochs = Annotated[float, Range(0, 10**9, above=True)]

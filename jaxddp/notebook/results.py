@@ -201,9 +201,9 @@ def show_predictions(
     few = ArrayTable(images, table.labels[rows], names, pixels)
     if explain:
         num_classes = setup.resources.train.num_classes
-        program, _ = explain_program(setup.classifier, images.shape[1:], num_classes, images.dtype)
+        program, _ = explain_program(setup.measured, setup.topology, images.shape[1:], num_classes, images.dtype)
     else:
-        program = setup.classifier.classify()
+        program = setup.programs.classify(setup.measured, setup.topology)
     options = setup.config.data, setup.topology, setup.feed.order.batch_size, explain
     return prediction_grid(ImagePredictor(program, few, rows, *options)(state))
 

@@ -4,7 +4,7 @@ import functools
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -67,7 +67,7 @@ class Feed:
     Attributes:
         substitutes: the images that replace images that cannot be used.
         growth: the growth of the image size; None if it is constant.
-        sizes, shares, microbatches: the division of a batch; see `Shard`.
+        whole: the division of a batch.
         unlabelled: the feed of a second source, with its own order and substitutes. A step takes a batch of each feed.
     """
 
@@ -80,9 +80,7 @@ class Feed:
     resident: dict[str, Resident] = field(default_factory=dict, repr=False)
     """The images that are on the devices, by use."""
     unlabelled: "Feed | None" = None
-    sizes: tuple[int, ...] = ()
-    shares: int = 1
-    microbatches: int = 1
+    whole: Shard = WHOLE
 
     def __repr__(self) -> str:
         resident = "".join(f", {use} images on the devices" for use in self.resident)
@@ -93,11 +91,7 @@ class Feed:
     @property
     def shard(self) -> Shard:
         """The part of every training batch that this process loads."""
-        return self._whole._replace(index=self.topology.process_index, count=self.topology.process_count)
-
-    @property
-    def _whole(self) -> Shard:
-        return WHOLE._replace(sizes=self.sizes, shares=self.shares, microbatches=self.microbatches)
+        return self.whole._replace(index=self.topology.process_index, count=self.topology.process_count)
 
     @property
     def _equal_shard(self) -> Shard:
@@ -112,15 +106,14 @@ class Feed:
 
         The examples of slices of different sizes, and of processes with data of their own, keep their order.
         """
-        shares = microbatches = 1
+        whole = WHOLE._replace(sizes=sizes)
         if division is not None and not sizes and not isinstance(self.order, UnitedOrder):
-            shares, microbatches = division.shares, division.accumulate
-        unlabelled = self.unlabelled and self.unlabelled.divided(sizes, division)
-        return replace(self, sizes=sizes, shares=shares, microbatches=microbatches, unlabelled=unlabelled)
+            whole = WHOLE._replace(shares=division.shares, microbatches=division.accumulate)
+        return replace(self, whole=whole, unlabelled=self.unlabelled and self.unlabelled.divided(sizes, division))
 
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of the batch that `batches` yields for a step, from 0, on all devices; -1 for padding."""
-        return self._whole.of(self.order.rows(step))
+        return self.whole.of(self.order.rows(step))
 
     def with_seed(self, seed: int) -> "Feed":
         """Return the feed with another seed. Images on the devices stay there."""
@@ -130,18 +123,14 @@ class Feed:
 
     def abstract_batch(self, size: int | None = None) -> Batch:
         """Return the shapes and shardings of a global batch of `size` slots, by default of those of `rows`."""
-        size = size or self._whole.slots(self.order.num_slots)
+        size = size or self.whole.slots(self.order.num_slots)
         batch = columns(self.source.labels, EvalOrder(len(self.source), size), 0)
-        pixel = np.zeros((), image_dtype(self.source, self.data))
-        image = np.broadcast_to(pixel, (len(batch.row), *self.source.image_shape(self.data)))
+        shape = len(batch.row), *self.source.image_shape(self.data)
+        image = jax.ShapeDtypeStruct(shape, image_dtype(self.source, self.data))
         batch = batch._replace(image=image, substituted=batch.mask if self.substitutes else None)
         place = functools.partial(jax.ShapeDtypeStruct, sharding=self.topology.sharded)
         shapes = jax.tree.map(lambda column: place(column.shape, column.dtype), batch)
         return shapes._replace(unlabelled=self.unlabelled and self.unlabelled.abstract_batch())
-
-    def eval_batches(self, source: Source, batch_size: int) -> Iterator[Batch]:
-        """Iterate over another source on the devices, each example once. The last batch is padded and masked."""
-        return eval_batches(source, self.data, batch_size, self.topology)
 
     def loading_and_resizing(self, side: int) -> tuple[DataConfig, Side | None]:
         """Return the config that loads training images of a side, and the size to which the step resizes them."""
@@ -155,12 +144,10 @@ class Feed:
         def resized(argument: Any) -> Any:
             if not isinstance(argument, Batch):
                 return argument
-            image = argument.image
-            if image is not None:
+            if (image := argument.image) is not None:
                 shape = len(image), *self.source.image_shape(data)
                 image = jax.ShapeDtypeStruct(shape, image.dtype, sharding=image.sharding)
-            unlabelled = None if argument.unlabelled is None else resized(argument.unlabelled)
-            return argument._replace(image=image, side=resizing, unlabelled=unlabelled)
+            return argument._replace(image=image, side=resizing, unlabelled=resized(argument.unlabelled))
 
         return tuple(map(resized, arguments))
 
@@ -189,11 +176,16 @@ class Feed:
         # Free the memory of a previous validation set.
         for use in missing.keys() & self.resident.keys():
             del self.resident[use]
-        self._check_memory(missing)
-        for use, source in missing.items():
-            out_of_memory = memory_errors(
-                lambda use=use: f"while the {use} images were copied to the devices", lambda: _SMALLER
+        needed, free = {use: self._bytes(use, source) for use, source in missing.items()}, self.topology.free_memory()
+        if free is not None and sum(needed.values()) > free:
+            raise InputError(
+                Key("data.cache", "device", '"device"'),
+                f": each device needs memory for {images_text(needed)}, and has {size(free)} free",
+                advice=_SMALLER,
             )
+        for use, source in missing.items():
+            when = lambda use=use: f"while the {use} images were copied to the devices"  # noqa: E731
+            out_of_memory = memory_errors(when, lambda: _SMALLER)
             with doing(f"placing {use} images on the devices", len(source), "image"), out_of_memory:
                 self.resident[use] = Resident(source, self._decoded(use, source))
 
@@ -247,8 +239,9 @@ class Feed:
         return self.data.of_evaluation if use == VALIDATION else replace(self.data, crop="whole")
 
     def _resident_sources(self, val: Source | None) -> dict[str, Source]:
-        optional = {UNLABELLED: self.unlabelled and self.unlabelled.source, VALIDATION: val}
-        return {TRAINING: self.source} | {use: source for use, source in optional.items() if source is not None}
+        unlabelled = None if self.unlabelled is None else self.unlabelled.source
+        sources = {TRAINING: self.source, UNLABELLED: unlabelled, VALIDATION: val}
+        return {use: source for use, source in sources.items() if source is not None}
 
     def _load_order(self, source: Source) -> EvalOrder:
         return EvalOrder(len(source), -(-_LOAD_BATCH // self.topology.num_devices) * self.topology.num_devices)
@@ -258,39 +251,26 @@ class Feed:
         size = math.prod(source.image_shape(self._data_for(use))) * image_dtype(source, self.data).itemsize
         return order.num_batches * order.batch_size * size
 
-    def _check_memory(self, missing: Mapping[str, Source]) -> None:
-        needed = {use: self._bytes(use, source) for use, source in missing.items()}
-        free = self.topology.free_memory()
-        if free is not None and sum(needed.values()) > free:
-            raise InputError(
-                Key("data.cache", "device", '"device"'),
-                f": each device needs memory for {images_text(needed)}, and has {size(free)} free",
-                advice=_SMALLER,
-            )
-
     def _decoded(self, use: str, source: Source) -> jax.Array:
         """Decode the images of a source, without random crops, and copy them to the devices."""
-        order, substituted, data = self._load_order(source), 0, self._data_for(use)
+        order, data, substituted = self._load_order(source), self._data_for(use), list[int]()
         num_rows, shape = order.num_batches * order.batch_size, source.image_shape(data)
+        if use == VALIDATION:
+            batches = source.eval_batches(order, data, self._equal_shard)
+        else:
+            substitutes = (self.unlabelled if use == UNLABELLED and self.unlabelled else self).substitutes
+            batches = source.train_batches(order, data, range(order.num_batches), self._equal_shard, substitutes)
 
         def load_images() -> Iterator[np.ndarray]:
-            nonlocal substituted
-            if use == VALIDATION:
-                batches = source.eval_batches(order, data, self._equal_shard)
-            else:
-                feed = self.unlabelled if use == UNLABELLED and self.unlabelled else self
-                steps = range(order.num_batches)
-                batches = source.train_batches(order, data, steps, self._equal_shard, feed.substitutes)
             for number, batch in enumerate(batches):
                 reached(number * order.batch_size)
-                substituted += 0 if batch.substituted is None else int(batch.substituted.sum())
+                substituted.append(0 if batch.substituted is None else int(batch.substituted.sum()))
                 yield batch.image
 
         images = place_images(load_images(), num_rows, shape, self.topology, image_dtype(source, self.data))
-        total = sum(map(int, self.topology.peers.exchange(f"substituted {use} images", str(substituted))))
-        check_substituted(
-            total, max_substituted(self.data.max_bad_images, len(source)), Key.plain("data.cache", "device")
-        )
+        total = sum(map(int, self.topology.peers.exchange(f"substituted {use} images", str(sum(substituted)))))
+        most = max_substituted(self.data.max_bad_images, len(source))
+        check_substituted(total, most, Key.plain("data.cache", "device"))
         return images
 
 

@@ -40,7 +40,14 @@ def identity(recipe: Recipe, state: TrainState) -> dict[str, str]:
     key = jax.eval_shape(lambda: jax.random.key(0))
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
     digests = {"loss": name_and_digest(recipe.loss.function, logits, labels)}
-    digests |= {f"metric {name}": _metric(each, logits, labels) for name, each in recipe.metrics.items()}
+    for name, metric in recipe.metrics.items():
+        function: Any = metric
+        arguments = logits, labels
+        if is_set_metric(metric) and hasattr(metric, "examples"):
+            function = function.examples
+        elif is_set_metric(metric):
+            function, arguments = function.sums, (*arguments, jax.ShapeDtypeStruct((2,), jnp.float32))
+        digests[f"metric {name}"] = name_and_digest(function, *arguments)
 
     def following(grads: Any, opt_state: Any, params: Any) -> Any:
         return call_update(recipe.optimizer, grads, opt_state, params, value=jnp.zeros(()), grad=grads)
@@ -116,14 +123,6 @@ def _initial_numbers(init: Callable[[Any], Any], params: Any) -> list[jax.Array]
     """Return the scalars that an optimizer keeps in its state, as `optax.inject_hyperparams` does."""
     leaves = jax.tree.leaves(init(params))
     return [leaf for leaf in leaves if leaf.ndim == 0 and jnp.issubdtype(leaf.dtype, jnp.floating)]
-
-
-def _metric(metric: Any, logits: Any, labels: Any) -> str:
-    if not is_set_metric(metric):
-        return name_and_digest(metric, logits, labels)
-    if hasattr(metric, "examples"):
-        return name_and_digest(metric.examples, logits, labels)
-    return name_and_digest(metric.sums, logits, labels, jax.ShapeDtypeStruct((2,), jnp.float32))
 
 
 def _part(part: Part, state: TrainState) -> str:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 
-from jaxddp.config import Config
+from jaxddp.config import Config, ModelConfig
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.core.errors import InputError, about
 from jaxddp.core.phases import doing
@@ -74,7 +74,9 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
         signature = Signature.read(path)
     else:
         stored, namings = read(path), namings_of(target.model)
-        signature = _signature_beside(path)
+        # `jaxddp push` writes the signature beside a file of weights.
+        is_pushed = path.name == WEIGHTS_FILE and os.path.isfile(path.parent / CONFIG_FILE)
+        signature = Signature.read(path.parent) if is_pushed else None
     class_ids = tuple(target.class_ids)
     has_other_classes = signature is not None and bool(class_ids) and signature.class_ids != class_ids
     if has_other_classes and target.needs_head:
@@ -82,10 +84,12 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
     stored_shape = signature.image_shape if signature is not None else None
     shape, num_classes = target.image_shape, target.num_classes
     images = None if shape is None else ImageArrays.of(target.model, shape, stored_shape)
-    heads = {"new_head": has_other_classes, "needs_head": target.needs_head}
+    heads, crc = {"new_head": has_other_classes, "needs_head": target.needs_head}, 0
     with about(path):
         matched = match(target.shapes, stored, namings, num_classes, target.new_layers, **heads, images=images)
-    topology.peers.agree({"the weights to start from": _checksum(matched.arrays)})
+    for name, array in sorted(matched.arrays.items()):
+        crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(name.encode(), crc))
+    topology.peers.agree({"the weights to start from": f"{crc:08x}"})
     counts = [f"{len(matched.arrays)} of the network's {counted(len(target.shapes), 'array')}"]
     if matched.new:
         counts.append(f"new: {listed(matched.new)}")
@@ -122,28 +126,19 @@ def state_of_weights(
 
     Raises: see `initial_weights` and `make_init`.
     """
-    path, arrays, weights = None, dict[str, np.ndarray](), config.model.weights
-    if weights is not None:
-        ids = tuple(class_ids) if needs_head else ()
-        target = WeightsTarget(
-            *(model, shapes_of(model, image_shape), len(class_ids), ids, image_shape, config.model.fresh_layers),
-            needs_head=needs_head,
-        )
-        with doing(f"reading weights from {weights}"):
-            path = local_weights(weights, offline=config.model.offline)
-            arrays = initial_weights(path, target, topology)
+    ids, fresh = tuple(class_ids) if needs_head else (), config.model.fresh_layers
+    target = WeightsTarget(model, shapes_of(model, image_shape), len(class_ids), ids, image_shape, fresh, needs_head)
+    path, arrays = configured_weights(config.model, target, topology)
     init = make_init(model, optax.identity(), image_shape, topology, transform=initialize)
     return path, init(topology.replicate(jax.random.key(config.seed)), topology.replicate(arrays))
 
 
-def _signature_beside(path: Path) -> Signature | None:
-    """Return the signature beside a file of weights that `jaxddp push` wrote; None for another file."""
-    is_pushed = path.name == WEIGHTS_FILE and os.path.isfile(path.parent / CONFIG_FILE)
-    return Signature.read(path.parent) if is_pushed else None
-
-
-def _checksum(arrays: dict[str, np.ndarray]) -> str:
-    crc = 0
-    for path, array in sorted(arrays.items()):
-        crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(path.encode(), crc))
-    return f"{crc:08x}"
+def configured_weights(
+    config: ModelConfig, target: WeightsTarget, topology: Topology
+) -> tuple[Path | None, dict[str, np.ndarray]]:
+    """Return the file of the weights that a config names, and their arrays by path. Raises: see `initial_weights`."""
+    if config.weights is None:
+        return None, {}
+    with doing(f"reading weights from {config.weights}"):
+        path = local_weights(config.weights, offline=config.offline)
+        return path, initial_weights(path, target, topology)

@@ -43,20 +43,19 @@ def denormalized(preprocess: Preprocess, inputs: Inputs) -> np.ndarray:
 
 def _titles(batch: Batch, inputs: Inputs, names: tuple[str, ...], places: np.ndarray) -> list[str]:
     """Return a title for each image: its label, or both labels and their weights if images are mixed, and its row."""
+
+    def name_of(label: jax.Array) -> str:
+        classes = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
+        return ", ".join(short_class_name(names[each]) for each in classes) or "no label"
+
     titles = []
     for index in places.tolist():
-        title = _label_text(batch.label[index], names)
-        if inputs.mixing is not None:
-            weight, other_label = float(inputs.mixing.weight[index]), _label_text(inputs.mixing.label[index], names)
-            title = f"{weight:.0%} {title}\n{1 - weight:.0%} {other_label}"
+        title, mixing = name_of(batch.label[index]), inputs.mixing
+        if mixing is not None:
+            weight = float(mixing.weight[index])
+            title = f"{weight:.0%} {title}\n{1 - weight:.0%} {name_of(mixing.label[index])}"
         titles.append(f"{title}\nrow {int(batch.row[index])}")
     return titles
-
-
-def _label_text(label: jax.Array, names: tuple[str, ...]) -> str:
-    """Return the class name of a label, or the class names of a multi-hot label."""
-    classes = [int(label)] if label.ndim == 0 else np.flatnonzero(label).tolist()
-    return ", ".join(short_class_name(names[index]) for index in classes) or "no label"
 
 
 def show(recipe: Recipe, step: int, count: int, out: Path) -> str:

@@ -93,22 +93,12 @@ class Layout:
         if way.parts:
             config.model.batch_statistics.check(config.train.batch_size, way.parts)
         division = Division.of(config, way.shares)
-        growth = _growth(config, data.image_shape, plan)
-        shapes = (data.image_shape,)
+        shapes, (height, width, channels) = (data.image_shape,), data.image_shape
+        if config.data.grow_from is not None and height != width:
+            problem = f": these images are {height}x{width}, and only square images can grow"
+            advice = "leave ", Key("data.grow_from"), " out"
+            raise InputError(Key("data.grow_from", config.data.grow_from), problem, advice=advice)
+        growth = Growth.of(config.data, width, **plan.sizes)
         if growth is not None:
-            sides, channels = growth.segments(range(plan.total_steps)), data.image_shape[-1]
-            shapes = tuple((side, side, channels) for _, side in sides)
+            shapes = tuple((side, side, channels) for _, side in growth.segments(range(plan.total_steps)))
         return cls(data, plan, steps_of(config, plan), way, division, growth, shapes)
-
-
-def _growth(config: Config, image_shape: ImageShape, plan: Plan) -> Growth | None:
-    if config.data.grow_from is None:
-        return None
-    height, width, _ = image_shape
-    if height != width:
-        raise InputError(
-            Key("data.grow_from", config.data.grow_from),
-            f": these images are {height}x{width}, and only square images can grow",
-            advice=("leave ", Key("data.grow_from"), " out"),
-        )
-    return Growth.of(config.data, width, **plan.sizes)

@@ -9,9 +9,8 @@ import json
 import logging
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.shares import AUTO, Shares, listed
-from jaxddp.core.errors import InputError
 from jaxddp.core.phases import moved, phase
 from jaxddp.data.batch import Batch
 from jaxddp.engine.ways.unequal import Unequal, UnequalStep, device_arrays
@@ -33,6 +31,8 @@ SIMILAR = 0.1
 """Speeds that differ by at most this fraction count as equal: equal slices need one program and no padding."""
 _LEAST_SECONDS, _MOST_SECONDS = 2.0, 30.0
 _LEAST_TIMES = 3
+SHARES_FILE = "shares.json"
+_log = logging.getLogger("jaxddp.experiment")
 
 
 def measure_shares(setup: RunSetup) -> tuple[float, ...]:
@@ -119,99 +119,73 @@ def _seconds(step: UnequalStep, setup: RunSetup, batch: Batch) -> list[float]:
         return list(pool.map(wait, devices))
 
 
-_log = logging.getLogger("jaxddp.experiment")
-
-
-SHARES_FILE = "shares.json"
-
-
-@dataclass(frozen=True)
-class SharesFile:
-    """The file of a run.
-
-    Attributes:
-        run_id: the id of the run.
-        devices: the kind of each device, in mesh order, and the number of processes, as text.
-    """
-
-    directory: Path
-    run_id: str
-    devices: str
-
-    @classmethod
-    def of(cls, directory: Path, run_id: str, topology: Topology) -> "SharesFile":
-        """Return the file of a run on the devices of a topology."""
-        kinds = [device.device_kind for device in topology.mesh.devices.flat]
-        return cls(directory, run_id, json.dumps([topology.process_count, kinds]))
-
-    @property
-    def path(self) -> Path:
-        return self.directory / SHARES_FILE
-
-    def read(self) -> tuple[str, str]:
-        """Return the value of `parallel.shares` that the run measured, or "" and a reason to measure again."""
-        if not self.path.exists():
-            return "", "the run did not measure its devices"
-        try:
-            entries = files.parse_json(files.read(self.path))
-            if entries[RUN_ID] != self.run_id:
-                return "", f"{self.path} is of another run"
-            if json.dumps([entries["processes"], entries["devices"]]) != self.devices:
-                return "", "the devices have changed"
-            processes, kinds = json.loads(self.devices)
-            Shares.parse(entries["shares"]).of_devices(len(kinds), processes)
-            return entries["shares"], ""
-        except (OSError, InputError, ValueError, TypeError, KeyError, AttributeError):
-            return "", f"{self.path} is damaged"
-
-    def write(self, shares: str) -> None:
-        """Write the file. Raises: InputError if this fails."""
-        processes, kinds = json.loads(self.devices)
-        content = {RUN_ID: self.run_id, "shares": shares, "processes": processes, "devices": kinds}
-        files.replace(self.path, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def settle_shares(setup: RunSetup, file: SharesFile | None = None, *, resumes: bool = False) -> RunSetup:
+def settle_shares(
+    setup: RunSetup, directory: Path | None = None, run_id: str = "", *, resumes: bool = False
+) -> RunSetup:
     """Return the setup with the sizes of the slices of a run. Measure the devices for "auto", and log a line.
 
     All processes of a job must call this function together.
 
     Args:
-        file: the file that keeps the measured shares; None for a run without a work directory.
+        directory: the work directory, whose file keeps the measured shares; None for a run without one.
+        run_id: the id of the run.
         resumes: whether the run is resumed. It then uses the shares of the file, unless the devices have changed.
 
     Raises:
         InputError: the file cannot be written; see also `Layout.of`.
     """
-    shares = setup.config.parallel.shares
+    shares, peers = setup.config.parallel.shares, setup.topology.peers
     if shares is None:
         return setup
     origin = f"parallel.shares={shares}"
     if shares == AUTO and setup.topology.num_devices > 1:
-        shares, origin = _settle_auto(setup, file if resumes else None, file)
+        file = None if directory is None else directory / SHARES_FILE
+        shares, origin = _settle_auto(setup, file, run_id, resumes=resumes)
         setup = setup.changed(config=setup.config.replace(parallel={"shares": shares}))
-    if setup.topology.peers.is_first:
+    if peers.is_first:
         sizes = [rows.stop - rows.start for _, rows in setup.slices]
         _log.info(f"shares: {origin}; slices of {listed(sizes)} images")
     return setup
 
 
-def _settle_auto(setup: RunSetup, saved: SharesFile | None, file: SharesFile | None) -> tuple[str, str]:
+def _settle_auto(setup: RunSetup, file: Path | None, run_id: str, *, resumes: bool) -> tuple[str, str]:
     """Return shares that were saved or are measured now, and their ratio and origin as text."""
-    peers = setup.topology.peers
+    topology, peers = setup.topology, setup.topology.peers
+    kinds = [device.device_kind for device in topology.mesh.devices.flat]
+    # The kinds are in mesh order.
+    content = {RUN_ID: run_id, "shares": "", "processes": topology.process_count, "devices": kinds}
     # Process 0 reads the file, because other hosts may not see its last write yet.
-    text = peers.from_first("saved shares", lambda: json.dumps(("", "") if saved is None else saved.read()))
-    shares, reason = json.loads(text)
+    read = lambda: json.dumps(("", "") if file is None or not resumes else _saved(file, content))  # noqa: E731
+    shares, reason = json.loads(peers.from_first("saved shares", read))
     origin = "as measured at the start of the run"
     if not shares:
         if reason and peers.is_first:
             _log.info(f"shares: measured again, because {reason}")
-        speeds = measure_shares(setup)
-        division = setup.layout.division
+        speeds, division = measure_shares(setup), setup.layout.division
         arguments = speeds, peers.process_count, division.batch_size, division.unit_of_slice
         shares = peers.from_first("shares", lambda: shares_of(*arguments))
         origin = f"measured {listed([f'{speed:.3g}' for speed in speeds])} images/s"
         if file is not None and peers.is_first:
-            file.write(shares)
+            files.replace(file, (json.dumps(content | {"shares": shares}, indent=2) + "\n").encode())
     ratios = listed([f"{weight:g}" for weight in Shares.parse(shares).weights])
     return shares, f"{ratios}, {origin}"
+
+
+def _saved(file: Path, expected: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the value of `parallel.shares` that a run measured, or "" and a reason to measure again.
+
+    Args:
+        expected: the content of the file, whose `shares` are not compared.
+    """
+    if not file.exists():
+        return "", "the run did not measure its devices"
+    try:
+        saved = files.parse_json(files.read(file), dict)
+        if saved[RUN_ID] != expected[RUN_ID]:
+            return "", f"{file} is of another run"
+        if saved | {"shares": ""} != expected:
+            return "", "the devices have changed"
+        Shares.parse(saved["shares"]).of_devices(len(saved["devices"]), saved["processes"])
+        return saved["shares"], ""
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return "", f"{file} is damaged"

@@ -1,8 +1,6 @@
 """Check a network against the classes and the image sizes of a run by abstract evaluation (`jax.eval_shape`)."""
 
-import contextlib
 import dataclasses
-import functools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +20,7 @@ from jaxddp.mesh import AXIS, Topology
 from jaxddp.models.adapt import FunctionModel, LinenModel, has_dropout, takes_cpu_convolutions
 from jaxddp.models.interface import Model, name_of, other_switches, takes_example_keys
 from jaxddp.models.nnx_modules import NNXModel
-from jaxddp.models.variables import by_path, path_of, trees_of
+from jaxddp.models.variables import by_path, trees_of
 from jaxddp.setup.layout import ImageShape, Layout, TrainingData
 from jaxddp.weights.match import listed
 
@@ -58,12 +56,10 @@ def _check_accepted(model: Model, made_for: ImageShape, shape: ImageShape, key: 
     if shape == made_for:
         return
     if reason := reason_of_rejection(model, trees_of(model, made_for), made_for, shape):
-        raise InputError(
-            Key(f"data.{key}", getattr(data, key)),
-            f": the network that is made for {made_for[0]}x{made_for[1]} pixels does "
-            f"not take {shape[0]}x{shape[1]} ({reason})",
-            advice=("leave ", Key(f"data.{key}"), " out, or choose another network"),
-        )
+        size, other = ("x".join(map(str, each[:2])) for each in (made_for, shape))
+        problem = f": the network that is made for {size} pixels does not take {other} ({reason})"
+        advice = "leave ", Key(f"data.{key}"), " out, or choose another network"
+        raise InputError(Key(f"data.{key}", getattr(data, key)), problem, advice=advice)
 
 
 def reason_of_rejection(model: Model, trees: Any, made_for: ImageShape, shape: ImageShape) -> str:
@@ -96,10 +92,8 @@ def check_frozen_state(model: Model, frozen: Layers, trees: Any, image_shape: Im
     """
     if not frozen or isinstance(model, LinenModel | NNXModel):
         return
-    jaxpr = _jaxpr(model, image_shape, "float32", train=True).jaxpr
-    leaves = jax.tree_util.tree_leaves_with_path(trees[1])
-    for index, ((path, _), (_, copied)) in enumerate(zip(leaves, origins(jaxpr), strict=False)):
-        name = path_of(path)
+    training = origins(_trace(model, image_shape, "float32", train=True).jaxpr)
+    for index, (name, (_, copied)) in enumerate(zip(by_path((), trees[1]), training, strict=False)):
         if _selects(frozen, name) and copied != index:
             raise InputError(
                 f"model: the network changes the state {name} of a layer that is frozen or unfrozen later, so its norm "
@@ -133,11 +127,9 @@ def check_network(
     shares = dtypes_of_products(evaluation)
     computed = next(iter(shares), used)
     if precision not in (None, computed):
-        raise InputError(
-            Key("train.precision", precision),
-            f": the network computes in {computed}, because its layers or constants have this dtype",
-            advice=("let it set no dtype, or leave ", Key("train.precision"), " out"),
-        )
+        problem = f": the network computes in {computed}, because its layers or constants have this dtype"
+        advice = "let it set no dtype, or leave ", Key("train.precision"), " out"
+        raise InputError(Key("train.precision", precision), problem, advice=advice)
     if not topology.peers.is_first:
         return
     if where != "model" or computed != used:
@@ -185,16 +177,10 @@ def check_outputs(
     Raises:
         InputError: the network returns something else.
     """
-    images = jax.ShapeDtypeStruct((_NUM_IMAGES, *image_shape), precision)
-    arguments = *trees_of(model, image_shape), images, jax.eval_shape(lambda: jax.random.key(0))
-    traces = []
-    for train in (False, True):
-        data_name = "the data in training" if train else "the data"
-        # The trace needs the axis of the devices, because a batch norm may average over it.
-        check = functools.partial(_checked, model, (num_classes, data_name), train)
-        traces.append(jax.make_jaxpr(check, axis_env=[(AXIS, 1)])(*arguments))
-    evaluation, training = traces
-    return evaluation, None if len(training.out_avals) < len(evaluation.out_avals) else training
+    evaluation, training = (
+        _trace(model, image_shape, precision, train=train, num_classes=num_classes) for train in (False, True)
+    )
+    return evaluation, training if training.out_avals else None
 
 
 def in_precision(model: Model, image_shape: ImageShape, precision: str | None) -> Model:
@@ -210,9 +196,7 @@ def in_precision(model: Model, image_shape: ImageShape, precision: str | None) -
         # A cast network may not accept its own constants: `lax.conv_general_dilated` promotes no dtypes, and the
         # carry of a loop must keep its dtype.
         try:
-            evaluation = _jaxpr(model, image_shape, precision, train=False)
-            with contextlib.suppress(InputError):  # Ghost batch norm does not accept so few images in training.
-                _jaxpr(model, image_shape, precision, train=True)
+            evaluation, _ = (_trace(model, image_shape, precision, train=train) for train in (False, True))
         except Exception:
             return False
         return precision == next(iter(dtypes_of_products(evaluation)), None)
@@ -221,19 +205,44 @@ def in_precision(model: Model, image_shape: ImageShape, precision: str | None) -
     return in_dtype if not follows(model) and follows(in_dtype) else model
 
 
-def _jaxpr(model: Model, image_shape: ImageShape, precision: str, *, train: bool) -> Any:
-    """Return the jaxpr of a network in a mode: (state, params, images, keys) to (new state, logits)."""
+def _trace(
+    model: Model, image_shape: ImageShape, precision: str, *, train: bool, num_classes: int | None = None
+) -> Any:
+    """Return the jaxpr of a network in a mode: (state, params, images, key) to (new state, logits).
+
+    The jaxpr of training has no outputs if the network does not accept so few images, as with ghost batch norm. The
+    logits are checked if the number of classes is given. Raises: InputError.
+    """
     params, state = trees_of(model, image_shape)
     images = jax.ShapeDtypeStruct((_NUM_IMAGES, *image_shape), precision)
-    keys: dict[str, Any] = {"key": jax.eval_shape(lambda: jax.random.key(0)) if train else None}
-    if train and takes_example_keys(model):
-        keys["example_keys"] = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), _NUM_IMAGES))
 
-    def call(state: Any, params: Any, images: jax.Array, keys: Any) -> Any:
-        logits, new_state = model.apply(params, state, images, train=train, **keys)
-        return new_state, logits
+    def call(state: Any, params: Any, images: jax.Array, key: jax.Array) -> Any:
+        keys = {"example_keys": jax.random.split(key, _NUM_IMAGES)} if train and takes_example_keys(model) else {}
+        try:
+            result = model.apply(params, state, images, train=train, key=key if train else None, **keys)
+        except InputError:
+            if train:
+                return ()
+            raise
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise InputError(f"the model's apply returned {kind_of(result)}; return a pair (logits, model_state)")
+        logits, new_state = result
+        return new_state, logits if num_classes is None else _checked_logits(logits, num_classes, train=train)
 
-    return jax.make_jaxpr(call, axis_env=[(AXIS, 1)])(state, params, images, keys)
+    # The trace needs the axis of the devices, because a batch norm may average over it.
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    return jax.make_jaxpr(call, axis_env=[(AXIS, 1)])(state, params, images, key)
+
+
+def _checked_logits(logits: Any, num_classes: int, *, train: bool) -> Any:
+    try:
+        return wide_logits(logits, (_NUM_IMAGES, num_classes))
+    except InputError as error:
+        data = "the data in training" if train else "the data"
+        shape, advice = getattr(logits, "shape", ()), f"one for each of the {num_classes} classes of {data}"
+        if len(shape) == 2 and shape[-1] != num_classes:
+            advice += f": the network's last layer has {shape[-1]} outputs; give it {num_classes}"
+        raise InputError(f"{error}, {advice}") from None
 
 
 def dtypes_of_products(jaxpr: Any) -> dict[str, float]:
@@ -251,64 +260,31 @@ def notices(
         frozen: the layers whose state training should not change.
     """
     params, state = trees_of(model, image_shape)
-    paths = [path for path, leaf in by_path((), state).items()]
-    kinds = [jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in by_path((), state).values()]
-    first = len(jax.tree.leaves(params))
     advice = "the argument that sets the mode has a name of docs/extending.md#a-model, such as train or deterministic"
     function = getattr(model, "function", model.apply)
     if switches := other_switches(function):
         yield f"{', '.join(switches)}: {name_of(function)} has this default in training and evaluation; {advice}"
     if training is None:
         return
-    of_training, of_evaluation = origins(training.jaxpr), origins(evaluation.jaxpr)
-    key = len(training.jaxpr.invars) - 1
-    of_state = [first + index for index in range(len(paths))]
-    if unchanged := [
-        path
-        for path, index, is_float, (_, copied) in zip(paths, of_state, kinds, of_training[1:], strict=True)
-        if is_float and copied == index and not _selects(frozen, path)
-    ]:
-        yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"
-    changed = {
-        path: index in of_evaluation[0][0]
-        for path, index, is_float, (_, copied) in zip(paths, of_state, kinds, of_training[1:], strict=True)
-        if is_float and copied != index
+    (*of_state, (sources, _)), (*_, (of_evaluation, _)) = origins(training.jaxpr), origins(evaluation.jaxpr)
+    arrays = by_path((), state)
+    # Whether training copies each array of floats, by its path and its place among the inputs.
+    copies = {
+        (path, index): copied == index
+        for index, ((path, leaf), (_, copied)) in enumerate(zip(arrays.items(), of_state, strict=True))
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
     }
+    if unchanged := [path for (path, _), copied in copies.items() if copied and not _selects(frozen, path)]:
+        yield f"training does not change {listed(unchanged)}, as if the network were in evaluation mode; {advice}"
+    changed = {path: index in of_evaluation for (path, index), copied in copies.items() if not copied}
     # A layer may keep an array for its users only, such as `sigma` of `nn.SpectralNorm`.
     layers_read = {_layer(path) for path, is_read in changed.items() if is_read}
     if unread := [path for path in changed if _layer(path) not in layers_read]:
         yield f"evaluation does not read {listed(unread)}, as if the network were in training mode; {advice}"
-    if key not in of_training[0][0] and has_dropout(model, params, state, image_shape):
+    key = len(training.jaxpr.invars) - 1
+    if key not in sources and has_dropout(model, params, state, image_shape):
         yield f"the network has dropout, and training does not apply it; {advice}"
 
 
 def _layer(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _checked(
-    model: Model, classes: tuple[int, str], train: bool, params: Any, state: Any, images: jax.Array, key: jax.Array
-) -> tuple[Any, ...]:
-    """Return the logits and the arrays of the new state, and check the shape of the logits.
-
-    Args:
-        classes: the number of classes, and a name of the data for messages.
-    """
-    key_arguments = {"example_keys": jax.random.split(key, _NUM_IMAGES)} if train and takes_example_keys(model) else {}
-    try:
-        result = model.apply(params, state, images, train=train, key=key if train else None, **key_arguments)
-    except InputError:
-        if train:
-            # Ghost batch norm does not accept so few images. Skip the check of the network's output in training.
-            return (images,)
-        raise
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise InputError(f"the model's apply returned {kind_of(result)}; return a pair (logits, model_state)")
-    (logits, new_state), (num_classes, data) = result, classes
-    try:
-        return wide_logits(logits, (_NUM_IMAGES, num_classes)), *jax.tree.leaves(new_state)
-    except InputError as error:
-        shape, advice = getattr(logits, "shape", ()), f"one for each of the {num_classes} classes of {data}"
-        if len(shape) == 2 and shape[-1] != num_classes:
-            advice += f": the network's last layer has {shape[-1]} outputs; give it {num_classes}"
-        raise InputError(f"{error}, {advice}") from None

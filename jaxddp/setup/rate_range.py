@@ -1,5 +1,6 @@
 """The learning-rate range test (Smith 2017, arXiv:1506.01186): a few steps at rising rates suggest a rate."""
 
+import contextlib
 import dataclasses
 import math
 from dataclasses import dataclass, field
@@ -100,9 +101,8 @@ class RateTest:
         rate of the window in which this minimum decreases most. A decrease that only undoes an earlier increase of the
         loss does not change the minimum, so it has no effect.
         """
-        rates, window = self.step_rates, self.rates.num_steps(_WINDOW)
+        rates, window, diverged = self.step_rates, self.rates.num_steps(_WINDOW), None
         minimum = np.minimum.accumulate(self.smoothed)
-        diverged = None
         if not self.finite:
             diverged = float(self.rates.schedule(len(self.losses)))
         elif self.diverged_at is not None:
@@ -131,12 +131,11 @@ def find_rate(setup: RunSetup, rates: RateRange) -> RateTest:
         return peers.from_first("whether the loss diverges", lambda: str(test.diverged_at is not None)) == str(True)
 
     run = make_run(setup, listeners=[test])
-    try:
-        fit(dataclasses.replace(run, should_stop=stops, suspects=lambda state, step: ""))
-    except NonFiniteError:
-        test.finite = False
-    except Preempted:
-        pass
+    with contextlib.suppress(Preempted):
+        try:
+            fit(dataclasses.replace(run, should_stop=stops, suspects=lambda state, step: ""))
+        except NonFiniteError:
+            test.finite = False
     return test
 
 

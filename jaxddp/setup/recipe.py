@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from jaxddp.config.goal import VAL_EMA, Goal
 from jaxddp.config.registry import MODELS, OBJECTIVES, OPTIMIZERS
 from jaxddp.core.errors import InputError, Key, Words, about
 from jaxddp.core.wording import counted, kind_of
-from jaxddp.data.batch_plan import Division, Growth
+from jaxddp.data.batch_plan import Division
 from jaxddp.data.labels import labels_of
 from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, check_repeats, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
@@ -42,13 +42,18 @@ from jaxddp.models.adapt import adapt, with_cpu_convolutions
 from jaxddp.models.interface import Model
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.schedules import Steps, at_batch_size, make_schedule
-from jaxddp.setup.configured_losses import configured_losses
-from jaxddp.setup.configured_metrics import configured_metrics, with_user_metrics
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.layout import ImageShape, Layout, TrainingData
 from jaxddp.setup.network_checks import brings_weights, check_network, check_other_seed, check_sizes, in_precision
 from jaxddp.setup.resources import Resources, check_pixels
-from jaxddp.setup.user_objects import ObjectSource, check_optimizer, check_parts
+from jaxddp.setup.user_objects import (
+    ObjectSource,
+    check_optimizer,
+    check_parts,
+    configured_losses,
+    configured_metrics,
+    with_user_metrics,
+)
 from jaxddp.training.evaluation import EarlyStopping
 
 
@@ -105,16 +110,26 @@ class Recipe:
 
         Raises:
             InputError: the config does not fit the devices or the images, the network does not accept images of all
-                sizes, the images cannot be kept on the devices, a data set is smaller than its batch, or augmentation,
-                mean or std do not fit the images.
+                sizes, the images cannot be kept on the devices, a data set is smaller than its batch, augmentation,
+                mean or std do not fit the images, or the objective's own check fails.
         """
         layout = layout or Layout.of(config, topology, TrainingData.of(resources.train, config.data))
+        data, augmentation = layout.training_data, objects.get("augmentation")
         check_sizes(config.data, objects["model"], layout, topology.peers)
         feed = _feed(config, topology, resources, layout, objects.get("objective", supervised))
-        preprocess = _preprocess(config, topology, layout, objects.get("augmentation"))
+        check_normalization(config.data, data.image_shape)
+        preprocess = Preprocess.of(config, config.data.augment, augmentation)
+        for shape in layout.shapes:
+            check_augmentation(preprocess, shape, data.dtype)
+        if layout.way.parts:
+            check_mixing(config.data.augment, config.train.batch_size, layout.way.parts)
         known = {"config": config, "topology": topology, "resources": resources, "layout": layout}
         recipe = cls(**known, feed=feed, preprocess=preprocess, **objects)
-        recipe._check_objective()
+        # `unwrap` undoes the wrapper that adds the line of the recipe file to errors.
+        if (check := getattr(inspect.unwrap(recipe.objective), "check", None)) is not None:
+            objective = Objective(recipe.model, recipe.loss, preprocess, recipe.metrics)
+            image = jax.ShapeDtypeStruct(data.image_shape, data.dtype)
+            check(objective, image, unlabelled=resources.unlabelled is not None)
         return recipe
 
     @property
@@ -176,24 +191,13 @@ class Recipe:
             early_stopping.check(self._metric_names())
         return early_stopping
 
-    def _metric_names(self) -> Iterator[str]:
-        """Yield the names of a validation's metrics, as in the result of `jaxddp.config.goal.flat`."""
+    def _metric_names(self) -> list[str]:
+        """Return the names of a validation's metrics, as in the result of `jaxddp.config.goal.flat`."""
         names = ["loss"]
         for name, metric in self.metrics.items():
             is_of_set = is_set_metric(metric)
             names += check_set_metric(metric, name, self.layout.training_data.labels) if is_of_set else [name]
-        yield from names
-        if any(part.beside for part in self.parts):
-            yield from (f"{VAL_EMA} {name}" for name in names)
-
-    def _check_objective(self) -> None:
-        """Run the objective's own check of the images, the loss and the unlabelled data. Raises: InputError."""
-        # `unwrap` undoes the wrapper that adds the line of the recipe file to errors.
-        if (check := getattr(inspect.unwrap(self.objective), "check", None)) is not None:
-            data = self.layout.training_data
-            objective = Objective(self.model, self.loss, self.preprocess, self.metrics)
-            image = jax.ShapeDtypeStruct(data.image_shape, data.dtype)
-            check(objective, image, unlabelled=self.resources.unlabelled is not None)
+        return names + [f"{VAL_EMA} {name}" for name in names if any(part.beside for part in self.parts)]
 
 
 def make_recipe(
@@ -201,20 +205,20 @@ def make_recipe(
     topology: Topology,
     resources: Resources,
     user_object: ObjectSource,
-    rate: optax.Schedule | None = None,
     *,
-    precision: str | None = None,
     file: RecipeFile | None = None,
+    **options: Any,
 ) -> Recipe:
     """Make the recipe of a config, its data and devices, and the objects that the user provides.
 
     Args:
         file: the recipe file, if there is one.
+        options: further arguments of `make_objects`.
 
-    For the other arguments see `make_objects`. Raises: InputError; see `make_objects` and `Recipe.of`.
+    Raises: InputError; see `make_objects` and `Recipe.of`.
     """
     layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
-    objects = make_objects(config, layout, topology, user_object, rate, precision=precision)
+    objects = make_objects(config, layout, topology, user_object, **options)
     return Recipe.of(config, topology, resources, layout=layout, file=file, **objects)
 
 
@@ -244,16 +248,18 @@ def make_objects(
     check = functools.partial(check_network, topology, precision)
     model = model_of(config, data.num_classes, user_object, data.image_shape, check)
     optimizer, kernels, uses_schedule = _optimizer(config, schedule, model, data.image_shape, user_object)
+    custom = user_object("objective", config, topology)
+    if custom is None:
+        objective: Any = OBJECTIVES.get(config.objective.name)(config, topology)
+    else:
+        takes = "(objective)" if custom.hook else "the supervised objective, or a name"
+        objective = custom.function(takes, "supervised")
     initialize = user_object("initialize", config, data.images)
     if initialize is None and config.model.weights is None:
         _check_other_seed(model, config, data.num_classes, user_object)
     return {
-        "model": model,
-        "kernels": kernels,
-        "optimizer": optimizer,
-        "loss": loss,
-        "eval_loss": eval_loss,
-        "objective": _objective(config, topology, user_object),
+        **{"model": model, "kernels": kernels, "optimizer": optimizer, "loss": loss, "eval_loss": eval_loss},
+        "objective": objective,
         "metrics": metrics_of(config, data, user_object),
         "augmentation": _augmentation(config, layout, user_object),
         "parts": parts_of(config, layout.steps, user_object),
@@ -307,11 +313,8 @@ def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> 
         return configured_losses(config, data.labels, data.class_counts, data.num_examples)
     reads_weights = custom.hook is not None and "loss.class_weights" in custom.hook.read
     if config.loss.class_weights is not None and not reads_weights:
-        raise InputError(
-            Key.plain("loss.class_weights", config.loss.class_weights),
-            f": {custom.where} gives a loss, which has its own weights",
-            advice="leave it out",
-        )
+        key = Key.plain("loss.class_weights", config.loss.class_weights)
+        raise InputError(key, f": {custom.where} gives a loss, which has its own weights", advice="leave it out")
     with custom.named_in_errors():
         loss = example_loss(custom.value, data.labels)
     return loss, loss
@@ -319,24 +322,14 @@ def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> 
 
 def metrics_of(config: Config, data: TrainingData, user_object: ObjectSource) -> Mapping[str, Metric | SetMetric]:
     """Make the metrics in addition to the loss, by name. Raises: InputError."""
-    metrics = configured_metrics(config, data.labels)
-    custom = user_object("metrics", config)
-    if custom is None:
-        return metrics
-    return with_user_metrics(metrics, custom.value, custom.where, data.labels)
+    metrics, custom = configured_metrics(config, data.labels), user_object("metrics", config)
+    return metrics if custom is None else with_user_metrics(metrics, custom.value, custom.where, data.labels)
 
 
 def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[Part, ...]:
     """Make the parts of the step. Raises: InputError."""
     configured, custom = configured_parts(config, steps.total), user_object("parts", config, steps)
     return configured if custom is None else check_parts(custom.value, custom.where, configured)
-
-
-def _kernels(model: Model, image_shape: ImageShape) -> Kernels:
-    """Return the kernels of a network. Those of built-in networks are known without a trace, by their names."""
-    is_built_in = type(getattr(model, "module", None)).__module__.startswith("jaxddp.models.")
-    arrays = None if is_built_in else getattr(model, "layer_arrays", None)
-    return BY_NAME if arrays is None else Kernels.of_layers(arrays(image_shape))
 
 
 def _optimizer(
@@ -347,15 +340,11 @@ def _optimizer(
     custom = user_object("optimizer", *arguments)
     if custom is not None:
         return check_optimizer(custom.value, custom.where, config), BY_NAME, custom.hook is not None
-    kernels = _kernels(model, image_shape)
+    # The kernels of built-in networks are known without a trace, by their names.
+    is_built_in = type(getattr(model, "module", None)).__module__.startswith("jaxddp.models.")
+    arrays = None if is_built_in else getattr(model, "layer_arrays", None)
+    kernels = BY_NAME if arrays is None else Kernels.of_layers(arrays(image_shape))
     return OPTIMIZERS.get(config.optimizer.name)(*arguments, kernels), kernels, True
-
-
-def _objective(config: Config, topology: Topology, user_object: ObjectSource) -> Callable[[Objective], TrainObjective]:
-    custom = user_object("objective", config, topology)
-    if custom is None:
-        return OBJECTIVES.get(config.objective.name)(config, topology)
-    return custom.function("(objective)" if custom.hook else "the supervised objective, or a name", "supervised")
 
 
 def _augmentation(config: Config, layout: Layout, user_object: ObjectSource) -> Augmentation | None:
@@ -378,24 +367,23 @@ def _feed(
     config: Config, topology: Topology, resources: Resources, layout: Layout, objective: Callable[..., Any]
 ) -> Feed:
     """Return the feed of the training data, with the unlabelled data if the objective may read them."""
-    source, growth, unlabelled = resources.train, layout.growth, resources.unlabelled
+    source, unlabelled = resources.train, resources.unlabelled
     check_labelled(own_part(source), "training data")
-    feed = _feed_of(source, make_order(source, config, topology, layout.division), config, topology, growth)
-    if unlabelled is not None and (objective is supervised or not getattr(objective, "reads_unlabelled", True)):
-        unlabelled = None
-    if unlabelled is not None:
+
+    def feed_of(source: Source, order: SampleOrder) -> Feed:
+        if config.data.cache == "device":
+            source.check_resident(config.data)
+        return Feed(source, order, config.data, topology, source.substitutes(config.data), layout.growth)
+
+    feed = feed_of(source, make_order(source, config, topology, layout.division))
+    reads_unlabelled = objective is not supervised and getattr(objective, "reads_unlabelled", True)
+    if unlabelled is not None and reads_unlabelled:
         ratio = config.objective.unlabelled_ratio or UNLABELLED_RATIO
         check_pixels(unlabelled, source, config.data, "unlabelled data")
         with about(Key("data.unlabelled"), " with ", Key("objective.unlabelled_ratio", ratio)):
             order = SampleOrder(len(unlabelled), config.train.batch_size * ratio, unlabelled_seed(config.seed))
-            feed = dataclasses.replace(feed, unlabelled=_feed_of(unlabelled, order, config, topology, growth))
+            feed = dataclasses.replace(feed, unlabelled=feed_of(unlabelled, order))
     return feed.divided(layout.way.counts, layout.division)
-
-
-def _feed_of(source: Source, order: SampleOrder, config: Config, topology: Topology, growth: Growth | None) -> Feed:
-    if config.data.cache == "device":
-        source.check_resident(config.data)
-    return Feed(source, order, config.data, topology, source.substitutes(config.data), growth)
 
 
 def make_order(source: Source, config: Config, topology: Topology, division: Division | None = None) -> SampleOrder:
@@ -412,13 +400,11 @@ def make_order(source: Source, config: Config, topology: Topology, division: Div
     check_repeats(repeats, config.train.batch_size)
     SampleOrder(len(source), config.train.batch_size, config.seed)
     batch_size, labels = config.train.batch_size // repeats, labels_of(source)
-    if config.data.sampling != "balanced":
-        order = SampleOrder(len(source), batch_size, config.seed)
-    elif labels.several:
-        raise InputError(
-            Key.plain("data.sampling", "balanced"), " takes one label per image, but the training data have several"
-        )
-    else:
+    order = SampleOrder(len(source), batch_size, config.seed)
+    if config.data.sampling == "balanced":
+        if labels.several:
+            problem = " takes one label per image, but the training data have several"
+            raise InputError(Key.plain("data.sampling", "balanced"), problem)
         order = BalancedOrder.of(labels.values, batch_size, config.seed)
     return order if repeats == 1 else RepeatedOrder.of(order, repeats)
 
@@ -426,22 +412,8 @@ def make_order(source: Source, config: Config, topology: Topology, division: Div
 def check_normalization(data: DataConfig, image_shape: tuple[int, int, int]) -> None:
     """Raise `InputError` if the numbers of means and standard deviations do not fit images [H, W, C]."""
     if not (len(data.mean) == len(data.std) == 1 or len(data.mean) == len(data.std) >= image_shape[-1]):
+        means, channels = counted(len(data.mean), "value"), f"images of {image_shape} have {image_shape[-1]} channels"
         raise InputError(
-            Key("data.mean"),
-            f" has {counted(len(data.mean), 'value')}, ",
-            Key("data.std"),
-            f" {len(data.std)}, and images of {image_shape} have {image_shape[-1]} channels",
+            *(Key("data.mean"), f" has {means}, ", Key("data.std"), f" {len(data.std)}, and {channels}"),
             advice="give a value for each channel, or one for all",
         )
-
-
-def _preprocess(config: Config, topology: Topology, layout: Layout, augmentation: Augmentation | None) -> Preprocess:
-    """Return the preprocessing on the devices. Raises: InputError if augmentation, mean or std do not fit."""
-    data, training_data = config.data, layout.training_data
-    check_normalization(data, training_data.image_shape)
-    preprocess = Preprocess.of(config, data.augment, augmentation)
-    for shape in layout.shapes:
-        check_augmentation(preprocess, shape, training_data.dtype)
-    if layout.way.parts:
-        check_mixing(data.augment, config.train.batch_size, layout.way.parts)
-    return preprocess

@@ -101,14 +101,10 @@ def resources_of(config: Config, topology: Topology, train: Source, unlabelled: 
 
 def open_resources(config: Config, topology: Topology) -> Resources:
     """Open the data that a config names, and check that its batches can be divided. Raises: InputError."""
-    check_placement(config)
     choose_way(config, topology)
-    if config.eval.every.amount:
-        topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
+    data = _data_of_process(config, topology, measures=bool(config.eval.every.amount))
     options = step_options(config, topology)
-    train, val = open_tables(config.data.of_process(topology.process_index), config.eval.limit)
-    train, val = unite_splits(train, val, config.data, topology)
-    topology.peers.agree({"validation data": val.fingerprint})
+    train, val = _united(*open_tables(data, config.eval.limit), config, topology)
     check_comparable(val, train, config.data)
     train, unlabelled = labelled_and_unlabelled(train, config.data)
     return Resources(train, val, options, unlabelled)
@@ -116,13 +112,10 @@ def open_resources(config: Config, topology: Topology) -> Resources:
 
 def open_validation(config: Config, topology: Topology) -> tuple[Source, Source]:
     """Open the training and the validation data. Check only the images of the validation data. Raises: InputError."""
-    check_placement(config)
-    topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
-    train, val = open_unchecked(config.data.of_process(topology.process_index), config.eval.limit)
+    train, val = open_unchecked(_data_of_process(config, topology), config.eval.limit)
     with doing("looking for the images"):
         val.check(config.data)
-    train, val = unite_splits(train, val, config.data, topology)
-    topology.peers.agree({"validation data": val.fingerprint})
+    train, val = _united(train, val, config, topology)
     check_labelled(own_part(val), VALIDATION)
     check_comparable(val, train, config.data)
     if config.data.labels_per_class is not None:
@@ -138,9 +131,7 @@ def open_validation_alone(config: Config, topology: Topology, *, of_all: bool) -
 
     Raises: InputError.
     """
-    check_placement(config)
-    topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
-    data = config.data.of_process(topology.process_index)
+    data = _data_of_process(config, topology)
     val = open_validation_split(replace(data, classes=None) if of_all else data)
     if of_all and data.classes is not None:
         val = val.rows(labels_of(val).select(data.classes, val.name(0))[1])
@@ -148,41 +139,55 @@ def open_validation_alone(config: Config, topology: Topology, *, of_all: bool) -
         val = val.take(config.eval.limit)
     with doing("looking for the images"):
         val.check(config.data)
-    val = unite(val, config.data, topology.peers, VALIDATION)
-    topology.peers.agree({"validation data": val.fingerprint})
+    _, val = _united(None, val, config, topology)
     check_labelled(own_part(val), VALIDATION)
     val.check_evaluation(config.data.of_evaluation)
     return val
 
 
-def unite_splits(train: Any, val: Any, data: DataConfig, topology: Topology) -> tuple[Any, Any]:
-    """Return both splits over the examples of all processes; see `unite`."""
-    train = unite(train, data, topology.peers, "training data")
-    return train, unite(val, data, topology.peers, VALIDATION)
+def _data_of_process(config: Config, topology: Topology, *, measures: bool = True) -> DataConfig:
+    """Return the data that this process opens, after a check that the config fits them and the devices."""
+    check_placement(config)
+    if measures:
+        topology.check_batch_size(config.eval.batch_size, "eval.batch_size")
+    return config.data.of_process(topology.process_index)
+
+
+def _united(train: Any, val: Any, config: Config, topology: Topology) -> tuple[Any, Any]:
+    """Return both splits over the examples of all processes, which agree on the validation data; see `unite`."""
+    train = None if train is None else unite(train, config.data, topology.peers, "training data")
+    val = unite(val, config.data, topology.peers, VALIDATION)
+    topology.peers.agree({"validation data": val.fingerprint})
+    return train, val
 
 
 def check_comparable(source: Source, trained: Source, data: DataConfig) -> None:
     """Check that a source has images and classes like the training data. Raises: InputError."""
-    if len(source.class_ids) != len(trained.class_ids):
-        raise InputError(
-            f"validation data: {counted(len(source.class_ids), 'class')}, and {len(trained.class_ids)} in the "
-            "training data; select the same classes in both"
-        )
-    for label, (class_id, trained_id) in enumerate(zip(source.class_ids, trained.class_ids, strict=True)):
+    ids, trained_ids = source.class_ids, trained.class_ids
+    same_classes = "select the same classes in both"
+    if len(ids) != len(trained_ids):
+        raise _differ(VALIDATION, counted(len(ids), "class"), len(trained_ids), same_classes)
+    for label, (class_id, trained_id) in enumerate(zip(ids, trained_ids, strict=True)):
         if class_id != trained_id:
-            raise InputError(
-                f"validation data: class {label} is {class_id!r}, and {trained_id!r} in the training data; "
-                "select the same classes in both"
-            )
-    if labels_of(source).several != labels_of(trained).several:
-        labels, trained_labels = ("several labels", "one") if labels_of(source).several else ("one label", "several")
-        raise InputError(
-            f"validation data: {labels} per image, and {trained_labels} in the training data; give one label per "
-            "image in both, or several in both"
-        )
+            raise _differ(VALIDATION, f"class {label} is {class_id!r}", repr(trained_id), same_classes)
+    if (several := labels_of(source).several) != labels_of(trained).several:
+        both = ("several labels per image", "one") if several else ("one label per image", "several")
+        raise _differ(VALIDATION, *both, "give one label per image in both, or several in both")
     data = data.of_evaluation
-    check_pixels(source, trained, data, "validation data")
+    check_pixels(source, trained, data, VALIDATION)
     source.check_evaluation(data)
+
+
+def check_pixels(source: Source, trained: Source, data: DataConfig, what: str) -> None:
+    """Check that a source has images like the training data; `what` names it in messages. Raises: InputError."""
+    if (shape := source.image_shape(data)) != (trained_shape := trained.image_shape(data)):
+        raise _differ(what, f"images of {shape}", trained_shape, "give both the same shape")
+    if (dtype := image_dtype(source, data)) != (trained_dtype := image_dtype(trained, data)):
+        raise _differ(what, f"pixels of {dtype}", trained_dtype, "give both the same dtype")
+
+
+def _differ(what: str, found: str, trained: object, advice: str) -> InputError:
+    return InputError(f"{what}: {found}, and {trained} in the training data; {advice}")
 
 
 def warn_of_unseen_classes(source: Source, trained: Source) -> None:
@@ -198,27 +203,15 @@ def warn_of_unseen_classes(source: Source, trained: Source) -> None:
         )
 
 
-def check_pixels(source: Source, trained: Source, data: DataConfig, what: str) -> None:
-    """Check that a source has images like the training data; `what` names it in messages. Raises: InputError."""
-    if source.image_shape(data) != trained.image_shape(data):
-        shapes = f"{source.image_shape(data)}, and {trained.image_shape(data)} in the training data"
-        raise InputError(f"{what}: images of {shapes}; give both the same shape")
-    if image_dtype(source, data) != image_dtype(trained, data):
-        dtypes = f"{image_dtype(source, data)}, and {image_dtype(trained, data)} in the training data"
-        raise InputError(f"{what}: pixels of {dtypes}; give both the same dtype")
-
-
 _REASONS: dict[str, tuple[Any, str]] = {
     "data.cache": ("none", "each device would hold the images of all processes"),
-    "data.sampling": (
-        "shuffled",
-        "the classes are balanced over all examples, and a process knows only its own labels",
-    ),
+    "data.sampling": ("shuffled", "the classes are balanced over all examples, and a process knows only its labels"),
     "data.repeats": (1, "the copies of an example would be on one process"),
-    "data.limit": (None, "the examples are chosen among those of all processes"),
-    "data.labels_per_class": (None, "the examples are chosen among those of all processes"),
     "data.unlabelled": (None, "a second source is not divided among the processes"),
-    "eval.limit": (None, "the examples are chosen among those of all processes"),
+    **dict.fromkeys(
+        ("data.limit", "data.labels_per_class", "eval.limit"),
+        (None, "the examples are chosen among those of all processes"),
+    ),
 }
 """The keys that `data.placement=local` does not support: the value that it supports, and the reason."""
 

@@ -1,9 +1,10 @@
 """A prepared training: the recipe of a file is opened, and the network of a recipe is initialized."""
 
+import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,7 +14,10 @@ import numpy as np
 import optax
 
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError, refused
+from jaxddp.config.choices import CHOICES
+from jaxddp.config.registry import OBJECTIVES, OPTIMIZERS, SCHEDULES
+from jaxddp.config.values import flatten
+from jaxddp.core.errors import InputError, Key, Words, joined, refused
 from jaxddp.core.phases import doing, phase
 from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
@@ -33,12 +37,13 @@ from jaxddp.models.adapt import for_platform
 from jaxddp.models.interface import Model
 from jaxddp.models.variables import by_path, trees_of
 from jaxddp.recipe.file import RecipeFile
-from jaxddp.setup.compiled_programs import Classifier, CompiledPrograms, seeded_step, settings
-from jaxddp.setup.feed import LONGEST_CHUNK, limit_batch_size
+from jaxddp.recipe.hooks import CALLED
+from jaxddp.recipe.sources import is_built_in
+from jaxddp.setup.compiled_programs import CompiledPrograms, settings, step_phases
+from jaxddp.setup.feed import LONGEST_CHUNK, eval_batches, limit_batch_size
 from jaxddp.setup.fine_tuning import fine_tuned
 from jaxddp.setup.identity import identity, objective_identity
-from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
-from jaxddp.setup.keys_of_hooks import check_keys_of_hooks
+from jaxddp.setup.initial_weights import WeightsTarget, configured_weights
 from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights, check_frozen_state
 from jaxddp.setup.recipe import Recipe, make_recipe
 from jaxddp.setup.resources import check_comparable, join_and_resolve, open_resources
@@ -46,7 +51,6 @@ from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.evaluation import Evaluator, ImagePredictor, Measure
 from jaxddp.training.run import Chunk, Chunks
 from jaxddp.weights.match import Shapes
-from jaxddp.weights.places import local_weights
 
 _log = logging.getLogger("jaxddp.experiment")
 
@@ -86,17 +90,10 @@ class RunSetup(Recipe):
         return Objective(self.network, self.loss, self.preprocess, self.metrics)
 
     @cached_property
-    def classifier(self) -> Classifier:
-        """The network with the loss and the metrics of evaluation."""
-        return Classifier(
-            self.network,
-            self.eval_loss,
-            self.metrics,
-            self.preprocess,
-            self.config.eval.views,
-            self.topology,
-            self.programs,
-        )
+    def measured(self) -> Objective:
+        """The loss and the metrics of evaluation as one function of the parameters."""
+        loss, views = self.eval_loss, self.config.eval.views
+        return Objective(self.network, loss, self.preprocess, self.metrics, views)
 
     def with_loss(self, loss: Loss) -> "RunSetup":
         """Return the setup with another loss for training and evaluation. Raises: see `example_loss`."""
@@ -138,7 +135,9 @@ class RunSetup(Recipe):
 
     def step(self) -> TrainStep:
         """Return the function (state, batch) of one training step, compiled on first use; see `Way.step`."""
-        return seeded_step(self.supervised, self, self.feed.order.seed)
+        way, options = self.layout.way, self.resources.compiler_options
+        way.check_own_loop()
+        return way.step(step_phases(self.supervised, self), compiler_options=options, seed=self.feed.order.seed)
 
     def program(self) -> tuple[Program, Chunks]:
         """Return the program of the training steps, and the function that yields its arguments."""
@@ -181,24 +180,25 @@ class RunSetup(Recipe):
         size = limit_batch_size(size, source, self.topology)
         check_labelled(own_part(source), VALIDATION)
         check_comparable(source, self.resources.train, self.config.data)
-        if resident:
-            longest = self._longest_chunk
-            batches = lambda: self.feed.resident_eval(source, size, longest)  # noqa: E731
-        else:
-            batches = lambda: zip(self.feed.eval_batches(source, size))  # noqa: E731
-        return self.classifier.evaluator(source, batches, metrics, extra, resident=resident)
+
+        def batches() -> Iterator[tuple[Any, ...]]:
+            if resident:
+                return self.feed.resident_eval(source, size, self._longest_chunk)
+            return zip(eval_batches(source, self.config.data, size, self.topology))
+
+        objective = self.measured if metrics is None else dataclasses.replace(self.measured, metrics=metrics)
+        step = self.programs.evaluate(objective, self.topology, resident=resident)
+        return Evaluator(step, batches, len(source), extra, objective.metrics)
 
     def predictor(self, count: int) -> ImagePredictor | None:
         """Return a predictor of `count` validation images in the proportions of the classes; None for no images."""
+        val, several = self.validated, self.layout.training_data.labels.several
         # A picture shows one label and one prediction. Each process would have to send its images to process 0.
-        if self.validated is None or not count or self.layout.training_data.labels.several:
+        if val is None or not count or several or isinstance(val, UnitedSource):
             return None
-        if isinstance(self.validated, UnitedSource):
-            return None
-        max_batch = self.config.eval.batch_size
-        program, rows = self.classifier.classify(), labels_of(self.validated).share(count)
-        data = self.config.data.of_evaluation
-        return ImagePredictor(program, self.validated, rows, data, self.topology, max_batch)
+        program, rows = self.programs.classify(self.measured, self.topology), labels_of(val).share(count)
+        data, max_batch = self.config.data.of_evaluation, self.config.eval.batch_size
+        return ImagePredictor(program, val, rows, data, self.topology, max_batch)
 
     def identity(self) -> dict[str, str]:
         """Return digests that identify the recipe's objects; see `jaxddp.setup.identity`."""
@@ -237,14 +237,30 @@ def check_setup(setup: Any) -> None:
         raise refused("setup", setup, "give what prepare_training returned")
 
 
-def check_state(state: Any, setup: RunSetup) -> None:
+def check_state(state: Any, setup: RunSetup, *, to_train: bool = False) -> None:
     """Check that a state has the parameters and the model state of a setup's network.
+
+    Args:
+        to_train: whether to compare the optimizer's state and the parts' arrays, too.
 
     Raises:
         InputError: the object is no state, or an array differs. The message names the object or the first such array.
     """
     check_setup(setup)
-    _check_arrays(state, setup, lambda state: {"params": state.params, "model_state": state.model_state})
+    if not isinstance(state, TrainState):
+        raise refused("state", state, "give a TrainState, which is the first value that train returns")
+    ours, like = (each if to_train else (each.replace(opt_state=(), parts={}, step=())) for each in (state, setup.like))
+    if difference := first_difference(ours, like):
+        name, given, expected = difference
+        raise InputError(
+            f"state: {name} is {given}, and {expected} in this setup; give a state of its model and optimizer"
+        )
+    step, devices = state.step, set(setup.topology.mesh.devices.flat)
+    if isinstance(step, jax.Array) and step.committed and step.sharding.device_set != devices:
+        raise InputError(
+            f"state: it is on {len(step.sharding.device_set)} devices, which are not the {len(devices)} of this setup; "
+            "give setup.topology.replicate(jax.device_get(state))"
+        )
 
 
 def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
@@ -256,7 +272,7 @@ def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
     Raises:
         InputError: the state does not fit, or the run would end before its first step.
     """
-    _check_arrays(setup.state, setup, lambda state: state)
+    check_state(setup.state, setup, to_train=True)
     done, plan = int(setup.state.step), setup.layout.plan
     if not resumes and done >= plan.total_steps:
         length = setup.config.train.duration
@@ -265,23 +281,6 @@ def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
         raise InputError(
             f"state: it is at step {done}, and epochs={float(epochs):g} end at step {plan.total_steps}; give more "
             f"epochs, such as epochs={more}"
-        )
-
-
-def _check_arrays(state: Any, setup: RunSetup, arrays_of: Callable[[TrainState], Any]) -> None:
-    if not isinstance(state, TrainState):
-        advice = "give a TrainState, which is the first value that train returns"
-        raise refused("state", state, advice)
-    if difference := first_difference(arrays_of(state), arrays_of(setup.like)):
-        name, given, expected = difference
-        raise InputError(
-            f"state: {name} is {given}, and {expected} in this setup; give a state of its model and optimizer"
-        )
-    step, devices = state.step, set(setup.topology.mesh.devices.flat)
-    if isinstance(step, jax.Array) and step.committed and step.sharding.device_set != devices:
-        raise InputError(
-            f"state: it is on {len(step.sharding.device_set)} devices, which are not the {len(devices)} of this setup; "
-            "give setup.topology.replicate(jax.device_get(state))"
         )
 
 
@@ -300,10 +299,10 @@ def open_recipe(file: RecipeFile, rate: optax.Schedule | None = None) -> Recipe:
         # The config.json of a run holds the precision that its platform chose.
         chosen = config.train.precision if "train.precision" in file.set_keys else None
         objects = objects_of_hooks(file.hooks)
-        recipe = make_recipe(config, topology, resources, objects, rate, precision=chosen, file=file)
+        recipe = make_recipe(config, topology, resources, objects, rate=rate, precision=chosen, file=file)
         recipe.early_stopping()
         if rate is None:
-            check_keys_of_hooks(file, recipe, recipe.layout)
+            check_keys_of_hooks(file, recipe)
     return recipe
 
 
@@ -321,8 +320,12 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     _check_agreement(recipe)
     layout.way.connect()
     recipe, shapes = complete_recipe(recipe)
-    weights = _weights(recipe, shapes) if fresh else {}
-    if not fresh:
+    weights: Mapping[str, np.ndarray] = {}
+    if fresh:
+        config, source = recipe.config.model, recipe.resources.train
+        target = WeightsTarget(recipe.model, shapes, source.num_classes, source.class_ids, shape, config.fresh_layers)
+        _, weights = configured_weights(config, target, topology)
+    else:
         recipe = dataclasses.replace(recipe, initialize=None)
     network, programs = for_platform(recipe.model, topology.platform), programs or CompiledPrograms()
     init = programs.init(network, recipe, weights)
@@ -346,23 +349,13 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
 def _check_agreement(recipe: Recipe) -> None:
     """Check that all processes have the same data in the same order, and compile the same program."""
     resources, order, peers = recipe.resources, recipe.feed.order, recipe.topology.peers
+    options = resources.compiler_options
     sources = {"training data": resources.train, "unlabelled data": resources.unlabelled}
     fingerprints = {name: source.fingerprint for name, source in sources.items() if source is not None}
-    peers.agree(fingerprints | {"batch size": str(order.batch_size), "seed": str(order.seed)})
+    names = {"batch size": str(order.batch_size), "seed": str(order.seed)}
     # Processes with different programs would wait for each other forever.
-    gradients = {"gradients come from": str(recipe.layout.way)}
-    peers.agree(settings() | gradients | {"XLA's options": str(sorted(resources.compiler_options.items()))})
-
-
-def _weights(recipe: Recipe, shapes: Shapes) -> dict[str, np.ndarray]:
-    """Read the initial weights that the config names, by path. Raises: InputError."""
-    config, source = recipe.config.model, recipe.resources.train
-    if config.weights is None:
-        return {}
-    with doing(f"reading weights from {config.weights}"):
-        path, shape = local_weights(config.weights, offline=config.offline), recipe.layout.training_data.image_shape
-        target = WeightsTarget(recipe.model, shapes, source.num_classes, source.class_ids, shape, config.fresh_layers)
-        return initial_weights(path, target, recipe.topology)
+    names |= {"gradients come from": str(recipe.layout.way), "XLA's options": str(sorted(options.items()))}
+    peers.agree(fingerprints | names | settings())
 
 
 def complete_recipe(recipe: Recipe) -> tuple[Recipe, Shapes]:
@@ -381,3 +374,62 @@ def complete_recipe(recipe: Recipe) -> tuple[Recipe, Shapes]:
     opt_state = jax.eval_shape(recipe.optimizer.init, params)
     recipe.layout.way.check(recipe.parts, opt_state)
     return dataclasses.replace(recipe, parts=with_average(recipe.parts, opt_state)), shapes
+
+
+def check_keys_of_hooks(file: RecipeFile, recipe: Recipe) -> None:
+    """Check that each key that is set for a replaced choice has an effect.
+
+    These keys are the name of the choice, the settings of all choices of the kind, and the other keys that the choices
+    read. For objectives it is the name alone, because an objective may read other keys while the step is traced. A key
+    has an effect if a hook, or a function that a hook returned, reads it, or another part of the run.
+
+    Raises:
+        InputError: a key of `file.set_keys` has no effect. The message names all such keys, and the hooks.
+    """
+    values = flatten(recipe.config.to_dict())
+    set_keys = {key for key in file.set_keys if values[key] is not None}
+    kinds = [kind for kind in CHOICES if kind.hook in file.hooks]
+    if not set_keys or not kinds or not _traced_optimizer(file, recipe):
+        return
+    read = set[str]().union(*(hook.read for hook in file.hooks.values())) | _read_by_others(file, recipe)
+    problems, names = dict[str, Words](), set[str]()
+    for kind in kinds:
+        hook = file.hooks[kind.hook]
+        reader = f"{kind.hook} of {hook.path.stem if is_built_in(hook.path) else hook.path}"
+        keys = {kind.key} if kind is OBJECTIVES else {kind.key, *kind.readers(), *kind.also_read}
+        unread = keys & set_keys - read
+        for key in sorted(unread):
+            problems[key] = Key(key, values[key]), f" has no effect, because {reader} does not read it"
+        if unread and kind is not SCHEDULES:
+            names.add(kind.key)
+    if problems:
+        advice: tuple[Words, ...] = ("leave it out" if len(problems) == 1 else "leave them out",)
+        if len(names - problems.keys()) == 1:
+            advice += (", or replace the hook by setting ", *map(Key, names))
+        raise InputError(*joined("; ", problems.values()), advice=advice)
+
+
+def _traced_optimizer(file: RecipeFile, recipe: Recipe) -> bool:
+    """Trace the optimizer of a hook, which may read keys in its update. Returns False if it cannot be traced."""
+    if OPTIMIZERS.hook not in file.hooks:
+        return True
+    # The step calls the optimizer in the same way, and reports its errors.
+    with contextlib.suppress(Exception):
+        params, _ = trees_of(recipe.model, recipe.layout.training_data.image_shape)
+        jax.eval_shape(recipe.optimizer.update, params, jax.eval_shape(recipe.optimizer.init, params), params)
+        return True
+    return False
+
+
+def _read_by_others(file: RecipeFile, recipe: Recipe) -> set[str]:
+    """Return the keys of a schedule that have an effect beside a hook: on its arguments, or on a part of the step."""
+    of_hook = file.hooks[OPTIMIZERS.hook].read if OPTIMIZERS.hook in file.hooks else ()
+    name = recipe.config.optimizer.schedule
+    of_schedule = {SCHEDULES.key, *SCHEDULES.keys_read(name)}
+    read = of_schedule if any(part.name == name for part in recipe.parts) else set[str]()
+    if CALLED in of_hook:
+        read |= {*of_schedule, *SCHEDULES.also_read}
+    if "optimizer.learning_rate" in of_hook:
+        # The hook receives the learning rate for the batch size.
+        read |= {"optimizer.reference_batch", "optimizer.scaling"}
+    return read

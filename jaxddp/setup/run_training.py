@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,6 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.core.errors import InputError, Option
-from jaxddp.core.peers import Peers
 from jaxddp.core.phases import phase
 from jaxddp.core.wording import plural
 from jaxddp.data.batch import Batch
@@ -23,14 +23,13 @@ from jaxddp.job.environment import report_work
 from jaxddp.mesh import AXIS, Topology
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.schedules import derivation
-from jaxddp.setup.configured_metrics import check_requested_metrics
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.identity import checksums, objective_fingerprints
-from jaxddp.setup.measured_shares import SharesFile, settle_shares
+from jaxddp.setup.measured_shares import settle_shares
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import warn_of_unseen_classes
 from jaxddp.setup.run_setup import RunSetup, check_start, initialize
-from jaxddp.setup.user_objects import check_listeners, objects_of_hooks
+from jaxddp.setup.user_objects import check_listeners, check_requested_metrics, objects_of_hooks
 from jaxddp.training.evaluation import Evaluator, Measure
 from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.listeners.step_seconds import SlowProcesses
@@ -89,7 +88,7 @@ def train(
             return None
         all_listeners = [*listeners, *loggers, *_listeners_of_hook(recipe, directory)]
         setup = _begin(recipe, resumes=resumes)
-        setup = settle_shares(setup, SharesFile.of(directory, record[RUN_ID], setup.topology), resumes=resumes)
+        setup = settle_shares(setup, directory, record[RUN_ID], resumes=resumes)
         run = make_run(setup, all_listeners, evaluators, claimed.objects, record)
         if peers.is_first:
             signature.write(directory, record[RUN_ID])
@@ -124,31 +123,26 @@ def _claim(recipe: Recipe, directory: Path | None) -> Claim:
     The claim of a setup has digests of its model, loss, optimizer and so on in place of the settings that name them.
     They are compared with a resumed run, and between processes.
     """
-    fingerprints, settings = _fingerprints(recipe), recipe.config.to_dict()
+    resources, settings = recipe.resources, recipe.config.to_dict()
+    splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
+    fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
+    fingerprints |= objective_fingerprints(recipe)
     if not isinstance(recipe, RunSetup):
         return Claim(settings, fingerprints, recipe.file)
     # Each call of `train` may have other validation data.
     fingerprints.pop("val", None)
-    keys = ["batch_size", "duration", "gradient_precision", "precision"]
-    if settings["train"]["sync_every"] is not None:
-        is_mean = settings["train"]["outer_optimizer"] == "mean"
-        keys += ["sync_every"] if is_mean else ["sync_every", "outer_optimizer", "outer_rate", "outer_momentum"]
+    train, keys = settings["train"], ["batch_size", "duration", "gradient_precision", "precision"]
+    if train["sync_every"] is not None:
+        is_mean = train["outer_optimizer"] == "mean"
+        keys += ["sync_every", *(() if is_mean else ("outer_optimizer", "outer_rate", "outer_momentum"))]
     config = {
         "seed": settings["seed"],
         "data": settings["data"],
-        "train": {key: settings["train"][key] for key in keys},
+        "train": {key: train[key] for key in keys},
         "parallel": {"reproducible": settings["parallel"]["reproducible"]},
     }
     needs_identity = directory is not None or not recipe.topology.peers.is_alone
     return Claim(config, fingerprints, objects=recipe.identity() if needs_identity else {})
-
-
-def _fingerprints(recipe: Recipe) -> dict[str, str]:
-    """Return the fingerprints of the data and of the objective. All processes must call this function together."""
-    resources = recipe.resources
-    splits = {"train": resources.train, "val": resources.val, "unlabelled": resources.unlabelled}
-    fingerprints = {split: source.fingerprint for split, source in splits.items() if source is not None}
-    return fingerprints | objective_fingerprints(recipe)
 
 
 def make_run(
@@ -169,9 +163,8 @@ def make_run(
     """
     plan, topology, resident = setup.layout.plan, setup.topology, setup.config.data.cache == "device"
     if not (peers := topology.peers).is_alone:
-        peers.agree(
-            {**(objects or {}), **checksums(setup.way.whole(setup.state)), "the number of steps": str(plan.total_steps)}
-        )
+        whole = checksums(setup.way.whole(setup.state))
+        peers.agree({**(objects or {}), **whole, "the number of steps": str(plan.total_steps)})
         listeners = [*listeners, SlowProcesses(peers)]
     evaluator = _evaluator(setup, listeners, evaluators)
     if resident:
@@ -185,7 +178,8 @@ def make_run(
         state = setup.way.placed(setup.state)
         program.check(state, *feed)
     # The listeners of process 0 decide how many predictions are made, and all processes compute them.
-    max_predictions = peers.from_first("predictions", lambda: str(max(map(_prediction_count, listeners), default=0)))
+    wanted = [getattr(listener, "wants_predictions", 0) for listener in listeners]
+    max_predictions = peers.from_first("predictions", lambda: str(max(wanted, default=0)))
     has_replicas = topology.num_devices > 1 and plan.replicas.examples
     # The examples of arrays have numbers in place of paths.
     first_name = "" if setup.validated is None else setup.validated.name(0)
@@ -217,27 +211,18 @@ def make_run(
 
 def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[Measure]) -> Evaluator | None:
     """Return the evaluator of the validation data; None if validation is disabled."""
-    val, config = setup.validated, setup.config
+    val, config, peers = setup.validated, setup.config, setup.topology.peers
     if val is None:
         return None
     check_requested_metrics(listeners, setup.layout.training_data.labels)
-    metrics = setup.programs.metrics(setup.metrics, _requested_metrics(listeners, setup.topology.peers))
-    evaluator = setup.evaluator(
-        val, config.eval.batch_size, metrics, evaluators, resident=config.data.cache == "device"
-    )
-    if setup.topology.peers.is_first:
+    # The metrics that the listeners of process 0 request.
+    requested = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
+    names = json.loads(peers.from_first("metrics of listeners", lambda: json.dumps(sorted(requested))))
+    metrics, resident = setup.programs.metrics(setup.metrics, tuple(names)), config.data.cache == "device"
+    evaluator = setup.evaluator(val, config.eval.batch_size, metrics, evaluators, resident=resident)
+    if peers.is_first:
         warn_of_unseen_classes(val, setup.resources.train)
     return evaluator
-
-
-def _requested_metrics(listeners: Sequence[Any], peers: Peers) -> tuple[str, ...]:
-    """Return the names of the metrics that the listeners of process 0 request."""
-    requested = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
-    return tuple(filter(None, peers.from_first("metrics of listeners", lambda: ",".join(sorted(requested))).split(",")))
-
-
-def _prediction_count(listener: Any) -> int:
-    return getattr(listener, "wants_predictions", 0)
 
 
 _MOST_SHOWN = 8
@@ -251,12 +236,10 @@ def describe_non_finite(state: TrainState, step: int, objective: Objective, feed
     The network is evaluated on the augmented images of the step with running statistics, so that an image does not
     affect the losses of other images. The state may belong to a later step. All processes must call this together.
     """
-    batch = next(feed.batches(step - 1, step))
-    images, losses = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
-    rows = feed.rows(step - 1)
+    batch, rows = next(feed.batches(step - 1, step)), feed.rows(step - 1)
+    finite = map(np.asarray, _finite(objective, feed.topology)(state, batch, key))
     # Padding is not described.
-    real = rows >= 0
-    rows, images, losses = rows[real], images[real], losses[real]
+    rows, images, losses = (each[rows >= 0] for each in (rows, *finite))
     if not losses.all():
         return f"The loss is not finite for {_rows_text(rows[~losses])} of the training data"
     if not images.all():

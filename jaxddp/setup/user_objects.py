@@ -1,20 +1,33 @@
-"""Objects that a user provides, by hooks of a recipe file or by arguments of the Python API."""
+"""The objects of a recipe: those that a user provides, and the losses and metrics that a config names.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+A user provides objects by hooks of a recipe file, or by arguments of the Python API.
+"""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import optax
 
 from jaxddp.config import Config, ShownImages
+from jaxddp.config.model_section import BALANCED
+from jaxddp.config.registry import LOSSES, METRICS
 from jaxddp.config.values import checked
-from jaxddp.core.errors import InputError, Key, about, refused
-from jaxddp.core.wording import kind_of
-from jaxddp.engine.parts.guard import GradientNorm
+from jaxddp.core.errors import InputError, Key, Words, about, refused
+from jaxddp.core.wording import counted, kind_of
+from jaxddp.data.labels import LabelKind
+from jaxddp.engine.example_loss import ExampleLoss, check_metric, example_loss
+from jaxddp.engine.objective import Metric, SetMetric, check_set_metric, is_set_metric
+from jaxddp.engine.parts.guard import GRADIENT_NORM, LOSS_SCALE, SKIPPED, GradientNorm
 from jaxddp.engine.parts.part import Part
 from jaxddp.recipe.hooks import Hook, check_parameters
 from jaxddp.training.events import METHODS
+from jaxddp.training.listeners.notifier import OptionalLogger
 
 
 @dataclass(frozen=True)
@@ -39,10 +52,7 @@ class UserObject:
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
         """Begin the errors of the block with the name of the hook. Errors about arguments name the argument already."""
-        if self.hook is None:
-            yield
-            return
-        with about(self.where):
+        with nullcontext() if self.hook is None else about(self.where):
             yield
 
     def function(self, description: str, arguments: str) -> Callable[..., Any]:
@@ -79,14 +89,7 @@ def objects_of_hooks(hooks: Mapping[str, Hook]) -> ObjectSource:
 def objects_of_arguments(**objects: Any) -> ObjectSource:
     """Return the source of the objects that are arguments of a call, by name."""
     provided = {kind: value for kind, value in objects.items() if value is not None or kind not in _OPTIONAL}
-
-    def user_object(kind: str, *_: Any) -> UserObject | None:
-        return UserObject(provided[kind], kind) if kind in provided else None
-
-    return user_object
-
-
-_ABSENT = object()
+    return lambda kind, *_: UserObject(provided[kind], kind) if kind in provided else None
 
 
 def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.GradientTransformation:
@@ -101,11 +104,8 @@ def check_optimizer(optimizer: Any, where: str, config: Config) -> optax.Gradien
     check_parameters(optimizer.init, where, "init", "params")
     check_parameters(optimizer.update, where, "update", "updates, state, params", more=True)
     for layer, decay in config.optimizer.layer_settings.decays.items():
-        raise InputError(
-            Key("optimizer.groups"),
-            f": {layer}:decay={decay:g}: {where} gives an object, which has its own decay",
-            advice="leave it out",
-        )
+        problem = f": {layer}:decay={decay:g}: {where} gives an object, which has its own decay"
+        raise InputError(Key("optimizer.groups"), problem, advice="leave it out")
     return optimizer
 
 
@@ -135,12 +135,154 @@ def check_listeners(listeners: Any, where: str) -> list[Any]:
     for listener in listeners:
         if isinstance(listener, type) or not any(callable(getattr(listener, moment, None)) for moment in METHODS):
             raise InputError(f"{where}: {kind_of(listener)} has none of a listener's methods ({', '.join(METHODS)})")
-        for moment, arguments in METHODS.items():
-            name, method = f"{type(listener).__name__}.{moment}", getattr(listener, moment, _ABSENT)
-            if method is _ABSENT:
-                continue
+        for moment, arguments in ((each, METHODS[each]) for each in METHODS if hasattr(listener, each)):
+            name, method = f"{type(listener).__name__}.{moment}", getattr(listener, moment)
             if not callable(method):
                 raise InputError(f"{where}: {name} is {kind_of(method)}; define a method {name}(self, {arguments})")
             check_parameters(method, where, name, arguments)
         checked(getattr(listener, "wants_predictions", 0), ShownImages, f"{where}: wants_predictions")
     return list(listeners)
+
+
+_KEY = "loss.class_weights"
+
+
+def configured_losses(
+    config: Config, labels: LabelKind, class_counts: np.ndarray, num_examples: int
+) -> tuple[ExampleLoss, ExampleLoss]:
+    """Return the loss of training and the loss of evaluation, which has no label smoothing.
+
+    Args:
+        class_counts: int64[K], the number of training examples of each class.
+        num_examples: the number of training examples.
+
+    Raises:
+        InputError: the name is unknown, or the class weights do not fit the loss or the classes.
+    """
+    weights = class_weights(config, class_counts, num_examples)
+    training = _make_loss(config, weights, labels)
+    plain = config.replace(train={"label_smoothing": 0.0})
+    return training, training if config == plain else _make_loss(plain, weights, labels)
+
+
+def class_weights(config: Config, class_counts: np.ndarray, num_examples: int) -> np.ndarray | None:
+    """Return the class weights, float64[K], or None. Balanced weights are N / (K n_k) for n_k of N examples in class k.
+
+    With several labels for each example, the sum of the n_k is above N.
+
+    Raises: InputError if there are not K weights, or weights are balanced and a class has no examples.
+    """
+    weights = config.loss.weights
+    if weights is None:
+        return None
+    if weights == BALANCED:
+        if len(missing := np.flatnonzero(class_counts == 0)):
+            problem = f": class {missing[0]} of {len(class_counts)} has no training images"
+            advice = "give the weights, or leave it out with ", Key("data.classes")
+            raise InputError(Key.plain(_KEY, BALANCED), problem, advice=advice)
+        return num_examples / (len(class_counts) * class_counts)
+    if len(weights) != len(class_counts):
+        problem = f": {counted(len(weights), 'weight')} for {counted(len(class_counts), 'class')}"
+        raise InputError(Key(_KEY), problem, advice="give one for each, in order")
+    return np.array(weights)
+
+
+def _make_loss(config: Config, weights: np.ndarray | None, labels: LabelKind) -> ExampleLoss:
+    make: Any = LOSSES.get(config.loss.name)
+    name = Key.plain("loss.name", config.loss.name)
+    if weights is not None:
+        if "class_weights" not in inspect.signature(make).parameters:
+            raise InputError(Key(_KEY), ": ", name, " takes no weights", advice="leave them out")
+        make = functools.partial(make, class_weights=tuple(weights.tolist()))
+    try:
+        return example_loss(make(config), labels)
+    except InputError as error:
+        if not labels.several:
+            raise
+        problem = " does not take several labels of an image, which the training data have"
+        advice = "set ", Key("loss.name"), " to bce, or leave one label in each row"
+        raise InputError(name, problem, advice=advice) from error
+
+
+_RESERVED = (
+    *("loss", "step", "epoch", "split", "count", "seconds", "learning_rate", "images_per_second", "substituted"),
+    *("data_wait_fraction", "flops_utilization", "peak_memory", "image_size", GRADIENT_NORM, LOSS_SCALE, SKIPPED),
+)
+"""Names that metrics.jsonl uses for other values. Names that begin with `epoch_` are reserved, too."""
+_NAME = re.compile(r"(?!epoch_)[\w.-]+")
+
+
+def configured_metrics(config: Config, labels: LabelKind) -> dict[str, Metric | SetMetric]:
+    """Return the metrics that a config names, except metrics that need more classes than the data have.
+
+    Raises: InputError if a metric takes one label per example and the data have several, or the reverse.
+    """
+    named = {name: METRICS.get(name) for name in config.eval.metrics}
+    for name in named:
+        others = ", ".join(other for other in METRICS.names() if _supports(METRICS.get(other), labels))
+        _check_supported(name, Key("eval.metrics"), f"name some of {others}", labels)
+    return {name: metric for name, metric in named.items() if labels.num_classes >= getattr(metric, "min_classes", 1)}
+
+
+def with_user_metrics(
+    configured: Mapping[str, Metric | SetMetric],
+    user_metrics: Any,
+    where: str,
+    labels: LabelKind,
+) -> dict[str, Metric | SetMetric]:
+    """Return the config's and the user's metrics. A metric of the user replaces the config's metric of the same name.
+
+    Args:
+        user_metrics: a dict of names to functions like the entries of `METRICS`.
+        where: names the hook or the argument in messages.
+
+    Raises: InputError if `user_metrics` is no such dict, or two metrics return a value of the same name.
+    """
+    if not isinstance(user_metrics, Mapping):
+        raise InputError(f"{where}: {kind_of(user_metrics)} was given; give a dict of name to function")
+    metrics = {**configured, **user_metrics} if user_metrics else {}
+    metric_of_value: dict[str, str] = {}
+    for name, metric in metrics.items():
+        check_name(name, where)
+        if is_set_metric(metric):
+            value_names = check_set_metric(metric, f"{where}: {name}", labels)
+        else:
+            check_metric(metric, f"{where}: {name}", labels)
+            value_names = (name,)
+        for value_name in value_names:
+            check_name(value_name, f"{where}: {name}")
+            if value_name in metric_of_value:
+                raise InputError(
+                    f"{where}: {metric_of_value[value_name]} and {name} both measure {value_name!r}; rename one of them"
+                )
+            metric_of_value[value_name] = name
+    return {**configured, **user_metrics}
+
+
+def check_requested_metrics(listeners: Iterable[Any], labels: LabelKind) -> None:
+    """Raise `InputError` if a listener requests a metric that does not fit the labels of the data."""
+    for listener in listeners:
+        is_logger = isinstance(listener, OptionalLogger)
+        where = (Key("log.to"), f": {listener.name}") if is_logger else type(listener).__name__
+        for name in getattr(listener, "wants_metrics", ()):
+            _check_supported(name, (where, ": its metric"), "leave it out", labels)
+
+
+def _check_supported(name: str, where: Words, advice: str, labels: LabelKind) -> None:
+    if not _supports(METRICS.get(name), labels):
+        in_data, supported = ("several", "one label") if labels.several else ("one", "several labels")
+        raise InputError(where, f": {name} takes {supported} per image, but the data have {in_data}", advice=advice)
+
+
+def _supports(metric: Any, labels: LabelKind) -> bool:
+    """Return whether a built-in metric supports these labels.
+
+    A metric declares its support by the attributes `takes_several` (default False) and `takes_one` (default True).
+    """
+    return getattr(metric, "takes_several", False) if labels.several else getattr(metric, "takes_one", True)
+
+
+def check_name(name: Any, where: str) -> None:
+    """Raise `InputError` if a name is not allowed for a metric. `where` names the hook or the argument."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
+        raise InputError(f"{where}: {name!r} cannot be the name of a metric; give another")

@@ -11,6 +11,7 @@ import os
 import secrets
 import shlex
 import shutil
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
@@ -27,7 +28,7 @@ from jaxddp.config.model_section import NETWORK_KEYS, LossConfig
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, Option
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.core.wording import figure, show
+from jaxddp.core.wording import figure
 from jaxddp.data.manifest import find_manifest
 from jaxddp.data.opening import TRAIN
 from jaxddp.data.storage import root
@@ -40,7 +41,6 @@ from jaxddp.training.checkpoints.integrity import (
     LOCATION_KEYS,
     MAY_CHANGE,
     Integrity,
-    RunIdentity,
     steps_in,
 )
 from jaxddp.training.checkpoints.validation_file import ValidationFile
@@ -93,18 +93,20 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
     of the data cover the names and labels of image files but not the images.
 
     Returns:
-        The content of config.json, and whether the resumed run has the same length; see `Comparison.is_same_length`.
+        The content of config.json, and whether the run is resumed with the same length.
 
     Raises:
         InputError: a key of the recipe differs, or a file cannot be read or written.
     """
-    path, record, same, run_id = directory / CONFIG_FILE, claimed.record(), False, None
+    record, run_id, same = claimed.record(), "", False
     if resuming:
-        compared = compare(directory, claimed, peers)
-        record, same, identity = compared.record, compared.is_same_length, RunIdentity.of(compared.saved)
-        run_id = None if identity is None else identity.id
-        if peers.is_first:
-            compared.log_locations()
+        saved, record = compare(directory, claimed, peers)
+        run_id = str(saved.get(RUN_ID) or "")
+        same = changed_keys(saved, record).isdisjoint(LENGTH_KEYS)
+        before, now = flatten(saved), flatten(record)
+        for key in (key for key in LOCATION_KEYS if peers.is_first and before.get(key) != now.get(key)):
+            change = f"was {before.get(key)!r} and is now {now.get(key)!r}"
+            _log.info(f"{key} {change}: the fingerprints are equal; they do not cover the image files")
     record = {RUN_ID: peers.from_first("run id", lambda: run_id or secrets.token_hex(8)), **record}
     if peers.is_first:
         if claimed.recipe is not None:
@@ -115,57 +117,38 @@ def claim(directory: Path, claimed: Claim, peers: Peers = ALONE, *, resuming: bo
                 for name, content in contents.items():
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     files.replace(folder / name, content)
-        files.replace(path, (json.dumps(record, indent=2) + "\n").encode())
+        files.replace(directory / CONFIG_FILE, (json.dumps(record, indent=2) + "\n").encode())
     return record, same
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The saved config.json of a run, and the content with which the run is resumed."""
-
-    saved: dict[str, Any]
-    record: dict[str, Any]
-
-    def changed_keys(self) -> set[str]:
-        """Return the keys, with dots, whose values differ. The id of the run is not compared."""
-        before, now = flatten(self.saved), flatten(self.record)
-        return {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)} - {RUN_ID}
-
-    def log_locations(self) -> None:
-        """Log the locations of the data that differ."""
-        before, now = flatten(self.saved), flatten(self.record)
-        for key in LOCATION_KEYS:
-            if before.get(key) != now.get(key):
-                change = f"was {before.get(key)!r} and is now {now.get(key)!r}"
-                _log.info(f"{key} {change}: the fingerprints are equal; they do not cover the image files")
-
-    @property
-    def is_same_length(self) -> bool:
-        """Whether no key has changed that determines when the run ends."""
-        return self.changed_keys().isdisjoint(LENGTH_KEYS)
+def changed_keys(saved: dict[str, Any], record: dict[str, Any]) -> set[str]:
+    """Return the keys, with dots, whose values differ in two contents of config.json. The run's id is not compared."""
+    before, now = flatten(saved), flatten(record)
+    return {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)} - {RUN_ID}
 
 
-def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> Comparison:
+def compare(directory: Path, claimed: Claim, peers: Peers = ALONE) -> tuple[dict[str, Any], dict[str, Any]]:
     """Compare the claim of a resumed run with its config.json and its copy of the recipe.
+
+    Returns:
+        The saved config.json, and the content with which the run is resumed.
 
     Raises:
         InputError: a key of the recipe differs, or a file cannot be read.
     """
     path, record = directory / CONFIG_FILE, claimed.record()
-    saved = _read(path)
-    recipe = saved.get("recipe")
-    if claimed.recipe is not None and isinstance(recipe, dict) and recipe.get("digest") and record.get("recipe"):
-        for name, file in claimed.recipe.files().items():
-            copy = directory / COPY_FOLDER / name
-            if copy.is_file() and files.read(copy) != file:
-                raise InputError(f"{copy}: the recipe file {name} has changed", advice=_RECIPE_ADVICE)
-    hooks = () if claimed.recipe is None else claimed.recipe.hooks
-    _compare(path, saved, record, hooks, peers)
+    saved, recipe = _read(path), claimed.recipe
+    had_copy = isinstance(saved.get("recipe"), dict) and "recipe" in record
+    for name, file in recipe.files().items() if recipe is not None and had_copy else ():
+        copy = directory / COPY_FOLDER / name
+        if copy.is_file() and files.read(copy) != file:
+            raise InputError(f"{copy}: the recipe file {name} has changed", advice=_RECIPE_ADVICE)
+    _compare(path, saved, record, () if recipe is None else recipe.hooks, peers)
     # Checkpoints hold a digest of the settings, so a key that is now written in another way keeps its saved value.
     for section in (section for section, values in claimed.settings.items() if isinstance(values, Mapping)):
         kept = {name: value for name, value in saved.get(section, {}).items() if f"{section}.{name}" not in MAY_CHANGE}
         record[section] |= kept
-    return Comparison(saved, record)
+    return saved, record
 
 
 def check_evaluation(directory: Path, config: Config) -> None:
@@ -194,15 +177,15 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
     saved_keys, now = flatten(saved), effective_settings(Config, flatten(record), hooks)
     # The config.json of a published run leaves private keys out.
     before = effective_settings(Config, flatten(Config().to_dict()) | saved_keys, hooks)
-    written, release = before.get("objects.jax"), now.get("objects.jax")
-    if None not in (written, release) and written != release:
+    release = now.get("objects.jax")
+    if None not in (before.get("objects.jax"), release) and before["objects.jax"] != release:
         # The digests depend on the release of JAX, so they are not compared. The names of the objects are compared:
         # an object, such as a schedule, exists with any release of JAX.
         if peers.is_first:
+            written = before["objects.jax"]
             _log.warning(f"{path}: written with jax {written}; its model, loss and optimizer cannot be compared")
         objects = {key for key in now if key.startswith("objects.") and key in before}
-        before = {key: value for key, value in before.items() if key not in objects}
-        now = {key: value for key, value in now.items() if key not in objects}
+        before, now = ({key: each[key] for key in each.keys() - objects} for each in (before, now))
     changed = {
         key: f"was {before.get(key)!r} and is now {now.get(key)!r}"
         for key in sorted(saved_keys.keys() | now.keys())
@@ -228,10 +211,7 @@ def _read(path: Path) -> dict[str, Any]:
     with files.reading(path, _RESTORE_ADVICE, missing=("is missing beside the checkpoints; ", _RESTORE_ADVICE)):
         content = files.read(path)
     try:
-        saved = files.parse_json(content)
-        if not isinstance(saved, dict):
-            raise ValueError(f"it holds {show(saved)}")
-        return saved
+        return files.parse_json(content, dict)
     except ValueError as error:
         raise InputError(f"{path}: cannot be read ({error})", advice=_RESTORE_ADVICE) from None
 
@@ -261,15 +241,19 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     Raises:
         InputError: no data set has this name, or there is no manifest.
     """
-    changes: dict[str, dict[str, Any]] = {"data": {}}
-    for key, place in _absolute_paths(flatten(config.to_dict())).items():
+    settings, changes = config.to_dict(), defaultdict[str, dict[str, Any]](dict)
+    flat = flatten(settings)
+    for key in (key for key in _PATH_KEYS if flat[key] is not None):
+        is_path = is_local(flat[key]) if key == "model.weights" else (key, flat[key]) != ("data.unlabelled", TRAIN)
         section, _, name = key.partition(".")
-        changes.setdefault(section, {})[name] = place
-    data = config.to_dict()["data"] | changes["data"]
+        changes[section][name] = absolute(flat[key]) if is_path else flat[key]
+    data = settings["data"] | changes["data"]
     if data["name"] is not None and data["path"] is None:
-        catalog_settings = _catalog_settings(data)
-        if len({*peers.exchange("data.name", json.dumps(catalog_settings))}) == 1:
-            changes["data"] |= catalog_settings
+        entry = dataclasses.asdict(root.resolve(data["name"]))
+        of_name = {key: data[key] or entry[key] for key in ("train", "val", "classes")}
+        of_name |= {"path": entry["path"], "name": None}
+        if len({*peers.exchange("data.name", json.dumps(of_name))}) == 1:
+            changes["data"] |= of_name
     path = (data | changes["data"])["path"]
     # With data of its own, each process finds its own manifest when it opens the data.
     is_shared = data["placement"] == "shared"
@@ -278,73 +262,46 @@ def with_absolute_paths(config: Config, peers: Peers = ALONE) -> Config:
     return config.replace(**changes)
 
 
-def absolute_settings(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted keys with absolute paths, as `with_absolute_paths` does. An unknown name stays."""
-    flat = {**flat, **_absolute_paths(flat)}
-    data = {key.removeprefix("data."): value for key, value in flat.items() if key.startswith("data.")}
-    if data.get("name") is None or data.get("path") is not None:
-        return flat
-    try:
-        return flat | {f"data.{key}": value for key, value in _catalog_settings(data).items()}
-    except InputError:
-        return flat
-
-
-def _absolute_paths(flat: Mapping[str, Any]) -> dict[str, str]:
-    """Return, by dotted key, the absolute path for each setting that holds a path."""
-    paths = {key: place for key in _PATH_KEYS if isinstance(place := flat.get(key), str)}
-    if paths.get("data.unlabelled") == TRAIN:
-        del paths["data.unlabelled"]
-    if "model.weights" in paths and not is_local(paths["model.weights"]):
-        del paths["model.weights"]
-    return {key: absolute(place) for key, place in paths.items()}
-
-
-def _catalog_settings(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of datasets.toml for a name, as keys of `data`. Values in `data` take precedence."""
-    entry = dataclasses.asdict(root.resolve(data["name"]))
-    settings = {key: data.get(key) or entry[key] for key in ("train", "val", "classes")}
-    return {**settings, "path": entry["path"], "name": None}
-
-
-_END_STATUSES = ("done", "stopped")
 _OPENING_KEYS = frozenset(
     (*LENGTH_KEYS, *LOCATION_KEYS, "data.verify", "data.manifest", "data.data_dir", "objective.teacher")
 )
 """The keys that a resumed run may change, and after whose change it opens its data: to train longer, or to compare."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """The end of a run, from its result.json.
+def _end(directory: Path) -> tuple[int, str]:
+    """Return the step at which the run of a work directory has ended, and lines on what it reached and how to go on.
 
-    Attributes:
-        status: "done", or "stopped" by early stopping.
-        validation: the metrics of the last validation.
-        moment: the local time at which the file was written.
+    The result is (-1, "") if the run has not ended.
     """
+    path = directory / RESULT
+    try:
+        result: dict[str, Any] = files.parse_json(files.read(path), dict)
+        status, step, validation = result["status"], result["step"], result[VAL] or {}
+        metrics = {name: value for name, value in validation.items() if isinstance(value, float)}
+        when = f"{datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}"
+    # Another program may have written the file. A new run replaces it.
+    except (OSError, ValueError, KeyError, AttributeError, OverflowError):
+        return -1, ""
+    if status not in ("done", "stopped") or type(step) is not int:
+        return -1, ""
+    reason = f" ({result.get('reason') or ''})" if status == "stopped" else ""
+    measured = f"; result: {VAL} {format_metrics(metrics)}" if metrics else ""
+    reached = f"{status} at step {step:,}{reason} on {when}: nothing to train{measured}{_best(directory)}"
+    return step, (
+        f"{directory}: {reached}\nto train longer, give more --epochs; to start anew, another --workdir; "
+        f"to measure the run again: jaxddp eval {shlex.quote(str(directory))}"
+    )
 
-    status: str
-    step: int
-    reason: str
-    validation: Mapping[str, float]
-    moment: datetime
 
-    @classmethod
-    def read(cls, directory: Path) -> "Result | None":
-        """Return the end of the run in a work directory; None if the run has not ended."""
-        path = directory / RESULT
-        try:
-            result: dict[str, Any] = files.parse_json(files.read(path))
-            moment = datetime.fromtimestamp(path.stat().st_mtime)
-            status, step, validation = result["status"], result["step"], result[VAL] or {}
-            metrics = {name: value for name, value in validation.items() if isinstance(value, float)}
-        # Another program may have written the file. A new run replaces it.
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
-            return None
-        if status not in _END_STATUSES or type(step) is not int:
-            return None
-        return cls(status, step, f"{result.get('reason') or ''}", metrics, moment)
+def _best(directory: Path) -> str:
+    """Return the best validation of the checkpoints as text; "" if it is unknown or the only one."""
+    try:
+        validations = ValidationFile(directory / CHECKPOINTS, None)
+    except InputError:
+        return ""
+    step, metric = validations.best(validations.steps), validations.goal.metric
+    value = None if step is None else validations.of(step).get(metric)
+    return "" if value is None else f"; best: {metric} {figure(metric, value)} at step {step:,}"
 
 
 def describe_end(directory: Path, step: int | None, peers: Peers, *, is_same: bool) -> str:
@@ -358,13 +315,11 @@ def describe_end(directory: Path, step: int | None, peers: Peers, *, is_same: bo
     """
 
     def lines() -> str:
-        result = Result.read(directory) if is_same else None
-        return "" if result is None or result.step != step else _lines(directory, result)
+        ended, lines = _end(directory) if is_same else (-1, "")
+        return lines if ended == step else ""
 
     # All processes have the same step, and most starts have none: they need no exchange.
-    if step is None:
-        return ""
-    return peers.from_first("whether the run has ended", lines)
+    return "" if step is None else peers.from_first("whether the run has ended", lines)
 
 
 def nothing_to_train(file: RecipeFile, directory: Path) -> str:
@@ -376,54 +331,24 @@ def nothing_to_train(file: RecipeFile, directory: Path) -> str:
         InputError: a setting of the run has changed.
     """
     directory = directory.absolute()
-    result = Result.read(directory)
-    place = directory / CHECKPOINTS
-    if result is None or [*steps_in(place)][-1:] != [result.step] or is_locked(directory):
+    place, (step, lines) = directory / CHECKPOINTS, _end(directory)
+    if not lines or steps_in(place)[-1:] != [step] or is_locked(directory):
         return ""
     try:
-        saved = files.parse_json(files.read(directory / CONFIG_FILE))
-        config = with_absolute_paths(file.config)
-        fingerprints, precision = saved["fingerprint"], saved["train"]["precision"]
-        is_from_file = "model" in saved
+        saved = files.parse_json(files.read(directory / CONFIG_FILE), dict)
+        config, fingerprints = with_absolute_paths(file.config), saved["fingerprint"]
+        # The devices determine a precision that is not set, and they are not known without JAX.
+        precision = config.train.precision or saved["train"]["precision"]
     # A start raises the error.
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    if not is_from_file or Integrity(place).check(result.step) is not None:
+    if "model" not in saved or Integrity(place).check(step) is not None:
         return ""
-    if config.train.precision is None:
-        # The devices determine the precision, and they are not known without JAX.
-        config = config.replace(train={"precision": precision})
-    claimed = Claim(config.to_dict(), fingerprints, file)
-    changed = Comparison(saved, claimed.record()).changed_keys()
+    claimed = Claim(config.replace(train={"precision": precision}).to_dict(), fingerprints, file)
+    changed = changed_keys(saved, claimed.record())
     if not changed.isdisjoint(_OPENING_KEYS):
         return ""
     if not changed <= MAY_CHANGE:
         # The defaults of the choices are compared, too, which imports JAX.
         compare(directory, claimed)
-    return _lines(directory, result)
-
-
-def _lines(directory: Path, result: Result) -> str:
-    """Return what a run reached, and how to go on."""
-    reason = f" ({result.reason})" if result.status == "stopped" else ""
-    when = f"{result.moment:%Y-%m-%d %H:%M}"
-    measured = f"; result: {VAL} {format_metrics(result.validation)}" if result.validation else ""
-    reached = f"{result.status} at step {result.step:,}{reason} on {when}: nothing to train{measured}{_best(directory)}"
-    run = shlex.quote(str(directory))
-    return (
-        f"{directory}: {reached}\n"
-        "to train longer, give more --epochs; to start anew, another --workdir; to measure the run again: "
-        f"jaxddp eval {run}"
-    )
-
-
-def _best(directory: Path) -> str:
-    """Return the best validation of the checkpoints as text; "" if it is unknown or the only one."""
-    place = directory / CHECKPOINTS
-    try:
-        validations = ValidationFile(place, None)
-    except InputError:
-        return ""
-    step, metric = validations.best(validations.steps), validations.goal.metric
-    value = None if step is None else validations.of(step).get(metric)
-    return "" if value is None else f"; best: {metric} {figure(metric, value)} at step {step:,}"
+    return lines

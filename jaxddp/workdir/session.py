@@ -132,16 +132,14 @@ def rename_damaged(place: Path) -> str:
     Raises:
         InputError: there are checkpoints, and all are damaged; none is renamed.
     """
-    integrity, damaged = Integrity(place), {}
+    integrity, damaged, step = Integrity(place), dict[int, str](), None
     if integrity.fault is not None:
         _log.warning(f"{place / INDEX}: {integrity.fault}; it is rebuilt from the undamaged manifests")
     for step in reversed(steps_in(place)):
         if (fault := integrity.check(step)) is None:
             break
         damaged[step] = fault
-    else:
-        step = None
-    if damaged and step is None:
+    if step in damaged:
         newest, fault = next(iter(damaged.items()))
         raise InputError(
             f"{place / str(newest)}: step {newest} is damaged: {fault}",
@@ -150,8 +148,7 @@ def rename_damaged(place: Path) -> str:
     for each, fault in damaged.items():
         renamed = place / f"{each}{DAMAGED_SUFFIX}"
         with files.readable_errors(renamed):
-            if renamed.exists():
-                shutil.rmtree(renamed)
+            shutil.rmtree(renamed, ignore_errors=True)
             (place / str(each)).rename(renamed)
         _log.warning(
             f"{place / str(each)}: step {each} is damaged: {fault}; the run resumes from step {step}, the latest "
@@ -184,22 +181,21 @@ def resume_step(checkpoints: Checkpoints, resume: Resume) -> int | None:
 
 def check_shared(directory: Path, peers: Peers) -> None:
     """Raise `InputError` if a process does not see process 0's files, for which Orbax would wait forever."""
-    name = peers.exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
+    place = directory / peers.exchange("work directory", f".shared-{uuid.uuid4().hex}")[0]
     if peers.is_first:
         with files.readable_errors(directory):
-            (directory / name).touch()
+            place.touch()
     peers.exchange("work directory written", "")
     # A network file system may show a new file with a delay.
     give_up = time.monotonic() + _SHARED_SECONDS
-    while not (seen := (directory / name).exists()) and time.monotonic() < give_up:
+    while not (seen := place.exists()) and time.monotonic() < give_up:
         time.sleep(0.1)
     all_saw = peers.exchange("work directory seen", str(seen))
-    without_access = [process for process, saw in enumerate(all_saw) if saw != str(True)]
     if peers.is_first:
-        files.remove(directory / name)
-    if without_access:
+        files.remove(place)
+    if str(False) in all_saw:
         raise InputError(
-            f"{directory}: process {without_access[0]} does not see what process 0 writes there",
+            f"{directory}: process {all_saw.index(str(False))} does not see what process 0 writes there",
             advice=("give a ", Option("workdir"), " that all hosts share"),
         )
 
@@ -249,36 +245,17 @@ class Presence:
         self._complete: int | None = None
         self._paths = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
         self._identities: dict[Path, tuple[int, int]] = {}
-        self._checked_state: tuple[int, int, int] | None = None
-        self._open_directories = contextlib.ExitStack()
+        self._open = contextlib.ExitStack()
         self.fault()
 
     def check(self) -> None:
-        """Raise `InputError` if the directory was removed, moved or replaced.
-
-        It is called after each step, so it must be fast. It does nothing if the directory's inode and modification time
-        are unchanged since the last full check. On file systems without modification times of directories, the
-        thread of `watch_workdir` finds a change.
-        """
-        state = None
-        with contextlib.suppress(OSError):
-            status = os.stat(self._paths[0])
-            state = status.st_dev, status.st_ino, status.st_mtime_ns
-            if state == self._checked_state:
-                _, self._complete = self.saves()
-                return
+        """Raise `InputError` if the directory was removed, moved or replaced. It is called after each step."""
         if (fault := self.fault()) is not None:
             raise InputError(fault)
-        self._checked_state = state
         _, self._complete = self.saves()
 
     def fault(self) -> str | None:
         """Return an error message about a removed or replaced path; None if all paths are unchanged or unreachable."""
-        if (fault := self._fault()) is not None:
-            self._checked_state = None
-        return fault
-
-    def _fault(self) -> str | None:
         for place in self._paths:
             try:
                 identity = _identity(place)
@@ -286,21 +263,14 @@ class Presence:
                 is_gone = error.errno in _GONE and place in self._identities
             else:
                 if place not in self._identities:
-                    self._keep_open(place)
+                    # File systems such as gcsfuse give a directory a new inode when no process has it open.
+                    with contextlib.suppress(OSError):
+                        self._open.callback(os.close, os.open(place, os.O_RDONLY | os.O_DIRECTORY))
                 is_gone = self._identities.setdefault(place, identity) != identity
             if is_gone:
-                directory, *_ = self._paths
-                advice = f"bring {directory} back, and the same command resumes there"
+                advice = f"bring {self._paths[0]} back, and the same command resumes there"
                 return f"{place}: was removed, moved or replaced while the run wrote there; {advice}"
         return None
-
-    def _keep_open(self, place: Path) -> None:
-        """Keep a directory open: file systems such as gcsfuse give it a new inode when no process has it open."""
-        with contextlib.suppress(OSError):
-            self._open_directories.callback(os.close, os.open(place, os.O_RDONLY | os.O_DIRECTORY))
-
-    def close(self) -> None:
-        self._open_directories.close()
 
     def fault_after(self, error: BaseException) -> str | None:
         """Return the message of `fault` after an error.
@@ -335,11 +305,15 @@ class Presence:
                 if self._is_new(directory) and names <= _OF_A_RUN:
                     for name in names:
                         (directory / name).unlink()
-                    os.rmdir(directory)
+                    directory.rmdir()
             time.sleep(_REMOVAL_INTERVAL)
 
     def _is_new(self, place: Path) -> bool:
         return _identity(place) != self._identities.get(place)
+
+    def close(self) -> None:
+        """Close the directories that the object keeps open."""
+        self._open.close()
 
 
 def _identity(place: Path) -> tuple[int, int]:
@@ -359,7 +333,19 @@ def watch_workdir(directory: Path, peers: Peers = ALONE) -> Iterator[Presence]:
         InputError: the directory was removed, moved or replaced.
     """
     presence, finished = Presence(directory), threading.Event()
-    threading.Thread(target=_watch, args=(presence, finished, peers), name="jaxddp-workdir", daemon=True).start()
+
+    def watch() -> None:
+        while not finished.wait(_POLL_SECONDS):
+            if presence.fault() is None or finished.wait(_EXIT_SECONDS):
+                continue
+            # A single process waits for no other process. But the threads of Orbax wait for each other, up to an hour.
+            may_wait = not peers.is_alone or progress().phase in ("save", COMMIT)
+            # The check is repeated, because a file server may have shown an older state.
+            if may_wait and (fault := presence.fault()) is not None:
+                peers.abandon(fault, InputError.exit_code)
+                end_now(fault, InputError.exit_code)
+
+    threading.Thread(target=watch, name="jaxddp-workdir", daemon=True).start()
     try:
         yield presence
     except Exception as error:
@@ -370,16 +356,3 @@ def watch_workdir(directory: Path, peers: Peers = ALONE) -> Iterator[Presence]:
     finally:
         finished.set()
         presence.close()
-
-
-def _watch(presence: Presence, finished: threading.Event, peers: Peers) -> None:
-    """Check the directory until the block is over; exit the process if the block does not end after a change."""
-    while not finished.wait(_POLL_SECONDS):
-        if presence.fault() is None or finished.wait(_EXIT_SECONDS):
-            continue
-        # A single process waits for no other process. But the threads of Orbax wait for each other, for up to an hour.
-        may_wait = not peers.is_alone or progress().phase in ("save", COMMIT)
-        # The check is repeated, because a file server may have shown an older state.
-        if may_wait and (fault := presence.fault()) is not None:
-            peers.abandon(fault, InputError.exit_code)
-            end_now(fault, InputError.exit_code)

@@ -8,7 +8,7 @@ import os
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Signature:
 
     class_ids: tuple[str, ...]
     class_names: tuple[str, ...]
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[_Side, _Side, _Side]
     """(H, W, C) of the network's images."""
     dtype: str
     """The dtype of pixels before normalization: "uint8" or "uint16"; "float32" for normalized images."""
@@ -62,9 +62,8 @@ class Signature:
     def of(cls, source: Source, data: DataConfig) -> "Signature":
         """Return the signature of a run that trains on a source. It describes the images as they are evaluated."""
         data = data.of_evaluation
-        dtype, arrays = image_dtype(source, data).name, source.pixel_shape is not None
-        labels = labels_of(source)
-        return cls(labels.ids, labels.names, source.image_shape(data), dtype, arrays, labels.several)
+        labels, shape, dtype = labels_of(source), source.image_shape(data), image_dtype(source, data).name
+        return cls(labels.ids, labels.names, shape, dtype, source.pixel_shape is not None, labels.several)
 
     @property
     def labels(self) -> LabelKind:
@@ -83,18 +82,16 @@ class Signature:
             return None
         with files.reading(path, "make it readable"):
             content = files.read(path)
+        hints = get_type_hints(cls, include_extras=True) | {"dtype": Literal["uint8", "uint16", "float32"]}
         try:
-            entries: dict[str, Any] = files.parse_json(content)
-            names = {key: checked(entries[key], tuple[str, ...], key) for key in ("class_ids", "class_names")}
-            shape = checked(entries["image_shape"], tuple[_Side, _Side, _Side], "image_shape")
-            if len({*map(len, names.values())}) > 1:
+            entries = files.parse_json(content, dict)
+            signature = cls(**{key: checked(entries[key], hint, key) for key, hint in hints.items()})
+            if len(signature.class_ids) != len(signature.class_names):
                 raise ValueError("there are more ids than names of classes, or fewer")
-            dtype = checked(entries["dtype"], Literal["uint8", "uint16", "float32"], "dtype")
-            flags = {key: checked(entries[key], bool, key) for key in ("in_memory", "multi_label")}
             run_id, run = entries.get(RUN_ID), RunIdentity.in_workdir(directory)
             if run_id is not None and run is not None and run_id != run.id:
                 raise ValueError(f"it belongs to run {show(run_id)}, and {CONFIG_FILE} names run {run.id}")
-            return cls(**names, image_shape=shape, dtype=dtype, **flags)
+            return signature
         except (ValueError, TypeError, KeyError) as error:
             raise InputError(f"{path}: is damaged ({error}); remove it to use the run's data instead") from None
 
@@ -108,11 +105,10 @@ class Signature:
             before = Signature.read(directory)
         if before is None or before.class_ids != self.class_ids:
             return
-        for class_id, name, new_name in zip(self.class_ids, before.class_names, self.class_names, strict=True):
-            if name != new_name:
+        for each, was, now in zip(self.class_ids, before.class_names, self.class_names, strict=True):
+            if was != now:
                 raise InputError(
-                    f"{directory / SIGNATURE_FILE}: class {show(class_id)} was called {show(name)} and is now "
-                    f"{show(new_name)}",
+                    f"{directory / SIGNATURE_FILE}: class {show(each)} was called {show(was)} and is now {show(now)}",
                     advice=("restore the name in the data set, or start in another ", Option("workdir")),
                 )
 
@@ -187,8 +183,8 @@ def with_settings_of_weights(
         if place is None or not os.path.isfile(place / CONFIG_FILE):
             return file
         changes = _settings(place, own_network=own_network)
-    before, config = flatten(file.config.to_dict()), file.config.replace(**changes)
-    after = flatten(config.to_dict())
+    config = file.config.replace(**plain(changes))
+    before, after = flatten(file.config.to_dict()), flatten(config.to_dict())
     taken = frozenset(key for key in after if after[key] != before[key])
     return dataclasses.replace(file, config=config, taken=TakenSettings(taken))
 
@@ -208,11 +204,34 @@ def _folder_of(weights: str, *, offline: bool) -> Path | None:
 def _settings_of_published(weights: PublishedWeights, *, own_network: bool) -> dict[str, dict[str, Any]]:
     """Return the settings of published weights as changes of a config."""
     of_weights = ("image_size", "resize", "eval_crop", "interpolation", "mean", "std")
-    images = {key: getattr(weights, key) for key in of_weights}
-    changes: dict[str, dict[str, Any]] = {"data": {**images, "eval_size": None, "channels": 3, "bits": 8}}
-    if not own_network:
-        changes["model"] = {**dict.fromkeys(NETWORK_KEYS), "name": weights.network}
-    return plain(changes)
+    images = {key: getattr(weights, key) for key in of_weights} | {"eval_size": None, "channels": 3, "bits": 8}
+    network = {} if own_network else {"model": {**dict.fromkeys(NETWORK_KEYS), "name": weights.network}}
+    return {"data": images, **network}
+
+
+def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
+    """Return the settings of a run as changes of a config. If the run trained on arrays, files are resized to match.
+
+    The network's settings are left out if only one of the two recipes defines the network in code.
+    """
+    config, content = read_config(place / CONFIG_FILE)
+    data, signature = config.data, Signature.read(place)
+    if signature is not None and signature.in_memory:
+        # Image files may not have the shape of the arrays.
+        with suppress(InputError):
+            data = signature.data(data)
+    changes = {"data": {key: getattr(data, key) for key in (*IMAGE_KEYS, *RESIZING_KEYS)}}
+    if "model" in content and ("get_model" in (content.get("recipe") or {}).get("hooks", ())) == own_network:
+        changes["model"] = {key: getattr(config.model, key) for key in NETWORK_KEYS}
+    return changes
+
+
+def _started_from(workdir: Path, weights: str) -> bool:
+    if not os.path.isfile(workdir / CONFIG_FILE):
+        return False
+    config, content = read_config(workdir / CONFIG_FILE)
+    first = config.model.weights if "model" in content else None
+    return first == weights or (first is not None and is_local(weights) and absolute(first) == absolute(weights))
 
 
 def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
@@ -222,37 +241,3 @@ def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
     whose = "the run's" if is_local(weights) else "the"
     notice = f"{weights}: {whose} settings are taken over: {listed}" if listed else ""
     return dataclasses.replace(file, taken=TakenSettings(keys, notice))
-
-
-def _started_from(workdir: Path, weights: str) -> bool:
-    if not os.path.isfile(workdir / CONFIG_FILE):
-        return False
-    config, content = read_config(workdir / CONFIG_FILE)
-    first = config.model.weights
-    if "model" not in content or first is None:
-        return False
-    return first == weights or (is_local(weights) and absolute(first) == absolute(weights))
-
-
-def _settings(place: Path, *, own_network: bool) -> dict[str, dict[str, Any]]:
-    """Return the settings of a run as changes of a config.
-
-    The network's settings are left out if only one of the two recipes defines the network in code.
-    """
-    config, content = read_config(place / CONFIG_FILE)
-    images = _images(place, config.data)
-    changes = {"data": {key: getattr(images, key) for key in (*IMAGE_KEYS, *RESIZING_KEYS)}}
-    if "model" in content and ("get_model" in (content.get("recipe") or {}).get("hooks", ())) == own_network:
-        changes["model"] = {key: getattr(config.model, key) for key in NETWORK_KEYS}
-    return plain(changes)
-
-
-def _images(place: Path, data: DataConfig) -> DataConfig:
-    """Return the config that reads images like the run's. If the run trained on arrays, files are resized to match."""
-    signature = Signature.read(place)
-    if signature is None or not signature.in_memory:
-        return data
-    try:
-        return signature.data(data)
-    except InputError:
-        return data  # Image files cannot have the shape of the arrays.

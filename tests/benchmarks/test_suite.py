@@ -75,16 +75,3 @@ def test_an_event_that_ends_within_another_is_counted_once(monkeypatch):
     clock.timed(lower, 1.0)
     clock.timed("/jax/another", 5.0)
     assert dict(clock.totals) == {"tracing": 9.0, "lowering": 1.0}
-
-
-def test_rows_of_one_name_are_summed():
-    def row(name, **parts):
-        return {"name": name} | dict.fromkeys(suite.PARTS, 0.0) | parts
-
-    sums = suite.summed([row("a", seconds=1.0), row("b", seconds=5.0), row("a", seconds=2.0, starts=1)])
-    assert [(one["name"], one["count"], one["seconds"], one["starts"]) for one in sums] == [
-        ("b", 1, 5, 0),
-        ("a", 2, 3, 1),
-    ]
-    lines = suite.table("file", sums, 1).splitlines()
-    assert len(lines) == 4 and lines[2].startswith("| b | 1 | 5.0 |") and lines[3].startswith("| all 2 | 2 | 8.0 |")

@@ -18,7 +18,7 @@ from support.cases import essential_and_rare, rare_case
 from support.data import CLASSES, NO_AUGMENTATION, random_table
 from support.faults import poisoned, spoil
 from support.networks import largest_difference
-from support.runs import Records, setup_of, train
+from support.runs import Recorder, setup_of, train
 from support.shared import sgd
 
 from jaxddp.core.errors import Preempted
@@ -123,7 +123,7 @@ def make_setup(name: str, devices: int, cache: str):
 
 def run(name: str, devices: int = 4, cache: str = "none", **more: Any) -> tuple[Any, Metrics]:
     """Return the state at the end of a run in float64, and the report of each step."""
-    records = Records()
+    records = Recorder()
     with jax.enable_x64(True):
         state = jax.device_get(train(make_setup(name, devices, cache), CHANGES, val=VAL, listeners=[records], **more))
     return state, [record.metrics for record in records.steps]
@@ -177,7 +177,7 @@ def resumed(name: str, devices: int, cache: str, folder: Path) -> tuple[Any, Met
     metrics: Metrics = []
     checkpoints = Checkpoints(folder / "checkpoints")
     for begin, end in ((None, 3), (3, 8)):
-        records = Records()
+        records = Recorder()
         with jax.enable_x64(True), pytest.raises(Preempted):
             train(
                 make_setup(name, 4, cache),

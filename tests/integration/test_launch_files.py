@@ -1,21 +1,12 @@
-"""Two processes that read files compute the same as one, with the command and with `launch/main.py`."""
+"""The script `launch/main.py` trains in two processes."""
 
 import subprocess
 import sys
 
 import pytest
-from support.processes import REPOSITORY, Launched, are_the_same, brief_words, environment, is_whole, result, series
+from support.processes import REPOSITORY, environment, result
 
-# test_launch_train.py tests this on arrays, and tests/test_stream.py which files each process reads.
 pytestmark = pytest.mark.ci
-
-
-def test_two_processes_that_read_files_equal_one(tree, start, tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    start(Launched, one, 1, brief_words(tree, one, "--parallel.cpu-devices", "4")).ends_well()
-    start(Launched, two, 2, brief_words(tree, two, "--parallel.cpu-devices", "2")).ends_well()
-    assert is_whole(two, processes=2)
-    assert are_the_same(two, one), (series(two), series(one))
 
 
 def test_the_launch_script_on_the_python_api_trains(tree, tmp_path):

@@ -53,19 +53,3 @@ def test_the_newest_whole_checkpoint_of_two_processes_restores_on_one_and_on_fou
     # One process prints where the files are.
     logs = [(run.logs / f"process-{rank}.log").read_text() for rank in range(processes)]
     assert [f"metrics: {workdir}" in each for each in logs] == [True] + [False] * (processes - 1)
-
-
-@pytest.mark.ci
-def test_two_processes_with_a_sharded_optimizer_equal_one_without_and_their_checkpoint_restores_there(
-    words, reference, start, tmp_path
-):
-    workdir, saving = tmp_path / "run", ["--checkpoint.every", "3 steps"]
-    sharded = ["--parallel.shard-optimizer", "--parallel.cpu-devices", "2"]
-    start(Launched, tmp_path, 2, words(workdir, *saving, *sharded)).ends_well()
-    assert is_whole(workdir, processes=2)
-    assert are_the_same(workdir, reference), (series(workdir), series(reference))
-    shutil.rmtree(workdir / "checkpoints" / str(STEPS))
-    run = start(Launched, tmp_path, 1, words(workdir, *saving, "--resume", "must", "--parallel.cpu-devices", "4"))
-    run.ends_well()
-    assert "resuming at step 3 | " in run.out
-    assert are_the_same(workdir, reference), (series(workdir), series(reference))

@@ -21,12 +21,12 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.recipe.sources import RecipeSources
-from jaxddp.setup.configured_metrics import configured_metrics
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import Resources
 from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
 from jaxddp.setup.run_training import make_run
 from jaxddp.setup.run_training import train as run_training
+from jaxddp.setup.user_objects import configured_metrics
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.loop import fit
 from jaxddp.workdir.session import Session
@@ -199,18 +199,3 @@ class Recorder:
 def exploding(step: int):
     """Return an optimizer whose update number `step` makes the parameters infinite."""
     return optax.sgd(lambda count: np.float32(1e-3) + (count == step - 1) * np.float32(np.inf))
-
-
-class Records:
-    """A listener with only two of the methods."""
-
-    def __init__(self) -> None:
-        self.steps: list[Any] = []
-        self.evaluations: list[Any] = []
-
-    def step(self, record) -> None:
-        self.steps.append(record)
-
-    def evaluation(self, record) -> None:
-        if record.final:
-            self.evaluations.append(record)
