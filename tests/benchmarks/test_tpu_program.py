@@ -5,8 +5,6 @@ import json
 import os
 import re
 
-import jax
-import numpy as np
 import pytest
 from jaxlib import _hlo
 from support.programs import assert_a_wrong_config_is_one_line, counts_of, needs_plugin, run_script, uncached
@@ -14,8 +12,6 @@ from support.programs import assert_a_wrong_config_is_one_line, counts_of, needs
 from benchmarks import tpu_program
 from benchmarks.programs import tpu_plugin
 from benchmarks.programs.tpu_counts import HBM_BYTES, count_program
-from jaxddp.augment.rand_augment import rand_augment
-from jaxddp.config import AugmentConfig
 
 # Types with their layouts: the order of the axes from the minor one, and the tiles. S(1) is the memory on the chip.
 TYPES = {
@@ -208,23 +204,3 @@ def test_the_budget_of_a_small_step_on_four_chips():
     assert found["collectives"][0]["bytes"] == 2_814_600
     assert found["fusions"] <= 360 and found["hbm_bytes_per_image"] <= 790_000
     assert found["memory_bytes"] <= 30e6 and found["temporary_bytes"] == 0
-
-
-@pytest.mark.exhaustive
-@needs_compiler
-@uncached
-def test_rand_augment_needs_memory_for_few_copies_of_a_batch():
-    size, count = 64, 128
-    chip = jax.sharding.SingleDeviceSharding(tpu_plugin.described_devices("v5e:2x2")[0])
-    images = jax.ShapeDtypeStruct((count, size, size, 3), np.uint8, sharding=chip)
-    keys = jax.ShapeDtypeStruct((count, 2), np.uint32, sharding=chip)
-
-    def augment(keys, images):
-        return jax.vmap(
-            lambda key, image: rand_augment(jax.random.wrap_key_data(key), image, AugmentConfig(rand_augment=2))
-        )(keys, images)
-
-    # Intermediate values are int32, and rows of 64 pixels are padded to 128. With the channels last, the padding alone
-    # would be 43 times the batch.
-    memory = jax.jit(augment).lower(keys, images).compile().memory_analysis()
-    assert memory.temp_size_in_bytes <= 8 * 4 * count * size * 128 * 3
