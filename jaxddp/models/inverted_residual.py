@@ -29,7 +29,6 @@ from jaxddp.models.ops.layers import (
     norms,
 )
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.settings import WEIGHT_INITS
 
 _normal = nn.initializers.normal(0.01)
 
@@ -202,7 +201,7 @@ class InvertedResidualNetwork(Network):
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
         statistics = {"momentum": architecture.momentum, "epsilon": architecture.epsilon, "group": self.group}
         return (
-            convolutions(operations, WEIGHT_INITS["he_normal"], **dtypes),
+            convolutions(operations, **dtypes),
             norms(operations, train, axis_name=self.axis_name, **statistics, **dtypes),
             functools.partial(SqueezeExcitation, activation=architecture.squeeze, gate=architecture.gate, **dtypes),
         )

@@ -18,7 +18,6 @@ from jax.typing import DTypeLike
 from jaxddp.models.network import Naming, Network, naming, stage_blocks
 from jaxddp.models.ops.layers import ConvNorm, ModuleFactory, SqueezeExcitation, convolutions, nearest_multiple, norms
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.settings import WEIGHT_INITS
 
 _STEM_FEATURES = 32
 _QUANTUM = 8
@@ -152,7 +151,7 @@ class RegNet(Network):
         """
         operations = self.operations or Operations()
         dtypes: dict[str, Any] = {"dtype": self.dtype, "param_dtype": self.param_dtype}
-        conv = convolutions(operations, WEIGHT_INITS["he_normal"], **dtypes)
+        conv = convolutions(operations, **dtypes)
         norm = norms(operations, train, axis_name=self.axis_name, group=self.group, **dtypes)
         x = ConvNorm(conv, norm, _STEM_FEATURES, 3, 2, activation=nn.relu, name="stem")(images.astype(self.dtype))
         for number, stage in enumerate(self.architecture.stages, start=1):

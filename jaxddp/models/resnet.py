@@ -23,13 +23,20 @@ from jax import lax
 from jax.typing import DTypeLike
 
 from jaxddp.config import ModelConfig
+from jaxddp.config.model_section import WeightInit
 from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.wording import choices
 from jaxddp.models.network import Naming, Network, naming, stage_blocks
-from jaxddp.models.ops.layers import ModuleFactory, SqueezeExcitation, convolutions, nearest_multiple, norms
+from jaxddp.models.ops.layers import (
+    WEIGHT_INITS,
+    ModuleFactory,
+    SqueezeExcitation,
+    convolutions,
+    nearest_multiple,
+    norms,
+)
 from jaxddp.models.ops.operations import MaxPool, Operations
-from jaxddp.models.settings import WEIGHT_INITS, check_floating, kernel_init
 
 _LEAST_BLURRED_CHANNELS = 16
 _BLUR_WEIGHTS = (1, 2, 1)
@@ -39,9 +46,8 @@ _BLUR_WEIGHTS = (1, 2, 1)
 def blur(images: jax.Array, stride: int = 1) -> jax.Array:
     """Convolve each channel with [1, 2, 1] x [1, 2, 1] / 16 and zero padding: [B, H, W, C] -> [B, H', W', C].
 
-    H' is ceil(H / stride). Images may have any float dtype. Sums are computed in float32 or wider, and
-    rounded once. Only
-    reverse-mode differentiation is supported, not `jax.jvp`.
+    H' is ceil(H / stride). Images may have any float dtype. Sums are computed in float32 or wider, and rounded once.
+    Only reverse-mode differentiation is supported, not `jax.jvp`.
     """
     wide = jnp.promote_types(images.dtype, jnp.float32)
     batch, height, width, channels = images.shape
@@ -388,13 +394,13 @@ def build(
     if num_classes < 1:
         raise InputError(f"{settings.name}: num_classes is {num_classes}; give a positive number")
     for key, value in (("dtype", dtype), ("param_dtype", param_dtype)):
-        check_floating("resnet", key, value)
+        _check_floating("resnet", key, value)
     return ResNet(
         architecture=architecture,
         num_classes=num_classes,
         width=options.width,
         stem=STEMS[options.stem],
-        kernel_init=kernel_init(settings.initialization),
+        kernel_init=_kernel_init(settings.initialization),
         zero_init_last_scale=options.zero_init_last_scale,
         shortcut_norm=options.shortcut_norm,
         blur_pool=options.blur_pool,
@@ -412,3 +418,23 @@ def check_groups(architecture: Architecture, width: int) -> None:
         if width % step:
             problem = f": {width * convolution.expansion} features cannot be divided into {convolution.groups} groups"
             raise InputError(Key("model.width", width), problem, advice=f"give a multiple of {step}")
+
+
+_WITH_DEVIATION = {"normal": nn.initializers.normal, "truncated_normal": nn.initializers.truncated_normal}
+
+
+def _kernel_init(chosen: WeightInit) -> nn.initializers.Initializer:
+    """Return the initializer of a network's kernels. "glorot" and "xavier" are two names of the same initializers."""
+    if chosen.deviation is not None:
+        return _WITH_DEVIATION[chosen.name](chosen.deviation)
+    return nn.initializers.zeros if chosen.name == "zeros" else WEIGHT_INITS[chosen.name.replace("glorot", "xavier")]
+
+
+def _check_floating(network: str, key: str, dtype: Any) -> None:
+    """Raise `InputError` if `dtype` is not a floating-point dtype."""
+    try:
+        floating = dtype is not None and jnp.issubdtype(dtype, jnp.floating)
+    except TypeError:
+        floating = False
+    if not floating:
+        raise InputError(f'{network}: {key}={dtype!r}; give "float32", "bfloat16", "float16" or "float64"')

@@ -19,8 +19,16 @@ from jax.typing import DTypeLike
 from jaxddp.core.errors import InputError
 from jaxddp.models.ops.batch_norm import BatchNorm
 from jaxddp.models.ops.operations import Operations
-from jaxddp.models.settings import WEIGHT_INITS
 
+WEIGHT_INITS = {
+    "he_normal": nn.initializers.variance_scaling(2.0, "fan_out", "normal"),
+    "he_uniform": nn.initializers.variance_scaling(2.0, "fan_out", "uniform"),
+    "xavier_normal": nn.initializers.variance_scaling(1.0, "fan_avg", "normal"),
+    "xavier_uniform": nn.initializers.variance_scaling(1.0, "fan_avg", "uniform"),
+    "lecun_normal": nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal"),
+    "lecun_uniform": nn.initializers.lecun_uniform(),
+    "orthogonal": nn.initializers.orthogonal(2.0**0.5),
+}
 ModuleFactory = Callable[..., Callable[..., jax.Array]]
 """A function that returns a module, or a function of images that calls a module."""
 Activation = Callable[[jax.Array], jax.Array]
@@ -28,14 +36,13 @@ Activation = Callable[[jax.Array], jax.Array]
 
 def convolutions(
     operations: Operations,
-    kernel_init: nn.initializers.Initializer,
-    dtype: DTypeLike,
-    param_dtype: DTypeLike,
+    kernel_init: nn.initializers.Initializer = WEIGHT_INITS["he_normal"],
+    **dtypes: Any,
 ) -> ModuleFactory:
     """Return a factory of square convolutions, called as `conv(features, kernel=3, stride=1, name="conv1")(x)`.
 
     The padding is PyTorch's, which is symmetric for any stride, unlike "SAME". The factory also takes `groups`, the
-    number of groups of channels, `use_bias=True`, and another `padding`.
+    number of groups of channels, `use_bias=True`, and another `padding`. `dtypes` are `dtype` and `param_dtype`.
     """
 
     def conv(
@@ -56,9 +63,8 @@ def convolutions(
             padding,
             feature_group_count=groups,
             use_bias=use_bias,
-            dtype=dtype,
-            param_dtype=param_dtype,
             kernel_init=kernel_init,
+            **dtypes,
             conv_general_dilated=operations.conv_general_dilated(stride, padding),
             name=name,
         )
