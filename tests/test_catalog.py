@@ -57,18 +57,6 @@ def test_an_entry_has_a_path_and_may_have_solution_files_and_classes(catalog):
     assert resolve_in("shouted", catalog).path == "S3://bucket/imagenet"
 
 
-def test_solution_files_have_default_names(tmp_path: Path):
-    root = write_tree(tmp_path / "tree", classes=2, images=3, val=4)
-    (tmp_path / "datasets.toml").write_text('[plain]\npath = "tree"\n[named]\npath = "tree"\ntrain = "other.csv"\n')
-    (root / "LOC_train_solution.csv").rename(root / "other.csv")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAXDDP_DATASETS", str(tmp_path / "datasets.toml"))
-        sources = open_splits(DataConfig(name="named"))
-        assert (len(sources["train"]), len(sources["val"])) == (6, 4)
-        with pytest.raises(InputError, match="LOC_train_solution.csv: no such file"):
-            open_splits(DataConfig(name="plain"))
-
-
 def test_the_python_api_finds_the_same_catalog_names(tmp_path, monkeypatch):
     root = write_tree(tmp_path / "tree", classes=3, images=4, val=3)
     (root / "LOC_train_solution.csv").rename(root / "mine.csv")

@@ -44,13 +44,6 @@ def test_each_class_gives_its_share_rounded_and_keeps_at_least_one_example(examp
         assert abs(count - share * len(names)) <= 0.5 or count in (1, len(names) - 1)
 
 
-@given(EXAMPLES, SHARES, st.randoms(use_true_random=False))
-def test_the_choice_does_not_depend_on_the_order_of_the_rows(examples: dict[str, int], share: float, random):
-    shuffled = [*examples.items()]
-    random.shuffle(shuffled)
-    assert held_out(dict(shuffled), share) == held_out(examples, share)
-
-
 @given(EXAMPLES, SHARES)
 def test_an_additional_example_moves_at_most_one_other_of_its_class(examples: dict[str, int], share: float):
     examples = without_single_examples(examples)

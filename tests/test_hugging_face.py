@@ -1,21 +1,19 @@
 """Data sets of the library `datasets`: saved in a folder, in files of a folder, or of a hub on the loopback."""
 
-import json
-import os
-import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
 import pytest
-from support.data_hub import running_hub
 from support.forms import CLASSES, FORMS, Pictures, example_tables, pictures, write_folders, write_hub
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.curate.check import check
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder
@@ -112,14 +110,6 @@ def test_labels_are_strings_or_numbers_without_names(tmp_path: Path):
         test=make(TRUTH["val"], [4, 0, 0, 0, 0], numbers),
     )
     assert {table.class_names for table in open_both(folder)} == {tuple("01234")}
-    cards = np.array(["10", "3", "jack"])
-    folder = save(
-        tmp_path / "cards",
-        train=make(TRUTH["train"], cards[TRUTH["train"].labels].tolist(), words),
-        test=make(TRUTH["val"], [3, 10, 3, 3, 3], numbers),
-    )
-    train, val = open_both(folder)
-    assert train.class_names == val.class_names == tuple(cards) and val.labels.tolist() == [1, 0, 1, 1, 1]
 
 
 def test_faults_of_columns_and_labels_are_one_line(tmp_path: Path):
@@ -178,41 +168,25 @@ def test_a_missing_library_is_one_line(saved: Path, monkeypatch: pytest.MonkeyPa
     )
 
 
-OPEN = """
-import json, sys
-import jaxddp
-from jaxddp.core.errors import JaxddpError
-try:
-    print(json.dumps([table.fingerprint for table in jaxddp.open_data(sys.argv[1])]))
-except JaxddpError as error:
-    print(json.dumps(str(error)))
-"""
+def test_a_data_set_of_the_hub_is_prepared_by_one_process_at_a_time(tmp_path: Path, monkeypatch):
+    """Threads stand for the processes of a machine."""
+    made = {"train": make(TRUTH["train"]), "validation": make(TRUTH["val"])}
+    calls, inside, faults = [], [], {"owner/gone": ConnectionError("no route"), "owner/none": ValueError("not found")}
 
+    def load(*arguments: Any, **named: Any) -> Any:
+        inside.append(1)
+        time.sleep(0.2)
+        calls.append((*arguments, named["revision"], len(inside)))
+        inside.pop()
+        if fault := faults.get(arguments[0]):
+            raise fault
+        return made
 
-def started(address: str, environment: dict[str, str]) -> subprocess.Popen:
-    command = [sys.executable, "-c", OPEN, address]
-    return subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-
-
-def result_of(process: subprocess.Popen) -> Any:
-    return json.loads(process.communicate(timeout=100)[0])
-
-
-@pytest.mark.ci
-def test_a_data_set_of_the_hub_is_downloaded_once_for_all_processes(tmp_path: Path):
-    for split, name in (("train", "train"), ("val", "validation")):
-        (tmp_path / "files/data").mkdir(parents=True, exist_ok=True)
-        make(TRUTH[split]).to_parquet(str(tmp_path / f"files/data/{name}-00000-of-00001.parquet"))
-    with running_hub(tmp_path / "files") as hub:
-        environment = {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url, "HF_HUB_DISABLE_TELEMETRY": "1"}
-        address = f"hf:{hub.name}"
-        both = [result_of(process) for process in [started(address, environment) for _ in range(2)]]
-        assert both[0] == both[1] and len(both[0]) == 2
-        assert sorted(hub.downloads) == sorted(hub.files)
-        at_commit = started(f"{address}@{hub.commit}", environment)
-        unknown = started("hf:owner/nothing", environment)
-        assert result_of(at_commit) == both[0]
-        assert result_of(unknown).startswith("hf:owner/nothing: cannot be opened (")
-    offline = {**environment, "HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
-    assert result_of(started(address, offline)) == both[0]
-    assert "hf:owner/other: " in result_of(started("hf:owner/other", offline))
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        both = [*pool.map(lambda _: open_splits(config_of("hf:owner/pets:small@main"))["train"], range(2))]
+    assert both[0].fingerprint == both[1].fingerprint and {*calls} == {("owner/pets", "small", "main", 1)}
+    with pytest.raises(Unreachable, match=r"hf:owner/gone: the hub cannot be reached, .*no route.*; check the"):
+        open_splits(config_of("hf:owner/gone"))
+    assert message_of("hf:owner/none").startswith("hf:owner/none: cannot be opened ('not found'); write hf:OWNER/NAME")

@@ -123,12 +123,10 @@ def test_classes_that_a_process_lacks_are_added_and_labels_are_renumbered():
     order = orders(sources, 5, 1)[0]
     parts = [next(source.train_batches(order, LOCAL, range(1), Shard(host, 2))) for host, source in enumerate(sources)]
     batch = together(parts)
-    named_labels = {(int(row), source_names(sources)[label]) for row, label in zip(batch.row, batch.label, strict=True)}
+    named_labels = {
+        (int(row), sources[0].class_names[label]) for row, label in zip(batch.row, batch.label, strict=True)
+    }
     assert named_labels == {(0, "ant"), (1, "cat"), (2, "cat"), (3, "cat"), (4, "bee")}
-
-
-def source_names(sources: list[Any]) -> tuple[str, ...]:
-    return sources[0].class_names
 
 
 def test_several_labels_are_renumbered_too():

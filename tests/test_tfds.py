@@ -6,25 +6,19 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from support.cases import essential_and_rare
-from support.images import encode
 from support.streams import waves
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
-from jaxddp.data.batch import Batch
 from jaxddp.data.formats.tfds import read_tfds
 from jaxddp.data.opening import open_splits
-from jaxddp.data.order import WHOLE, SampleOrder, Shard
-from jaxddp.data.stream.decode import Pixels
 from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable
 
@@ -37,8 +31,6 @@ FORMATS = ("tfrecord", "array_record")
 NAMES = ["cat", "ant", "bee"]
 SPLITS = {"train": 23, "test": 7}
 ONLY_TRAIN = {"train": 23}
-# Some photographs have the image size of the stream, so they are decoded but not resized.
-PHOTO = 40
 
 
 def label_of(number: int) -> int:
@@ -51,10 +43,6 @@ def gray(number: int) -> np.ndarray:
 
 def color(number: int) -> np.ndarray:
     return waves(number, 32, 32)
-
-
-def photo(number: int) -> bytes:
-    return encode(waves(number, PHOTO + number % 3, PHOTO + number % 5), quality=92)
 
 
 class SmallSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -82,7 +70,6 @@ class SmallSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
         for number in numbers:
             image = self.image(number)
             extra_values = {name: value for name, _, value in self.extra_features}
-            image = io.BytesIO(image) if isinstance(image, bytes) else image
             yield number, {"label": self.label(number), "image": image, **extra_values}
 
     def label(self, number: int) -> int:
@@ -102,17 +89,6 @@ class TinyColor(SmallSet):
     extra_features = (("id", tfds.features.Text(), "some id"),)
 
 
-class TinyPhotos(SmallSet):
-    """A set like imagenet2012: unchanged JPEG files of many sizes, with their names."""
-
-    kind = tfds.features.Image(encoding_format="jpeg")
-    image = staticmethod(photo)
-    extra_features = (
-        ("file_name", tfds.features.Text(), "n01440764_10026.JPEG"),
-        ("a_note", tfds.features.Text(), "n" * 3000),
-    )
-
-
 def prepare(builder: type[SmallSet], data_dir: Path, file_format: str = "tfrecord", shards: int = 3, **options) -> Path:
     """Prepare a set and return the folder of its files."""
     small_set = builder(data_dir=str(data_dir), file_format=file_format, **options)
@@ -125,7 +101,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the same sets for each kind of file. Tests that change a set copy it first."""
     home = tmp_path_factory.mktemp("prepared")
     for file_format in FORMATS:
-        for builder in (TinyGray, TinyColor, TinyPhotos):
+        for builder in (TinyGray, TinyColor):
             prepare(builder, home / file_format, file_format)
     return home
 
@@ -149,11 +125,6 @@ def shards_of(data_dir: Path, split: str = "train") -> list[Path]:
     return sorted(file for file in data_dir.rglob(f"*-{split}.*") if "-of-" in file.name)
 
 
-def batches_of(table: ExampleTable, image_size: int, shard: Shard = WHOLE) -> list[Batch]:
-    order, data = SampleOrder(len(table), 4, seed=3), DataConfig(image_size=image_size, crop="whole")
-    return list(table.train_batches(order, data, range(-(-len(table) // 4)), shard))
-
-
 def examples(table: ExampleTable, image_size: int) -> dict[bytes, int]:
     """Return the label of every example by its pixels, decoded by Pillow. The conformance tests compare batches."""
     images = [Image.open(io.BytesIO(table.read(row))).convert("RGB") for row in range(len(table))]
@@ -168,24 +139,6 @@ def fault(*arguments) -> str:
         read_tfds(*arguments)
     assert "\n" not in str(raised.value)
     return str(raised.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("file_format", essential_and_rare(("tfrecord",), "array_record"))
-def test_jpeg_files_equal_those_of_the_builder(prepared: Path, file_format: str):
-    """The bytes are unchanged, and the pixels equal those of PIL where they are neither cropped nor resized."""
-    table = read_tfds("tiny_photos", "train", prepared / file_format)
-    assert Counter(table.read(row) for row in range(23)) == Counter(photo(number) for number in range(23))
-    whole = 0
-    for batch in batches_of(table, PHOTO):
-        for pixels, row, label in zip(batch.image, batch.row, batch.label, strict=True):
-            number = next(number for number in range(23) if photo(number) == table.read(row))
-            assert label == label_of(number)
-            np.testing.assert_array_equal(pixels, Pixels(PHOTO)(photo(number)))
-            if number % 15 == 0:
-                np.testing.assert_array_equal(pixels, np.asarray(Image.open(io.BytesIO(photo(number)))))
-                whole += 1
-    assert whole == 2
 
 
 @pytest.mark.parametrize("file_format", FORMATS)
@@ -214,7 +167,7 @@ def test_the_config_names_other_splits(prepared: Path):
 
 
 def test_ids_are_those_of_the_library(prepared: Path):
-    for name in ("tiny_gray", "tiny_photos"):
+    for name in ("tiny_gray", "tiny_color"):
         table = read_tfds(name, "train", prepared / "tfrecord")
         builder = tfds.builder_from_directory(shards_of(prepared / "tfrecord" / name)[0].parent)
         config = tfds.ReadConfig(add_tfds_id=True)
@@ -243,21 +196,12 @@ def test_an_error_for_an_unprepared_set_gives_the_command_that_prepares_it(prepa
     home = prepared / "tfrecord"
     message = fault("tiny_grey", "train", home)
     assert message.startswith(f"{home}: no prepared data set 'tiny_grey', did you mean 'tiny_gray'?")
-    assert "prepared there: tiny_color, tiny_gray, tiny_photos" in message
+    assert "prepared there: tiny_color, tiny_gray" in message
     assert message.endswith(f"tfds.builder('tiny_grey', data_dir='{home}').download_and_prepare()\"")
     assert "prepared there: tiny_color:1.0.0" in fault("tiny_gray:2.0.0", "train", home)
     assert "nothing is prepared there" in fault("cifar10", "train", tmp_path / "nowhere")
     for name in ("no name", "", "../tfrecord"):
         assert fault(name, "train", home).startswith(f"{home}: ")
-
-
-class NoLabel(SmallSet, skip_registration=True):
-    def _info(self):
-        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"image": self.kind}))
-
-    def _generate_examples(self, numbers):
-        for number in numbers:
-            yield number, {"image": self.image(number)}
 
 
 class TwoImages(SmallSet, skip_registration=True):
@@ -283,7 +227,6 @@ class OnlyTrain(SmallSet, skip_registration=True):
 
 def test_an_error_names_a_set_that_is_no_image_classification(tmp_path: Path):
     for builder, features in (
-        (NoLabel, "image (Image)"),
         (TwoImages, "image (Image), label (ClassLabel), mask (Image)"),
         (DeepPixels, "image (Image), label (ClassLabel)"),
     ):

@@ -11,7 +11,7 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.opening import labelled_and_unlabelled, open_tables
-from jaxddp.data.order import SampleOrder, Shard, unlabelled_seed
+from jaxddp.data.order import SampleOrder, unlabelled_seed
 from jaxddp.data.selection import few_labels
 from jaxddp.data.table import ExampleTable
 from jaxddp.mesh import Topology
@@ -65,19 +65,6 @@ def test_an_error_names_a_class_with_too_few_examples():
 
 
 # --- The orders of both sources ---
-
-
-@given(st.integers(1, 9), st.integers(1, 5), st.integers(0, 40), SEEDS, st.sampled_from([1, 2, 3]))
-def test_each_unlabelled_example_comes_once_an_epoch_on_any_number_of_processes(
-    size, ratio, extra_examples, seed, shards
-):
-    batch = shards * size * ratio
-    order = SampleOrder(batch + extra_examples, batch, unlabelled_seed(seed))
-    rows = np.concatenate([order.rows(step) for step in range(order.steps(2))])
-    for epoch in np.split(rows[: 2 * order.num_examples], 2):
-        assert sorted(epoch) == [*range(order.num_examples)]
-    parts = [Shard(index, shards).of(order.rows(1)) for index in range(shards)]
-    assert (np.concatenate(parts) == order.rows(1)).all()
 
 
 def test_the_order_of_unlabelled_examples_is_pinned():

@@ -3,12 +3,12 @@
 import gzip
 import io
 import json
-import multiprocessing
 import os
 import tarfile
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -270,28 +270,21 @@ def test_shards_are_indexed_once_until_one_changes(root: Path, tmp_path: Path, m
     assert sorted(Path(name).name for name in reads[4:]) == ["train-000000.tar", "train-000001.tar"]
 
 
-def hold(file: str, held: Any, until: Any) -> None:
-    with in_turn(Path(file), 1, ""):
-        held.set()
-        until.wait(30)
-
-
 def test_one_process_works_while_others_wait_for_a_bounded_time(tmp_path: Path):
-    file, context = tmp_path / "folder/lock", multiprocessing.get_context("spawn")
-    held, until = context.Event(), context.Event()
-    other = context.Process(target=hold, args=(str(file), held, until))
-    other.start()
-    try:
-        assert held.wait(60)
-        started = time.monotonic()
-        with in_turn(file, 0.5, "working") as is_held:
-            assert not is_held and time.monotonic() - started >= 0.5
-        threading.Timer(0.3, until.set).start()
-        with in_turn(file, 30, "working") as is_held:
-            assert is_held and until.is_set()
-    finally:
-        until.set()
-        other.join(30)
+    """A lock is that of an open file, so threads stand for processes."""
+    file, until = tmp_path / "folder/lock", threading.Event()
+
+    def work(patience: float) -> bool:
+        with in_turn(file, patience, "working") as is_held:
+            return is_held and until.is_set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with in_turn(file, 1, "working") as is_first:
+            started = time.monotonic()
+            assert is_first and not work(0.3) and time.monotonic() - started >= 0.3
+            other = pool.submit(work, 30)
+            until.set()
+        assert other.result(30)
     (tmp_path / "file").touch()
     with in_turn(tmp_path / "file/lock", 1, "") as is_held:
         assert is_held, "without a lock, every process works"
