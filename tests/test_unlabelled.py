@@ -151,10 +151,7 @@ def test_the_second_source_is_a_folder_a_list_or_a_data_set_of_any_classes(array
     [
         ({"unlabelled": "nowhere"}, "data.unlabelled: nowhere: no such file or folder; check the path"),
         ({"unlabelled": "{tmp}"}, "data.unlabelled: {tmp}: no image below this folder; check the path"),
-        (
-            {"unlabelled": "{tmp}/b.npz"},
-            "data.unlabelled: data.image_size=6: these images are 8x8, and images in memory",
-        ),
+        ({"unlabelled": "{tmp}/b.npz"}, "data.unlabelled: data.image_size=6: images in memory are used as they are;"),
         ({"labels_per_class": 40}, "data.labels_per_class=40: there are 6 examples of class "),
     ],
 )
