@@ -183,7 +183,7 @@ def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
         put(root / split / label / f"{name}.jpg", WHOLE)
     train = root / "train"
     in_list = {
-        "ant/c.gif": "its image type is not supported; convert it to PNG, or remove it",
+        "ant/c.gif": "its image type is not supported; convert or remove it",
         "ant/out.png": "a symbolic link leads out of the data set",
         "ant/loop": "a symbolic link leads into a folder above itself",
         "bee/b.jpg": "the name of another image differs only in the suffix",

@@ -109,7 +109,7 @@ COMPRESSED = gzip.compress(IMAGES, mtime=0)
         ({"train_images": b"<html>"}, TRAIN_IMAGES, "magic number b'<htm': an IDX file begins with two zero bytes"),
         ({"train_images": idx(pixels(5, 4, 6), code=13)}, TRAIN_IMAGES, "elements of type code 0x0d: convert them"),
         ({"train_images": idx(np.zeros(5))}, TRAIN_IMAGES, r"1 dimensions: expected 3 \(gray images\) or 4 \(colour"),
-        ({"train_images": IMAGES[:9]}, TRAIN_IMAGES, "cut short: a header of 9 bytes instead of 16"),
+        ({"train_images": IMAGES[:9]}, TRAIN_IMAGES, "cut short: a header of 9 bytes of 16"),
         ({"train_images": IMAGES[:-1]}, TRAIN_IMAGES, "the header promises 120 bytes, but 119 follow it; download"),
         ({"train_images": IMAGES + b"x"}, TRAIN_IMAGES, "the header promises 120 bytes, but more follow it; download"),
         ({"train_images": COMPRESSED[:-9]}, TRAIN_IMAGES, "compressed data end after 1?[0-9]?[0-9] of the 120 bytes"),

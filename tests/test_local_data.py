@@ -142,7 +142,7 @@ def test_several_labels_are_renumbered_too():
 
 def test_classes_that_cannot_be_put_into_one_order_are_an_error():
     assert message_of(named([0], ("ant",)), named([0], ("cat", "bee"))) == (
-        "training data: the processes have different classes, and those of process 1 are not in the order of their "
+        "training data: the processes have different classes, and those of process 1 are not in the order of "
         "ids; give all processes the same classes in the same order"
     )
     assert "training data of different processes" in message_of(named([0], ("ant",)), named([0], ("ant\u200b",)))

@@ -23,7 +23,7 @@ from jaxddp.curate.check import check
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.storage.store import LocalFiles
-from jaxddp.data.storage.tables import ParquetFiles
+from jaxddp.data.storage.tables import WRITE_AGAIN, ParquetFiles
 from jaxddp.data.table import ExampleTable
 
 SIZE = 4
@@ -193,8 +193,7 @@ def test_wrong_columns_raise_a_one_line_error(tmp_path: Path):
     )
     write_file(tmp_path / "b/train-1.parquet", range(3), names=("dog", "cat", "ant"))
     assert message_of(tmp_path / "b") == (
-        f"{tmp_path}/b/train-1.parquet: the names of label are not those of the first file; write all files with the "
-        "same names in the same order"
+        f"{tmp_path}/b/train-1.parquet: the names of label are not those of the first file; {WRITE_AGAIN}"
     )
     write_file(file, range(3), labels=pa.array([0, None, 1]))
     assert message_of(file, **options) == f"{file}, row 1: no label; give each row one, or leave the row out"
@@ -205,7 +204,7 @@ def test_wrong_columns_raise_a_one_line_error(tmp_path: Path):
     for cell in (None, {"bytes": None, "path": "a.png"}, {"bytes": b"", "path": "a.png"}):
         cells = [{"bytes": encoded(number), "path": None} for number in range(5)]
         write_file(file, range(6), cells=[*cells, cell])
-        message = f"{file}, row 5: 'image' holds no bytes; write the file again with its images in it"
+        message = f"{file}, row 5: 'image' holds no bytes; write the images into the file"
         assert message_of(file, **options) == message
         assert check(open_splits(config_of(file, **options))).num_faults == 1
 

@@ -22,6 +22,7 @@ from jaxddp.data.format import Format, Match, Place
 from jaxddp.data.formats.csv_listing import has_labels, is_csv, read_paths
 from jaxddp.data.formats.folders import is_folder, is_image_name
 from jaxddp.data.formats.ilsvrc import TEST_CSV, test_listing
+from jaxddp.data.formats.splits import SPLITS
 from jaxddp.data.manifest import ImageManifest, compare_with_manifest, find_manifest
 from jaxddp.data.selection import few_labels, held_out
 from jaxddp.data.source import SourceTable, Split
@@ -42,8 +43,8 @@ def open_tables(data: DataConfig, val_limit: int | None = None) -> tuple[SourceT
     """
     train, val = open_unchecked(data, val_limit)
     with doing("looking for the images"):
-        for source in (train, val):
-            source.check(data)
+        train.check(data)
+        val.check(data)
     return train, val
 
 
@@ -97,7 +98,10 @@ def open_validation_split(data: DataConfig) -> SourceTable:
     place = _place(data)
     if data.verify == "manifest" or data.val_share is not None:
         return open_full_splits(data)["val"]
-    split = "val" if _format_of(place).divided(place) else "train"
+    return _open_labelled(place, "val" if _format_of(place).divided(place) else "train")
+
+
+def _open_labelled(place: Place, split: Split) -> SourceTable:
     return _with_equal_labels({split: _format_of(place).open(place, split)})[split]
 
 
@@ -138,8 +142,7 @@ def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, Sou
 def _open_each_split(data_format: Format, place: Place, where: str) -> dict[str, SourceTable]:
     """Open each split that can be opened. Raises: InputError if no split can be opened, or if `refuse` raises it."""
     opened: dict[str, SourceTable] = {}
-    splits: tuple[Split, Split] = ("train", "val")
-    for split in splits:
+    for split in SPLITS:
         # After a fault of one split, the other is still opened. But a file that the config names must be readable.
         with pass_faults_to(raise_fault if getattr(place.data, split) else place.refuse):
             opened[split] = data_format.open(place, split)
@@ -191,7 +194,7 @@ def open_one_split(paths: Sequence[str], data: DataConfig, split: Split | None =
     if split == "val":
         raise InputError(f"--split val: {path} has no validation split; leave it out for all images")
     with doing("reading the data set"):
-        return _with_equal_labels({"train": _format_of(place).open(place, "train")})["train"]
+        return _open_labelled(place, "train")
 
 
 def _whole_place(path: str, data: DataConfig) -> Place:
@@ -239,18 +242,14 @@ def _format_of(place: Place) -> Format:
     matches, where = _matches(place), place.local or place.address
     if not matches:
         if place.local is not None and not place.local.exists():
-            raise InputError(
-                f"{where}: no such directory or file{nearest_beside(place.local)}",
-                advice=("check ", Option("data.path")),
-            )
+            fault = f"{where}: no such directory or file{nearest_beside(place.local)}"
+            raise InputError(fault, advice=("check ", Option("data.path")))
         descriptions = "; ".join(FORMATS.get(name).description for name in FORMATS.names())
         raise InputError(f"{where}: holds no data set of a known format; give one of: {descriptions}")
     names = [name for name, match in matches.items() if match is max(matches.values())]
     if len(names) > 1:
-        raise InputError(
-            f"{where}: holds data sets of {len(names)} formats, {' and '.join(names)}; give a directory with one of "
-            "them, or a file"
-        )
+        both = f"{len(names)} formats, {' and '.join(names)}"
+        raise InputError(f"{where}: holds data sets of {both}; give a directory with one of them, or a file")
     return FORMATS.get(names[0])
 
 
@@ -296,14 +295,14 @@ def _images(place: str, *, alone: bool) -> Iterator[tuple[str, str]]:
     path = files.expanded(place)
     if path.is_file():
         yield place, os.path.realpath(path)
-    elif not path.is_dir():
-        raise InputError(f"{place}: no such file or folder{nearest_beside(path.absolute())}; check the path")
-    else:
-        below = sorted(_below(path, "", ()))
-        if not below:
-            raise InputError(f"{place}: no image below this folder; check the path")
-        for name in below:
-            yield name if alone else os.path.join(place, name), os.path.realpath(path / name)
+        return
+    below = sorted(_below(path, "", ())) if path.is_dir() else []
+    if not below:
+        problem = "no image below this folder" if path.is_dir() else "no such file or folder"
+        hint = "" if path.is_dir() else nearest_beside(path.absolute())
+        raise InputError(f"{place}: {problem}{hint}; check the path")
+    for name in below:
+        yield name if alone else os.path.join(place, name), os.path.realpath(path / name)
 
 
 def _below(top: Path, folder: str, above: tuple[str, ...]) -> Iterator[str]:

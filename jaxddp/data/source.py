@@ -173,16 +173,14 @@ def check_labelled(source: Examples, what: str) -> None:
     beyond = np.flatnonzero(labels.values >= source.num_classes)
     if len(beyond):
         label, name = labels.values[beyond[0]], source.name(int(beyond[0]))
-        raise InputError(
-            f"{what}: {name} has label {label} of {counted(source.num_classes, 'class')}; number the classes from 0"
-        )
+        count = counted(source.num_classes, "class")
+        raise InputError(f"{what}: {name} has label {label} of {count}; number the classes from 0")
     unknown = np.flatnonzero(labels.values < 0)
     if not len(unknown):
         return
-    raise InputError(
-        f"{what}: {source.name(int(unknown[0]))} has no label ({len(unknown)} of {counted(len(source), 'image')} "
-        "have none); give data with labels, or predict their classes instead"
-    )
+    count = f"{len(unknown)} of {counted(len(source), 'image')} have none"
+    advice = "give data with labels, or predict their classes instead"
+    raise InputError(f"{what}: {source.name(int(unknown[0]))} has no label ({count}); {advice}")
 
 
 def image_dtype(source: Source, data: DataConfig) -> np.dtype:

@@ -84,10 +84,8 @@ class ExampleTable:
     def check(self, data: DataConfig) -> None:
         if faults := self.verified.check_files():
             row, fault = faults[0]
-            raise InputError(
-                f"{self.name(row)}: {fault} ({len(faults)} of {counted(len(self), 'image')} cannot be used); put "
-                "these images back, or take them out of the data set"
-            )
+            count = f"{len(faults)} of {counted(len(self), 'image')} cannot be used"
+            raise InputError(f"{self.name(row)}: {fault} ({count}); put these images back, or take them out")
 
     # --- Single images ---
 
@@ -133,9 +131,7 @@ class ExampleTable:
             return self
         left = np.delete(np.arange(len(self)), rows)
         if not len(left):
-            raise InputError(
-                f"{self.name(0)}: this {self.made_of} cannot be used, and no other can; repair at least one"
-            )
+            raise InputError(f"{self.name(0)}: this {self.made_of} cannot be used, and no other can; repair one")
         return self.rows(left)
 
     def without_labels(self) -> Self:

@@ -124,7 +124,7 @@ class UnitedSource:
         most = max(map(int, peers.exchange("examples in a batch", str(own))))
         order = UnitedOrder.of(self.lengths, batch_size, seed, -(-most // unit) * unit)
         padding = order.num_slots - batch_size
-        largest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
+        largest = int(np.argmax(self.lengths))
         share = f"process {largest} has {self.lengths[largest]:,} of {counted(len(self), 'example')}"
         slots = f"{padding:,} of the {order.num_slots:,} slots of a batch"
         if padding > batch_size:
@@ -134,8 +134,8 @@ class UnitedSource:
                 advice="distribute the examples more evenly over the processes, or raise the batch size",
             )
         if peers.is_first:
-            line = f"{counted(len(self.lengths), 'process')}, {share}; {slots} are padding"
-            _log.info(f"data.placement=local: {line} ({padding / order.num_slots:.1%})")
+            processes, part = counted(len(self.lengths), "process"), padding / order.num_slots
+            _log.info(f"data.placement=local: {processes}, {share}; {slots} are padding ({part:.1%})")
         return order
 
     def train_batches(
@@ -157,10 +157,8 @@ class UnitedSource:
 
     def _check_shard(self, shard: Shard) -> None:
         if (shard.index, shard.count) != (self.host, len(self.lengths)):
-            raise InputError(
-                f"part {shard.index} of {shard.count} of a batch: this process has only part {self.host} of "
-                f"{len(self.lengths)}, because its data are its own"
-            )
+            own = f"{self.host} of {len(self.lengths)}, because its data are its own"
+            raise InputError(f"part {shard.index} of {shard.count} of a batch: this process has only part {own}")
 
     def _united(self, batch: Batch, mask: np.ndarray) -> Batch:
         """Return a batch of this process with rows and labels of the union."""
@@ -256,17 +254,11 @@ def _merged(what: str, classes: Sequence[list[list[str]]]) -> list[list[str]]:
     names: dict[str, str] = {}
     for process, of_process in enumerate(classes):
         if of_process != sorted(of_process):
-            raise InputError(
-                f"{what}: the processes have different classes, and those of process {process} are not in the order of "
-                "their ids",
-                advice="give all processes the same classes in the same order",
-            )
+            fault = f"the processes have different classes, and those of process {process} are not in the order of ids"
+            raise InputError(f"{what}: {fault}", advice="give all processes the same classes in the same order")
         for class_id, name in of_process:
             if (other := names.setdefault(class_id, name)) != name:
-                raise InputError(
-                    f"{what}: class {show(class_id)} is called {show(other)} on one process, and {show(name)} on "
-                    f"process {process}",
-                    advice="give a class one name",
-                )
+                both = f"{show(other)} on one process, and {show(name)} on process {process}"
+                raise InputError(f"{what}: class {show(class_id)} is called {both}", advice="give a class one name")
     check_distinct(names.values(), lambda name: f"{what} of different processes")
     return sorted(map(list, names.items()))

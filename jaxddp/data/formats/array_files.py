@@ -65,19 +65,15 @@ def read_rest(stream: BufferedIOBase, promised: int, stored: int | None) -> byte
         check_length(stored, promised)
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if stored is not None and promised > memory:
-        raise InputError(
-            f"an array of {size(promised)}, and this machine has {size(memory)} of memory; save it as a .npy file, "
-            "of which a batch reads only its rows"
-        )
+        advice = "save it as a .npy file, of which a batch reads only its rows"
+        raise InputError(f"an array of {size(promised)}, and this machine has {size(memory)} of memory; {advice}")
     data = bytearray()
     try:
         while piece := stream.read1(min(_CHUNK, promised + 1 - len(data))):
             data += piece
     except EOFError:
-        raise InputError(
-            f"cut short: the compressed data end after {len(data)} of the {promised} bytes that the header promises; "
-            "download it again"
-        ) from None
+        bytes_read = f"{len(data)} of the {promised} bytes that the header promises"
+        raise InputError(f"cut short: the compressed data end after {bytes_read}; download it again") from None
     check_length(len(data), promised)
     return data
 
@@ -115,10 +111,8 @@ def check_names(names: Sequence[str], position_of: Callable[[int], str]) -> None
     first: dict[str, int] = {}
     for place, name in enumerate(names):
         if first.setdefault(name, place) != place:
-            first_where = position_of(first[name])
-            raise InputError(
-                f"{position_of(place)}: {show(name)} is also the name in {first_where}; give each class its own name"
-            )
+            where, first_where = position_of(place), position_of(first[name])
+            raise InputError(f"{where}: {show(name)} is also the name in {first_where}; give each class its own name")
 
 
 def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
@@ -132,9 +126,7 @@ def numbered_names(*labels: np.ndarray) -> tuple[str, ...]:
     integers = (array for array in labels if np.issubdtype(array.dtype, np.integer))
     last = max((int(array.max(initial=0)) for array in integers), default=0)
     if last >= _MAX_NUMBERED:
-        raise InputError(
-            f"label {last}: classes without names may be numbered below {_MAX_NUMBERED}; number them from 0"
-        )
+        raise InputError(f"label {last}: classes without names are numbered below {_MAX_NUMBERED}; number them from 0")
     return tuple(map(str, range(last + 1)))
 
 

@@ -72,10 +72,8 @@ def read_csv(file: Path, split: Split = "train", refuse: Refuse = raise_fault) -
     known, index = [], {name: place for place, name in enumerate(names)}
     for row in rows:
         if unknown := [label for label in row.labels if label not in index]:
-            refuse(
-                f"{listing}:{row.line}: no row of {file.name} has the label {show(unknown[0])}"
-                f"{nearest(unknown[0], index)}; correct it, or take the row out"
-            )
+            label = f"{show(unknown[0])}{nearest(unknown[0], index)}"
+            refuse(f"{listing}:{row.line}: no row of {file.name} has the label {label}; correct it")
         else:
             known.append(row)
     paths = np.array([row.path for row in known], "S")
@@ -111,10 +109,8 @@ def sound_rows(
     """
     repeated = find_repeats(table.id)
     for row, first in repeated:
-        refuse(
-            f"{file}:{lines[row]}: {show(os.fsdecode(table.id[row]))} is listed on line {lines[first]} already; write "
-            "one row for each image"
-        )
+        name, line = show(os.fsdecode(table.id[row])), lines[first]
+        refuse(f"{file}:{lines[row]}: {name} is listed on line {line} already; write one row for each image")
     chosen = table.without([row for row, _ in repeated]).select(classes)
     faults = links_out(chosen.store.root, chosen.path) if chosen.store.root else []
     for row, fault in faults:
@@ -136,10 +132,8 @@ def _read_rows(file: TextFile, refuse: Refuse, columns: Sequence[Sequence[str]] 
         if not _PATH.fullmatch(path):
             refuse(f"{file}:{line}: path {show(path)} is not below the file's folder; write it like cats/1.png")
         elif "" in labels or len({*labels}) < len(labels):
-            refuse(
-                f"{file}:{line}: label {show(cells[0])} has an empty name or one name twice; write one label, or "
-                f"'cat{SEPARATOR}dog'"
-            )
+            fault = f"label {show(cells[0])} has an empty name or one name twice"
+            refuse(f"{file}:{line}: {fault}; write one label, or 'cat{SEPARATOR}dog'")
         else:
             rows.append(_Row(line, path.encode(), labels))
     if not rows:
@@ -220,11 +214,10 @@ def csv_rows(file: TextFile, columns: Sequence[Sequence[str]], refuse: Refuse = 
         places = [place for place in _places(header, columns) if place is not None]
         if len(places) < len(columns):
             names = columns[_places(header, columns).index(None)]
+            expected = ",".join(names[0] for names in columns)
             also = f" (or {', '.join(names[1:])} for {names[0]})" if names[1:] else ""
-            raise InputError(
-                f"{file}:1: no column {names[0]}, found {show(delimiter.join(header))}; give the columns "
-                f"{','.join(names[0] for names in columns)}{also}"
-            )
+            found = show(delimiter.join(header))
+            raise InputError(f"{file}:1: no column {names[0]}, found {found}; give the columns {expected}{also}")
         for place in places:
             index_of_column(header, header[place], f"{file}:1")
         for number, row in enumerate(reader):
@@ -235,10 +228,8 @@ def csv_rows(file: TextFile, columns: Sequence[Sequence[str]], refuse: Refuse = 
                 if len(row) == len(header):
                     yield [reader.line_num, *[row[place] for place in places]]
                 elif row:
-                    raise InputError(
-                        f"{file}:{reader.line_num}: {len(row)} of {len(header)} fields in "
-                        f"{show(delimiter.join(row))}; write {delimiter.join(header)}"
-                    )
+                    fault = f"{len(row)} of {len(header)} fields in {show(delimiter.join(row))}"
+                    raise InputError(f"{file}:{reader.line_num}: {fault}; write {delimiter.join(header)}")
             except InputError as error:
                 refuse(str(error))
     except csv.Error as error:

@@ -107,17 +107,12 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
     folder = _split_folder(root, split)
     class_folders = _class_names(folder, refuse)
     for unknown_class in sorted({*class_folders} - {*names}):
-        refuse(
-            f"{folder / unknown_class}: a class that {train_folder} does not have{nearest(unknown_class, names)}; "
-            "rename or remove the folder"
-        )
+        hint = nearest(unknown_class, names)
+        refuse(f"{folder / unknown_class}: a class that {train_folder} does not have{hint}; rename or remove it")
     class_folders = [name for name in class_folders if name in names]
     outside = sorted(entry.name for entry in _entries(folder) if _is_image(entry) and not is_folder(entry))
     for name in outside:
-        refuse(
-            f"{folder / name}: an image outside the class folders ({len(outside)} in all) has no class; move it into "
-            "one"
-        )
+        refuse(f"{folder / name}: an image outside the class folders ({len(outside)} in all); move it into one")
     with ThreadPoolExecutor(_LISTING_THREADS) as pool:
         of_classes = list(pool.map(lambda name: _class_images(root, folder / name), class_folders))
     for fault in (fault for _, faults in of_classes for fault in faults):
@@ -132,10 +127,7 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
     table = ExampleTable(LocalFiles(root), ids, path, label, tuple(names), made_of="file")
     repeated = find_repeats(table.id)
     for _, first in repeated:
-        refuse(
-            f"{table.name(first)}: the name of another image differs only in the suffix, and ids are names without "
-            "suffixes; rename one of the two"
-        )
+        refuse(f"{table.name(first)}: the name of another image differs only in the suffix; rename one of the two")
     return table.without([row for row, _ in repeated])
 
 
@@ -193,10 +185,8 @@ def _refuse_listings(
             if not pattern.fullmatch(name.lower()):
                 continue
             if _may_hold_labels(folder / name, ids, classes):
-                raise InputError(
-                    f"{folder / name}: may hold other labels than the names of the folders, and is not read; open a "
-                    "CSV file by its own path, or move the file to another folder"
-                )
+                advice = "open a CSV file by its own path, or move the file to another folder"
+                raise InputError(f"{folder / name}: may hold other labels than the names of the folders; {advice}")
             _log.info("%s: not read; the names of the folders are the labels", folder / name)
 
 
@@ -235,9 +225,7 @@ def _images(root: Path, folder: Path, parents: tuple[str, ...], refuse: Refuse) 
     with pass_faults_to(refuse):
         real_path = _real_path(root, folder)
         if real_path in parents:
-            raise InputError(
-                f"{folder}: a symbolic link leads into a folder above itself, {real_path!r}; remove the link"
-            )
+            raise InputError(f"{folder}: a symbolic link leads into a folder above itself; remove the link")
         for entry in sorted(_entries(folder), key=lambda entry: entry.name):
             with pass_faults_to(refuse):
                 if entry.name.startswith("."):
@@ -247,9 +235,7 @@ def _images(root: Path, folder: Path, parents: tuple[str, ...], refuse: Refuse) 
                     yield from _images(root, folder / entry.name, (*parents, real_path), refuse)
                 elif _is_image(entry):
                     if _suffix(entry.name) in _UNSUPPORTED:
-                        raise InputError(
-                            f"{entry.path}: its image type is not supported; convert it to PNG, or remove it"
-                        )
+                        raise InputError(f"{entry.path}: its image type is not supported; convert or remove it")
                     _check_utf8(folder, entry.name)
                     if entry.is_symlink():
                         _real_path(root, folder / entry.name)

@@ -78,10 +78,8 @@ def _find_or_raise(folder: Path, names: tuple[str, ...]) -> Path:
     if file := _find(folder, names):
         return file
     others = sorted(file.name for name in _NAMES if (file := _find(folder, (name,))))
-    raise InputError(
-        f"{folder / names[0]}: no such file, with or without .gz; put it next to "
-        f"{', '.join(others) or 'the other files'}"
-    )
+    beside = ", ".join(others) or "the other files"
+    raise InputError(f"{folder / names[0]}: no such file, with or without .gz; put it next to {beside}")
 
 
 def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
@@ -104,9 +102,7 @@ def _read(file: Path, kinds: dict[int, str]) -> np.ndarray:
             raise InputError(f"{rank} dimensions: expected {allowed}; check that the file is what its name says")
         dimensions = stream.read(4 * rank)
         if len(dimensions) < 4 * rank:
-            raise InputError(
-                f"cut short: a header of {4 + len(dimensions)} bytes instead of {4 + 4 * rank}; download it again"
-            )
+            raise InputError(f"cut short: a header of {4 + len(dimensions)} bytes of {4 + 4 * rank}; download again")
         shape = struct.unpack(f">{rank}I", dimensions)
         promised = math.prod(shape)
         stored = _stored(raw, 4 + 4 * rank, promised, is_compressed=stream is not raw)

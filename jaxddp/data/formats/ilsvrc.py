@@ -180,10 +180,7 @@ def read_mapping(file: TextFile, refuse: Refuse = raise_fault) -> dict[str, str]
             if not _NAME.fullmatch(synset):
                 raise InputError(f"{file}:{line}: synset {show(synset)} cannot name a folder; {_NAME_RULE}")
             if lines.setdefault(synset, line) != line:
-                first = lines[synset]
-                raise InputError(
-                    f"{file}:{line}: duplicate synset {synset}, first on line {first}; remove one of the two"
-                )
+                raise InputError(f"{file}:{line}: duplicate synset {synset}, first on line {lines[synset]}; remove one")
             names[synset] = name[0].strip() if name else synset
     if not names:
         raise InputError(f"{file}: empty; give one line per class, such as 'n01440764 tench, Tinca tinca'")
@@ -217,15 +214,11 @@ def _read_rows(
         if not _NAME.fullmatch(image_id):
             refuse(f"{file}:{line}: ImageId {show(image_id)} cannot name a file; {_NAME_RULE}")
         elif prediction and boxes is None:
-            refuse(
-                f"{file}:{line}: PredictionString {show(prediction[0])} is no list of boxes of one synset; write "
-                "'synset x1 y1 x2 y2' for each box"
-            )
+            fault = f"PredictionString {show(prediction[0])} is no list of boxes of one synset"
+            refuse(f"{file}:{line}: {fault}; write 'synset x1 y1 x2 y2' for each box")
         elif boxes and label is None:
-            refuse(
-                f"{file}:{line}: unknown synset {show(boxes[1])}; correct it, or add it to {SYNSET_MAPPING}"
-                f"{nearest(boxes[1], index)}"
-            )
+            advice = f"correct it, or add it to {SYNSET_MAPPING}{nearest(boxes[1], index)}"
+            refuse(f"{file}:{line}: unknown synset {show(boxes[1])}; {advice}")
         else:
             names.append(image_id.encode())
             labels.append(-1 if label is None else label)

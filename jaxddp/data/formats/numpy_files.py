@@ -59,9 +59,8 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
     if _NAMES in existing:
         names = _read_array(path, _NAMES, existing)
         if names.ndim != 1 or names.dtype.kind != "U":
-            raise InputError(
-                f"{_array_place(path, _NAMES)}: {names.dtype} of shape {names.shape}: give strings, one per class"
-            )
+            kind = f"{names.dtype} of shape {names.shape}"
+            raise InputError(f"{_array_place(path, _NAMES)}: {kind}: give strings, one per class")
         names = tuple(map(str, names))
         check_names(names, lambda place: f"{_array_place(path, _NAMES)}[{place}]")
     else:

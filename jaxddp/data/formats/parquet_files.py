@@ -158,10 +158,7 @@ def _read_cells(file: ShardFile, columns: TableColumns, refuse: Refuse) -> Label
         if column not in parquet.schema_arrow.names:
             raise InputError(f"{file}: no column {column!r}, which the first file has; {WRITE_AGAIN}")
         if (_class_names(parquet.schema_arrow).get(column) or columns.names) != columns.names:
-            raise InputError(
-                f"{file}: the names of {column} are not those of the first file; write all files with the same names "
-                "in the same order"
-            )
+            raise InputError(f"{file}: the names of {column} are not those of the first file; {WRITE_AGAIN}")
         values = parquet.read(columns=[column]).column(0).combine_chunks()
         if pyarrow.types.is_dictionary(values.type):
             values = values.dictionary_decode()

@@ -124,7 +124,7 @@ def expand(pattern: str) -> list[str]:
     wrong = [part for part, names in zip(parts, choices, strict=True) if not names or "{" in part]
     if wrong:
         raise InputError(
-            f"{pattern}: {show(wrong[0])} is neither a list nor an ascending range; write {{000..146}} or {{a,b}}"
+            f"{pattern}: {show(wrong[0])} is neither list nor ascending range; write {{000..146}} or {{a,b}}"
         )
     if math.prod(map(len, choices)) > _MOST:
         raise InputError(f"{pattern}: has more than {counted(_MOST, 'name')}; correct its ranges")

@@ -65,9 +65,8 @@ def choose_columns(where: str, names: Sequence[str], images: Sequence[str], clas
     if image is None or label is None:
         kind = "images (structs with a field bytes)" if image is None else "labels"
         expected = _IMAGES if image is None else _LABELS
-        raise InputError(
-            f"{where}: no column of {kind}; its columns are {', '.join(names)}; call one {' or '.join(expected)}"
-        )
+        found = ", ".join(names)
+        raise InputError(f"{where}: no column of {kind}; its columns are {found}; call one {' or '.join(expected)}")
     for name in (image, label):
         index_of_column(names, name, where)
     return image, label
@@ -136,7 +135,6 @@ def class_indices(cells: LabelCells, classes: Classes, refuse: Refuse) -> np.nda
     for row in np.flatnonzero(cells.sound & (labels == REFUSED)).tolist():
         label = cells.labels.item(row)
         hint = nearest(label, names) if isinstance(label, str) else ""
-        refuse(
-            f"{cells.name(row)}: label {show(label)} is none of the {counted(len(names), 'class')}{hint}; correct it"
-        )
+        known = counted(len(names), "class")
+        refuse(f"{cells.name(row)}: label {show(label)} is none of the {known}{hint}; correct it")
     return np.where(cells.sound, labels, REFUSED).astype(np.int32)

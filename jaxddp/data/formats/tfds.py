@@ -10,7 +10,7 @@ at the offset of a record; ArrayRecord files are read through the data source of
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from itertools import accumulate
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -61,44 +61,38 @@ def read_tfds(
         InputError: the data set is missing (the message holds the command that prepares it), is not for image
             classification or lacks the split; or no record can be used.
     """
-    shards = _find_shards(_open_builder(name, data_dir), split, data or DataConfig())
-    store, names = _open_store(shards), shards.class_names
-    lengths = dict(zip(shards.files, shards.lengths, strict=True))
+    builder = _open_builder(name, data_dir)
+    root, info = Path(builder.data_dir), builder.info
+    image, label = _feature_names(root, info.features)
+    of_set = required_split(root, info.splits, split, data or DataConfig())
+    files_of_split = zip(info.splits[of_set].filenames, info.splits[of_set].shard_lengths, strict=True)
+    # The file of a shard without records need not exist.
+    lengths = {str(file): int(length) for file, length in files_of_split if length}
+    if not lengths:
+        raise InputError(f"{root}: the split {of_set} holds no example; prepare the data set again")
+    names = tuple(info.features[label].names)
+    check_distinct(names, lambda name: f"{root}: the names of {label}")
+    store = _open_store(builder, of_set, lengths, image)
 
     def read(file: str, size: int) -> tuple[Columns, list[str]]:
-        offset, label = store.labels(file, lengths[file], shards.label)
-        faults, wrong = [], np.flatnonzero((label < 0) | (label >= len(names)))
+        offsets, labels = store.labels(file, lengths[file], label)
+        faults, wrong = [], np.flatnonzero((labels < 0) | (labels >= len(names)))
         if len(wrong):
-            where = store.name(os.fsencode(file), int(offset[wrong[0]]))
+            where = store.name(os.fsencode(file), int(offsets[wrong[0]]))
             faults.append(
-                f"{where}: the label {label[wrong[0]]} is not one of the {counted(len(names), 'class')} ({len(wrong)} "
+                f"{where}: the label {labels[wrong[0]]} is not one of the {counted(len(names), 'class')} ({len(wrong)} "
                 "such records in this file); choose a split with labels"
             )
-            label[wrong] = _REFUSED
-        return {"offset": offset, "label": label.astype(np.int32)}, faults
+            labels[wrong] = _REFUSED
+        return {"offset": offsets, "label": labels.astype(np.int32)}, faults
 
-    about = f"{shards.label} of {len(names)} in {shards.lengths}"
-    index = load_or_build_index(shards.split, LocalFiles(shards.root), shards.files, about, read, refuse)
+    about = f"{label} of {len(names)} in {[*lengths.values()]}"
+    index = load_or_build_index(of_set, LocalFiles(root), [*lengths], about, read, refuse)
     paths = np.array([os.fsencode(file) for file in index])
     example_id, path, _ = record_columns(paths, [len(columns["label"]) for columns in index.values()])
-    offset, label = (np.concatenate([columns[name] for columns in index.values()]) for name in ("offset", "label"))
-    table = ExampleTable(store, example_id, path, label, names, offset=offset, made_of="record")
-    return table.without(np.flatnonzero(label == _REFUSED))
-
-
-@dataclass(frozen=True)
-class _Shards:
-    """The files of one split, and the names of the features of their images and labels."""
-
-    builder: Any
-    split: str
-    root: Path
-    files: tuple[str, ...]
-    lengths: tuple[int, ...]
-    """The number of records in each file, from the data set's description."""
-    image: str
-    label: str
-    class_names: tuple[str, ...]
+    offset, labels = (np.concatenate([columns[name] for columns in index.values()]) for name in ("offset", "label"))
+    table = ExampleTable(store, example_id, path, labels, names, offset=offset, made_of="record")
+    return table.without(np.flatnonzero(labels == _REFUSED))
 
 
 def _import_tfds() -> Any:
@@ -124,10 +118,8 @@ def _open_builder(name: str, data_dir: str | PathLike[str] | None) -> Any:
     # The library documents no exception types for a damaged description or an invalid name.
     except Exception as error:
         reason = first_line(error) or type(error).__name__
-        raise InputError(
-            f"{home}: the data set {show(name)} cannot be opened ({reason}); write name, name/config or name:1.0.0, or "
-            "prepare the data set again"
-        ) from None
+        advice = "write name, name/config or name:1.0.0, or prepare the data set again"
+        raise InputError(f"{home}: the data set {show(name)} cannot be opened ({reason}); {advice}") from None
 
 
 def _opener(tfds: Any) -> Callable[..., Any]:
@@ -136,14 +128,10 @@ def _opener(tfds: Any) -> Callable[..., Any]:
         getattr(tfds.core, "read_only_builder", None), "builder_from_files", ["name"], ["builder_kwargs"]
     )
     if opener is None:
-        consequence = (
-            "a data set of tensorflow-datasets is opened through the code that made it, which may need more packages"
-        )
-        libraries.warn_missing(
-            "tensorflow-datasets", "tensorflow_datasets.core.read_only_builder.builder_from_files", consequence
-        )
-        return tfds.builder
-    return opener
+        missing = "tensorflow_datasets.core.read_only_builder.builder_from_files"
+        consequence = "a data set is opened through the code that made it, which may need more packages"
+        libraries.warn_missing("tensorflow-datasets", missing, consequence)
+    return opener or tfds.builder
 
 
 def _not_prepared(name: str, home: Path) -> InputError:
@@ -158,21 +146,6 @@ def _not_prepared(name: str, home: Path) -> InputError:
     )
 
 
-def _find_shards(builder: Any, split: Split, data: DataConfig) -> _Shards:
-    root = Path(builder.data_dir)
-    image, label = _feature_names(root, builder.info.features)
-    splits = builder.info.splits
-    name = required_split(root, splits, split, data)
-    info = splits[name]
-    # The file of a shard without records need not exist.
-    lengths = {str(file): int(n) for file, n in zip(info.filenames, info.shard_lengths, strict=True) if n}
-    if not lengths:
-        raise InputError(f"{root}: the split {name} holds no example; prepare the data set again")
-    class_names = tuple(builder.info.features[label].names)
-    check_distinct(class_names, lambda name: f"{root}: the names of {label}")
-    return _Shards(builder, name, root, tuple(lengths), tuple(lengths.values()), image, label, class_names)
-
-
 def _feature_names(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
     """Return the names of the image and label features. Raises: InputError if there is not exactly one of each."""
     kinds = _import_tfds().features
@@ -182,24 +155,20 @@ def _feature_names(root: Path, features: Mapping[str, Any]) -> tuple[str, str]:
     if len(images) != 1 or len(labels) != 1:
         named = [f"{name} ({type(kind).__name__})" for name, kind in sorted(top.items())]
         listed = ", ".join(named) or type(features).__name__
-        raise InputError(
-            f"{root}: not a data set of images with one class each; its features are {listed}; choose one with a "
-            "single Image of 8 bits and a single ClassLabel"
-        )
+        advice = "choose one with a single Image of 8 bits and a single ClassLabel"
+        raise InputError(f"{root}: not a data set of images; its features are {listed}; {advice}")
     return images[0], labels[0]
 
 
-def _open_store(shards: _Shards) -> RecordFiles | ArrayRecords:
-    tfds, kind = _import_tfds(), shards.builder.info.file_format.value
+def _open_store(builder: Any, split: str, lengths: Mapping[str, int], image: str) -> RecordFiles | ArrayRecords:
+    tfds, root, kind = _import_tfds(), Path(builder.data_dir), builder.info.file_format.value
     if kind == "tfrecord":
-        return RecordFiles(shards.root, shards.image)
+        return RecordFiles(root, image)
     if kind != "array_record":
-        raise InputError(f"{shards.root}: files of the format {kind}; prepare the data set as tfrecord or array_record")
-    raw = tfds.decode.DeserializeMethod.RAW_BYTES
-    source = shards.builder.as_data_source(shards.split, deserialize_method=raw)
-    starts = np.cumsum((0, *shards.lengths[:-1])).tolist()
-    first = dict(zip(map(os.fsencode, shards.files), starts, strict=True))
-    return ArrayRecords(shards.root, source, first, shards.image)
+        raise InputError(f"{root}: files of the format {kind}; prepare the data set as tfrecord or array_record")
+    source = builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+    starts = accumulate(lengths.values(), initial=0)
+    return ArrayRecords(root, source, dict(zip(map(os.fsencode, lengths), starts, strict=False)), image)
 
 
 class PreparedSets:

@@ -96,10 +96,8 @@ class RetryPolicy:
                 spent = f"{elapsed:.0f} s and {counted(tries, 'try')}"
                 if has_body:
                     raise Unreachable(f"{name}: {reason} (after {spent}); start again, or {advice}")
-                raise Unreachable(
-                    f"{name}: no answer in {spent}, the last: {reason}; check that the store and the network are up, "
-                    "and start again"
-                )
+                advice = "check that the store and the network are up, and start again"
+                raise Unreachable(f"{name}: no answer in {spent}, the last: {reason}; {advice}")
             time.sleep(pause)
 
 
@@ -149,9 +147,7 @@ class Objects:
         place, *prefix = rest.rstrip("/").split("/")
         # A secret key in a URL would appear in every message.
         if not place or any(sign in rest for sign in "?#@"):
-            raise InputError(
-                f"{store._scheme}://: not the address of a store; write {store._scheme}://NAME/PREFIX only"
-            )
+            raise InputError(f"{scheme}://: not the address of a store; write {scheme}://NAME/PREFIX only")
         if store._scheme not in _ADVICE:
             raise InputError(f"{url}: no such kind of store, {choices(store._scheme, _ADVICE)}; or give a directory")
         if prefix:
@@ -314,6 +310,5 @@ def _state(meta: Any) -> tuple[int, str]:
 def _check_key(name: str, path: str) -> None:
     """Raise an InputError if a path is not valid in a store."""
     if any(part in ("", ".", "..") for part in path.split("/")):
-        raise InputError(
-            f"{name}: {show(path)} is not a path in a store; write names with single slashes between them, no . or .."
-        )
+        advice = "write names with single slashes between them, no . or .."
+        raise InputError(f"{name}: {show(path)} is not a path in a store; {advice}")

@@ -49,9 +49,8 @@ class RecordFiles:
         except tf.errors.DataLossError:
             raise InputError(f"{name}: damaged, its checksum is wrong; {MAKE_OR_INDEX_AGAIN}") from None
         except tf.errors.InvalidArgumentError:
-            raise InputError(
-                f"{name}: holds no single value of the feature {self.feature!r}; {MAKE_OR_INDEX_AGAIN}"
-            ) from None
+            fault = f"holds no single value of the feature {self.feature!r}"
+            raise InputError(f"{name}: {fault}; {MAKE_OR_INDEX_AGAIN}") from None
 
     def in_graph(self) -> Callable[[Any, Any], Any]:
         return _reader(self.feature)
@@ -61,9 +60,7 @@ class RecordFiles:
         file = self.root / path
         offsets = record_offsets(file)
         if len(offsets) != length:
-            raise InputError(
-                f"{file}: {len(offsets)} records, but the data set's description has {length}; {MAKE_OR_INDEX_AGAIN}"
-            )
+            raise InputError(f"{file}: {len(offsets)} records in place of {length}; {MAKE_OR_INDEX_AGAIN}")
         labels = np.empty(length, np.int64)
         with _open_records(file) as records:
             for row, offset in enumerate(offsets.tolist()):

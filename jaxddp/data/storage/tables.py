@@ -78,7 +78,7 @@ class ParquetFiles:
         cell = cells[offset - starts[number]].as_py()
         if not cell or not cell["bytes"]:
             raise InputError(
-                f"{self.name(path, offset)}: {self.column!r} holds no bytes; write the file again with its images in it"
+                f"{self.name(path, offset)}: {self.column!r} holds no bytes; write the images into the file"
             )
         return cell["bytes"]
 
@@ -143,9 +143,8 @@ def _layout(file: ShardFile) -> tuple[list[int], list[int]]:
     """Return the first row of each row group, and its size in bytes without compression."""
     with open_parquet(file) as parquet:
         groups = [parquet.metadata.row_group(number) for number in range(parquet.num_row_groups)]
-    return list(accumulate([group.num_rows for group in groups[:-1]], initial=0)), [
-        group.total_byte_size for group in groups
-    ]
+    starts = accumulate((group.num_rows for group in groups[:-1]), initial=0)
+    return [*starts], [group.total_byte_size for group in groups]
 
 
 @contextmanager
@@ -232,15 +231,14 @@ class ArrowRows:
 
 def image_lengths(rows: Any) -> np.ndarray:
     """Return the size of each image in bytes, int64[N]; -1 if the table does not hold its bytes. No image is read."""
-    import pyarrow.compute
+    import pyarrow.compute as compute
 
-    lengths = np.full(len(rows), -1, np.int64)
+    lengths = [np.zeros(0, np.int64)]
     for start in range(0, len(rows), _AT_ONCE):
         for chunk in rows[start : start + _AT_ONCE].column(0).chunks:
-            known = pyarrow.compute.call_function("binary_length", [chunk.field("bytes")])
-            lengths[start : start + len(chunk)] = pyarrow.compute.fill_null(known, -1).to_numpy(zero_copy_only=False)
-            start += len(chunk)
-    return lengths
+            known = compute.call_function("binary_length", [chunk.field("bytes")])
+            lengths.append(compute.fill_null(known, -1).to_numpy(zero_copy_only=False).astype(np.int64))
+    return np.concatenate(lengths)
 
 
 def import_datasets(where: str) -> Any:
@@ -303,28 +301,22 @@ def open_prepared(name: str, config: str | None, revision: str | None) -> Mappin
         datasets.disable_progress_bars()
     digest = hashlib.sha256(repr((name, config, revision)).encode()).hexdigest()[:16]
     lock = Path(datasets.config.HF_DATASETS_CACHE) / f"jaxddp-{digest}.lock"
-
     if Path(name).is_dir():
         check_regular(Path(name), "put the file there")
-
-    with in_turn(lock, _SECONDS, f"preparing {address}") as is_held:
+    with in_turn(lock, _SECONDS, f"preparing {address}") as is_held, doing(f"preparing {address}"):
         if not is_held:
             raise Unreachable(f"{address}: another process still prepares it after {_SECONDS / 3600:.0f} hours; end it")
         try:
-            with doing(f"preparing {address}"):
-                return _in_thread(lambda: datasets.load_dataset(name, config, revision=revision), address)
-        except (InputError, Unreachable):
+            return _in_thread(lambda: datasets.load_dataset(name, config, revision=revision), address)
+        except JaxddpError:
             raise
         except (ConnectionError, TimeoutError) as error:
-            raise Unreachable(
-                f"{address}: the hub cannot be reached, and the data set is not in the cache ({_reason(error)}); check "
-                "the network, HF_ENDPOINT and HF_DATASETS_OFFLINE, and start again"
-            ) from None
+            fault = f"the hub cannot be reached, and the data set is not in the cache ({_reason(error)})"
+            advice = "check the network, HF_ENDPOINT and HF_DATASETS_OFFLINE, and start again"
+            raise Unreachable(f"{address}: {fault}; {advice}") from None
         except Exception as error:
-            raise InputError(
-                f"{address}: cannot be opened ({_reason(error)}); write hf:OWNER/NAME, with :CONFIG for one of several "
-                "configurations, and log in for a data set that needs it"
-            ) from None
+            advice = "write hf:OWNER/NAME, with :CONFIG for one of several, and log in for a data set that needs it"
+            raise InputError(f"{address}: cannot be opened ({_reason(error)}); {advice}") from None
 
 
 def _in_thread(call: Callable[[], T], address: str) -> T:
