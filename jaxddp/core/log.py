@@ -56,7 +56,6 @@ class _Lines(logging.Handler):
         formatting = [handler for handler in logging.root.handlers if _has_format(handler, record)]
         for handler in formatting:
             # pytest adds its own handlers to a logger that does not propagate.
-            # A handler of both loggers, such as pytest's, gets the record once.
             if record.levelno >= handler.level and handler not in logging.getLogger(_PACKAGE).handlers:
                 handler.handle(record)
         if not formatting:

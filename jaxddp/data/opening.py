@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -88,8 +89,13 @@ def _with_equal_labels(splits: Mapping[str, SourceTable]) -> dict[str, SourceTab
     return {split: convert(table) for split, table in tables.items()}
 
 
-@convert_os_errors()
-@doing("reading the data set", noun="row")
+@contextmanager
+def _reading() -> Iterator[None]:
+    with convert_os_errors(), doing("reading the data set", noun="row"):
+        yield
+
+
+@_reading()
 def open_validation_split(data: DataConfig) -> SourceTable:
     """Open the validation split without its limit, or all images if there is none. The training split may be missing.
 
@@ -105,8 +111,7 @@ def _open_labelled(place: Place, split: Split) -> SourceTable:
     return _with_equal_labels({split: _format_of(place).open(place, split)})[split]
 
 
-@convert_os_errors()
-@doing("reading the data set", noun="row")
+@_reading()
 def open_splits(data: DataConfig, refuse: Refuse = raise_fault) -> dict[str, SourceTable]:
     """Open "train" and "val" with the selected classes, without checking images.
 
@@ -151,8 +156,7 @@ def _open_each_split(data_format: Format, place: Place, where: str) -> dict[str,
     return opened
 
 
-@convert_os_errors()
-@doing("reading the data set", noun="row")
+@_reading()
 def open_images(path: str, data: DataConfig) -> SourceTable:
     """Open the images of all classes at another path: the training split of a data set, or unlabelled images.
 
