@@ -104,8 +104,8 @@ def machine(tmp_path: Path) -> Iterator[Callable[..., Machine]]:
     """Return a function that starts launchers, which end after the test."""
     started: list[Machine] = []
 
-    def start(text: str, options: str, config: str = "None") -> Machine:
-        started.append(Machine(tmp_path / str(len(started)), text, options, config))
+    def start(text: str, options: str) -> Machine:
+        started.append(Machine(tmp_path / str(len(started)), text, options))
         return started[-1]
 
     yield start

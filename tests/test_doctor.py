@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
-from jaxddp.mesh import Topology
 from jaxddp.recipe.file import RecipeFile, read_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -95,18 +93,6 @@ def test_unreadable_data_does_not_stop_the_other_checks(tree, tmp_path):
     assert list(rows) == [*MACHINE_CHECKS, "data", "work directory"]
     assert rows["data"].verdict == "fail" and "nowhere" in rows["data"].detail
     assert rows["work directory"].verdict == "ok"
-
-
-@pytest.mark.slow
-def test_a_step_that_does_not_fit_is_reported_with_the_memory_it_needs(tree, monkeypatch):
-    monkeypatch.setattr(Topology, "free_memory", lambda topology: 1_000)
-    step = by_check(doctor(small_recipe(tree), None))["step"]
-    assert step.verdict == "fail"
-    assert re.fullmatch(
-        r"the step needs .* on each device \(arguments .*, output .*, temporary .*\), and cpu has .*; "
-        r"no accumulate and no batch size would help \(even 1 at a time .*\); choose a smaller network",
-        step.detail,
-    )
 
 
 def test_too_little_disk_space_for_the_checkpoints_is_an_error(tmp_path):

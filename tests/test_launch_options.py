@@ -121,14 +121,6 @@ def test_gpus_that_cannot_be_divided_evenly_are_an_error(tmp_path, monkeypatch):
         launch(Launch(processes=2, logs=tmp_path), ["true"])
 
 
-def test_a_taken_port_is_an_error(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        options = Launch(processes=1, logs=tmp_path, nodes="2", nr=0, coordinator=f"127.0.0.1:{port}")
-        with pytest.raises(InputError, match=f"port {port} is taken; choose another, the same on every machine"):
-            launch(options, ["true"])
-
-
 def test_a_coordinator_that_resolves_to_the_loopback_address_is_reported(run, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "host0")
     original = socket.getaddrinfo

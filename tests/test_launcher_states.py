@@ -11,12 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxddp.cluster.meeting.network import Arrived, Disconnected, Event, LauncherClient, LauncherServer, Unreached
+from jaxddp.cluster.meeting.network import Arrived, Disconnected, Event, LauncherClient, Unreached
 from jaxddp.cluster.meeting.states import Agent, Assignment, Coordinator, JobEnded, Notice, Stop
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.worker_group import End, Failure, WorkerGroup
@@ -27,35 +28,17 @@ DONE, SAVED, KILLED = End(0, "done"), End(75, "asked to stop"), End(143, "proces
 MISTAKE, QUIT = End(2, "a mistake"), End(1, "x", user_exit=True)
 
 
-class Simulated(LauncherServer, LauncherClient):
-    """The network and the processes of one launcher. `did` is called with everything that the launcher does."""
-
-    def __init__(self, did: Callable[..., Any]):
-        self.did = did
-
-    def send(self, machine, message):
-        self.did(machine, message)
-
-    def reach(self, seconds):
-        self.did("reach", seconds)
-
-
-class Processes(WorkerGroup):
-    def __init__(self, did: Callable[..., Any]):
-        super().__init__(0, 0)
-        self.did = did
-
-    def save(self):
-        self.did("save")
-
-    def stop_with_others(self, *, saved):
-        self.did("stop", saved)
+def processes(did: Callable[..., Any], generation: int = 0) -> Any:
+    """Return the running processes of a machine. `did` is called with everything that the launcher does to them."""
+    group = MagicMock(WorkerGroup, generation=generation)
+    group.save, group.stop_with_others = lambda: did("save"), lambda *, saved: did("stop", saved)
+    return group
 
 
 def member(nodes: str, restarts: int, nr: int, did: Callable[..., Any], clock: Callable[[], float], sizes=()) -> Any:
     """Return the launcher of a machine."""
     options = Launch(PROCESSES, None, nodes, nr, "host0:1", restarts, wait=30.0, settle=5.0, join_after=10.0)
-    network = Simulated(did)
+    network = MagicMock(LauncherClient, send=did, reach=lambda seconds: did("reach", seconds))
     if nr and options.launchers_meet:
         return Agent(options, SimpleQueue(), network, clock)
     allowed = sizes or range(options.machines.least, options.machines.most + 1)
@@ -116,8 +99,7 @@ class World:
                 self.check_assignment(0, assignment)
             assert launcher.group is None
             self.stopped.pop(machine, None)
-            launcher.group = Processes(lambda *what: self.did(machine, *what))
-            launcher.group.generation = assignment.generation
+            launcher.group = processes(lambda *what: self.did(machine, *what), assignment.generation)
         # A launcher that waits without running processes is woken by a message or by its clock.
         elif not launcher.group and not launcher.is_over:
             is_awaited = launcher.is_connected if machine else launcher.generation.pending
@@ -194,7 +176,6 @@ class World:
             self.handle(machine, signal.SIGTERM)
 
     def wait(self, machine: int, _: End) -> None:
-        """Let time pass until a launcher wakes."""
         launcher = self.launchers[machine]
         if not launcher.is_over and launcher.wake is not None:
             self.now = max(self.now, launcher.wake)
@@ -204,25 +185,23 @@ class World:
         """Connect all machines, which starts the processes on them."""
         for machine in sorted(self.reaching):
             self.connect(machine, DONE)
-        while busy := [machine for machine in range(self.most) if self.queues[machine]]:
+        while busy := [machine for machine, queue in self.queues.items() if queue]:
             self.deliver(busy[0], DONE)
 
-    def settle(self) -> int:
-        """Continue without further failures until all launchers have ended; return the number of events."""
-        for number in range(3000):
-            machines = range(self.most)
-            if all(self.launchers[machine].is_over for machine in machines):
-                return number
-            busy = next((machine for machine in machines if self.queues[machine]), None)
-            if busy is not None:
-                self.deliver(busy, DONE)
+    def settle(self) -> None:
+        """Continue without further failures until all launchers have ended."""
+        for _ in range(3000):
+            waiting = {machine: one for machine, one in self.launchers.items() if not one.is_over}
+            if not waiting:
+                return
+            if busy := [machine for machine, queue in self.queues.items() if queue]:
+                self.deliver(busy[0], DONE)
             elif self.reaching:
                 self.connect(min(self.reaching), DONE)
             elif running := self.running():
                 machine = min(running)
                 self.end(machine, self.stopped.get(machine, DONE))
             else:
-                waiting = {machine: one for machine, one in self.launchers.items() if not one.is_over}
                 wakes = {machine: one.wake for machine, one in waiting.items() if one.wake is not None}
                 assert wakes, "all wait for each other"
                 self.wait(min(wakes, key=wakes.__getitem__), DONE)
@@ -283,7 +262,7 @@ class Lone:
     def start(self) -> Assignment:
         """Return the assignment of this machine, and run its processes."""
         start, self.launcher.local_start = self.launcher.local_start, None
-        self.launcher.group = Processes(self.did)
+        self.launcher.group = processes(self.did)
         return start.assignment
 
     def assigned(self) -> list[int]:

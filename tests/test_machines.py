@@ -10,10 +10,6 @@ from pathlib import Path
 import pytest
 from support.launches import GENERATION, SAVING, Machine, free_port
 
-from jaxddp.core.errors import InputError
-from jaxddp.job.control_plane import ControlPlane
-from jaxddp.job.environment import Job
-
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
 
@@ -91,48 +87,6 @@ def test_too_few_machines_end_the_launchers_with_an_error(machine, coordinator):
     assert "machine 2 could not reach it in 0.3 s" in other.err
 
 
-@pytest.mark.ci
-def test_launchers_with_other_options_are_rejected_and_do_not_end_the_job(machine, coordinator):
-    options = f"nodes='2', restarts=5, {coordinator}"
-    first = machine(SAVING, f"{options}, nr=0")
-    other = machine(SAVING, options.replace("'2'", "'2:3'") + ", nr=1")
-    assert other.end() == 2
-    assert "--nodes differs: machine 0 has '2', machine 1 on " in other.err and "has '2:3'" in other.err
-    of_another_job = machine(SAVING, f"{options}, nr=1, run_id='another'")
-    assert of_another_job.end() == 2
-    assert "this address is used by the launchers of another job; give each job its own port" in of_another_job.err
-    # A launcher without --restarts does not wait for the other launchers. Its process joins the coordinator directly.
-    job = Job(coordinator.split("'")[1], 2, 1, run_id="run")
-    with pytest.raises(
-        InputError,
-        match="this address is used by the launchers of another job; .* with the same --restarts and --nodes",
-    ):
-        ControlPlane.join(job, {}, 10)
-    second = machine(SAVING, f"{options}, nr=1")
-    second.expect("generation 0: process 1 of 2")
-    first.expect("generation 0: process 0 of 2").send(signal.SIGTERM)
-    assert (first.end(), second.end()) == (75, 75)
-
-
-@pytest.mark.slow
-def test_ctrl_c_on_a_machine_that_waits_for_another_ends_the_job(machine, coordinator):
-    text = """
-signal.signal(signal.SIGTERM, lambda *_: say("not yet"))
-say("begun")
-if rank == 1:
-    sys.exit(9)
-while True:
-    time.sleep(0.01)
-"""
-    options = f"nodes='2', restarts=9, {coordinator}"
-    first, second = machine(text, f"{options}, nr=0"), machine(text, f"{options}, nr=1")
-    # The process has received SIGTERM. The launcher sends SIGKILL two seconds later.
-    first.expect("[0] not yet")
-    assert second.send(signal.SIGINT).end() == 130
-    assert first.end() == 9
-    assert "; restart" not in first.err + second.err
-
-
 # --- Machines that join and leave ---
 
 
@@ -154,24 +108,3 @@ def test_machines_join_and_leave_a_running_job(machine, coordinator):
     # The restarts so far followed no failure. This is the first failure, and the options allow no restart after it.
     kill_process_of(second)
     assert (first.end(), second.end()) == (137, 137)
-
-
-CONFIG = "Config().replace(train={'batch_size': 8}, eval={'batch_size': 8})"
-
-
-# tests/test_launcher_states.py simulates spares.
-@pytest.mark.ci
-def test_a_machine_that_cannot_share_the_batch_is_a_spare(machine, coordinator):
-    options = f"nodes='1:3', restarts=1, settle=2, wait=20, {coordinator}"
-    launchers = [machine(SAVING, f"{options}, nr={nr}", CONFIG) for nr in (2, 1, 0)][::-1]
-    problem = "train.batch_size=8 cannot be divided among 3 devices"
-    message = f"the job cannot run on 3 machines: {problem}; surplus machines wait as spares"
-    launchers[0].expect(message, "generation 0: process 0 of 2")
-    launchers[0].expect("machine 1 (", "machine 2 (")
-    launchers[0].wait_until(lambda: any("process 1 of 2" in launcher.out for launcher in launchers[1:]))
-    running = next(launcher for launcher in launchers[1:] if "process 1 of 2" in launcher.out)
-    spare = next(launcher for launcher in launchers[1:] if launcher is not running)
-    running.send(signal.SIGKILL)
-    spare.expect("generation 1: process 1 of 2")
-    assert launchers[0].expect("generation 1: process 0 of 2").send(signal.SIGTERM).end() == 75
-    assert spare.end() == 75

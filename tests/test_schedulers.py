@@ -80,13 +80,6 @@ def test_the_main_node_of_aws_batch_is_process_0(monkeypatch):
     assert [job.process_id for job in usual] == [0, 1, 2, 3]
 
 
-def test_the_main_node_of_aws_batch_uses_its_own_address_only_if_none_is_set(monkeypatch):
-    monkeypatch.setattr(schedulers, "reachable_address", lambda: pytest.fail("the address was looked up"))
-    assert job_of(batch(2, JAX_COORDINATOR_ADDRESS="10.0.0.8:1234")).coordinator == "10.0.0.8:1234"
-    with pytest.raises(InputError, match="AWS_BATCH_JOB_MAIN_NODE_INDEX set but not the coordinator's address"):
-        find_job({name: value for name, value in batch(1).items() if name not in MAIN_ADDRESS})
-
-
 def test_a_machines_own_address_is_reachable_for_others(monkeypatch):
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "10.1.2.3")
     assert reachable_address() == "10.1.2.3"

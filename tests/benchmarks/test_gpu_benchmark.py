@@ -1,10 +1,8 @@
 """The functions of `benchmarks/gpu.py` that need neither a GPU nor torch."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,7 +11,7 @@ from support.networks import largest_difference
 
 from benchmarks import gpu
 from benchmarks.rivals import gpu_gate
-from benchmarks.rivals.contenders import outcome, step_variants
+from benchmarks.rivals.contenders import step_variants
 from benchmarks.rivals.gpu_call import Call
 from benchmarks.rivals.gpu_children import Children, CutOff
 from benchmarks.rivals.gpu_parts import Cifar, Plan
@@ -64,34 +62,6 @@ def test_the_reason_of_a_childs_failure_is_reported(tmp_path, program, why):
 def test_a_child_cut_off_by_the_end_of_the_call_is_no_failure(tmp_path):
     with pytest.raises(CutOff):
         run(tmp_path, "import time; time.sleep(60)", limit=0.5, cut=True)
-
-
-class OutOfMemoryError(RuntimeError):
-    """An exception with the name of torch's."""
-
-
-def wrapped(cause):
-    error = ValueError("compilation failed")
-    error.__cause__ = cause
-    return error
-
-
-@pytest.mark.parametrize(
-    ("error", "why"),
-    [
-        (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory"), "out of memory"),
-        (wrapped(OutOfMemoryError("CUDA out of memory")), "out of memory"),
-        (ValueError(NOISE), f"ValueError: {NOISE}"),
-        (AssertionError("first\nsecond"), "AssertionError: first"),
-    ],
-)
-def test_a_contender_writes_the_reason_of_its_failure(tmp_path, error, why):
-    def main(_):
-        raise error
-
-    with pytest.raises(type(error)):
-        outcome.attempt(main, SimpleNamespace(out=tmp_path / "out.jsonl"))
-    assert json.loads((tmp_path / "out.jsonl").read_text()) == {"failed": why}
 
 
 # --- The table ---

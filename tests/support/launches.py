@@ -123,13 +123,12 @@ class LauncherProcess:
 class Machine(LauncherProcess):
     """The launcher of one of several machines."""
 
-    def __init__(self, folder: Path, text: str, options: str, config: str = "None"):
+    def __init__(self, folder: Path, text: str, options: str):
         folder.mkdir(exist_ok=True)
         options = f"processes=1, grace=2, save_grace=1, logs=Path({str(folder / 'logs')!r}), {options}"
         code = (
-            f"{LAUNCHER}\nfrom jaxddp.config import Config\n"
-            f"from jaxddp.core.errors import JaxddpError\n"
-            f"try:\n    sys.exit(launch(Launch({options}), {program(text)!r}, {config}))\n"
+            f"{LAUNCHER}\nfrom jaxddp.core.errors import JaxddpError\n"
+            f"try:\n    sys.exit(launch(Launch({options}), {program(text)!r}))\n"
             f"except JaxddpError as error:\n    print(error, file=sys.stderr)\n    sys.exit(error.exit_code)\n"
         )
         super().__init__(folder, [sys.executable, "-c", code])
