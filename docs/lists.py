@@ -6,10 +6,7 @@
 A list is between the markers `<!-- list NAME -->` and `<!-- end -->` of a page. `LISTS` has the function for each NAME.
 """
 
-import ast
 import dataclasses
-import inspect
-import itertools
 import re
 import sys
 import textwrap
@@ -21,8 +18,8 @@ from typing import Annotated, Any, Literal
 
 import jaxddp.config.registry as registry
 from jaxddp.config import Config
-from jaxddp.config.choices import CHOICES
-from jaxddp.config.values import SHORT, flatten, notes, plain
+from jaxddp.config.registry import CHOICES
+from jaxddp.config.values import SHORT, descriptions, flatten, notes, plain
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import format_option
 from jaxddp.core.ranges import Range
@@ -68,13 +65,13 @@ def _section(name: str, rows: dict[str, tuple[str, str, str]]) -> str:
 
 def _fields(tree: type, values: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, str]]:
     """Yield (dotted key, type, default, description) for every key."""
-    descriptions, hints = _descriptions(tree), _hints(tree)
+    texts, hints = descriptions(tree), _hints(tree)
     for field in dataclasses.fields(tree):
         value = getattr(values, field.name)
         if _is_tree(hints[field.name]):
             yield from _fields(hints[field.name], value, f"{prefix}{field.name}.")
         else:
-            described = descriptions.get(field.name) or " ".join(notes(hints[field.name], str))
+            described = texts.get(field.name) or registry.description(prefix + field.name)
             yield prefix + field.name, hints[field.name], value, described
 
 
@@ -84,21 +81,6 @@ def _hints(tree: type) -> dict[str, Any]:
 
 def _is_tree(hint: Any) -> bool:
     return dataclasses.is_dataclass(hint) and hint is not Duration
-
-
-def _descriptions(tree: type) -> dict[str, str]:
-    """Return the docstring of each field, in one line."""
-    (body,) = (
-        node.body
-        for node in ast.parse(inspect.cleandoc(inspect.getsource(tree))).body
-        if isinstance(node, ast.ClassDef)
-    )
-    descriptions = {}
-    for field, docstring in itertools.pairwise(body):
-        match field, docstring:
-            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
-                descriptions[name] = " ".join(text.split())
-    return descriptions
 
 
 def _accepted_values(hint: Any) -> str:

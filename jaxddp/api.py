@@ -39,8 +39,8 @@ from jaxddp.models.adapt import adapt
 from jaxddp.models.families import ResNetSettings
 from jaxddp.models.resnet import ResNet, build
 from jaxddp.notebook.arguments import (
+    OPTIONS,
     Epochs,
-    changes_of_cadences,
     check_data,
     check_evaluators,
     check_length,
@@ -50,7 +50,6 @@ from jaxddp.notebook.arguments import (
     config_of_options,
     errors_name_arguments,
     log_settings,
-    options_of,
 )
 from jaxddp.notebook.results import (
     evaluate,
@@ -133,7 +132,7 @@ def resnet(
     """
     known = [field.name for field in dataclasses.fields(ResNetSettings)]
     for key in options.keys() - {*known}:
-        if key in options_of("model"):
+        if OPTIONS.get(key, "").startswith("model."):
             raise InputError(f"resnet: {key} is an option of prepare_training; give it there")
         raise InputError(f"resnet: unknown option {key!r}; {choices(key, known)}")
     settings = replaced(ModelConfig(), {"name": name, **options})
@@ -267,10 +266,12 @@ def train(
     """
     check_setup(setup)
     check_workdir_for(workdir, profile, log_to)
-    cadences = {"log_every": log_every, "eval_every": eval_every, "save_every": save_every, "check_every": check_every}
-    changes = changes_of_cadences(**cadences, self_test=self_test, profile=profile)
-    changes["eval"]["batch_size"] = setup.feed.order.batch_size
-    changes["log"] |= log_settings(log_to, log_project, log_name, log_config)
+    changes: dict[str, dict[str, Any]] = {
+        "log": {"every": log_every, "profile": profile, **log_settings(log_to, log_project, log_name, log_config)},
+        "eval": {"every": eval_every, "batch_size": setup.feed.order.batch_size},
+        "checkpoint": {"every": save_every},
+        "parallel": {"check_replicas": check_every, "self_test": self_test},
+    }
     if epochs is not None:
         changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
         check_length(setup.config, setup.config.replace(**changes))

@@ -1,27 +1,4 @@
-"""Command-line entry point: runs a command, and prints an error that the user can correct as a one-line message."""
-
-import contextlib
-import gc
-import importlib
-import os
-import shutil
-import sys
-import textwrap
-from collections.abc import Callable, Iterator
-
-from jaxddp.command_line.terminal import StatusLine, make_usable
-from jaxddp.command_line.words import config_first
-from jaxddp.config.values import HELP
-from jaxddp.core.errors import InputError, JaxddpError, Preempted, with_notes
-from jaxddp.core.peers import joined
-from jaxddp.core.phases import show_on
-from jaxddp.core.process_exit import StopRequested, stopping_on_signals
-from jaxddp.core.user_code import describing_errors
-from jaxddp.core.wording import choices, on_screen
-from jaxddp.job.environment import report_work
-from jaxddp.recipe.sources import config_names
-
-USAGE = """usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
+"""usage: jaxddp train CONFIG [--workdir DIR] [--resume auto|never|must] [overrides]
        jaxddp sweep CONFIG --KEY A,B,C ... [--workdir DIR] [--jobs J] [--search optuna --trials N] [overrides]
        jaxddp eval RUN|WEIGHTS [--step latest|best|N] [overrides]
        jaxddp predict RUN IMAGES... --out FILE [--top K] [--format csv|jsonl|parquet|kaggle] [--step best|latest|N]
@@ -50,6 +27,28 @@ saved settings apply. PATH is a data set, as in data.path. IMAGES is a folder, f
 or a directory with a test listing. `jaxddp train CONFIG --help` lists every key that can be overridden, with the
 config's values. The most used keys have short forms: --lr X, --epochs N, --batch-size B, --model NAME, --data DIR and
 --seed N. Each command has its own --help. `jaxddp --version` prints the installed versions."""
+
+# The text above is what `jaxddp --help` prints; see `_usage`.
+import contextlib
+import gc
+import importlib
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+
+from jaxddp.command_line.terminal import StatusLine, make_usable
+from jaxddp.command_line.words import config_first
+from jaxddp.config.values import HELP
+from jaxddp.core.errors import InputError, JaxddpError, Preempted, with_notes
+from jaxddp.core.peers import joined
+from jaxddp.core.phases import show_on
+from jaxddp.core.process_exit import StopRequested, stopping_on_signals
+from jaxddp.core.user_code import describing_errors
+from jaxddp.core.wording import choices, on_screen
+from jaxddp.job.environment import report_work
+from jaxddp.recipe.sources import config_names
 
 COMMANDS = {
     **{name: name for name in ("train", "sweep", "eval", "predict", "features", "probe", "export", "push", "doctor")},
@@ -166,8 +165,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _usage() -> str:
-    """Return the usage of all commands. The text below it is folded to the width of the terminal."""
-    lines, text = USAGE.format(names=", ".join(config_names())).split("\n\n")
+    """Return the usage of all commands, the docstring of this module, with its text folded to the terminal's width."""
+    lines, text = (__doc__ or "\n\n").format(names=", ".join(config_names())).split("\n\n")
     return f"{lines}\n\n{textwrap.fill(text, min(shutil.get_terminal_size((120, 24)).columns, 120))}"
 
 

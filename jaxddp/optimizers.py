@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
     from jaxddp.config import Config
 
-Momentum = Annotated[Decay, "Momentum of SGD and similar optimizers; beta 1 of Adam and similar optimizers."]
-Nesterov = Annotated[bool, Requires("optimizer.momentum"), "Whether to use Nesterov momentum."]
-Beta2 = Annotated[Decay, "Decay of the mean of squared gradients."]
-Epsilon = Annotated[Share, "Small constant that prevents division by zero."]
+Nesterov = Annotated[bool, Requires("optimizer.momentum")]
 _ADAMW_RMS = 0.2
 """The approximate root mean square of an AdamW update. Orthogonalized updates are scaled to this value."""
 _ADAM_BETA1 = 0.9
@@ -31,8 +28,10 @@ _ADAM_BETA1 = 0.9
 class SgdWithMomentum:
     """SGD with momentum. Weight decay is added to the gradient, as for the original ResNets."""
 
-    momentum: Momentum = 0.9
+    momentum: Decay = 0.9
+    """Momentum of SGD and similar optimizers; beta 1 of Adam and similar optimizers."""
     nesterov: Nesterov = True
+    """Whether to use Nesterov momentum."""
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
         import optax
@@ -47,7 +46,7 @@ class SgdWithMomentum:
 class Sgd(SgdWithMomentum):
     """SGD with the defaults of `optax.sgd` and PyTorch's `SGD`."""
 
-    momentum: Momentum = 0.0
+    momentum: Decay = 0.0
     nesterov: Nesterov = False
 
 
@@ -61,10 +60,12 @@ class RmsProp:
     gradient.
     """
 
-    momentum: Momentum = 0.0
+    momentum: Decay = 0.0
     nesterov: Nesterov = False
-    beta2: Beta2 = 0.99
-    epsilon: Epsilon = 1e-8
+    beta2: Decay = 0.99
+    """Decay of the mean of squared gradients."""
+    epsilon: Share = 1e-8
+    """Small constant that prevents division by zero."""
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
         import optax
@@ -87,10 +88,9 @@ class Lars(SgdWithMomentum):
     Parameters without weight decay (batch norm and biases) are not scaled, as in MLPerf's reference for ResNet-50.
     """
 
-    trust_coefficient: Annotated[
-        SomeShare, "LARS: at a learning rate of 1, each layer changes by this fraction of its norm."
-    ] = 0.001
-    epsilon: Epsilon = 0.0
+    trust_coefficient: SomeShare = 0.001
+    """LARS: at a learning rate of 1, each layer changes by this fraction of its norm."""
+    epsilon: Share = 0.0
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
         import optax
@@ -108,9 +108,9 @@ class Lars(SgdWithMomentum):
 class AdamW:
     """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101): Adam with decoupled weight decay. `momentum` is beta 1."""
 
-    momentum: Momentum = 0.9
-    beta2: Beta2 = 0.999
-    epsilon: Epsilon = 1e-8
+    momentum: Decay = 0.9
+    beta2: Decay = 0.999
+    epsilon: Share = 1e-8
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
         import optax
@@ -133,7 +133,7 @@ class Lamb(AdamW):
     `optimizer.clip_norm=1`. `momentum` is beta 1.
     """
 
-    epsilon: Epsilon = 1e-6
+    epsilon: Share = 1e-6
 
     def make(self, config: "Config", learning_rate: "Schedule", kernels: Kernels = BY_NAME) -> "GradientTransformation":
         import optax

@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 
     from jaxddp.config import Config
 
-EndFactor = Annotated[
-    Share,
-    'Schedules "cosine", "linear", "polynomial" and "wsd": the last learning rate as a fraction of the peak. Schedule '
-    '"plateau": the lowest rate as a fraction of the peak.',
-]
 _FALL = 0.55 / 0.7
 """The share of the steps after the rise in which the 1cycle rate falls from the peak to its value at the start."""
 _BEGIN, _END = 1 / 25, 1 / 250_000
@@ -119,7 +114,9 @@ class Cosine:
     Source: Loshchilov & Hutter 2017, arXiv:1608.03983, without restarts.
     """
 
-    end_factor: EndFactor = 0.0
+    end_factor: Share = 0.0
+    """Schedules "cosine", "linear", "polynomial" and "wsd": the last learning rate as a fraction of the peak. Schedule
+    "plateau": the lowest rate as a fraction of the peak."""
 
     def make(self, config: "Config", steps: Steps) -> "Schedule":
         import optax
@@ -132,7 +129,7 @@ class Cosine:
 class Linear:
     """A straight line from the peak to `end_factor` times the peak."""
 
-    end_factor: EndFactor = 0.0
+    end_factor: Share = 0.0
 
     def make(self, config: "Config", steps: Steps) -> "Schedule":
         import optax
@@ -149,10 +146,9 @@ class Polynomial:
     Steps are counted from the end of the warm-up. You et al. 2017 (arXiv:1708.03888) use a power of 2 for LARS.
     """
 
-    power: Annotated[float, Range(0, 100, above=True), 'Schedule "polynomial": the exponent; 1 is a straight line.'] = (
-        2.0
-    )
-    end_factor: EndFactor = 0.0
+    power: Annotated[float, Range(0, 100, above=True)] = 2.0
+    """Schedule "polynomial": the exponent; 1 is a straight line."""
+    end_factor: Share = 0.0
 
     def make(self, config: "Config", steps: Steps) -> "Schedule":
         import optax
@@ -166,10 +162,10 @@ class Polynomial:
 class StepDecay:
     """The peak, multiplied by `step_factor` after each share of the run in `step_at`."""
 
-    step_at: Annotated[
-        tuple[Share, ...], 'Schedule "step": the fractions of the run at which the rate is multiplied by `step_factor`.'
-    ] = (1 / 3, 2 / 3, 8 / 9)
-    step_factor: Annotated[Share, 'Schedule "step": the factor applied at each step of the schedule.'] = 0.1
+    step_at: tuple[Share, ...] = (1 / 3, 2 / 3, 8 / 9)
+    """Schedule "step": the fractions of the run at which the rate is multiplied by `step_factor`."""
+    step_factor: Share = 0.1
+    """Schedule "step": the factor applied at each step of the schedule."""
 
     def make(self, config: "Config", steps: Steps) -> "Schedule":
         import optax
@@ -207,10 +203,9 @@ class WarmupStableDecay:
     decay is longer than the run after the warm-up, it takes all steps after the warm-up.
     """
 
-    decay_share: Annotated[
-        Share, 'Schedule "wsd": the fraction of the run, at its end, over which the rate decays.'
-    ] = 0.2
-    end_factor: EndFactor = 0.0
+    decay_share: Share = 0.2
+    """Schedule "wsd": the fraction of the run, at its end, over which the rate decays."""
+    end_factor: Share = 0.0
 
     def make(self, config: "Config", steps: Steps) -> "Schedule":
         import optax
@@ -226,13 +221,11 @@ class WarmupStableDecay:
 class OnPlateau:
     """The peak, which `jaxddp.engine.parts.configured.Plateau` lowers after validations."""
 
-    plateau_factor: Annotated[
-        HeldOut, 'Schedule "plateau": the factor applied when the validation loss stops improving.'
-    ] = 0.1
-    plateau_patience: Annotated[
-        Period, 'Schedule "plateau": the number of validations without improvement before the rate is reduced.'
-    ] = 10
-    end_factor: EndFactor = 0.0
+    plateau_factor: HeldOut = 0.1
+    """Schedule "plateau": the factor applied when the validation loss stops improving."""
+    plateau_patience: Period = 10
+    """Schedule "plateau": the number of validations without improvement before the rate is reduced."""
+    end_factor: Share = 0.0
 
     def make(self, config: "Config", steps: Steps) -> "Schedule":
         return constant(config, steps)

@@ -39,29 +39,9 @@ class StepOfTwoArguments:
         pass
 
 
-class StartIsANumber:
-    start = 5
-
-
 class AsyncEnd:
     async def end(self, run):
         pass
-
-
-class UpdateOfOneArgument:
-    def init(self, params):
-        return ()
-
-    def update(self, grads):
-        return grads
-
-
-class PlainSGD:
-    def init(self, params):
-        return ()
-
-    def update(self, grads, state, params=None):
-        return grads, state
 
 
 def error_line(call, *arguments, **named) -> str:
@@ -86,22 +66,15 @@ PREPARED = [
     ("model", 3, "model is of type int; give a Linen module, an NNX module or a function (rngs) that returns one, a "
      "pair of functions (init, apply), or an object with a Model's two methods"),
     ("table", [[1, 2], [3]], f"table=[[1, 2], [3]]: {SOURCE}"),
-    ("table", "/data/imagenet", f"table='/data/imagenet': {SOURCE}"),
     ("table", TABLE.images, f"table: an object of type ndarray was given; {SOURCE}"),
     ("table", IncompleteSource(), "table: an object of type IncompleteSource was given; it has no default_data, which "
      "a source has; see jaxddp.data.source.Source"),
-    ("devices", 9, "devices=9: expected 1 to 8"),
     ("devices", "2", "devices='2': give a number of devices, a list of them, or None for all"),
     ("devices", 2.0, "devices=2.0: give a number of devices, a list of them, or None for all"),
     ("devices", [], "devices=[]: give a number of devices, a list of them, or None for all"),
     ("optimizer", 0.1, "optimizer: an object of type float was given; give an optax optimizer, such as optax.sgd(0.1)"),
-    ("optimizer", PlainSGD, "optimizer: the class PlainSGD was given; give an optax optimizer, such as optax.sgd(0.1)"),
-    ("optimizer", optax.sgd, "optimizer: an object of type function was given; give an optax optimizer, such as "
-     "optax.sgd(0.1)"),
     ("batch_size_per_device", "8", "batch_size_per_device='8': expected a whole number, 1 to 16,777,216"),
-    ("batch_size_per_device", 0, "batch_size_per_device=0: expected 1 to 16,777,216"),
     ("batch_size_per_device", 2**24, "a global batch of 33554432: expected 1 to 16,777,216"),
-    ("epochs", "3", "epochs='3': expected a number, above 0, at most 1,000,000,000"),
     ("data", {"pad": 1}, "data={'pad': 1}: give a jaxddp.DataConfig, such as DataConfig(image_size=64)"),
     ("data", jaxddp.DataConfig(limit=3), "data.limit=3: from Python, the table is used as it is; open_data has "
      "arguments for classes and val_share, and table.take(N) returns fewer examples"),
@@ -111,28 +84,18 @@ PREPARED = [
     ("augmentation", "flip", "augmentation='flip': give a function of (key, image)"),
     ("augmentation", lambda key: key, "augmentation: <lambda>(key) is called as <lambda>(key, image): too many "
      "positional arguments"),
-    ("initialize", 0, "initialize=0: give a function of (params, model_state)"),
     ("initialize", lambda params: params, "initialize: <lambda>(params) is called as <lambda>(params, model_state): "
      "too many positional arguments"),
-    ("initialize", lambda params, state: params, "initialize: it returned an object of type dict; return a pair "
-     "(params, model_state)"),
     ("objective", lambda: None, "objective: <lambda>() is called as <lambda>(supervised): too many positional "
      "arguments"),
-    ("optimizer", UpdateOfOneArgument(), "optimizer: update(grads) is called as update(updates, state, params): too "
-     "many positional arguments"),
     ("metrics", {"own": lambda logits, labels: logits}, "metrics: own: returned float32[9, 5] for logits float32[9, 5] "
      "and labels int32[9]; return one number for each example, float[B]"),
     ("parts", "ema", "parts: an object of type str was given; give a list of jaxddp.engine.parts.part.Part"),
     ("accumulate", "2", "accumulate='2': expected a whole number, 1 to 65,536"),
-    ("accumulate", 3, "a global batch of 8 cannot be divided among 2 devices with accumulate=3 microbatches each; 6 or "
-     "12 would do"),
     ("max_bad_steps", -1, "max_bad_steps=-1: expected 0 to 1,000,000"),
     ("precision", "half", "precision='half': expected 'float32' or 'bfloat16' or 'float16'"),
-    ("gradient_precision", "half", "gradient_precision='half': expected 'bfloat16'"),
     ("reproducible", "yes", "reproducible='yes': expected True or False"),
     ("buckets", 0, "buckets=0: expected 1 to 1,024"),
-    ("xla_options", ["fast"], "xla_options: 'fast'; give NAME=VALUE, a name that begins with xla_"),
-    ("freeze", "weight", "freeze=weight: no layer is left to train; leave one out"),
 ]  # fmt: skip
 
 
@@ -176,54 +139,34 @@ def loss_of_logits_shape(logits, labels):
     return logits
 
 
-def loss_of_integers(logits, labels):
-    return labels
-
-
 TRAINED = [
     ("loss", 0.5, "loss: an object of type float was given; give a function of (logits, labels)"),
     ("loss", branching, "loss branching: fails for logits float32[9, 5] and labels int32[9]: TypeError: branching() "
      "takes 1 positional argument but 2 were given"),
     ("loss", loss_of_logits_shape, "loss loss_of_logits_shape: returned float32[9, 5] for logits float32[9, 5] and "
      "labels int32[9]; return one loss per example (float[B]), their mean (float[]), or (sum, weight)"),
-    ("loss", loss_of_integers, "loss loss_of_integers: returned int32, which has no gradient; return one loss per "
-     "example (float[B]), their mean (float[]), or (sum, weight)"),
     ("setup", jaxddp.softmax_cross_entropy, "setup: an object of type function was given; give what prepare_training "
      "returned"),
     ("val", [1, 2], f"val=[1, 2]: {SOURCE}"),
-    ("val", "val.csv", f"val='val.csv': {SOURCE}"),
     ("schedule", 0.1, "schedule=0.1: give a function of the step, such as optax.cosine_decay_schedule(1.0, steps)"),
-    ("schedule", SGD, "schedule: an object of type GradientTransformationExtraArgs was given; give a function of the "
-     "step, such as optax.cosine_decay_schedule(1.0, steps)"),
     ("schedule", branching, "schedule: fails for a step int32[] (TracerBoolConversionError: Attempted boolean "
      "conversion of traced array with shape bool[].); give a function that JAX can trace"),
     ("schedule", lambda step: jnp.ones(3), "schedule: returned float32[3] for a step; return one number"),
-    ("schedule", lambda step: (step, step), "schedule: returned an object of type tuple for a step; return one number"),
+    ("schedule", lambda step: (step, step), "schedule: returned int32[2] for a step; return one number"),
     ("epochs", "3", "epochs='3': expected a number, above 0, at most 1,000,000,000"),
     ("epochs", 0, "epochs=0.0: expected above 0, at most 1,000,000,000"),
-    ("listeners", "quiet", "listeners: an object of type str was given; give a list of listeners"),
     ("listeners", jaxddp.History(), "listeners: an object of type History was given; give a list of listeners"),
-    ("listeners", [jaxddp.History], "listeners: the class History has none of a listener's methods (start, step, "
-     "evaluation, end)"),
     ("listeners", [StepOfTwoArguments()], "listeners: StepOfTwoArguments.step(before, after) is called as "
      "StepOfTwoArguments.step(record): missing a required argument: 'after'"),
-    ("listeners", [StartIsANumber()], "listeners: an object of type StartIsANumber has none of a listener's methods "
-     "(start, step, evaluation, end)"),
     ("listeners", [AsyncEnd()], "listeners: AsyncEnd.end is an async function; define a plain one, def "
      "AsyncEnd.end(run)"),
     ("log_to", "tensorbord", "log_to='tensorbord': the output of loggers is written into the work directory; give "
      "workdir too"),
-    ("evaluators", [lambda: {}], "evaluators: <lambda>() is called as <lambda>(state): too many positional arguments"),
     ("evaluators", weight_norm, "evaluators: an object of type function was given; give a list of functions of the "
      "state"),
     ("evaluators", ["norm"], "evaluators='norm': give a function of the state"),
-    ("evaluators", [None], "evaluators=[None]: give functions of the state"),
     ("evaluators", [weight_norm], "evaluators=[weight_norm]: they are measured at evaluations; give val too"),
-    ("workdir", 5, "workdir=5: expected a path"),
-    ("workdir", "", "workdir='': expected a path"),
     ("log_every", 10, "log_every=10: expected a duration, such as '90 epochs'"),
-    ("eval_every", "soon", "eval_every: 'soon' is not a duration; write \"90 epochs\", \"5000 steps\", \"1_000_000 "
-     "examples\" or \"5%\" (of the run)"),
     ("self_test", "sometimes", "self_test='sometimes': expected 'auto' or 'always' or 'never'"),
     ("log_project", "p", "log_project='p': only wandb and mlflow read it; name one in log_to, or leave it out"),
     ("profile", "9 steps", "profile='9 steps': a trace is written into the work directory; give workdir too"),
@@ -305,15 +248,6 @@ def test_a_listener_may_have_only_some_of_the_methods(setup):
     )
 
 
-def test_distillation_is_given_a_run_and_numbers_in_range(tmp_path):
-    assert (
-        error_line(jaxddp.distillation, "runs/teacher") == "teacher='runs/teacher': give what jaxddp.load_run returns"
-    )
-    teacher = object.__new__(jaxddp.TrainedRun)
-    assert error_line(jaxddp.distillation, teacher, 0) == "temperature=0.0: expected above 0, at most 1,000"
-    assert error_line(jaxddp.distillation, teacher, teacher_share="1") == "teacher_share='1': expected a number, 0 to 1"
-
-
 def test_an_unknown_logger_is_rejected(setup, tmp_path):
     message = error_line(
         train, jaxddp.softmax_cross_entropy, setup, listeners=(), workdir=tmp_path, log_to="tensorbord"
@@ -380,11 +314,8 @@ def test_evaluate_rejects_its_other_invalid_arguments(setup, trained):
     ("arguments", "expected"),
     [
         ({"path": 5}, "path=5: expected a path"),
-        ({"path": ""}, "path='': expected a path"),
-        ({"path": b"pets"}, "path=b'pets': expected a path"),
         ({"val_share": "0.1"}, "val_share='0.1': expected a number, above 0, below 1"),
         ({"val_share": 0}, "val_share=0.0: expected above 0, below 1"),
-        ({"val_share": 1}, "val_share=1.0: expected above 0, below 1"),
         ({"classes": 3}, "classes=3: expected text"),
         ({"path": "{}/pest"}, "{}/pest: no such directory or file, did you mean 'pets'?; check path"),
         ({}, "{}/pets: has no validation split; give val_share, such as 0.1 to hold out a tenth of each class"),
@@ -406,7 +337,6 @@ def test_open_data_names_the_bad_argument(arguments, expected, tmp_path):
     [
         ({"setup": None}, "setup=None: give what prepare_training returned"),
         ({"count": 0}, "count=0: expected 1 to 1,000"),
-        ({"count": "8"}, "count='8': expected a whole number, 1 to 1,000"),
         ({"step": 0}, "step=0: expected 1 to 1,000,000,000"),
     ],
 )  # fmt: skip
@@ -429,8 +359,6 @@ def test_the_readers_of_solution_files_name_an_argument_that_is_not_a_path(read,
         ("images", [[1, 2], [3]], "images: not an array (setting an array element with a sequence."),
         ("labels", "cat", "labels of shape () for 16 images: give one label per image"),
         ("class_names", "abcde", "class_names='abcde': give a list of the classes' names"),
-        ("class_names", 5, "class_names=5: give a list of the classes' names"),
-        ("class_names", {"a", "b"}, "class_names={'a', 'b'}: give a list of the classes' names"),
         ("class_names", [0, 1], "class_names=[0, 1]: give text for each class, and not 0"),
     ],
 )
@@ -445,10 +373,7 @@ def test_an_array_table_names_the_bad_argument(argument, value, expected):
     [
         ("name", 18, "name=18: expected text"),
         ("num_classes", "10", "num_classes='10': expected a whole number"),
-        ("num_classes", None, "num_classes=None: expected a whole number"),
         ("width", "64", "width='64': expected a whole number, 1 to 4,096"),
-        ("batch_norm", "both", "batch_norm='both': expected 'local', 'sync' or 'ghost:K' (K images are normalized "
-         "together, 1 to 99,999,999)"),
         ("dtype", "int8", "resnet: dtype='int8'; give \"float32\", \"bfloat16\", \"float16\" or \"float64\""),
         ("weights", "w.safetensors", "resnet: weights is an option of prepare_training; give it there"),
         ("widht", 64, "resnet: unknown option 'widht'; did you mean 'width'? there are: batch_norm, blur_pool, "

@@ -27,7 +27,7 @@ def get_config():
     [
         ("ghost:0", ""),
         ("ghost:٣", ""),
-        ("gost:32", ", did you mean 'ghost:32'?"),
+        ("locale", ", did you mean 'local'?"),
     ],
 )
 def test_an_invalid_batch_norm_raises_the_same_error_at_every_entry_point(value, suggestion, tmp_path, capfd):

@@ -19,7 +19,7 @@ import optax
 import pytest
 from support.cases import ci_case, rare_case
 from support.data import random_table, write_arrays
-from support.ilsvrc import IMAGES, write_tree
+from support.ilsvrc import write_tree
 from support.networks import largest_difference
 from support.peers import Second
 from support.runs import RECIPE, fails, metrics, train_words
@@ -156,12 +156,6 @@ def test_a_validation_crop_larger_than_the_image_is_rejected_at_the_start(tmp_pa
     assert not (tmp_path / "w").exists()
 
 
-def test_a_mistyped_model_gets_the_nearest_name_as_a_suggestion(data, tmp_path, capfd):
-    arguments = ["train", "digits", "--data.path", str(data), "--workdir", str(tmp_path / "w")]
-    arguments += ["--data.image-size", "16", "--model.name", "resnt18"]
-    assert "did you mean 'resnet18'?" in fails(arguments, capfd)
-
-
 @pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_run_bit_for_bit(finished_run, data, tmp_path, capfd):
     workdir = tmp_path / "killed"
@@ -189,26 +183,6 @@ def test_a_killed_and_resumed_run_equals_an_uninterrupted_run_bit_for_bit(finish
             assert (line["loss"], line["top1"]) == (expected["loss"], expected["top1"])
     ours, theirs = load_parameters(workdir, data), load_parameters(finished_run, data)
     assert largest_difference(ours, theirs) == 0
-
-
-@pytest.mark.slow
-def test_sigterm_saves_a_checkpoint_and_ends_the_run_with_code_75(data, tmp_path):
-    workdir = tmp_path / "preempted"
-    arguments = train_words(data, workdir, "--train.duration", "4000 steps", *PLAIN)
-    # The process starts as a daemon does, without standard input and output.
-    command = ["sh", "-c", 'exec "$@" <&- >&-', "sh", sys.executable, "-m", "jaxddp", *arguments]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 200
-    while not ((workdir / "metrics.jsonl").exists() and (workdir / "metrics.jsonl").stat().st_size):
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, error = process.communicate(timeout=120)
-    assert process.returncode == 75
-    assert "the same command resumes it" in error.rstrip().split("\n")[-1]
-    result = json.loads((workdir / "result.json").read_text())
-    assert result["status"] == "preempted"
-    assert Checkpoints(workdir / "checkpoints").latest() == result["step"]
 
 
 @pytest.mark.slow
@@ -244,8 +218,6 @@ def test_the_default_work_directory_is_the_runs_own_or_has_the_name_of_the_confi
     [
         (["--help"], "1"),
         (["train", "digits", "--help"], ""),
-        rare_case(["--help"], ""),
-        rare_case(["train", "digits", "--help"], "1"),
     ],
 )
 def test_help_for_a_closed_pipe_ends_with_a_one_line_error(words, unbuffered):
@@ -269,8 +241,6 @@ def test_help_for_a_closed_pipe_ends_with_a_one_line_error(words, unbuffered):
         ("2>/dev/full", ["confi"], 2, ""),
         (">/dev/full", ["--version"], 1, "jaxddp: standard output cannot be written (No space left on device)\n"),
         rare_case(">&-", ["--help"], 0, ""),
-        rare_case("<&- >&-", ["config", "digits"], 0, ""),
-        rare_case("<&- 2>&-", ["weights", "timm/resnet18.a1_in1k"], 0, ""),
         rare_case(">/dev/full 2>&1", ["config", "digits"], 1, ""),
     ],
 )
@@ -299,7 +269,7 @@ print([os.get_inheritable(fd) for fd in range(3)], file=file)
     assert int(number) > 2 and rest == ["[True, True, False]\n[True, True, True]\n"]
 
 
-@pytest.mark.parametrize("columns", ["0", "²", "-5", "9" * 30])
+@pytest.mark.parametrize("columns", ["²", "9" * 30])
 def test_a_value_of_columns_that_is_no_width_is_ignored(columns, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", columns)
     assert main(["weights", "timm/resnet18.a1_in1k"]) == 0
@@ -366,20 +336,10 @@ def test_a_checkpoint_of_another_architecture_is_rejected(finished_run, data, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bad_steps", "message"),
-    [
-        ("3", r"step \d+: 3 steps in a row, from step \d+, had no finite gradient"),
-        ("0", r"the loss is \S+; .*not saved"),
-    ],
-    ids=["with the guard", "without the guard"],
-)
-def test_a_loss_that_is_not_finite_ends_with_code_1(data, tmp_path, capfd, bad_steps, message):
-    arguments = train_words(data, tmp_path / "w", "--train.duration", "30 steps", "--log.to", "jsonl")
-    arguments += ["--optimizer.learning-rate", "1e6"]
-    arguments += ["--optimizer.warmup", "0 steps", "--optimizer.weight-decay", "100", "--checkpoint.every", "1 step"]
-    arguments += ["--train.max-bad-steps", bad_steps]
-    assert re.search(message, fails(arguments, capfd, code=1))
+def test_a_loss_that_is_not_finite_ends_with_code_1(data, tmp_path, capfd):
+    options = ["--train.max-bad-steps", "0", "--lr", "1e6", "--optimizer.weight-decay", "100", "--log.to", "jsonl"]
+    options += ["--optimizer.warmup", "0 steps", "--checkpoint.every", "1 step"]
+    assert re.search(r"the loss is \S+; .*not saved", fails(train_words(data, tmp_path / "w", *options), capfd, code=1))
     assert json.loads((tmp_path / "w" / "result.json").read_text())["status"] == "failed"
 
 
@@ -389,24 +349,14 @@ BAD_OVERRIDES = {
         ["--train.batch-size", "9"],
         "jaxddp: --train.batch-size 9 cannot be divided among 8 devices; 8 or 16",
     ),
-    "batch too large": (["--train.batch-size", "48"], "batch size 48: the batch is larger than the data set of 39"),
     "ghost groups that do not divide a device's slice": (
         ["--train.batch-size", "24", "--model.batch-norm", "ghost:2"],
         "--model.batch-norm ghost:2 normalizes 2 images together, but --train.batch-size 24 is computed in 8 parts of "
         "3; a batch of 16, 32, or ghost:1, would do",
     ),
-    "evaluation batch not divisible": (
-        ["--eval.batch-size", "3"], "--eval.batch-size 3 cannot be divided among 8 devices; 8 would"
-    ),
     "more devices than available": (["--parallel.devices", "9"], "--parallel.devices 9: expected 1 to 8"),
-    "unknown optimizer": (["--optimizer.name", "momentun"], "did you mean 'momentum'?"),
-    "unknown schedule": (["--optimizer.schedule", "cosin"], "did you mean 'cosine'?"),
     "less than one step": (["--train.duration", "0 steps"], "--train.duration '0 steps' is less than one step"),
-    "duration in percent": (["--train.duration", "5%"], "a percentage needs a run of known length"),
     "warm-up longer than the run": (["--optimizer.warmup", "90 epochs"], "longer than the run"),
-    "unknown class": (["--data.classes", "0:6"], "0:6"),
-    "no checkpoint kept": (["--checkpoint.keep", "0"], "--checkpoint.keep 0"),
-    "negative seed": (["--seed", "-1"], "--seed -1: expected 0 to"),
     "resume without a checkpoint": (["--resume", "must"], "no checkpoint to resume from"),
 }
 # fmt: on
@@ -418,87 +368,18 @@ def test_an_invalid_override_raises_a_one_line_error(case, data, tmp_path, capfd
     assert expected in fails(train_words(data, tmp_path / "w", *overrides), capfd)
 
 
-def change_text(name: str, change):
-    def damage(root: Path) -> None:
-        path = root / name
-        path.write_text(change(path.read_text()))
-
-    return damage
-
-
-def add_row(row: str):
-    """Return a function that adds a last row to a solution file. `*` in `row` stands for the first example's box."""
-    return change_text(TRAIN, lambda text: text + row.replace("*", text.splitlines()[1].split(",")[1]) + "\n")
-
-
-def first_image(root: Path) -> Path:
-    return sorted((root / IMAGES / "train").rglob("*.JPEG"))[0]
-
-
-def in_every_image(change):
-    """Return a function that damages all images, so that the first batch has a damaged image in any order."""
-
-    def damage(root: Path) -> None:
-        for path in (root / IMAGES / "train").rglob("*.JPEG"):
-            path.write_bytes(change(path.read_bytes()))
-
-    return damage
-
-
-def enlarge_size(data: bytes) -> bytes:
-    offset = data.index(b"\xff\xc0") + 5
-    return data[:offset] + (60000).to_bytes(2, "big") * 2 + data[offset + 4 :]
-
-
-BAD_DATA = {
-    "missing root": (lambda root: os.rename(root, root.with_name("gone")), "tree"),
-    "missing CSV": (lambda root: (root / TRAIN).unlink(), TRAIN),
-    "missing column": (change_text(TRAIN, lambda text: text.replace("PredictionString", "Boxes")), "PredictionString"),
-    "missing mapping": (lambda root: (root / "LOC_synset_mapping.txt").unlink(), "LOC_synset_mapping.txt"),
-    "unknown synset": (change_text(TRAIN, lambda text: text.replace(",n", ",m", 1)), f"{TRAIN}:2"),
-    "blank id": (add_row(",*"), f"{TRAIN}:41"),
-    "repeated id": (change_text(TRAIN, lambda text: text + text.splitlines()[1] + "\n"), f"{TRAIN}:41"),
-    "id outside the folder": (add_row("../x,*"), "../x"),
-    "row with too few fields": (add_row("lonely"), f"{TRAIN}:41"),
-    "missing image": (lambda root: first_image(root).unlink(), "JPEG"),
-    "empty image": (lambda root: first_image(root).write_bytes(b""), "JPEG"),
-    "truncated image": (in_every_image(lambda data: data[:-40]), "end-of-image"),
-    "huge size in the header": (in_every_image(enlarge_size), "60000"),
-    "GIF named JPEG": (in_every_image(lambda data: b"GIF89a" + data), "JPEG"),
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", BAD_DATA)
-def test_invalid_data_raises_a_one_line_error(case, tmp_path, capfd):
-    damage, expected = BAD_DATA[case]
-    root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
-    damage(root)
-    assert expected in fails(train_words(root, tmp_path / "w", "--train.duration", "2 steps", *PLAIN), capfd)
-
-
-@pytest.mark.slow
-def test_a_bom_and_carriage_returns_are_accepted(tmp_path):
-    root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
-    for name in ("LOC_train_solution.csv", "LOC_val_solution.csv", "LOC_synset_mapping.txt"):
-        path = root / name
-        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
-    assert main(train_words(root, tmp_path / "w", "--train.duration", "1 step", *PLAIN)) == 0
-
-
-def test_a_work_directory_that_cannot_be_created_raises_a_one_line_error(data, tmp_path, capfd):
-    (tmp_path / "file").write_text("")
-    assert str(tmp_path / "file") in fails(train_words(data, tmp_path / "file" / "w"), capfd)
-
-
-@pytest.mark.parametrize("words", [["train", "digits", "--workdir"], ["predict"], ["runs"], ["doctor", "--workdir"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "digits", "--workdir"],
+        ["predict"],
+    ],
+)
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
         ("a" * 300, "File name too long"),
-        ("new/" + "a" * 300, "File name too long"),
         ("loop/w", "Too many levels of symbolic links"),
-        ("file/w", "Not a directory"),
     ],
 )
 def test_an_impossible_path_raises_a_one_line_error(words, path, reason, tmp_path, monkeypatch, capfd):
@@ -513,9 +394,7 @@ def test_an_impossible_path_raises_a_one_line_error(words, path, reason, tmp_pat
 @pytest.mark.parametrize(
     ("path", "reason"),
     [
-        ("a" * 300 + ".py", "File name too long"),
         ("fifo.py", "a FIFO, not a regular file"),
-        ("folder.py", "a directory, not a regular file"),
         ("loop.py", "Too many levels"),
     ],
 )
@@ -526,19 +405,6 @@ def test_a_recipe_that_is_not_a_regular_file_raises_a_one_line_error(path, reaso
     os.symlink("loop.py", "loop.py")
     line = fails(["train", path], capfd)
     assert f"cannot be read ({reason}" in line and line.endswith("; give a Python file with get_config()")
-
-
-def test_a_config_without_a_data_set_is_rejected(capfd):
-    assert "give one of data.path" in fails(["train", "digits"], capfd)
-
-
-@pytest.mark.slow
-def test_a_data_set_is_found_by_its_name(data, tmp_path, monkeypatch, capfd):
-    (tmp_path / "datasets.toml").write_text(f'[mine]\npath = "{data}"\n')
-    monkeypatch.setenv("JAXDDP_DATASETS", str(tmp_path / "datasets.toml"))
-    arguments = ["train", RECIPE, "--workdir", str(tmp_path / "w"), "--train.duration", "1 step", *PLAIN]
-    assert main([*arguments, "--data.name", "mine"]) == 0
-    assert "did you mean 'mine'?" in fails([*arguments, "--data.name", "mime"], capfd)
 
 
 @pytest.mark.parametrize(
@@ -558,13 +424,8 @@ def test_a_wrong_command_config_or_work_directory_raises_a_one_line_error(argume
 @pytest.mark.parametrize(
     ("option", "suggestion"),
     [
-        ("--train.batchsize", "--train.batch-size"),
         ("--optimizer.learing-rate", "--optimizer.learning-rate"),
-        ("--train.durationn", "--train.duration"),
-        ("--optimizer.lr", "--optimizer.learning-rate"),
-        ("--train.epochs", "--train.duration"),
         ("--weight-decay", "--optimizer.weight-decay"),
-        ("--augment.flip", "--data.augment.flip"),
         ("--optimizer", "--optimizer.name"),
         ("--every", "--eval.every or --checkpoint.every or --log.every"),
         ("--work-dir", "--workdir"),
@@ -580,41 +441,28 @@ def test_a_mistyped_option_gets_the_nearest_name_as_a_suggestion(option, suggest
     ("words", "message"),
     [
         (["--train.batch-size", "many"], "--train.batch-size many: expected a whole number, 1 to 16,777,216"),
-        (["--parallel.devices", "1.5"], "--parallel.devices 1.5: expected a whole number, 1 to 100,000"),
         (["--data.std", "0.2", "x"], "--data.std x: expected a number, 1e-06 to 1"),
-        (
-            ["--model.stem", "smal"],
-            "--model.stem smal: expected 'imagenet' or 'small' or 'deep', did you mean 'small'?",
-        ),
-        (["--data.augment.flip", "0"], "--data.augment.flip 0: expected True or False; see"),
+        (["--model.stem", "smal"], "--model.stem smal: expected 'imagenet' or 'small' or 'deep', did you mean 'sm"),
         (["--data.augment.flip=maybe"], "--data.augment.flip maybe: expected True or False; see"),
-        (
-            ["--lr", "1", "--optimizer.learning-rate=2"],
-            "--lr is short for --optimizer.learning-rate, which is given too; leave one of them out",
-        ),
-        (["--epochs", "few"], "Error parsing --train.duration: 'few epochs': 'few' is not a number; write"),
-        (
-            ["--train.batch-size", "\uff11\uff12"],
-            "Error parsing --train.batch-size: '\uff11\uff12' is not written in the digits",
-        ),
-        (["--seed", "\u0661"], "Error parsing --seed: '\u0661' is not written in the digits 0 to 9; see"),
-        (["--data.crop-area", "\u0661", "1"], "Error parsing --data.crop-area: '\u0661' is not written in the digits"),
-        (
-            ["--train.duration", "\u0663 epochs"],
-            "Error parsing --train.duration: '\u0663 epochs': '\u0663' is not a number",
-        ),
-        (["--workdir", ""], "Error parsing --workdir: path='': expected a path; see"),
-        (["--data.std", "1e-300", "1", "1"], "--data.std 1e-300: expected 1e-06 to 1"),
+        (["--epochs", "few"], "--epochs: 'few epochs': 'few' is not a number; write"),
+        (["--seed", "\u0661"], "--seed '\u0661': expected a whole number"),
+        (["--workdir", ""], "--workdir '': expected a path"),
         (["--data.std", "nan", "1", "1"], "--data.std nan: expected"),
         (["--data.crop-area", "1", "0.1"], "--data.crop-area 1.0 0.1: give the smallest share of the image, above 0"),
-        (
-            ["--train.duration", "5 epcohs"],
-            "Error parsing --train.duration: '5 epcohs' is not a duration; write \"90 epochs\"",
-        ),
     ],
 )
 def test_an_invalid_value_raises_a_one_line_error(words, message, capfd):
     assert fails(["train", "digits", *words], capfd).startswith(f"jaxddp: {message}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [lambda row: f",{row}", lambda row: f"../x,{row}"])
+def test_invalid_data_raises_a_one_line_error(damage, tmp_path, capfd):
+    root = write_tree(tmp_path / "tree", classes=3, images=13, val=3, size=20)
+    text = (root / TRAIN).read_text()
+    (root / TRAIN).write_text(text + damage(text.splitlines()[1].split(",")[1]) + "\n")
+    words = train_words(root, tmp_path / "w", "--train.duration", "2 steps", *PLAIN)
+    assert f"{TRAIN}:41" in fails(words, capfd)
 
 
 def test_help_names_commands_and_configs(capfd):
@@ -647,25 +495,6 @@ def test_help_for_a_config_describes_every_key(capfd):
     assert "--epochs N Short for --train.duration." in " ".join(output.replace("│", "").split())
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_shell_completion_offers_the_keys_of_a_config(shell, tmp_path):
-    with pytest.raises(SystemExit) as exit_info:
-        main(["train", "digits", "--tyro-write-completion", shell, str(tmp_path / "script")])
-    assert not exit_info.value.code
-    script = (tmp_path / "script").read_text()
-    assert "jaxddp" in script and "--optimizer.learning-rate" in script and "random_area" in script
-
-
 def test_versions_are_printed_on_one_line(capfd):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"jaxddp \S+ \(jax \S+, flax \S+, optax \S+, Python \S+\)\n", capfd.readouterr().out)
-
-
-def test_an_unknown_name_is_rejected_without_importing_jax():
-    words = ["train", "digits", "--model.name", "inception"]
-    code = (
-        f"import sys; from jaxddp.cli import main; code = main({words}); sys.exit(10 * ('jax' in sys.modules) + code)"
-    )
-    completed = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, timeout=60)
-    assert completed.returncode == 2
-    assert completed.stderr.startswith("jaxddp: --model.name inception is unknown; there are: airbench, convnext_small")

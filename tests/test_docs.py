@@ -1,14 +1,12 @@
 """The pages match the code: links, commands and their options, config keys, modules and files, Python examples.
 
-Each rule is a function of a page's path and text that returns the errors. `BAD` and `GOOD` show that each rule catches
-an error and accepts a correct text.
+Each rule is a function of a page's path and text that returns the errors.
 """
 
 import ast
 import builtins
 import contextlib
 import functools
-import inspect
 import io
 import itertools
 import pkgutil
@@ -17,15 +15,14 @@ import shlex
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from support.pages import PAGES, ROOT, blocks, page_block, prose, spans
 
 from jaxddp import cli
-from jaxddp.command_line.words import format_option
 from jaxddp.config import Config, load
 from jaxddp.config.values import flatten
 from jaxddp.models.adapt import adapt
@@ -134,20 +131,6 @@ def command(words: list[str]) -> list[str]:
     return errors + [f"there is no option {word}" for word in named if word not in known]
 
 
-def lone_options(path: str, text: str) -> list[str]:
-    """Return errors for options alone between backticks that no command and no script has."""
-    scripts = [
-        file.read_text() for folder in ("launch", "benchmarks", "docs") for file in (ROOT / folder).rglob("*.py")
-    ]
-    known = frozenset(re.findall(r'"(--[a-z][\w-]*)"', "".join(scripts))).union(
-        *(options(*name, "digits") for name in CONFIG_COMMANDS),
-        *(options(*name) for name in COMMANDS),
-        map(format_option, KEYS),
-    )
-    named = [word for span in spans(text) if span.startswith("--") for word in span.split() if word.startswith("--")]
-    return [f"{path}: there is no option {word}" for word in named if word.partition("=")[0] not in known]
-
-
 def keys(path: str, text: str) -> list[str]:
     """Return errors for dotted names that begin with a section of the config and are neither a key nor a section."""
     sections = {key.partition(".")[0] for key in KEYS if "." in key}
@@ -213,76 +196,13 @@ def examples(path: str, text: str) -> list[str]:
     return errors
 
 
-def targets(path: str, text: str) -> list[str]:
-    """Return errors for targets of make that do not exist."""
-    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    lines = [line for block in blocks(text) for line in block.text.splitlines()]
-    calls = [line.split("#")[0].split()[1:] for line in [*lines, *spans(text)] if line.startswith("make ")]
-    return [f"{path}: there is no make {word}" for call in calls for word in call if word not in known]
-
-
 RULES: tuple[Callable[[str, str], list[str]], ...] = (
     links,
     commands,
-    lone_options,
     keys,
     files_and_modules,
     examples,
-    targets,
 )
-BAD = [
-    (links, "[a](docs/nothing.md)"),
-    (links, "[a](README.md#no-such-heading)"),
-    (commands, "```\njaxddp trian digits\n```"),
-    (commands, "```\njaxddp train digits --data.paht x\n```"),
-    (commands, "```\njaxddp train no_such_config\n```"),
-    (commands, "```\n.venv/bin/jaxddp eval digits --resume auto\n```"),
-    (commands, "`jaxddp data chekc /data`"),
-    (commands, "```\njaxddp launch --proceses 2 -- train digits\n```"),
-    (commands, "```\njaxddp launch --processes 2 -- train digits --seeed 1\n```"),
-    (lone_options, "`--no-such-option 3`"),
-    (keys, "`train.batchsize`"),
-    (keys, "`parallel.x.*`"),
-    (files_and_modules, "`jaxddp/nothing.py`"),
-    (files_and_modules, "`python benchmarks/nothing.py DIR`"),
-    (files_and_modules, "```\npython docs/nothing.py\n```"),
-    (files_and_modules, "`jaxddp.config.Confg`"),
-    (files_and_modules, "`jaxddp.core.errors.InputError.nothing`"),
-    (examples, "```python\nfrom jaxddp.config import Confg\n```"),
-    (examples, "```python\njaxddp.trian(1)\n```"),
-    (examples, "```python\n# jaxddp/losses/mine.py\nimport jax\n\nx = settings_of(jax)\n```"),
-    (targets, "```\nmake no-such-target    # it\n```"),
-]
-GOOD = [
-    (links, "[a](docs/data.md#augmentation) [b](https://example.org/x)"),
-    (commands, "```\njaxddp train digits --data.path=x --seed 1  # --no-such-option\nother --x\n```"),
-    (commands, "`jaxddp data show my_recipe.py --step 3` and `jaxddp doctor` and `jaxddp doctor CONFIG …`"),
-    (commands, "```\njaxddp launch --gpus 0 -- python my_script.py --anything\n```"),
-    (lone_options, "`--model.batch-norm sync` `--nr` `-n`"),
-    (keys, "`train.batch_size` `data.augment` `parallel.*` `metrics.jsonl` `data.txt.gz/x`"),
-    (
-        files_and_modules,
-        "`jaxddp/engine/` `launch/main.py` `jaxddp.train(…)` `jaxddp.config.Config.replace` `jaxddp[cuda12]`",
-    ),
-    (files_and_modules, "`python docs/lists.py --check`"),
-    (examples, "```python\nfrom jaxddp.config import Config\njaxddp.train\nimport nothing\n```"),
-    (examples, "```python\n# jaxddp/losses/mine.py\nimport jax\n\ndef f(x): return len(jax.y(x))\n```"),
-    (targets, "`make demo` and `make lint types`"),
-]
-
-
-def case_name(value: object) -> str | None:
-    return getattr(value, "__name__", None) or (str(value)[:40].replace("\n", " ") if isinstance(value, str) else None)
-
-
-@pytest.mark.parametrize(("rule", "text"), BAD, ids=case_name)
-def test_a_rule_catches_an_error_in_a_page(rule, text):
-    assert rule("README.md", text)
-
-
-@pytest.mark.parametrize(("rule", "text"), GOOD, ids=case_name)
-def test_a_rule_accepts_a_correct_page(rule, text):
-    assert rule("README.md", text) == []
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -292,19 +212,27 @@ def test_a_page_matches_the_code(page):
     assert not errors, "\n".join(errors)
 
 
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (links, "[a](README.md#no-such-heading)"),
+        (commands, "```\njaxddp train digits --data.paht x\n```"),
+        (commands, "```\njaxddp launch --processes 2 -- train digits --seeed 1\n```"),
+        (keys, "`train.batchsize`"),
+        (files_and_modules, "`python benchmarks/nothing.py DIR`"),
+        (files_and_modules, "`jaxddp.config.Confg`"),
+        (examples, "```python\n# jaxddp/losses/mine.py\nimport jax\n\nx = settings_of(jax)\n```"),
+    ],
+)
+def test_a_rule_catches_an_error_in_a_page(rule, text):
+    assert rule("README.md", text)
+
+
 def test_docstrings_name_objects_that_exist():
     sources = [file for folder in ("jaxddp", "configs") for file in sorted((ROOT / folder).rglob("*.py"))]
     names = {name: file for file in sources for name in re.findall(r"`(jaxddp(?:\.\w+)+)", file.read_text())}
     missing = [f"{file.relative_to(ROOT)}: there is no {name}" for name, file in names.items() if not resolves(name)]
     assert len(names) > 40 and not missing, "\n".join(missing)
-
-
-def test_the_patterns_of_the_rules_match_text_in_the_pages():
-    """A pattern that matches nothing would report no error."""
-    text = "\n".join((ROOT / page).read_text() for page in PAGES)
-    assert len(list(command_lines(text))) > 30
-    assert len(re.findall(r"\]\([^)]+\)", prose(text))) > 60
-    assert len([block for block in blocks(text) if block.language == "python"]) > 5
 
 
 @pytest.mark.parametrize(("page", "most"), MOST_WORDS.items())
@@ -327,24 +255,17 @@ def test_the_hooks_of_the_complete_recipe_return_valid_objects(tmp_path):
     """Call each hook by itself. The tests of recipe files show that a run uses the hooks."""
     source = page_block("docs/extending.md", "get_listeners(config")
     (tmp_path / "my_recipe.py").write_text(source)
-    config = load(tmp_path / "my_recipe.py")
-    hooks: dict = {}
+    config, hooks = load(tmp_path / "my_recipe.py"), dict[str, Any]()
     exec(compile(source, "my_recipe.py", "exec"), hooks)
-    model = adapt(hooks["get_model"](config, 10))
-    key, images = jax.random.key(0), jnp.zeros((4, 32, 32, 1))
+    model, key, images = adapt(hooks["get_model"](config, 10)), jax.random.key(0), jnp.zeros((4, 32, 32, 1))
     params, state = jax.eval_shape(model.init, key, images[:1])
     apply = functools.partial(model.apply, train=True, key=key)
     assert jax.eval_shape(apply, params, state, images)[0].shape == (4, 10)
-    logits, labels = jnp.asarray(np.random.default_rng(0).normal(size=(4, 10)), jnp.float32), jnp.arange(4)
+    logits, labels, weights = jnp.ones((4, 10)), jnp.arange(4), {"w": jnp.ones(3)}
     assert hooks["get_loss"](config)(logits, labels).shape == (4,)
-    (metric,) = hooks["get_metrics"](config).values()
-    assert metric(logits, labels).shape == (4,)
+    assert [metric(logits, labels).shape for metric in hooks["get_metrics"](config).values()] == [(4,)]
     optimizer = hooks["get_optimizer"](config, lambda step: 0.1)
-    weights = {"w": jnp.ones(3)}
-    updates, _ = optimizer.update(weights, optimizer.init(weights), weights)
-    assert updates["w"].shape == (3,)
-    image = hooks["get_augmentation"](config)(key, images[0])
-    assert image.shape == images[0].shape and image.dtype == images.dtype
+    assert optimizer.update(weights, optimizer.init(weights), weights)[0]["w"].shape == (3,)
+    assert hooks["get_augmentation"](config)(key, images[0]).shape == images[0].shape
     (listener,) = hooks["get_listeners"](config, tmp_path)
-    methods = {name for name, _ in inspect.getmembers(listener, inspect.ismethod)}
-    assert methods and methods <= {"start", "step", "evaluation", "end"}
+    assert any(callable(getattr(listener, name, None)) for name in ("start", "step", "evaluation", "end"))

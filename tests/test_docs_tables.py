@@ -1,19 +1,16 @@
 """The lists and tables in the pages match the code: keys, names, timeouts, scripts, messages, and generated lists."""
 
-import ast
 import os
 import re
 import subprocess
 import sys
-import typing
-from collections.abc import Iterator
 
 import pytest
-from support.pages import PAGES, ROOT, page_block, spans
+from support.pages import PAGES, ROOT
 
 import jaxddp.config.registry as registry
 from jaxddp.command_line.words import format_option
-from jaxddp.config import Config, load
+from jaxddp.config import Config
 from jaxddp.config.registry import (
     AUGMENTATIONS,
     LOGGERS,
@@ -27,7 +24,6 @@ from jaxddp.config.registry import (
     Registry,
 )
 from jaxddp.config.values import flatten
-from jaxddp.core import phases
 from jaxddp.recipe.hooks import HOOKS
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
 
@@ -82,71 +78,6 @@ def test_a_resumed_run_may_change_all_of_parallel_except_reproducible():
 def test_the_hooks_of_a_recipe_file_are_in_the_table_with_their_arguments():
     table = dict(re.findall(r"^\| `(get_\w+)\((.*?)\)` \|", (ROOT / "docs/extending.md").read_text(), re.MULTILINE))
     assert table == {"get_config": "", **HOOKS}
-
-
-def test_the_page_names_the_configs_whose_batch_norm_is_not_local():
-    (sentence,) = re.findall(r"every shipped config except.*?\.", (ROOT / "docs/scaling.md").read_text(), re.DOTALL)
-    named = {name for name in CONFIGS if f"`{name}`" in sentence}
-    assert named == {name for name in CONFIGS if load(name).model.batch_norm not in (None, "local")}
-
-
-def test_the_tables_of_timeouts_and_phases_match_the_code():
-    page = (ROOT / "docs/scaling.md").read_text()
-    timeouts = re.findall(r"^\| `(parallel\.\w+)` \| ([\d.]+) s \|", page, re.MULTILINE)
-    assert {key: float(seconds) for key, seconds in timeouts} == {
-        key: value for key, value in KEYS.items() if key.startswith("parallel.") and key.endswith("_timeout")
-    }
-    (table,) = re.findall(r"^\| phase \|.*?\n\n", page, re.MULTILINE | re.DOTALL)
-    # The limit of "none, unless others wait for it" is that of "once".
-    numbers = {"none": 1.0, "once": 1.0, "3": 3.0, "6": 6.0}
-    rows = re.findall(r"^\| (`.*?) \|.*\| (\w+)[^|]* \|$", table, re.MULTILINE)
-    limits = {phase: numbers[limit] for cell, limit in rows for phase in re.findall(r"`(\w+)`", cell)}
-    names = {*typing.get_args(phases.Phase), phases.COMMIT}
-    assert limits == {name: phases.Progress(name, 0, 0.0).limit(1.0) for name in names}
-
-
-def test_the_page_has_every_script_of_launch():
-    files = {file.relative_to(ROOT).as_posix() for file in (ROOT / "launch").iterdir() if file.is_file()}
-    assert not files.difference(spans((ROOT / "docs/scaling.md").read_text()))
-
-
-def test_the_tree_of_the_design_has_every_folder_of_the_package():
-    tree = page_block("docs/design.md", "command_line/")
-    places = {place.stem for place in (ROOT / "jaxddp").iterdir() if place.is_dir() or place.suffix == ".py"}
-    assert not [place for place in places if not place.startswith("_") and not re.search(rf"\b{place}\b", tree)]
-
-
-def texts() -> Iterator[list[str]]:
-    """Yield the parts of each string of the package; a formatted value stands between two parts."""
-    for file in (ROOT / "jaxddp").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            match node:
-                case ast.Constant(value=str(text)):
-                    yield [text]
-                case ast.JoinedStr(values=values):
-                    yield "".join(value.value if isinstance(value, ast.Constant) else "\0" for value in values).split(
-                        "\0"
-                    )
-
-
-def clauses(page: str) -> Iterator[re.Pattern[str]]:
-    """Yield a pattern for each clause of three or more words whose parts are in a page. Any formatted value matches."""
-    for parts in texts():
-        text = "\0".join(parts)
-        for clause in {*re.split(r"[;:(\n]", text), *re.split(r"[;:(\n,]", text)}:
-            clause = clause.strip(" .,)'")
-            if len(re.findall(r"[a-zA-Z_]+", clause)) > 2 and all(part in page for part in clause.split("\0")):
-                yield re.compile(re.escape(clause).replace("\0", ".+?"))
-
-
-@pytest.mark.slow
-def test_the_messages_on_the_page_of_troubleshooting_are_in_the_code():
-    page = (ROOT / "docs/troubleshooting.md").read_text()
-    quotes = [quote for cell in re.findall(r"^\| (.*?) \|", page, re.MULTILINE) for quote in spans(cell)]
-    messages = [quote for quote in quotes if len(quote.split()) > 3]
-    known = list(clauses(page))
-    assert len(messages) > 30
-    assert not [message for message in messages if not any(clause.search(message) for clause in known)]
 
 
 @pytest.mark.ci

@@ -293,7 +293,7 @@ def test_layers_are_selected_by_the_beginning_of_their_names(text, inside, outsi
         ),
         ({"groups": "fc"}, "groups: 'fc': expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"),
         ({"groups": ["fc:rate=-1"]}, "groups: fc:rate=-1.0: expected 0 to 1,000,000"),
-        ({"groups": ["fc:frozen=yes"]}, "groups: fc:frozen='yes': expected true; leave it out for a trained layer"),
+        ({"groups": ["fc:frozen=yes"]}, "groups: 'fc:frozen=yes': expected LAYER:rate=X"),
         ({"groups": "fc:rate=2,fc:rate=3"}, "groups: 'fc' has two values, 2 and 3; give only one"),
         ({"groups": "fc:decay=0"}, "groups: fc:decay=0: optimizer gives an object, which has its own decay; leave it"),
         ({"groups": "fc:rate=2", "freeze": "fc"}, "groups: 'fc' is frozen by freeze=fc"),

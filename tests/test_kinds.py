@@ -12,7 +12,6 @@ from support.data import random_batch
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config
-from jaxddp.config.choices import check_read
 from jaxddp.config.registry import (
     AUGMENTATIONS,
     LOGGERS,
@@ -24,6 +23,7 @@ from jaxddp.config.registry import (
     POLICIES,
     SCHEDULES,
     Registry,
+    check_read,
 )
 from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt
@@ -155,7 +155,7 @@ def test_an_augmentation_is_added(add):
 
 
 def test_a_name_added_twice_is_refused():
-    kind = Registry("model.name", {})
+    kind = Registry("model.name", "", {})
     kind.add("mine")(min)
     kind.add("mine")(min)
     with pytest.raises(ValueError, match="model.name: 'mine' is added twice, by .*min.* and .*max"):

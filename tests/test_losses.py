@@ -149,7 +149,7 @@ def test_evaluation_is_weighted_and_not_smoothed(name):
     ("loss", "message"),
     [
         ({"class_weights": "1,2"}, "loss.class_weights: 2 weights for 3 classes; give one for each, in order"),
-        ({"class_weights": "1,x,2"}, "loss.class_weights: 'x' is not a number; give 'balanced', or a number"),
+        ({"class_weights": "1,x,2"}, "loss.class_weights='x': expected a number, above 0"),
         ({"class_weights": "1,0,2"}, "loss.class_weights=0.0: expected above 0, at most 1,000,000"),
         ({"name": "bare", "class_weights": "1,2,3"}, "loss.class_weights: loss.name=bare takes no weights"),
     ],

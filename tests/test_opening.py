@@ -154,7 +154,7 @@ from jaxddp.config import DataConfig
 from jaxddp.data.opening import open_tables
 from jaxddp.core.errors import InputError
 jaxddp.data.formats.__path__.append({str(tmp_path / "formats")!r})
-FORMATS._modules["text"] = "jaxddp.data.formats.text_files"
+FORMATS._modules["text"] = "text_files"
 train, val = open_tables(DataConfig(path={str(data)!r}, image_size=2, crop="whole", classes="0:1"))
 print(train.images.tolist(), train.labels.tolist(), train.class_names)
 for place in ({str(tmp_path)!r}, {str(with_two_formats)!r}):

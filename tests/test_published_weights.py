@@ -131,7 +131,7 @@ def test_the_command_lists_the_names_that_contain_a_word(capfd, monkeypatch):
 def settings(*words: str) -> tuple[dict, dict, str]:
     _, file = parse_recipe(Train, "jaxddp train", ["finetune_folder", "--data.path", "pictures", *words])
     config = file.config.to_dict()
-    return config["model"], config["data"], file.taken.notice
+    return config["model"], config["data"], file.notice
 
 
 def test_published_weights_set_the_network_and_the_images_unless_the_command_does():
@@ -267,7 +267,7 @@ def test_the_option_offline_holds_before_the_settings_are_fetched(hub, capfd):
     hub.repos["me/net"] = {"config.json": b'{"architecture": "resnet50"}'}
     # The config of another library has no settings of jaxddp.
     _, file = parse_recipe(Train, "jaxddp train", ["finetune_folder", "--model.weights", "hf://me/net"])
-    assert hub.requests and not file.taken.keys
+    assert hub.requests and not file.taken
     for options in (["--model.offline", "false"], ["--model.no-offline"], ["--offline=False"]):
         hub.requests.clear()
         parse_recipe(Train, "jaxddp train", ["finetune_folder", "--model.weights", "hf://me/net", *options])

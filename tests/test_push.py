@@ -95,7 +95,7 @@ def test_a_pushed_run_is_read_back_with_its_settings_and_its_head(folder, hub: H
     _, file = parse_recipe(Train, "jaxddp train", ["other.py", "--model.weights", PLACE])
     assert (file.config.model.width, file.config.model.stem, file.config.data.mean) == (4, "small", (0.25,))
     taken = "data.mean=[0.25], model.stem=small, model.width=4"
-    assert file.taken.notice == f"{PLACE}: the settings are taken over: {taken}"
+    assert file.notice == f"{PLACE}: the settings are taken over: {taken}"
     setup = initialize(open_recipe(file))
     head = by_path(setup.state.params, setup.state.model_state)["params/fc/kernel"]
     assert np.array_equal(head, exported["fc.weight"].T)

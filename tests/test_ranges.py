@@ -19,7 +19,7 @@ import jaxddp
 from jaxddp.cli import main
 from jaxddp.cluster.options import Launch
 from jaxddp.config import Config
-from jaxddp.config.choices import needs
+from jaxddp.config.registry import needs
 from jaxddp.config.values import notes
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, format_option

@@ -86,15 +86,6 @@ def test_a_recipe_provides_all_objects_and_the_run_keeps_a_copy(folder, data, ca
 
 
 @pytest.mark.slow
-def test_data_show_draws_a_recipes_augmentation_and_the_doctor_runs_its_step(folder, data, capfd):
-    write(folder)
-    assert main(["data", "show", "mine.py", "--data.path", data, "--out", "show.png"]) == 0
-    assert main(["doctor", "mine.py", "--data.path", data, "--workdir", "w", *ONE_DEVICE]) == 0
-    assert "the recipe's own network, 20 parameters" in capfd.readouterr().out.replace("\n", " ")
-    assert (folder / "show.png").stat().st_size > 1000
-
-
-@pytest.mark.slow
 def test_on_resume_a_changed_recipe_is_rejected_and_a_moved_one_is_accepted(folder, data, capfd):
     write(folder)
     words = ["--data.path", data, "--workdir", "w", *ONE_DEVICE]
@@ -158,38 +149,16 @@ BAD = [
         hook("get_model", "return 3", arguments="config"),
         r"mine.py: get_model\(config\) is called as get_model\(config, num",
     ),
-    (hook("get_loss", "return 3", arguments=""), r"get_loss\(\) is called as get_loss\(config\)"),
     (WHOLE + "get_metrics = {}\n", r"mine.py: get_metrics is a dict; define the function get_metrics\(config\)"),
     (hook("get_model", "return 3"), "mine.py: get_model: model is of type int; give a Linen module"),
-    (hook("get_model", "return {}[3]"), "mine.py:[78][0-9]: get_model: KeyError: 3"),
-    (hook("get_loss", "return None"), "mine.py: get_loss: loss: an object of type NoneType was given; give a function"),
     (hook("get_loss", "return lambda logits, labels: logits"), "get_loss: loss get_loss.*: returned float32"),
-    (
-        hook("get_loss", "return lambda logits, labels: (logits[:, 0] ** 2).mean() / jnp.abs(logits).mean()"),
-        "get_loss: loss .*: the loss of a batch is",
-    ),
     (
         hook("get_objective", "return 3"),
         r"get_objective: an object of type int was given; give a function of \(objective\)",
     ),
-    (
-        hook("get_objective", "return lambda objective: objective.nothing"),
-        "mine.py:[78][0-9]: get_objective: AttributeError: .*nothing",
-    ),
     (hook("get_metrics", "return [3]"), "get_metrics: an object of type list was given; give a dict"),
-    (hook("get_metrics", "return {'loss': lambda x, y: y}"), "get_metrics: 'loss' cannot be the name of a metric"),
-    (hook("get_metrics", "return {'all': lambda x, y: x}"), r"get_metrics: all: returned float32\[9, 5\] for"),
     (hook("get_metrics", "return {'bad': lambda x: x}"), "get_metrics: bad: fails for .* TypeError"),
-    (hook("get_optimizer", "return 0.1"), "get_optimizer: an object of type float was given; give an optax optimizer"),
     (hook("get_augmentation", "return 3"), "get_augmentation: an object of type int was given; give a function"),
-    (
-        hook("get_augmentation", "return lambda key, image: image[1:]"),
-        "mine.py: get_augmentation: augmentation: returned float32.* return the same",
-    ),
-    (
-        hook("get_initialize", "return 3"),
-        r"int was given; give a function of \(params, model_state\)",
-    ),
     (
         hook("get_initialize", "return lambda params, model_state: ({}, model_state)"),
         "initialize: params/Dense_0/bias is absent, and the network's is float32.*; keep names",
@@ -198,11 +167,8 @@ BAD = [
         hook("get_initialize", "return lambda params, state: params['fc']"),
         "mine.py:.*: get_initialize: KeyError: 'fc'",
     ),
-    (hook("get_parts", "return [GradientNorm]"), "get_parts: the class GradientNorm was given; give a list of jaxddp"),
-    (hook("get_parts", "return 2 * [GradientNorm()]"), "get_parts: two parts are called 'gradient_norm'; give each"),
     (hook("get_listeners", "return 3"), "get_listeners: an object of type int was given; give a list"),
     (hook("get_listeners", "return [3]"), "get_listeners: an object of type int has none of a listener's methods"),
-    (hook("get_loss", "raise SystemExit(3)"), "mine.py:[78][0-9]: get_loss: SystemExit: 3"),
     (hook("get_loss", "from no_such_module import x"), "mine.py:[78][0-9]: get_loss: ModuleNotFoundError"),
 ]
 
@@ -221,15 +187,6 @@ def test_an_invalid_hook_raises_a_one_line_error(source, message, folder, data, 
         "initialize: params",
     )
     assert any(phrase in line for phrase in after_workdir) == Path("runs").exists()
-
-
-@pytest.mark.slow
-def test_class_weights_with_a_custom_loss_are_rejected(folder, data, capfd):
-    write(folder, source=WHOLE)
-    line = error_of(["train", "mine.py", "--data.path", data, "--loss.class-weights", "balanced"], capfd)
-    assert (
-        "--loss.class-weights balanced: " in line and "get_loss gives a loss, which has its own weights; leave" in line
-    )
 
 
 @pytest.mark.slow

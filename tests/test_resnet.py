@@ -199,9 +199,9 @@ def test_kernels_are_initialized_by_the_config_and_the_head_always_in_the_same_w
     [
         (
             {"weight_init": "normal(-1)"},
-            "weight_init='normal(-1)': expected a standard deviation, above 0, at most 100",
+            "weight_init='normal(-1)': standard deviation=-1.0: expected above 0, at most 100",
         ),
-        ({"weight_init": "normal(x)"}, "weight_init='normal(x)': expected a standard deviation, above 0, at most 100"),
+        ({"weight_init": "normal(x)"}, "weight_init='normal(x)': standard deviation='x': expected a number, above 0"),
         ({"weight_init": "uniform(0.1)"}, "unknown weight_init 'uniform(0.1)'; did you mean "),
         ({"name": "resnt50"}, "unknown model 'resnt50'; did you mean 'resnet50'?"),
         ({"stem": "smal"}, "stem='smal': expected 'imagenet' or 'small' or 'deep'"),

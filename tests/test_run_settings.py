@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from support.runs import fails, metrics
 
 import jaxddp
 from jaxddp.cli import main
-from jaxddp.command_line.parse import option, parse_recipe
+from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.doctor import DoctorOfConfig
 from jaxddp.commands.eval import Eval
 from jaxddp.commands.find_lr import FindLr
@@ -151,7 +150,7 @@ def test_data_with_other_classes_are_rejected(folder, run, tmp_path, capfd):
 def test_every_command_takes_the_directory_of_a_run_as_its_config(run, tmp_path):
     for command in (Train, Eval, FindLr, DoctorOfConfig):
         options, file = parse_command(str(run), "--eval.batch-size", "5", command=command)
-        assert file.config.model.width == 3 and file.config.eval.batch_size == 5 and file.stored
+        assert file.config.model.width == 3 and file.config.eval.batch_size == 5 and file.is_run
         assert getattr(options, "workdir", run) == run and options.config == file.config
     # The name of a config takes precedence over a folder of this name.
     (tmp_path / "digits").mkdir()
@@ -166,17 +165,11 @@ def test_eval_of_a_run_from_python_needs_a_config(run):
     del content["model"]
     (run / "config.json").write_text(json.dumps(content))
     _, file = parse_command("digits", "--workdir", str(run), command=Eval, measures=True)
-    assert file.config == load("digits") and not file.taken.notice
+    assert file.config == load("digits") and not file.notice
     with pytest.raises(
         InputError, match="config.json: the run came from Python and its config does not name the network; evaluate"
     ):
         jaxddp.evaluate_run(run)
-
-
-@pytest.mark.parametrize("words", [["--workdir", "a"], ["--workdir=a"], ["x", "--workdir", "b", "--workdir", "a"]])
-def test_one_option_is_read_without_parsing_the_other_options(words):
-    assert option(["--seed", "3", *words, "--data.augment.no-flip"], "--workdir") == "a"
-    assert option(["--workdirs", "a"], "--workdir") is None
 
 
 # --- Paths ---
@@ -250,12 +243,12 @@ def test_fine_tuning_inherits_settings_of_the_first_run(first_run):
     assert (data.image_size, data.resize, data.mean, data.std) == (48, 32, (0.5,), (0.25,))
     # The other settings are those of the recipe.
     assert (model.new_layers, file.config.train.batch_size, data.crop) == ("fc", 32, "random_area")
-    assert file.taken.notice == (
+    assert file.notice == (
         f"{first_run}: the run's settings are taken over: data.eval_crop=squash, data.interpolation=bicubic, "
         "data.mean=[0.5], data.resize=32, data.std=[0.25], model.name=resnet10, model.stem=small, model.width=16"
     )
     same = parse_command(str(first_run), "--model.weights", str(first_run))[1]
-    assert not same.taken.notice and same.config.model.width == 16
+    assert not same.notice and same.config.model.width == 16
 
 
 def test_a_fine_tuned_run_resumes_after_the_first_run_was_removed(first_run, tmp_path):
@@ -267,14 +260,6 @@ def test_a_fine_tuned_run_resumes_after_the_first_run_was_removed(first_run, tmp
     assert parse_command("finetune_folder", *words)[1].config == first.config
 
 
-def test_settings_of_a_run_with_a_network_of_its_own_are_not_inherited(first_run):
-    content = json.loads((first_run / "config.json").read_text())
-    content["recipe"] = {"file": "mine.py", "digest": "0", "hooks": ["get_model"]}
-    (first_run / "config.json").write_text(json.dumps(content))
-    _, file = parse_command("finetune_folder", "--model.weights", str(first_run))
-    assert (file.config.model.name, file.config.data.image_size) == ("resnet50", 32)
-
-
 def test_the_image_size_of_a_run_on_arrays_is_inherited(first_run):
     signature = {"class_ids": ["a"], "class_names": ["a"], "image_shape": [24, 24, 1], "dtype": "uint8"}
     (first_run / "signature.json").write_text(json.dumps(signature | {"in_memory": True, "multi_label": False}))
@@ -283,18 +268,3 @@ def test_the_image_size_of_a_run_on_arrays_is_inherited(first_run):
 
 
 # --- The resolved config ---
-
-
-def test_every_setting_is_shown_with_its_origin(first_run, capfd):
-    def rows(*words: str) -> dict[str, list[str]]:
-        assert main(["config", *words]) == 0
-        lines = (line.split() for line in capfd.readouterr().out.splitlines())
-        return {words[0]: words[1:] for words in lines if len(words) > 2}
-
-    settings = rows("finetune_folder", "--data.path", "x", "--optimizer.learning-rate", "0.005")
-    assert settings["data.path"] == [os.path.join(os.getcwd(), "x"), "--data.path"]
-    assert settings["seed"] == ["0", "default"] and settings["train.batch_size"] == ["32", "finetune_folder"]
-    # The option was given, although the recipe has the same value.
-    assert settings["optimizer.learning_rate"] == ["0.005", "--optimizer.learning-rate"]
-    assert rows(str(first_run))["model.width"] == ["16", str(first_run)]
-    assert rows("finetune_folder", "--model.weights", str(first_run))["model.width"] == ["16", str(first_run)]

@@ -6,20 +6,16 @@ from collections import Counter
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 from flax import nnx
-from support.cases import rare_case
 from support.data import CLASSES, random_table, write_arrays
-from support.networks import largest_difference, linear_model
+from support.networks import largest_difference
 from support.runs import LEAN, Recorder, setup_of, train
 from support.shared import sgd
 
-import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.setup import feed
 from jaxddp.setup.compiled_programs import CompiledPrograms
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)
@@ -63,7 +59,11 @@ def compilations():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("cache", "devices"), [("none", 4), ("device", 1), rare_case("none", 1), rare_case("device", 4)]
+    ("cache", "devices"),
+    [
+        ("none", 4),
+        ("device", 1),
+    ],
 )
 def test_a_second_seed_compiles_nothing_and_gives_the_numbers_of_a_fresh_run(cache, devices, compilations):
     first = setup_with_seed(0, cache, devices)
@@ -95,18 +95,6 @@ def test_order_key_config_and_state_are_those_of_the_seed():
         first.with_seed(-1)
 
 
-@pytest.mark.ci
-def test_a_step_in_a_custom_loop_has_the_random_draws_of_a_run():
-    augment = AugmentConfig(pad=1, erase=0.5)
-    setup = setup_with_seed(3, augment=augment).with_seed(4)
-    step, state, losses = setup.step(), jax.tree.map(jnp.copy, setup.state), []
-    for batch in setup.batches(0, 6):
-        state, sums = step(state, batch)
-        losses.append(sums.means()["loss"])
-    _, records, _ = results_of(setup)
-    assert [losses[2], losses[5]] == [record["loss"] for record in records[:2]]
-
-
 def test_a_cached_program_depends_on_its_objects_and_on_jaxs_settings():
     setup, programs = setup_with_seed(0), CompiledPrograms()
 
@@ -130,31 +118,6 @@ def test_a_cached_program_depends_on_its_objects_and_on_jaxs_settings():
 # --- From Python ---
 
 
-@pytest.mark.slow
-def test_a_notebook_trains_several_seeds_and_decodes_and_compiles_once(tmp_path, monkeypatch, compilations):
-    loads, place = [], feed.place_images
-    monkeypatch.setattr(feed, "place_images", lambda *arguments: loads.append(arguments) or place(*arguments))
-    data = DataConfig(augment=AugmentConfig(pad=1), cache="device")
-    setup = jaxddp.prepare_training(linear_model(), TABLE, 4, optax.adam(0.01), 2, data=data, epochs=2)
-
-    def loss(logits, labels):
-        return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-
-    compiled, accuracies = [], []
-    for seed in range(3):
-        state, history = jaxddp.train(
-            loss, setup.with_seed(seed), val=VAL, workdir=tmp_path / f"seed{seed}", listeners=(), log_every="3 steps"
-        )
-        accuracies.append(jaxddp.evaluate(state, setup, VAL, loss)["loss"])
-        assert accuracies[-1] == history.val["loss"][-1]
-        compiled.append(compilations())
-    assert compiled[0] == compiled[1] == compiled[2] and len(set(accuracies)) == 3
-    # The training set and the validation set are each placed on the devices once.
-    assert len(loads) == 2
-    with pytest.raises(InputError, match="seed was 0 and is now 1"):
-        jaxddp.train(loss, setup.with_seed(1), val=VAL, workdir=tmp_path / "seed0", listeners=())
-
-
 class NNXDense(nnx.Module):
     def __init__(self, rngs):
         self.head = nnx.Linear(192, CLASSES, rngs=rngs)
@@ -171,15 +134,6 @@ def test_a_second_seed_of_an_nnx_module_needs_a_function_that_makes_it():
     setup = setup_of(NNXDense, sgd(0.05), TABLE)
     first, fresh = setup.with_seed(1).state.params, setup_of(NNXDense, sgd(0.05), TABLE, seed=1).state.params
     assert largest_difference(first, fresh) == 0 < largest_difference(first, setup.with_seed(2).state.params)
-
-
-def test_an_nnx_module_that_brings_its_weights_takes_any_seed(caplog):
-    net = NNXDense(nnx.Rngs(0))
-    for arguments in ({"model": lambda rngs: net}, {"model": net, "initialize": lambda *trees: trees}):
-        setup = setup_of(arguments.pop("model"), sgd(0.05), TABLE, **arguments).with_seed(1)
-        assert largest_difference(setup.state.params["head"]["kernel"], net.head.kernel[...]) == 0
-        assert any(line.startswith("every seed starts from the same parameters") for line in caplog.messages)
-        caplog.clear()
 
 
 def test_seeds_that_start_from_the_same_parameters_are_told(caplog):

@@ -26,24 +26,18 @@ def test_the_options_of_a_command_are_its_own_and_the_keys_of_its_config():
     ("typed", "meant"),
     [
         ("--lr 0.1 --seed 2", "--optimizer.learning-rate 0.1 --seed 2"),
-        ("--lr=0.1", "--optimizer.learning-rate=0.1"),
         ("--batch-size 8 --data d --model resnet18", "--train.batch-size 8 --data.path d --model.name resnet18"),
-        ("--batch_size 8", "--train.batch-size 8"),
         ("--epochs 5", "--train.duration '5 epochs'"),
-        ("--epochs=0.5", "'--train.duration=0.5 epochs'"),
         ("--epochs '5 steps'", "--train.duration '5 steps'"),
         ("--epochs --lr 1", "--train.duration --optimizer.learning-rate 1"),
         ("--data.augment.flip false --seed 1", "--data.augment.no-flip --seed 1"),
-        ("--data.augment.flip True", "--data.augment.flip"),
         ("--data.augment.flip=False", "--data.augment.no-flip"),
-        ("--data.augment.flip", "--data.augment.flip"),
         ("--no-data.augment.flip", "--data.augment.no-flip"),
         ("--data.augment.no-flip", "--data.augment.no-flip"),
         ("--data.augment.flip maybe", "--data.augment.flip maybe"),
         ("--optimizer.nesterov", "--optimizer.nesterov True"),
         ("--optimizer.no-nesterov", "--optimizer.nesterov False"),
         ("--optimizer.nesterov false", "--optimizer.nesterov False"),
-        ("--train.duration '5 epochs' --resume never", "--train.duration '5 epochs' --resume never"),
     ],
 )
 def test_words_are_expanded_to_full_options(typed, meant):
@@ -73,13 +67,9 @@ def test_a_key_with_an_additional_letter_gets_the_key_as_a_suggestion(key):
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("lr", ["optimizer.learning_rate"]),
         ("train.lr", ["optimizer.learning_rate"]),
         ("wd", ["optimizer.weight_decay"]),
-        ("epoch", ["train.duration"]),
         ("train.weight-decay", ["optimizer.weight_decay"]),
-        ("weightdecay", ["optimizer.weight_decay"]),
-        ("precison", ["train.precision"]),
         ("loss", ["loss.name"]),
         ("every", ["eval.every", "checkpoint.every", "log.every"]),
         ("top", []),

@@ -1,12 +1,9 @@
 """Tables of the commands fit the width of the terminal, and show all their text."""
 
 import io
-import os
-import re
 import sys
 from collections import Counter
 
-import pexpect
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,26 +67,3 @@ def test_a_wide_table_of_runs_folds_or_becomes_lines(width, capsys, monkeypatch)
         assert "  best val: top1 39.33%" in [line.rstrip() for line in lines]
     if width == 200:
         assert sum(path in line for line in lines) == 1
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("command", [["config", "digits"], ["runs", "."], ["checkpoints", "run"]])
-def test_commands_fit_real_terminals(command, tmp_path):
-    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    (tmp_path / "run" / "config.json").write_text('{"seed": 0, "data": {}}')
-    for width in WIDTHS:
-        environ = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
-        arguments = ["-m", "jaxddp", *command]
-        terminal = pexpect.spawn(
-            sys.executable,
-            arguments,
-            env=environ,
-            encoding="utf8",
-            cwd=str(tmp_path),
-            dimensions=(24, width),
-            timeout=60,
-        )
-        lines = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", terminal.read()).splitlines()
-        terminal.close()
-        assert terminal.exitstatus == 0 and lines
-        assert max(map(cell_len, lines)) <= width

@@ -57,7 +57,7 @@ def package_page() -> str:
 
 def config_page() -> str:
     """Return the page of the names of `jaxddp.config` that are not names of `jaxddp`."""
-    names = [name for name in config.__all__ if name not in dir(jaxddp)]
+    names = [name for name in names_of_config() if name not in dir(jaxddp)]
     return "\n".join(
         [
             "# Configs",
@@ -67,6 +67,12 @@ def config_page() -> str:
             *(directive(f"jaxddp.config.{name}", heading_level=2) for name in sorted(names, key="load".__ne__)),
         ]
     )
+
+
+def names_of_config() -> list[str]:
+    """Return the names of `jaxddp.config`, which it imports from its modules on first use."""
+    imports = [node for node in ast.walk(ast.parse(inspect.getsource(config))) if isinstance(node, ast.ImportFrom)]
+    return [alias.name for node in imports if (node.module or "").startswith("jaxddp") for alias in node.names]
 
 
 def directive(name: str, **options: object) -> str:
@@ -89,7 +95,7 @@ def extending_page() -> str:
 def documented() -> Iterator[tuple[str, str]]:
     """Yield the module and the name of every object on these pages."""
     yield from (("jaxddp.api", name) for name in dir(jaxddp))
-    yield from (("jaxddp.config", name) for name in config.__all__)
+    yield from (("jaxddp.config", name) for name in names_of_config())
     for module, names in (*names_in_files().items(), ("jaxddp.config.registry", [])):
         yield from ((module, name) for name in names or public_names(module))
 

@@ -6,9 +6,8 @@ import itertools
 import operator
 import re
 import shlex
-import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import MISSING, field, fields, make_dataclass, replace
 from io import StringIO
@@ -18,6 +17,7 @@ from typing import Annotated, Any, TypeVar, cast, get_type_hints
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec
 
+import jaxddp.config.registry as registry
 from jaxddp.command_line.words import (
     by_key,
     check_one_config,
@@ -25,30 +25,26 @@ from jaxddp.command_line.words import (
     format_option,
     is_flag,
     options_of,
-    value_of_flag,
 )
 from jaxddp.config import Config
-from jaxddp.config.choices import NAMES, check_read, keys_of_choices, reset_unread, resolved, unread_keys
-from jaxddp.config.registry import check_names
+from jaxddp.config.registry import NAMES, check_names, check_read, keys_of_choices, reset_unread, resolved, unread_keys
 from jaxddp.config.values import (
     HELP,
     SHORT,
+    bare,
     check_values,
     checked,
+    converted,
     flatten,
     is_tree,
     keys_of,
-    notes,
     similar_keys,
-    unannotated,
 )
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import HelpPrinted, InputError
-from jaxddp.core.files import check_path
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import watch_alone
-from jaxddp.core.ranges import real_number, whole_number
-from jaxddp.recipe.file import RecipeFile, TakenSettings, read_recipe
+from jaxddp.recipe.file import RecipeFile, read_recipe
 from jaxddp.recipe.sources import CONFIG_FILE, RecipeSources, config_names, recipe_path
 
 STYLE = (tyro.conf.PositionalMetavarFromFieldName,)
@@ -57,7 +53,7 @@ Command = TypeVar("Command")
 _SIDES, _RULES = "│| ", "─-"
 """The characters of the frame around tyro's messages: its vertical and horizontal lines. On a terminal without box
 characters tyro uses | and -."""
-_UNKNOWN, _OF_OPTION = "Unrecognized options: ", "Error parsing --"
+_UNKNOWN = "Unrecognized options: "
 _CHOICE = re.compile(r"invalid choice '(.*)' for argument '--([\w.-]+)'")
 _ASSIGNMENT = re.compile(r"[\w.-]*\w=")
 ConfigOfRecipe = Annotated[Config, tyro.conf.arg(name="")]
@@ -85,13 +81,10 @@ def parse(command: type[Command], default: Command, prog: str, arguments: list[s
         except SystemExit as end:
             if not end.code:
                 raise HelpPrinted(end.code) from None
-            message = _message(errors.getvalue(), arguments, options)
-            # The error of a config section contains the key. The error of a function that parses one value does not, so
-            # the option is taken from tyro's message. The reason is taken from the error, because tyro folds lines.
+            # The error of a config section says more than tyro's message about it.
             if (cause := _input_error(end)) is not None:
-                if not message.startswith(_OF_OPTION):
-                    raise cause from None
-                message = f"{message.partition(': ')[0]}: {cause}"
+                raise cause from None
+            message = _message(errors.getvalue(), arguments, options)
             raise InputError(f"{message}; see {prog} --help") from None
     check_values(parsed, "--")
     return parsed
@@ -156,7 +149,8 @@ def parse_recipe(
     watch_alone(Config().parallel.stall_timeout)
     with phase("start", f"reading {name}"):
         file = _measured(name, run_workdir) if measures and run_workdir else read_recipe(name)
-    return _with_options(command, prog, arguments, file, run_workdir, workdir, measures=measures)
+    weights = option(rest, "--model.weights") or ("" if file.is_run else file.config.model.weights)
+    return _overridden(command, prog, arguments, file, "" if measures else weights or "", run_workdir, workdir)
 
 
 def parse_weights(command: type[Command], prog: str, arguments: list[str]) -> tuple[Command, RecipeFile]:
@@ -166,52 +160,50 @@ def parse_weights(command: type[Command], prog: str, arguments: list[str]) -> tu
     """
     name = arguments[0]
     file = RecipeFile(Config().replace(model={"weights": name}), Path(name), RecipeSources(Path(name)))
-    return _with_options(command, prog, arguments, file, None, Path(), measures=False)
+    return _overridden(command, prog, arguments, file, option(arguments[1:], "--model.weights") or name)
 
 
-def _with_options(
+def _overridden(
     command: type[Command],
     prog: str,
     arguments: list[str],
     file: RecipeFile,
-    run_workdir: Path | None,
-    workdir: Path,
-    *,
-    measures: bool,
+    weights: str,
+    run_workdir: Path | None = None,
+    workdir: Path = Path(),
 ) -> tuple[Command, RecipeFile]:
     """Return the command and the recipe file with the overridden config.
 
     Args:
+        weights: the weights whose settings are taken over; empty for none.
         run_workdir: the work directory of the run.
         workdir: its default.
     """
-    name, *rest = arguments
-    make: Any = command
-    keys = {field.name for field in fields(make)}
-    entries = by_key(rest, options_of(command))
-    keys_set = {key for key, _ in entries}
-    file = file.set_by_command(keys_set & dict(keys_of(Config)).keys())
-    weights = option(rest, "--model.weights") or ("" if file.stored else file.config.model.weights)
-    if weights and not measures:
+    prog, rest, options = f"{prog} {arguments[0]}", arguments[1:], options_of(command)
+    entries = by_key(rest, options)
+    set_keys = {key for key, _ in entries}
+    file = file.set_by_command(set_keys & dict(keys_of(Config)).keys())
+    if weights:
         from jaxddp.workdir.signature import with_settings_of_weights
 
-        offline = value_of_flag(entries, "model.offline", options_of(command), file.config.model.offline)
+        flags = {"--model.offline": True, "--model.no-offline": False}
+        given = [flags[word] for word in expand_short_forms(rest, options) if word in flags]
+        offline = [file.config.model.offline, *given][-1]
         file = with_settings_of_weights(file, weights, run_workdir, offline=offline)
-    defaults = {"config": file.config, "workdir": workdir}
-    default = make(**{key: defaults[key] for key in keys & defaults.keys()})
+    defaults, names = {"config": file.config, "workdir": workdir}, [each.name for each in fields(cast(Any, command))]
+    default: Any = command(**{name: value for name, value in defaults.items() if name in names})
     if {*HELP} & {*rest}:
-        default = replace(default, config=_chosen(file.config, entries))
-        page, shown = page_of_config(default, file.hooks)
-        parse(page, shown, f"{prog} {name}", rest)
-    options: Any = parse(command, default, f"{prog} {name}", rest)
-    check_names(options.config, file.hooks)
-    file = overridden(file, reset_unread(options.config, keys_set, file.hooks))
-    check_read(file.config, file.hooks, lambda keys: _advice(keys, entries, f"{prog} {name}", file.path))
-    if file.taken.keys:
+        page, shown = page_of_config(replace(default, config=_chosen(file.config, entries)), file.hooks)
+        parse(page, shown, prog, rest)
+    parsed: Any = parse(command, default, prog, rest)
+    check_names(parsed.config, file.hooks)
+    file = overridden(file, reset_unread(parsed.config, set_keys, file.hooks))
+    check_read(file.config, file.hooks, lambda keys: _advice(keys, entries, prog, file.path))
+    if file.taken:
         from jaxddp.workdir.signature import with_notice
 
-        file = with_notice(file, str(weights))
-    return replace(options, config=file.config), file
+        file = with_notice(file, weights)
+    return replace(parsed, config=file.config), file
 
 
 def _chosen(config: Config, entries: Sequence[tuple[str, list[str]]]) -> Config:
@@ -241,8 +233,8 @@ def overridden(file: RecipeFile, config: Config) -> RecipeFile:
     elif data.name != before.name and data.path == before.path:
         config = config.replace(data={"path": None})
     old, new = flatten(file.config.to_dict()), flatten(config.to_dict())
-    keys = frozenset(key for key in file.taken.keys if old[key] == new[key])
-    return replace(file, config=config, taken=replace(file.taken, keys=keys))
+    keys = frozenset(key for key in file.taken if old[key] == new[key])
+    return replace(file, config=config, taken=keys)
 
 
 def option(words: Sequence[str], name: str) -> str | None:
@@ -255,14 +247,12 @@ def option(words: Sequence[str], name: str) -> str | None:
 def _measured(name: str, workdir: Path) -> RecipeFile:
     """Return the saved settings of the run in a work directory if they are complete, else the recipe file."""
     saved = workdir / CONFIG_FILE
-    if not saved.is_file():
-        return read_recipe(name)
-    run = read_recipe(saved)
-    if not run.has_network:
+    run = read_recipe(saved) if saved.is_file() else None
+    if run is None or not run.has_network:
         return read_recipe(name)
     is_named = recipe_path(name).absolute() == saved.absolute()
     notice = "" if is_named else f"{saved}: the run's own settings are used instead of those of {name}"
-    return replace(run, taken=TakenSettings(notice=notice))
+    return replace(run, notice=notice)
 
 
 def check_run(directory: Path) -> None:
@@ -276,72 +266,39 @@ def workdir_of(path: str | Path) -> Path:
     return Path(path).parent if Path(path).name == CONFIG_FILE else Path("runs") / Path(path).stem
 
 
-def _lenient(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a reader of numbers that returns other words unchanged.
-
-    `check_values` rejects these words later, with the same message as in Python.
-    """
-
-    def number(word: str) -> Any:
-        try:
-            return read(word)
-        except ValueError:
-            if not word.isascii():
-                raise
-            return word
-
-    return number
-
-
-_READERS: dict[Any, Callable[[str], Any]] = {
-    int: _lenient(whole_number),
-    float: _lenient(real_number),
-    Duration: Duration.parse,
-    Path: lambda word: Path(check_path(word, "path")),
-}
-"""Functions that convert a word to a value, by type. They raise ValueError or its subclass InputError."""
-
-
 def rules() -> ConstructorRegistry:
-    """Return the constructors for the types of `_READERS`, for their unions with None, and for their tuples."""
+    """Return the constructors of numbers, durations and paths, of their unions with None, and of their tuples."""
     registry = ConstructorRegistry()
     registry.primitive_rule(lambda info: _spec_of(info.type))
     return registry
 
 
 def _spec_of(kind: Any) -> PrimitiveConstructorSpec | None:
-    """Return tyro's specification of a type; None for a type without a reader.
+    """Return tyro's specification of a type; None for a type that is neither a number, a duration nor a path.
 
-    Tyro's own constructors drop the error of a reader within a union or a tuple. They turn a union of a dataclass and
-    None into subcommands.
+    A word that is no value of the type is kept: `check_values` rejects it later, with the same message as in Python.
+    Tyro turns a union of a dataclass and None into subcommands.
     """
-    optional = typing.get_origin(kind) in (types.UnionType, typing.Union) and typing.get_args(kind)[1:] == (type(None),)
-    inner = unannotated(typing.get_args(kind)[0] if optional else kind)
-    several = typing.get_origin(inner) is tuple
-    parts = [unannotated(part) for part in typing.get_args(inner)] if several else [inner]
-    element: Any = parts[0] if parts else None
-    if element not in _READERS or {*parts} - {element, ...}:
+    inner: Any = bare(kind)
+    several, optional = typing.get_origin(inner) is tuple, type(None) in typing.get_args(kind)
+    parts = [bare(part) for part in typing.get_args(inner)] if several else [inner]
+    if not parts or parts[0] not in (int, float, Duration, Path):
         return None
-    read, name, many = _READERS[element], element.__name__.upper(), several and parts[-1] is ...
-    metavar = f"[{name} [{name} ...]]" if many else " ".join([name] * len(parts)) if several else name
+    name, many = parts[0].__name__.upper(), several and parts[-1] is ...
+    metavar = f"[{name} [{name} ...]]" if many else " ".join([name] * len(parts))
 
     def value(words: list[str]) -> Any:
         if optional and words == ["None"]:
             return None
-        return tuple(map(read, words)) if several else read(words[0])
-
-    def is_element(value: Any) -> bool:
-        return isinstance(value, int | float if element is float else element)
-
-    def is_instance(value: Any) -> bool:
-        return optional if value is None else all(map(is_element, value if several else [value]))
+        values = tuple(converted(word, parts[0]) for word in words)
+        return values if several else values[0]
 
     return PrimitiveConstructorSpec(
-        nargs="*" if many else len(parts) if several else 1,
+        nargs="*" if many else len(parts),
         metavar=f"{{None}}|{metavar}" if optional else metavar,
         instance_from_str=value,
-        is_instance=is_instance,
-        str_from_instance=lambda value: [*map(str, value)] if several and value is not None else [str(value)],
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [*map(str, value)] if isinstance(value, tuple) else [str(value)],
     )
 
 
@@ -412,7 +369,7 @@ def _shown(section: Any, values: Mapping[str, Any], hidden: Collection[str], pre
         if key in hidden:
             changed.append((name, tyro.conf.Suppress[hint], value))
         elif key in values:
-            value, shown = values[key], tyro.conf.arg(help=" ".join(notes(hint, str)))
+            value, shown = values[key], tyro.conf.arg(help=registry.description(key))
             changed.append((name, Annotated[hint, shown], tuple(value) if isinstance(value, list) else value))
         elif is_tree(hint):
             part = _shown(value, values, hidden, f"{key}.")

@@ -235,10 +235,5 @@ def _replaced(stream: Any, number: int, *, raises: bool) -> io.TextIOWrapper:
         return io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
     # As in Python itself, a stream that is written at once has no buffer.
     buffer = raw if stream.write_through else io.BufferedWriter(raw)
-    return io.TextIOWrapper(
-        buffer,
-        stream.encoding,
-        "backslashreplace",
-        line_buffering=stream.line_buffering,
-        write_through=stream.write_through,
-    )
+    ends = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", **ends)

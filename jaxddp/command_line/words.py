@@ -1,16 +1,16 @@
 """The words of a command line before tyro parses it: short forms, flags, the config; and the option of an error."""
 
+import contextlib
 import itertools
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxddp.config.values import SHORT, bare, keys_of
+from jaxddp.config.values import SHORT, TRUTHS, bare, keys_of
 from jaxddp.core.errors import InputError, JaxddpError, Key, format_option, key_of_option
 from jaxddp.recipe.sources import is_built_in, recipe_path
 
 CONFIG_OPTION = "--config"
-_TRUTHS = {"true": True, "false": False}
 _LONGEST = 80
 
 
@@ -25,9 +25,8 @@ def config_first(words: list[str]) -> list[str]:
 def check_one_config(name: str, words: Sequence[str]) -> None:
     """Raise `InputError` if the words after a config contain another config, `--config my.yaml`."""
     for word, following in itertools.pairwise([*words, "FILE"]):
-        option, equals, value = word.partition("=")
-        if option == CONFIG_OPTION:
-            other = value if equals else following
+        if word.partition("=")[0] == CONFIG_OPTION:
+            other = word.partition("=")[2] or following
             advice = f"write `base: {name}` into {other}, and give {other} as the config"
             raise InputError(f"{CONFIG_OPTION} {other}: the config is {name} already; {advice}")
 
@@ -69,31 +68,9 @@ def by_key(words: Sequence[str], options: Mapping[str, Any]) -> list[tuple[str, 
     return entries
 
 
-def value_of_flag(
-    entries: Iterable[tuple[str, list[str]]], key: str, options: Mapping[str, Any], default: bool
-) -> bool:
-    """Return the value of a flag in the result of `by_key`; `default` if it is absent."""
-    for found, (word, *values) in entries:
-        if found == key:
-            name, is_on = _flag(word, options)
-            on = name is None or is_on  # A short form is not among the options, and has no inverse.
-            _, equals, value = word.partition("=")
-            default = _truth(on, value if equals else "".join(values[:1]))
-    return default
-
-
-def words_without(words: Sequence[str], options: Sequence[str]) -> list[str]:
-    """Return a command's words without some options, such as "--out", and without their values."""
-    remaining, is_value = list[str](), False
-    for word in words:
-        name, equals, _ = word.replace("_", "-").partition("=")
-        if is_value:
-            is_value = False
-        elif name in options:
-            is_value = not equals
-        else:
-            remaining.append(word)
-    return remaining
+def words_without(words: Sequence[str], options: Mapping[str, Any], keys: Collection[str]) -> list[str]:
+    """Return the words of a command line without the options of some keys, and without their values."""
+    return [word for key, words_of_key in by_key(words, options) if key not in keys for word in words_of_key]
 
 
 def _full_names(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[str]:
@@ -105,9 +82,8 @@ def _full_names(words: Sequence[str], options: Mapping[str, Any]) -> Iterator[st
             yield _epochs(word)
         elif full_key in options and key not in options:
             if full_key in keys:
-                raise InputError(
-                    f"{name} is short for {format_option(full_key)}, which is given too; leave one of them out"
-                )
+                problem = f"{name} is short for {format_option(full_key)}, which is given too"
+                raise InputError(problem, advice="leave one of them out")
             yield format_option(full_key) + equals + (_epochs(value) if key == "epochs" and equals else value)
         else:
             yield word
@@ -123,7 +99,7 @@ def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
         key, on = _flag(word, options)
         _, equals, value = word.partition("=")
         text = value if equals else following
-        has_truth = text.lower() in _TRUTHS
+        has_truth = text.lower() in TRUTHS
         if key is None or (equals and not has_truth):
             yield word
             continue
@@ -137,7 +113,7 @@ def _flags(words: Iterable[str], options: Mapping[str, Any]) -> Iterator[str]:
 
 def _truth(on: bool, text: str) -> bool:
     """Return the value of a flag that is followed by a text. `on` is its value if the text is no truth value."""
-    truth = _TRUTHS.get(text.lower())
+    truth = TRUTHS.get(text.lower())
     return on if truth is None else on == truth
 
 
@@ -200,9 +176,8 @@ def _line_of_recipe(error: JaxddpError, arguments: Sequence[str]) -> str | None:
     if not isinstance(first, Key) or first.rendered is not None:
         return None
     names = [word for word in arguments[1:3] if not word.startswith("-")]
-    try:
+    with contextlib.suppress(InputError, IndexError):
         path = recipe_path(names[-1] if arguments[:2] == ["data", "show"] else names[0])
-    except (InputError, IndexError):
-        return None
-    line = None if is_built_in(path) else line_of(path, first.name)
-    return None if line is None else f"{path}:{line}"
+        if not is_built_in(path) and (line := line_of(path, first.name)) is not None:
+            return f"{path}:{line}"
+    return None

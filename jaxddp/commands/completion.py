@@ -13,12 +13,11 @@ from typing import Any, Literal, NamedTuple
 
 import tyro
 
-from jaxddp.cli import USAGE, command_named
+import jaxddp.cli as cli
 from jaxddp.command_line.parse import parse
 from jaxddp.command_line.words import format_option, is_flag, options_of
 from jaxddp.config import Config
-from jaxddp.config.choices import CHOICES
-from jaxddp.config.registry import AUGMENTATIONS, LOGGERS, METRICS
+from jaxddp.config.registry import AUGMENTATIONS, CHOICES, LOGGERS, METRICS
 from jaxddp.config.values import SHORT, bare, keys_of
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices
@@ -83,10 +82,10 @@ def run(arguments: list[str]) -> int:
 
 def _commands() -> Iterator[CompletedCommand]:
     """Yield all commands. The usage names their subcommands and positional arguments, and their modules the options."""
-    lines = re.findall(r"^(?:usage:)? +jaxddp ([a-z-]+) ?(\S*)", USAGE, re.MULTILINE)
+    lines = re.findall(r"^(?:usage:)? +jaxddp ([a-z-]+) ?(\S*)", cli.__doc__ or "", re.MULTILINE)
     for name in dict.fromkeys(name for name, _ in lines):
         following = [word for line_name, words in lines if line_name == name for word in words.split("|")]
-        module = sys.modules[command_named(name).__module__]
+        module = sys.modules[cli.command_named(name).__module__]
         options = dict[str, Any]()
         for kind in (kind for kind in vars(module).values() if isinstance(kind, type) and is_dataclass(kind)):
             if kind.__module__ == module.__name__ or kind.__name__.lower() == name:

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, workdir_of
 from jaxddp.command_line.terminal import IMPORTING
-from jaxddp.command_line.words import format_option, words_without
-from jaxddp.config.values import SHORT
+from jaxddp.command_line.words import options_of, words_without
 from jaxddp.core.errors import NonFiniteError
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Positive, Range
@@ -61,10 +60,9 @@ def run(arguments: list[str]) -> int:
         print(f"the loss never falls, and {ended}; no rate is suggested: check the data, or try other rates")
         return 0
     print(f"the loss falls fastest at {steepest:.2g}, and {ended}; suggested: {rate:.2g}")
-    options_of_test = [f"--{field.name}" for field in fields(FindLr) if field.name != "config"]
-    short = [format_option(short) for short, key in SHORT.items() if format_option(key) == _KEY]
-    words = words_without(arguments, [*options_of_test, _KEY, *short])
-    if file.stored is not None:
+    own = {field.name for field in fields(FindLr)}
+    words = words_without(arguments, options_of(FindLr), {*own, "optimizer.learning_rate"})
+    if file.is_run:
         # A run cannot continue in its work directory with another learning rate.
         words += ["--workdir", f"{workdir_of(file.path)}-lr{rate:.2g}"]
     # If the config has a reference batch size, the key is the learning rate for this size.

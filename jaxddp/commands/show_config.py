@@ -8,8 +8,7 @@ from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.command_line.terminal import print_table
 from jaxddp.command_line.words import by_key, options_of
 from jaxddp.config import Config
-from jaxddp.config.choices import CHOICES, effective_settings, unread_keys
-from jaxddp.config.registry import SCHEDULES
+from jaxddp.config.registry import CHOICES, SCHEDULES, effective_settings, unread_keys
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError
 from jaxddp.recipe.file import RecipeFile, read_recipe
@@ -61,7 +60,7 @@ def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
     options = {key: first.partition("=")[0] for key, (first, *_) in by_key(words, options_of(ShowConfig))}
     origins = {}
     for key, value in flatten(file.config.to_dict()).items():
-        if key in file.taken.keys:
+        if key in file.taken:
             origins[key] = str(file.config.model.weights)
         elif key in options or value != recipe[key]:
             origins[key] = options.get(key, "option")

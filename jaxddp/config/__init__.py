@@ -29,33 +29,16 @@ if TYPE_CHECKING:
     from jaxddp.config.tree import Config
     from jaxddp.recipe.file import load
 
-__all__ = [
-    "AugmentConfig",
-    "BatchSize",
-    "CheckpointConfig",
-    "Config",
-    "DataConfig",
-    "EvalConfig",
-    "LogConfig",
-    "LossConfig",
-    "ModelConfig",
-    "ObjectiveConfig",
-    "OptimizerConfig",
-    "ParallelConfig",
-    "Precision",
-    "ShownImages",
-    "TrainConfig",
-    "Views",
-    "load",
-]
-
 
 def __getattr__(name: str) -> Any:
     # The sections are imported on first use: a module of choices, such as `jaxddp.optimizers`, imports the registry,
     # and the sections import this module in turn.
-    if name in __all__:
-        from jaxddp.config import data_section, model_section, training_section, tree
-        from jaxddp.recipe import file
+    if not name.startswith("_"):
+        import jaxddp.config.data_section as data_section
+        import jaxddp.config.model_section as model_section
+        import jaxddp.config.training_section as training_section
+        import jaxddp.config.tree as tree
+        import jaxddp.recipe.file as file
 
         for module in (tree, data_section, model_section, training_section, file):
             if name in vars(module):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
 from jaxddp.config.registry import Requires
-from jaxddp.config.values import check_values, names_of
+from jaxddp.config.values import Names, check_values
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import Count, HeldOut, Range, Seed, Share
@@ -74,25 +74,22 @@ class AugmentConfig:
     cutmix: Strength = 0.0
     """Alpha of the Beta distribution of the area of the box that cutmix pastes from one image into another; 0 for none.
     If `mixup` is also set, each of them is applied to half of the pairs."""
-    then: tuple[str, ...] = ()
+    then: Names = ()
     """Names of further augmentations of pixels. They run in this order, after `cutout` and before `erase`."""
 
     def __post_init__(self) -> None:
         check_values(self, "data.augment.")
-        object.__setattr__(self, "then", names_of(self.then))
         if own := {*self.then} & {each.name for each in fields(self)}:
-            name = min(own)
-            raise InputError(
-                Key("data.augment.then", name),
-                " has a key of its own",
-                advice=("set ", Key(f"data.augment.{name}")),
-            )
-        least, most = self.erase_area
-        if not 0 < least <= most:
-            raise InputError(
-                Key("data.augment.erase_area", self.erase_area),
-                ": give the smallest share of the image, above 0, and then the largest, at most 1",
-            )
+            named = Key("data.augment.then", min(own))
+            raise InputError(named, " has a key of its own; set ", Key(f"data.augment.{min(own)}"))
+        _check_area("data.augment.erase_area", self.erase_area)
+
+
+def _check_area(key: str, shares: tuple[float, float]) -> None:
+    least, most = shares
+    if not 0 < least <= most:
+        expected = ": give the smallest share of the image, above 0, and then the largest, at most 1"
+        raise InputError(Key(key, shares), expected)
 
 
 @dataclass(frozen=True)
@@ -199,19 +196,9 @@ class DataConfig:
     each side."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
 
-    @property
-    def area(self) -> tuple[float, float]:
-        """The checked `crop_area`. Raises: InputError if the smallest fraction is 0, or above the largest."""
-        least, most = self.crop_area
-        if not 0 < least <= most <= 1:
-            raise InputError(
-                Key("data.crop_area", self.crop_area),
-                ": give the smallest share of the image, above 0, and then the largest, at most 1",
-            )
-        return least, most
-
     def __post_init__(self) -> None:
         check_values(self, "data.")
+        _check_area("data.crop_area", self.crop_area)
 
     def of_process(self, index: int) -> "DataConfig":
         """Return the config with the number of a process in place of {process}, if each process has its own data."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from jaxddp.config.values import read_number
+from jaxddp.config.values import read
 from jaxddp.core.errors import InputError, Key, about
 from jaxddp.core.ranges import Factor, WeightDecay
 from jaxddp.core.wording import choices, show
@@ -42,8 +42,7 @@ class Layers:
         inverted = text.startswith(_ALL_BUT)
         names = tuple(name.strip() for name in text.removeprefix(_ALL_BUT).split(",")) if text.strip() else ()
         if not all(names):
-            example = "'conv1,layer1' or 'all but fc'"
-            raise InputError(Key(key, text), f": expected prefixes of layer names, as in {example}")
+            raise InputError(Key(key, text), ": expected prefixes of layer names, as in 'conv1,layer1' or 'all but fc'")
         return cls(names, inverted)
 
     def __bool__(self) -> bool:
@@ -55,11 +54,10 @@ class Layers:
 
     def selects(self, *names: str) -> bool:
         """Return whether an object with one or more names is selected by any of them."""
-        matches, is_additional = (
-            any(has_prefix(prefix, name) for prefix in prefixes for name in names)
-            for prefixes in (self.prefixes, self.additional)
-        )
-        return is_additional or (bool(self.prefixes) and matches != self.inverted)
+        if any(has_prefix(prefix, name) for prefix in self.additional for name in names):
+            return True
+        matches = any(has_prefix(prefix, name) for prefix in self.prefixes for name in names)
+        return bool(self.prefixes) and matches != self.inverted
 
     def check(self, names: Iterable[str], key: str) -> None:
         """Raise `InputError` if a prefix matches none of the parameters' names."""
@@ -75,7 +73,7 @@ NO_LAYERS = Layers()
 
 
 @dataclass(frozen=True)
-class Groups:
+class LayerSettings:
     """Optimizer settings of single layers, by prefixes of their names.
 
     Attributes:
@@ -89,7 +87,7 @@ class Groups:
     frozen: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, texts: Iterable[str], key: str) -> "Groups":
+    def parse(cls, texts: Iterable[str], key: str) -> "LayerSettings":
         """Parse "fc:rate=10", "fc:decay=0" and "conv1:frozen=true".
 
         Raises:
@@ -98,22 +96,17 @@ class Groups:
         by_setting: dict[str, list[str]] = {"rate": [], "decay": [], "frozen": []}
         for text in texts:
             layer, _, assigned = (part.strip() for part in text.partition(":"))
-            setting, equals, value = (part.strip() for part in assigned.partition("="))
-            if not layer or setting not in by_setting or not equals or not value or "=" in layer:
+            setting, _, value = (part.strip() for part in assigned.partition("="))
+            if not layer or "=" in layer or setting not in by_setting or (setting == "frozen" and value != "true"):
                 problem = f": {show(text)}: expected LAYER:rate=X, LAYER:decay=X or LAYER:frozen=true"
                 raise InputError(Key(key), problem)
             by_setting[setting].append(f"{layer}={value}")
-        values = {setting: assignments(pairs, key) for setting, pairs in by_setting.items()}
-        for layer, value in values["frozen"].items():
-            if value != "true":
-                problem = f": {layer}:frozen={show(value)}: expected true; leave it out for a trained layer"
-                raise InputError(Key(key), problem)
-        rates, decays = values["rate"].items(), values["decay"].items()
+        rates, decays, frozen = (assignments(pairs, key) for pairs in by_setting.values())
         with about(Key(key)):
             return cls(
-                {layer: read_number(value, Factor, f"{layer}:rate") for layer, value in rates},
-                {layer: read_number(value, WeightDecay, f"{layer}:decay") for layer, value in decays},
-                tuple(values["frozen"]),
+                {layer: read(value, Factor, f"{layer}:rate") for layer, value in rates.items()},
+                {layer: read(value, WeightDecay, f"{layer}:decay") for layer, value in decays.items()},
+                tuple(frozen),
             )
 
     def check_no_other_rates(self, rates: Mapping[str, float], rates_key: str, key: str) -> None:
@@ -121,8 +114,8 @@ class Groups:
         for layer, rate in self.rates.items():
             for other, other_rate in rates.items():
                 if _words(other) == _words(layer):
-                    problem = (f": {layer}:rate={rate:g}, but ", Key(rates_key), f" has {other}={other_rate:g}")
-                    raise InputError(Key(key), problem, advice="give only one")
+                    other_key = (", but ", Key(rates_key), f" has {other}={other_rate:g}; give only one")
+                    raise InputError(Key(key), f": {layer}:rate={rate:g}", other_key)
 
 
 def longest_match(values: Mapping[str, T], name: str, default: T) -> T:
@@ -152,8 +145,8 @@ def assignments(pairs: Iterable[str], key: str, left_name: str = "LAYER") -> dic
         if not layer or not equals or not value:
             raise InputError(Key(key), f": {show(pair)}: expected {left_name}=VALUE")
         if repeated := [other for other in values if _words(other) == _words(layer)]:
-            problem = f": {show(layer)} has two values, {values[repeated[0]]} and {value}"
-            raise InputError(Key(key), problem, advice="give only one")
+            problem = f": {show(layer)} has two values, {values[repeated[0]]} and {value}; give only one"
+            raise InputError(Key(key), problem)
         values[layer] = value
     return values
 

@@ -1,17 +1,16 @@
 """The `model`, `loss` and `objective` sections of a config: what is trained."""
 
-import math
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxddp.config.layers import Layers, assignments
 from jaxddp.config.registry import LOSSES, MODELS, OBJECTIVES
-from jaxddp.config.values import checked, names_of
+from jaxddp.config.values import Names, read
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key, about
-from jaxddp.core.ranges import Positive, Range, real_number
+from jaxddp.core.ranges import Positive, Range
 from jaxddp.core.wording import choices, counted, nearest, show
 
 _GHOST = re.compile("ghost:([1-9][0-9]{0,7})")
@@ -38,17 +37,12 @@ class BatchStatistics:
             InputError: the text is none of these forms. The message suggests the nearest one.
         """
         named = {"local": cls(), "sync": cls(axis_name="data")}
-        if isinstance(text, str) and text in named:
+        if text in named:
             return named[text]
-        if isinstance(text, str) and (ghost := _GHOST.fullmatch(text)):
+        if ghost := _GHOST.fullmatch(text):
             return cls(group=int(ghost[1]))
-        kind, _, number = str(text).partition(":")
-        with_prefix = [f"ghost:{number}"] if _GHOST.fullmatch(f"ghost:{number}") else []
-        suggestion = "" if kind == "ghost" else nearest(str(text), [*named, *with_prefix])
-        raise InputError(
-            Key("model.batch_norm", text),
-            f": expected 'local', 'sync' or 'ghost:K' (K images are normalized together, 1 to 99,999,999){suggestion}",
-        )
+        expected = "'local', 'sync' or 'ghost:K' (K images are normalized together, 1 to 99,999,999)"
+        raise InputError(Key("model.batch_norm", text), f": expected {expected}{nearest(text, named)}")
 
     def check(self, batch_size: int, shares: int) -> None:
         """Check that each part of the global batch consists of complete groups.
@@ -67,13 +61,10 @@ class BatchStatistics:
         below = batch_size // whole * whole
         fitting = ", ".join(str(size) for size in (below, below + whole) if size > 0)
         group = max(size for size in range(1, min(self.group, share) + 1) if share % size == 0)
-        raise InputError(
-            Key.plain("model.batch_norm", f"ghost:{self.group}"),
-            f" normalizes {counted(self.group, 'image')} together, but ",
-            Key("train.batch_size", batch_size),
-            f" is computed in {counted(shares, 'part')} of {share}",
-            advice=f"a batch of {fitting}, or ghost:{group}, would do",
-        )
+        key = Key.plain("model.batch_norm", f"ghost:{self.group}")
+        problem = key, f" normalizes {counted(self.group, 'image')} together, but ", Key("train.batch_size", batch_size)
+        parts = f" is computed in {counted(shares, 'part')} of {share}"
+        raise InputError(*problem, parts, advice=f"a batch of {fitting}, or ghost:{group}, would do")
 
 
 _FAMILIES = ("he", "xavier", "glorot", "lecun")
@@ -81,7 +72,7 @@ _NAMES = (*(f"{family}_{kind}" for family in _FAMILIES for kind in ("normal", "u
 _NAMES_WITH_DEVIATION = ("normal", "truncated_normal")
 _DEFAULT_DEVIATION = 0.01
 _PATTERN = re.compile(rf"({'|'.join(_NAMES_WITH_DEVIATION)})\(([^()]*)\)")
-_DEVIATIONS = Range(0, 100, above=True)
+_Deviation = Annotated[float, Range(0, 100, above=True)]
 
 
 @dataclass(frozen=True)
@@ -104,17 +95,9 @@ class WeightInit:
             return cls(text, _DEFAULT_DEVIATION)
         if (match := _PATTERN.fullmatch(text)) is None:
             names = (*_NAMES, *(f"{name}(0.02)" for name in _NAMES_WITH_DEVIATION))
-            raise InputError(
-                Key("model.weight_init"), f": unknown weight_init {show(text)}", advice=choices(text, names)
-            )
-        try:
-            deviation = real_number(match[2])
-        except ValueError:
-            deviation = math.nan
-        if deviation not in _DEVIATIONS:
-            advice = f"expected a standard deviation, {_DEVIATIONS}, as in {match[1]}(0.02)"
-            raise InputError(Key("model.weight_init", text), ": ", advice)
-        return cls(match[1], deviation)
+            raise InputError(Key("model.weight_init"), f": unknown weight_init {show(text)}; {choices(text, names)}")
+        with about(Key("model.weight_init", text)):
+            return cls(match[1], read(match[2], _Deviation, "standard deviation"))
 
 
 NETWORK_KEYS = ("name", "width", "stem", "shortcut_norm", "blur_pool")
@@ -142,7 +125,7 @@ class ModelConfig:
     new_layers: str | None = None
     """Layers that are initialized even if `weights` has them, by the beginning of their names: "fc" for a head with
     other classes."""
-    unfreeze: tuple[str, ...] = ()
+    unfreeze: Names = ()
     """Layers that are trained only after a part of the run: "layer4=1 epoch,layer3=20%". Their batch norms use the
     running statistics throughout and do not change them."""
     cpu_convolutions: bool = True
@@ -153,9 +136,6 @@ class ModelConfig:
 
         def __getattr__(self, key: str) -> Any:
             """Return the value of a setting of a choice; see `Registry.complete`."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "unfreeze", names_of(self.unfreeze))
 
     @cached_property
     def batch_statistics(self) -> BatchStatistics:
@@ -205,16 +185,7 @@ class LossConfig:
         """The parsed `class_weights`. Raises: InputError if the text is invalid."""
         if self.class_weights is None or self.class_weights == BALANCED:
             return self.class_weights
-        key = "loss.class_weights"
-        return tuple(checked(_number(word, key), Positive, key) for word in self.class_weights.split(","))
-
-
-def _number(word: str, key: str) -> float:
-    try:
-        return real_number(word)
-    except ValueError:
-        problem = f": {show(word)} is not a number"
-        raise InputError(Key(key), problem, advice=f"give {BALANCED!r}, or a number for each class") from None
+        return tuple(read(word, Positive, "loss.class_weights") for word in self.class_weights.split(","))
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,18 @@ A choice is a function, or a dataclass of settings whose method `make` is that f
     @OPTIMIZERS.add("lars")
     @dataclass(frozen=True)
     class Lars:
-        trust_coefficient: Annotated[SomeShare, "At a learning rate of 1, each layer changes by this share."] = 0.001
+        trust_coefficient: SomeShare = 0.001
+        '''At a learning rate of 1, each layer changes by this share.'''
 
         def make(self, config, learning_rate, kernels=BY_NAME): ...
 
 The fields are keys of the config's section, with their types, ranges, descriptions, and this choice's defaults. In a
-config such a key is None until a file or a command sets it; see `jaxddp.config.choices`. The signature of the function
-is documented at each kind below; the hooks of a recipe file have the same signatures.
+config such a key is None until a file or a command sets it, and then has the default of the choice. Some keys need
+another key (`Requires`). A key that is set and has no effect is an error. Inherited keys are reset instead: if a file
+or a command sets the key that decides on their effect, the keys that lose it get their defaults back, unless the same
+file or command sets them.
+
+The signature of the function is documented at each kind below; the hooks of a recipe file have the same signatures.
 
 A kind names its modules, which are imported on first use. The one module of a kind with settings is quick to import, so
 that a mistyped name is found without the import of JAX; its choices import heavy libraries in `make`.
@@ -19,13 +24,23 @@ that a mistyped name is found without the import of JAX; its choices import heav
 
 import functools
 import importlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass
 from operator import attrgetter
 from typing import Any, TypeVar, get_type_hints
 
-from jaxddp.config.values import observed_like, unobserved
-from jaxddp.core.errors import InputError, Key, Words
+from jaxddp.config.values import (
+    descriptions,
+    flatten,
+    keys_of,
+    nested,
+    notes,
+    observed_like,
+    plain,
+    replaced,
+    unobserved,
+)
+from jaxddp.core.errors import InputError, Key, Words, joined
 from jaxddp.core.wording import choices
 
 T = TypeVar("T")
@@ -69,14 +84,17 @@ class Registry:
         also_read: the keys that choices read besides their settings, and that nothing else reads.
     """
 
-    def __init__(self, key: str, modules: str | Mapping[str, str], hook: str = "", also_read: Collection[str] = ()):
+    def __init__(
+        self, key: str, package: str, modules: Mapping[str, str], hook: str = "", also_read: Collection[str] = ()
+    ):
         """Create a kind.
 
         Args:
-            modules: the module that adds all choices, or the module that adds each choice, by the name of the choice.
+            modules: the module in `package` that adds each choice, by the name of the choice; if empty, `package` is
+                the module that adds all choices, and its import is quick.
         """
         self.key, self.section, self.hook, self.also_read = key, key.partition(".")[0], hook, also_read
-        self._light, self._modules = (modules, {}) if isinstance(modules, str) else ("", dict(modules))
+        self._package, self._modules = package, dict(modules)
         self._added: dict[str, Any] = {}
 
     def add(self, name: str) -> Callable[[T], T]:
@@ -91,8 +109,8 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return the names of all choices, sorted, without slow imports."""
-        if self._light:
-            importlib.import_module(self._light)
+        if not self._modules:
+            importlib.import_module(self._package)
         return sorted({*self._added, *self._modules})
 
     def check(self, name: str) -> None:
@@ -104,7 +122,7 @@ class Registry:
         """Return a choice as it was added. Raises: see `check`."""
         self.check(name)
         if name not in self._added:
-            importlib.import_module(self._modules[name])
+            importlib.import_module(f"{self._package}.{self._modules[name]}".removesuffix("."))
         return self._added[name]
 
     def get(self, name: str) -> Any:
@@ -166,81 +184,48 @@ class Registry:
         return section
 
 
-MODELS = Registry("model.name", "jaxddp.models.families", "get_model")
+MODELS = Registry("model.name", "jaxddp.models.families", {}, "get_model")
 """`(config, num_classes) -> model`; a model is any object that `jaxddp.models.adapt.adapt` accepts."""
-LOSSES = Registry("loss.name", "jaxddp.losses", "get_loss", ("loss.class_weights", "train.label_smoothing"))
+LOSSES = Registry("loss.name", "jaxddp.losses", {}, "get_loss", ("loss.class_weights", "train.label_smoothing"))
 """`(config) -> loss`; see `jaxddp.engine.example_loss`. A loss that supports class weights is made by
 `(config, class_weights) -> loss`, where the weights are K floats, or None for no weights."""
-OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers", "get_optimizer", ("optimizer.weight_decay",))
+OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers", {}, "get_optimizer", ("optimizer.weight_decay",))
 """`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""
-OBJECTIVES = Registry("objective.name", "jaxddp.objectives.choices", "get_objective")
+OBJECTIVES = Registry("objective.name", "jaxddp.objectives.choices", {}, "get_objective")
 """`(config, topology) -> (supervised Objective) -> TrainObjective`; see `jaxddp.engine.objective`. The function
 that takes the supervised objective may have a method `check(supervised, image, *, unlabelled)`, which is called before
 anything is compiled. `image` is the shape and dtype of an image, and `unlabelled` is whether there is a second,
 unlabelled source."""
-SCHEDULES = Registry(
-    "optimizer.schedule",
-    "jaxddp.schedules",
-    "get_optimizer",
-    ("optimizer.learning_rate", "optimizer.reference_batch", "optimizer.scaling"),
-)
+_OF_RATE = ("optimizer.learning_rate", "optimizer.reference_batch", "optimizer.scaling")
+SCHEDULES = Registry("optimizer.schedule", "jaxddp.schedules", {}, "get_optimizer", _OF_RATE)
 """`(config, steps) -> optax.Schedule`, for the steps after the warm-up; `steps` is a `schedules.Steps`."""
-METRICS = Registry(
-    "eval.metrics",
-    dict.fromkeys(
-        ("top1", "top5", "top10", "exact_match", "mean_class_accuracy", "f1", "map", "ece", "confusion"),
-        "jaxddp.metrics",
-    ),
-)
+_METRICS = ("top1", "top5", "top10", "exact_match", "mean_class_accuracy", "f1", "map", "ece", "confusion")
+METRICS = Registry("eval.metrics", "jaxddp", dict.fromkeys(_METRICS, "metrics"))
 """`(logits float[B, K], labels int32[B]) -> float[B]`, or a metric over a set; see `jaxddp.engine.objective`."""
-AUGMENTATIONS = Registry(
-    "data.augment.then", {"grayscale": "jaxddp.augment.color", "vertical_flip": "jaxddp.augment.geometry"}
-)
+_AUGMENTATIONS = {"grayscale": "color", "vertical_flip": "geometry"}
+AUGMENTATIONS = Registry("data.augment.then", "jaxddp.augment", _AUGMENTATIONS)
 """`(settings: AugmentConfig) -> (key, image) -> image`, a function of the pixels of one image; see
 `jaxddp.augment.preprocess`."""
-POLICIES = Registry(
-    "data.augment.policy",
-    {
-        "augmix": "jaxddp.augment.policies",
-        "auto_augment_cifar10": "jaxddp.augment.policies",
-        "auto_augment_imagenet": "jaxddp.augment.policies",
-        "auto_augment_svhn": "jaxddp.augment.policies",
-        "three_augment": "jaxddp.augment.policies",
-        "trivial_augment": "jaxddp.augment.policies",
-    },
-)
+_POLICIES = [f"auto_augment_{name}" for name in ("cifar10", "imagenet", "svhn")]
+_POLICIES += ["augmix", "three_augment", "trivial_augment"]
+POLICIES = Registry("data.augment.policy", "jaxddp.augment", dict.fromkeys(_POLICIES, "policies"))
 """`(settings: AugmentConfig) -> (key, image) -> image`, a function of the pixels of one image, uint8[H, W, C] with 1 or
 3 channels; see `jaxddp.augment.preprocess`."""
-LOGGERS = Registry(
-    "log.to",
-    {
-        "confusion": "jaxddp.training.listeners.workdir_files",
-        "curves": "jaxddp.training.listeners.workdir_files",
-        "jsonl": "jaxddp.training.listeners.jsonl",
-        "mlflow": "jaxddp.training.listeners.trackers",
-        "parameters": "jaxddp.training.listeners.workdir_files",
-        "tensorboard": "jaxddp.training.listeners.trackers",
-        "wandb": "jaxddp.training.listeners.trackers",
-    },
-)
+_LOGGERS = dict.fromkeys(("confusion", "curves", "parameters"), "workdir_files")
+_LOGGERS |= {"jsonl": "jsonl"} | dict.fromkeys(("mlflow", "tensorboard", "wandb"), "trackers")
+LOGGERS = Registry("log.to", "jaxddp.training.listeners", _LOGGERS)
 """`(config, workdir) -> listener`; see `jaxddp.training.events.Listener`. If it fails, the run continues."""
-FORMATS = Registry(
-    "data.path",
-    {
-        "cifar": "jaxddp.data.formats.cifar",
-        "csv listing": "jaxddp.data.formats.csv_listing",
-        "folders": "jaxddp.data.formats.folders",
-        "hugging face": "jaxddp.data.formats.hugging_face",
-        "idx": "jaxddp.data.formats.idx",
-        "numpy": "jaxddp.data.formats.numpy_files",
-        "packed": "jaxddp.data.formats.packed_records",
-        "parquet": "jaxddp.data.formats.parquet_files",
-        "solution files": "jaxddp.data.formats.ilsvrc",
-        "tfds": "jaxddp.data.formats.tfds",
-        "webdataset": "jaxddp.data.formats.webdataset",
-    },
+_FORMATS = (
+    *("cifar", "csv_listing", "folders", "hugging_face", "idx", "ilsvrc"),
+    *("numpy_files", "packed_records", "parquet_files", "tfds", "webdataset"),
 )
+FORMATS = Registry("data.path", "jaxddp.data.formats", {name: name for name in _FORMATS})
 """A `jaxddp.data.format.Format`, which recognizes a data set of this format and opens it as a source."""
+
+CHOICES = (MODELS, LOSSES, OBJECTIVES, OPTIMIZERS, SCHEDULES)
+"""The kinds whose choices can have settings."""
+NAMES = tuple(kind.key for kind in CHOICES)
+"""The keys that name a choice."""
 
 
 def check_names(config: Any, hooks: Collection[str] = ()) -> None:
@@ -252,7 +237,7 @@ def check_names(config: Any, hooks: Collection[str] = ()) -> None:
     Raises:
         InputError: a name is unknown, or a value of `model.weight_init` or `log` is invalid.
     """
-    for kind in (MODELS, LOSSES, OPTIMIZERS, OBJECTIVES, SCHEDULES, METRICS, AUGMENTATIONS, POLICIES, LOGGERS):
+    for kind in (*CHOICES, METRICS, AUGMENTATIONS, POLICIES, LOGGERS):
         names = attrgetter(kind.key)(config)
         # A get_optimizer hook receives the learning rate of the schedule.
         if kind.hook not in hooks or kind is SCHEDULES:
@@ -260,3 +245,129 @@ def check_names(config: Any, hooks: Collection[str] = ()) -> None:
                 kind.check(name)
     _ = config.model.initialization
     config.log.check()
+
+
+@functools.cache
+def needs(tree: type) -> Mapping[str, Requires]:
+    """Return what each key of a config needs, for the keys that need another key."""
+    return {key: need for key, hint in keys_of(tree) for need in notes(hint, Requires)}
+
+
+def description(key: str) -> str:
+    """Return the description of a setting of choices: the docstring of its field in the first choice that has one."""
+    name = key.rpartition(".")[2]
+    readers = [kind.choice(reader) for kind in CHOICES for reader in kind.readers().get(key, ())]
+    described = [descriptions(base) for reader in readers for base in reader.__mro__[:-1]]
+    return next((texts[name] for texts in described if name in texts), "")
+
+
+def replaced_hooks(hooks: Collection[str], keys: Collection[str]) -> set[str]:
+    """Return the names of the hooks that lose their effect because a later layer sets `keys`, such as `model.name`."""
+    # A schedule replaces no hook: `get_optimizer` receives it.
+    return {kind.hook for kind in CHOICES if kind.key in keys and kind is not SCHEDULES} & {*hooks}
+
+
+def keys_of_choices(names: Collection[str] = NAMES) -> set[str]:
+    """Return the keys that only some choices read, such as "optimizer.beta2", of the kinds that these keys name."""
+    return {key for kind in CHOICES if kind.key in names for key in kind.readers()}
+
+
+def reset_unread(config: Any, set_keys: Collection[str], hooks: Collection[str] = ()) -> Any:
+    """Reset the inherited keys that lose their effect because a key such as `optimizer.name` was set.
+
+    Args:
+        set_keys: the keys that one file, call or command sets. They are not reset.
+        hooks: names of the recipe's hooks, each of which replaces a choice.
+    """
+    kinds = [kind for kind in CHOICES if kind.key in set_keys and kind.hook not in hooks]
+    unread = {key for kind in kinds for key in kind.unread_keys(attrgetter(kind.key)(config))}
+    config = _with(config, {key: None for key in unread if key not in set_keys})
+    of_tree, default = needs(type(config)), type(config)()
+    lost = [key for key in without_effect(config, hooks) if key not in set_keys and of_tree[key].key in set_keys]
+    return _with(config, {key: attrgetter(key)(default) for key in lost})
+
+
+def unread_keys(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
+    """Return the keys that the choices of a config do not read, each with the text that follows it in a message."""
+    reasons: dict[str, Words] = {}
+    for kind in CHOICES:
+        name = attrgetter(kind.key)(config)
+        for key, readers in kind.unread_keys(name).items() if kind.hook not in hooks else ():
+            reasons[key] = (" is read by ", Key(kind.key), f"={', '.join(readers)}, and not by {name}")
+    return reasons
+
+
+def without_effect(config: Any, hooks: Collection[str] = ()) -> dict[str, Words]:
+    """Return the keys that are set without the key that they need, each with the text that follows it in a message."""
+    default, set_by_hooks = type(config)(), keys_of_choices([kind.key for kind in CHOICES if kind.hook in hooks])
+    reasons: dict[str, Words] = {}
+    for key, need in needs(type(config)).items():
+        value, unset = attrgetter(key)(config), attrgetter(key)(default)
+        if key not in set_by_hooks and value != unset and (unset is not None or value):
+            other = attrgetter(need.key)(config)
+            if other is None and need.key in keys_of_choices():
+                other = resolved(flatten(config.to_dict()), hooks)[need.key]
+            if not need.is_met(other):
+                reasons[key] = need.reason_unmet(other)
+    return reasons
+
+
+def _leave_out(keys: Sequence[str]) -> str:
+    return f"leave {'it' if len(keys) == 1 else 'them'} out"
+
+
+def check_read(config: Any, hooks: Collection[str] = (), advise: Callable[[Sequence[str]], str] = _leave_out) -> None:
+    """Check that every key that is set has an effect: its choice reads it, and the key that it needs is set.
+
+    Args:
+        hooks: names of the recipe's hooks, each of which replaces a choice and may read any key.
+        advise: a function that returns the advice of the message for the keys without effect.
+
+    Raises:
+        InputError: a key has no effect. The message names it, its value, and the key that decides its effect.
+    """
+    unread = {key: why for key, why in unread_keys(config, hooks).items() if attrgetter(key)(config) is not None}
+    reasons = unread | {key: why for key, why in without_effect(config, hooks).items() if key not in unread}
+    values = {key: attrgetter(key)(config) for key in reasons}
+    problems = [(Key(key, value if key in unread else plain(value)), reasons[key]) for key, value in values.items()]
+    if problems:
+        raise InputError(*joined("; ", problems), advice=advise([*reasons]))
+
+
+def resolved(settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings of a config with the defaults of its choices in place of None.
+
+    Keys that a choice does not read are None.
+
+    Args:
+        settings: the settings of a config by dotted keys, as `flatten` returns them.
+        hooks: names of the recipe's hooks, each of which replaces a choice and may read all of its keys.
+    """
+    values = dict(settings)
+    for kind in CHOICES:
+        if (name := values.get(kind.key)) is None:
+            continue
+        own, all_read = kind.keys_read(name), kind.hook in hooks or name not in kind.names()
+        for key in kind.readers():
+            if values.get(key) is None or not (all_read or key in own):
+                values[key] = plain(own[key].default) if key in own else None
+    return values
+
+
+def effective_settings(tree: type, settings: Mapping[str, Any], hooks: Collection[str] = ()) -> dict[str, Any]:
+    """Return the result of `resolved` without the keys that have no effect because they need another key."""
+    values = resolved(settings, hooks)
+    lost = {key for key, need in needs(tree).items() if need.key in values and not need.is_met(values[need.key])}
+    return {key: value for key, value in values.items() if key not in lost}
+
+
+def with_defaults(config: Any) -> Any:
+    """Return a config with the defaults of the choices that it names in place of None, as hooks receive it."""
+    chosen = [kind.keys_read(attrgetter(kind.key)(config)) for kind in CHOICES]
+    defaults = {key: field.default for fields in chosen for key, field in fields.items()}
+    return _with(config, {key: value for key, value in defaults.items() if attrgetter(key)(config) is None})
+
+
+def _with(config: Any, values: Mapping[str, Any]) -> Any:
+    """Return a copy of a config with other values, by dotted keys."""
+    return replaced(config, nested(dict(values))) if values else config

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from jaxddp.config.values import converted
 from jaxddp.core.errors import InputError, Key
-from jaxddp.core.ranges import Range, real_number
-from jaxddp.core.wording import counted, show
+from jaxddp.core.ranges import Range
+from jaxddp.core.wording import counted
 
 AUTO = "auto"
 _SHARES = Range(0, 1_000_000_000, above=True)
@@ -28,22 +29,14 @@ class Shares:
         """
         if text == AUTO:
             return cls()
-        words = text.split(",")
-        try:
-            weights = tuple(real_number(word) for word in words)
-        except ValueError:
-            raise InputError(
-                Key("parallel.shares", text),
-                f": expected {AUTO!r}, or a number for each device or process, as in '3,1'",
-            ) from None
-        for word, weight in zip(words, weights, strict=True):
-            if weight not in _SHARES:
-                raise InputError(
-                    Key("parallel.shares", text),
-                    f": {show(word)} is not {_SHARES}",
-                    advice="leave a device out that computes nothing",
-                )
-        return cls(weights)
+        weights = [converted(word, float) for word in text.split(",")]
+        if any(isinstance(weight, str) for weight in weights):
+            expected = f": expected {AUTO!r}, or a number for each device or process, as in '3,1'"
+            raise InputError(Key("parallel.shares", text), expected)
+        if wrong := [weight for weight in weights if weight not in _SHARES]:
+            problem = f": {wrong[0]:g} is not {_SHARES}; leave a device out that computes nothing"
+            raise InputError(Key("parallel.shares", text), problem)
+        return cls(tuple(weights))
 
     def of_devices(self, devices: int, processes: int) -> tuple[float, ...]:
         """Return the relative size of each device's slice, in mesh order. They are equal for "auto".
@@ -57,13 +50,10 @@ class Shares:
         if len(weights) == processes:
             return tuple(weight for weight in weights for _ in range(devices // processes))
         if len(weights) != devices:
+            given = f"{counted(len(weights), 'number')} given for {counted(devices, 'device')}"
             advice = f"give {devices}" if processes in (1, devices) else f"give {devices}, or {processes}"
-            raise InputError(
-                Key("parallel.shares", self.text),
-                f": {counted(len(weights), 'number')} given for {counted(devices, 'device')} of "
-                f"{counted(processes, 'process')}",
-                advice=advice,
-            )
+            problem = f": {given} of {counted(processes, 'process')}; {advice}"
+            raise InputError(Key("parallel.shares", self.text), problem)
         return weights
 
     def sizes(self, batch_size: int, devices: int, processes: int, unit: int = 1) -> tuple[int, ...]:
@@ -80,19 +70,14 @@ class Shares:
         if batch_size % unit or batch_size < unit * devices:
             below = batch_size // unit * unit
             fitting = sorted({max(size, unit * devices) for size in (below, below + unit)})
-            raise InputError(
-                Key("train.batch_size", batch_size),
-                f" cannot be divided into {counted(devices, 'slice')} of multiples of {unit} with ",
-                Key("parallel.shares", self.text),
-                advice=f"{' or '.join(map(str, fitting))} would do",
-            )
+            problem = f" cannot be divided into {counted(devices, 'slice')} of multiples of {unit} with "
+            keys = Key("train.batch_size", batch_size), problem, Key("parallel.shares", self.text)
+            raise InputError(*keys, advice=f"{' or '.join(map(str, fitting))} would do")
         smallest = batch_size * min(weights) / sum(weights)
         if self.weights and smallest < unit / 2:
-            raise InputError(
-                Key("parallel.shares", self.text),
-                f": the smallest share is {smallest:.2g} of the {batch_size} examples of a batch",
-                advice=f"give less unequal numbers, or raise the batch size; a slice has at least {unit}",
-            )
+            problem = f": the smallest share is {smallest:.2g} of the {batch_size} examples of a batch"
+            advice = f"give less unequal numbers, or raise the batch size; a slice has at least {unit}"
+            raise InputError(Key("parallel.shares", self.text), problem, advice=advice)
         return tuple(unit * size for size in divide(batch_size // unit, weights))
 
     @property

@@ -5,10 +5,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from jaxddp.config.goal import Goal
-from jaxddp.config.layers import Groups, assignments
+from jaxddp.config.layers import LayerSettings, assignments
 from jaxddp.config.registry import OPTIMIZERS, SCHEDULES, Requires
 from jaxddp.config.shares import Shares
-from jaxddp.config.values import names_of, read_number
+from jaxddp.config.values import Names, read
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key, about
 from jaxddp.core.ranges import (
@@ -108,10 +108,10 @@ class OptimizerConfig:
     scaling: Annotated[Literal["linear", "sqrt", "none"], Requires("optimizer.reference_batch")] = "linear"
     """How the learning rate scales with batch size / `reference_batch`: linearly, with its square root, or not at
     all."""
-    groups: tuple[str, ...] = ()
+    groups: Names = ()
     """Settings of single layers, such as "fc:rate=10,fc:decay=0,conv1:frozen=true": a factor of the learning rate, a
     weight decay, or no training. A layer is named by the beginning of its name; the longest match applies."""
-    rate_factors: tuple[str, ...] = ()
+    rate_factors: Names = ()
     """Factors of the learning rate for single layers: "conv1=0.1,fc=10". A layer is named by the beginning of its name;
     the longest match applies."""
     layer_decay: SomeShare = 1.0
@@ -123,23 +123,19 @@ class OptimizerConfig:
         def __getattr__(self, key: str) -> Any:
             """Return the value of a setting of a choice; see `Registry.complete`."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "rate_factors", names_of(self.rate_factors))
-        object.__setattr__(self, "groups", names_of(self.groups))
-
     @cached_property
     def factors(self) -> dict[str, float]:
         """The parsed `rate_factors`. Raises: InputError if the text is invalid."""
         factors = assignments(self.rate_factors, "optimizer.rate_factors")
         with about(Key("optimizer.rate_factors")):
-            return {layer: read_number(value, Factor, layer) for layer, value in factors.items()}
+            return {layer: read(value, Factor, layer) for layer, value in factors.items()}
 
     @cached_property
-    def layer_settings(self) -> Groups:
+    def layer_settings(self) -> LayerSettings:
         """The parsed `groups`. Raises: InputError if the text is invalid, or sets a rate that `rate_factors` sets."""
-        groups = Groups.parse(self.groups, "optimizer.groups")
-        groups.check_no_other_rates(self.factors, "optimizer.rate_factors", "optimizer.groups")
-        return groups
+        settings = LayerSettings.parse(self.groups, "optimizer.groups")
+        settings.check_no_other_rates(self.factors, "optimizer.rate_factors", "optimizer.groups")
+        return settings
 
     @cached_property
     def layer_rate_factors(self) -> dict[str, float]:
@@ -161,15 +157,12 @@ class EvalConfig:
     """Global batch size of validation. It does not affect the metrics."""
     limit: Count | None = None
     """Validate on at most this many examples, with the same proportions of classes. If None, all."""
-    metrics: tuple[str, ...] = ("top1", "top5")
+    metrics: Names = ("top1", "top5")
     """Metrics in addition to the loss, in training and validation. A top-k metric is left out if the data have no more
     than k classes."""
     views: Views = "one"
     """Test-time augmentation: average the logits of an image and its mirror image ("mirror"), or also of copies shifted
     by one pixel ("mirror_translate"). The cost is two or six times the cost of "one"."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "metrics", names_of(self.metrics))
 
 
 @dataclass(frozen=True)
@@ -212,7 +205,7 @@ class LogConfig:
 
     every: Duration = Duration.parse("50 steps")
     """How often to log the metrics of training."""
-    to: tuple[str, ...] = ("jsonl", "curves", "parameters", "tensorboard")
+    to: Names = ("jsonl", "curves", "parameters", "tensorboard")
     """Loggers by name. "jsonl" writes metrics.jsonl and result.json, "curves" draws curves.png from metrics.jsonl,
     "parameters" lists the network's parameters in parameters.txt, "tensorboard" writes event files, "confusion" writes
     the last validation's confusion matrix to confusion.csv, and "wandb" and "mlflow" log to Weights & Biases and
@@ -222,7 +215,7 @@ class LogConfig:
     """Project for "wandb", experiment for "mlflow". If None, the tracker's environment variable, else "jaxddp"."""
     name: str | None = None
     """Name of the run for "wandb" and "mlflow". If None, WANDB_NAME, else the name of the work directory."""
-    config: tuple[str, ...] = ()
+    config: Names = ()
     """Further values that "wandb" and "mlflow" record with the config: "note=baseline,fold=3"."""
     images: Annotated[ShownImages, Requires("log.to", ("tensorboard", "wandb", "mlflow"))] | None = None
     """Number of validation images whose predictions "wandb", "mlflow" and "tensorboard" show. If None, 16 with "wandb"
@@ -235,10 +228,6 @@ class LogConfig:
     profile: Duration | None = None
     """Length of a trace for TensorBoard's profiler, such as "10 steps". The trace starts a few steps after the first
     step and is written to profile/ in the work directory. If None, no trace."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "to", names_of(self.to))
-        object.__setattr__(self, "config", names_of(self.config))
 
     @cached_property
     def recorded(self) -> dict[str, str]:
@@ -254,10 +243,8 @@ class LogConfig:
         _ = self.recorded
         for key in ("project", "name", "config"):
             if (value := getattr(self, key)) and not {*_TRACKERS} & {*self.to}:
-                raise InputError(
-                    *(Key(f"log.{key}", value), f": only {' and '.join(_TRACKERS)} read it"),
-                    advice=("name one in ", Key("log.to"), ", or leave it out"),
-                )
+                only = f": only {' and '.join(_TRACKERS)} read it; name one in "
+                raise InputError(Key(f"log.{key}", value), only, Key("log.to"), ", or leave it out")
         if "curves" in self.to and "jsonl" not in self.to:
             given = Key.plain("log.to", ",".join(self.to))
             raise InputError(given, ": curves are drawn from metrics.jsonl", advice='name "jsonl" too')

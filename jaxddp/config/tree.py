@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from jaxddp.config.choices import reset_unread
 from jaxddp.config.data_section import DataConfig
 from jaxddp.config.layers import Layers
 from jaxddp.config.model_section import LossConfig, ModelConfig, ObjectiveConfig
+from jaxddp.config.registry import reset_unread
 from jaxddp.config.training_section import (
     CheckpointConfig,
     EvalConfig,
@@ -48,7 +48,7 @@ class Config:
         # Parse the values that have a special syntax, to report invalid values before the run starts.
         _ = self.model.batch_statistics, self.model.fresh_layers, self.model.frozen, self.model.unfreeze_times
         _ = self.optimizer.layer_rate_factors
-        _ = self.loss.weights, self.checkpoint.goal(averages=False), self.data.area, self.parallel.division
+        _ = self.loss.weights, self.checkpoint.goal(averages=False), self.parallel.division
 
     @cached_property
     def frozen(self) -> Layers:

@@ -1,23 +1,47 @@
 """Nested dataclasses such as a config: change keys, check values, record which keys are read, convert to JSON."""
 
+import ast
 import contextlib
 import dataclasses
 import functools
+import inspect
+import itertools
 import numbers
+import textwrap
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError, Key, about
+from jaxddp.core.files import check_path
 from jaxddp.core.ranges import Range, real_number, whole_number
 from jaxddp.core.wording import nearest
 
 T = TypeVar("T")
+
+
+def _names_of(words: Any) -> Any:
+    """Split a text, or each text of a list, at commas: `--log.to jsonl,tensorboard` passes one word."""
+    texts = (words,) if isinstance(words, str) else words
+    if not (isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)):
+        return words
+    return tuple(name.strip() for text in texts for name in text.split(",") if name.strip())
+
+
+Names = Annotated[tuple[str, ...], _names_of]
+"""Words that are split at commas. A function in the type of a key converts a value before it is checked."""
 _LONGEST_TEXT = 4096
 """The maximum length of a path."""
+TRUTHS = {"true": True, "false": False}
+_READERS: dict[Any, Callable[[str], Any]] = {
+    int: whole_number,
+    float: real_number,
+    bool: lambda text: TRUTHS.get(text.lower(), text),
+}
 _WORDS = {
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
@@ -87,7 +111,7 @@ def check_values(node: Any, prefix: str = "") -> None:
 def keys_of(tree: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield every key of nested dataclasses, such as "train.batch_size", with its type."""
     for name, hint in _hints(tree).items():
-        node = unannotated(hint)
+        node = bare(hint)
         if is_tree(node):
             yield from keys_of(node, f"{prefix}{name}.")
         else:
@@ -100,16 +124,23 @@ def is_tree(hint: Any) -> bool:
 
 
 def notes(hint: Any, kind: type[T]) -> list[T]:
-    """Return the annotations of one kind in the type of a key: `Range`, `Requires`, or str, its description."""
+    """Return the annotations of one kind in the type of a key: `Range` or `Requires`."""
     if typing.get_origin(hint) not in (Annotated, typing.Union, types.UnionType):
         return []
     first, *more = typing.get_args(hint)
     return [*(note for note in more if isinstance(note, kind)), *notes(first, kind)]
 
 
-def unannotated(hint: Any) -> Any:
-    """Return the type of a key without annotations, such as its range."""
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is Annotated else hint
+@functools.cache
+def descriptions(tree: type) -> dict[str, str]:
+    """Return the docstring below each field of a dataclass, in one line; fields of its bases are left out."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(tree))).body
+    found: dict[str, str] = {}
+    for field, following in itertools.pairwise(cast(ast.ClassDef, definition).body):
+        match field, following:
+            case ast.AnnAssign(target=ast.Name(name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = " ".join(text.split())
+    return found
 
 
 def bare(hint: Any) -> Any:
@@ -136,6 +167,8 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     whole_hint = hint if whole_hint is None else whole_hint
     if origin is Annotated:
+        for convert in filter(callable, args[1:]):
+            value = convert(value)
         value = checked(value, args[0], key, whole_hint)
         for bounds in args[1:]:
             if isinstance(bounds, Range) and value not in bounds:
@@ -143,10 +176,10 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
         return value
     if origin in (types.UnionType, typing.Union):
         return None if value is None else checked(value, args[0], key)
-    if origin is Literal and value in args:
-        return value
-    if origin is Literal and isinstance(value, str):
-        suggestion = nearest(value, map(str, args))
+    if origin is Literal:
+        if value in args:
+            return value
+        suggestion = nearest(value, map(str, args)) if isinstance(value, str) else ""
         raise InputError(Key(key, value), f": expected {_description(whole_hint)}{suggestion}")
     if origin is tuple and isinstance(value, list | tuple) and (args[-1] is ... or len(value) == len(args)):
         return tuple(checked(item, args[0], key) for item in value)
@@ -159,6 +192,10 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
     if hint is float and isinstance(value, numbers.Real) and not isinstance(value, bool):
         with contextlib.suppress(OverflowError):
             return float(value)
+    if hint is Path and isinstance(value, str | Path):
+        return Path(check_path(value, key))
+    if hint is str and isinstance(value, Path):
+        value = str(value)
     if hint is str and isinstance(value, str) and not (0 < len(value) <= _LONGEST_TEXT and "\0" not in value):
         raise InputError(Key(key, value), f": expected text of 1 to {_LONGEST_TEXT:,} characters")
     if origin is None and hint not in (int, float) and isinstance(value, hint):
@@ -166,13 +203,34 @@ def checked(value: Any, hint: Any, key: str, whole_hint: Any = None) -> Any:
     raise InputError(Key(key, value), f": expected {_description(whole_hint)}")
 
 
-def read_number(text: str, kind: Any, key: str) -> float:
-    """Parse a number of a type with a range, such as `Share`. Raises: InputError if the text is no such number."""
-    try:
-        value: Any = whole_number(text) if bare(kind) is int else real_number(text)
-    except ValueError:
-        value = text
-    return checked(value, kind, key)
+def read(content: str | list[str] | None, hint: Any, key: str) -> Any:
+    """Return the value of a key, converted from text and checked.
+
+    Args:
+        content: the text of a value, the texts of a list of values, or None for an empty value.
+        hint: the type of the key.
+        key: the key, for messages.
+
+    Raises:
+        InputError: the text is no value of this type, or the value is out of range.
+    """
+    kind: Any = bare(hint)
+    if content is not None and typing.get_origin(kind) is tuple:
+        part = typing.get_args(kind)[0]
+        # A list of names can be a single name: `to: jsonl`.
+        words = [content] if isinstance(content, str) and part is str else content
+        return checked([converted(word, part) for word in words] if isinstance(words, list) else words, hint, key)
+    return checked(converted(content, kind) if isinstance(content, str) else content, hint, key)
+
+
+def converted(text: str, hint: Any) -> Any:
+    """Return the value of a text; the text itself if it is no value of this type. `checked` then raises the error."""
+    kind = bare(hint)
+    if typing.get_origin(kind) is Literal:
+        return next((choice for choice in typing.get_args(kind) if str(choice) == text), text)
+    with contextlib.suppress(ValueError):
+        return _READERS.get(kind, str)(text)
+    return text
 
 
 def _description(hint: Any, *, several: bool = False) -> str:
@@ -260,17 +318,24 @@ def unobserved(node: Any) -> Any:
     return copy
 
 
-def names_of(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Split words at commas: the command line passes `--log.to jsonl,tensorboard` as one word."""
-    return tuple(name.strip() for word in words for name in word.split(",") if name.strip())
-
-
 def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested dicts as one dict: `{"train": {"batch_size": 8}}` becomes `{"train.batch_size": 8}`."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return flat
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """Return nested dicts for dotted keys, the inverse of `flatten`."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *sections, name = key.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[name] = value
+    return tree
 
 
 HELP = ("-h", "--help")

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from jaxddp.config.choices import effective_settings
 from jaxddp.config.goal import VAL_EMA, by_split, of_exported
+from jaxddp.config.registry import effective_settings
 from jaxddp.config.values import flatten
 from jaxddp.core import files
 from jaxddp.core.errors import InputError

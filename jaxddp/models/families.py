@@ -12,30 +12,8 @@ if TYPE_CHECKING:
 
 Family = TypeVar("Family", bound=type)
 
-Width = Annotated[
-    int,
-    Range(1, 4096),
-    "ResNets and airbench: number of features of the first stage; all other stages are multiples of it.",
-]
-Stem = Annotated[
-    Literal["imagenet", "small", "deep"],
-    'ResNets: "imagenet" is a 7x7 convolution of stride 2 and a max-pool; "small" is one 3x3 convolution, for images '
-    'of about 32 pixels; "deep" has three 3x3 convolutions in place of the 7x7 one, as in ResNet-D.',
-]
-Statistics = Annotated[
-    str,
-    'The images that batch norm normalizes together in training: "local", each device\'s part of the batch; "sync", '
-    'the global batch; "ghost:K", every K consecutive images, with the same result on any number of devices.',
-]
-DropPath = Annotated[
-    Decay,
-    "ViTs, Swin Transformers, ConvNeXts and EfficientNets: stochastic depth. The probability that an example skips a "
-    "block grows linearly, from 0 at the first block to this value at the last. In EfficientNets it is this value * i "
-    "/ n at block i of n, counted from 0.",
-]
-Dropout = Annotated[
-    Decay, "EfficientNets and MobileNets: the probability that training sets an input of the last layer to zero."
-]
+Width = Annotated[int, Range(1, 4096)]
+Stem = Literal["imagenet", "small", "deep"]
 
 
 def _add(*names: str) -> Callable[[Family], Family]:
@@ -62,28 +40,25 @@ class ResNetSettings:
     """ResNets and their variants; see `jaxddp.models.resnet`."""
 
     width: Width = 64
+    """ResNets and airbench: number of features of the first stage; all other stages are multiples of it."""
     stem: Stem = "imagenet"
-    batch_norm: Statistics = "local"
-    zero_init_last_scale: Annotated[
-        bool, "ResNets: start each block as the identity, with zero scales in its last batch norm."
-    ] = True
-    shortcut_norm: Annotated[
-        bool,
-        "ResNets: whether batch norm follows the 1x1 convolutions of shortcuts; otherwise the convolutions have a "
-        "bias.",
-    ] = True
-    weight_init: Annotated[
-        str,
-        'ResNets: initialization of the convolutions\' kernels. "he_", "xavier_" (or "glorot_") or "lecun_" followed '
-        'by "normal" or "uniform"; or "orthogonal", "zeros", "normal(0.02)" or "truncated_normal(0.02)" with a '
-        "standard deviation (by default 0.01; truncated at two standard deviations). The kernel of the head always "
-        "has normal(0.01).",
-    ] = "he_normal"
-    blur_pool: Annotated[
-        bool,
-        "ResNets: blur the input of strided convolutions with 16 channels or more, so that the output depends less on "
-        "small shifts of the image.",
-    ] = False
+    """ResNets: "imagenet" is a 7x7 convolution of stride 2 and a max-pool; "small" is one 3x3 convolution, for images
+    of about 32 pixels; "deep" has three 3x3 convolutions in place of the 7x7 one, as in ResNet-D."""
+    batch_norm: str = "local"
+    """The images that batch norm normalizes together in training: "local", each device's part of the batch; "sync", the
+    global batch; "ghost:K", every K consecutive images, with the same result on any number of devices."""
+    zero_init_last_scale: bool = True
+    """ResNets: start each block as the identity, with zero scales in its last batch norm."""
+    shortcut_norm: bool = True
+    """ResNets: whether batch norm follows the 1x1 convolutions of shortcuts; otherwise the convolutions have a bias."""
+    weight_init: str = "he_normal"
+    """ResNets: initialization of the convolutions' kernels. "he_", "xavier_" (or "glorot_") or "lecun_" followed by
+    "normal" or "uniform"; or "orthogonal", "zeros", "normal(0.02)" or "truncated_normal(0.02)" with a standard
+    deviation (by default 0.01; truncated at two standard deviations). The kernel of the head always has
+    normal(0.01)."""
+    blur_pool: bool = False
+    """ResNets: blur the input of strided convolutions with 16 channels or more, so that the output depends less on
+    small shifts of the image."""
 
     def make(self, config: "Config", num_classes: int) -> Any:
         import jaxddp.models.resnet as resnet
@@ -105,7 +80,7 @@ class ResNetDSettings(ResNetSettings):
 class RegNetSettings:
     """RegNetY; see `jaxddp.models.regnet`."""
 
-    batch_norm: Statistics = "local"
+    batch_norm: str = "local"
 
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.regnet import ARCHITECTURES, RegNet
@@ -120,9 +95,13 @@ class RegNetSettings:
 class EfficientNetSettings:
     """EfficientNets; see `jaxddp.models.efficientnet`."""
 
-    batch_norm: Statistics = "local"
-    drop_path: DropPath = 0.0
-    dropout: Dropout = 0.0
+    batch_norm: str = "local"
+    drop_path: Decay = 0.0
+    """ViTs, Swin Transformers, ConvNeXts and EfficientNets: stochastic depth. The probability that an example skips a
+    block grows linearly, from 0 at the first block to this value at the last. In EfficientNets it is this value * i / n
+    at block i of n, counted from 0."""
+    dropout: Decay = 0.0
+    """EfficientNets and MobileNets: the probability that training sets an input of the last layer to zero."""
 
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.efficientnet import ARCHITECTURES
@@ -145,8 +124,8 @@ class EfficientNetSettings:
 class MobileNetSettings:
     """MobileNets; see `jaxddp.models.mobilenet`."""
 
-    batch_norm: Statistics = "local"
-    dropout: Dropout = 0.0
+    batch_norm: str = "local"
+    dropout: Decay = 0.0
 
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.inverted_residual import InvertedResidualNetwork
@@ -168,7 +147,7 @@ class MobileNetSettings:
 class ConvNeXtSettings:
     """ConvNeXts; see `jaxddp.models.convnext`."""
 
-    drop_path: DropPath = 0.0
+    drop_path: Decay = 0.0
 
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.convnext import STAGE_SIZES, ConvNeXt
@@ -182,7 +161,7 @@ class ConvNeXtSettings:
 class SwinSettings:
     """Swin Transformers; see `jaxddp.models.swin`."""
 
-    drop_path: DropPath = 0.0
+    drop_path: Decay = 0.0
 
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.swin import STAGE_SIZES, Swin
@@ -195,7 +174,7 @@ class SwinSettings:
 class ViTSettings:
     """Vision Transformers; see `jaxddp.models.vit`."""
 
-    drop_path: DropPath = 0.0
+    drop_path: Decay = 0.0
 
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.vit import SIZES, ViT
@@ -209,7 +188,7 @@ class AirbenchSettings:
     """The network of `jaxddp.models.airbench`."""
 
     width: Width = 64
-    batch_norm: Statistics = "local"
+    batch_norm: str = "local"
 
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.airbench import Airbench

@@ -1,75 +1,51 @@
 """The arguments of the Python API: their checks, the config keys that they set, and their names in messages."""
 
+import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.config import Config, DataConfig
-from jaxddp.config.choices import check_read
-from jaxddp.config.registry import OBJECTIVES
-from jaxddp.config.values import checked
-from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError, JaxddpError, Key, Words, refused
+from jaxddp.config import CheckpointConfig, Config, DataConfig, ObjectiveConfig, ParallelConfig, TrainConfig
+from jaxddp.config.registry import OBJECTIVES, check_read
+from jaxddp.config.values import Names, checked, nested
+from jaxddp.core.errors import InputError, JaxddpError, Key, refused
 from jaxddp.core.ranges import Range
 from jaxddp.core.user_code import describing_errors
-from jaxddp.core.wording import choices, first_line, show
+from jaxddp.core.wording import choices, first_line, shaped
 from jaxddp.data.source import Source, check_source
-from jaxddp.engine.self_test import Mode
 from jaxddp.engine.state import TrainState
-from jaxddp.recipe.hooks import check_parameters
 from jaxddp.setup.run_setup import RunSetup
-from jaxddp.setup.user_objects import check_name
+from jaxddp.setup.user_objects import UserObject, check_name
 from jaxddp.training.evaluation import Measure
 
 Epochs = Annotated[float, Range(0, 10**9, above=True)]
 
-_OPTIONS = {
-    "model": ("cpu_convolutions", "freeze", "new_layers", "offline", "unfreeze", "weights"),
-    "optimizer": ("clip_norm", "groups", "layer_decay", "rate_factors"),
-    "train": (
-        *("accumulate", "gradient_precision", "max_bad_steps", "precision", "ema", "ema_warmup", "ema_every"),
-        *("lookahead", "lookahead_decay", "stop_after", "stop_min_gain"),
-        *("sync_every", "outer_optimizer", "outer_rate", "outer_momentum"),
-    ),
-    "checkpoint": ("best", "best_is", "best_smoothing"),
-    "parallel": (
-        *("buckets", "device_groups", "reproducible", "shard_optimizer", "shares", "xla_options"),
-        *("start_timeout", "heartbeat_timeout", "stall_timeout", "shutdown_timeout"),
-    ),
-    "log": ("gradient_norm",),
-    "objective": (
-        *("consistency_weight", "strong_cutout", "strong_rand_augment", "strong_rand_magnitude", "threshold"),
-        *("teacher", "teacher_share", "temperature", "unlabelled_ratio", "unlabelled_weight"),
-    ),
+
+def _keys(section: type, *left_out: str) -> list[str]:
+    return [each.name for each in dataclasses.fields(section) if each.name not in left_out]
+
+
+_BY_SECTION = {
+    "model": ["cpu_convolutions", "freeze", "new_layers", "offline", "unfreeze", "weights"],
+    "optimizer": ["clip_norm", "groups", "layer_decay", "rate_factors"],
+    "train": _keys(TrainConfig, "batch_size", "duration", "label_smoothing"),
+    "checkpoint": _keys(CheckpointConfig, "every", "keep"),
+    "parallel": _keys(ParallelConfig, "devices", "cpu_devices", "groups", "check_replicas", "self_test"),
+    "log": ["gradient_norm"],
+    "objective": _keys(ObjectiveConfig, "name"),
 }
-"""The keys of a config that `prepare_training` accepts, by section."""
-
-_KEYS = {"device_groups": "groups"}
-"""The key of each option with another name, because `groups` is an option of the optimizer."""
-
-
-def _key_of(option: str) -> str:
-    return _KEYS.get(option, option)
-
-
-_CADENCES = {
-    "log_every": ("log.every", Duration),
-    "profile": ("log.profile", Duration | None),
-    "save_every": ("checkpoint.every", Duration),
-    "eval_every": ("eval.every", Duration),
-    "check_every": ("parallel.check_replicas", Duration),
-    "self_test": ("parallel.self_test", Mode),
-}
-"""The arguments of `train` that set a key. Each has the key and the type of its value."""
+OPTIONS = {name: f"{section}.{name}" for section, names in _BY_SECTION.items() for name in names}
+"""The key of each option of `prepare_training`. `groups` is an option of the optimizer."""
+OPTIONS["device_groups"] = "parallel.groups"
 
 _NAMES = {
-    **{f"{section}.{_key_of(key)}": key for section, keys in _OPTIONS.items() for key in keys},
-    **{key: argument for argument, (key, _) in _CADENCES.items()},
+    **{key: option for option, key in OPTIONS.items()},
+    **{"log.every": "log_every", "eval.every": "eval_every", "checkpoint.every": "save_every"},
+    **{"log.profile": "profile", "parallel.check_replicas": "check_every", "parallel.self_test": "self_test"},
     "train.duration": "epochs",
     "train.batch_size": "batch_size_per_device",
     "eval.batch_size": "batch_size_per_device",
@@ -91,11 +67,6 @@ _OBJECTS = "objects."
 """Prefix of the keys of config.json that identify objects from arguments."""
 
 
-def options_of(section: str) -> tuple[str, ...]:
-    """Return the keys of a section that `prepare_training` accepts."""
-    return _OPTIONS[section]
-
-
 def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, other_names: Iterable[str] = ()) -> Config:
     """Return the config of the options of `prepare_training`.
 
@@ -106,52 +77,28 @@ def config_of_options(options: Mapping[str, Any], objective: Any, seed: int, oth
     Raises:
         InputError: an option is unknown, or has no effect.
     """
-    section_of = {key: section for section, keys in _OPTIONS.items() for key in keys}
-    for key in options.keys() - section_of:
-        raise InputError(f"prepare_training: unknown option {key!r}; {choices(key, {*section_of, *other_names})}")
-    given = {key: str(value) if isinstance(value, Path) else value for key, value in options.items()}
-    # These values may be text, as on the command line: "conv1=0.1,fc=10".
-    given |= {key: (given[key],) for key in ("unfreeze", "rate_factors", "groups") if isinstance(given.get(key), str)}
-    if isinstance(given.get("shares"), tuple | list):
-        given["shares"] = ",".join(map(str, given["shares"]))
-    changes = {
-        section: {_key_of(key): given[key] for key in keys if key in given} for section, keys in _OPTIONS.items()
-    }
+    for name in options.keys() - OPTIONS:
+        raise InputError(f"prepare_training: unknown option {name!r}; {choices(name, {*OPTIONS, *other_names})}")
+    values = {OPTIONS[name]: value for name, value in options.items()}
+    if isinstance(shares := options.get("shares"), tuple | list):
+        values["parallel.shares"] = ",".join(map(str, shares))
     if isinstance(objective, str):
-        changes["objective"]["name"] = objective
-    else:
-        # `unlabelled_ratio` is allowed, because it sets the size of the unlabelled batches of any objective.
-        for key in changes["objective"].keys() - {"unlabelled_ratio"}:
-            advice = "pass the value to the function instead"
-            raise InputError(Key(key, given[key]), ": the objective is a function", advice=advice)
-    config = Config().replace(seed=seed, **changes)
+        values["objective.name"] = objective
+    # `unlabelled_ratio` is allowed, because it sets the size of the unlabelled batches of any objective.
+    elif of_name := [key for key in values if key.startswith("objective.") and key != "objective.unlabelled_ratio"]:
+        advice = "pass the value to the function instead"
+        raise InputError(Key(of_name[0], values[of_name[0]]), ": the objective is a function", advice=advice)
+    config = Config().replace(seed=seed, **nested(values))
     check_read(config, () if isinstance(objective, str) else (OBJECTIVES.hook,))
     return config
-
-
-def changes_of_cadences(**given: Any) -> dict[str, dict[str, Any]]:
-    """Return the config changes for the cadence arguments of `train`. Raises: InputError if an argument is invalid."""
-    changes: dict[str, dict[str, Any]] = {}
-    for argument, (name, kind) in _CADENCES.items():
-        section, _, key = name.partition(".")
-        changes.setdefault(section, {})[key] = checked(given[argument], kind, argument)
-    return changes
 
 
 def log_settings(
     log_to: str | Sequence[str], project: str | None, name: str | None, config: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Return the values of the config section `log` for the arguments of loggers. Raises: InputError."""
-    names = checked((log_to,) if isinstance(log_to, str) else log_to, tuple[str, ...], "log_to")
-    words = []
-    for key, value in checked({} if config is None else config, dict, "log_config").items():
-        word = f"{key}={value}"
-        if not isinstance(value, str | int | float) or not str(key) or "," in word or "=" in str(key):
-            raise InputError(
-                Key("log_config"), f": {show(word)}: give a dict of names to texts or numbers, without commas"
-            )
-        words.append(word)
-    settings = {"to": ("jsonl", *names), "project": project, "name": name, "config": tuple(words)}
+    words = tuple(f"{key}={value}" for key, value in checked(config or {}, dict, "log_config").items())
+    settings = {"to": ("jsonl", *checked(log_to, Names, "log_to")), "project": project, "name": name, "config": words}
     Config().replace(log=settings).log.check()
     return settings
 
@@ -192,45 +139,27 @@ def as_argument(key: Key, names: Mapping[str, str] = _NAMES) -> str:
     return f"{name}={key.shown_value}" if key.has_value else name
 
 
+_TABLE = "the table is used as it is; open_data has arguments for classes and val_share, and table.take(N) returns"
+_FROM_PYTHON = {
+    **{key: f"{_TABLE} fewer examples" for key in ("limit", "classes", "val_share")},
+    "labels_per_class": "give the table that jaxddp.data.selection.few_labels makes",
+    "unlabelled": "give a table as unlabelled",
+    "verify": "give the table that open_data(PATH, manifest=FILE) opens",
+}
+"""What to give instead of a key of `data` that a table decides, by the key."""
+
+
 def check_data(data: Any) -> DataConfig | None:
     """Check the argument `data` and return it. Raises: InputError."""
     if data is None:
         return None
     if not isinstance(data, DataConfig):
         raise refused("data", data, "give a jaxddp.DataConfig, such as DataConfig(image_size=64)")
-    if data.labels_per_class is not None:
-        advice = ": from Python, give the table that jaxddp.data.selection.few_labels makes"
-        raise InputError(Key("data.labels_per_class", data.labels_per_class), advice)
-    if data.unlabelled is not None:
-        raise InputError(Key("data.unlabelled", data.unlabelled), ": from Python, give a table as unlabelled")
-    for key in ("limit", "classes", "val_share"):
-        if (value := getattr(data, key)) is not None:
-            advice = "open_data has arguments for classes and val_share, and table.take(N) returns fewer examples"
-            raise InputError(Key(f"data.{key}", value), ": from Python, the table is used as it is", advice=advice)
-    if data.verify == "manifest":
-        raise InputError(
-            Key.plain("data.verify", "manifest"),
-            ": from Python, give the table that open_data(PATH, manifest=FILE) opens",
-        )
+    for key, advice in _FROM_PYTHON.items():
+        if (value := getattr(data, key)) not in (None, "first", "never"):
+            raise InputError(Key(f"data.{key}", value), f": from Python, {advice}")
     check_read(Config(data=data))
     return data
-
-
-def check_function(function: Any, name: str, of: str, arguments: str = "") -> Any:
-    """Check an argument that is a function or None, and return it.
-
-    Args:
-        name: the name of the argument.
-        of: the description of the function's arguments in a message.
-        arguments: the names of its positional arguments; empty to skip this check.
-
-    Raises: InputError if the argument is not a function, or takes other arguments.
-    """
-    if function is not None and (isinstance(function, type) or not callable(function)):
-        raise refused(name, function, f"give a function of {of}")
-    if function is not None and arguments:
-        check_parameters(function, name, _name(function), arguments)
-    return function
 
 
 def check_unlabelled(source: Any) -> Source | None:
@@ -244,22 +173,17 @@ def check_unlabelled(source: Any) -> Source | None:
 
 def check_schedule(schedule: Any) -> optax.Schedule | None:
     """Check that JAX can trace a schedule, and return it. Raises: InputError if it fails or returns no number."""
-    if check_function(schedule, "schedule", "the step, such as optax.cosine_decay_schedule(1.0, steps)") is None:
+    if schedule is None:
         return None
+    description = "the step, such as optax.cosine_decay_schedule(1.0, steps)"
+    function = UserObject(schedule, "schedule").function(description, "step")
     try:
-        found = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
+        found = jax.eval_shape(lambda step: jnp.asarray(function(step)), jax.ShapeDtypeStruct((), jnp.int32))
     except Exception as error:
-        reason = first_line(error)
-        raise InputError(
-            f"schedule: fails for a step int32[] ({type(error).__name__}: {reason}); give a function that JAX can trace"
-        ) from error
-    if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.number):
-        kind = (
-            f"{found.dtype}{list(found.shape)}"
-            if hasattr(found, "dtype")
-            else f"an object of type {type(found).__name__}"
-        )
-        raise InputError(f"schedule: returned {kind} for a step; return one number")
+        reason = f"fails for a step int32[] ({type(error).__name__}: {first_line(error)})"
+        raise InputError(f"schedule: {reason}; give a function that JAX can trace") from error
+    if found.shape:
+        raise InputError(f"schedule: returned {shaped(found)} for a step; return one number")
     return schedule
 
 
@@ -272,14 +196,11 @@ def check_evaluators(evaluators: Any, setup: RunSetup) -> list[Measure]:
     """
     if isinstance(evaluators, str) or not isinstance(evaluators, Sequence):
         raise refused("evaluators", evaluators, "give a list of functions of the state")
-    for evaluator in evaluators:
-        if check_function(evaluator, "evaluators", "the state", "state") is None:
-            raise InputError("evaluators=[None]: give functions of the state")
-    if evaluators and setup.validated is None:
-        names = ", ".join(map(_name, evaluators))
+    functions = [UserObject(each, "evaluators").function("the state", "state") for each in evaluators]
+    if functions and setup.validated is None:
         needed = "give val too" if setup.resources.val is None else "eval_every disables evaluation"
-        raise InputError(f"evaluators=[{names}]: they are measured at evaluations; {needed}")
-    return [_with_numbers(evaluator) for evaluator in evaluators]
+        raise InputError(f"evaluators=[{', '.join(map(_name, functions))}]: they are measured at evaluations; {needed}")
+    return [_with_numbers(function) for function in functions]
 
 
 def _with_numbers(evaluator: Measure) -> Measure:
@@ -309,24 +230,15 @@ def check_length(before: Config, after: Config) -> None:
     """Raise `InputError` if a key depends on the length of a run and the length was changed."""
     if before.train.duration == after.train.duration:
         return
-    changed = f"but the length is now {after.train.duration}"
+    changed = f"a run of {before.train.duration}, but the length is now {after.train.duration}"
+    advice = "give the new length to prepare_training"
     if before.train.lookahead is not None:
-        raise InputError(
-            Key("train.lookahead"),
-            f": the setup was prepared for a run of {before.train.duration}, whose last step takes over "
-            f"the slow weights, {changed}",
-            advice="give the new length to prepare_training",
-        )
-    unfreeze_times = before.model.unfreeze_times.items()
-    shares: list[tuple[Words, Duration]] = [
-        ((Key("model.unfreeze"), f": {layer}="), each) for layer, each in unfreeze_times
-    ]
+        slow = f": the last step takes over the slow weights, and the setup was prepared for {changed}"
+        raise InputError(Key("train.lookahead"), slow, advice=advice)
+    times = {("model.unfreeze", f": {layer}="): time for layer, time in before.model.unfreeze_times.items()}
     if before.data.grow_from is not None:
-        shares += [((Key(f"data.{key}"), "="), getattr(before.data, key)) for key in ("grow_start", "grow_end")]
-    for key, duration in shares:
+        times |= {("data.grow_start", "="): before.data.grow_start, ("data.grow_end", "="): before.data.grow_end}
+    for (key, equals), duration in times.items():
         if duration.unit == "%":
-            raise InputError(
-                key,
-                f"{duration} is a fraction of a run of {before.train.duration}, {changed}",
-                advice="give the new length to prepare_training, or use epochs or steps",
-            )
+            share = f"{equals}{duration} is a fraction of {changed}"
+            raise InputError(Key(key), share, advice=f"{advice}, or use epochs or steps")

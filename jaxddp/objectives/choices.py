@@ -28,19 +28,13 @@ def supervised(config: "Config", topology: Any) -> Made:
 class DistillationSettings:
     """A student learns from labels and from a trained teacher's predictions on the same images."""
 
-    teacher: Annotated[
-        str | None, "Distillation: the work directory of the run that is the teacher. Its best checkpoint is used."
-    ] = None
-    temperature: Annotated[
-        float,
-        Range(0, 1000, above=True),
-        "Distillation: the logits of teacher and student are divided by this before they are compared.",
-    ] = 4.0
-    teacher_share: Annotated[
-        Share,
-        "Distillation: the weight of the teacher's part of the loss; the loss on the labels has the weight 1 minus "
-        "this.",
-    ] = 0.9
+    teacher: str | None = None
+    """Distillation: the work directory of the run that is the teacher. Its best checkpoint is used."""
+    temperature: Annotated[float, Range(0, 1000, above=True)] = 4.0
+    """Distillation: the logits of teacher and student are divided by this before they are compared."""
+    teacher_share: Share = 0.9
+    """Distillation: the weight of the teacher's part of the loss; the loss on the labels has the weight 1 minus
+    this."""
 
     def make(self, config: "Config", topology: Any) -> Made:
         from jaxddp.objectives.distillation import distillation_of
@@ -56,30 +50,19 @@ class FixMatchSettings:
     The defaults are the paper's.
     """
 
-    unlabelled_ratio: Annotated[
-        int,
-        Range(1, 1024),
-        "FixMatch: number of unlabelled images (`data.unlabelled`) in a step for each labelled image.",
-    ] = UNLABELLED_RATIO
-    unlabelled_weight: Annotated[Factor, "FixMatch: weight of the loss on the unlabelled images."] = 1.0
-    threshold: Annotated[
-        Share,
-        "FixMatch: lowest probability at which the class of a weakly augmented image becomes its pseudo-label.",
-    ] = 0.95
-    strong_rand_augment: Annotated[
-        RandAugment,
-        "FixMatch: number of RandAugment layers of the strong augmentation, instead of `data.augment.rand_augment`.",
-    ] = 2
-    strong_rand_magnitude: Annotated[
-        RandMagnitude,
-        Requires("objective.strong_rand_augment"),
-        "FixMatch: strength of the operations of the strong augmentation, from 0 to 10.",
-    ] = 10.0
-    strong_cutout: Annotated[
-        Share,
-        "FixMatch: side of the black square of the strong augmentation, as a fraction of the image's shorter side; 0 "
-        "for none.",
-    ] = 0.5
+    unlabelled_ratio: Annotated[int, Range(1, 1024)] = UNLABELLED_RATIO
+    """FixMatch: number of unlabelled images (`data.unlabelled`) in a step for each labelled image."""
+    unlabelled_weight: Factor = 1.0
+    """FixMatch: weight of the loss on the unlabelled images."""
+    threshold: Share = 0.95
+    """FixMatch: lowest probability at which the class of a weakly augmented image becomes its pseudo-label."""
+    strong_rand_augment: RandAugment = 2
+    """FixMatch: number of RandAugment layers of the strong augmentation, instead of `data.augment.rand_augment`."""
+    strong_rand_magnitude: Annotated[RandMagnitude, Requires("objective.strong_rand_augment")] = 10.0
+    """FixMatch: strength of the operations of the strong augmentation, from 0 to 10."""
+    strong_cutout: Share = 0.5
+    """FixMatch: side of the black square of the strong augmentation, as a fraction of the image's shorter side; 0 for
+    none."""
 
     def make(self, config: "Config", topology: Any) -> Made:
         from jaxddp.objectives.fixmatch import FixMatch
@@ -92,10 +75,8 @@ class FixMatchSettings:
 class JensenShannonSettings:
     """Predictions for an image and for two augmented copies of it should agree. The default is the paper's."""
 
-    consistency_weight: Annotated[
-        Factor,
-        "Jensen-Shannon: weight of the divergence of the predictions for an image and two augmented copies.",
-    ] = 12.0
+    consistency_weight: Factor = 12.0
+    """Jensen-Shannon: weight of the divergence of the predictions for an image and two augmented copies."""
 
     def make(self, config: "Config", topology: Any) -> Made:
         from jaxddp.objectives.jensen_shannon import JensenShannon

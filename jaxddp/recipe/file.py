@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.config.choices import keys_of_choices, replaced_hooks
+from jaxddp.config.registry import keys_of_choices, replaced_hooks
 from jaxddp.config.tree import Config
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, about, with_keys_of_file
@@ -50,40 +50,18 @@ BESIDE_CONFIG = (RUN_ID, "fingerprint", "recipe", "objects")
 
 
 @dataclass(frozen=True)
-class StoredRecipe:
-    """The recipe as a run's config.json describes it.
-
-    Attributes:
-        digest: the digest of the run's copy of the recipe's files; None if there is no copy.
-        has_network: whether the config names the network; false for a run whose model is a Python object.
-    """
-
-    digest: str | None = None
-    has_network: bool = True
-
-
-@dataclass(frozen=True)
-class TakenSettings:
-    """Settings that a command takes from a run instead of from the recipe file.
-
-    Attributes:
-        keys: the keys that have the values of the run that provides the initial weights.
-        notice: a log line about the source of the settings; empty for none.
-    """
-
-    keys: frozenset[str] = frozenset()
-    notice: str = ""
-
-
-@dataclass(frozen=True)
 class RecipeFile:
     """The result of executing a recipe file, or of reading the config.json of a run and the run's copy of its recipe.
 
     Attributes:
         path: the recipe file, or the config.json.
         hooks: the hooks that the recipe defines or inherits, by name.
-        stored: the recipe as config.json describes it; None for a recipe file.
-        taken: the settings that a command takes from a run.
+        is_run: whether `path` is a config.json of a run.
+        has_network: whether the network can be made from the config and the hooks; false for a run whose model is a
+            Python object.
+        stored_digest: the digest in config.json of the run's copy of the recipe's files; None if there is no copy.
+        taken: the keys that a command takes from the run that provides the initial weights.
+        notice: a log line about the source of settings that are not from the recipe file; empty for none.
         origins: for a recipe file in YAML or JSON, the file and line, or the base, that sets a key.
         set_keys: the keys that must have an effect: the keys that the last layer with hooks sets, and the keys that
             later layers set. A layer is a recipe file, or the command line; it is later than the recipe that it loads.
@@ -94,8 +72,11 @@ class RecipeFile:
     path: Path
     sources: RecipeSources
     hooks: Mapping[str, Hook] = field(default_factory=dict)
-    stored: StoredRecipe | None = None
-    taken: TakenSettings = TakenSettings()
+    is_run: bool = False
+    has_network: bool = True
+    stored_digest: str | None = None
+    taken: frozenset[str] = frozenset()
+    notice: str = ""
     origins: Mapping[str, str] = field(default_factory=dict)
     set_keys: frozenset[str] = frozenset()
     replaced: tuple[str, ...] = ()
@@ -110,11 +91,6 @@ class RecipeFile:
         """Return the recipe without the hooks of these names."""
         hooks = {name: hook for name, hook in self.hooks.items() if name not in names}
         return replace(self, hooks=hooks, replaced=tuple(sorted({*self.replaced, *names})))
-
-    @property
-    def has_network(self) -> bool:
-        """Whether the network can be made from the config and the hooks."""
-        return self.stored is None or self.stored.has_network
 
     def check_network(self, advice: str) -> None:
         """Raise `InputError` with this advice if the network cannot be made from the config and the hooks."""
@@ -133,24 +109,19 @@ class RecipeFile:
     def entry(self) -> dict[str, Any] | None:
         """Return the entry of config.json that describes the hooks; None without hooks."""
         digest = self.digest()
-        if digest is None:
-            return None
-        return {"file": self.sources.main, "digest": digest, "hooks": sorted(self.hooks)}
+        return {"file": self.sources.main, "digest": digest, "hooks": sorted(self.hooks)} if digest else None
 
     def check_copy(self) -> None:
         """Raise `InputError` if a run's copy of its recipe differs from the digest in its config.json."""
-        if self.stored is not None and self.stored.digest not in (None, self.digest()):
+        if self.stored_digest not in (None, self.digest()):
             raise InputError(f"{self.sources.root}: the run's copy of its recipe has changed; restore it")
 
     def digest(self) -> str | None:
         """Return the SHA-256 of `files`, as hex; None if there are no files."""
-        files = self.files()
-        if not files:
-            return None
-        digest = hashlib.sha256()
+        digest, files = hashlib.sha256(), self.files()
         for name, content in files.items():
             digest.update(f"{name} {len(content)}\n".encode() + content)
-        return digest.hexdigest()
+        return digest.hexdigest() if files else None
 
 
 @dataclass
@@ -245,11 +216,9 @@ def read_config(path: Path) -> tuple[Config, dict[str, Any]]:
         try:
             content = files.parse_json(files.read(path))
             config = {key: value for key, value in content.items() if key not in BESIDE_CONFIG}
-            return Config().replace(**config), content
-        except InputError:
-            raise
         except (OSError, ValueError, AttributeError) as error:
             raise InputError(f"cannot be read as a run's config ({error})", advice="give a run's config.json") from None
+        return Config().replace(**config), content
 
 
 def _is_of_run(path: Path) -> bool:
@@ -266,24 +235,22 @@ def _is_of_run(path: Path) -> bool:
 def _read_run(path: Path) -> RecipeFile:
     """Return the recipe of a run: the config in its config.json, and the hooks in its copy of the recipe."""
     config, content = read_config(path)
-    entry, has_network = content.get("recipe") or {}, "model" in content
-    if not entry:
-        stored = StoredRecipe(has_network=has_network)
-        return RecipeFile(config, path, RecipeSources(path.parent), stored=stored)
-    match entry:
+    of_run: dict[str, Any] = {"config": config, "path": path, "is_run": True, "has_network": "model" in content}
+    match content.get("recipe") or {}:
         case {"file": str(file), "digest": str(digest), "hooks": [*names]}:
-            pass
-        case _:
+            root = path.parent / COPY_FOLDER
+        case {**entry} if not entry:
+            return RecipeFile(**of_run, sources=RecipeSources(path.parent))
+        case entry:
             raise InputError(f"{path}: its recipe is {show(entry)}; restore the file, or give the recipe file itself")
-    root = path.parent / COPY_FOLDER
-    copy = root / file
-    if not copy.is_file():
-        raise InputError(f"{copy}: the run's copy of its recipe is missing; restore it, or give the recipe file itself")
-    recipe = _read_file(copy)
+    if not (root / file).is_file():
+        missing = f"{root / file}: the run's copy of its recipe is missing"
+        raise InputError(f"{missing}; restore it, or give the recipe file itself")
+    recipe = _read_file(root / file)
     # A command may have replaced other hooks by naming a choice.
     recipe = recipe.without(recipe.hooks.keys() - {*names})
     sources = replace(recipe.sources, root=root.absolute())
-    return replace(recipe, config=config, path=path, sources=sources, stored=StoredRecipe(digest, has_network))
+    return replace(recipe, **of_run, sources=sources, stored_digest=digest)
 
 
 def _read_file(path: Path) -> RecipeFile:

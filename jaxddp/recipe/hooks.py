@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import inspect
-import os
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from jaxddp.config.choices import with_defaults
+from jaxddp.config.registry import with_defaults
 from jaxddp.config.values import observed
 from jaxddp.core.errors import InputError
 from jaxddp.core.user_code import is_ctrl_c, place_of
@@ -82,17 +81,14 @@ def hooks_of(path: Path, module: ModuleType) -> dict[str, Hook]:
     hooks = {}
     for name, value in vars(module).items():
         if name in HOOKS:
-            hooks[name] = Hook(path, _checked(path, name, value))
+            if not callable(value):
+                kind = type(value).__name__
+                raise InputError(f"{path}: {name} is a {kind}; define the function {name}({HOOKS[name]})")
+            check_parameters(value, str(path), name, HOOKS[name])
+            hooks[name] = Hook(path, value)
         elif name.startswith("get_") and name != "get_config" and getattr(value, "__module__", "") == module.__name__:
             raise InputError(f"{path}: {name} is not a hook; {choices(name, [*HOOKS, 'get_config'])}")
     return hooks
-
-
-def _checked(path: Path, name: str, value: Any) -> Callable[..., Any]:
-    if not callable(value):
-        raise InputError(f"{path}: {name} is a {type(value).__name__}; define the function {name}({HOOKS[name]})")
-    check_parameters(value, str(path), name, HOOKS[name])
-    return value
 
 
 def check_parameters(
@@ -131,7 +127,7 @@ def errors_name_line(path: Path, subject: str) -> Iterator[None]:
         subject: the text after the line number in the message, such as "get_model: ".
     """
     try:
-        with _same_directory():
+        with contextlib.chdir(Path.cwd()):
             yield
     except BaseException as error:
         if is_ctrl_c(error):
@@ -147,17 +143,3 @@ def errors_name_line(path: Path, subject: str) -> Iterator[None]:
         # If another module raised the error, name its line, too.
         further = f" (in {str(origin).removesuffix(': ')})" if origin and origin.file != path.absolute() else ""
         raise InputError(f"{where}: {subject}{type(error).__name__}: {error}{further}") from error
-
-
-@contextlib.contextmanager
-def _same_directory() -> Iterator[None]:
-    try:
-        directory = os.open(".", os.O_RDONLY)
-    except OSError:  # The directory was removed, or is not readable.
-        yield
-        return
-    try:
-        yield
-    finally:
-        os.fchdir(directory)
-        os.close(directory)

@@ -8,25 +8,20 @@
 
 `base` names the config that is changed, as `load` does in a Python file; without it, the defaults are changed. A
 section is a mapping of its keys, or its keys are written with dots. PyYAML composes the nodes of the file, and
-constructs no objects. The values are converted by `jaxddp.recipe.text`.
+constructs no objects. The values are converted by `jaxddp.config.values.read`.
 """
 
 import ast
-import contextlib
 import json
-import types
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jaxddp.core.files as files
 from jaxddp.config.tree import Config
-from jaxddp.config.values import checked, flatten, keys_of, unannotated
-from jaxddp.core.duration import Duration
+from jaxddp.config.values import flatten, keys_of, nested, read
 from jaxddp.core.errors import InputError, about
-from jaxddp.core.ranges import real_number, whole_number
 from jaxddp.core.wording import show
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES
 
@@ -86,13 +81,12 @@ class TextRecipe:
             with about(f"{self.path}:{entry.line}"):
                 if any(other.startswith(f"{key}.") for other in hints):
                     raise InputError(f"{key} is a section", advice="write its keys below it, with more indentation")
-                value = value_of(entry.content, hints[key], key) if key in hints else None
+                changes[key] = read(entry.content, hints[key], key) if key in hints else None
                 if key not in hints:
                     # The whole config raises the error, which suggests the nearest key.
-                    config.replace(**_nested({key: value}))
-                changes[key] = value
+                    config.replace(**nested({key: None}))
         try:
-            return config.replace(**_nested(changes))
+            return config.replace(**nested(changes))
         except InputError as error:
             line = self.line_of(error.key or "")
             raise error.within(str(self.path) if line is None else f"{self.path}:{line}") from error
@@ -117,24 +111,12 @@ def written(config: Config, base: tuple[str, Mapping[str, Any]] | None, form: st
         values = {key: value for key, value in values.items() if value is not None or unset[key] is not None}
     else:
         values = {key: value for key, value in values.items() if key not in base[1] or value != base[1][key]}
-    content = ({} if base is None else {BASE: base[0]}) | _nested(values)
+    content = ({} if base is None else {BASE: base[0]}) | nested(values)
     if form == "json":
         return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     # PyYAML writes the line break U+0085 as a space, unless it escapes all characters outside ASCII.
     is_plain = json.dumps(content, ensure_ascii=False).isprintable()
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=is_plain, default_flow_style=None, width=_WIDTH)
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested dicts for dotted keys, the inverse of `jaxddp.config.values.flatten`."""
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *sections, name = key.split(".")
-        node = tree
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[name] = value
-    return tree
 
 
 def _composed(path: Path) -> Any:
@@ -156,9 +138,7 @@ def _composed(path: Path) -> Any:
         raise InputError(f"{path}:{error.lineno}: is not JSON ({error.msg})") from None
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f":{error.problem_mark.line + 1}"
-        is_tab = "'\\t'" in (error.problem or "")
-        problem = "a tab; YAML indents with spaces" if is_tab else f"is not {kind} ({error.problem or error.context})"
-        raise InputError(f"{path}{line}: {problem}") from None
+        raise InputError(f"{path}{line}: is not {kind} ({error.problem or error.context})") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: is not {kind} ({error})") from None
     if not isinstance(node, yaml.MappingNode):
@@ -207,52 +187,6 @@ def _text(node: Any, path: Path, key: str) -> str | None:
         return None
     # JSON writes characters outside the Basic Multilingual Plane as two escapes.
     return node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-_TRUTHS = {"true": True, "false": False}
-_READERS: dict[Any, Callable[[str], Any]] = {
-    int: whole_number,
-    float: real_number,
-    bool: lambda text: _TRUTHS.get(text.lower(), text),
-}
-
-
-def value_of(content: str | list[str] | None, hint: Any, key: str) -> Any:
-    """Return the value of a key, converted from text and checked.
-
-    Args:
-        content: the text of a value, the texts of a list of values, or None for an empty value.
-        hint: the type of the key.
-        key: the key, for messages.
-
-    Raises:
-        InputError: the text is no value of this type, or the value is out of range.
-    """
-    inner = unannotated(hint)
-    optional = typing.get_origin(inner) in (types.UnionType, typing.Union)
-    if content is None:
-        return checked(None, hint, key)
-    if optional:
-        return value_of(content, typing.get_args(inner)[0], key)
-    if typing.get_origin(inner) is tuple:
-        parts = typing.get_args(inner)
-        # A list of names can be a single name: `to: jsonl`.
-        words = [content] if isinstance(content, str) and parts[0] is str else content
-        value = [_converted(word, parts[0]) for word in words] if isinstance(words, list) else words
-        return checked(value, hint, key)
-    return checked(_converted(content, hint) if isinstance(content, str) else content, hint, key)
-
-
-def _converted(text: str, hint: Any) -> Any:
-    """Return the value of a text; the text itself if it is no value of this type. `checked` then raises the error."""
-    kind = unannotated(hint)
-    if typing.get_origin(kind) is Literal:
-        return next((choice for choice in typing.get_args(kind) if str(choice) == text), text)
-    if kind is Duration:
-        return text
-    with contextlib.suppress(ValueError):
-        return _READERS.get(kind, str)(text)
-    return text
 
 
 def line_of(path: Path, key: str) -> int | None:

@@ -53,8 +53,8 @@ def join_and_resolve(file: RecipeFile) -> tuple[Topology, Config]:
     values = {key: str(value) for key, value in flatten(config.to_dict()).items()}
     peers.agree(values | {"the recipe file's digest": str(file.digest()), "replaced hooks": str(file.replaced)})
     topology = Topology.create(config.parallel.devices, peers)
-    if file.taken.notice and peers.is_first:
-        _log.info(file.taken.notice)
+    if file.notice and peers.is_first:
+        _log.info(file.notice)
     config = with_absolute_paths(config, peers)
     if config.train.precision is None:
         config = config.replace(train={"precision": platform_named(topology.platform).precision})

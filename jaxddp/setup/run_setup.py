@@ -14,8 +14,7 @@ import numpy as np
 import optax
 
 from jaxddp.config import Config
-from jaxddp.config.choices import CHOICES
-from jaxddp.config.registry import OBJECTIVES, OPTIMIZERS, SCHEDULES
+from jaxddp.config.registry import CHOICES, OBJECTIVES, OPTIMIZERS, SCHEDULES
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, Words, joined, refused
 from jaxddp.core.phases import doing, phase

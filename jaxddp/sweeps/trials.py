@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from jaxddp.config.choices import NAMES
-from jaxddp.config.values import bare, read_number
+from jaxddp.config.registry import NAMES
+from jaxddp.config.values import bare, read
 from jaxddp.core.errors import InputError, Key
 from jaxddp.core.ranges import real_number, whole_number
 
@@ -177,7 +177,7 @@ def is_split(key: str, hint: Any) -> bool:
 
 
 def _interval(key: str, hint: Any, text: str, first: str, last: str, log: str | None, *, whole: bool) -> Interval:
-    low, high = (read_number(word, hint, key) for word in (first, last))
+    low, high = (read(word, hint, key) for word in (first, last))
     if not low < high:
         raise InputError(Key(key, text), ": the first bound of an interval A..B is less than the second")
     if log and low <= 0:

@@ -21,10 +21,10 @@ from typing import Any
 
 import jaxddp.core.files as files
 from jaxddp.config import Config
-from jaxddp.config.choices import CHOICES, NAMES, effective_settings, needs
 from jaxddp.config.data_section import IMAGE_KEYS
 from jaxddp.config.goal import VAL
 from jaxddp.config.model_section import NETWORK_KEYS, LossConfig
+from jaxddp.config.registry import CHOICES, NAMES, effective_settings, needs
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, Option
 from jaxddp.core.peers import ALONE, Peers

@@ -23,7 +23,7 @@ from jaxddp.core.wording import counted, shaped, show, some
 from jaxddp.data.arrays import as_pixels, widened
 from jaxddp.data.labels import LabelKind, labels_of
 from jaxddp.data.source import Source, image_dtype
-from jaxddp.recipe.file import RUN_ID, RecipeFile, TakenSettings, read_config
+from jaxddp.recipe.file import RUN_ID, RecipeFile, read_config
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.weights.download import SCHEME, HubFile
@@ -186,7 +186,7 @@ def with_settings_of_weights(
     config = file.config.replace(**plain(changes))
     before, after = flatten(file.config.to_dict()), flatten(config.to_dict())
     taken = frozenset(key for key in after if after[key] != before[key])
-    return dataclasses.replace(file, config=config, taken=TakenSettings(taken))
+    return dataclasses.replace(file, config=config, taken=taken)
 
 
 def _folder_of(weights: str, *, offline: bool) -> Path | None:
@@ -236,8 +236,8 @@ def _started_from(workdir: Path, weights: str) -> bool:
 
 def with_notice(file: RecipeFile, weights: str) -> RecipeFile:
     """Return the recipe file with a line that lists the settings that were taken over, if there are any."""
-    now, keys = flatten(file.config.to_dict()), file.taken.keys
+    now, keys = flatten(file.config.to_dict()), file.taken
     listed = ", ".join(f"{key}={now[key]}" for key in sorted(keys) if now[key] is not None)
     whose = "the run's" if is_local(weights) else "the"
     notice = f"{weights}: {whose} settings are taken over: {listed}" if listed else ""
-    return dataclasses.replace(file, taken=TakenSettings(keys, notice))
+    return dataclasses.replace(file, notice=notice)

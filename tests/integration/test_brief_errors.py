@@ -1,11 +1,10 @@
 """Errors stay short although C++ libraries and threads print, too: only few lines precede the last line."""
 
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from support.processes import BRIEF, TRAIN, Launched, Program, without_progress_lines
+from support.processes import BRIEF, TRAIN, Program
 
 FEW = 3
 """Maximum number of lines besides the last one and the usual output."""
@@ -28,23 +27,6 @@ sys.exit(main(sys.argv[1:]))
 def usual_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restore the log level of a user's shell. `conftest.py` sets a lower one."""
     monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
-
-
-# tests/test_bad_images.py tests it in one process.
-@pytest.mark.ci
-def test_a_broken_image_prints_one_line_in_each_process(tree, start, tmp_path):
-    shutil.copytree(tree, tmp_path / "tree")
-    (image,) = (tmp_path / "tree").glob("ILSVRC/Data/CLS-LOC/train/*/n01000000_3.JPEG")
-    image.write_bytes(image.read_bytes()[:-200])
-    words = [*TRAIN, "--data.path", str(tmp_path / "tree"), "--workdir", str(tmp_path / "run"), *BRIEF]
-    launched = start(Launched, tmp_path / "launch", 2, words, "--grace", "2")
-    assert launched.end() == 2, launched.out + launched.err
-    for rank in (0, 1):
-        assert f"{image}: cut short: " in launched.last_of(rank)
-        output = without_progress_lines((launched.logs / f"process-{rank}.log").read_text())
-        assert "Traceback" not in output and "tensorflow" not in output
-        # Process 0 also prints the job, the run and its steps.
-        assert len(output.splitlines()) <= 1 + FEW + 5 * (rank == 0)
 
 
 def test_a_full_disk_prints_one_line(arrays, start, tmp_path):

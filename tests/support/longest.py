@@ -18,7 +18,6 @@ LONGEST = (
     "integration/test_submitit.py",
     "integration/test_loggers_of_jobs.py",
     "integration/test_namespaces.py",
-    "integration/test_recipe.py",
     "integration/test_launch_predict.py",
     "benchmarks/test_gpu_rehearsal.py",
     "conformance/test_networks.py",

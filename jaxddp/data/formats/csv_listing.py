@@ -183,7 +183,7 @@ def _find(folder: Path, split: Split) -> str | None:
     return None
 
 
-FORMATS.add("csv listing")(
+FORMATS.add("csv_listing")(
     LocalFormat(
         "a CSV file with the columns path,label, or a directory with train.csv",
         holds_csv,

@@ -122,4 +122,4 @@ def _store(where: str, dataset: Any, image: str) -> tuple[ArrowRows, str]:
     return ArrowRows(where, rows, files), hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()[:16]
 
 
-FORMATS.add("hugging face")(HubSets())
+FORMATS.add("hugging_face")(HubSets())

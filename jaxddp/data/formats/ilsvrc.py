@@ -158,7 +158,7 @@ class SolutionFiles:
         return read(place.address, csv, data.classes, data.local_cache, refuse=place.refuse)
 
 
-FORMATS.add("solution files")(SolutionFiles())
+FORMATS.add("ilsvrc")(SolutionFiles())
 
 
 def read_mapping(file: TextFile, refuse: Refuse = raise_fault) -> dict[str, str]:

@@ -132,4 +132,4 @@ def _read_header(stream: IO[bytes] | zipfile.ZipExtFile) -> tuple[tuple[int, ...
     return shape, column_major, dtype
 
 
-FORMATS.add("numpy")(LocalFormat("an .npz file or a directory with train_images.npy", holds_numpy, read_numpy))
+FORMATS.add("numpy_files")(LocalFormat("an .npz file or a directory with train_images.npy", holds_numpy, read_numpy))

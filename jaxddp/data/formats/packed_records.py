@@ -91,6 +91,6 @@ def _manifest(root: Path) -> dict[str, Any]:
         return manifest
 
 
-FORMATS.add("packed")(
+FORMATS.add("packed_records")(
     LocalFormat("a directory with packed.json (`jaxddp data pack`)", holds_packed, read_packed, skips_faults=True)
 )

@@ -170,4 +170,4 @@ def _parent(file: ShardFile) -> str:
 
 
 _DESCRIPTION = "a Parquet file of `datasets`, or a directory or a URL with train-*.parquet"
-FORMATS.add("parquet")(ShardFormat(_DESCRIPTION, ".parquet", read_parquet))
+FORMATS.add("parquet_files")(ShardFormat(_DESCRIPTION, ".parquet", read_parquet))

@@ -84,7 +84,7 @@ class Pixels:
     @classmethod
     def of(cls, data: DataConfig, *, train: bool) -> "Pixels":
         """Return the function of a config."""
-        area, resize = None if data.crop == "whole" else data.area, None if train else data.resize
+        area, resize = None if data.crop == "whole" else data.crop_area, None if train else data.resize
         return cls(data.image_size, PixelFormat.of(data), data.interpolation, area, resize, data.eval_crop == "squash")
 
     def __call__(self, data: Any, key: Any = None) -> Any:
