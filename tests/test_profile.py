@@ -127,15 +127,6 @@ def test_a_resumed_run_traces_its_own_steps(tmp_path):
     assert traced_steps(tmp_path) == [9, 10]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("steps", "traced"), [(3, [2, 3]), (1, [])])
-def test_a_short_run_traces_its_few_steps(tmp_path, steps, traced):
-    run(plan_of(steps, "10 steps"), tmp_path / "profile")
-    assert (tmp_path / "profile").exists() is bool(traced)
-    if traced:
-        assert traced_steps(tmp_path / "profile") == traced
-
-
 @pytest.mark.ci
 def test_a_failed_run_writes_its_trace_and_frees_the_profiler(tmp_path):
     # Update number 4 makes the parameters NaN. Step 5 is the first with a NaN loss, and its metrics are fetched.

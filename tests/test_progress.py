@@ -143,16 +143,6 @@ def test_a_single_process_that_is_stuck_ends_with_its_stacks(kind, tmp_path):
     assert any(f'"{tmp_path}/script.py", line ' in line for line in stacks)
 
 
-@pytest.mark.slow
-def test_outside_of_every_phase_a_single_process_may_wait(tmp_path):
-    (tmp_path / "script.py").write_text(ALONE.format(body="import time; time.sleep(3); print('done')"))
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "script.py")], env=environ, capture_output=True, text=True, timeout=40
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
-
-
 def test_of_two_threads_the_first_determines_the_phase():
     """Two runs in one notebook must not stay in a phase after both are done."""
     inside, done = threading.Barrier(2), threading.Event()

@@ -7,35 +7,34 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import numpy as np
 import pexpect
 import pytest
 from nbclient import NotebookClient
+from rich.console import Console
 from support.listeners import TOTAL, drive, evaluation_record, run_start, step_record
 
 from jaxddp.command_line.terminal import print_table
 from jaxddp.core.errors import InputError
 from jaxddp.core.wording import on_screen
-from jaxddp.job.control_plane import conflict
 from jaxddp.training import progress
-from jaxddp.training import progress as screen
 from jaxddp.training.events import RunEnd, Usage
 from jaxddp.training.progress import PlainLines
-from jaxddp.wire.messages import LENGTH, Hello, decode, encode
 
 USED = Usage(flops_per_step=24 * 10**12, flops_utilization=0.41234, peak_memory=12_345_678_901)
 
 
-def test_the_screen_shows_a_known_utilization_and_the_memory_at_the_end() -> None:
+def test_metrics_and_a_known_utilization_are_printed_readably() -> None:
     assert progress.pace(step_record(1, used=USED)) == "lr 0.03333  1,234 images/s  MFU 41.2%  data wait 14%"
     assert progress.pace(step_record(1, used=Usage(peak_memory=7))) == "lr 0.03333  1,234 images/s  data wait 14%"
-    assert (
-        progress.closing(RunEnd("done", 9, 61.0, used=USED), 40.0)
-        == "done at step 9 after 40.0 s of training and validation (1 min 01 s in all)  MFU 41.2%  "
-        "peak memory 12 GB"
-    )
+    closing = "done at step 9 after 40.0 s of training and validation (1 min 01 s in all)  MFU 41.2%  peak memory 12 GB"
+    assert progress.closing(RunEnd("done", 9, 61.0, used=USED), 40.0) == closing
+    metrics = {"loss": 0.43211, "top1": 0.85214, "top10": 1.0, "count": 5, "loss_scale": 32768.0, "tiny": 1.25e-6}
+    shown = "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
+    assert progress.format_metrics(metrics) == shown
 
 
 def test_control_characters_in_names_are_shown_and_not_executed(capsys) -> None:
@@ -46,38 +45,20 @@ def test_control_characters_in_names_are_shown_and_not_executed(capsys) -> None:
     assert capsys.readouterr().out.count(escaped) == 2
 
 
-def test_control_characters_in_a_strangers_host_name_are_shown_and_not_executed() -> None:
-    hello = decode(encode(Hello(5, 2, "", "evil\x1b[2J", {}, "", ""))[LENGTH:])
-    assert isinstance(hello, Hello)
-    reason = conflict(hello, 2, {0: "first"})
-    assert reason is not None and r"JAX_PROCESS_ID=5 on evil\x1b[2J: " in reason
-
-
-def test_numbers_are_printed_readably() -> None:
-    metrics = {"loss": 0.43211, "top1": 0.85214, "top10": 1.0, "count": 5, "loss_scale": 32768.0, "tiny": 1.25e-6}
-    assert (
-        progress.format_metrics(metrics) == "loss 0.4321 top-1 85.21% top-10 100.00% loss_scale 3.277e+04 tiny 1.25e-06"
-    )
-
-
 def test_the_printed_number_of_epochs_is_the_requested_number() -> None:
     config = {"train": {"duration": "6 epochs"}}
     run = run_start(total_steps=281, batch_size=32, num_examples=1497, config=config)
     assert progress.opening(run)[1] == "281 steps (6 epochs)"
-    validated = dataclasses.replace(run, num_validation=1234, first_validated="pets/test/cat/1.jpg")
-    assert progress.opening(validated)[2:] == ["validating on 1,234 examples; the first is pets/test/cat/1.jpg"]
-    assert progress.opening(dataclasses.replace(validated, first_validated=""))[2:] == ["validating on 1,234 examples"]
+    for first, more in (("pets/test/cat/1.jpg", "; the first is pets/test/cat/1.jpg"), ("", "")):
+        validated = dataclasses.replace(run, num_validation=1234, first_validated=first)
+        assert progress.opening(validated)[2:] == [f"validating on 1,234 examples{more}"]
     long = dataclasses.replace(run, total_steps=47_905, config={})
-    assert (
-        progress.opening(long)[1] == "47,905 steps (1,024 epochs)"
-        and progress.position(long, 12) == "epoch 12.00/1,024"
-    )
+    assert progress.opening(long)[1] == "47,905 steps (1,024 epochs)"
+    assert progress.position(long, 12) == "epoch 12.00/1,024"
     assert progress.position(run, 281 * 32 / 1497) == "epoch 6.00/6"
     small_run = run_start(total_steps=1, batch_size=1, num_examples=1, params={"bias": np.zeros(1)})
-    assert progress.opening(small_run) == [
-        "1 parameter | 1 example | global batch 1 on 4 x cpu in 2 processes",
-        "1 step (1 epoch)",
-    ]
+    scale = "1 parameter | 1 example | global batch 1 on 4 x cpu in 2 processes"
+    assert progress.opening(small_run) == [scale, "1 step (1 epoch)"]
 
 
 def test_the_remaining_time_is_exact_in_a_run_with_constant_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,41 +178,29 @@ def test_a_terminal_gets_a_live_display_whose_epoch_lines_stay() -> None:
 
 
 def test_the_live_display_shows_how_far_an_evaluation_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.console import Console
+    drawn: list[str] = []
 
-    from jaxddp.training import progress
+    def draw(picture: object) -> None:
+        console = Console(file=io.StringIO(), width=100, force_terminal=False)
+        console.print(picture)
+        drawn.append(console.file.getvalue())
 
-    class Frames:
-        def __init__(self) -> None:
-            self.drawn: list[str] = []
-
-        def draw(self, picture: object) -> None:
-            console = Console(file=io.StringIO(), width=100, force_terminal=False)
-            console.print(picture)
-            self.drawn.append(console.file.getvalue())
-
-        def keep(self, line: str) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
-
+    screen = SimpleNamespace(draw=draw, keep=lambda line: None, close=lambda: None)
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_FRAMES", 0)
-    frames = Frames()
-    drive(progress.LiveDisplay(frames))
-    during = [frame for frame in frames.drawn if "val" in frame]
+    drive(progress.LiveDisplay(screen))
+    during = [frame for frame in drawn if "val" in frame]
     assert [re.search(r"val .* (\d+/77  loss .*%)", frame)[1] for frame in during] == [
         "32/77  loss 0.6796 top-1 23.53%",
         "64/77  loss 0.6796 top-1 23.53%",
         "32/77  loss 0.2718 top-1 58.82%",
         "64/77  loss 0.2718 top-1 58.82%",
     ]
-    assert all("train" in frame and "ETA" in frame for frame in frames.drawn)
+    assert all("train" in frame and "ETA" in frame for frame in drawn)
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_FRAMES", 3600)
-    frames = Frames()
-    drive(progress.LiveDisplay(frames))
+    drawn.clear()
+    drive(progress.LiveDisplay(screen))
     # Only ends of epochs and evaluations are drawn at once; other records share frames.
-    assert len(frames.drawn) < 10
+    assert len(drawn) < 10
 
 
 def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,14 +209,14 @@ def test_without_rich_a_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatc
             return True
 
     monkeypatch.setenv("TERM", "xterm")
-    assert type(screen.progress(Terminal())).__name__ == "LiveDisplay"
+    assert type(progress.progress(Terminal())).__name__ == "LiveDisplay"
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(screen.progress(Terminal()), PlainLines)
+    assert isinstance(progress.progress(Terminal()), PlainLines)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert isinstance(screen.progress(io.StringIO()), PlainLines)
+    assert isinstance(progress.progress(io.StringIO()), PlainLines)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert isinstance(screen.progress(Terminal()), PlainLines)
+    assert isinstance(progress.progress(Terminal()), PlainLines)
 
 
 @pytest.mark.ci
