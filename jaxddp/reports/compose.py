@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.wording import counted, first_line, not_installed, size
+from jaxddp.core.errors import InputError
+from jaxddp.core.user_code import describe_error
+from jaxddp.core.wording import counted, not_installed, size
 from jaxddp.reports import tables
 from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, run_positions, seed_curves
 from jaxddp.reports.run_files import RunFiles, read_runs
@@ -22,6 +23,9 @@ from jaxddp.training.listeners.jsonl import is_wide
 
 if TYPE_CHECKING:
     from jaxddp.reports.classes import RunClasses
+
+_LIBRARIES = (("jinja2", "report"), ("plotly", "report"), ("sklearn", "features"))
+"""The libraries of a report, and their extras. The last one is for the map of features."""
 
 
 def write_report(
@@ -39,14 +43,13 @@ def write_report(
         InputError: a directory contains no run, a library is missing, or `out` cannot be written. A missing or damaged
             file of a run is no error: the page omits its content and lists the fault.
     """
-    check_libraries()
+    for library, extra in _LIBRARIES if features else _LIBRARIES[:-1]:
+        if find_spec(library) is None:
+            raise InputError(f"report: {not_installed(library, extra)}")
     if which is not None and which not in ("best", "latest") and not (which.isascii() and which.isdecimal()):
         raise InputError(f"--step {which}: give best, latest, or the step of a checkpoint")
-    if features:
-        if find_spec("sklearn") is None:
-            raise InputError(f"--features: {not_installed('scikit-learn', 'features')}")
-        if which is None:
-            raise InputError("--features: needs the checkpoint's network; leave --no-predictions out")
+    if features and which is None:
+        raise InputError("--features: needs the checkpoint's network; leave --no-predictions out")
     if not directories:
         raise InputError("report: no run is given; give the work directory of at least one")
     runs = read_runs(directories)
@@ -104,28 +107,13 @@ class Page:
     class_faults: Sequence[str] = ()
 
 
-def check_libraries() -> None:
-    """Raise `InputError` if a library of a report is not installed."""
-    try:
-        import jinja2  # noqa: F401
-        import plotly  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise InputError(f"report: {not_installed(str(error.name), 'report')}") from None
-
-
 def render(page: Page) -> str:
-    """Return the page as HTML, with the same text for the same runs. Raises: InputError if a library is missing."""
-    check_libraries()
+    """Return the page as HTML, with the same text for the same runs."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader, blocks = FileSystemLoader(Path(__file__).parent), {"trim_blocks": True, "lstrip_blocks": True}
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     maps = [run.features.chart for run in page.classes if run.features is not None]
     charts = [*page.curves, *page.seed_charts, *(run.matrix for run in page.classes if run.matrix is not None), *maps]
     figures = {"charts": [chart._asdict() for chart in charts], "positions": page.positions}
@@ -181,11 +169,9 @@ def _faults_of(what: str, faults: list[str]) -> Iterator[None]:
     """Append an error of the block to `faults`."""
     try:
         yield
-    except JaxddpError as error:
-        faults.append(f"{what}: {error}")
     # An error of the recipe's code or of a device does not affect the other runs.
     except Exception as error:
-        faults.append(f"{what}: {type(error).__name__}: {first_line(error)}")
+        faults.append(f"{what}: {describe_error(error)}")
 
 
 def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
@@ -195,11 +181,10 @@ def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
     """
     members = tables.seed_groups(runs)
     names = tables.group_names(runs, members)
-    by_group = 1 < len(members) < len(runs)
-    colours = [COLOURS[number % len(COLOURS)] for number in range(len(runs))]
-    for number, group in enumerate(members if by_group else []):
-        for run in group:
-            colours[run] = COLOURS[number % len(COLOURS)]
+    places = {run: run for run in range(len(runs))}
+    if 1 < len(members) < len(runs):
+        places = {run: number for number, group in enumerate(members) for run in group}
+    colours = [COLOURS[places[run] % len(COLOURS)] for run in range(len(runs))]
     return [SeedGroup(name, colours[group[0]], group) for name, group in zip(names, members, strict=True)], colours
 
 

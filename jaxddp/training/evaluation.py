@@ -211,14 +211,17 @@ class ImagePredictor:
 
     def __call__(self, state: TrainState) -> PredictedImages:
         """Return the predictions of a state. Raises: see `read`."""
-        count, shard = len(self.rows), Shard(self.topology.process_index, self.topology.process_count)
+        shard = Shard(self.topology.process_index, self.topology.process_count)
         placed = (self.topology.place(jax.tree.map(shard.of, batch)) for batch in self._batches)
         outputs = [self.program(state, batch)[0] for batch in placed]
-        values = jax.tree.map(lambda *arrays: np.concatenate([*map(np.asarray, arrays)])[:count], *outputs)
+
+        def joined(*arrays: Any) -> np.ndarray:
+            return np.concatenate([*map(np.asarray, arrays)])[: len(self.rows)]
+
+        values = jax.tree.map(joined, *outputs)
         probabilities, heat_maps = values[:2] if self.explains else (values, None)
-        images = np.concatenate([batch.image for batch in self._batches])[:count]
-        labels, names = self.source.labels[self.rows], self.source.class_names
-        return PredictedImages.of(images, labels, probabilities, names, heat_maps)
+        images, labels = joined(*(batch.image for batch in self._batches)), self.source.labels[self.rows]
+        return PredictedImages.of(images, labels, probabilities, self.source.class_names, heat_maps)
 
     @cached_property
     def _batches(self) -> list[Batch]:

@@ -241,17 +241,16 @@ class _Loop:
 
     def record(self, step: int, state: TrainState) -> None:
         metrics, images_per_second, data_wait = self.fetch(state)
-        epoch_end = None
-        if self.plan.epochs.due(step):
-            epoch_end = EpochMetrics(self.plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
-        rate = None
+        plan, growth, epoch_end, rate = self.plan, self.run.growth, None, None
+        if plan.epochs.due(step):
+            epoch_end = EpochMetrics(plan.epochs.count(step), self.sums.end_epoch(), self.clock.end_epoch())
         if self.run.learning_rate is not None:
             rate = float(self.run.learning_rate(step - 1)) * rate_factor(self.run.parts, state)
-        epoch = self.plan.epoch(step)
         used, self._recent = self.run.usage(images_per_second, self._recent.mean()), MeanCost()
-        side = None if self.run.growth is None else self.run.growth.side(step - 1)
-        left = 0 if self.run.evaluator is None else self.plan.validations_from(step)
-        record = StepRecord(step, epoch, metrics, rate, images_per_second, data_wait, epoch_end, used, side, left)
+        side = None if growth is None else growth.side(step - 1)
+        left = 0 if self.run.evaluator is None else plan.validations_from(step)
+        timing = (rate, images_per_second, data_wait)
+        record = StepRecord(step, plan.epoch(step), metrics, *timing, epoch_end, used, side, left)
         # At the first record, listeners open files and import libraries, which takes seconds and is not training time.
         with nullcontext() if self._logged_once else self.clock.paused():
             self.notifier.notify("step", record)

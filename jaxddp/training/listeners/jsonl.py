@@ -61,8 +61,7 @@ class JsonLines(RowListener):
     """
 
     def __init__(self, directory: Path):
-        self._metrics = directory / METRICS
-        self._result = directory / RESULT
+        self._metrics, self._result = directory / METRICS, directory / RESULT
 
     def start(self, run: RunStart) -> None:
         self._run = run

@@ -288,10 +288,9 @@ class MLflow(TrackingLogger):
         if name is not None or not experiment:
             name = name or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
             existing = self._client.get_experiment_by_name(name)
-            experiment = self._client.create_experiment(name) if existing is None else existing.experiment_id
+            experiment = existing.experiment_id if existing else self._client.create_experiment(name)
         tags = {"mlflow.source.git.commit": commit} if commit else {}
-        run_name = self._log.name or self.default_name
-        return self._client.create_run(experiment, run_name=run_name, tags=tags).info.run_id
+        return self._client.create_run(experiment, run_name=self._log.name or self.default_name, tags=tags).info.run_id
 
     def _send_metrics(self) -> None:
         unsent, self._unsent, self._last_sent = self._unsent, [], time.monotonic()

@@ -26,19 +26,17 @@ class Curves(Listener):
     """
 
     def __init__(self, metrics: Path, picture: Path):
-        self._metrics = metrics
-        self._picture = picture
-        self._next_draw = 0.0
+        self._files, self._next_draw = (metrics, picture), 0.0
 
     def evaluation(self, record: EvaluationRecord) -> None:
         begin = time.monotonic()
         if record.final and begin >= self._next_draw:
-            draw(self._metrics, self._picture)
+            draw(*self._files)
             end = time.monotonic()
             self._next_draw = end + 99 * (end - begin)
 
     def end(self, run: RunEnd) -> None:
-        draw(self._metrics, self._picture)
+        draw(*self._files)
 
 
 LOGGERS.add("curves")(lambda config, workdir: Curves(workdir / METRICS, workdir / CURVES))
