@@ -180,12 +180,9 @@ class ConfusionMatrix:
         return {}
 
 
-METRICS.add("top1")(TopK(1))
-METRICS.add("top5")(TopK(5))
-METRICS.add("top10")(TopK(10))
-METRICS.add("exact_match")(ExactMatch())
-METRICS.add("mean_class_accuracy")(MeanClassAccuracy())
-METRICS.add("f1")(F1())
-METRICS.add("map")(MeanAveragePrecision())
-METRICS.add("ece")(CalibrationError())
-METRICS.add("confusion")(ConfusionMatrix())
+for _name, _metric in {
+    **{f"top{k}": TopK(k) for k in (1, 5, 10)},
+    **{"exact_match": ExactMatch(), "mean_class_accuracy": MeanClassAccuracy(), "f1": F1()},
+    **{"map": MeanAveragePrecision(), "ece": CalibrationError(), "confusion": ConfusionMatrix()},
+}.items():
+    METRICS.add(_name)(_metric)

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 from small_recipe import SmallNet
-from support.data import random_table, write_arrays
+from support.data import random_table, write_arrays, write_pictures
 from support.networks import linear_model
 from support.runs import LEAN, fails, train_words
 from support.trained import random_run
@@ -176,14 +176,7 @@ def test_a_file_is_written_in_parts_so_that_memory_does_not_grow_with_the_images
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("pictures")
-    for split, count in {"train": 12, "val": 9}.items():
-        table = random_table(count, seed=len(split), image=20)
-        for row, pixels in enumerate(table.images):
-            file = root / split / table.class_names[row % 5] / f"{row:03d}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels).save(file)
-    return root
+    return write_pictures(tmp_path_factory.mktemp("pictures"), 12, 9, 24)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.cases import costly, essential_and_rare
+from support.cases import essential_and_rare
 from support.data import CLASSES, random_batch, random_table
 from support.networks import largest_difference, linear_model
 
@@ -251,24 +251,6 @@ def test_an_invalid_loss_raises_a_one_line_error(loss, message):
     with pytest.raises(InputError, match=message) as raised:
         example_loss(loss, LabelKind(CLASSES))
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.slow
-@given(st.lists(st.floats(0.25, 4), min_size=CLASSES, max_size=CLASSES))
-@costly
-def test_class_weights_that_are_normalized_within_the_batch_are_never_taken_for_a_mean(weights):
-    table = jnp.asarray(weights, jnp.float32)
-
-    def loss(logits, labels):
-        example_weights = table[labels]
-        return (example_weights * nll(logits, labels)).sum() / example_weights.sum()
-
-    equal = max(weights) / min(weights) < 1 + 1e-6
-    if equal:
-        assert example_loss(loss, LabelKind(CLASSES)).form == "mean"
-    elif max(weights) / min(weights) > 1.001:
-        with pytest.raises(InputError, match="the loss of a batch is"):
-            example_loss(loss, LabelKind(CLASSES))
 
 
 @pytest.mark.slow

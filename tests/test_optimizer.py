@@ -93,9 +93,7 @@ def test_a_peak_out_of_range_raises_a_one_line_error():
 def test_a_warm_up_may_be_as_long_as_the_run_but_not_longer():
     assert rates(10, 10, PEAK)[-1] == pytest.approx(PEAK)
     config = config_of(warmup="11 steps")
-    with pytest.raises(
-        InputError, match='optimizer.warmup="11 steps" is 11 steps, longer than the run of 10; shorten it'
-    ):
+    with pytest.raises(InputError, match='optimizer.warmup="11 steps" is 11 steps, longer than the run of 10; shorten'):
         make_schedule(config, Steps(10, 11))
 
 
@@ -121,12 +119,9 @@ def test_absent_settings_take_the_optimizers_defaults():
     assert all(leaf.ndim == 0 for leaf in jax.tree.leaves(state))
 
 
-def test_a_run_of_no_steps_is_refused():
+def test_a_run_of_more_steps_than_the_state_can_count_is_refused():
     with pytest.raises(InputError, match='train.duration="0 epochs" is less than one step; give at least "1 step"'):
         Plan.of(Config().replace(train={"duration": "0 epochs"}), 100)
-
-
-def test_a_run_of_more_steps_than_the_state_can_count_is_refused():
     assert Plan.of(Config().replace(train={"duration": "2147483647 steps"}), 100).total_steps == 2**31 - 1
     with pytest.raises(InputError, match='"2147483648 steps" is 2,147,483,648 steps; at most 2,147,483,647'):
         Plan.of(Config().replace(train={"duration": "2147483648 steps"}), 100)

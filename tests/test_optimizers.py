@@ -18,10 +18,9 @@ from support.runs import setup_of
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import Config
-from jaxddp.config.layers import Layers
 from jaxddp.config.registry import OPTIMIZERS
 from jaxddp.core.errors import InputError
-from jaxddp.engine.optimizer import compute_average, only_trained, thawing, with_factors
+from jaxddp.engine.optimizer import compute_average, thawing, with_factors
 from jaxddp.engine.parts.averages import ScheduleFreeAverage
 from jaxddp.mesh import Topology
 from jaxddp.workdir.saved_state import restore_state
@@ -205,11 +204,3 @@ def test_a_schedule_from_python_multiplies_schedule_free_steps():
     for tree in (lambda state: state.params, lambda state: state.opt_state.z, lambda state: state.eval_params):
         half_change, full_change = (np.asarray(tree(state)["weight"]) - before for state in (half, full))
         assert largest_difference(2 * half_change, full_change) < 1e-6 and np.abs(half_change).max() > 1e-3
-
-
-def test_a_frozen_layer_has_no_schedule_free_average():
-    optimizer = only_trained(SCHEDULE_FREE, Layers(("a",)))
-    params = {"a": jnp.ones(2), "b": jnp.ones(3)}
-    state = optimizer.init(params)
-    updates, state = optimizer.update(params, state, params)
-    assert updates["a"] is None and compute_average(state, params)["a"] is params["a"]

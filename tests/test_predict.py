@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 from support.cases import essential_and_rare
-from support.data import random_table
+from support.data import random_table, write_pictures
 from support.networks import linear_model
 from support.runs import LEAN, fails, train_words
 from support.shared import sgd
@@ -40,14 +40,7 @@ FORMATS = ("csv", "jsonl", "parquet")
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
     """Return a folder of JPEG files by class. The tests predict its validation split."""
-    root = tmp_path_factory.mktemp("pictures")
-    for split, count in {"train": 20, "val": COUNT}.items():
-        table = random_table(count, seed=len(split), image=24)
-        for row, (pixels, label) in enumerate(zip(table.images, table.labels, strict=True)):
-            file = root / split / table.class_names[label] / f"{row:03d}.jpg"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels[: 20 + row % 5]).save(file, quality=95)
-    return root
+    return write_pictures(tmp_path_factory.mktemp("pictures"), 20, COUNT, 24, "jpg")
 
 
 @pytest.fixture(scope="module")

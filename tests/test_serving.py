@@ -20,7 +20,7 @@ import onnx
 import onnxruntime
 import pytest
 from PIL import Image
-from support.data import random_table, write_arrays
+from support.data import random_table, write_arrays, write_pictures
 from support.pages import page_block
 from support.runs import LEAN, train_words
 
@@ -39,14 +39,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("pictures")
-    for split, count in {"train": 40, "val": 30}.items():
-        table = random_table(count, seed=len(split), image=48)
-        for row, (pixels, label) in enumerate(zip(table.images, table.labels, strict=True)):
-            file = root / split / table.class_names[label] / f"{row:03d}.png"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels[: 30 + row % 7]).save(file)
-    return root
+    return write_pictures(tmp_path_factory.mktemp("pictures"), 40, 30, 48)
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe
 from jaxddp.command_line.terminal import print_table
@@ -48,14 +48,15 @@ def run(arguments: list[str]) -> int:
         config = with_absolute_paths(config)
     values = effective_settings(Config, flatten(config.to_dict()), file.hooks)
     hooks = {kind.key: file.hooks[kind.hook] for kind in CHOICES if kind.hook in file.hooks and kind is not SCHEDULES}
-    shown = {key: (_typed(value), origins[key]) for key, value in values.items() if key not in hidden}
+    words = {key: " ".join(map(str, value)) if isinstance(value, list) else str(value) for key, value in values.items()}
+    shown = {key: (text, origins[key]) for key, text in words.items() if key not in hidden}
     shown |= {key: (f"{hook.function.__name__}()", str(hook.path)) for key, hook in hooks.items()}
     print_table(("key", "value", "from"), [(key, *row) for key, row in shown.items()])
     return 0
 
 
 def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
-    """Return the source of the value of each key: a word for the table."""
+    """Return the source of each value: a config, a run, the line of a recipe file, an option, or "default"."""
     default, recipe = (flatten(config.to_dict()) for config in (Config(), read_recipe(name).config))
     options = {key: first.partition("=")[0] for key, (first, *_) in by_key(words, options_of(ShowConfig))}
     origins = {}
@@ -66,17 +67,9 @@ def _origins(file: RecipeFile, name: str, *words: str) -> dict[str, str]:
             origins[key] = options.get(key, "option")
         elif key in file.origins:
             origins[key] = file.origins[key]
+        elif value == default[key]:
+            origins[key] = "default"
         else:
-            origins[key] = "default" if value == default[key] else _of_recipe(file, name, key)
+            line = None if is_built_in(file.path) else line_of(file.path, key)
+            origins[key] = name if line is None else f"{name}:{line}"
     return origins
-
-
-def _of_recipe(file: RecipeFile, name: str, key: str) -> str:
-    """Return the name of a built-in config or a run, or the line of a recipe file that sets a key."""
-    line = None if is_built_in(file.path) else line_of(file.path, key)
-    return name if line is None else f"{name}:{line}"
-
-
-def _typed(value: Any) -> str:
-    """Return a value as words of a command line."""
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -63,8 +63,6 @@ def evaluate(file: RecipeFile, directory: Path, which: str = "latest") -> dict[s
     model = model_of(config, data.num_classes, user_object, data.image_shape)
     check_eval_size(config.data, model, data)
     evaluator = _evaluator(config, user_object, model, data, val, topology)
-    topology.peers.agree(settings())
-    topology.connect()
     # Choose the checkpoint again: a training run may have saved another one since.
     saved = restore_state(directory, which, topology)
     # A part without arrays in the checkpoint has no parameters to evaluate.
@@ -95,10 +93,7 @@ def evaluate_weights(file: RecipeFile) -> dict[str, float]:
         if config.data.classes is None:
             raise
         model, state, val = _with_weights(config, user_object, topology, of_all=True)
-    evaluator = _evaluator(config, user_object, model, TrainingData.of(val, config.data), val, topology)
-    topology.peers.agree(settings())
-    topology.connect()
-    return evaluator(state)
+    return _evaluator(config, user_object, model, TrainingData.of(val, config.data), val, topology)(state)
 
 
 def _with_weights(
@@ -128,6 +123,8 @@ def _evaluator(
     check_normalization(config.data, data.image_shape)
     (_, loss), metrics = losses_of(config, data, user_object), metrics_of(config, data, user_object)
     network, size = for_platform(model, topology.platform), limit_batch_size(config.eval.batch_size, val, topology)
+    topology.peers.agree(settings())
+    topology.connect()
     objective = Objective(network, loss, Preprocess.of(config), metrics, config.eval.views)
     batches = lambda: zip(eval_batches(val, config.data, size, topology))  # noqa: E731
     return Evaluator(make_eval_step(objective, topology), batches, len(val), metrics=metrics)

@@ -198,6 +198,7 @@ class TrainedRun:
     preprocess: Preprocess = field(repr=False)
     signature: Signature
     topology: Topology = field(repr=False)
+    _feature_programs: dict[Any, tuple[LayerProgram, Any]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def class_ids(self) -> tuple[str, ...]:
@@ -352,9 +353,8 @@ class TrainedRun:
 
     def _check_one_label(self) -> None:
         if self.signature.multi_label:
-            raise InputError(
-                f"{self.directory}: its images may have several labels, and this method takes one; use predict"
-            )
+            problem = "its images may have several labels, and this method takes one"
+            raise InputError(f"{self.directory}: {problem}; use predict")
 
     @cached_property
     def _measured(self) -> Objective:
@@ -368,10 +368,6 @@ class TrainedRun:
     def _explain_program(self) -> tuple[LayerProgram, Any]:
         shape, dtype = self.signature.image_shape, self.signature.dtype
         return explain_program(self._measured, self.topology, shape, len(self.class_ids), dtype)
-
-    @cached_property
-    def _feature_programs(self) -> dict[Any, tuple[LayerProgram, Any]]:
-        return {}
 
     def _feature_program(self, name: str | None, pool: Pool) -> tuple[LayerProgram, Any]:
         """Return the program of `make_features` for a layer, and the shape and dtype of the features of one image.

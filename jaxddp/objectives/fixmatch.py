@@ -10,6 +10,7 @@ from all of them. Unlike in the authors' code, all operations of RandAugment hav
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -51,7 +52,7 @@ class FixMatch:
             raise InputError(_NAME, problem, advice="give a loss that returns one value for each example")
         if reserved := [name for name in supervised.metrics if name in ADDED_METRICS]:
             raise InputError(_NAME, f" already measures {reserved[0]}", advice="give the metric another name")
-        return _FixMatchObjective(supervised, self.settings)
+        return partial(self._sums, supervised)
 
     def check(self, supervised: Objective, image: jax.ShapeDtypeStruct, *, unlabelled: bool) -> None:
         """Check the objective before anything is compiled.
@@ -64,9 +65,8 @@ class FixMatch:
             raise InputError(_NO_UNLABELLED)
         if supervised.loss.labels.several:
             raise InputError(_NAME, " takes one label per image, but the training data have several")
-        objective = _FixMatchObjective(supervised, self.settings)
         try:
-            check_augmentation(objective.strong(image.shape), image.shape, image.dtype)
+            check_augmentation(self._strong(supervised, image.shape), image.shape, image.dtype)
         except InputError as error:
             # The keys of `data.augment` are those of the strong view.
             error.change_keys(
@@ -75,40 +75,39 @@ class FixMatch:
             raise
         self(supervised)
 
-
-@dataclass(frozen=True)
-class _FixMatchObjective:
-    """The FixMatch objective, a `jaxddp.engine.objective.TrainObjective`."""
-
-    supervised: Objective
-    settings: Any
-
-    @property
-    def weak(self) -> Preprocess:
+    def _weak(self, supervised: Objective) -> Preprocess:
         """Return the weak augmentation: that of labelled images without mixing, which needs labels."""
-        preprocess = self.supervised.preprocess
+        preprocess = supervised.preprocess
         return replace(preprocess, augment=replace(preprocess.augment, mixup=0.0, cutmix=0.0))
 
-    def strong(self, shape: tuple[int, ...]) -> Preprocess:
+    def _strong(self, supervised: Objective, shape: tuple[int, ...]) -> Preprocess:
         """Return the strong augmentation for images [..., H, W, C]: the weak one with RandAugment and cutout."""
-        settings, weak = self.settings, self.weak
+        settings, weak = self.settings, self._weak(supervised)
         layers, magnitude = settings.strong_rand_augment, settings.strong_rand_magnitude
         side = round(settings.strong_cutout * min(shape[-3:-1]))
         return replace(weak, augment=replace(weak.augment, rand_augment=layers, rand_magnitude=magnitude, cutout=side))
 
-    def __call__(
-        self, params: Any, model_state: Any, batch: Batch, *, train: bool, key: Any = None, image_key: Any = None
+    def _sums(
+        self,
+        supervised: Objective,
+        params: Any,
+        model_state: Any,
+        batch: Batch,
+        *,
+        train: bool,
+        key: Any = None,
+        image_key: Any = None,
     ) -> tuple[MetricSums, Any]:
         """Return the sums over this device's slice of the batch, which has unlabelled images, and the new state."""
-        supervised, unlabelled = self.supervised, batch.unlabelled
+        unlabelled = batch.unlabelled
         assert unlabelled is not None
         *shape, channels = unlabelled.image.shape[1:]
         shape = shape if unlabelled.side is None else 2 * [unlabelled.side.pixels]
         run_key = jax.random.key(0) if image_key is None else image_key
         views = [
             (supervised.preprocess, batch, image_key),
-            (self.weak, unlabelled, jax.random.fold_in(run_key, _WEAK)),
-            (self.strong((*shape, channels)), unlabelled, jax.random.fold_in(run_key, _STRONG)),
+            (self._weak(supervised), unlabelled, jax.random.fold_in(run_key, _WEAK)),
+            (self._strong(supervised, (*shape, channels)), unlabelled, jax.random.fold_in(run_key, _STRONG)),
         ]
         inputs = [preprocess(part, train=train, key=view_key) for preprocess, part, view_key in views]
         images, of_examples = jnp.concatenate([view.images for view in inputs]), [view[1:] for view in views]

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,90 +19,16 @@ from jaxddp.api import resnet
 from jaxddp.models.adapt import adapt
 from jaxddp.platforms import PLATFORMS
 
-PROGRAM = """
-HloModule made, is_scheduled=true
-
-%row (table: f32[8,4], number: s32[]) -> f32[1,4] {
-  %table = f32[8,4] parameter(0)
-  %number = s32[] parameter(1)
-  %zero = s32[] constant(0)
-  %half = f32[] constant(0.5)
-  %halves = f32[8,4] broadcast(%half), dimensions={}
-  %scaled = f32[8,4] multiply(%table, %halves)
-  ROOT %slice = f32[1,4] dynamic-slice(%scaled, %number, %zero), dynamic_slice_sizes={1,4}
-}
-
-%put (table: f32[8,4], row: f32[1,4], number: s32[]) -> f32[8,4] {
-  %table = f32[8,4] parameter(0)
-  %row = f32[1,4] parameter(1)
-  %number = s32[] parameter(2)
-  %zero = s32[] constant(0)
-  ROOT %updated = f32[8,4] dynamic-update-slice(%table, %row, %number, %zero)
-}
-
-%turned (a: bf16[4,8]) -> f32[8,4] {
-  %a = bf16[4,8] parameter(0)
-  %wide = f32[4,8] convert(%a)
-  ROOT %transposed = f32[8,4] transpose(%wide), dimensions={1,0}
-}
-
-%sum (a: f32[], b: f32[]) -> f32[] {
-  %a = f32[] parameter(0)
-  %b = f32[] parameter(1)
-  ROOT %s = f32[] add(%a, %b)
-}
-
-%next (number: s32[]) -> s32[] {
-  %number = s32[] parameter(0)
-  %one = s32[] constant(1)
-  ROOT %after = s32[] add(%number, %one)
-}
-
-%turn (carry: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
-  %carry = (s32[], f32[8,4]) parameter(0)
-  %number = s32[] get-tuple-element(%carry), index=0
-  %table = f32[8,4] get-tuple-element(%carry), index=1
-  %taken = f32[1,4] fusion(%table, %number), kind=kLoop, calls=%row
-  %written = f32[8,4] fusion(%table, %taken, %number), kind=kLoop, calls=%put
-  %counted = s32[] fusion(%number), kind=kLoop, calls=%next
-  ROOT %carried = (s32[], f32[8,4]) tuple(%counted, %written)
-}
-
-%goes_on (carry: (s32[], f32[8,4])) -> pred[] {
-  %carry = (s32[], f32[8,4]) parameter(0)
-  %number = s32[] get-tuple-element(%carry), index=0
-  %last = s32[] constant(6)
-  ROOT %less = pred[] compare(%number, %last), direction=LT
-}
-
-ENTRY %main (a: bf16[4,8], start: s32[]) -> (f32[8,4], f32[8,4]) {
-  %a = bf16[4,8] parameter(0)
-  %start = s32[] parameter(1)
-  %table = f32[8,4] fusion(%a), kind=kInput, calls=%turned
-  %begun = f32[8,4] all-reduce-start(%table), replica_groups={{0,1}}, to_apply=%sum, METADATA
-  %copied = f32[8,4] copy(%table)
-  %initial = (s32[], f32[8,4]) tuple(%start, %copied)
-  %loop = (s32[], f32[8,4]) while(%initial), condition=%goes_on, body=%turn, backend_config=KNOWN
-  %ended = f32[8,4] all-reduce-done(%begun)
-  %result = f32[8,4] get-tuple-element(%loop), index=1
-  ROOT %both = (f32[8,4], f32[8,4]) tuple(%ended, %result)
-}
-"""
+HERE = Path(__file__).parent
 
 
-LONG = {
-    "METADATA": 'metadata={op_name="jit(step)/average_gradients/psum"}',
-    "KNOWN": '{"known_trip_count":{"n":"6"}}',
-}
-
-
-def schedule(**options):
-    text = functools.reduce(lambda text, word: text.replace(word, LONG[word]), LONG, PROGRAM)
-    return read_schedule(_hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto(), **options)
+def schedule(program: str, **options):
+    module = _hlo.hlo_module_from_text((HERE / program).read_text())
+    return read_schedule(module.as_serialized_hlo_module_proto(), **options)
 
 
 def test_each_launch_is_a_kernel_with_the_bytes_it_reads_and_writes():
-    results = [(kernel.kind, kernel.num_bytes, kernel.done) for kernel in schedule().kernels]
+    results = [(kernel.kind, kernel.num_bytes, kernel.done) for kernel in schedule("loop.hlo").kernels]
     assert results == [
         ("transpose", 64 + 128, None),
         (COLLECTIVE, 128 + 128, 6),  # The wait follows all six launches.
@@ -110,38 +37,16 @@ def test_each_launch_is_a_kernel_with_the_bytes_it_reads_and_writes():
         ("elementwise", 16 + 4 + 16, None),  # A row, written in place.
         ("elementwise", 4 + 4, None),
     ]
-    assert schedule().trip_counts == (6,) and schedule().conditionals == 0
-
-
-PRODUCTS = """
-HloModule products, is_scheduled=true
-
-%inner (a: f32[3,4,5], b: f32[3,5,6]) -> f32[3,4,6] {
-  %a = f32[3,4,5] parameter(0)
-  %b = f32[3,5,6] parameter(1)
-  ROOT %product = f32[3,4,6] dot(%a, %b), lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2}, \
-rhs_contracting_dims={1}
-}
-
-ENTRY %main (a: f32[3,4,5], b: f32[3,5,6]) -> (f32[3,4,6], f32[3,4,6]) {
-  %a = f32[3,4,5] parameter(0)
-  %b = f32[3,5,6] parameter(1)
-  %fused = f32[3,4,6] fusion(%a, %b), kind=kCustom, calls=%inner
-  %called = f32[3,4,6] custom-call(%a, %b), custom_call_target="__cublas$gemm", backend_config=CONFIG
-  ROOT %both = (f32[3,4,6], f32[3,4,6]) tuple(%fused, %called)
-}
-""".replace("\\\n", "")
+    assert schedule("loop.hlo").trip_counts == (6,) and schedule("loop.hlo").conditionals == 0
 
 
 def test_the_flops_of_batched_products_are_those_of_each_product():
-    numbers = {"dot_dimension_numbers": {"lhs_batch_dimensions": ["0"]}}
-    text = PRODUCTS.replace("CONFIG", json.dumps({"gemm_backend_config": numbers}))
-    module = _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
-    assert [kernel.flops for kernel in read_schedule(module).kernels] == 2 * [2 * 3 * 4 * 5 * 6]
+    kernels = schedule("products.hlo").kernels
+    assert [kernel.flops for kernel in kernels] == 2 * [2 * 3 * 4 * 5 * 6]
 
 
 def test_with_steps_in_a_loop_the_kernels_are_those_of_its_body():
-    results = schedule(steps_in_a_loop=True)
+    results = schedule("loop.hlo", steps_in_a_loop=True)
     assert [kernel.name for kernel in results.kernels] == ["taken", "written", "counted"]
     assert results.trip_counts == (6,)
 
@@ -170,10 +75,10 @@ def test_other_collectives_count_no_gradient_bytes():
 
 
 def test_counts_by_kind_add_up_to_the_totals():
-    results = count(schedule(), images=4)
+    results = count(schedule("loop.hlo"), images=4)
     assert results["kernels"] == 6 and (results["transposes"], results["copies"], results["converts"]) == (1, 1, 0)
     assert sum(kind["kernels"] for kind in results["kinds"].values()) == 6
-    assert results["bytes_per_image"] == total_bytes(schedule().kernels) / 4
+    assert results["bytes_per_image"] == total_bytes(schedule("loop.hlo").kernels) / 4
     assert sum(kind["bytes_per_image"] for kind in results["kinds"].values()) == results["bytes_per_image"]
     json.dumps(results)
 

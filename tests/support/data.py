@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.data.arrays import ArrayTable
@@ -42,3 +43,14 @@ def write_arrays(file: Path, train: ArrayTable, val: ArrayTable) -> Path:
     arrays = {f"{split}_images": table.images for split, table in tables.items()}
     np.savez(file, **arrays, **{f"{split}_labels": table.labels for split, table in tables.items()})
     return file
+
+
+def write_pictures(root: Path, train: int, val: int, image: int, suffix: str = "png") -> Path:
+    """Write pictures of up to `image` pixels, in folders by split and class, and return their folder."""
+    for split, count in {"train": train, "val": val}.items():
+        table = random_table(count, seed=len(split), image=image)
+        for row, pixels in enumerate(table.images):
+            file = root / split / table.class_names[row % CLASSES] / f"{row:03d}.{suffix}"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels[: image - row % 5]).save(file)
+    return root

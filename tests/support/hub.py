@@ -73,10 +73,9 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *_) -> None: ...
 
     def do_HEAD(self) -> None:
-        self._read(content=False)
+        self._read()
 
-    def do_GET(self) -> None:
-        self._read(content=True)
+    do_GET = do_HEAD
 
     def do_PUT(self) -> None:
         body = self._body()
@@ -93,20 +92,13 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.path == "/api/repos/create":
             self._create(json.loads(body))
         elif "/preupload/" in self.path:
-            modes = [
-                {
-                    "path": file["path"],
-                    "uploadMode": "lfs" if file["size"] > LARGE else "regular",
-                    "shouldIgnore": False,
-                }
-                for file in json.loads(body)["files"]
-            ]
+            files = {file["path"]: "lfs" if file["size"] > LARGE else "regular" for file in json.loads(body)["files"]}
+            modes = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in files.items()]
             self._answer(200, {"files": modes})
         elif self.path.endswith("/info/lfs/objects/batch"):
-            objects = [
-                {**one, "actions": {"upload": {"href": f"{self.hub.url}/upload/{one['oid']}"}}}
-                for one in json.loads(body)["objects"]
-            ]
+            objects = json.loads(body)["objects"]
+            for one in objects:
+                one["actions"] = {"upload": {"href": f"{self.hub.url}/upload/{one['oid']}"}}
             self._answer(200, {"transfer": "basic", "objects": objects})
         else:
             self._commit(body)
@@ -132,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
         url = f"{self.hub.url}/{repo}/commit/{COMMIT}"
         self._answer(200, {"commitUrl": url, "commitOid": COMMIT, "hookOutput": ""})
 
-    def _read(self, *, content: bool) -> None:
+    def _read(self) -> None:
         path = self.path.partition("?")[0]
         self.hub.requests[f"{self.command} {path}"] += 1
         if statuses := self.hub.statuses.get(path):
@@ -141,9 +133,9 @@ class _Handler(BaseHTTPRequestHandler):
         found = _RESOLVE.fullmatch(path)
         if path.startswith("/models/"):
             file = self.hub.files.get(path.rpartition("/")[2])
-            self._send(404 if file is None else 200, file or b"", {}, content=content)
+            self._send(404 if file is None else 200, file or b"", {})
         elif path.startswith("/blob/"):
-            self._send(200, self.hub.blobs[path.rpartition("/")[2]], {}, content=content)
+            self._send(200, self.hub.blobs[path.rpartition("/")[2]], {})
         elif found is None or found[1] not in self.hub.repos:
             self._error(401 if found else 404, "RepoNotFound")
         elif found[2] not in ("main", COMMIT):
@@ -151,30 +143,28 @@ class _Handler(BaseHTTPRequestHandler):
         elif found[3] not in self.hub.repos[found[1]]:
             self._error(404, "EntryNotFound")
         else:
-            self._resolve(self.hub.repos[found[1]][found[3]], content=content)
+            self._resolve(self.hub.repos[found[1]][found[3]])
 
-    def _resolve(self, file: bytes, *, content: bool) -> None:
+    def _resolve(self, file: bytes) -> None:
         if len(file) <= LARGE:
             etag = hashlib.sha1(b"blob %d\0" % len(file) + file).hexdigest()
-            self._send(200, file, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, content=content)
+            self._send(200, file, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
             return
         digest = hashlib.sha256(file).hexdigest()
         self.hub.blobs[digest] = file
         linked = {"X-Linked-Etag": f'"{digest}"', "X-Linked-Size": str(len(file)), "X-Repo-Commit": COMMIT}
         # The hub's contents have another host, so huggingface_hub does not follow the redirect of a HEAD request.
         other_host = self.hub.url.replace("127.0.0.1", "localhost")
-        self._send(302, b"", {**linked, "Location": f"{other_host}/blob/{digest}"}, content=content)
+        self._send(302, b"", {**linked, "Location": f"{other_host}/blob/{digest}"})
 
     def _error(self, status: int, code: str) -> None:
-        self._send(
-            status, b"{}", {"X-Error-Code": code, "X-Error-Message": code, "X-Repo-Commit": COMMIT}, content=True
-        )
+        self._send(status, b"{}", {"X-Error-Code": code, "X-Error-Message": code, "X-Repo-Commit": COMMIT})
 
     def _answer(self, status: int, value: dict) -> None:
-        self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json"}, content=True)
+        self._send(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _send(self, status: int, body: bytes, headers: dict[str, str], *, content: bool) -> None:
-        path = self.path.partition("?")[0]
+    def _send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        path, content = self.path.partition("?")[0], self.command != "HEAD"
         if content and status == 200:
             time.sleep(self.hub.delay)
             if path in self.hub.damaged:
@@ -189,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             body = body[: len(body) // 2]
         self.end_headers()
-        if content and self.command != "HEAD":
+        if content:
             self.wfile.write(body)
 
     def _body(self) -> bytes:
