@@ -323,7 +323,7 @@ def test_wrong_fixmatch_settings_raise_a_one_line_error(options, expected):
 def test_images_unsuitable_for_rand_augment_are_rejected_before_compiling():
     tables = [ArrayTable(np.zeros((40, 6, 6, 4), np.uint8), np.arange(40) % 5, tuple("abcde")) for _ in range(2)]
     options = {"table": tables[0], "unlabelled": tables[1], "data": DataConfig(mean=(0.5,), std=(0.5,))}
-    with pytest.raises(InputError, match="^strong_rand_augment=2: needs images with 1 or 3 channels, and these have 4"):
+    with pytest.raises(InputError, match="^strong_rand_augment=2: needs 8-bit pixels with 1 or 3 channels, and not"):
         make_setup(**options, strong_rand_augment=2)
     make_setup(**options)
 

@@ -14,6 +14,7 @@ import safetensors.numpy
 import yaml
 from support.data import random_table, write_arrays
 from support.hub import COMMIT, Hub, serving, use
+from support.networks import make_shallow
 from support.runs import LEAN, fails
 
 from jaxddp import load_run, open_data
@@ -49,6 +50,13 @@ def get_model(config, num_classes):
 """
 PLACE = "hf://me/net"
 RELEASE = Path(__file__).parent.parent / ".ci" / "release.py"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shallow():
+    with pytest.MonkeyPatch.context() as patch:
+        make_shallow(patch, (1, 1))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +138,7 @@ def test_the_card_states_what_the_run_measured(folder, tmp_path, monkeypatch, ca
     out.mkdir()
     monkeypatch.chdir(out)
     assert main(["export", str(folder / "run"), "--out", ".", "--format", "hub"]) == 0
-    assert capfd.readouterr().out.startswith(f".: 62 arrays of step 3 of {folder / 'run'}, with a model card")
+    assert capfd.readouterr().out.startswith(f".: 32 arrays of step 3 of {folder / 'run'}, with a model card")
     monkeypatch.chdir(folder)
     card = (out / "README.md").read_text()
     validated = json.loads((folder / "run" / "metrics.jsonl").read_text().splitlines()[-1])
