@@ -29,8 +29,7 @@ from jaxddp.cli import main
 from jaxddp.command_line.parse import workdir_of
 from jaxddp.commands.eval import parse_eval
 from jaxddp.core.peers import ALONE
-from jaxddp.inference.run_evaluation import evaluate_weights
-from jaxddp.notebook.results import evaluate
+from jaxddp.inference.run_evaluation import evaluate, evaluate_weights
 from jaxddp.recipe.file import read_recipe
 from jaxddp.setup.run_setup import initialize, open_recipe
 from jaxddp.training.checkpoints.manager import Checkpoints

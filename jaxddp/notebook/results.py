@@ -25,6 +25,7 @@ from jaxddp.data.united import UnitedSource
 from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.exports import write_weights
+from jaxddp.inference.run_evaluation import evaluate as evaluate_checkpoint
 from jaxddp.inference.trained import TrainedRun, explain_program, restore_run
 from jaxddp.job.environment import find_job
 from jaxddp.losses import softmax_cross_entropy

@@ -16,9 +16,9 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.labels import labels_of
 from jaxddp.engine.compilation import compiler_options
 from jaxddp.engine.example_loss import Loss
+from jaxddp.inference.run_evaluation import evaluate
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.notebook.results import evaluate
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.recipe.sources import RecipeSources
 from jaxddp.setup.recipe import Recipe
