@@ -187,7 +187,7 @@ def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
         "ant/out.png": "a symbolic link leads out of the data set",
         "ant/loop": "a symbolic link leads into a folder above itself",
         "bee/b.jpg": "the name of another image differs only in the suffix",
-        "stray.png": "an image outside the class folders (1 in all) has no class",
+        "stray.png": "an image outside the class folders (1 in all); move it",
         "none": "no image in this class's folder",
     }
     (train / "ant/c.gif").write_bytes(b"GIF89a")

@@ -77,8 +77,6 @@ def error_message(root: Path, split: str = "train") -> str:
         ("metadata.jsonl", '{"file_name": "train/cat/1.png", "label": 3}', (True, True)),
         ("train/metadata.csv", "file_name,label\ncat/1.png,dog", (False, True)),
         # These list classes, other images, or nothing.
-        ("labels.txt", "cat\ndog\n", (False, False)),
-        ("labels.json", '{"0": "cat", "1": "dog"}', (False, False)),
         ("labels.json", '{"0": ["cat", "tabby"], "1": ["dog", "pug"]}', (False, False)),
         ("class_names.csv", "id,name\n0,cat\n1,dog\n", (False, False)),
         ("sample_submission.csv", "id,label\n" + "".join(f"{i}.jpg,0\n" for i in range(20, 99)), (False, False)),
@@ -86,7 +84,6 @@ def error_message(root: Path, split: str = "train") -> str:
         ("scores.xlsx", "", (False, False)),
         ("metadata.csv", "license,year\nMIT,2024\n", (False, False)),
         ("labels.csv", "", (False, False)),
-        ("README.txt", "0.png", (False, False)),
         ("classes.txt", "0.png", (False, False)),
     ],
 )

@@ -1,13 +1,9 @@
 """CIFAR's binary files: both archives are read, and a damaged file raises a one-line error."""
 
-import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as npst
 
 from jaxddp.core.errors import InputError
 from jaxddp.data.formats.cifar import holds_cifar, read_cifar
@@ -75,26 +71,10 @@ def test_cifar100_has_fine_labels(tmp_path):
         assert train.class_names == val.class_names == ("apple", "aquarium_fish", "baby")
 
 
-@given(
-    images=npst.arrays(np.uint8, st.tuples(st.integers(1, 3), *map(st.just, (32, 32, 3)))),
-    data=st.data(),
-)
-def test_the_written_data_are_read_back(images, data):
-    coarse, fine = (data.draw(npst.arrays(np.uint8, len(images), elements=st.integers(0, top))) for top in (255, 2))
-    with tempfile.TemporaryDirectory() as name:
-        folder = write_cifar_100(Path(name))
-        (folder / "test.bin").write_bytes(records(images, coarse, fine))
-        table = read_cifar(folder, "val")
-    np.testing.assert_array_equal(table.images, images)
-    np.testing.assert_array_equal(table.labels, fine)
-
-
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
         ("data_batch_4.bin", None, "no such file; download or unpack the data set again"),
-        ("batches.meta.txt", None, "no such file; download or unpack the data set again"),
-        ("data_batch_2.bin", b"", "0 bytes: expected whole records of 3073 bytes; download it again"),
         ("data_batch_2.bin", bytes(3073 + 3072), "6145 bytes: expected whole records of 3073 bytes"),
         ("data_batch_2.bin", bytes(3073) + b"\x0a" + bytes(3072), "label 10 of row 1: 10 class names allow 0..9"),
         ("batches.meta.txt", b"\n", "empty; write one class name per line"),

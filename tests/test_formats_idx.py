@@ -86,12 +86,6 @@ def test_the_uncompressed_file_takes_precedence_over_the_compressed_one(tmp_path
     assert len(read_idx(tmp_path, "train")) == 5
 
 
-def test_the_content_decides_whether_a_file_is_compressed(tmp_path):
-    write(tmp_path, train_images=gzip.compress(idx(pixels(5, 4, 6))), train_labels=None)
-    (tmp_path / f"{TRAIN_LABELS}.gz").write_bytes(idx(np.zeros(5)))
-    np.testing.assert_array_equal(read_idx(tmp_path, "train").images[..., 0], pixels(5, 4, 6))
-
-
 def test_the_file_name_of_colour_images_may_contain_idx4(tmp_path):
     write(tmp_path, train_images=None)
     (tmp_path / "train-images-idx4-ubyte").write_bytes(idx(pixels(5, 4, 6, 3)))
@@ -130,7 +124,6 @@ def test_a_faulty_file_raises_a_one_line_error(tmp_path, changed, file, message)
     ("names", "message"),
     [
         (b"a\nb\n", "train-labels-idx1-ubyte: label 2 of row 2: 2 class names allow 0..1"),
-        (b" \n\n", "classes.txt: empty; write one class name per line"),
         (b"a\n\nb\nc\n", "classes.txt: line 2 is blank; write one class name per line, in label order"),
         (b"a\n\xff\n", "classes.txt: not UTF-8; save the file as UTF-8"),
     ],

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.data import random_table, write_arrays
-from support.forms import SIZE, write_folders, write_idx, write_npz, write_solutions
+from support.forms import write_folders, write_idx, write_solutions
 from support.ilsvrc import IMAGES, synset, write_tree
 
 import jaxddp
@@ -64,23 +64,6 @@ def test_a_selection_of_classes_lists_only_its_folders(tmp_path: Path, monkeypat
     images = root / IMAGES
     expected = {images / "train" / synset(1), images / "train" / synset(2), images / "val"}
     assert {path for path in listed if images in path.parents} == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        (
-            {"image_size": 32},
-            "data.image_size=32: images in memory are used as they are; set data.image_size 12",
-        ),
-        ({"crop": "random_area"}, "data.crop=random_area: images in memory are used as they are; set data.crop whole"),
-    ],
-)
-def test_settings_that_do_not_apply_to_images_in_memory_are_rejected(tmp_path: Path, changes: dict, expected: str):
-    data = {"path": str(write_npz(tmp_path / "data.npz")), "image_size": SIZE, "crop": "whole"} | changes
-    with pytest.raises(InputError) as caught:
-        open_tables(DataConfig(**data))
-    assert str(caught.value) == expected
 
 
 def test_limited_validation_keeps_the_class_shares_on_any_number_of_devices(tmp_path: Path):

@@ -171,23 +171,6 @@ def test_an_error_names_a_damaged_record(table: ExampleTable, kind: str):
     assert len(table.read(4)) and len(table.read(1))
 
 
-def test_damage_beside_the_image_is_found_by_the_stream(table: ExampleTable):
-    assert table.offset is not None
-    file = root_of(table) / "1.tfrecord"
-    change(file, int(table.offset[1]) + file.read_bytes()[int(table.offset[1]) :].index(b"nnnn"), b"N")
-    with pytest.raises(InputError, match="1.tfrecord, record at byte 0: damaged, its checksum is wrong"):
-        batches_of(table)
-
-
-@pytest.mark.parametrize("offset", [3, -1])
-def test_an_invalid_offset_raises_a_one_line_error(table: ExampleTable, offset: int):
-    assert table.offset is not None
-    table.offset[2] = offset
-    with pytest.raises(InputError, match=r"0\.tfrecord") as raised:
-        batches_of(table)
-    assert "\n" not in str(raised.value)
-
-
 def test_an_error_names_a_record_without_the_feature(table: ExampleTable, tmp_path: Path):
     only = table.select("a").take(1)
     for record in (serialized(image=[b"a", b"b"]), serialized(image=3), b"no example", serialized(label=1)):

@@ -304,8 +304,6 @@ GOOD = "ok,n01 1 2 3 4\n"
         (" ,n01 1 2 3 4", "ImageId ' ' cannot name a file; write a plain name of 1 to 200 characters"),
         ("ok,n01 1 2 3 4", "'ok' is listed on line 3 already; write one row for each image"),
         ("../x,n01 1 2 3 4", "ImageId '../x' cannot name a file; write a plain name"),
-        ("..,n01 1 2 3 4", "ImageId '..' cannot name a file"),
-        ("a\\b,n01 1 2 3 4", r"ImageId 'a\\b' cannot name a file"),
         ("a\0b,n01 1 2 3 4", r"ImageId 'a\x00b' cannot name a file"),
         (f"{'a' * 201},n01 1 2 3 4", "aaa... cannot name a file"),
         ("a", "1 of 2 fields in 'a'; write ImageId,PredictionString"),
