@@ -186,9 +186,8 @@ class Watchdog:
                 self.report(Lost(process, f"gave no sign of life for {silence:g} s{self._host_suffix(process)}", 1))
 
     def _report_stuck(self) -> None:
-        processes = {
-            process: Progress(alive.phase, alive.step, alive.idle) for process, alive in self.heartbeats().items()
-        }
+        alive = self.heartbeats().items()
+        processes = {process: Progress(each.phase, each.step, each.idle) for process, each in alive}
         process = phases.stuck(processes, self._timeouts.stall)
         if process is not None:
             stuck = processes[process]
@@ -204,8 +203,7 @@ class Watchdog:
 
 
 def _heartbeat() -> Alive:
-    progress = phases.progress()
-    return Alive(progress.phase, progress.step, progress.idle, phases.spent())
+    return Alive(*phases.progress(), phases.spent())
 
 
 def end_process(loss: Lost) -> None:
