@@ -55,24 +55,14 @@ def test_the_average_equals_that_of_a_numpy_loop(every, warmup):
         part_state, state = next_part_state, after
 
 
-class PredictionListener:
-    """A listener that stores the predictions of a few images."""
-
-    wants_predictions = 7
-
-    def evaluation(self, record):
-        if record.predictions is not None:
-            self.last, self.split = record.predictions, record.split
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """Train with an average of the parameters.
 
-    Return the setup, state, history and work directory, the number of traces of the metric, the parameters that
-    evaluators received, and a listener with predictions.
+    Return the setup, state, history and work directory, the number of traces of the metric, and the parameters that
+    evaluators received.
     """
-    traced, evaluated, listener = [], [], PredictionListener()
+    traced, evaluated = [], []
 
     def first(logits, labels):
         traced.append(logits.shape)
@@ -86,17 +76,9 @@ def trained(tmp_path_factory):
     setup = jaxddp.prepare_training(linear_model(), TABLE, 4, sgd(0.1), 2, epochs=2, **options)
     num_earlier_traces = len(traced)
     directory = tmp_path_factory.mktemp("average") / "run"
-    state, history = jaxddp.train(
-        softmax_cross_entropy,
-        setup,
-        val=VAL,
-        evaluators=[norm],
-        workdir=directory,
-        listeners=[listener],
-        log_every="1 step",
-        eval_every="5 steps",
-    )
-    return setup, state, history, directory, len(traced) - num_earlier_traces, evaluated, listener
+    words = {"evaluators": [norm], "workdir": directory, "listeners": (), "log_every": "1 step"}
+    state, history = jaxddp.train(softmax_cross_entropy, setup, val=VAL, eval_every="5 steps", **words)
+    return setup, state, history, directory, len(traced) - num_earlier_traces, evaluated
 
 
 @pytest.mark.slow
@@ -124,7 +106,7 @@ def test_the_parameters_and_their_average_are_both_evaluated_and_logged(trained)
 
 @pytest.mark.slow
 def test_one_program_evaluates_the_parameters_and_their_average(trained):
-    *_, traced, evaluated, _ = trained
+    *_, traced, evaluated = trained
     # The average adds no trace to those of the step, of the shapes and cost, and of evaluation.
     plain_traces, metrics = [], {"first": lambda logits, labels: plain_traces.append(0) or logits[:, 0]}
     setup = jaxddp.prepare_training(linear_model(), TABLE, 4, sgd(0.1), 2, epochs=2, metrics=metrics)
@@ -135,18 +117,6 @@ def test_one_program_evaluates_the_parameters_and_their_average(trained):
     # In the state that an evaluator receives, `params` and `eval_params` are the same parameters.
     assert len(evaluated) == 6 and all(largest_difference(*pair) == 0 for pair in evaluated)
     assert all(largest_difference(evaluated[index][0], evaluated[index + 1][0]) > 0 for index in (0, 2, 4))
-
-
-def test_readers_find_the_best_checkpoint_by_an_evaluator_of_the_average(trained):
-    _, _, history, directory, *_, listener = trained
-    best = int(history.val_ema["step"][np.argmax(history.val_ema["norm"])])
-    run = jaxddp.load_run(directory, model=linear_model(), devices=1)
-    assert run.step == best
-    last = jaxddp.load_run(directory, "latest", model=linear_model(), devices=1)
-    assert last.outcome(VAL).accuracy == pytest.approx(history.val_ema["top1"][-1])
-    probabilities = last.predict(listener.last.images).probabilities
-    assert listener.split == "val_ema"
-    np.testing.assert_allclose(listener.last.probabilities, probabilities.max(-1), rtol=1e-5)
 
 
 def test_an_average_that_replaces_the_parameters_in_evaluation_is_logged_as_val():

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 from support import runs
 from support.cases import essential_and_rare
-from support.data import CLASSES, random_batch, random_table
+from support.data import random_batch, random_table
 from support.networks import SmallNet, fresh_state, largest_difference, objective_of
 from support.shared import sgd
 
-from jaxddp.api import resnet
 from jaxddp.config import Config
 from jaxddp.engine.buckets import Averaging, fill_in_order, order_of_readiness
 from jaxddp.engine.compilation import step_options
@@ -26,7 +25,6 @@ from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.adapt import adapt
 from jaxddp.platforms import PLATFORMS
 
 LATENCY_HIDING = "xla_gpu_enable_latency_hiding_scheduler"
@@ -77,22 +75,6 @@ def test_gradients_become_ready_from_the_last_layer_to_the_first(cast_first):
 def test_a_gradient_without_inputs_is_ready_at_once():
     params = {"used": jnp.ones(3), "unused": jnp.ones(2)}
     assert readiness_order(lambda params: jnp.sin(params["used"]).sum(), params) == ["unused", "used"]
-
-
-@pytest.mark.slow
-def test_a_resnet_s_head_is_ready_first_and_its_stem_last():
-    model = adapt(resnet("resnet18", CLASSES, width=2))
-    params, model_state = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 32, 32, 3)))
-    images = jnp.zeros((2, 32, 32, 3))
-
-    def loss(params, model_state):
-        return model.apply(params, model_state, images, train=True, key=jax.random.key(0))[0].sum()
-
-    gradient = jax.make_jaxpr(jax.grad(loss))(params, model_state)
-    names = [path[0].key for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    order = [names[leaf] for leaf in order_of_readiness(gradient, len(names))]
-    blocks = list(dict.fromkeys(order))
-    assert blocks == ["fc", *(f"layer{stage}_{block}" for stage in (4, 3, 2, 1) for block in (1, 0)), "bn1", "conv1"]
 
 
 # --- Averages ---

@@ -20,7 +20,6 @@ from support.data import CLASSES, random_table
 from support.networks import SmallNet, linear_model
 from support.shared import sgd
 
-from jaxddp.cluster.doctor import checks
 from jaxddp.config import Config
 from jaxddp.core.errors import Preempted
 from jaxddp.measure.cost import Cost, compile_with_cost, count_flops, peak
@@ -170,14 +169,6 @@ def test_the_reported_memory_is_that_of_the_compiled_program():
     compiled, cost = compile_with_cost(jax.jit(lambda a, b: (a + b, b.sum()), donate_argnums=0), large, large)
     assert cost.memory.argument_size_in_bytes == 2 * large.nbytes and cost.memory.alias_size_in_bytes == large.nbytes
     assert np.asarray(compiled(large, jnp.ones((256, 256)))[1]) == 256**2
-
-
-def test_the_doctor_reports_a_steps_memory_even_if_the_backend_reports_none(monkeypatch):
-    detail = checks.step(setup_of(2)).detail
-    assert f"{BY_HAND['linear'] / 1e9:.3g} GFLOP a step" in detail and "temporary" in detail
-    cost = Cost({"float32": 2 * 10**9}, None)
-    monkeypatch.setattr("jaxddp.engine.programs.compile_with_cost", lambda *_: (None, cost))
-    assert checks.step(setup_of(2, share=False)).detail.startswith("2 GFLOP a step; compiled in")
 
 
 @pytest.mark.parametrize("cache", ("none", "device"))

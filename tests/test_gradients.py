@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,12 +10,12 @@ import numpy as np
 import pytest
 from support.cases import essential_and_rare, rare_case
 from support.data import CLASSES, NO_AUGMENTATION, random_batch, random_table
-from support.networks import SmallNet, fresh_state, largest_difference, linear_model, objective_of, randomized
+from support.networks import SmallNet, fresh_state, largest_difference, objective_of, randomized
 from support.runs import changed, setup_of, train
 from support.shared import sgd, topology_of
 
 from jaxddp.api import prepare_training
-from jaxddp.config import AugmentConfig, Config, DataConfig
+from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.engine.buckets import Averaging
 from jaxddp.engine.gradients import Gradients, scan_parts
@@ -165,22 +164,3 @@ def test_a_batch_that_microbatches_cannot_share_raises_a_one_line_error():
     ):
         with pytest.raises(InputError, match=message):
             prepare_training(model, table, 2, sgd(0.1), size, **words)
-
-
-@pytest.mark.slow
-def test_microbatches_of_a_data_set_in_device_memory_equal_the_whole_batch():
-    data, changes = dataclasses.replace(NO_AUGMENTATION, cache="device"), {"duration": "6 steps"}
-    params = []
-    for accumulate in (1, 2):
-        setup = setup_of(linear_model(), sgd(0.1), SMALL, devices=2, batch_size=16, data=data)
-        state = train(setup, {"train": changes | {"accumulate": accumulate}, "log": {"every": "3 steps"}})
-        params.append(jax.device_get(state.params))
-    assert largest_difference(*params) < 1e-5
-
-
-def test_microbatches_are_unrolled_on_cpus_only():
-    config = Config().replace(train={"accumulate": 2})
-    for platform in ("cpu", "gpu"):
-        topology = SimpleNamespace(platform=platform, num_devices=1)
-        gradients = Gradients.of(config, topology)  # pyright: ignore
-        assert (gradients.accumulate, gradients.for_cpu) == (2, platform == "cpu")

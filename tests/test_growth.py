@@ -342,21 +342,6 @@ def test_files_are_decoded_to_the_side_of_the_step_by_the_crops_of_that_step(tre
 
 
 @pytest.mark.slow
-def test_files_in_device_memory_are_decoded_whole_and_resized_by_the_step(tree):
-    data = {**FILES, "crop": "whole", "interpolation": "bicubic"}
-    cached = setup_of(table=train_solutions(tree), cache="device", **data)
-    (first, *_) = cached.batches(0, 1)
-    assert first.image.shape[1:] == (18, 18, 3) and first.side == Side(6, "bicubic")
-    assert cached.feed.images.shape[1:] == (18, 18, 3)
-    chunk = next(cached.program()[1](0))
-    assert chunk.feed[1].side == Side(6, "bicubic")
-    # Resizing on the device and in the decoder differ by a few levels.
-    decoded = next(setup_of(table=train_solutions(tree), **data).batches(0, 1))
-    difference = np.asarray(resized(first.image, first.side, jnp.float32)).astype(int) - np.asarray(decoded.image)
-    assert 0 < np.abs(difference).mean() < 12
-
-
-@pytest.mark.slow
 def test_the_self_test_uses_the_first_images_of_a_run(tree):
     """A run that resumes at step 5 has larger images, but its self-test uses the size of the first step."""
     setup = setup_of(table=train_solutions(tree), **FILES)

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from support import runs
-from support.cases import essential_and_rare
 from support.data import random_table, write_arrays
-from support.networks import SmallNet, linear_model
+from support.networks import linear_model
 from support.runs import LEAN, RECIPE, train
 from support.shared import sgd
 
@@ -172,9 +171,7 @@ def test_the_message_names_the_process_and_the_machine():
     assert str(Fit.of(Division(8, 16), gpus)).endswith(", and NVIDIA H100 of process 1 has 7 B")
     assert str(Fit.of(Division(8, 8), gpus[1:])).endswith(", and NVIDIA H100 has 7 B")
     cpus = [MemoryReport(needs, "cpu", 4, None, HostMemory("one", 80, 80)) for _ in range(2)]
-    assert str(Fit.of(Division(8, 8), cpus)).endswith(
-        ", and the machine of process 0 has 10 B for each of its 8 devices"
-    )
+    assert str(Fit.of(Division(8, 8), cpus)).endswith("machine of process 0 has 10 B for each of its 8 devices")
     alone = MemoryReport(needs, "cpu", 1, None, HostMemory("one", 80, 60))
     assert str(Fit.of(Division(8, 1), [alone])).endswith(", and the machine has 60 B for its device")
 
@@ -316,9 +313,7 @@ def test_a_later_failed_allocation_raises_a_one_line_error_with_its_step():
     with pytest.raises(InputError) as caught:
         fit(failing_run(3, error, listener))
     message = str(caught.value)
-    assert message.startswith(
-        "memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step needs "
-    )
+    assert message.startswith("memory ran out by step 3 (Out of memory while trying to allocate 5.00GiB): the step ")
     # On a CPU the memory that does not depend on the batch is unknown at that point.
     assert "Allocator" not in message and message.endswith("; raise --train.accumulate, or lower --train.batch-size")
     assert caught.value.__cause__ is error
@@ -345,11 +340,8 @@ def test_a_validation_that_runs_out_of_memory_suggests_a_smaller_eval_batch_size
 
     monkeypatch.setattr(Evaluator, "measure", run_out)
     run = make_run(runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), random_table(20)))
-    with pytest.raises(
-        InputError,
-        match=r"^memory ran out in the validation after step 2 \(Out .*\): the memory that the validation needs .*"
-        r"; lower --eval.batch-size$",
-    ):
+    match = r"^memory ran out in the validation after step 2 \(Out .*\): .*; lower --eval.batch-size$"
+    with pytest.raises(InputError, match=match):
         fit(run)
 
 
@@ -373,25 +365,18 @@ class MemoryHungry(Part):
     name: str = "memory_hungry"
 
     def gradients(self, own: Any, grads: Any) -> Any:
-        first = jax.tree.leaves(grads)[0].ravel()[0]
         columns = jnp.arange(1 << 18, dtype=jnp.float32)
-        total = jnp.sort(jnp.ones((1 << 20, 1)) * first + columns, axis=0) @ columns
-        return jax.tree.map(lambda gradient: gradient + 0 * total[0], grads)
+        total = jnp.sort(jnp.ones((1 << 20, 1)) * grads["weight"][0, 0] + columns, axis=0) @ columns
+        return {"weight": grads["weight"] + 0 * total[0]}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices", essential_and_rare((4,), 1))
-def test_an_allocation_that_xla_rejects_is_reported_before_and_during_the_run(devices, monkeypatch):
-    net = SmallNet()
-    with pytest.raises(
-        InputError, match=r"^the step needs 1\.2 TB .* and the machine has .*; no accumulate and no batch"
-    ):
-        train(small_setup(devices, net, parts=(MemoryHungry(),)), changes())
+def test_an_allocation_that_xla_rejects_is_reported_before_and_during_the_run(monkeypatch):
+    with pytest.raises(InputError, match=r"^the step needs 1\.2 TB .* and the machine has .*; no accumulate and no"):
+        train(small_setup(4, parts=(MemoryHungry(),)), changes())
     monkeypatch.setattr("jaxddp.measure.memory.host_memory", lambda: None)
-    with pytest.raises(
-        InputError, match=r"^memory ran out by step \d \(Out of memory allocating 1\d{12} bytes\): the step"
-    ):
-        train(small_setup(devices, net, parts=(MemoryHungry(),)), changes())
+    with pytest.raises(InputError, match=r"^memory ran out by step \d \(Out of memory allocating 1\d{12} bytes\): the"):
+        train(small_setup(4, parts=(MemoryHungry(),)), changes())
 
 
 def test_a_network_that_does_not_fit_raises_a_one_line_error():
@@ -399,9 +384,7 @@ def test_a_network_that_does_not_fit_raises_a_one_line_error():
         return {"weight": jax.random.normal(key, (1 << 20, 1 << 20))}
 
     model = (init, lambda params, images: images.reshape(len(images), -1)[:, :1] * params["weight"][0, :5])
-    with pytest.raises(
-        InputError, match="^memory ran out while the network was initialized .*: choose a smaller network"
-    ):
+    with pytest.raises(InputError, match="^memory ran out while the network was initialized .*: choose a smaller"):
         small_setup(1, model)
 
 

@@ -103,12 +103,6 @@ def test_a_flipped_bit_is_found_in_every_dtype(name):
         assert f"in 1 of 16 arrays, first in params/{name}." in message(state)
 
 
-def test_a_changed_bool_is_found():
-    copies = device_copies(STATE.params["bool"])
-    copies[3][1] = True
-    assert differing_devices(STATE.replace(params=STATE.params | {"bool": from_device_copies(copies)})) == [3]
-
-
 def test_every_part_of_the_state_is_compared_and_named():
     ones = FOUR.replicate(np.ones(9))
     for name, changes in {

@@ -242,17 +242,6 @@ def test_auto_skips_networks_that_take_long_to_compile(without_cast, monkeypatch
     assert "4 times" in self_test_error(changes=ALWAYS)
 
 
-def test_auto_does_not_trace_a_large_network(monkeypatch):
-    init, apply = LINEAR
-
-    def many(key, example):
-        return init(key, example) | {str(number): jnp.zeros(()) for number in range(self_test.MOST_PARAMETERS)}
-
-    # No public interface shows whether a program was traced.
-    monkeypatch.setattr(SelfTest, "_compile", lambda self, *arguments: pytest.fail("it was traced"))
-    assert not has_compared(run_self_test((many, apply), 2, AUTO))
-
-
 def test_a_network_without_an_evaluation_mode_is_not_tested():
     class Drops(nn.Module):
         @nn.compact

@@ -317,8 +317,3 @@ def test_the_speed_of_each_device_is_measured(monkeypatch):
     assert settled.config.parallel.shares not in (None, "auto")
     # The measurement leaves the state as it is.
     assert int(setup.state.step) == 0 and not jax.tree.leaves(setup.state)[0].is_deleted()
-
-
-def test_one_device_is_not_measured(speeds):
-    setup = make_setup("auto", 1)
-    assert settle_shares(setup) is setup and not speeds[1]

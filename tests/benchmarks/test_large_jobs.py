@@ -1,32 +1,19 @@
 """The projection of large jobs has the properties of its models, and docs/large-jobs.md has its numbers."""
 
-import dataclasses
 import functools
 import json
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.pages import ROOT
 
 from benchmarks import large_jobs
 from benchmarks.large.failures import HOURS_OF_A_DEVICE, failures
-from benchmarks.large.networks import Network, networks
+from benchmarks.large.networks import networks
 from benchmarks.large.tables import DEVICES, filled, sizes, tables
-from benchmarks.large.ways import DECIDED, all_reduce, gather_seconds, meetings, sent_bytes, sharded, steps
+from benchmarks.large.ways import gather_seconds, sent_bytes
 
 projected = functools.cache(networks)
-made = st.builds(
-    Network,
-    title=st.just("network"),
-    shapes=st.lists(st.tuples(st.integers(1, 4096), st.integers(1, 4096)), min_size=1, max_size=5).map(tuple),
-    model_state_bytes=st.integers(0, 10**6),
-    seconds_of_an_image=st.floats(1e-6, 1e-2),
-    seconds_of_a_step=st.floats(0, 1e-2),
-)
-device_counts = st.integers(0, 12).map(lambda power: 8 * 2**power)
-image_counts = st.integers(1, 256)
 
 
 def test_the_page_has_the_tables_of_the_script():
@@ -63,23 +50,6 @@ def test_the_networks_have_their_published_parameters_and_the_state_of_adamw():
 # --- Steps ---
 
 
-@given(made, device_counts, image_counts)
-def test_a_sharded_optimizer_sends_the_bytes_of_an_all_reduce_and_holds_no_more(network, devices, images):
-    whole, parts = all_reduce(network, devices, images), sharded(network, devices, images)
-    assert (parts.within, parts.between) == (whole.within, whole.between)
-    assert whole.state / devices <= parts.state <= whole.state
-
-
-@given(made, device_counts, image_counts, st.integers(1, 100))
-def test_meetings_divide_the_bytes_between_groups_by_their_interval(network, devices, images, every):
-    each, seldom = (meetings(network, 8 * devices, images, 8, "hosts", steps) for steps in (1, every))
-    assert seldom.between == pytest.approx(each.between / every)
-    assert seldom.seconds <= each.seconds
-    inside = all_reduce(network, 8, images)
-    assert seldom.within - inside.within == pytest.approx((each.within - inside.within) / every)
-    assert seldom.state == inside.state + 2 * network.bytes
-
-
 def test_the_bytes_equal_a_calculation_by_hand():
     """Of 80 MB, a device sends 14 parts of 10 MB within its host, and 6 parts of 2.5 MB to three other hosts."""
     assert sent_bytes(80e6, 32) == pytest.approx((140e6, 15e6))
@@ -101,12 +71,3 @@ def test_the_all_gathers_equal_a_calculation_by_hand():
 def test_the_time_between_failures_is_the_published_one(source, devices, hours):
     """Kokolis et al. project 1.8 h at 16,384 and 0.23 h at 131,072 GPUs."""
     assert failures(devices, 1e9, source).between / 3600 == pytest.approx(hours, rel=0.03)
-
-
-def test_every_way_is_projected_for_every_size():
-    network = dataclasses.replace(projected()[0], title="network")
-    for devices, images in sizes(DEVICES):
-        ways = [step.way for step in steps(network, devices, images)]
-        assert ways[:3] == ["7 all-reduces", DECIDED, "sharded optimizer"] and len(set(ways)) == len(ways)
-        assert len(ways) == 3 + 2 * (devices > 8) + 2 * (devices > 512)
-    assert DEVICES[-1] == 100_000

@@ -50,12 +50,6 @@ def test_more_nodes_never_take_less_time_and_efficiency_is_at_most_1(machine, nu
     assert projection.efficiency == pytest.approx(projection.images_per_second / (num_gpus * 256 / 0.1))
 
 
-@given(machines, gpu_counts, sizes)
-def test_overlap_hides_communication(machine, num_gpus, num_bytes):
-    assert step(machine, num_gpus, num_bytes, overlap=1).efficiency == 1
-    assert step(machine, num_gpus, num_bytes, overlap=0).exposed == machine.all_reduce(num_bytes, num_gpus)
-
-
 @given(links)
 def test_a_fitted_link_equals_the_measured_link(link):
     few, many = 4e3, 1e12
@@ -69,21 +63,6 @@ def test_impossible_measurements_are_rejected_or_give_no_latency():
         fit_link((4e3, 1e-3), (1e6, 1e-3))
     # The smaller all-reduce was too fast: a link cannot have a negative latency.
     assert fit_link((1e6, 1e-6), (2e6, 1.0)).latency == 0
-
-
-shares = st.lists(st.tuples(sizes, st.floats(0, 0.2)), min_size=1, max_size=5)
-
-
-@given(machines, gpu_counts, shares)
-def test_a_schedule_hides_no_more_than_it_computes_meanwhile(machine, num_gpus, shares):
-    messages = [Message(size, share) for size, share in shares]
-    projection = project_schedule(machine, num_gpus, messages=messages, compute=0.1, batch_per_gpu=256)
-    assert 0 <= projection.exposed <= projection.communication
-    meanwhile = 0.1 * sum(share for _, share in shares)
-    assert projection.communication - projection.exposed <= meanwhile * (1 + 1e-9) + 1e-9 * projection.communication
-    nothing = [Message(size, 0) for size, _ in shares]
-    alone = project_schedule(machine, num_gpus, messages=nothing, compute=0.1, batch_per_gpu=256)
-    assert alone.exposed == alone.communication == projection.communication and alone.overlap == 0
 
 
 @given(machines, gpu_counts, sizes)

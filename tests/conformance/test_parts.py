@@ -99,10 +99,7 @@ CASES = {
         table=POISONED,
     ),
     "loss_scale": Case(
-        (Guard(), LossScale(8, 2.0**21, growth_interval=2)),
-        scales_both_ways,
-        frozenset({"loss_scale"}),
-        model=NARROW,
+        (Guard(), LossScale(8, 2.0**21, growth_interval=2)), scales_both_ways, frozenset({"loss_scale"}), model=NARROW
     ),
     # At this learning rate the loss rises and falls.
     "plateau": Case(
@@ -177,17 +174,10 @@ def resumed(name: str, devices: int, cache: str, folder: Path) -> tuple[Any, Met
     metrics: Metrics = []
     checkpoints = Checkpoints(folder / "checkpoints")
     for begin, end in ((None, 3), (3, 8)):
-        records = Recorder()
+        records, words = Recorder(), {"checkpoints": checkpoints, "resume_step": begin, "val": VAL}
         with jax.enable_x64(True), pytest.raises(Preempted):
-            train(
-                make_setup(name, 4, cache),
-                CHANGES,
-                val=VAL,
-                checkpoints=checkpoints,
-                resume_step=begin,
-                should_stop=lambda step, end=end: step == end,
-                listeners=[records],
-            )
+            stop = lambda step, end=end: step == end  # noqa: E731
+            train(make_setup(name, 4, cache), CHANGES, should_stop=stop, listeners=[records], **words)
         metrics += [record.metrics for record in records.steps]
     state, last_metrics = run(name, devices, cache, checkpoints=checkpoints, resume_step=8)
     return state, metrics + last_metrics

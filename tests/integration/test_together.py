@@ -84,19 +84,14 @@ UNLIKE = {
     "injected": "optimizer",
     "parameters": "the initial parameters",
     "table": "training data",
-    "step": "the step that training begins with",
     "loss": "loss",
     "epochs": "epochs",
     "data": "data.std",
-    "setting": "jax_default_matmul_precision",
-    "options": "XLA's options",
     "workdir": "workdir",
     "val": "val",
-    "saving": "save_every",
 }
 OBJECTS = """
-import dataclasses, os
-import jax
+import os
 import optax
 import jaxddp
 from support.data import random_table
@@ -112,23 +107,16 @@ def train(what):
     optimizer = optax.sgd(0.2 if mine and what == "rate" else 0.1)
     if what == "injected":
         optimizer = optax.inject_hyperparams(optax.sgd)(learning_rate=0.2 if mine else 0.1)
-    precision = "float32" if mine and what == "setting" else None
-    with jax.default_matmul_precision(precision):
-        setup = jaxddp.prepare_training(
-            (scaled, apply), random_table(50, seed=int(mine and what == "table")), None, optimizer, 2,
-            epochs=2 if mine and what == "epochs" else 1,
-            data=jaxddp.DataConfig(std=(0.5, 0.5, 0.4 if mine and what == "data" else 0.5)),
-            xla_options=["xla_cpu_enable_fast_min_max=true"] if mine and what == "options" else [],
-        )
-    if what == "step" and mine:
-        setup = dataclasses.replace(setup, state=setup.state.replace(step=setup.state.step + 1))
+    setup = jaxddp.prepare_training(
+        (scaled, apply), random_table(50, seed=int(mine and what == "table")), None, optimizer, 2,
+        epochs=2 if mine and what == "epochs" else 1,
+        data=jaxddp.DataConfig(std=(0.5, 0.5, 0.4 if mine and what == "data" else 0.5)),
+    )
     more = {}
     if what == "val" and mine:
         more["val"] = random_table(23)
-    if what == "saving" or what == "workdir" and mine:
+    if what == "workdir" and mine:
         more["workdir"] = "unlike"
-    if what == "saving":
-        more["save_every"] = "2 steps" if mine else "3 steps"
     jaxddp.train(loss, setup, listeners=(), **more)
 
 for what in NAMES:
