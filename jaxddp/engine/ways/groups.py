@@ -318,7 +318,7 @@ class Groups(Way):
             return jax.device_get(list(arrays))
         # Few numbers of arrays mean few programs to compile.
         more = (1 << (len(arrays) - 1).bit_length()) - len(arrays)
-        return jax.device_get(self._gather([*arrays, *arrays[-1:] * more]))[: len(arrays)]
+        return jax.device_get(self._gather([*arrays, *[arrays[-1]] * more]))[: len(arrays)]
 
     @functools.cached_property
     def _gather(self) -> Callable[[list[jax.Array]], list[jax.Array]]:

@@ -240,7 +240,7 @@ class UnequalProgram(Program):
 
         def on_device(number: jax.Array, state: TrainState, *feed: Any) -> Contribution:
             *inputs, key = (self._without_padding(part, team.size) for part in feed)
-            batch = gather_batch(*inputs, 0) if self._resident else inputs[0]
+            batch = gather_batch(inputs[0], inputs[1], 0) if self._resident else inputs[0]
             result = self._phases.gradient(state, batch, key, number[0])
             weight = team.size * self._topology.num_devices / self._examples
             means = jax.tree.map(lambda leaf: leaf * weight if is_float(leaf) else leaf, result.model_state)
