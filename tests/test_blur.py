@@ -6,15 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import traverse_util
 from jax import lax
 from support.cases import rare_case
 from support.data import CLASSES, random_batch
 from support.networks import fresh_state, largest_difference, objective_of, randomized
 from support.shared import sgd, topology_of
 
-from jaxddp.config import Config
-from jaxddp.config.registry import MODELS
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.models.ops.operations import Operations
@@ -116,20 +113,6 @@ def test_the_stem_and_narrow_images_are_not_blurred(width, blurred_widths, monke
     jax.eval_shape(net.init, jax.random.key(0), images)
     # A block blurs before its strided convolution, and before the strided convolution of its shortcut.
     assert blurred_channels == sorted(2 * blurred_widths)
-
-
-@pytest.mark.slow
-def test_torchvisions_weights_fit_a_resnet_with_blur():
-    plain, blurring = (
-        MODELS.get("resnet50")(Config().replace(model={"blur_pool": blur_pool}), CLASSES) for blur_pool in (False, True)
-    )
-    assert blurring.blur_pool and not plain.blur_pool
-    example = jax.ShapeDtypeStruct((1, 64, 64, 3), jnp.float32)
-    paths = [
-        {path: leaf.shape for path, leaf in traverse_util.flatten_dict(dict(shapes), sep="/").items()}
-        for shapes in (jax.eval_shape(net.init, jax.random.key(0), example) for net in (plain, blurring))
-    ]
-    assert paths[0] == paths[1]
 
 
 @functools.cache

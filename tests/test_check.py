@@ -244,20 +244,6 @@ def test_one_run_reports_every_fault_of_a_list(tmp_path, capfd):
     assert len(header["refused"]) == 8 and "train: 4 rows (3 jpeg), 1 cannot be used" in lines
 
 
-def test_one_run_reports_every_fault_of_solution_files(tmp_path, capfd):
-    root = write_tree(tmp_path / "set", classes=2, images=3, val=2)
-    with (root / "LOC_synset_mapping.txt").open("a") as file:
-        file.write(f"{synset(0)} again\n.. up\n")
-    with (root / "LOC_train_solution.csv").open("a") as file:
-        file.write(f"a,n0\n../b,{synset(0)} 1 2 3 4\n{synset(0)}_0,{synset(0)} 1 2 3 4\nc,n0 1 2 3 4\n")
-    lines, header = check_all(root, tmp_path, capfd)
-    mapping, solution = "LOC_synset_mapping.txt:", "LOC_train_solution.csv:"
-    starts = [f"{mapping}3: dupl", f"{mapping}4: synset '..'", f"{solution}8: Pred"]
-    starts += [f"{solution}{line}" for line in (9, 10, 11)]
-    assert all([line for line in lines if line.startswith(f"{root}/{start}")] for start in starts)
-    assert len(header["refused"]) == len(starts) and "train: 6 rows (6 jpeg), 0 cannot be used" in lines
-
-
 @pytest.mark.slow
 def test_one_run_reports_every_fault_of_parquet_and_of_records(tmp_path, capfd):
     parquet = write_parquet(tmp_path / "parquet", pictures())

@@ -1,5 +1,6 @@
 """Damage to checkpoints and to the files beside them is detected before use, and raises a one-line error."""
 
+import contextlib
 import json
 import os
 import random
@@ -423,9 +424,8 @@ def test_a_reader_never_reads_a_partly_written_file(tmp_path):
         while not finished.is_set():
             for name in names:
                 try:
-                    json.loads((tmp_path / name).read_bytes())
-                except FileNotFoundError:
-                    pass
+                    with contextlib.suppress(FileNotFoundError):
+                        json.loads((tmp_path / name).read_bytes())
                 except ValueError:
                     incomplete.append(name)
 

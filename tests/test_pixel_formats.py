@@ -142,12 +142,6 @@ def test_all_sixteen_bits_are_kept_in_png_and_tiff(channels: int):
         np.testing.assert_array_equal(decode_eval(encode(gray, kind), channels, 16)[..., 0], gray)
 
 
-def test_sixteen_bits_are_resized_in_sixteen_bits():
-    gray = np.full((20, 20), 12345, np.uint16)
-    assert (decode_train(encode(gray, "TIFF"), 1, 16) == 12345).all()
-    assert (decode_eval(encode(gray, "TIFF"), 1, 16, 8, 10) == 12345).all()
-
-
 def test_a_loss_of_bits_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     # The warning is logged once per process, and another test may already have caused it.
     monkeypatch.setattr(decode, "_warned", threading.Lock())

@@ -1,15 +1,14 @@
 """Augmentations of colors: color jitter as in torchvision, Pillow's Gaussian blur, and grayscale."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.operations import ONE, blended, check_pixels, gray_of, mean_of, on_planes
-from jaxddp.config import AugmentConfig
+from jaxddp.augment.operations import ONE, blended, gray_of, mean_of, on_planes
 from jaxddp.config.registry import AUGMENTATIONS
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError
 
 TURN = 6 * ONE
 """A turn of the hue. Hues are in units of 1/6 turn, because the hue has six sectors with one linear formula each."""
@@ -48,28 +47,6 @@ def rotate_hue(pixels: jax.Array, shift: jax.Array) -> jax.Array:
 
 Strengths = tuple[float, float, float, float]
 """The strengths of brightness, contrast and saturation, 0 to 1, and of hue, 0 to 0.5; 0 for none."""
-
-
-def color_jitter_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return color jitter with the config's strengths; see `color_jitter`.
-
-    Raises:
-        InputError: the strength of the hue is above 0.5.
-    """
-    strengths = settings.color_jitter or (0.0, 0.0, 0.0, 0.0)
-    setting = Key("data.augment.color_jitter", settings.color_jitter)
-    if strengths[3] > 0.5:
-        raise InputError(
-            setting,
-            ": the strength of the hue, the last number, is at most 0.5, which is half a turn",
-            advice="give 0.5 for any hue",
-        )
-
-    def apply(key: jax.Array, image: jax.Array) -> jax.Array:
-        check_pixels(setting, image, advice="leave it out")
-        return on_planes(lambda planes: color_jitter(key, planes, strengths), image)
-
-    return apply
 
 
 def color_jitter(key: jax.Array, planes: jax.Array, strengths: Strengths) -> jax.Array:

@@ -1,6 +1,5 @@
 """Augmentations that move or fill pixels: flips, crops, cutout, random erasing, resizing, and views for evaluation."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,61 +64,46 @@ def alternate_flip(key: jax.Array, epoch: jax.Array, image: jax.Array) -> jax.Ar
 AUGMENTATIONS.add("vertical_flip")(lambda settings: vertical_flip)
 
 
-def padded_crop_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return a function that pads an image [H, W, C] by the config's margin, and crops it.
-
-    The crop has the size of the image and a random position. The margin is black or reflected.
-    """
+def padded_crop(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> jax.Array:
+    """Pad an image [H, W, C] by `settings.pad` with black or reflected pixels, and crop it at a random position."""
     pad, mode = settings.pad, "reflect" if settings.border == "reflect" else "constant"
-
-    def padded_crop(key: jax.Array, image: jax.Array) -> jax.Array:
-        check_side("pad", pad, image)
-        top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
-        padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)), mode)
-        return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
-
-    return padded_crop
+    check_side("pad", pad, image)
+    top, left = jax.random.randint(key, (2,), 0, 2 * pad + 1)
+    padded = jnp.pad(image, ((pad, pad), (pad, pad), (0, 0)), mode)
+    return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
 
 
 ASPECT = (0.3, 1 / 0.3)
 TRIES = 10
 
 
-def cutout_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return cutout (DeVries & Taylor 2017, arXiv:1708.04552): a function that sets a square of an image to 0.
+def cutout(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> jax.Array:
+    """Set a square of an image, uint8[H, W, C], to 0 (cutout, DeVries & Taylor 2017, arXiv:1708.04552).
 
-    The side of the square is `settings.cutout`. Its centre is uniform over the pixels of the image, uint8[H, W, C]. The
-    authors set normalized images to 0, the mean colour.
+    The side of the square is `settings.cutout`. Its centre is uniform over the pixels of the image. The authors set
+    normalized images to 0, the mean colour.
     """
-
-    def cutout(key: jax.Array, image: jax.Array) -> jax.Array:
-        check_side("cutout", settings.cutout, image)
-        height, width, _ = image.shape
-        side = jnp.int32(settings.cutout)
-        square = centered(key, height, width, side, side)
-        return jnp.where(square.mask(height, width)[..., None], 0, image).astype(image.dtype)
-
-    return cutout
+    check_side("cutout", settings.cutout, image)
+    height, width, _ = image.shape
+    side = jnp.int32(settings.cutout)
+    square = centered(key, height, width, side, side)
+    return jnp.where(square.mask(height, width)[..., None], 0, image).astype(image.dtype)
 
 
-def erase_from(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return random erasing: a function that fills a rectangle of a normalized image, float[H, W, C].
+def erase(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> jax.Array:
+    """Fill a rectangle of a normalized image, float[H, W, C] (random erasing).
 
     An image is erased with probability `settings.erase`. The fill "mean" is 0, the mean colour, as in torchvision's
     recipes (RE-M of Zhong et al. 2017, arXiv:1708.04896). "noise" draws each value from the standard normal
     distribution, as timm's mode "pixel" does.
     """
-
-    def erase(key: jax.Array, image: jax.Array) -> jax.Array:
-        height, width, _ = image.shape
-        hit_key, box_key, fill_key = jax.random.split(key, 3)
-        is_erased = jax.random.bernoulli(hit_key, jnp.float32(settings.erase))
-        is_noise = settings.erase_fill == "noise"
-        fill = jax.random.normal(fill_key, image.shape, image.dtype) if is_noise else 0
-        box = erasing_box(box_key, height, width, settings.erase_area)
-        return jnp.where(is_erased & box.mask(height, width)[..., None], fill, image)
-
-    return erase
+    height, width, _ = image.shape
+    hit_key, box_key, fill_key = jax.random.split(key, 3)
+    is_erased = jax.random.bernoulli(hit_key, jnp.float32(settings.erase))
+    is_noise = settings.erase_fill == "noise"
+    fill = jax.random.normal(fill_key, image.shape, image.dtype) if is_noise else 0
+    box = erasing_box(box_key, height, width, settings.erase_area)
+    return jnp.where(is_erased & box.mask(height, width)[..., None], fill, image)
 
 
 def erasing_box(key: jax.Array, image_height: int, image_width: int, bounds: tuple[float, float]) -> Box:

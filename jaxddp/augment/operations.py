@@ -17,8 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.core.errors import InputError, Key
-
 OPERATIONS = (
     *("identity", "autocontrast", "equalize", "rotate", "solarize", "color", "posterize"),
     *("contrast", "brightness", "sharpness", "shear_x", "shear_y", "translate_x", "translate_y"),
@@ -62,21 +60,6 @@ class PixelOperation(NamedTuple):
     def matches(self, *names: str) -> list[jax.Array]:
         """Return, for each name of `OPERATIONS` or "solarize_add", bool[]: whether this operation was drawn."""
         return [self.operation == _NUMBERS[name] for name in names]
-
-
-def check_pixels(setting: Key, image: jax.Array, advice: str) -> None:
-    """Check that an augmentation can process an image, [H, W, C].
-
-    Args:
-        setting: the key that enables the augmentation, with its value.
-        advice: the correction, if the images are unsuitable.
-
-    Raises:
-        InputError: the image has not 1 or 3 channels, or is not uint8.
-    """
-    if image.shape[-1] not in (1, 3) or image.dtype != jnp.uint8:
-        fault = f": needs 8-bit pixels with 1 or 3 channels, and not {jax.typeof(image)}"
-        raise InputError(setting, fault, advice=advice)
 
 
 _LUMA = (19595, 38470, 7471)

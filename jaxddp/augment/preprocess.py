@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxddp.augment import color, geometry, rand_augment
+import jaxddp.augment.geometry as geometry
+from jaxddp.augment.color import color_jitter
 from jaxddp.augment.geometry import alternate_flip, flip, resized
 from jaxddp.augment.mixing import Mixing, mix
-from jaxddp.augment.operations import check_pixels
+from jaxddp.augment.operations import on_planes
+from jaxddp.augment.rand_augment import rand_augment
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.config.registry import AUGMENTATIONS, POLICIES
 from jaxddp.core.errors import InputError, Key, Words
@@ -24,14 +26,18 @@ Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 # Each use of the seed has its own random stream. Initialization uses the seed's key; other uses fold in a constant.
 _AUGMENT = 0x696D67
 # The augmentations of pixels with a setting of their own, in the order of use.
-_OF_PIXELS: dict[str, Callable[[AugmentConfig], Augmentation]] = {
-    "flip": lambda settings: flip,
-    "pad": geometry.padded_crop_from,
-    "rand_augment": rand_augment.from_settings,
-    "policy": lambda settings: POLICIES.get(settings.policy or "")(settings),
-    "color_jitter": color.color_jitter_from,
-    "cutout": geometry.cutout_from,
+_OF_PIXELS: dict[str, Callable[[jax.Array, jax.Array, AugmentConfig], jax.Array]] = {
+    "flip": lambda key, image, settings: flip(key, image),
+    "pad": geometry.padded_crop,
+    "rand_augment": rand_augment,
+    "policy": lambda key, image, settings: POLICIES.get(settings.policy or "")(settings)(key, image),
+    "color_jitter": lambda key, image, settings: on_planes(
+        lambda planes: color_jitter(key, planes, settings.color_jitter or (0.0, 0.0, 0.0, 0.0)), image
+    ),
+    "cutout": geometry.cutout,
 }
+# The augmentations that need 8-bit pixels with 1 or 3 channels, and what to do for other images.
+_OF_COLORS = {"rand_augment": "give 0", "policy": "leave it out", "color_jitter": "leave it out"}
 # Each use of an example's key has its own random stream. A number is never changed, so that old runs resume.
 _MIX, _THEN, _EXTRA = 5, 6, 7
 _STREAMS = {"flip": 0, "pad": 1, "rand_augment": 2, "cutout": 3, "erase": 4, "policy": 8, "color_jitter": 9}
@@ -102,9 +108,8 @@ class Preprocess:
         images, mixing = jax.vmap(augmented)(batch.epoch, batch.row, pixels), None
         if self.augment.mixup or self.augment.cutmix:
             keys = jax.vmap(lambda epoch, row: jax.random.fold_in(key_of(epoch, row), _MIX))(batch.epoch, batch.row)
-            images, mixing = mix(
-                keys, images, batch.label, batch.mask, mixup=self.augment.mixup, cutmix=self.augment.cutmix
-            )
+            alphas = {"mixup": self.augment.mixup, "cutmix": self.augment.cutmix}
+            images, mixing = mix(keys, images, batch.label, batch.mask, **alphas)
         return Inputs(images.astype(self.dtype), mixing)
 
     def augmented(self, key: jax.Array, image: jax.Array) -> jax.Array:
@@ -112,23 +117,23 @@ class Preprocess:
 
         Raises: see `check_augmentation`.
         """
-        for name, make in _OF_PIXELS.items():
+        for name, augment in _OF_PIXELS.items():
             if setting := getattr(self.augment, name):
+                if name in _OF_COLORS and (image.shape[-1] not in (1, 3) or image.dtype != jnp.uint8):
+                    fault = f": needs 8-bit pixels with 1 or 3 channels, and not {jax.typeof(image)}"
+                    raise InputError(Key(f"data.augment.{name}", setting), fault, advice=_OF_COLORS[name])
                 use = jax.random.fold_in(key, _STREAMS[name])
                 if name == "policy":
-                    check_pixels(Key("data.augment.policy", setting), image, advice="leave it out")
                     use = jax.random.fold_in(use, self.view) if self.view else use
-                image = make(self.augment)(use, image)
-        names = self.augment.then
-        for index, name in enumerate(names):
+                image = augment(use, image, self.augment)
+        for index, name in enumerate(self.augment.then):
             stream = jax.random.fold_in(jax.random.fold_in(key, _THEN), zlib.crc32(name.encode()))
-            use = jax.random.fold_in(stream, names[:index].count(name))
-            image = _apply_checked(
-                (Key("data.augment.then"), f": {name}"), AUGMENTATIONS.get(name)(self.augment), use, image
-            )
+            use = jax.random.fold_in(stream, self.augment.then[:index].count(name))
+            function = AUGMENTATIONS.get(name)(self.augment)
+            image = _apply_checked((Key("data.augment.then"), f": {name}"), function, use, image)
         image = self._normalize(image)
         if self.augment.erase:
-            image = geometry.erase_from(self.augment)(jax.random.fold_in(key, _STREAMS["erase"]), image)
+            image = geometry.erase(jax.random.fold_in(key, _STREAMS["erase"]), image, self.augment)
         if self.extra is not None:
             image = _apply_checked("augmentation", self.extra, jax.random.fold_in(key, _EXTRA), image)
         return image
@@ -161,15 +166,14 @@ def check_augmentation(preprocess: Preprocess, image_shape: tuple[int, int, int]
         both = "flip and alternate_flip are both set"
         raise InputError(Key("data.augment"), f": {both}", advice="set one of them to false")
     if augment.policy and augment.rand_augment:
-        raise InputError(
-            *(
-                Key("data.augment.policy", augment.policy),
-                " with ",
-                Key("data.augment.rand_augment", augment.rand_augment),
-            ),
-            ": an image is changed by one policy only",
-            advice="set one of them",
+        policy, rand = (
+            Key("data.augment.policy", augment.policy),
+            Key("data.augment.rand_augment", augment.rand_augment),
         )
+        raise InputError(policy, " with ", rand, ": an image is changed by one policy only", advice="set one of them")
+    if augment.color_jitter and augment.color_jitter[3] > 0.5:
+        fault = ": the strength of the hue, the last number, is at most 0.5, which is half a turn"
+        raise InputError(Key("data.augment.color_jitter", augment.color_jitter), fault, advice="give 0.5 for any hue")
     image = jax.ShapeDtypeStruct(image_shape, dtype)
     jax.eval_shape(lambda image: preprocess.augmented(jax.random.key(0), image), image)
 

@@ -11,7 +11,6 @@ posterize from 4 bits to 0.
 Results equal Pillow's (ImageOps, ImageEnhance, nearest neighbour), except that a blend is rounded instead of truncated.
 """
 
-from collections.abc import Callable
 from statistics import NormalDist
 
 import jax
@@ -23,7 +22,6 @@ from jaxddp.augment.operations import (
     OPERATIONS,
     Size,
     Space,
-    check_pixels,
     drawn,
     on_planes,
     operate_all,
@@ -31,7 +29,6 @@ from jaxddp.augment.operations import (
     space_of,
 )
 from jaxddp.config import AugmentConfig
-from jaxddp.core.errors import Key
 
 LARGEST = 10
 QUANTILES = 100
@@ -60,16 +57,6 @@ def rand_space(settings: AugmentConfig, size: Size) -> Space:
     others = {"posterize": 8 - np.round(4 * share), "solarize": np.round(256 * (1 - share))}
     moves = {"translate_x": -np.round(150 / 331 * width * share), "translate_y": -np.round(150 / 331 * height * share)}
     return space_of(OPERATIONS, share, **moves, **others)
-
-
-def from_settings(settings: AugmentConfig) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """Return RandAugment with the config's layers, operations, probability and magnitude; see `rand_augment`."""
-
-    def apply(key: jax.Array, image: jax.Array) -> jax.Array:
-        check_pixels(Key("data.augment.rand_augment", settings.rand_augment), image, advice="give 0")
-        return rand_augment(key, image, settings)
-
-    return apply
 
 
 def rand_augment(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> jax.Array:

@@ -160,11 +160,6 @@ class CheckedSplit:
         labels = labels_of(self.source)
         return ";".join(labels.ids[label] for label in labels.of(row)) or None
 
-    @property
-    def per_class(self) -> np.ndarray:
-        """The number of images of each class, int64[K], including images with faults."""
-        return labels_of(self.source).counts
-
 
 class CheckReport:
     """The splits of a check, with a note on each image that has the same content as an earlier image.
@@ -195,7 +190,7 @@ class CheckReport:
 
     def summary(self) -> dict[str, Any]:
         """Return the summary of each split, made of JSON types."""
-        return {split.name: _summary(split) | _missing_classes(self.splits[0], split) for split in self.splits}
+        return {split.name: _summary(split, self.splits[0]) for split in self.splits}
 
     def lines(self) -> list[str]:
         """Return the summary as readable lines, several for each split."""
@@ -211,10 +206,11 @@ def _repeats(splits: Sequence[CheckedSplit]) -> list[tuple[CheckedSplit, int, Ch
     return [(*places[repeat], *places[first]) for repeat, first in find_repeats(digests)]
 
 
-def _summary(split: CheckedSplit) -> dict[str, Any]:
+def _summary(split: CheckedSplit, first: CheckedSplit) -> dict[str, Any]:
+    """Return the summary of a split. It has the classes of the first split without images in this one, if any."""
     kinds = Counter(each.kind for each in split.findings if each.kind is not None)
     noted = Counter(kind for each in split.findings for kind in {note.partition(":")[0] for note in each.notes})
-    per_class = split.per_class
+    ids, counts = split.source.class_ids, labels_of(split.source).counts
     summary: dict[str, Any] = {
         "examples": len(split.source),
         "made_of": getattr(split.source, "made_of", "image"),
@@ -223,25 +219,17 @@ def _summary(split: CheckedSplit) -> dict[str, Any]:
         "faults": len(split.faults),
         "kinds": dict(sorted(kinds.items())),
         "notes": dict(noted.most_common()),
-        "classes": len(per_class),
+        "classes": len(counts),
     }
-    if len(per_class):
-        summary["images_a_class"] = {
-            "least": int(per_class.min()),
-            "median": float(np.median(per_class)),
-            "most": int(per_class.max()),
-        }
-        summary["empty_classes"] = [split.source.class_ids[label] for label in np.flatnonzero(per_class == 0)]
+    if len(counts):
+        least, most = int(counts.min()), int(counts.max())
+        summary["images_a_class"] = {"least": least, "median": float(np.median(counts)), "most": most}
+        summary["empty_classes"] = [ids[label] for label in np.flatnonzero(counts == 0)]
+    if len(counts) and split is not first:
+        present = {ids[label] for label in np.flatnonzero(counts)}
+        of_first = [first.source.class_ids[label] for label in np.flatnonzero(labels_of(first.source).counts)]
+        summary[f"classes_of_{first.name}_lacking"] = [each for each in of_first if each not in present]
     return summary
-
-
-def _missing_classes(first: CheckedSplit, split: CheckedSplit) -> dict[str, Any]:
-    """Return the classes with images in the first split and none in this split."""
-    if split is first or not len(split.source.class_ids):
-        return {}
-    classes = {split.source.class_ids[label] for label in np.flatnonzero(split.per_class)}
-    of_first = [first.source.class_ids[label] for label in np.flatnonzero(first.per_class)]
-    return {f"classes_of_{first.name}_lacking": [class_id for class_id in of_first if class_id not in classes]}
 
 
 def _lines(name: str, summary: dict[str, Any]) -> list[str]:

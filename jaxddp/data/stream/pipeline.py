@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.core.errors import InputError, Unreachable, about
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.verify import sound_image
 from jaxddp.data.order import Order, Shard, check_order, columns
@@ -202,8 +202,9 @@ class Pipeline:
         if isinstance(failure, Unreachable):
             # The search would read each image again, and wait again for the store.
             raise failure
+        faults = ((row, fault) for row in np.unique(rows).tolist() if (fault := self._fault(row)) is not None)
         has_bad_image = False
-        for row, fault in self._faults(rows):
+        for row, fault in faults:
             has_bad_image, self.table.verified.sound[row] = True, False
             if self.substitutes is None:
                 raise InputError(fault) from None
@@ -224,22 +225,18 @@ class Pipeline:
         changed &= self.shard.of(self.order.is_of_first_epoch(step), padding=False)
         return batch._replace(image=image, substituted=changed.astype(np.float32))
 
-    def _faults(self, rows: np.ndarray) -> Iterator[tuple[int, str]]:
-        """Yield (row, fault) for each unusable image."""
-        for row in np.unique(rows).tolist():
-            try:
-                data = self.table.read(row)
-            except InputError as error:
-                yield row, str(error)
-                continue
-            if self.table.digests is not None and (fault := self.table.digests.fault(row, data)):
-                yield row, f"{self.table.name(row)}: {fault}"
-                continue
-            try:
+    def _fault(self, row: int) -> str | None:
+        """Return what is wrong with an image; None if it is usable."""
+        try:
+            data = self.table.read(row)
+            with about(self.table.name(row)):
+                if self.table.digests is not None and (fault := self.table.digests.fault(row, data)):
+                    raise InputError(fault)
                 sound_image(data)
                 check_decoding(data, self.pixels.format)
-            except InputError as error:
-                yield row, f"{self.table.name(row)}: {error}"
+        except InputError as error:
+            return str(error)
+        return None
 
     def _images_of(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return (mask of the examples without padding, bool[B], the rows whose images are read for them, int32[b])."""
