@@ -272,12 +272,9 @@ def prepared(batch_size: int = 8, devices: int = 2, table: ArrayTable | None = N
 @pytest.mark.parametrize(
     ("augment", "message"),
     [
-        ({"pad": -1}, "data.augment.pad=-1: expected 0 to 10,000"),
         ({"pad": 7}, "data.augment.pad=7: expected 0 to 6 pixels"),
         ({"cutout": 7}, "data.augment.cutout=7: expected 0 to 6"),
-        ({"rand_magnitude": 10.5}, "data.augment.rand_magnitude=10.5: expected 0 to 10"),
         ({"erase": float("nan")}, "data.augment.erase=nan: expected 0 to 1"),
-        ({"mixup": float("inf")}, "data.augment.mixup=inf: expected 0 to 1,000"),
     ],
 )
 def test_an_error_names_a_value_out_of_bounds(augment, message):

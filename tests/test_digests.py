@@ -84,16 +84,12 @@ def test_only_the_manifest_finds_a_flipped_bit(root: Path):
         next(val.eval_batches(EvalOrder(4, 4), config))
 
 
-@pytest.mark.parametrize("fault", ["differs", "is not listed"])
-def test_another_image_of_its_class_may_be_substituted_for_a_changed_image(root: Path, fault: str, caplog):
+def test_another_image_of_its_class_may_be_substituted_for_a_changed_image(root: Path, caplog):
     config = data(root, bad_images="substitute")
-    (name,) = {Path(open_splits(config)["train"].name(BAD_ROW))}
-    if fault == "differs":
-        flip_a_bit(name)
-    else:
-        manifest = root.with_name("tree.manifest.jsonl")
-        lines = [line for line in manifest.read_text().splitlines(keepends=True) if name.stem not in line]
-        manifest.write_text("".join(lines))
+    name = Path(open_splits(config)["train"].name(BAD_ROW))
+    manifest = root.with_name("tree.manifest.jsonl")
+    lines = [line for line in manifest.read_text().splitlines(keepends=True) if name.stem not in line]
+    manifest.write_text("".join(lines))
     train, _ = open_tables(config)
     substituted = [row for batch in read_epoch(train, config) for row in batch.row[batch.substituted > 0].tolist()]
     assert substituted == [BAD_ROW] and any(str(name) in message for message in caplog.messages)

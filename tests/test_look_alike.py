@@ -61,12 +61,6 @@ def open_parquet(root: Path) -> Any:
     return REGISTERED.get("parquet").open(Place(str(root), DataConfig()), "train")
 
 
-def strings_of_parquet(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
-    cells = pa.array([{"bytes": b""}] * len(names), CELL)
-    pq.write_table(pa.table({"image": cells, "label": pa.array(names)}), root / "train.parquet")
-    return lambda: open_parquet(root), "train.parquet, row 1"
-
-
 def schema_of_parquet(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
     table = pa.table({"image": pa.array([{"bytes": b""}], CELL), "label": pa.array([0])})
     metadata = {"info": {"features": {"label": {"_type": "ClassLabel", "names": names}}}}
@@ -105,7 +99,7 @@ def catalog(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
 
 
 FORMATS = (
-    *(listing, folders, solutions, strings_of_parquet, schema_of_parquet, packed, names_file),
+    *(listing, folders, solutions, schema_of_parquet, packed, names_file),
     *(numpy_file, arrays, catalog),
 )
 

@@ -119,9 +119,7 @@ def test_a_damaged_checkpoint_is_not_restored(folder):
     flip_bit(largest_array_file(folder / "4"), 5)
     with Checkpoints(folder) as checkpoints:
         for read in (lambda: checkpoints.restore(4, state_of()), lambda: checkpoints.restore_as_saved(4, None)):
-            with pytest.raises(
-                InputError, match="step 4 is damaged: .* does not hold what was saved; undamaged steps: 2"
-            ):
+            with pytest.raises(InputError, match="step 4 is damaged: .* does not hold what was saved; undamaged "):
                 read()
 
 
@@ -146,10 +144,10 @@ def test_every_process_gets_the_error_of_a_damaged_checkpoint(folder):
 
 
 def test_a_run_resumes_from_a_checkpoint_whose_manifest_was_not_written(saved, folder, monkeypatch, caplog):
-    monkeypatch.setattr(Integrity, "write", lambda self, step: None)
-    with Checkpoints(folder) as checkpoints:
+    with monkeypatch.context() as patch, Checkpoints(folder) as checkpoints:
+        patch.setattr(Integrity, "write", lambda self, step: None)
         checkpoints.save(6, state_of(), {})
-    monkeypatch.undo()
+        checkpoints.wait()
     with session(folder.parent) as run_session:
         assert run_session.resume_step == 6
         run_session.checkpoints.restore(6, state_of())
@@ -201,13 +199,7 @@ def test_a_malformed_manifest_is_damage_even_with_a_valid_digest(content, folder
     assert rename_damaged(folder) == "4.damaged"
 
 
-MALFORMED_INDICES = {
-    "no keys": {},
-    "steps in a list": {"steps": ["4"], "validations": []},
-}
-
-
-@pytest.mark.parametrize("content", MALFORMED_INDICES.values(), ids=MALFORMED_INDICES)
+@pytest.mark.parametrize("content", [{}, {"steps": ["4"], "validations": []}])
 def test_a_malformed_index_is_rewritten(content, folder, caplog):
     (folder / "manifests.json").write_bytes(sealed(content))
     with session(folder.parent) as run_session:

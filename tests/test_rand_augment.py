@@ -109,11 +109,6 @@ def test_each_operation_and_each_direction_is_drawn_with_equal_chance(run):
         assert abs(count - number * share) < 4.5 * math.sqrt(number * share * (1 - share)), name
 
 
-def test_gray_images_stay_gray(run):
-    keys = jax.random.split(jax.random.key(3), 40)
-    assert augmented(keys, IMAGES["gray"], 2).shape == (40, HEIGHT, WIDTH, 1)
-
-
 TIMM_OPERATIONS = {*OPERATIONS} - {"identity"} | {"invert", "solarize_add"}
 """The operations of timm 1.0.31's "rand-m9-mstd0.5-inc1"."""
 

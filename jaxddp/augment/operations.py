@@ -200,18 +200,18 @@ factor from 1.
 def space_of(
     names: Iterable[str],
     steps: np.ndarray,
+    others: Space,
     *,
     blends: float = 0.9,
     shear: float = 0.3,
     rotate: float = 30,
-    **others: np.ndarray,
 ) -> Space:
     """Return the magnitudes of operations; 0 for one without a magnitude.
 
     Args:
         steps: float64[n], the shares of the largest magnitude.
+        others: the magnitudes of operations other than blends, shear and rotate.
         blends, shear, rotate: the largest magnitudes of these operations.
-        others: the magnitudes of other operations.
     """
     largest = {**dict.fromkeys(BLENDS, blends), "shear_x": shear, "shear_y": shear, "rotate": rotate}
     return {name: others[name] if name in others else largest.get(name, 0) * steps for name in names}

@@ -43,8 +43,8 @@ def wide_space() -> Space:
     """
     steps = np.arange(31) / 30
     others = {"posterize": 8 - np.round(6 * steps), "solarize": 255 - 255 * steps}
-    moves = {"translate_x": 32 * steps, "translate_y": 32 * steps}
-    return space_of(OPERATIONS, steps, blends=0.99, shear=0.99, rotate=135, **moves, **others)
+    others |= {"translate_x": 32 * steps, "translate_y": 32 * steps}
+    return space_of(OPERATIONS, steps, others, blends=0.99, shear=0.99, rotate=135)
 
 
 @POLICIES.add("trivial_augment")
@@ -117,8 +117,9 @@ def learned_space(size: Size) -> Space:
     """Return the 10 magnitudes of each operation, as in torchvision; "invert" has none."""
     steps = np.arange(10) / 9
     height, width = size
-    moves = {"translate_x": 150 / 331 * width * steps, "translate_y": 150 / 331 * height * steps}
-    return space_of(OPERATIONS, steps, posterize=8 - np.round(4 * steps), solarize=255 - 255 * steps, **moves)
+    others = {"posterize": 8 - np.round(4 * steps), "solarize": 255 - 255 * steps}
+    others |= {"translate_x": 150 / 331 * width * steps, "translate_y": 150 / 331 * height * steps}
+    return space_of(OPERATIONS, steps, others)
 
 
 def _auto_augment(settings: AugmentConfig) -> Policy:
@@ -162,7 +163,7 @@ def mixing_space(size: Size) -> Space:
     others = {"posterize": 4 - np.round(4 * steps), "solarize": 255 - 255 * steps}
     others |= {"translate_x": width / 3 * steps, "translate_y": height / 3 * steps}
     names = "autocontrast", "equalize", "posterize", "rotate", "solarize", "shear_x", "shear_y"
-    return space_of((*names, "translate_x", "translate_y"), steps, **others)
+    return space_of((*names, "translate_x", "translate_y"), steps, others)
 
 
 @POLICIES.add("augmix")

@@ -52,11 +52,11 @@ def rand_space(settings: AugmentConfig, size: Size) -> Space:
     height, width = size
     if settings.rand_operations == "timm":
         others = {"posterize": 4 - np.floor(4 * share), "solarize": 256 - np.floor(256 * share)}
-        others |= {"solarize_add": np.floor(110 * share), "translate_x": np.round(0.45 * width * share)}
-        return space_of(TIMM, share, translate_y=np.round(0.45 * height * share), **others)
+        others |= {"translate_x": np.round(0.45 * width * share), "translate_y": np.round(0.45 * height * share)}
+        return space_of(TIMM, share, others | {"solarize_add": np.floor(110 * share)})
     others = {"posterize": 8 - np.round(4 * share), "solarize": np.round(256 * (1 - share))}
-    moves = {"translate_x": -np.round(150 / 331 * width * share), "translate_y": -np.round(150 / 331 * height * share)}
-    return space_of(OPERATIONS, share, **moves, **others)
+    others |= {"translate_x": -np.round(150 / 331 * width * share)}
+    return space_of(OPERATIONS, share, others | {"translate_y": -np.round(150 / 331 * height * share)})
 
 
 def rand_augment(key: jax.Array, image: jax.Array, settings: AugmentConfig) -> jax.Array:

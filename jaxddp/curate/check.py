@@ -25,7 +25,7 @@ from jaxddp.data.images.header import parse_header
 from jaxddp.data.images.verify import open_sound, sound_image, stray_bytes
 from jaxddp.data.labels import labels_of
 from jaxddp.data.manifest import VERSION, manifest_name
-from jaxddp.data.source import SourceTable, Table, image_dtype
+from jaxddp.data.source import SourceTable, image_dtype
 
 LARGE = 20_000_000
 """Images with more pixels are decoded one at a time, whatever the number of threads, to bound the memory."""
@@ -136,7 +136,7 @@ class CheckedSplit:
     """One split and the findings of its rows."""
 
     name: str
-    source: Table
+    source: SourceTable
     findings: list[ImageFindings] = field(default_factory=list)
 
     @property

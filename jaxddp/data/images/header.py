@@ -88,6 +88,7 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
     """
     if not data:
         raise InputError(f"empty file; {DOWNLOAD_AGAIN}")
+    kind: PillowKind | None = next((each for start, each in _STARTS if re.match(start, data[:12], re.DOTALL)), None)
     if data.startswith(JPEG_START):
         header, end = _scan_jpeg(data, jpeg_segments(data) if segments is None else segments)
     elif data.startswith(PNG_START):
@@ -96,7 +97,7 @@ def parse_header(data: bytes, segments: Sequence["Segment"] | None = None) -> Im
         bits = data[24] if len(data) > 24 and data[24] in (1, 2, 4, 8, 16) else 8
         header = ImageHeader("png", **size, bits=bits)
         end = None if PNG_END in data else "IEND chunk"
-    elif (kind := next((kind for start, kind in _STARTS if re.match(start, data[:12], re.DOTALL)), None)) is not None:
+    elif kind is not None:
         with _open_image(data, kind) as image:
             header, end = ImageHeader(kind, image.height, image.width, bits=_checked_bits(image)), None
     else:
