@@ -274,17 +274,17 @@ def test_one_process_works_while_others_wait_for_a_bounded_time(tmp_path: Path):
     """A lock is that of an open file, so threads stand for processes."""
     file, until = tmp_path / "folder/lock", threading.Event()
 
-    def work(patience: float) -> bool:
+    def work(patience: float) -> tuple[bool, bool]:
         with in_turn(file, patience, "working") as is_held:
-            return is_held and until.is_set()
+            return is_held, until.is_set()
 
     with ThreadPoolExecutor(1) as pool:
         with in_turn(file, 1, "working") as is_first:
             started = time.monotonic()
-            assert is_first and not work(0.3) and time.monotonic() - started >= 0.3
+            assert is_first and work(0.3) == (False, False) and time.monotonic() - started >= 0.3
             other = pool.submit(work, 30)
             until.set()
-        assert other.result(30)
+        assert other.result(30) == (True, True)
     (tmp_path / "file").touch()
     with in_turn(tmp_path / "file/lock", 1, "") as is_held:
         assert is_held, "without a lock, every process works"

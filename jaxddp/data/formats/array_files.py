@@ -19,6 +19,7 @@ from jaxddp.data.faults import check_distinct
 
 _CHUNK = 1 << 20
 _MAX_NUMBERED = 100_000
+_DAMAGE = (AttributeError, EOFError, LookupError, NotImplementedError, TypeError, ValueError)
 
 
 @contextmanager
@@ -41,9 +42,7 @@ def as_input_errors(
     # NumPy raises ValueError for data that are not an array, and KeyError for a missing array. zipfile raises
     # NotImplementedError for a version that it does not know.
     # A manifest whose values have other types raises AttributeError or TypeError.
-    except (EOFError, LookupError, NotImplementedError, ValueError, zlib.error, gzip.BadGzipFile, BadZipFile) as error:
-        raise InputError(f"{where}: damaged ({error}); {damaged}") from None
-    except (AttributeError, TypeError) as error:
+    except (*_DAMAGE, zlib.error, gzip.BadGzipFile, BadZipFile) as error:
         raise InputError(f"{where}: damaged ({error}); {damaged}") from None
     except OSError as error:
         raise InputError(f"{where}: cannot be read ({error.strerror}); give a readable file") from None

@@ -101,7 +101,10 @@ def read_folders(root: Path, split: Split, refuse: Refuse = raise_fault) -> Exam
     root = root.absolute()
     train_folder = _split_folder(root, "train")
     if train_folder != root and not has_validation_folder(root):
-        _refuse_folders_beside_train(train_folder, refuse)
+        # If "train" is itself a class, the other classes would be left out.
+        for other in sorted(name for name in _visible_folders(root) - {"train"} if _has_image(root / name)):
+            advice = "move them into a class folder there, or call train/ something else if it is a class"
+            refuse(f"{root / other}: images beside train/, which is taken for the training split; {advice}")
     names = _class_names(train_folder, refuse)
     check_distinct(names, lambda name: str(train_folder / name), refuse)
     folder = _split_folder(root, split)
@@ -162,18 +165,6 @@ def _has_image(folder: Path) -> bool:
     with suppress(OSError), os.scandir(folder) as entries:
         return any(_suffix(entry.name) in _SUPPORTED for entry in entries)
     return False
-
-
-def _refuse_folders_beside_train(train_folder: Path, refuse: Refuse) -> None:
-    """Reject image folders beside train/. If "train" is itself a class, the other classes would be left out."""
-    root = train_folder.parent
-    for other in sorted(
-        name for name in _visible_folders(root) if name != train_folder.name and _has_image(root / name)
-    ):
-        refuse(
-            f"{root / other}: images beside {train_folder.name}/, which is taken for the training split; move them "
-            f"into a class folder there, or call {train_folder.name}/ something else if it is a class"
-        )
 
 
 def _refuse_listings(

@@ -23,14 +23,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.wording import choices
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
-from jaxddp.data.formats.array_files import (
-    as_input_errors,
-    check_length,
-    check_names,
-    make_table,
-    numbered_names,
-    read_rest,
-)
+from jaxddp.data.formats import array_files
 from jaxddp.data.source import Split
 
 _SPLITS: tuple[Split, ...] = ("train", "val")
@@ -62,21 +55,21 @@ def read_numpy(path: Path, split: Split) -> ArrayTable:
             kind = f"{names.dtype} of shape {names.shape}"
             raise InputError(f"{_array_place(path, _NAMES)}: {kind}: give strings, one per class")
         names = tuple(map(str, names))
-        check_names(names, lambda place: f"{_array_place(path, _NAMES)}[{place}]")
+        array_files.check_names(names, lambda place: f"{_array_place(path, _NAMES)}[{place}]")
     else:
         labels_of_splits = [
             _read_array(path, name, existing) for each_split in _SPLITS if (name := f"{each_split}_labels") in existing
         ]
-        with as_input_errors(path):
-            names = numbered_names(*labels_of_splits)
-    return make_table(images, labels, names, images_from=images_from, labels_from=labels_from)
+        with array_files.as_input_errors(path):
+            names = array_files.numbered_names(*labels_of_splits)
+    return array_files.make_table(images, labels, names, images_from=images_from, labels_from=labels_from)
 
 
 def array_names(path: Path) -> list[str]:
     """Return the names of all arrays in the file or folder."""
     if not path.is_file():
         return sorted(file.stem for file in path.glob("*.npy"))
-    with as_input_errors(path), zipfile.ZipFile(path) as archive:
+    with array_files.as_input_errors(path), zipfile.ZipFile(path) as archive:
         names = sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
         if repeated := [name for name, following in pairwise(names) if name == following]:
             raise InputError(f"two arrays {repeated[0]!r}; save it again, with each array once")
@@ -91,14 +84,14 @@ def _read_array(path: Path, name: str, names_in_file: list[str]) -> np.ndarray:
     if name not in names_in_file:
         advice = choices(name, names_in_file) if names_in_file else "give an .npz file, or a folder of .npy files"
         raise InputError(f"{path}: no array {name!r}; {advice}")
-    with as_input_errors(_array_place(path, name)):
+    with array_files.as_input_errors(_array_place(path, name)):
         return unpack_array(path, name) if path.is_file() else _map_array(path / f"{name}.npy")
 
 
 def _map_array(file: Path) -> np.ndarray:
     with files.open_regular(file) as stream:
         shape, _, dtype = _read_header(stream)
-        check_length(file.stat().st_size - stream.tell(), math.prod(shape) * dtype.itemsize)
+        array_files.check_length(file.stat().st_size - stream.tell(), math.prod(shape) * dtype.itemsize)
     return np.load(file, mmap_mode="r", allow_pickle=False)
 
 
@@ -114,7 +107,7 @@ def unpack_array(path: Path, name: str) -> np.ndarray:
         with stream:
             shape, column_major, dtype = _read_header(stream)
             stored = archive.getinfo(f"{name}.npy").file_size - stream.tell()
-            data = read_rest(stream, math.prod(shape) * dtype.itemsize, stored)
+            data = array_files.read_rest(stream, math.prod(shape) * dtype.itemsize, stored)
     return np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")
 
 

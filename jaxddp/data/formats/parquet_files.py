@@ -24,16 +24,10 @@ from jaxddp.core.errors import InputError, about
 from jaxddp.core.wording import counted, show, size
 from jaxddp.data.faults import Refuse, pass_faults_to
 from jaxddp.data.format import Place
+from jaxddp.data.formats import table_columns
 from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.splits import ShardFormat
-from jaxddp.data.formats.table_columns import (
-    LabelCells,
-    TableColumns,
-    choose_columns,
-    class_indices,
-    find_classes,
-    label_cells,
-)
+from jaxddp.data.formats.table_columns import LabelCells, TableColumns
 from jaxddp.data.source import Split
 from jaxddp.data.storage.records import record_columns
 from jaxddp.data.storage.shards import ShardFile
@@ -66,8 +60,8 @@ def read_parquet(place: Place, split: Split, shards: dict[Split, list[str]]) -> 
         others = [ShardFile(folder, path) for path in shards.get(one, ())]
         return [*(cells if one == split else _cells_by_file(others, columns, refuse)).values()]
 
-    classes = find_classes(columns.names, cells_of, place.address, refuse)
-    labels = [class_indices(file_cells, classes, refuse) for file_cells in cells.values()]
+    classes = table_columns.find_classes(columns.names, cells_of, place.address, refuse)
+    labels = [table_columns.class_indices(file_cells, classes, refuse) for file_cells in cells.values()]
     in_folder = np.array([os.fsencode(file.path) for file in cells])
     example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
     if (total := sum(file.size for file in cells)) > MAX_CACHED:
@@ -115,7 +109,7 @@ def _columns_of_file(file: ShardFile) -> TableColumns:
     images = [name for name, kind in structs.items() if any(one.name == "bytes" and one.type in binary for one in kind)]
     with about(file):
         names = _class_names(schema)
-    image, label = choose_columns(str(file), schema.names, images, [*names])
+    image, label = table_columns.choose_columns(str(file), schema.names, images, [*names])
     check_names(names.get(label, ()), lambda place: f"{file}: the names of {label}, name {place + 1}")
     return TableColumns(image, label, names.get(label) or None)
 
@@ -162,7 +156,7 @@ def _read_cells(file: ShardFile, columns: TableColumns, refuse: Refuse) -> Label
         values = parquet.read(columns=[column]).column(0).combine_chunks()
         if pyarrow.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-    return label_cells(values, file, column, refuse)
+    return table_columns.label_cells(values, file, column, refuse)
 
 
 def _parent(file: ShardFile) -> str:
