@@ -171,15 +171,6 @@ def test_an_error_names_a_foreign_line_and_nothing_is_lost(tmp_path: Path, line:
     assert path.read_bytes() == content
 
 
-def test_a_work_directory_that_cannot_be_made_raises_a_one_line_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"file/run: cannot be written \(Not a directory\); choose another place"):
-        JsonLines(tmp_path / "file" / "run").start(run_start())
-    (tmp_path / "run" / "metrics.jsonl").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"metrics.jsonl: cannot be written \(Is a directory\)"):
-        JsonLines(tmp_path / "run").start(run_start())
-
-
 def test_a_failed_replacement_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "result.json"
     files.replace(path, b"old")

@@ -109,16 +109,6 @@ def test_the_trace_holds_exactly_the_requested_steps(tmp_path):
 
 
 @pytest.mark.slow
-def test_steps_that_are_dispatched_together_are_one_annotation(tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxddp.setup.run_setup.LONGEST_CHUNK", 2)
-    expected = run(plan_of(24, None), tmp_path, cache="device")
-    state = run(plan_of(24, "9 steps"), tmp_path, cache="device")
-    # Steps are recorded every 5 steps and at an epoch's end, after 7 and 13 steps. Chunks of 2 restart there.
-    assert traced_steps(tmp_path) == [4, 6, 8, 10, 11]
-    assert largest_difference(state, expected) == 0
-
-
-@pytest.mark.slow
 def test_a_resumed_run_traces_its_own_steps(tmp_path):
     checkpoints = Checkpoints(tmp_path / "c")
     run(plan_of(5, None), tmp_path, checkpoints=checkpoints)

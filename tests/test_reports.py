@@ -24,7 +24,7 @@ from jaxddp.core.wording import duration, speed
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.predictions import Outcome
 from jaxddp.reports.charts import MOST_POINTS, Chart, curves
-from jaxddp.reports.classes import ValidationImages, accuracy_tables, predict_validation_images, run_classes, thumbnails
+from jaxddp.reports.classes import accuracy_tables, predict_validation_images, run_classes, thumbnails
 from jaxddp.reports.compose import page_of, render, with_classes
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.tables import (
@@ -321,15 +321,6 @@ def test_a_thumbnail_has_the_pixels_of_the_evaluated_image(dtype, channels, mode
         assert picture.mode == mode and np.array_equal(pixels, expected[..., : pixels.shape[-1]])
 
 
-def test_many_classes_have_no_matrix():
-    names = tuple(f"class {number}" for number in range(101))
-    labels = np.arange(101)
-    wrong = Outcome(labels, np.roll(np.eye(101), 1, axis=1), names, 3)
-    table = ArrayTable(np.zeros((101, 8, 8, 3), np.uint8), labels, names)
-    classes = run_classes(0, "a", "#000000", ValidationImages(wrong, table, DataConfig(), None))
-    assert classes.matrix is None and len(classes.confusions.rows) == 20 and len(classes.mistakes) == 24
-
-
 def test_a_row_of_the_matrix_holds_the_shares_of_a_class():
     images = outcome_of_noise()
     counts = images.outcome.confusion
@@ -414,17 +405,6 @@ def test_a_metric_that_is_not_finite_is_not_the_best(tmp_path):
     (run,) = read_runs([workdir])
     assert run.best == ("top1", 0.5, 1, 1)
     assert curves([run], ["#0072B2"])[0].data[0]["y"] == [None, 0.5, None, 0.25]
-
-
-def test_without_metrics_the_validations_of_checkpoints_are_drawn(tmp_path):
-    workdir = write_run(tmp_path / "run")
-    (workdir / "metrics.jsonl").unlink()
-    (workdir / "checkpoints").mkdir()
-    (workdir / "checkpoints" / "validation.json").write_text('{"20": {"top1": 0.5}, "10": {"top1": 0.25}}')
-    (run,) = read_runs([workdir])
-    (drawn,) = curves([run], ["#0072B2"])
-    assert drawn.title == "top-1 accuracy" and drawn.data[0]["y"] == [0.25, 0.5]
-    assert "except for the validations of checkpoints" in run.faults[0] and run.best == ("top1", 0.5, 20, 1)
 
 
 @pytest.mark.parametrize(

@@ -98,14 +98,11 @@ def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[
     for metric in dict.fromkeys(metric for run in runs for metric in run.metrics):
         data = []
         for number, group in enumerate(groups):
-            curve = mean_curve([runs[member] for member in group.members], metric)
-            if curve is None:
-                continue
-            key = f"seeds {number}"
-            positions[key] = {axis: numbers(values) for axis, values in curve.positions.items()}
-            label = f"{group.name}, mean of {len(group.members)}"
-            data += _band(curve.least, curve.most, group.colour, key)
-            data.append(_trace(label, curve.mean, key, group.colour, _PARTS["validation"][1], metric))
+            if curve := mean_curve([runs[member] for member in group.members], metric):
+                key, label = f"seeds {number}", f"{group.name}, mean of {len(group.members)}"
+                positions[key] = {axis: numbers(values) for axis, values in curve.positions.items()}
+                data += _band(curve.least, curve.most, group.colour, key)
+                data.append(_trace(label, curve.mean, key, group.colour, _PARTS["validation"][1], metric))
         if data:
             charts.append(_chart(f"seeds-{len(charts)}", metric, data, " of validation"))
     return charts, positions

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
@@ -112,8 +112,8 @@ def render(page: Page) -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from plotly.offline import get_plotlyjs
 
-    loader, blocks = FileSystemLoader(Path(__file__).parent), {"trim_blocks": True, "lstrip_blocks": True}
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
+    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True, "undefined": StrictUndefined}
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True, **blocks)
     maps = [run.features.chart for run in page.classes if run.features is not None]
     charts = [*page.curves, *page.seed_charts, *(run.matrix for run in page.classes if run.matrix is not None), *maps]
     figures = {"charts": [chart._asdict() for chart in charts], "positions": page.positions}

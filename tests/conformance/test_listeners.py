@@ -134,6 +134,7 @@ OF_NUMBERS = [name for name, kind in KINDS.items() if kind.series]
 OF_FILES = [name for name, kind in KINDS.items() if kind.file]
 WRITERS = [name for name in (*OF_NUMBERS, *OF_FILES) if name in LOGGERS.names()]
 STATUSES = ("done", "failed", "preempted")
+assert set(LOGGERS.names()) <= KINDS.keys(), "every logger of a config is tested here"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -144,10 +145,6 @@ def store(tmp_path_factory) -> Iterator[Path]:
         alone(folder, patch)
         yield folder
         remove_mlflow_variables()
-
-
-def test_every_logger_of_a_config_is_tested_here() -> None:
-    assert set(LOGGERS.names()) <= KINDS.keys()
 
 
 # --- The invented run ---
