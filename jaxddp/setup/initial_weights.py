@@ -90,19 +90,16 @@ def initial_weights(path: Path, target: WeightsTarget, topology: Topology) -> di
     for name, array in sorted(matched.arrays.items()):
         crc = zlib.crc32(np.ascontiguousarray(array).tobytes(), zlib.crc32(name.encode(), crc))
     topology.peers.agree({"the weights to start from": f"{crc:08x}"})
-    counts = [f"{len(matched.arrays)} of the network's {counted(len(target.shapes), 'array')}"]
-    if matched.new:
-        counts.append(f"new: {listed(matched.new)}")
-    if matched.head:
-        classes = counted(num_classes, "other class" if has_other_classes else "class")
-        counts.append(f"a new head for {classes}: {listed(matched.head)}")
-    if matched.conversions:
-        descriptions = (f"{path} ({each.description})" for path, each in matched.conversions.items())
-        counts.append(f"converted: {listed(descriptions)}")
-    if matched.left_over:
-        counts.append(f"not used: {listed(matched.left_over)}")
-    if topology.peers.is_first and len(counts) > 1:
-        _log.info(f"{path}: {'; '.join(counts)}")
+    classes = counted(num_classes, "other class" if has_other_classes else "class")
+    differences = {
+        "new": matched.new,
+        f"a new head for {classes}": matched.head,
+        "converted": [f"{name} ({each.description})" for name, each in matched.conversions.items()],
+        "not used": matched.left_over,
+    }
+    told = "; ".join(f"{name}: {listed(arrays)}" for name, arrays in differences.items() if arrays)
+    if topology.peers.is_first and told:
+        _log.info(f"{path}: {len(matched.arrays)} of the network's {counted(len(target.shapes), 'array')}; {told}")
     # The arrays are compared before they are converted, because processors may round conversions differently.
     return matched.converted()
 

@@ -152,11 +152,10 @@ def _settle_auto(setup: RunSetup, file: Path | None, run_id: str, *, resumes: bo
     """Return shares that were saved or are measured now, and their ratio and origin as text."""
     topology, peers = setup.topology, setup.topology.peers
     kinds = [device.device_kind for device in topology.mesh.devices.flat]
-    # The kinds are in mesh order.
     content = {RUN_ID: run_id, "shares": "", "processes": topology.process_count, "devices": kinds}
     # Process 0 reads the file, because other hosts may not see its last write yet.
-    read = lambda: json.dumps(("", "") if file is None or not resumes else _saved(file, content))  # noqa: E731
-    shares, reason = json.loads(peers.from_first("saved shares", read))
+    read = lambda: _saved(file, content) if file is not None and resumes else ("", "")  # noqa: E731
+    shares, reason = json.loads(peers.from_first("saved shares", lambda: json.dumps(read())))
     origin = "as measured at the start of the run"
     if not shares:
         if reason and peers.is_first:

@@ -108,22 +108,16 @@ def _selects(layers: Layers, name: str) -> bool:
 
 
 def check_network(
-    topology: Topology,
-    precision: str | None,
-    model: Model,
-    where: str,
-    config: Config,
-    image_shape: ImageShape,
-    num_classes: int,
+    model: Model, where: str, config: Config, data: TrainingData, topology: Topology, precision: str | None
 ) -> None:
     """Check a user's network before training, and log how it computes. Raises: InputError.
 
     Args:
-        precision: the `train.precision` that the user set, which the network must have; None for a default.
         where: the beginning of the lines of the log.
+        precision: the `train.precision` that the user set, which the network must have; None for a default.
     """
     used = config.train.precision or "float32"
-    evaluation, training = check_outputs(model, image_shape, num_classes, used)
+    evaluation, training = check_outputs(model, data.image_shape, data.num_classes, used)
     shares = dtypes_of_products(evaluation)
     computed = next(iter(shares), used)
     if precision not in (None, computed):
@@ -141,7 +135,7 @@ def check_network(
             f"{where}: {counted(count, 'convolution')} in groups of channels computed as sums and products of "
             "matrices, which is faster on CPUs; model.cpu_convolutions=False leaves them to XLA"
         )
-    for notice in notices(model, image_shape, evaluation, training, config.frozen_norms):
+    for notice in notices(model, data.image_shape, evaluation, training, config.frozen_norms):
         _log.warning(f"{where}: {notice}")
 
 

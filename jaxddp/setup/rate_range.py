@@ -91,8 +91,7 @@ class RateTest:
         Later steps, which were already dispatched, may have a smaller loss.
         """
         smoothed = self.smoothed
-        diverged = np.flatnonzero(smoothed > _DIVERGENCE * np.minimum.accumulate(smoothed))
-        return int(diverged[0]) if diverged.size else None
+        return next(iter(np.flatnonzero(smoothed > _DIVERGENCE * np.minimum.accumulate(smoothed)).tolist()), None)
 
     def suggestion(self) -> Suggestion:
         """Return the rate at which the loss decreases fastest, but at most a tenth of the rate at which it diverges.

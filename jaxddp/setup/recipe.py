@@ -1,7 +1,6 @@
 """What was asked for: a config with the objects that it names, its data and its devices."""
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -245,7 +244,10 @@ def make_objects(
     """
     data, schedule = layout.training_data, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, user_object)
-    check = functools.partial(check_network, topology, precision)
+
+    def check(model: Model, where: str) -> None:
+        check_network(model, where, config, data, topology, precision)
+
     model = model_of(config, data.num_classes, user_object, data.image_shape, check)
     optimizer, kernels, uses_schedule = _optimizer(config, schedule, model, data.image_shape, user_object)
     custom = user_object("objective", config, topology)
@@ -255,8 +257,13 @@ def make_objects(
         takes = "(objective)" if custom.hook else "the supervised objective, or a name"
         objective = custom.function(takes, "supervised")
     initialize = user_object("initialize", config, data.images)
-    if initialize is None and config.model.weights is None:
-        _check_other_seed(model, config, data.num_classes, user_object)
+    is_fresh, default = initialize is None and config.model.weights is None, Config().seed
+    if is_fresh and config.seed != default and brings_weights(model):
+        # A hook must return another NNX module for another seed.
+        other = user_object("model", config.replace(seed=default), data.num_classes)
+        if other is not None and other.hook is not None:
+            with other.named_in_errors():
+                check_other_seed(model, adapt(other.value), config.seed)
     return {
         **{"model": model, "kernels": kernels, "optimizer": optimizer, "loss": loss, "eval_loss": eval_loss},
         "objective": objective,
@@ -273,7 +280,7 @@ def model_of(
     num_classes: int,
     user_object: ObjectSource,
     image_shape: ImageShape | None = None,
-    check: Callable[..., None] | None = None,
+    check: Callable[[Model, str], None] = lambda model, where: None,
 ) -> Model:
     """Make the network. Raises: InputError.
 
@@ -291,19 +298,8 @@ def model_of(
         model = with_cpu_convolutions(adapt(custom.value), allowed=config.model.cpu_convolutions)
         if image_shape is not None:
             model = in_precision(model, image_shape, config.train.precision)
-        if image_shape is not None and check is not None:
-            check(model, custom.where, config, image_shape, num_classes)
+        check(model, custom.where)
     return model
-
-
-def _check_other_seed(model: Model, config: Config, num_classes: int, user_object: ObjectSource) -> None:
-    """Check that a hook returns another NNX module for the default seed. Raises: InputError."""
-    if config.seed == Config().seed or not brings_weights(model):
-        return
-    other = user_object("model", config.replace(seed=Config().seed), num_classes)
-    if other is not None and other.hook is not None:
-        with other.named_in_errors():
-            check_other_seed(model, adapt(other.value), config.seed)
 
 
 def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> tuple[ExampleLoss, ExampleLoss]:

@@ -152,7 +152,7 @@ class RunSetup(Recipe):
     @cached_property
     def _longest_chunk(self) -> int:
         shape = self.layout.training_data.image_shape
-        return 1 if loops_are_slow(self.supervised, self.state, shape, self.topology) else LONGEST_CHUNK
+        return 1 if loops_are_slow(self.supervised, self.like, shape, self.topology) else LONGEST_CHUNK
 
     def evaluator(
         self,
@@ -332,14 +332,12 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
     with doing("initializing the network"), out_of_memory:
         state = jax.block_until_ready(init(topology.replicate(jax.random.key(seed))))
         hooks = file.hooks if fresh and not weights and file is not None else {}
-        is_made = seed != Config().seed and hooks.keys() & {"get_model", "get_initialize"}
-        # `make_recipe` has compared the NNX modules that a hook returns for two seeds.
-        if is_made and not brings_weights(recipe.model):
+        is_made, default = hooks.keys() & {"get_model", "get_initialize"}, Config().seed
+        # `make_objects` has compared the NNX modules that a hook returns for two seeds.
+        if is_made and seed != default and not brings_weights(recipe.model):
             # No optimizer state: memory may not suffice for two.
-            other = make_init(network, optax.identity(), shape, topology, transform=recipe.initialize)
-            warn_of_equal_starts(
-                state.params, other(topology.replicate(jax.random.key(Config().seed))).params, topology
-            )
+            init = make_init(network, optax.identity(), shape, topology, transform=recipe.initialize)
+            warn_of_equal_starts(state.params, init(topology.replicate(jax.random.key(default))).params, topology)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
     asked = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     return RunSetup(**asked, network=network, state=state, like=like, weights=weights, programs=programs)

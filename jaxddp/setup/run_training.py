@@ -30,6 +30,7 @@ from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.resources import warn_of_unseen_classes
 from jaxddp.setup.run_setup import RunSetup, check_start, initialize
 from jaxddp.setup.user_objects import check_listeners, check_requested_metrics, objects_of_hooks
+from jaxddp.training.checkpoints.integrity import RunIdentity
 from jaxddp.training.evaluation import Evaluator, Measure
 from jaxddp.training.listeners.notifier import make_loggers
 from jaxddp.training.listeners.step_seconds import SlowProcesses
@@ -80,7 +81,7 @@ def train(
         if resumes:
             signature.check_resumed(directory)
         record, is_same = claim(directory, claimed, peers, resuming=resumes)
-        opened.set_identity(record)
+        opened.checkpoints.integrity.set_writer(RunIdentity.of(record))
         is_same = is_same and recipe.file is not None
         if ended := describe_end(directory, opened.resume_step, peers, is_same=is_same):
             if peers.is_first:

@@ -186,11 +186,7 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
             _log.warning(f"{path}: written with jax {written}; its model, loss and optimizer cannot be compared")
         objects = {key for key in now if key.startswith("objects.") and key in before}
         before, now = ({key: each[key] for key in each.keys() - objects} for each in (before, now))
-    changed = {
-        key: f"was {before.get(key)!r} and is now {now.get(key)!r}"
-        for key in sorted(saved_keys.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    }
+    changed = [key for key in sorted(saved_keys.keys() | now.keys()) if before.get(key) != now.get(key)]
     had, has = (set(values.get("recipe.hooks") or ()) for values in (before, now))
     # A recipe without hooks has no entry; any other entry is a damaged one, which the keys below name.
     is_sound = isinstance(saved.get("recipe", {}), dict)
@@ -204,7 +200,8 @@ def _compare(path: Path, saved: dict[str, Any], record: dict[str, Any], hooks: C
     for key in sorted(changed, key=lambda key: (key not in NAMES, key not in needed, key.startswith("objects."))):
         if key not in MAY_CHANGE:
             continuation = f"; jaxddp train {path.parent} continues with its own settings" if "model" in saved else ""
-            raise InputError(f"{path}: ", Key(key), f" {changed[key]}", advice=(_RECIPE_ADVICE, continuation))
+            change = f" was {before.get(key)!r} and is now {now.get(key)!r}"
+            raise InputError(f"{path}: ", Key(key), change, advice=(_RECIPE_ADVICE, continuation))
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,12 +30,10 @@ from jaxddp.measure.profile import FOLDER
 from jaxddp.recipe.file import COPY_FOLDER
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.measured_shares import SHARES_FILE
-from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, Integrity, RunIdentity, steps_in
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, Integrity, steps_in
 from jaxddp.training.checkpoints.manager import UNFINISHED_SUFFIX, Checkpoints
 from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE
-from jaxddp.training.listeners.jsonl import METRICS, RESULT
-from jaxddp.training.listeners.step_seconds import FILE as STEP_SECONDS
-from jaxddp.training.listeners.workdir_files import CONFUSION, CURVES
+from jaxddp.training.listeners import jsonl, step_seconds, workdir_files
 from jaxddp.training.run import Run
 from jaxddp.workdir.lock import LOCK_FILE, locked
 from jaxddp.workdir.signature import SIGNATURE_FILE
@@ -62,10 +60,6 @@ class Session:
     resume_step: int | None = None
     should_stop: Callable[[int], bool] = lambda step: False
     check: Callable[[], None] = lambda: None
-
-    def set_identity(self, record: Mapping[str, Any]) -> None:
-        """Write the id of the run into the manifests of later checkpoints. `record` is the content of config.json."""
-        self.checkpoints.integrity.set_writer(RunIdentity.of(record))
 
     def restore_into(self, run: Run) -> Run:
         """Return the run with the state of its checkpoint, and with this directory to save to.
@@ -226,7 +220,7 @@ _EXIT_SECONDS = 10.0
 _REMOVING_SECONDS = 1.0
 _REMOVALS, _REMOVAL_INTERVAL = 5, 0.05
 """The number of attempts to remove a directory, which other threads may make again, and the seconds between them."""
-_OF_A_RUN = frozenset((METRICS, RESULT, CURVES, CONFUSION, STEP_SECONDS))
+_OF_A_RUN = frozenset((jsonl.METRICS, jsonl.RESULT, workdir_files.CURVES, workdir_files.CONFUSION, step_seconds.FILE))
 _OF_CHECKPOINTS = frozenset((INDEX, VALIDATION_FILE))
 """Files that a run may write again after a removal, and that are useless without its other files."""
 _GONE = frozenset((errno.ENOENT, errno.ENOTDIR))
