@@ -10,8 +10,8 @@ import numpy as np
 import optax
 import pytest
 from support.data import random_table, write_arrays
+from support.runs import fails
 
-from jaxddp.cli import main
 from jaxddp.measure.cost import count_flops
 from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.airbench import Airbench, parameter_groups, patch_moments, whitening_kernel
@@ -191,6 +191,5 @@ def test_the_first_convolution_whitens_a_sample_of_the_training_images(data, mon
 
 def test_a_recipe_with_the_wrong_network_raises_a_one_line_error(data, capfd):
     arguments = ["train", "cifar10_fast", "--data.path", str(data), "--workdir", str(data.parent / "w"), *SMALL]
-    assert main([*arguments, "--model.name", "resnet10"]) == 2
-    line = capfd.readouterr().err.splitlines()[-1]
+    line = fails([*arguments, "--model.name", "resnet10"], capfd)
     assert "bn1/bias is not a parameter of the network airbench; set --model.name to airbench" in line

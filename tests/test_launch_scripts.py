@@ -33,7 +33,9 @@ def fake_program(tmp_path, monkeypatch):
 
 
 def script(name: str, *arguments: str, **environ: str) -> int:
-    return subprocess.run([ROOT / "launch" / name, *arguments], env=os.environ | environ, timeout=HANGING).returncode
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    command = ["bash", str(ROOT / "launch" / name), *arguments]
+    return subprocess.run(command, env=outer | environ, timeout=HANGING).returncode
 
 
 def test_the_local_script_starts_the_launcher_and_returns_its_exit_code(fake_program):
@@ -77,21 +79,12 @@ def test_the_openmpi_script_starts_mpirun_and_returns_its_exit_code(fake_program
 
 @pytest.mark.parametrize(
     ("code", "restarts", "limit", "is_requeued"),
-    [
-        (75, "9", "0", True),
-        (137, "2", "", True),
-        (1, "3", "", False),
-        (2, "", "", False),
-    ],
+    [(75, "9", "0", True), (137, "2", "", True), (1, "3", "", False), (2, "", "", False)],
 )
 def test_the_slurm_script_requeues_only_for_certain_exit_codes(code, restarts, limit, is_requeued, fake_program):
     requeued, arguments_file = fake_program("scontrol"), fake_program("srun", f"exit {code}")
-    result = subprocess.run(
-        ["bash", str(ROOT / "launch/slurm.sbatch"), "digits"],
-        env=os.environ | {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": restarts, "RESTARTS": limit},
-        timeout=HANGING,
-    )
-    assert result.returncode == code
+    environ = {"SLURM_JOB_ID": "12", "SLURM_RESTART_COUNT": restarts, "RESTARTS": limit}
+    assert script("slurm.sbatch", "digits", **environ) == code
     assert arguments_file.read_text().split()[-3:] == ["jaxddp", "train", "digits"]
     assert (requeued.read_text().split() if requeued.exists() else []) == ["requeue", "12"] * is_requeued
 
@@ -101,12 +94,7 @@ def test_the_slurm_script_requeues_only_for_certain_exit_codes(code, restarts, l
 def test_a_task_of_the_sweep_script_trains_its_trial_or_joins_the_search(search, code, is_requeued, fake_program):
     requeued, arguments_file = fake_program("scontrol"), fake_program("srun", f"exit {code}")
     words = ["digits", "--seed", "0:3", *search]
-    result = subprocess.run(
-        ["bash", str(ROOT / "launch/sweep.sbatch"), *words],
-        env=os.environ | {"SLURM_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "2"},
-        timeout=HANGING,
-    )
-    assert result.returncode == code
+    assert script("sweep.sbatch", *words, SLURM_JOB_ID="12", SLURM_ARRAY_TASK_ID="2") == code
     command = arguments_file.read_text().split()
     assert command[command.index("jaxddp") :] == ["jaxddp", "sweep", *words, *([] if search else ["--index", "2"])]
     assert (requeued.read_text().split() if requeued.exists() else []) == ["requeue", "12"] * is_requeued
@@ -118,14 +106,8 @@ def test_a_task_of_the_sweep_script_trains_its_trial_or_joins_the_search(search,
 )
 def test_the_sweep_script_requeues_its_task_and_not_the_whole_array(array, requeued_id, fake_program):
     requeued, _ = fake_program("scontrol"), fake_program("srun", "exit 1")
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     # This is the last task of the array, whose SLURM_JOB_ID is the id of the array.
-    result = subprocess.run(
-        ["bash", str(ROOT / "launch/sweep.sbatch"), "digits"],
-        env=environ | {"SLURM_JOB_ID": "12"} | array,
-        timeout=HANGING,
-    )
-    assert result.returncode == 1
+    assert script("sweep.sbatch", "digits", SLURM_JOB_ID="12", **array) == 1
     assert requeued.read_text().split() == ["requeue", requeued_id]
 
 
@@ -151,9 +133,7 @@ def test_the_tpu_script_creates_a_slice_and_trains_on_all_hosts(is_new, fake_pro
     ssh = ["tpu-vm scp", "tpu-vm ssh", "tpu-vm ssh"]
     described = "queued-resources describe"
     if is_new:
-        assert verbs == [
-            described, "queued-resources create", described, described, *ssh, "queued-resources delete",
-        ]  # fmt: skip
+        assert verbs == [described, "queued-resources create", *[described] * 2, *ssh, "queued-resources delete"]
         create = "queued-resources create first --node-id=first --zone=us-west4-a --accelerator-type=v5litepod-16 "
         assert calls[1].strip() == f"{create}--runtime-version=v2-alpha-tpuv5-lite --spot"
         assert calls[-1].strip() == "queued-resources delete first --zone=us-west4-a --force --quiet"

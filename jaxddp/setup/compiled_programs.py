@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,7 +44,8 @@ class CompiledPrograms:
 
     def __init__(self, max_programs: int = 16) -> None:
         self._max_programs = max_programs
-        self._programs: list[tuple[tuple[str, dict[str, str]], tuple[Any, ...], Any]] = []
+        # The pieces are kept beside their program, so no other object gets their ids.
+        self._programs: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
 
     def loss(self, function: Loss, labels: LabelKind) -> ExampleLoss:
         """Return the loss of each example; see `example_loss`."""
@@ -117,15 +117,12 @@ class CompiledPrograms:
         return self._cached(kind, (*_pieces(objective), topology), lambda: make_classify(objective, topology))
 
     def _cached(self, kind: str, pieces: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        kind_and_settings = (kind, settings())
-        for index, (cached_kind, cached_pieces, program) in enumerate(self._programs):
-            # Compare identities: two objects of a user may be equal and still compute different values.
-            if cached_kind == kind_and_settings and all(map(operator.is_, cached_pieces, pieces)):
-                self._programs.append(self._programs.pop(index))
-                return program
-        program = make()
-        self._programs = [*self._programs[1 - self._max_programs :], (kind_and_settings, pieces, program)]
-        return program
+        # Compare identities: two objects of a user may be equal and still compute different values.
+        key = kind, tuple(settings().items()), tuple(map(id, pieces))
+        self._programs[key] = entry = self._programs.pop(key, None) or (make(), pieces)
+        if len(self._programs) > self._max_programs:
+            del self._programs[next(iter(self._programs))]
+        return entry[0]
 
 
 def step_phases(objective: Objective, recipe: Recipe) -> Phases:

@@ -28,7 +28,7 @@ from jaxddp.setup.recipe import Recipe
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
-def identity(recipe: Recipe, state: TrainState) -> dict[str, str]:
+def identity(recipe: Recipe, supervised_objective: Objective, state: TrainState) -> dict[str, str]:
     """Return, for each object of a recipe, its name and a digest of its traced JAX program.
 
     A digest depends on every constant, such as a learning rate, a class weight, or the width of a layer, and on the
@@ -77,6 +77,16 @@ def identity(recipe: Recipe, state: TrainState) -> dict[str, str]:
     # Parts without arrays in the state may change on resume.
     if parts := [part for part in recipe.parts if part.name in state.parts]:
         digests["parts"] = ", ".join(_part(part, state) for part in parts)
+    if recipe.objective is not supervised:
+        train_objective = recipe.minimized(dataclasses.replace(supervised_objective, metrics={}))
+
+        def minimized(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Any:
+            return train_objective(params, model_state, batch, train=True, key=key, image_key=key)
+
+        # The slots of a batch may depend on the devices.
+        batch = recipe.feed.divided(()).abstract_batch(recipe.feed.order.batch_size)
+        name = getattr(recipe.objective, "__qualname__", type(recipe.objective).__name__)
+        digests["objective"] = name_and_digest(minimized, state.params, state.model_state, batch, key, name=name)
     return digests
 
 
@@ -175,17 +185,3 @@ def objective_fingerprints(recipe: Recipe) -> dict[str, str]:
     fingerprints = method(recipe)
     recipe.topology.peers.agree({f"objective's {name}": value for name, value in fingerprints.items()})
     return fingerprints
-
-
-def objective_identity(recipe: Recipe, objective: Objective, state: TrainState, batch: Batch) -> dict[str, str]:
-    """Return the name of an objective and a digest of its jaxpr; empty for the supervised objective."""
-    if recipe.objective is supervised:
-        return {}
-    train_objective = recipe.minimized(dataclasses.replace(objective, metrics={}))
-
-    def minimized(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Any:
-        return train_objective(params, model_state, batch, train=True, key=key, image_key=key)
-
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    name = getattr(recipe.objective, "__qualname__", type(recipe.objective).__name__)
-    return {"objective": name_and_digest(minimized, state.params, state.model_state, batch, key, name=name)}

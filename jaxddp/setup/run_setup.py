@@ -41,7 +41,7 @@ from jaxddp.recipe.sources import is_built_in
 from jaxddp.setup.compiled_programs import CompiledPrograms, settings, step_phases
 from jaxddp.setup.feed import LONGEST_CHUNK, eval_batches, limit_batch_size
 from jaxddp.setup.fine_tuning import fine_tuned
-from jaxddp.setup.identity import identity, objective_identity
+from jaxddp.setup.identity import identity
 from jaxddp.setup.initial_weights import WeightsTarget, configured_weights
 from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights, check_frozen_state
 from jaxddp.setup.recipe import Recipe, make_recipe
@@ -201,9 +201,7 @@ class RunSetup(Recipe):
 
     def identity(self) -> dict[str, str]:
         """Return digests that identify the recipe's objects; see `jaxddp.setup.identity`."""
-        # The slots of a batch may depend on the devices.
-        batch = self.feed.divided(()).abstract_batch(self.feed.order.batch_size)
-        return identity(self, self.state) | objective_identity(self, self.supervised, self.state, batch)
+        return identity(self, self.supervised, self.state)
 
     def __repr__(self) -> str:
         count = counted(sum(leaf.size for leaf in jax.tree.leaves(self.like.params)), "parameter")

@@ -43,12 +43,6 @@ class UserObject:
     where: str
     hook: Hook | None = None
 
-    def refused(self, advice: str) -> InputError:
-        """Return the error for an object of the wrong type."""
-        if self.hook is None:
-            return refused(self.where, self.value, advice)
-        return InputError(f"{self.where}: {kind_of(self.value)} was given; {advice}")
-
     @contextmanager
     def named_in_errors(self) -> Iterator[None]:
         """Begin the errors of the block with the name of the hook. Errors about arguments name the argument already."""
@@ -65,7 +59,9 @@ class UserObject:
         Raises: InputError if the object is not a function, or takes other arguments.
         """
         if isinstance(self.value, type) or not callable(self.value):
-            raise self.refused(f"give a function of {description}")
+            if self.hook is None:
+                raise refused(self.where, self.value, f"give a function of {description}")
+            raise InputError(f"{self.where}: {kind_of(self.value)} was given; give a function of {description}")
         check_parameters(self.value, self.where, getattr(self.value, "__name__", type(self.value).__name__), arguments)
         return self.value if self.hook is None else self.hook.guarded(self.value)
 
