@@ -26,9 +26,9 @@ from jaxddp.setup.feed import eval_batches, limit_batch_size
 from jaxddp.setup.initial_weights import state_of_weights
 from jaxddp.setup.layout import TrainingData, steps_of
 from jaxddp.setup.network_checks import check_eval_size
-from jaxddp.setup.recipe import check_normalization, losses_of, metrics_of, model_of, parts_of
+from jaxddp.setup.recipe import check_normalization, model_of
 from jaxddp.setup.resources import join_and_resolve, open_validation, open_validation_alone
-from jaxddp.setup.user_objects import ObjectSource, objects_of_hooks
+from jaxddp.setup.user_objects import ObjectSource, losses_of, metrics_of, objects_of_hooks, parts_of
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.evaluation import Evaluator

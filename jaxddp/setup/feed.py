@@ -19,16 +19,7 @@ from jaxddp.core.threads import map_in_threads
 from jaxddp.core.wording import counted, size
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan import Division, Growth
-from jaxddp.data.order import (
-    WHOLE,
-    EvalOrder,
-    SampleOrder,
-    Shard,
-    UnitedOrder,
-    columns,
-    stacked_columns,
-    unlabelled_seed,
-)
+from jaxddp.data.order import EvalOrder, SampleOrder, Shard, UnitedOrder, columns, stacked_columns, unlabelled_seed
 from jaxddp.data.soundness import Substitutes
 from jaxddp.data.source import Source, image_dtype
 from jaxddp.engine.programs import ResidentImages, place_images
@@ -80,7 +71,7 @@ class Feed:
     resident: dict[str, Resident] = field(default_factory=dict, repr=False)
     """The images that are on the devices, by use."""
     unlabelled: "Feed | None" = None
-    whole: Shard = WHOLE
+    whole: Shard = field(default_factory=Shard)
 
     def __repr__(self) -> str:
         resident = "".join(f", {use} images on the devices" for use in self.resident)
@@ -106,9 +97,9 @@ class Feed:
 
         The examples of slices of different sizes, and of processes with data of their own, keep their order.
         """
-        whole = WHOLE._replace(sizes=sizes)
+        whole = Shard(sizes=sizes)
         if division is not None and not sizes and not isinstance(self.order, UnitedOrder):
-            whole = WHOLE._replace(shares=division.shares, microbatches=division.accumulate)
+            whole = Shard(shares=division.shares, microbatches=division.accumulate)
         return replace(self, whole=whole, unlabelled=self.unlabelled and self.unlabelled.divided(sizes, division))
 
     def rows(self, step: int) -> np.ndarray:

@@ -41,8 +41,7 @@ def identity(recipe: Recipe, supervised_objective: Objective, state: TrainState)
     image = jax.ShapeDtypeStruct(image_shape, jnp.float32)
     digests = {"loss": name_and_digest(recipe.loss.function, logits, labels)}
     for name, metric in recipe.metrics.items():
-        function: Any = metric
-        arguments = logits, labels
+        function, arguments = metric, (logits, labels)
         if is_set_metric(metric) and hasattr(metric, "examples"):
             function = function.examples
         elif is_set_metric(metric):

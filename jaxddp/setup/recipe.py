@@ -22,37 +22,21 @@ from jaxddp.data.labels import labels_of
 from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, check_repeats, unlabelled_seed
 from jaxddp.data.source import Source, check_labelled
 from jaxddp.data.united import UnitedSource, own_part
-from jaxddp.engine.example_loss import ExampleLoss, example_loss
+from jaxddp.engine.example_loss import ExampleLoss
 from jaxddp.engine.initial_state import Transform
-from jaxddp.engine.objective import (
-    Metric,
-    Objective,
-    SetMetric,
-    TrainObjective,
-    check_set_metric,
-    is_set_metric,
-    supervised,
-)
-from jaxddp.engine.parts.configured import configured_parts
+from jaxddp.engine.objective import Objective, TrainObjective, check_set_metric, is_set_metric, supervised
 from jaxddp.engine.parts.part import Part
 from jaxddp.kernels import BY_NAME, Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt, with_cpu_convolutions
 from jaxddp.models.interface import Model
 from jaxddp.recipe.file import RecipeFile
-from jaxddp.schedules import Steps, at_batch_size, make_schedule
+from jaxddp.schedules import at_batch_size, make_schedule
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.layout import ImageShape, Layout, TrainingData
 from jaxddp.setup.network_checks import brings_weights, check_network, check_other_seed, check_sizes, in_precision
 from jaxddp.setup.resources import Resources, check_pixels
-from jaxddp.setup.user_objects import (
-    ObjectSource,
-    check_optimizer,
-    check_parts,
-    configured_losses,
-    configured_metrics,
-    with_user_metrics,
-)
+from jaxddp.setup.user_objects import ObjectSource, check_optimizer, losses_of, metrics_of, parts_of
 from jaxddp.training.evaluation import EarlyStopping
 
 
@@ -93,7 +77,7 @@ class Recipe:
     eval_loss: ExampleLoss
     objective: Callable[[Objective], TrainObjective] = supervised
     kernels: Kernels = BY_NAME
-    metrics: Mapping[str, Metric | SetMetric] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     augmentation: Augmentation | None = None
     parts: tuple[Part, ...] = ()
     initialize: Transform | None = None
@@ -300,32 +284,6 @@ def model_of(
             model = in_precision(model, image_shape, config.train.precision)
         check(model, custom.where)
     return model
-
-
-def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> tuple[ExampleLoss, ExampleLoss]:
-    """Make the loss of training and the loss of evaluation. Raises: InputError."""
-    custom = user_object("loss", config)
-    if custom is None:
-        return configured_losses(config, data.labels, data.class_counts, data.num_examples)
-    reads_weights = custom.hook is not None and "loss.class_weights" in custom.hook.read
-    if config.loss.class_weights is not None and not reads_weights:
-        key = Key.plain("loss.class_weights", config.loss.class_weights)
-        raise InputError(key, f": {custom.where} gives a loss, which has its own weights", advice="leave it out")
-    with custom.named_in_errors():
-        loss = example_loss(custom.value, data.labels)
-    return loss, loss
-
-
-def metrics_of(config: Config, data: TrainingData, user_object: ObjectSource) -> Mapping[str, Metric | SetMetric]:
-    """Make the metrics in addition to the loss, by name. Raises: InputError."""
-    metrics, custom = configured_metrics(config, data.labels), user_object("metrics", config)
-    return metrics if custom is None else with_user_metrics(metrics, custom.value, custom.where, data.labels)
-
-
-def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[Part, ...]:
-    """Make the parts of the step. Raises: InputError."""
-    configured, custom = configured_parts(config, steps.total), user_object("parts", config, steps)
-    return configured if custom is None else check_parts(custom.value, custom.where, configured)
 
 
 def _optimizer(

@@ -23,9 +23,12 @@ from jaxddp.core.wording import counted, kind_of
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import ExampleLoss, check_metric, example_loss
 from jaxddp.engine.objective import Metric, SetMetric, check_set_metric, is_set_metric
+from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import GRADIENT_NORM, LOSS_SCALE, SKIPPED, GradientNorm
 from jaxddp.engine.parts.part import Part
 from jaxddp.recipe.hooks import Hook, check_parameters
+from jaxddp.schedules import Steps
+from jaxddp.setup.layout import TrainingData
 from jaxddp.training.events import METHODS
 from jaxddp.training.listeners.notifier import OptionalLogger
 
@@ -282,3 +285,29 @@ def check_name(name: Any, where: str) -> None:
     """Raise `InputError` if a name is not allowed for a metric. `where` names the hook or the argument."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name in _RESERVED:
         raise InputError(f"{where}: {name!r} cannot be the name of a metric; give another")
+
+
+def losses_of(config: Config, data: TrainingData, user_object: ObjectSource) -> tuple[ExampleLoss, ExampleLoss]:
+    """Make the loss of training and the loss of evaluation. Raises: InputError."""
+    custom = user_object("loss", config)
+    if custom is None:
+        return configured_losses(config, data.labels, data.class_counts, data.num_examples)
+    reads_weights = custom.hook is not None and "loss.class_weights" in custom.hook.read
+    if config.loss.class_weights is not None and not reads_weights:
+        key = Key.plain("loss.class_weights", config.loss.class_weights)
+        raise InputError(key, f": {custom.where} gives a loss, which has its own weights", advice="leave it out")
+    with custom.named_in_errors():
+        loss = example_loss(custom.value, data.labels)
+    return loss, loss
+
+
+def metrics_of(config: Config, data: TrainingData, user_object: ObjectSource) -> Mapping[str, Metric | SetMetric]:
+    """Make the metrics in addition to the loss, by name. Raises: InputError."""
+    metrics, custom = configured_metrics(config, data.labels), user_object("metrics", config)
+    return metrics if custom is None else with_user_metrics(metrics, custom.value, custom.where, data.labels)
+
+
+def parts_of(config: Config, steps: Steps, user_object: ObjectSource) -> tuple[Part, ...]:
+    """Make the parts of the step. Raises: InputError."""
+    configured, custom = configured_parts(config, steps.total), user_object("parts", config, steps)
+    return configured if custom is None else check_parts(custom.value, custom.where, configured)
