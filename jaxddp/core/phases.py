@@ -142,8 +142,8 @@ class _Tracker:
 _tracker = _Tracker()
 
 
-def phase(name: Phase, description: str | None = None) -> AbstractContextManager[None]:
-    """Enter a phase for the block, and return to the previous phase after the block.
+def phase(name: Phase, description: str | None = None):  # The inferred type is also that of a decorator.
+    """Enter a phase for the block or the decorated function, and return to the previous phase afterwards.
 
     If several threads of a process train, as in a notebook, only the first thread sets the phase until it ends.
 
