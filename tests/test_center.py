@@ -139,13 +139,6 @@ def test_every_kind_of_file_gives_the_pixels_of_torchvision(kind: str):
     assert difference(KINDS[kind](photograph(500, 375))).mean() <= MEAN_BOUND
 
 
-def test_the_upper_eight_of_sixteen_bits_are_resized():
-    values = np.random.default_rng(0).integers(0, 65536, (90, 130)).astype(np.uint16)
-    upper = encode(Image.fromarray((values >> 8).astype(np.uint8)), "PNG")
-    pixels = Pixels(28, resize=32)(encode(Image.fromarray(values), "PNG")).numpy()
-    np.testing.assert_array_equal(pixels, Pixels(28, resize=32)(upper).numpy())
-
-
 @pytest.mark.parametrize("file_format", ["JPEG", "PNG"])
 @pytest.mark.parametrize(("width", "height"), [(32, 32), (32, 45), (46, 32), (47, 32)])
 def test_without_resizing_the_pixels_are_those_of_the_image(width: int, height: int, file_format: str):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from support.forms import put
 from support.ilsvrc import write_tree
-from support.images import encode, segment
+from support.images import encode
 
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
@@ -68,13 +68,6 @@ def test_small_rgb_jpegs_are_copied_and_other_images_are_reencoded():
     for other in (encode(color, "PNG"), encode(color.convert("CMYK"), "JPEG"), encode(color.convert("L"), "JPEG")):
         packed = Image.open(io.BytesIO(packed_image(other, PackOptions(short_side=64))))
         assert (packed.format, packed.mode, packed.size) == ("JPEG", "RGB", (40, 30))
-
-
-def test_an_image_with_broken_metadata_is_packed():
-    image = encode(Image.fromarray(np.full((40, 60, 3), 90, np.uint8)), "JPEG")
-    broken = image[:2] + segment(0xE2, b"ICC_PROFILE\0") + image[2:]
-    packed = [packed_image(data, PackOptions(short_side=24)) for data in (image, broken)]
-    assert packed[0] == packed[1]
 
 
 def test_the_shorter_side_has_the_requested_size():

@@ -65,7 +65,7 @@ def measure_sound_files(files: list[Path]) -> None:
         scan = segment_of(data, SOS)
         assert scan is not None
         zeros = max([zeros, *map(len, re.findall(rb"\0+", data[scan.end :]))])
-        if (shorter := other_size(-1, 0)(data, random.Random())) != data:
+        if (shorter := other_size(rows=lambda n: n - 1)(data, random.Random())) != data:
             rows.append(bytes_left_over(*joined(shorter, [*jpeg_segments(shorter)])))
     print(f"{len(files)} files accepted; files by bytes left over: {dict(left)}; longest run of zeros {zeros}")
     print(f"fewest bytes left over with one row of blocks less, in {len(rows)} files: {sorted(rows)[:3]}")
@@ -118,7 +118,7 @@ def write_and_read_manifest(root: Path, file: Path) -> ImageManifest:
     table = train_solutions(root)
     split = CheckedSplit("train", table)
     for row in range(len(table)):
-        split.add(row, examine(table, row))
+        split.findings.append(examine(table, row))
     write_manifest(CheckReport([split]), file)
     head, *images = file.read_text().splitlines(keepends=True)
     large = file.with_name("large.jsonl")

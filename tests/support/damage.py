@@ -162,6 +162,7 @@ STRETCHES: dict[str, Damage] = {
     "1 KiB repeated": within(lambda stretch, rng: 2 * stretch, 1024),
     "64 bytes zeroed": zeroed(64),
     "256 bytes zeroed": zeroed(256),
+    "1 KiB zeroed": zeroed(1024),
     "512 random bytes": within(lambda stretch, rng: rng.randbytes(512), 512),
     "512 bytes inserted": within(lambda stretch, rng: rng.randbytes(512) + stretch, 512),
     "line ends for Windows": lambda data, _: data.replace(b"\n", b"\r\n"),
