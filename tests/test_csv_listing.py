@@ -49,7 +49,7 @@ def test_rows_have_the_order_of_the_file_and_classes_are_its_sorted_labels(root:
     # In a folder with several formats, the path must name the CSV file. A folder of both splits is no exception.
     (root / "val").mkdir()
     (root / "train" / "cat").mkdir(parents=True)
-    with pytest.raises(InputError, match="2 formats, csv listing and folders"):
+    with pytest.raises(InputError, match="2 formats, csv_listing and folders"):
         open_splits(data(root))
     assert [len(table) for table in open_splits(data(root / "train.csv")).values()] == [3, 1]
 

@@ -58,7 +58,7 @@ def solutions(root: Path, *names: str) -> tuple[Callable[[], Any], str]:
 
 
 def open_parquet(root: Path) -> Any:
-    return REGISTERED.get("parquet").open(Place(str(root), DataConfig()), "train")
+    return REGISTERED.get("parquet_files").open(Place(str(root), DataConfig()), "train")
 
 
 def schema_of_parquet(root: Path, *names: str) -> tuple[Callable[[], Any], str]:

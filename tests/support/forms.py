@@ -283,23 +283,23 @@ class Form:
 
 
 FORMS: dict[str, Form] = {
-    "solution files": Form("solution files", write_solutions),
+    "solution files": Form("ilsvrc", write_solutions),
     **{
         f"folders of {kind}": Form("folders", functools.partial(write_folders, kind=kind))
         for kind in ("png", "bmp", "tiff", "webp", "ppm")
     },
-    "CSV": Form("csv listing", write_listing),
-    "Parquet": Form("parquet", write_parquet),
+    "CSV": Form("csv_listing", write_listing),
+    "Parquet": Form("parquet_files", write_parquet),
     "TFDS, tfrecord": Form(
         "tfds", functools.partial(write_tfds, file_format="tfrecord"), ordered=False, address="tfds:small_set"
     ),
     "TFDS, array_record": Form(
         "tfds", functools.partial(write_tfds, file_format="array_record"), ordered=False, address="tfds:small_set"
     ),
-    "Hugging Face": Form("hugging face", write_hub),
+    "Hugging Face": Form("hugging_face", write_hub),
     "WebDataset": Form("webdataset", write_tars),
-    "packed": Form("packed", write_packed, exact=False),
+    "packed": Form("packed_records", write_packed, exact=False),
     "IDX": Form("idx", write_idx, in_memory=True),
     "CIFAR": Form("cifar", write_cifar, in_memory=True, size=32),
-    "NumPy": Form("numpy", write_npz, in_memory=True),
+    "NumPy": Form("numpy_files", write_npz, in_memory=True),
 }
