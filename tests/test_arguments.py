@@ -13,14 +13,13 @@ from support.peers import Second
 from support.shared import sgd
 
 import jaxddp
-from jaxddp import ArrayTable, InputError, prepare_training, train
+from jaxddp import InputError, prepare_training, train
 from jaxddp.core.peers import ALONE
 from jaxddp.engine.state import TrainState
 
 TABLE, VAL = random_table(16), random_table(12, seed=1)
 SGD = sgd(0.05)
 SOURCE = "give a table of open_data(PATH), an ArrayTable(images, labels, class_names) or another source"
-PATHS = {"root": "/data", "csv": "a.csv"}
 
 
 class IncompleteSource:
@@ -342,30 +341,6 @@ def test_open_data_names_the_bad_argument(arguments, expected, tmp_path):
 )  # fmt: skip
 def test_show_inputs_names_the_bad_argument(arguments, expected, setup):
     assert error_line(jaxddp.show_inputs, **({"setup": setup} | arguments)) == expected
-
-
-@pytest.mark.parametrize("read", [jaxddp.train_solutions, jaxddp.val_solutions, jaxddp.test_listing])
-@pytest.mark.parametrize(
-    ("argument", "value", "shown"), [("root", 5, "=5"), ("csv", None, "=None"), ("cache", ["c"], "=['c']")]
-)
-def test_the_readers_of_solution_files_name_an_argument_that_is_not_a_path(read, argument, value, shown):
-    assert error_line(read, **{**PATHS, argument: value}) == f"{argument}{shown}: expected a path"
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "expected"),
-    [
-        ("images", None, "images of shape (): give [N, H, W, C], with C = 1 for gray"),
-        ("images", [[1, 2], [3]], "images: not an array (setting an array element with a sequence."),
-        ("labels", "cat", "labels of shape () for 16 images: give one label per image"),
-        ("class_names", "abcde", "class_names='abcde': give a list of the classes' names"),
-        ("class_names", [0, 1], "class_names=[0, 1]: give text for each class, and not 0"),
-    ],
-)
-def test_an_array_table_names_the_bad_argument(argument, value, expected):
-    arguments = {"images": TABLE.images, "labels": TABLE.labels, "class_names": TABLE.class_names, argument: value}
-    message = error_line(ArrayTable, **arguments)
-    assert message == expected or (expected.endswith(".") and message.startswith(expected))
 
 
 @pytest.mark.parametrize(

@@ -148,14 +148,6 @@ def test_a_file_of_weights_is_measured_on_some_of_its_classes(data, tmp_path, ca
     assert "--workdir: " in fails([*words, "--workdir", str(tmp_path)], capfd)
 
 
-def test_a_validation_crop_larger_than_the_image_is_rejected_at_the_start(tmp_path, capfd):
-    root = write_tree(tmp_path / "tree", size=20)
-    arguments = ["train", "digits", "--data.path", str(root), "--workdir", str(tmp_path / "w")]
-    arguments += ["--data.image-size", "24", "--data.resize", "20"]
-    assert "--data.resize 20: validation crops --data.image-size 24 pixels" in fails(arguments, capfd)
-    assert not (tmp_path / "w").exists()
-
-
 @pytest.mark.slow
 def test_a_killed_and_resumed_run_equals_an_uninterrupted_run_bit_for_bit(finished_run, data, tmp_path, capfd):
     workdir = tmp_path / "killed"
@@ -211,26 +203,6 @@ def test_eval_of_a_runs_config_reads_the_checkpoints_of_the_run(finished_run, ca
 def test_the_default_work_directory_is_the_runs_own_or_has_the_name_of_the_config():
     workdirs = {name: str(workdir_of(name)) for name in ("digits", "runs/a/config.json", "recipes/big.json", "b/c.py")}
     assert list(workdirs.values()) == ["runs/digits", "runs/a", "runs/big", "runs/c"]
-
-
-@pytest.mark.parametrize(
-    ("words", "unbuffered"),
-    [
-        (["--help"], "1"),
-        (["train", "digits", "--help"], ""),
-    ],
-)
-def test_help_for_a_closed_pipe_ends_with_a_one_line_error(words, unbuffered):
-    read, write = os.pipe()
-    os.close(read)
-    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    command = [sys.executable, "-m", "jaxddp", *words]
-    completed = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=120, env=env)
-    os.close(write)
-    assert (completed.returncode, completed.stderr) == (
-        1,
-        "jaxddp: standard output cannot be written (Broken pipe)\n",
-    )
 
 
 @pytest.mark.parametrize(
@@ -389,22 +361,6 @@ def test_an_impossible_path_raises_a_one_line_error(words, path, reason, tmp_pat
     more = ["b.jpg", "--out", "c.csv"] if words == ["predict"] else []
     line = fails([*words, path, *more], capfd)
     assert f"cannot be used as a path ({reason}); choose another" in line
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("fifo.py", "a FIFO, not a regular file"),
-        ("loop.py", "Too many levels"),
-    ],
-)
-def test_a_recipe_that_is_not_a_regular_file_raises_a_one_line_error(path, reason, tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("fifo.py")
-    os.mkdir("folder.py")
-    os.symlink("loop.py", "loop.py")
-    line = fails(["train", path], capfd)
-    assert f"cannot be read ({reason}" in line and line.endswith("; give a Python file with get_config()")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from jaxddp.core.errors import (
     JaxddpError,
     Key,
     Option,
-    Preempted,
     Unreachable,
     about,
     error_from,
@@ -220,16 +219,6 @@ def test_a_message_begins_with_the_subject_of_the_error():
     assert str(raised_error(errors_name_arguments()(fail))) == line.replace("data.unlabelled", "unlabelled", 1).replace(
         "objective.", ""
     )
-
-
-def test_an_error_keeps_its_type_and_its_origin():
-    @errors_name_arguments()
-    def stopped():
-        raise Preempted("saved step 3 in ", Option("workdir"))
-
-    with pytest.raises(Preempted, match="^saved step 3 in workdir$") as error:
-        stopped()
-    assert error.traceback[-1].name == "stopped"
 
 
 def test_an_error_is_sent_to_other_processes_with_its_keys():

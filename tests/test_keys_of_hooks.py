@@ -19,7 +19,6 @@ from jaxddp.config.registry import OPTIMIZERS
 from jaxddp.config.values import flatten, keys_of, observed
 from jaxddp.core.errors import InputError
 from jaxddp.recipe.file import RecipeFile, read_recipe
-from jaxddp.recipe.sources import config_names
 from jaxddp.setup.recipe import Recipe
 from jaxddp.setup.run_setup import open_recipe
 from jaxddp.workdir.claim import Claim, claim
@@ -175,21 +174,3 @@ def test_an_observed_config_records_reads_and_nothing_else():
     for key, _ in keys_of(Config):
         attrgetter(key)(config)
     assert read == flatten(Config().to_dict()).keys()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in config_names() if read_recipe(name).hooks])
-def test_the_hooks_of_a_built_in_recipe_read_the_keys_that_it_sets(name, tmp_path):
-    size = read_recipe(name).config.data.image_size
-    tables = random_table(8, image=size), random_table(8, seed=1, image=size)
-    data = [
-        "--data.path",
-        str(write_arrays(tmp_path / "set.npz", *tables)),
-        "--data.crop",
-        "whole",
-        "--batch-size",
-        "8",
-    ]
-    data += ["--batch-size", "8", "--data.grow-from", "None", "--data.eval-size", "None"]
-    file, experiment = opened(name, *data, "--parallel.devices", "1")
-    assert file.hooks.keys() == read_recipe(name).hooks.keys() and experiment.config.train.batch_size == 8

@@ -92,17 +92,6 @@ def test_exit_code_2_ends_the_kubernetes_job_and_exit_code_75_restarts_it(name):
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
 
 
-@pytest.mark.parametrize("name", ["jobset.yaml", "jobset-tpu.yaml", "kubeflow-trainjob.yaml"])
-def test_a_job_set_restarts_except_after_a_pod_failure_that_its_policy_names(name):
-    declared = documents(name)
-    jobs = declared["JobSet"] if "JobSet" in declared else declared["TrainingRuntime"]["spec"]["template"]
-    (rule,) = jobs["spec"]["failurePolicy"]["rules"]
-    assert (rule["action"], rule["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
-    assert jobs["spec"]["failurePolicy"]["maxRestarts"] > 0
-    # With backoffLimit 0 a failed pod fails its job, and a failed job restarts the set.
-    assert job_of(name)["spec"]["backoffLimit"] == 0
-
-
 def test_every_field_of_the_aws_job_definition_exists():
     definition = json.loads((LAUNCH / "aws-batch.json").read_text())
     service = botocore.session.get_session().get_service_model("batch")

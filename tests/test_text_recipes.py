@@ -5,8 +5,6 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.recipes import CONFIG
 
 from jaxddp.cli import main
@@ -93,15 +91,6 @@ def test_texts_survive_both_forms(form, tmp_path):
         if form == "json":
             # Two escapes stand for the emoji.
             assert config_of(json.dumps(config.to_dict()), tmp_path, "a.json") == config
-
-
-@pytest.mark.ci
-@settings(max_examples=25, deadline=None)
-@given(path=st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20))
-def test_any_text_survives_both_forms(path, tmp_path_factory):
-    folder, config = tmp_path_factory.mktemp("texts"), Config().replace(data={"path": path})
-    for form in ("yaml", "json"):
-        assert config_of(written(config, None, form), folder, f"a.{form}") == config
 
 
 def test_a_base_is_loaded_from_the_folder_of_its_file_with_its_hooks(tmp_path, monkeypatch):

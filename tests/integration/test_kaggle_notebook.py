@@ -103,15 +103,6 @@ def submission(kaggle):
         return [*csv.reader(file)]
 
 
-def test_only_the_first_cell_has_settings():
-    (cell,) = [cell for cell in read("kaggle").cells if "parameters" in cell.metadata.get("tags", ())]
-    values = {}
-    exec(cell.source, values)
-    assert values["INPUT"] == Path("/kaggle/input") and values["WORK"] == Path("/kaggle/working")
-    for name in ("IMAGE_SIZE", "BATCH_SIZE", "EPOCHS", "PACKAGE"):
-        assert values[name] is None
-
-
 def test_the_accelerator_is_found(kaggle):
     assert ast.literal_eval(shown(kaggle.notebook, "PROBE =")) == (
         *(2, "cpu", "float32"),

@@ -143,14 +143,6 @@ def test_inspect_run_figures_agree(inspect_run, measured):
     assert [float(last[3]), float(last[6])] == [round(accuracy[name], 3) for name in ("narrow", "wide")]
 
 
-def test_inspect_run_counts_each_image_once(inspect_run, measured):
-    (neither, wide_alone), (narrow_alone, both) = [
-        [int(count) for count in row[1:]] for row in table(inspect_run, "pd.crosstab(")
-    ]
-    assert neither + wide_alone + narrow_alone + both == 599
-    assert {"narrow": narrow_alone + both, "wide": wide_alone + both} == measured["right"]
-
-
 @pytest.mark.parametrize("source", ["COLORS =", "axes.imshow(", "surest_mistakes(12)", "[:6]", 'runs["wide"].show('])
 def test_inspect_run_draws_its_pictures(inspect_run, source):
     assert drawn(inspect_run, source).startswith(PNG)
