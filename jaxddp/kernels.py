@@ -84,7 +84,7 @@ BY_NAME = Kernels()
 def add_decay(config: "Config", kernels: Kernels) -> "optax.GradientTransformation":
     """Return a transformation that adds weight decay to the updates of kernels.
 
-    `optimizer.groups` may set the decay of a layer's kernel. Other kernels have the decay `optimizer.weight_decay`.
+    The settings of a layer may set the decay of its kernel. Other kernels have the decay `optimizer.weight_decay`.
     """
     import jax
     import optax

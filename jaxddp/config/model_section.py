@@ -45,7 +45,7 @@ class BatchStatistics:
         raise InputError(Key("model.batch_norm", text), f": expected {expected}{nearest(text, named)}")
 
     def check(self, batch_size: int, shares: int) -> None:
-        """Check that each part of the global batch consists of complete groups.
+        """Check that each part of the global batch consists of complete ghost batches.
 
         Args:
             batch_size: a multiple of `shares`.

@@ -52,7 +52,7 @@ class Config:
 
     @cached_property
     def frozen(self) -> Layers:
-        """The layers that are not trained, because of `model.freeze` or `optimizer.groups`."""
+        """The layers that are not trained, because of `model.freeze` or their own settings."""
         return replace(self.model.frozen, additional=self.optimizer.layer_settings.frozen)
 
     @cached_property

@@ -85,7 +85,7 @@ class LinenModel:
     """The dtype to which `apply` casts the parameters and the images; None for no cast. Flax computes means and
     variances in float32, and the running statistics keep their dtype."""
     convolution: Convolution | None = None
-    """The implementation of convolutions in groups of channels; None for XLA's."""
+    """The implementation of grouped convolutions; None for XLA's."""
     accepts_convolution: bool = True
     """Whether `for_platform` may set `convolution`."""
 
@@ -264,13 +264,13 @@ def with_frozen_norms(model: Model, layers: Layers) -> Model:
 
 
 def takes_cpu_convolutions(model: Model) -> TypeGuard[LinenModel | NNXModel]:
-    """Return whether `for_platform` may replace convolutions in groups of channels: in users' Linen and NNX modules."""
+    """Return whether `for_platform` may replace grouped convolutions: in users' Linen and NNX modules."""
     has_operations = hasattr(getattr(model, "module", None), "with_operations")
     return isinstance(model, LinenModel | NNXModel) and not has_operations
 
 
 def with_cpu_convolutions(model: Model, *, allowed: bool) -> Model:
-    """Return a model for which `for_platform` may or may not replace convolutions in groups of channels.
+    """Return a model for which `for_platform` may or may not replace grouped convolutions.
 
     Raises: InputError if they are not allowed, and the model has none that it replaces.
     """
@@ -286,7 +286,7 @@ def for_platform(model: Any, platform: str) -> Any:
     """Return the fastest version of a model or a module for a platform ("cpu", "gpu", "tpu").
 
     A network with a method `with_operations(operations)`, such as `jaxddp.models.resnet.ResNet`, gets the operations of
-    `jaxddp.platforms`. Of any other Linen or NNX module, only convolutions in groups of channels are replaced. Other
+    `jaxddp.platforms`. Of any other Linen or NNX module, only grouped convolutions are replaced. Other
     models are returned unchanged.
     """
     operations = platform_named(platform).operations
@@ -302,7 +302,7 @@ def for_platform(model: Any, platform: str) -> Any:
 
 
 def with_grouped_convolution(convolution: Convolution) -> Any:
-    """Return a context in which the `nn.Conv` with groups of channels use `convolution`, if they name no function."""
+    """Return a context in which the grouped `nn.Conv` use `convolution`, if they name no function."""
 
     def call(function: Callable[..., Any], args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         module = context.module

@@ -85,12 +85,12 @@ def _uniform(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike = jnp.floa
 
 
 class Airbench(nn.Module):
-    """A whitening convolution, three groups of layers, a global maximum, and a linear head.
+    """A whitening convolution, three stages, a global maximum, and a linear head.
 
     Each group has two 3x3 convolutions and a max pooling that halves the height and the width.
 
     Attributes:
-        width: the number of features of the first group. The other groups have four times as many features.
+        width: the number of features of the first stage. The other stages have four times as many features.
         axis_name, group, dtype, param_dtype, operations: as in `jaxddp.models.resnet.ResNet`.
     """
 
@@ -161,7 +161,7 @@ class Airbench(nn.Module):
         settings |= {"use_running_average": not train, "param_dtype": self.param_dtype}
         if self.group is None:
             return nn.BatchNorm(use_scale=False, axis_name=self.axis_name, **settings)
-        # Flax's batch norm has no groups.
+        # Flax's batch norm has no ghost batches.
         custom_gradient = (self.operations or Operations()).custom_norm_gradient
         return BatchNorm(scale_init=None, group=self.group, custom_gradient=custom_gradient, **settings)
 

@@ -51,7 +51,7 @@ class NNXModel:
     dtype: DTypeLike | None = None
     """The dtype to which `apply` casts the parameters and the images; None for no cast."""
     convolution: Convolution | None = None
-    """The implementation of convolutions in groups of channels; None for XLA's."""
+    """The implementation of grouped convolutions; None for XLA's."""
     accepts_convolution: bool = True
     """Whether `jaxddp.models.adapt.for_platform` may set `convolution`."""
 

@@ -88,7 +88,7 @@ def curves(runs: Sequence[RunFiles], colours: Sequence[str]) -> list[Chart]:
     return [chart for chart in charts if chart.data]
 
 
-def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[list[Chart], Positions]:
+def seed_curves(runs: Sequence[RunFiles], of_seeds: Sequence[SeedGroup]) -> tuple[list[Chart], Positions]:
     """Return a chart for each validation metric: its mean over seeds, and a band from its minimum to its maximum.
 
     Returns:
@@ -97,7 +97,7 @@ def seed_curves(runs: Sequence[RunFiles], groups: Sequence[SeedGroup]) -> tuple[
     charts, positions = [], Positions()
     for metric in dict.fromkeys(metric for run in runs for metric in run.metrics):
         data = []
-        for number, group in enumerate(groups):
+        for number, group in enumerate(of_seeds):
             if curve := mean_curve([runs[member] for member in group.members], metric):
                 key, label = f"seeds {number}", f"{group.name}, mean of {len(group.members)}"
                 positions[key] = {axis: numbers(values) for axis, values in curve.positions.items()}

@@ -153,10 +153,10 @@ def accuracy_tables(runs: Sequence[RunClasses]) -> list[TextTable]:
 
     Runs with the same classes, and with the same number of images in each class, are in one table.
     """
-    groups: dict[tuple[object, ...], list[RunClasses]] = {}
+    alike: dict[tuple[object, ...], list[RunClasses]] = {}
     for run in runs:
-        groups.setdefault((run.class_names, *run.counts.tolist()), []).append(run)
-    return [_accuracies(members) for members in groups.values()]
+        alike.setdefault((run.class_names, *run.counts.tolist()), []).append(run)
+    return [_accuracies(members) for members in alike.values()]
 
 
 def _accuracies(runs: Sequence[RunClasses]) -> TextTable:
@@ -225,7 +225,7 @@ def feature_map(number: int, images: ValidationImages) -> FeatureMap:
     layout["showlegend"] = len(outcome.class_names) <= _MOST_NAMED
     note = f"{method} of the features of {counted(len(rows), 'validation image')}"
     note += f", a random sample of {len(outcome.known):,}" if len(rows) < len(outcome.known) else ""
-    note += ". A cross is a wrong prediction. Distances between groups have no meaning."
+    note += ". A cross is a wrong prediction. Distances between clusters have no meaning."
     return FeatureMap(Chart(f"features-{number}", "Features", data, layout, curve=False), note)
 
 

@@ -122,8 +122,8 @@ def render(page: Page) -> str:
 
 def page_of(runs: Sequence[RunFiles]) -> Page:
     """Return the page of some runs without the predictions of their checkpoints."""
-    groups, colours = _groups(runs)
-    done = [group._replace(members=tuple(n for n in group.members if runs[n].is_done)) for group in groups]
+    by_seed, colours = _groups(runs)
+    done = [group._replace(members=tuple(n for n in group.members if runs[n].is_done)) for group in by_seed]
     several = [group for group in done if len(group.members) > 1]
     seed_charts, positions = seed_curves(runs, several)
     return Page(
@@ -175,7 +175,7 @@ def _faults_of(what: str, faults: list[str]) -> Iterator[None]:
 
 
 def _groups(runs: Sequence[RunFiles]) -> tuple[list[SeedGroup], list[str]]:
-    """Return the groups of runs that differ in their seed alone, and the colour of each run.
+    """Return a group of the runs that differ in their seed alone, for each recipe, and the colour of each run.
 
     The runs of a group share a colour. If there is only one group, or every group has one run, each run has its own.
     """

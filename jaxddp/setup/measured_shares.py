@@ -73,9 +73,9 @@ def shares_of(speeds: Sequence[float], processes: int, batch_size: int, unit: in
     Args:
         unit: the smallest slice.
     """
-    groups = [speeds[at : at + len(speeds) // processes] for at in range(0, len(speeds), len(speeds) // processes)]
-    if all(map(_are_similar, groups)):
-        speeds, unit = [statistics.fmean(group) for group in groups], unit * len(groups[0])
+    by_process = [speeds[at : at + len(speeds) // processes] for at in range(0, len(speeds), len(speeds) // processes)]
+    if all(map(_are_similar, by_process)):
+        speeds, unit = [statistics.fmean(each) for each in by_process], unit * len(by_process[0])
     if _are_similar(speeds):
         return ",".join("1" for _ in speeds)
     least = unit / batch_size * sum(speeds)

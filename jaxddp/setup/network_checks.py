@@ -132,7 +132,7 @@ def check_network(
     replaces = topology.platform == "cpu" and config.model.cpu_convolutions and takes_cpu_convolutions(model)
     if replaces and (count := _count_grouped(evaluation)):
         _log.info(
-            f"{where}: {counted(count, 'convolution')} in groups of channels computed as sums and products of "
+            f"{where}: {counted(count, 'convolution')} of grouped channels computed as sums and products of "
             "matrices, which is faster on CPUs; model.cpu_convolutions=False leaves them to XLA"
         )
     for notice in notices(model, data.image_shape, evaluation, training, config.frozen_norms):

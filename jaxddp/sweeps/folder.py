@@ -201,16 +201,16 @@ def seed_table(results: Sequence[TrialResult]) -> tuple[list[str], list[list[str
     Only trials that are done count. Trials with different values of another key are never in one group.
     """
     done = [each for each in results if each.run is not None and each.run.is_done and each.best is not None]
-    groups = dict[tuple[object, ...], list[TrialResult]]()
+    together = dict[tuple[object, ...], list[TrialResult]]()
     for members in seed_groups([each.run for each in done if each.run]):
         for each in (done[member] for member in members):
             others = [item for item in sorted(each.trial.values.items()) if item[0] != _SEED]
-            groups.setdefault((members, *others), []).append(each)
-    if not any(len(group) > 1 for group in groups.values()):
+            together.setdefault((members, *others), []).append(each)
+    if not any(len(group) > 1 for group in together.values()):
         return None
     keys, sign = [key for key in _keys(done) if key != _SEED], 1 if done[0].lowest else -1
     rows = list[tuple[float, list[str]]]()
-    for first, *more in groups.values():
+    for first, *more in together.values():
         spread = Spread.of([each.best or 0.0 for each in (first, *more)])
         mean, std = (number(first.metric or "", value) for value in (spread.mean, spread.std))
         values = [first.trial.values.get(key, NOTHING) for key in keys]

@@ -155,9 +155,9 @@ def space_of(key: str, hint: Any, texts: Sequence[str]) -> Space | None:
     if not is_split(key, hint):
         return Choices(tuple(texts)) if len(texts) > 1 else None
     if kind in (int, float) and (found := _INTERVAL.fullmatch(text)):
-        return _interval(key, hint, text, *found.groups(), whole=kind is int)
+        return _interval(key, hint, text, found[1], found[2], found[3], whole=kind is int)
     if kind is int and (found := _INTEGERS.fullmatch(text)):
-        start, stop = map(int, found.groups())
+        start, stop = int(found[1]), int(found[2])
         if not start < stop <= start + MOST_TRIALS:
             advice = f"A:B are the numbers from A to B - 1, 1 to {MOST_TRIALS:,} numbers"
             raise InputError(Key(key, text), ": is no range", advice=advice)

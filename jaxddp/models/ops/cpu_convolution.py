@@ -45,7 +45,7 @@ _CHANNELS_LAST = lax.conv_dimension_numbers((1,) * 4, (1,) * 4, ("NHWC", "HWIO",
 def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
     """Cross-correlate [B, H, W, C] with [k, k, C, F]: [B, H', W', F], H' = (H + 2 padding - k) // stride + 1.
 
-    With a kernel [k, k, C / groups, F] the channels are convolved in groups. Arrays may have any float
+    With a kernel [k, k, C / G, F] the channels are convolved in G parts. Arrays may have any float
     dtype. The gradient of a kernel is summed in float32 or wider. Only reverse-mode differentiation is supported.
 
     Args:
@@ -72,10 +72,10 @@ def conv_general_dilated(
     feature_group_count: int = 1,
     **others: Any,
 ) -> jax.Array:
-    """Compute `lax.conv_general_dilated`, with `convolve` if images [B, H, W, C] are convolved in groups of channels.
+    """Compute `lax.conv_general_dilated`, with `convolve` if images [B, H, W, C] have grouped channels.
 
     Give it to a layer, as in `nn.Conv(96, (3, 3), feature_group_count=96, conv_general_dilated=conv_general_dilated)`
-    or `nnx.Conv(...)`. On CPUs, jaxddp itself gives it to layers with groups that name no function. The results equal
+    or `nnx.Conv(...)`. On CPUs, jaxddp itself gives it to grouped layers that name no function. The results equal
     those of `lax.conv_general_dilated` to rounding. `precision` is ignored, because CPUs have one.
     """
     arguments = {"lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation, "dimension_numbers": dimension_numbers}

@@ -131,7 +131,7 @@ class Operations:
     Attributes:
         convolution: the function that computes convolutions; None for Flax's default.
         grouped_convolution: the function with the arguments of `lax.conv_general_dilated` that computes convolutions in
-            groups of channels in networks of users; None for Flax's default.
+            grouped channels in networks of users; None for Flax's default.
         max_pool: the function that computes max pooling.
         custom_norm_gradient: whether batch norms use the custom gradient of `jaxddp.models.ops.batch_norm`.
     """
