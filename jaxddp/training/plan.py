@@ -35,7 +35,7 @@ class Plan:
     max_bad_steps: int
     """The run ends after this many steps in a row without a finite gradient; 0 ends it at the first such step."""
     sync: Cadence = _NEVER
-    """The averages of the groups' parameters."""
+    """The meetings, at which parameters are averaged."""
 
     @classmethod
     def of(cls, config: Config, num_examples: int) -> "Plan":
@@ -143,7 +143,7 @@ class Plan:
         return self.checkpoint.due(step) or self.is_last(step)
 
     def syncs(self, step: int) -> bool:
-        """Return whether the groups of devices average their parameters after a step."""
+        """Return whether a meeting follows a step, which averages parameters."""
         return bool(self.sync.examples) and (self.sync.due(step) or self.is_last(step))
 
     def compares(self, before: int, step: int) -> bool:
