@@ -10,7 +10,7 @@ A choice is a function, or a dataclass of settings whose method `make` is that f
 
         def make(self, config, learning_rate, kernels=BY_NAME): ...
 
-The fields are keys of the config's section, with their types, ranges, descriptions, and this choice's defaults. In a
+The fields are keys of the config's section, with their types, ranges, docstrings, and this choice's defaults. In a
 config such a key is None until a file or a command sets it, and then has the default of the choice. Some keys need
 another key (`Requires`). A key that is set and has no effect is an error. Inherited keys are reset instead: if a file
 or a command sets the key that decides on their effect, the keys that lose it get their defaults back, unless the same

@@ -205,16 +205,13 @@ def line_of(path: Path, key: str) -> int | None:
 def _lines(tree: ast.AST, names: Sequence[str]) -> Iterator[int]:
     """Yield the lines that set a key: in a dict, `train={"batch_size": 30}`, or in the dataclass of a section."""
     for node in ast.walk(tree):
-        for name, value in _pairs(node):
+        pairs: list[tuple[Any, ast.expr]] = []
+        if isinstance(node, ast.Call):
+            pairs = [(keyword.arg, keyword.value) for keyword in node.keywords]
+        elif isinstance(node, ast.Dict):
+            pairs = [(getattr(key, "value", None), value) for key, value in zip(node.keys, node.values, strict=True)]
+        for name, value in pairs:
             if name == names[0] and len(names) == 1:
                 yield value.lineno
             elif name == names[0]:
                 yield from _lines(value, names[1:])
-
-
-def _pairs(node: ast.AST) -> Iterator[tuple[Any, ast.expr]]:
-    """Yield the names and values of the keyword arguments of a call, or of the items of a dict."""
-    if isinstance(node, ast.Call):
-        yield from ((keyword.arg, keyword.value) for keyword in node.keywords)
-    elif isinstance(node, ast.Dict):
-        yield from ((getattr(key, "value", None), value) for key, value in zip(node.keys, node.values, strict=True))
