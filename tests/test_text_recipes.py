@@ -56,6 +56,7 @@ def test_sections_and_dotted_keys_set_the_same_keys(tmp_path):
         ('optimizer.learning_rate: "1e-3"', "optimizer.learning_rate", 0.001),
         ("data.path: 'null'", "data.path", "null"),
         ("optimizer.groups: []", "optimizer.groups", []),
+        ("data.channels: 4", "data.channels", 4),
         ("log.to: [jsonl, curves]", "log.to", ["jsonl", "curves"]),
         ("model.width:", "model.width", None),
         ("data.mean: [1e-1, .5, 0]", "data.mean", [0.1, 0.5, 0.0]),
