@@ -16,9 +16,8 @@ import optax
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
 from jaxddp.config.values import checked, replaced
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, choices
 from jaxddp.core.files import check_path
-from jaxddp.core.wording import choices
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
 from jaxddp.data.labels import labels_of

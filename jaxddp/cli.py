@@ -41,12 +41,11 @@ from collections.abc import Callable, Iterator
 from jaxddp.command_line.terminal import StatusLine, make_usable
 from jaxddp.command_line.words import config_first
 from jaxddp.config.values import HELP
-from jaxddp.core.errors import InputError, JaxddpError, Preempted, with_notes
+from jaxddp.core.errors import InputError, JaxddpError, Preempted, choices, on_screen, with_notes
 from jaxddp.core.peers import joined
 from jaxddp.core.phases import show_on
 from jaxddp.core.process_exit import StopRequested, stopping_on_signals
 from jaxddp.core.user_code import describing_errors
-from jaxddp.core.wording import choices, on_screen
 from jaxddp.job.environment import report_work
 from jaxddp.recipe.sources import config_names
 

@@ -17,10 +17,9 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.core.errors import InputError, Key, Words
+from jaxddp.core.errors import InputError, Key, Words, counted
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.tpu import readable_tpu_errors
-from jaxddp.core.wording import counted
 
 AXIS = "data"
 """The axis of the mesh over whose devices gradients are averaged in each step."""

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from jaxddp.config.registry import SCHEDULES
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.core.ranges import HeldOut, Period, Range, Share
-from jaxddp.core.wording import counted
 
 if TYPE_CHECKING:
     from optax import Schedule

@@ -33,8 +33,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import jaxddp.cluster.starter as starter
-from jaxddp.core.errors import InputError, JaxddpError
-from jaxddp.core.wording import first_line
+from jaxddp.core.errors import InputError, JaxddpError, first_line
 from jaxddp.job.control_plane import INHERITED_SOCKET
 from jaxddp.job.environment import KEY, RUN_ID
 from jaxddp.wire.addresses import listen

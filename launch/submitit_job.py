@@ -25,7 +25,7 @@ from pathlib import Path
 import submitit
 
 import jaxddp.cluster.starter as starter
-from jaxddp.core.wording import first_line
+from jaxddp.core.errors import first_line
 from jaxddp.job.environment import KEY
 
 PREEMPTED = 75

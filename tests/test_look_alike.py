@@ -12,8 +12,7 @@ import pytest
 
 from jaxddp.config import DataConfig
 from jaxddp.config.registry import FORMATS as REGISTERED
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import appearance, nearest, on_screen
+from jaxddp.core.errors import InputError, appearance, nearest, on_screen
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import Place
 from jaxddp.data.formats.array_files import read_names

@@ -20,7 +20,7 @@ from support.runs import SMALL
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.duration import Duration
-from jaxddp.core.wording import duration, speed
+from jaxddp.core.errors import duration, speed
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.predictions import Outcome
 from jaxddp.reports.charts import MOST_POINTS, Chart, curves

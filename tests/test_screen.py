@@ -18,8 +18,7 @@ from rich.console import Console
 from support.listeners import TOTAL, drive, evaluation_record, run_start, step_record
 
 from jaxddp.command_line.terminal import print_table
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import on_screen
+from jaxddp.core.errors import InputError, on_screen
 from jaxddp.training import progress
 from jaxddp.training.events import RunEnd, Usage
 from jaxddp.training.progress import PlainLines

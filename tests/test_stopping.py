@@ -20,8 +20,7 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config.goal import Goal
-from jaxddp.core.errors import InputError, Preempted
-from jaxddp.core.wording import figure
+from jaxddp.core.errors import InputError, Preempted, figure
 from jaxddp.engine.parts.configured import Plateau
 from jaxddp.losses import softmax_cross_entropy
 from jaxddp.reports.run_files import read_runs

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from jaxddp.core.wording import counted, duration, figure, plural, some, span, speed
+from jaxddp.core.errors import counted, duration, figure, plural, some, span, speed
 
 
 def test_the_noun_after_a_count_is_singular_or_plural():

@@ -16,8 +16,7 @@ from jaxddp.augment.operations import on_planes
 from jaxddp.augment.rand_augment import rand_augment
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.config.registry import AUGMENTATIONS, POLICIES
-from jaxddp.core.errors import InputError, Key, Words
-from jaxddp.core.wording import first_line, shaped
+from jaxddp.core.errors import InputError, Key, Words, first_line, shaped
 from jaxddp.data.batch import Batch
 
 Augmentation = Callable[[jax.Array, jax.Array], jax.Array]

@@ -20,11 +20,10 @@ from jaxddp.cluster.options import Launch
 from jaxddp.cluster.worker import Worker, shared_environment
 from jaxddp.cluster.worker_group import WorkerGroup, catch_signals
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.errors import InputError, JaxddpError, counted, nearest
 from jaxddp.core.log import say
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.tpu import local_chips
-from jaxddp.core.wording import counted, nearest
 from jaxddp.data.batch_plan import Division
 from jaxddp.job import tpu
 from jaxddp.job.env_variables import Environ

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 from jaxddp.config.values import HELP, check_values, checked
-from jaxddp.core.errors import InputError, about
+from jaxddp.core.errors import InputError, about, show
 from jaxddp.core.ranges import Range, Seconds, whole
-from jaxddp.core.wording import show
 from jaxddp.wire.addresses import split_address
 
 _EXAMPLE = "jaxddp launch --processes 2 -- train digits"

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxddp.core.errors import JaxddpError
+from jaxddp.core.errors import JaxddpError, on_screen
 from jaxddp.core.phases import Activity
-from jaxddp.core.wording import on_screen
 
 if TYPE_CHECKING:
     from rich.console import Console

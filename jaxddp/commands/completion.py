@@ -19,8 +19,7 @@ from jaxddp.command_line.words import format_option, is_flag, options_of
 from jaxddp.config import Config
 from jaxddp.config.registry import AUGMENTATIONS, CHOICES, LOGGERS, METRICS
 from jaxddp.config.values import SHORT, bare, keys_of
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import choices
+from jaxddp.core.errors import InputError, choices
 from jaxddp.recipe.sources import config_names
 
 SHELLS = ("bash", "zsh")

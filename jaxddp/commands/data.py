@@ -11,10 +11,9 @@ from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.command_line.words import config_first
 from jaxddp.config.data_section import DataConfig, HeldOut
 from jaxddp.config.values import HELP
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, choices, counted, on_screen, size
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import Count, Range
-from jaxddp.core.wording import choices, counted, on_screen, size
 from jaxddp.curate.pack import PackOptions, pack
 from jaxddp.recipe.sources import config_names
 

@@ -8,9 +8,8 @@ import tyro
 
 from jaxddp.command_line.parse import check_run, parse
 from jaxddp.command_line.terminal import IMPORTING
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, choices
 from jaxddp.core.phases import doing
-from jaxddp.core.wording import choices
 
 ExportFormat = Literal["safetensors", "stablehlo", "onnx", "hub"]
 

@@ -10,10 +10,9 @@ import tyro
 from jaxddp.command_line.parse import ConfigOfRecipe, check_run, parse, parse_weights
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import ParallelConfig
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, counted
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import CpuDevices, Devices
-from jaxddp.core.wording import counted
 from jaxddp.inference.output_formats import FeatureFormat, format_of
 
 

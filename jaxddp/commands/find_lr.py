@@ -8,10 +8,9 @@ from typing import Annotated
 from jaxddp.command_line.parse import ConfigOfRecipe, parse_recipe, workdir_of
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.command_line.words import options_of, words_without
-from jaxddp.core.errors import NonFiniteError
+from jaxddp.core.errors import NonFiniteError, counted
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Positive, Range
-from jaxddp.core.wording import counted
 
 _KEY = "--optimizer.learning-rate"
 

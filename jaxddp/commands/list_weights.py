@@ -6,8 +6,7 @@ import tyro
 
 from jaxddp.command_line.parse import parse
 from jaxddp.command_line.terminal import print_table
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import nearest
+from jaxddp.core.errors import InputError, nearest
 from jaxddp.weights.places import published_weights
 
 

@@ -10,10 +10,9 @@ import tyro
 from jaxddp.command_line.parse import check_run, parse
 from jaxddp.command_line.terminal import IMPORTING
 from jaxddp.config import ParallelConfig
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, counted
 from jaxddp.core.phases import counting_images, doing
 from jaxddp.core.ranges import CpuDevices, Devices, Range
-from jaxddp.core.wording import counted
 from jaxddp.inference.output_formats import PredictionFormat, format_of
 
 

@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxddp.command_line.parse import parse
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, counted
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Range
-from jaxddp.core.wording import counted
 
 
 @dataclass(frozen=True)

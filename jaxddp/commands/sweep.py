@@ -13,11 +13,10 @@ from jaxddp.commands.train import Train
 from jaxddp.commands.train import run as train
 from jaxddp.config import Config
 from jaxddp.config.values import HELP, flatten
-from jaxddp.core.errors import InputError, Key, key_of_option
+from jaxddp.core.errors import InputError, Key, counted, key_of_option, some
 from jaxddp.core.log import say
 from jaxddp.core.phases import doing
 from jaxddp.core.ranges import Range, Seed
-from jaxddp.core.wording import counted, some
 from jaxddp.recipe.sources import is_built_in, recipe_path
 from jaxddp.reports.run_files import is_run
 from jaxddp.sweeps.folder import RESULTS, SweepFolder, report, seed_table, table, write_results

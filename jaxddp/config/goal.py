@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from jaxddp.config.values import checked
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, choices
 from jaxddp.core.ranges import Decay
-from jaxddp.core.wording import choices
 
 T = TypeVar("T")
 

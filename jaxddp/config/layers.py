@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from jaxddp.config.values import read
-from jaxddp.core.errors import InputError, Key, about
+from jaxddp.core.errors import InputError, Key, about, choices, show
 from jaxddp.core.ranges import Factor, WeightDecay
-from jaxddp.core.wording import choices, show
 
 T = TypeVar("T")
 _ALL_BUT = "all but "

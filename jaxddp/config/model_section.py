@@ -9,9 +9,8 @@ from jaxddp.config.layers import Layers, assignments
 from jaxddp.config.registry import LOSSES, MODELS, OBJECTIVES
 from jaxddp.config.values import Names, read
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError, Key, about
+from jaxddp.core.errors import InputError, Key, about, choices, counted, nearest, show
 from jaxddp.core.ranges import Positive, Range
-from jaxddp.core.wording import choices, counted, nearest, show
 
 _GHOST = re.compile("ghost:([1-9][0-9]{0,7})")
 

@@ -40,8 +40,7 @@ from jaxddp.config.values import (
     replaced,
     unobserved,
 )
-from jaxddp.core.errors import InputError, Key, Words, joined
-from jaxddp.core.wording import choices
+from jaxddp.core.errors import InputError, Key, Words, choices, joined
 
 T = TypeVar("T")
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from jaxddp.config.values import converted
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.core.ranges import Range
-from jaxddp.core.wording import counted
 
 AUTO = "auto"
 _SHARES = Range(0, 1_000_000_000, above=True)

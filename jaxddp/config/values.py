@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 
 from jaxddp.core.duration import Duration
-from jaxddp.core.errors import InputError, Key, about
+from jaxddp.core.errors import InputError, Key, about, nearest
 from jaxddp.core.files import check_path
 from jaxddp.core.ranges import Range, real_number, whole_number
-from jaxddp.core.wording import nearest
 
 T = TypeVar("T")
 

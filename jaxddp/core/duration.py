@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal, get_args
 
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, show
 from jaxddp.core.ranges import in_ascii
-from jaxddp.core.wording import show
 
 Unit = Literal["steps", "epochs", "examples", "%"]
 # A Fraction is exact, so 1e999999999 would become an integer with a billion digits.

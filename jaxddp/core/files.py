@@ -13,9 +13,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from jaxddp.core.errors import InputError, Unreachable, Words, refused
+from jaxddp.core.errors import InputError, Unreachable, Words, refused, show
 from jaxddp.core.phases import doing, moved
-from jaxddp.core.wording import show
 
 CACHE_VARIABLE = "JAXDDP_CACHE"
 """Environment variable for the path of the cache folder. The default is `jaxddp` in XDG_CACHE_HOME or ~/.cache."""

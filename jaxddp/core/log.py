@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
+from jaxddp.core.errors import on_screen
 from jaxddp.core.phases import hidden
-from jaxddp.core.wording import on_screen
 
 _PACKAGE = "jaxddp"
 _NAME = "TF_CPP_MIN_LOG_LEVEL"

@@ -4,8 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import show
+from jaxddp.core.errors import InputError, Key, show
 
 Spent = tuple[int, Mapping[str, float]]
 """The number of steps of a process, and its seconds in each phase; see `jaxddp.core.phases`."""

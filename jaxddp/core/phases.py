@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Literal, NamedTuple
 
-from jaxddp.core.wording import counted, duration, on_screen, size, speed
+from jaxddp.core.errors import counted, duration, on_screen, size, speed
 
 BYTES = "bytes"
 """The unit of an amount of bytes, which is shown in kB, MB and so on."""

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 import jaxddp.core.phases as phases
-from jaxddp.core.wording import on_screen
+from jaxddp.core.errors import on_screen
 
 STALL_ADVICE = "if it takes that long, raise parallel.stall_timeout"
 _WRITING_SECONDS, _BEAT_SECONDS = 1.0, 1.0

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.core.wording import counted, show
+from jaxddp.core.errors import InputError, Unreachable, counted, show
 
 _GOOGLE = "0x1ae0"
 """The vendor of TPU chips on the PCI bus. Network cards and disks of Google's machines have the same vendor."""

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, counted, plural, some, span
 from jaxddp.core.files import readable_errors, replace
 from jaxddp.core.threads import map_in_threads
-from jaxddp.core.wording import counted, plural, some, span
 from jaxddp.data.faults import find_repeats
 from jaxddp.data.images.header import parse_header
 from jaxddp.data.images.verify import open_sound, sound_image, stray_bytes

@@ -15,11 +15,10 @@ from PIL import Image
 
 import jaxddp.core.files as files
 from jaxddp.config.data_section import Pixels
-from jaxddp.core.errors import InputError, Key, about
+from jaxddp.core.errors import InputError, Key, about, first_line, show
 from jaxddp.core.files import whole_folder
 from jaxddp.core.ranges import Range
 from jaxddp.core.threads import map_in_threads
-from jaxddp.core.wording import first_line, show
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, sound_image
 from jaxddp.data.labels import labels_of

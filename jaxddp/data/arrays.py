@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxddp.config import AugmentConfig, DataConfig
-from jaxddp.core.errors import InputError, Key, refused
-from jaxddp.core.wording import counted, shaped, show
+from jaxddp.core.errors import InputError, Key, counted, refused, shaped, show
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.labels import ClassSelection, Record, labels_of, one_line_repr

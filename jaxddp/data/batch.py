@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.core.wording import shaped
+from jaxddp.core.errors import shaped
 
 if TYPE_CHECKING:
     from jaxddp.config import DataConfig

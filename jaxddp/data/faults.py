@@ -5,8 +5,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import appearance, code_points, show
+from jaxddp.core.errors import InputError, appearance, code_points, show
 
 Refuse = Callable[[str], None]
 """A callback that takes the message about an unusable row or file. It raises an error, or returns to skip the row."""

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import counted, nearest, show, some
+from jaxddp.core.errors import InputError, counted, nearest, show, some
 
 ClassSelection = str | Iterable[int | str] | None
 """`"0:200"` (start and stop, as in Python), `"n01440764,n01443537"`, a sequence of indices or ids, or None for all."""

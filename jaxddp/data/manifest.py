@@ -16,8 +16,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import counted
+from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.data.soundness import Digests
 from jaxddp.data.source import SourceTable, Table
 from jaxddp.data.storage.root import is_address

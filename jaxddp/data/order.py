@@ -14,9 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxddp.config.values import check_values
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.core.ranges import Count, Seed
-from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
 
 # The second word of Philox's key in `unlabelled_seed`. The second word in `permutation` is the epoch, which is always

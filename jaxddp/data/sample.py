@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, choices, not_installed
 from jaxddp.core.files import whole_folder
-from jaxddp.core.wording import choices, not_installed
 
 _SIZE = 32
 _VALIDATION_EVERY = 6

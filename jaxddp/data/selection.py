@@ -8,8 +8,7 @@ import math
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import counted, show
+from jaxddp.core.errors import InputError, Key, counted, show
 from jaxddp.data.labels import labels_of
 from jaxddp.data.order import ChosenOrder, permutation
 from jaxddp.data.source import Source, SourceTable, Split

@@ -10,8 +10,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, refused
-from jaxddp.core.wording import counted
+from jaxddp.core.errors import InputError, counted, refused
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import ClassSelection, Examples, Record, labels_of
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard

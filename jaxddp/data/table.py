@@ -10,8 +10,7 @@ from typing import Literal, Self
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import counted
+from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.data.batch import Batch, PixelFormat
 from jaxddp.data.labels import ClassSelection, Labels, Record, labels_of, one_line_repr
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard

@@ -15,9 +15,8 @@ from functools import cached_property, partial
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted, show
 from jaxddp.core.peers import Peers
-from jaxddp.core.wording import counted, show
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.labels import labels_of

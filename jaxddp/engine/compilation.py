@@ -27,10 +27,9 @@ import jax
 
 import jaxddp.core.libraries as libraries
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError, Key, text_of
+from jaxddp.core.errors import InputError, Key, show, text_of
 from jaxddp.core.files import CACHE_VARIABLE, cache_folder
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.core.wording import show
 from jaxddp.engine.buckets import Averaging
 from jaxddp.mesh import Topology
 from jaxddp.platforms import platform_named

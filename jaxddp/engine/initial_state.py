@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import kind_of
+from jaxddp.core.errors import InputError, kind_of
 from jaxddp.engine.compilation import options_of_one_call
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, TrainState, first_difference

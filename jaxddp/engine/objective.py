@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import counted, shaped
+from jaxddp.core.errors import InputError, counted, shaped
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.buckets import stack_over_devices

@@ -19,8 +19,7 @@ import optax
 from optax.contrib import ScheduleFreeState, schedule_free_eval_params
 
 from jaxddp.config.layers import Layers
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import kind_of
+from jaxddp.core.errors import InputError, kind_of
 from jaxddp.models.variables import path_of, without_frozen
 
 _MISSING = re.compile(r"missing \d+ required (?:keyword-only|positional) argument")

@@ -22,8 +22,7 @@ from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.core.errors import ReplicaError
-from jaxddp.core.wording import counted
+from jaxddp.core.errors import ReplicaError, counted
 from jaxddp.engine.buckets import stack_over_devices
 from jaxddp.engine.state import few_arrays
 from jaxddp.engine.ways.way import Copies, Way

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Sharding
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import counted, show
+from jaxddp.core.errors import InputError, counted, show
 from jaxddp.models.variables import path_of
 
 EVAL_PARAMS = "eval_params"

@@ -21,9 +21,8 @@ import numpy as np
 
 from jaxddp.config.values import checked
 from jaxddp.core import files, libraries
-from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.errors import InputError, JaxddpError, choices, counted, first_line, not_installed, show, size
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.core.wording import choices, counted, first_line, not_installed, show, size
 from jaxddp.data.batch import Batch
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology

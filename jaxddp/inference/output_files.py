@@ -24,9 +24,8 @@ from PIL import Image
 
 from jaxddp.config.values import flatten
 from jaxddp.core import files
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, as_text, counted
 from jaxddp.core.phases import moved
-from jaxddp.core.wording import as_text, counted
 from jaxddp.data.labels import labels_of
 from jaxddp.data.source import SourceTable
 from jaxddp.data.table import ExampleTable

@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, Literal, TypeVar, get_args
 import numpy as np
 
 from jaxddp.core import files
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import choices, not_installed
+from jaxddp.core.errors import InputError, choices, not_installed
 from jaxddp.data.formats.array_files import as_input_errors
 from jaxddp.data.formats.numpy_files import unpack_array
 from jaxddp.data.images.header import parse_header

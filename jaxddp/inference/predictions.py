@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxddp.config.values import checked
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import counted, figure, not_installed, some
+from jaxddp.core.errors import InputError, counted, figure, not_installed, some
 
 OutputCell = str | float | None
 OutputRow = dict[str, OutputCell]

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import counted, not_installed
+from jaxddp.core.errors import InputError, counted, not_installed
 from jaxddp.inference.output_formats import LabelledFeatures
 
 NEIGHBOURS, TEMPERATURE = 20, 0.07

@@ -18,9 +18,8 @@ from jaxddp.config.goal import VAL_EMA, by_split, of_exported
 from jaxddp.config.registry import effective_settings
 from jaxddp.config.values import flatten
 from jaxddp.core import files
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, counted, figure, is_share, some
 from jaxddp.core.libraries import installed_version
-from jaxddp.core.wording import counted, figure, is_share, some
 from jaxddp.inference.exports import weights_of_run, write_weights
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.recipe.sources import CONFIG_FILE

@@ -19,9 +19,8 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config, DataConfig, Precision
 from jaxddp.config.values import checked
 from jaxddp.core import files
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted, show
 from jaxddp.core.phases import doing
-from jaxddp.core.wording import counted, show
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.labels import id_of
 from jaxddp.data.opening import open_inputs

@@ -19,11 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxddp.core.errors import InputError, JaxddpError, Key, Preempted, Unreachable, about, error_from
+from jaxddp.core.errors import InputError, JaxddpError, Key, Preempted, Unreachable, about, error_from, plural, show
 from jaxddp.core.peers import Peers, Spent
 from jaxddp.core.phases import phase
 from jaxddp.core.process_exit import end_now
-from jaxddp.core.wording import plural, show
 from jaxddp.job.env_variables import FILE_DESCRIPTORS, EnvValue, lookup, number
 from jaxddp.job.environment import INHERITED_SOCKET, Job
 from jaxddp.job.watchdog import Alive, Done, Left, Lost, Timeouts, Watchdog, end_process

@@ -4,9 +4,8 @@ import string
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, show
 from jaxddp.core.ranges import Range, whole
-from jaxddp.core.wording import show
 from jaxddp.wire.messages import MOST_PROCESSES
 
 Environ = Mapping[str, str]

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxddp.core.errors import InputError, about
+from jaxddp.core.errors import InputError, about, show
 from jaxddp.core.phases import working
-from jaxddp.core.wording import show
 from jaxddp.job.env_variables import COUNT, FILE_DESCRIPTORS, INDEX, Environ, EnvValue, lookup, number, text
 from jaxddp.job.schedulers import EXPLICIT, SCHEDULERS, TPU, Scheduler
 from jaxddp.job.tpu import with_metadata

@@ -23,9 +23,8 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxddp.core.errors import InputError, Unreachable
+from jaxddp.core.errors import InputError, Unreachable, counted, show
 from jaxddp.core.tpu import local_chips
-from jaxddp.core.wording import counted, show
 from jaxddp.job.env_variables import COUNT, INDEX, Environ, EnvValue, lookup, number
 
 HOSTNAMES, WORKER = "TPU_WORKER_HOSTNAMES", "TPU_WORKER_ID"

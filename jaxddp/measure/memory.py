@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxddp.core.errors import InputError, Key, Option, Words, joined
+from jaxddp.core.errors import InputError, Key, Option, Words, joined, size
 from jaxddp.core.peers import Peers
-from jaxddp.core.wording import size
 from jaxddp.data.batch_plan import Division
 from jaxddp.measure.cost import Cost
 from jaxddp.mesh import Topology

@@ -12,8 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import nearest, show
+from jaxddp.core.errors import InputError, nearest, show
 from jaxddp.models.adapt import LinenModel
 from jaxddp.models.interface import Model, Tree, name_of
 from jaxddp.models.variables import PARAMS, by_path, trees_of

@@ -12,8 +12,7 @@ from flax import traverse_util
 from jax.typing import DTypeLike
 
 from jaxddp.config.layers import NO_LAYERS, Layers
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import kind_of
+from jaxddp.core.errors import InputError, kind_of
 from jaxddp.models.interface import MODE_ARGUMENTS, Tree, call_mode, cast, check_call, like, name_of, signature
 from jaxddp.models.ops.operations import Convolution
 

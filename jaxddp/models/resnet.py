@@ -25,8 +25,7 @@ from jax.typing import DTypeLike
 from jaxddp.config import ModelConfig
 from jaxddp.config.model_section import WeightInit
 from jaxddp.config.registry import MODELS
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import choices
+from jaxddp.core.errors import InputError, Key, choices
 from jaxddp.models.network import Naming, Network, naming, stage_blocks
 from jaxddp.models.ops.layers import (
     WEIGHT_INITS,

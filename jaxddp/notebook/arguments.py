@@ -12,10 +12,9 @@ import optax
 from jaxddp.config import CheckpointConfig, Config, DataConfig, ObjectiveConfig, ParallelConfig, TrainConfig
 from jaxddp.config.registry import OBJECTIVES, check_read
 from jaxddp.config.values import Names, checked, nested
-from jaxddp.core.errors import InputError, JaxddpError, Key, refused
+from jaxddp.core.errors import InputError, JaxddpError, Key, choices, first_line, refused, shaped
 from jaxddp.core.ranges import Range
 from jaxddp.core.user_code import describing_errors
-from jaxddp.core.wording import choices, first_line, shaped
 from jaxddp.data.source import Source, check_source
 from jaxddp.engine.state import TrainState
 from jaxddp.setup.run_setup import RunSetup

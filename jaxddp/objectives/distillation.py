@@ -12,8 +12,7 @@ from jax import lax
 from jaxddp.config import Config
 from jaxddp.config.registry import OBJECTIVES
 from jaxddp.config.values import checked
-from jaxddp.core.errors import InputError, Key, about, refused
-from jaxddp.core.wording import counted
+from jaxddp.core.errors import InputError, Key, about, counted, refused
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import MetricSums, Objective, TrainObjective
 from jaxddp.inference.trained import TrainedRun, restore_run

@@ -26,8 +26,7 @@ import jaxddp.core.files as files
 from jaxddp.config.registry import keys_of_choices, replaced_hooks
 from jaxddp.config.tree import Config
 from jaxddp.config.values import flatten
-from jaxddp.core.errors import InputError, about, with_keys_of_file
-from jaxddp.core.wording import show
+from jaxddp.core.errors import InputError, about, show, with_keys_of_file
 from jaxddp.recipe.hooks import Hook, errors_name_line, hooks_of
 from jaxddp.recipe.sources import (
     CONFIG_FILE,

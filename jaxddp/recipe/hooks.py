@@ -12,9 +12,8 @@ from typing import Any
 
 from jaxddp.config.registry import with_defaults
 from jaxddp.config.values import observed
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, choices
 from jaxddp.core.user_code import is_ctrl_c, place_of
-from jaxddp.core.wording import choices
 
 HOOKS = {
     "get_model": "config, num_classes",

@@ -8,8 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import choices, show
+from jaxddp.core.errors import InputError, choices, show
 
 CONFIG_FILE = "config.json"
 """The file in a work directory that stores the run's config, and the fingerprints that a resumed run must match."""

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 import jaxddp.core.files as files
 from jaxddp.config.tree import Config
 from jaxddp.config.values import flatten, keys_of, nested, read
-from jaxddp.core.errors import InputError, about
-from jaxddp.core.wording import show
+from jaxddp.core.errors import InputError, about, show
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES
 
 BASE = "base"

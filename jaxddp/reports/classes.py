@@ -15,8 +15,7 @@ import numpy as np
 from PIL import Image
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import counted
+from jaxddp.core.errors import InputError, counted
 from jaxddp.data.opening import open_unchecked
 from jaxddp.data.selection import chosen_images
 from jaxddp.data.source import Source, SourceTable

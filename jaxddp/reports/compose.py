@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, counted, not_installed, size
 from jaxddp.core.user_code import describe_error
-from jaxddp.core.wording import counted, not_installed, size
 from jaxddp.reports import tables
 from jaxddp.reports.charts import COLOURS, Chart, Positions, curves, run_positions, seed_curves
 from jaxddp.reports.run_files import RunFiles, read_runs

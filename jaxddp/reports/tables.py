@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import jaxddp.core.wording as wording
+import jaxddp.core.errors as wording
 from jaxddp.config import Config
 from jaxddp.config.values import flatten
-from jaxddp.core.wording import duration
+from jaxddp.core.errors import duration
 from jaxddp.recipe.file import RUN_ID
 from jaxddp.reports.run_files import RunFiles, is_run
 

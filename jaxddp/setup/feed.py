@@ -13,10 +13,9 @@ import numpy as np
 
 from jaxddp.augment.geometry import Side
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted, size
 from jaxddp.core.phases import doing, reached
 from jaxddp.core.threads import map_in_threads
-from jaxddp.core.wording import counted, size
 from jaxddp.data.batch import Batch
 from jaxddp.data.batch_plan import Division, Growth
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard, UnitedOrder, columns, stacked_columns, unlabelled_seed

@@ -14,9 +14,8 @@ import optax
 
 from jaxddp.config import Config, ModelConfig
 from jaxddp.config.layers import NO_LAYERS, Layers
-from jaxddp.core.errors import InputError, about
+from jaxddp.core.errors import InputError, about, counted
 from jaxddp.core.phases import doing
-from jaxddp.core.wording import counted
 from jaxddp.engine.initial_state import Transform, make_init
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import Topology

@@ -8,7 +8,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.augment.preprocess import Inputs, Preprocess
-from jaxddp.core.wording import counted
+from jaxddp.core.errors import counted
 from jaxddp.data.batch import Batch
 from jaxddp.setup.feed import Feed
 from jaxddp.setup.recipe import Recipe

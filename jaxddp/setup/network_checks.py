@@ -11,9 +11,8 @@ import numpy as np
 
 from jaxddp.config import Config, DataConfig
 from jaxddp.config.layers import NO_LAYERS, Layers
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted, first_line, kind_of
 from jaxddp.core.peers import Peers
-from jaxddp.core.wording import counted, first_line, kind_of
 from jaxddp.engine.objective import wide_logits
 from jaxddp.measure.cost import count_flops, operations_in, origins
 from jaxddp.mesh import AXIS, Topology

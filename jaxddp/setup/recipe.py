@@ -15,8 +15,7 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.config.data_section import UNLABELLED_RATIO
 from jaxddp.config.goal import VAL_EMA, Goal
 from jaxddp.config.registry import MODELS, OBJECTIVES, OPTIMIZERS
-from jaxddp.core.errors import InputError, Key, Words, about
-from jaxddp.core.wording import counted, kind_of
+from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of
 from jaxddp.data.batch_plan import Division
 from jaxddp.data.labels import labels_of
 from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, check_repeats, unlabelled_seed

@@ -9,10 +9,9 @@ import numpy as np
 
 from jaxddp.config import Config, DataConfig, ParallelConfig
 from jaxddp.config.values import flatten
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.core.peers import Peers
 from jaxddp.core.phases import doing
-from jaxddp.core.wording import counted
 from jaxddp.data.labels import labels_of
 from jaxddp.data.opening import labelled_and_unlabelled, open_tables, open_unchecked, open_validation_split
 from jaxddp.data.selection import few_labels

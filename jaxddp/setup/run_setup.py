@@ -16,9 +16,8 @@ import optax
 from jaxddp.config import Config
 from jaxddp.config.registry import CHOICES, OBJECTIVES, OPTIMIZERS, SCHEDULES
 from jaxddp.config.values import flatten
-from jaxddp.core.errors import InputError, Key, Words, joined, refused
+from jaxddp.core.errors import InputError, Key, Words, counted, joined, refused
 from jaxddp.core.phases import doing, phase
-from jaxddp.core.wording import counted
 from jaxddp.data.batch import Batch
 from jaxddp.data.labels import labels_of
 from jaxddp.data.source import Source, check_labelled

@@ -12,9 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.core.errors import InputError, Option
+from jaxddp.core.errors import InputError, Option, plural
 from jaxddp.core.phases import phase
-from jaxddp.core.wording import plural
 from jaxddp.data.batch import Batch
 from jaxddp.engine.objective import Objective, targets
 from jaxddp.engine.replicas import Replicas

@@ -18,8 +18,7 @@ from jaxddp.config import Config, ShownImages
 from jaxddp.config.model_section import BALANCED
 from jaxddp.config.registry import LOSSES, METRICS
 from jaxddp.config.values import checked
-from jaxddp.core.errors import InputError, Key, Words, about, refused
-from jaxddp.core.wording import counted, kind_of
+from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of, refused
 from jaxddp.data.labels import LabelKind
 from jaxddp.engine.example_loss import ExampleLoss, check_metric, example_loss
 from jaxddp.engine.objective import Metric, SetMetric, check_set_metric, is_set_metric

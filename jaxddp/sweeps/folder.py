@@ -16,8 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from jaxddp.core import files
-from jaxddp.core.errors import InputError, Option
-from jaxddp.core.wording import as_text, duration, show
+from jaxddp.core.errors import InputError, Option, as_text, duration, show
 from jaxddp.reports.compose import write_report
 from jaxddp.reports.run_files import RunFiles, is_run, read_runs
 from jaxddp.reports.tables import NOTHING, Spread, number, seed_groups

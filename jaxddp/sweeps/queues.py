@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted, not_installed
 from jaxddp.core.log import say
-from jaxddp.core.wording import counted, not_installed
 from jaxddp.sweeps.folder import SweepFolder
 from jaxddp.sweeps.trials import Space, Trial, TrialEnd
 

@@ -15,10 +15,9 @@ from queue import SimpleQueue
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
 from jaxddp.cluster.worker import DRAIN_SECONDS, Worker, read_ready, shared_environment
 from jaxddp.cluster.worker_group import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, catch_signals, taken
-from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.errors import InputError, JaxddpError, counted
 from jaxddp.core.log import say
 from jaxddp.core.tpu import local_chips
-from jaxddp.core.wording import counted
 from jaxddp.sweeps.queues import GridQueue
 from jaxddp.sweeps.trials import Trial, TrialEnd
 from jaxddp.workdir.lock import is_locked

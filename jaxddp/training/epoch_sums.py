@@ -15,10 +15,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxddp.core.errors import InputError, Key, NonFiniteError, Words
+from jaxddp.core.errors import InputError, Key, NonFiniteError, Words, counted
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import phase
-from jaxddp.core.wording import counted
 from jaxddp.engine.objective import SUBSTITUTED, MetricSums, means_of
 from jaxddp.engine.parts.guard import LOSS_SCALE, SKIPPED
 

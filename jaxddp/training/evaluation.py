@@ -18,9 +18,8 @@ import numpy as np
 
 from jaxddp.config import DataConfig
 from jaxddp.config.goal import VAL_EMA, Goal, Mean
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, counted, figure, first_line, speed
 from jaxddp.core.phases import doing, moved, phase, reached, running_time
-from jaxddp.core.wording import counted, figure, first_line, speed
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import ChosenOrder, Shard
 from jaxddp.data.source import Source

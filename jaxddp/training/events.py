@@ -8,9 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxddp.config.goal import VAL
-from jaxddp.core.errors import Preempted
+from jaxddp.core.errors import Preempted, counted
 from jaxddp.core.user_code import describe_error, is_ctrl_c
-from jaxddp.core.wording import counted
 
 MAX_SHOWN = 1000
 """The largest number of images in a picture."""

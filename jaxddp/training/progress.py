@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import jaxddp.core.phases as phases
 from jaxddp.config.goal import VAL, VAL_EMA
 from jaxddp.core.duration import Duration
-from jaxddp.core.wording import counted, duration, figure, plural, size, speed
+from jaxddp.core.errors import counted, duration, figure, plural, size, speed
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart, StepRecord, Usage
 
 SECONDS_BETWEEN_FRAMES = 0.1

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, Key, Unreachable, Words
+from jaxddp.core.errors import InputError, Key, Unreachable, Words, first_line, not_installed, show
 from jaxddp.core.files import cache_folder, one_at_a_time
 from jaxddp.core.phases import doing, moved
-from jaxddp.core.wording import first_line, not_installed, show
 from jaxddp.data.storage.objects import IncompleteResponse, RetryPolicy, TemporaryFailure
 
 SCHEME = "hf://"

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxddp.config.layers import NO_LAYERS, Layers
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import counted, nearest
+from jaxddp.core.errors import InputError, Key, counted, nearest
 from jaxddp.models.network import Naming, PositionGrid
 
 Shapes = Mapping[str, tuple[int, ...]]

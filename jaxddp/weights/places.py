@@ -12,8 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import nearest
+from jaxddp.core.errors import InputError, Key, nearest
 from jaxddp.recipe.sources import CONFIG_FILE, TEXT_FILES
 from jaxddp.weights.download import SCHEME, HubFile, download, fetch
 from jaxddp.weights.state_dict import PICKLED

@@ -27,8 +27,7 @@ import safetensors
 import safetensors.numpy
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import first_line
+from jaxddp.core.errors import InputError, first_line
 
 PICKLED = (".pth", ".pt", ".bin")
 FORMS = "a .safetensors file, a .pth file of PyTorch's, or the work directory of a run"

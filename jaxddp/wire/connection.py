@@ -12,8 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
-from jaxddp.core.errors import InputError, Unreachable, error_of
-from jaxddp.core.wording import plural, show
+from jaxddp.core.errors import InputError, Unreachable, error_of, plural, show
 from jaxddp.wire.addresses import split_address
 from jaxddp.wire.messages import (
     BACKLOG,

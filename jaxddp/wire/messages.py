@@ -21,8 +21,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
+from jaxddp.core.errors import on_screen
 from jaxddp.core.ranges import Range
-from jaxddp.core.wording import on_screen
 
 PROTOCOL = "jaxddp-6"
 KEY = "JAXDDP_JOB_KEY"

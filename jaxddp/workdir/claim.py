@@ -26,9 +26,8 @@ from jaxddp.config.goal import VAL
 from jaxddp.config.model_section import NETWORK_KEYS, LossConfig
 from jaxddp.config.registry import CHOICES, NAMES, effective_settings, needs
 from jaxddp.config.values import flatten
-from jaxddp.core.errors import InputError, Key, Option
+from jaxddp.core.errors import InputError, Key, Option, figure
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.core.wording import figure
 from jaxddp.data.manifest import find_manifest
 from jaxddp.data.opening import TRAIN
 from jaxddp.data.storage import root

@@ -17,9 +17,8 @@ from jaxddp.config import DataConfig
 from jaxddp.config.data_section import IMAGE_KEYS, RESIZING_KEYS
 from jaxddp.config.model_section import NETWORK_KEYS
 from jaxddp.config.values import checked, flatten, plain
-from jaxddp.core.errors import InputError, Option
+from jaxddp.core.errors import InputError, Option, counted, shaped, show, some
 from jaxddp.core.ranges import Range
-from jaxddp.core.wording import counted, shaped, show, some
 from jaxddp.data.arrays import as_pixels, widened
 from jaxddp.data.labels import LabelKind, labels_of
 from jaxddp.data.source import Source, image_dtype

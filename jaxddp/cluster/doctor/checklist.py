@@ -16,10 +16,9 @@ from typing import Any
 from jaxddp.cluster.doctor import checks
 from jaxddp.cluster.doctor.checks import Finding, Verdict
 from jaxddp.config import ParallelConfig
-from jaxddp.core.errors import JaxddpError
+from jaxddp.core.errors import JaxddpError, plural
 from jaxddp.core.peers import Peers, joined
 from jaxddp.core.phases import doing
-from jaxddp.core.wording import plural
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.training.listeners.step_seconds import FILE
 

@@ -26,11 +26,10 @@ import jaxddp.core.files as files
 from jaxddp.cluster.machine import local_cores, local_gpus
 from jaxddp.config import Config, ParallelConfig
 from jaxddp.config.values import flatten
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted, size, speed
 from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import Peers
 from jaxddp.core.tpu import local_chips
-from jaxddp.core.wording import counted, size, speed
 from jaxddp.data.batch import Batch
 from jaxddp.data.opening import labelled_and_unlabelled, open_tables
 from jaxddp.data.order import EvalOrder, SampleOrder

@@ -24,9 +24,8 @@ from jaxddp.cluster.meeting.network import (
 )
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.worker_group import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, End, Failure, WorkerGroup
-from jaxddp.core.errors import JaxddpError, Unreachable
+from jaxddp.core.errors import JaxddpError, Unreachable, counted
 from jaxddp.core.log import say
-from jaxddp.core.wording import counted
 from jaxddp.wire.messages import ExitCode, Message, Number, ProcessCount, Shown
 
 LONGEST_DELAY = 60.0

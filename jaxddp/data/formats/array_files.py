@@ -12,8 +12,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import show, size
+from jaxddp.core.errors import InputError, show, size
 from jaxddp.data.arrays import ArrayTable, as_pixels, check_labels
 from jaxddp.data.faults import check_distinct
 

@@ -22,9 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError
+from jaxddp.core.errors import InputError, nearest, show
 from jaxddp.core.phases import reached
-from jaxddp.core.wording import nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, index_of_column, raise_fault
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.formats.splits import SPLITS

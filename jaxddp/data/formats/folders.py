@@ -19,8 +19,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import nearest, show
+from jaxddp.core.errors import InputError, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, pass_faults_to, raise_fault
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.formats.splits import SPLITS

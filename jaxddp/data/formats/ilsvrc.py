@@ -15,8 +15,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import nearest, show
+from jaxddp.core.errors import InputError, Key, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, pass_faults_to, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.csv_listing import check_utf8, csv_rows, sound_rows

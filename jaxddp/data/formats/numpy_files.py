@@ -19,8 +19,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import choices
+from jaxddp.core.errors import InputError, choices
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats import array_files

@@ -14,8 +14,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import nearest
+from jaxddp.core.errors import InputError, nearest
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import as_input_errors, check_names

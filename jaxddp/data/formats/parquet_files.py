@@ -20,8 +20,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError, about
-from jaxddp.core.wording import counted, show, size
+from jaxddp.core.errors import InputError, about, counted, show, size
 from jaxddp.data.faults import Refuse, pass_faults_to
 from jaxddp.data.format import Place
 from jaxddp.data.formats import table_columns

@@ -18,8 +18,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 
 from jaxddp.config import DataConfig
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import counted, nearest, show
+from jaxddp.core.errors import InputError, Key, counted, nearest, show
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.table_columns import REFUSED
 from jaxddp.data.source import Split

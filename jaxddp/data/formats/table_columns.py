@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, about
-from jaxddp.core.wording import counted, nearest, show
+from jaxddp.core.errors import InputError, about, counted, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, index_of_column
 from jaxddp.data.formats.array_files import numbered_names
 from jaxddp.data.source import Split

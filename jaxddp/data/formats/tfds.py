@@ -21,8 +21,7 @@ import jaxddp.core.files as files
 import jaxddp.core.libraries as libraries
 from jaxddp.config import DataConfig
 from jaxddp.config.registry import FORMATS
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import counted, first_line, nearest, show
+from jaxddp.core.errors import InputError, counted, first_line, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.splits import required_split

@@ -23,8 +23,7 @@ from itertools import pairwise
 import simplejpeg
 from PIL import Image
 
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import first_line
+from jaxddp.core.errors import InputError, first_line
 from jaxddp.data.images.header import (
     APP0,
     APP14,

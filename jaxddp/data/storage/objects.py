@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 
-from jaxddp.core.errors import InputError, Unreachable
-from jaxddp.core.wording import choices, counted, not_installed, show
+from jaxddp.core.errors import InputError, Unreachable, choices, counted, not_installed, show
 from jaxddp.data.storage.store import Fault, faults_by_folder
 
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, JaxddpError, Option, about
-from jaxddp.core.wording import nearest, show
+from jaxddp.core.errors import InputError, JaxddpError, Option, about, nearest, show
 from jaxddp.data.faults import check_distinct
 from jaxddp.data.storage.objects import Objects
 from jaxddp.data.storage.store import CachedStore, LocalFiles, Store

@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.core.phases import doing, moved, reached
-from jaxddp.core.wording import counted
 from jaxddp.data.faults import Refuse
 from jaxddp.data.storage.root import Folder
 from jaxddp.data.storage.store import CachedStore, Store, name_of_folder, read_sealed, write_sealed

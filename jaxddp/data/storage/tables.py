@@ -27,10 +27,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError, JaxddpError, Unreachable
+from jaxddp.core.errors import InputError, JaxddpError, Unreachable, first_line, not_installed, show
 from jaxddp.core.files import in_turn, open_regular
 from jaxddp.core.phases import doing, moved
-from jaxddp.core.wording import first_line, not_installed, show
 from jaxddp.data.storage.root import Folder
 from jaxddp.data.storage.shards import ShardFile
 from jaxddp.data.storage.store import Fault, check_regular, faults_of_shards

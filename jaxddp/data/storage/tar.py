@@ -17,8 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import counted, show
+from jaxddp.core.errors import InputError, counted, show
 from jaxddp.data.faults import Refuse
 from jaxddp.data.storage.root import Folder
 from jaxddp.data.storage.shards import Columns, load_or_build_index

@@ -24,8 +24,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxddp.core.errors import InputError, Key
-from jaxddp.core.wording import counted
+from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import TrainObjective

@@ -19,8 +19,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.config.goal import name_with_split
-from jaxddp.core.errors import InputError, Key, Words
-from jaxddp.core.wording import counted
+from jaxddp.core.errors import InputError, Key, Words, counted
 from jaxddp.data.batch import Batch
 from jaxddp.engine.gradients import Gradients
 from jaxddp.engine.objective import TrainObjective

@@ -24,11 +24,10 @@ from orbax.checkpoint.checkpoint_managers import preservation_policy as keep_pol
 
 import jaxddp.core.files as files
 from jaxddp.config.goal import Goal
-from jaxddp.core.errors import InputError, Key, NonFiniteError, Option, Preempted, added_as_note_to
+from jaxddp.core.errors import InputError, Key, NonFiniteError, Option, Preempted, added_as_note_to, counted
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.phases import committing, doing, phase
 from jaxddp.core.ranges import Range, whole
-from jaxddp.core.wording import counted
 from jaxddp.engine.state import TrainState, first_difference, is_sound, stacked_in
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import MANIFEST, METADATA, Integrity, steps_in

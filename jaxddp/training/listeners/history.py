@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jaxddp.core.files as files
 from jaxddp.config.values import checked
-from jaxddp.core.errors import InputError
-from jaxddp.core.wording import counted, figure, not_installed
+from jaxddp.core.errors import InputError, counted, figure, not_installed
 from jaxddp.mesh import Topology
 from jaxddp.training.events import PredictedImages, RunStart
 from jaxddp.training.listeners.jsonl import METRICS, Columns, Row, RowListener, parse, series, table

@@ -24,9 +24,8 @@ import jaxddp.core.files as files
 from jaxddp.config import Config
 from jaxddp.config.registry import LOGGERS
 from jaxddp.config.values import flatten
-from jaxddp.core.errors import InputError, Key
+from jaxddp.core.errors import InputError, Key, not_installed, on_screen
 from jaxddp.core.libraries import installed_version
-from jaxddp.core.wording import not_installed, on_screen
 from jaxddp.training.events import PredictedImages, RunEnd, RunStart, to_drawable
 from jaxddp.training.listeners.jsonl import Row, RowListener, scalars
 from jaxddp.training.progress import count_parameters

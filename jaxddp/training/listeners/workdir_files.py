@@ -9,7 +9,7 @@ import numpy as np
 
 import jaxddp.core.files as files
 from jaxddp.config.registry import LOGGERS
-from jaxddp.core.wording import as_text
+from jaxddp.core.errors import as_text
 from jaxddp.training.events import EvaluationRecord, Listener, RunEnd, RunStart
 from jaxddp.training.listeners.jsonl import METRICS, parse, series
 
