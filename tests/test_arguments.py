@@ -315,6 +315,7 @@ def test_evaluate_rejects_its_other_invalid_arguments(setup, trained):
         ({"path": 5}, "path=5: expected a path"),
         ({"val_share": "0.1"}, "val_share='0.1': expected a number, above 0, below 1"),
         ({"val_share": 0}, "val_share=0.0: expected above 0, below 1"),
+        ({"val_share": 1}, "val_share=1.0: expected above 0, below 1"),
         ({"classes": 3}, "classes=3: expected text"),
         ({"path": "{}/pest"}, "{}/pest: no such directory or file, did you mean 'pets'?; check path"),
         ({}, "{}/pets: has no validation split; give val_share, such as 0.1 to hold out a tenth of each class"),

@@ -152,6 +152,7 @@ def test_each_entry_point_names_the_keys_of_an_error_as_its_user_writes_them(cas
     ("problem", "python"),
     [
         ((Option("train.accumulate", 4), " would do"), "accumulate=4 would do"),
+        ((Option("train.batch_size", 32), " would do"), "a global batch of 32 would do"),
         (("lower ", Option("eval.batch_size")), "lower batch_size_per_device"),
         ((Key("train.duration"), " differs"), "epochs differs"),
         (("config.json: ", Key("objects.metric half"), " was None"), "config.json: metric half was None"),
