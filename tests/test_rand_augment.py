@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
 from jaxddp.augment.operations import FILL, OPERATIONS, PixelOperation, operate, rows
-from jaxddp.augment.rand_augment import rand_augment, rand_space
+from jaxddp.augment.policies import rand_augment, rand_space
 from jaxddp.config import AugmentConfig, load
 
 RNG = np.random.default_rng(0)

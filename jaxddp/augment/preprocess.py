@@ -13,7 +13,7 @@ from jaxddp.augment.color import color_jitter
 from jaxddp.augment.geometry import alternate_flip, flip, resized
 from jaxddp.augment.mixing import Mixing, mix
 from jaxddp.augment.operations import on_planes
-from jaxddp.augment.rand_augment import rand_augment
+from jaxddp.augment.policies import rand_augment
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.config.registry import AUGMENTATIONS, POLICIES
 from jaxddp.core.errors import InputError, Key, Words, first_line, shaped

@@ -3,6 +3,7 @@
 The launcher starts no JAX backend, because a backend allocates memory on every GPU.
 """
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -12,22 +13,25 @@ from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from itertools import count, zip_longest
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
-from jaxddp.cluster.meeting.driver import driver
-from jaxddp.cluster.meeting.states import Assignment
+from jaxddp.cluster.meeting.network import LauncherClient, LauncherServer
+from jaxddp.cluster.meeting.states import Agent, Assignment, Coordinator
 from jaxddp.cluster.options import Launch
 from jaxddp.cluster.worker import Worker, shared_environment
 from jaxddp.cluster.worker_group import WorkerGroup, catch_signals
 from jaxddp.config import Config
-from jaxddp.core.errors import InputError, JaxddpError, counted, nearest
+from jaxddp.core.errors import InputError, JaxddpError, about, counted, nearest
 from jaxddp.core.log import say
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.tpu import local_chips
 from jaxddp.data.batch_plan import Division
 from jaxddp.job import tpu
 from jaxddp.job.env_variables import Environ
-from jaxddp.job.environment import INHERITED_SOCKET, KEY, RUN_ID
+from jaxddp.job.environment import INHERITED_SOCKET, KEY, RUN_ID, Job
+from jaxddp.wire.addresses import LOOPBACK, address_of, is_loopback, listen, split_address
 from jaxddp.wire.connection import raise_file_limit
 from jaxddp.wire.messages import MOST_PROCESSES
 
@@ -269,3 +273,56 @@ def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
     if config.eval.batch_size % used:
         return f"eval.batch_size={config.eval.batch_size} cannot be divided among {used} devices"
     return None
+
+
+def driver(options: Launch, processes: int, sizes: Sequence[int], events: SimpleQueue[Any]) -> Coordinator | Agent:
+    """Return the part of this machine's launcher in the job, with connections if the launchers must meet.
+
+    Args:
+        processes: the number of processes on each machine.
+        sizes: the numbers of machines that the job may have.
+
+    Raises:
+        InputError: the coordinator's address is invalid, or its port is taken.
+    """
+    # All machines of the job must compute the same name.
+    shared = hashlib.sha256(str(options.coordinator).encode()).hexdigest()[:16]
+    name = options.run_id or (shared if options.machines.most > 1 else secrets.token_hex(8))
+    if not options.launchers_meet:
+        return Coordinator(options, events, None, processes, sizes, name, lambda: _listen_alone(options))
+    assert options.coordinator is not None and options.nr is not None
+    # The run id of the launchers' own job differs from the run id of the workers.
+    ids, key = f"{name}/launchers", os.environ.get(KEY, "")
+    job = Job(options.coordinator, options.machines.most, options.nr, run_id=ids, sources=(KEY,), key=key)
+    facts = {"--nodes": options.nodes, "the number of processes (--processes or --gpus)": str(processes)}
+    if options.nr:
+        return Agent(options, events, LauncherClient(job, facts, events.put))
+    listener = _listen_at(options)
+    host = listener.getsockname()[0]
+    # A launcher that the user starts again numbers its generations from 0 again. A random suffix makes the run ids
+    # unique.
+    name, network = f"{name}.{secrets.token_hex(4)}", LauncherServer(listener, job, facts, events.put)
+    return Coordinator(options, events, network, processes, sizes, name, lambda: _with_address(listen(host, 0)))
+
+
+def _listen_alone(options: Launch) -> tuple[socket.socket | None, str]:
+    if options.nr:
+        return None, options.coordinator or ""
+    listener, address = _with_address(_listen_at(options))
+    return listener, options.coordinator or address
+
+
+def _with_address(listener: socket.socket) -> tuple[socket.socket, str]:
+    return listener, address_of(listener)
+
+
+def _listen_at(options: Launch) -> socket.socket:
+    """Listen at the coordinator's address, or at a free port of the loopback. Raises InputError if this fails."""
+    host, port = split_address(options.coordinator) if options.coordinator else (LOOPBACK, 0)
+    with about(f"--coordinator {options.coordinator or LOOPBACK}"):
+        listener = listen(host, port)
+    if options.machines.most > 1 and is_loopback(listener.getsockname()[0]) and not is_loopback(host):
+        # Debian's /etc/hosts maps a machine's own name to a loopback address.
+        address = listener.getsockname()[0]
+        say(f"jaxddp launch: {host} resolves to {address} here, which no other machine can reach; give its IP address")
+    return listener
