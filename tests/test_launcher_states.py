@@ -93,7 +93,7 @@ class World:
             if not machine:
                 # The previous generation has ended on every machine that is still connected.
                 assert not self.running() & (self.connected | {0})
-                assert len(launcher.generation.members) in launcher.sizes and launcher.budget.used <= self.restarts
+                assert len(launcher.generation.members) in launcher.counts and launcher.budget.used <= self.restarts
                 assert assignment.run_id not in self.run_ids
                 self.run_ids.append(assignment.run_id)
                 self.check_assignment(0, assignment)

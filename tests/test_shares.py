@@ -44,16 +44,16 @@ def test_the_largest_remainders_are_rounded_up_and_every_part_has_at_least_one()
 def test_sizes_are_multiples_of_a_unit_and_sum_to_the_batch(weights, unit, more):
     shares, devices = Shares(tuple(map(float, weights))), len(weights)
     batch_size = unit * (10 * devices + more)
-    sizes = shares.sizes(batch_size, devices, 1, unit)
+    sizes = shares.lengths(batch_size, devices, 1, unit)
     assert sum(sizes) == batch_size and min(sizes) >= 1 and all(size % unit == 0 for size in sizes)
 
 
 def test_a_number_for_each_process_is_divided_among_its_devices():
-    assert Shares.parse("3,1").sizes(64, 4, 2) == (24, 24, 8, 8)
-    assert Shares.parse("3,1").sizes(64, 2, 2) == (48, 16)
-    assert Shares.parse("1,2,3,2").sizes(64, 4, 2) == (8, 16, 24, 16)
-    assert Shares.parse("2").sizes(64, 4, 1) == (16, 16, 16, 16)
-    assert Shares.parse("auto").sizes(64, 4, 2) == (16, 16, 16, 16)
+    assert Shares.parse("3,1").lengths(64, 4, 2) == (24, 24, 8, 8)
+    assert Shares.parse("3,1").lengths(64, 2, 2) == (48, 16)
+    assert Shares.parse("1,2,3,2").lengths(64, 4, 2) == (8, 16, 24, 16)
+    assert Shares.parse("2").lengths(64, 4, 1) == (16, 16, 16, 16)
+    assert Shares.parse("auto").lengths(64, 4, 2) == (16, 16, 16, 16)
 
 
 # --- Slots ---
@@ -109,7 +109,7 @@ def test_measured_shares_have_three_digits_and_similar_speeds_are_equal():
 
 def test_a_device_that_is_too_slow_for_an_example_gets_the_smallest_slice():
     text = shares_of([10_000, 1], 2, 64, 2)
-    assert Shares.parse(text).sizes(64, 2, 1, 2) == (62, 2)
+    assert Shares.parse(text).lengths(64, 2, 1, 2) == (62, 2)
 
 
 # --- Errors ---

@@ -29,13 +29,13 @@ def check_mixing(augment: AugmentConfig, batch_size: int, parts: int) -> None:
     alpha = getattr(augment, key)
     share = batch_size // parts
     if alpha and share % 2:
-        sizes = " or ".join(str(size * parts) for size in (share - 1, share + 1) if size)
+        batches = " or ".join(str(size * parts) for size in (share - 1, share + 1) if size)
         raise InputError(
             Key(f"data.augment.{key}", alpha),
             " mixes pairs of images within a part of the batch, but ",
             Key("train.batch_size", batch_size),
             f" makes {parts} parts of {share}, an odd number",
-            advice=f"a batch of {sizes} would do",
+            advice=f"a batch of {batches} would do",
         )
 
 

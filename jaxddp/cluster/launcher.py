@@ -68,7 +68,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
     program = _program(command)
     options.check()
     gpus, cores = _resources(options)
-    sizes = valid_machine_counts(config, options, len(gpus), len(gpus[0]))
+    counts = valid_machine_counts(config, options, len(gpus), len(gpus[0]))
     logs = options.logs or _default_logs(command)
     if (total := options.machines.most * len(gpus)) > MOST_PROCESSES:
         each = f"--nodes {options.nodes} with {counted(len(gpus), 'process')} each"
@@ -105,7 +105,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
             group.workers.append(Worker.start(rank, program, own, log, cores=own_cores, pass_fds=fds))
 
     with catch_signals() as events:
-        meeting, error = driver(options, len(gpus), sizes, events), None
+        meeting, error = driver(options, len(gpus), counts, events), None
         try:
             while (local_start := meeting.next_start()) is not None:
                 with closing(
@@ -231,19 +231,19 @@ def valid_machine_counts(config: Config | None, options: Launch, processes: int,
     Raises:
         InputError: the batches cannot be divided among any number of machines.
     """
-    sizes = range(options.machines.least, options.machines.most + 1)
+    counts = range(options.machines.least, options.machines.most + 1)
     if config is None or not options.machines.elastic:
-        return [*sizes]
+        return [*counts]
     devices = config.parallel.cpu_devices or gpus or whole(os.environ.get("JAX_NUM_CPU_DEVICES", ""), _SIMULATED) or 1
-    problems = {size: sharing_problem(config, size * processes, devices) for size in sizes}
+    problems = {size: sharing_problem(config, size * processes, devices) for size in counts}
     excluded = {size: problem for size, problem in problems.items() if problem is not None}
-    if len(excluded) == len(sizes):
-        problem = f"{excluded[sizes[0]]}, and no other number of machines is possible"
+    if len(excluded) == len(counts):
+        problem = f"{excluded[counts[0]]}, and no other number of machines is possible"
         raise InputError(f"--nodes {options.nodes}: {problem}")
     if excluded:
         problem = f"the job cannot run on {', '.join(map(str, excluded))} machines: {next(iter(excluded.values()))}"
         say(f"jaxddp launch: {problem}; surplus machines wait as spares")
-    return [size for size in sizes if size not in excluded]
+    return [size for size in counts if size not in excluded]
 
 
 def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
@@ -264,7 +264,7 @@ def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
     division = Division.of(config, shares)
     if config.parallel.division is not None:
         try:
-            config.parallel.division.sizes(division.batch_size, used, processes, division.unit_of_slice)
+            config.parallel.division.lengths(division.batch_size, used, processes, division.unit_of_slice)
         except InputError as error:
             return str(error)
     elif not division.is_even:
@@ -275,12 +275,12 @@ def sharing_problem(config: Config, processes: int, devices: int) -> str | None:
     return None
 
 
-def driver(options: Launch, processes: int, sizes: Sequence[int], events: SimpleQueue[Any]) -> Coordinator | Agent:
+def driver(options: Launch, processes: int, counts: Sequence[int], events: SimpleQueue[Any]) -> Coordinator | Agent:
     """Return the part of this machine's launcher in the job, with connections if the launchers must meet.
 
     Args:
         processes: the number of processes on each machine.
-        sizes: the numbers of machines that the job may have.
+        counts: the numbers of machines that the job may have.
 
     Raises:
         InputError: the coordinator's address is invalid, or its port is taken.
@@ -289,7 +289,7 @@ def driver(options: Launch, processes: int, sizes: Sequence[int], events: Simple
     shared = hashlib.sha256(str(options.coordinator).encode()).hexdigest()[:16]
     name = options.run_id or (shared if options.machines.most > 1 else secrets.token_hex(8))
     if not options.launchers_meet:
-        return Coordinator(options, events, None, processes, sizes, name, lambda: _listen_alone(options))
+        return Coordinator(options, events, None, processes, counts, name, lambda: _listen_alone(options))
     assert options.coordinator is not None and options.nr is not None
     # The run id of the launchers' own job differs from the run id of the workers.
     ids, key = f"{name}/launchers", os.environ.get(KEY, "")
@@ -302,7 +302,7 @@ def driver(options: Launch, processes: int, sizes: Sequence[int], events: Simple
     # A launcher that the user starts again numbers its generations from 0 again. A random suffix makes the run ids
     # unique.
     name, network = f"{name}.{secrets.token_hex(4)}", LauncherServer(listener, job, facts, events.put)
-    return Coordinator(options, events, network, processes, sizes, name, lambda: _with_address(listen(host, 0)))
+    return Coordinator(options, events, network, processes, counts, name, lambda: _with_address(listen(host, 0)))
 
 
 def _listen_alone(options: Launch) -> tuple[socket.socket | None, str]:

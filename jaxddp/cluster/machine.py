@@ -41,6 +41,6 @@ def local_cores() -> list[int]:
 
 
 def divide(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """Divide items into contiguous parts with sizes that differ by at most one."""
+    """Divide items into contiguous parts with lengths that differ by at most one."""
     bounds = [part * len(items) // count for part in range(count + 1)]
     return [items[start:stop] for start, stop in pairwise(bounds)]

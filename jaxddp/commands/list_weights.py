@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> int:
     columns = ("weights", "network", "top-1", "pixels", "parameters", "size")
     rows = []
     for one in chosen:
-        sizes = str(one.image_size), f"{one.parameters:g} M", f"{one.megabytes:.0f} MB"
-        rows.append((one.name, one.network, f"{one.top1:.2f}%", *sizes))
+        figures = str(one.image_size), f"{one.parameters:g} M", f"{one.megabytes:.0f} MB"
+        rows.append((one.name, one.network, f"{one.top1:.2f}%", *figures))
     print_table(columns, rows)
     return 0

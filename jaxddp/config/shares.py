@@ -55,7 +55,7 @@ class Shares:
             raise InputError(Key("parallel.shares", self.text), problem)
         return weights
 
-    def sizes(self, batch_size: int, devices: int, processes: int, unit: int = 1) -> tuple[int, ...]:
+    def lengths(self, batch_size: int, devices: int, processes: int, unit: int = 1) -> tuple[int, ...]:
         """Return the number of examples of each device's slice of a global batch, in mesh order.
 
         Args:

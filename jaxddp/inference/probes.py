@@ -90,10 +90,10 @@ def linear(train: LabelledFeatures, val: LabelledFeatures) -> Probe:
 
 def _check_comparable(train: LabelledFeatures, val: LabelledFeatures) -> None:
     """Raise `InputError` if two files have features of different networks or layers, or other classes."""
-    sizes = (f"{file.features.shape[1]} features" for file in (train, val))
+    widths = (f"{file.features.shape[1]} features" for file in (train, val))
     layers = (file.network[1] or "the default" for file in (train, val))
     networks = (file.network[0] for file in (train, val))
-    for kind, (of_train, of_val) in {"network": networks, "layer": layers, "size": sizes}.items():
+    for kind, (of_train, of_val) in {"network": networks, "layer": layers, "size": widths}.items():
         if of_train != of_val:
             raise InputError(
                 f"{val.path}: is of another {kind} than {train.path}: {of_val}, not {of_train}; compute both files "

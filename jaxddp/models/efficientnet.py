@@ -39,8 +39,8 @@ def _blocks(stem: int, stages: tuple[Stage, ...]) -> Iterator[tuple[str, Block]]
         for index in range(stage.blocks):
             stride = stage.stride if index == 0 else 1
             squeeze = 0 if stage.fused else max(1, inputs // 4)
-            sizes = (inputs, stage.expansion * inputs, stage.features, stage.kernel, stride, squeeze)
-            yield f"stage{number}_{index}", Block(*sizes, nn.silu, stage.fused)
+            numbers = (inputs, stage.expansion * inputs, stage.features, stage.kernel, stride, squeeze)
+            yield f"stage{number}_{index}", Block(*numbers, nn.silu, stage.fused)
             inputs = stage.features
 
 

@@ -152,8 +152,7 @@ class ConvNeXtSettings:
     def make(self, config: "Config", num_classes: int) -> Any:
         from jaxddp.models.convnext import STAGE_SIZES, ConvNeXt
 
-        sizes = STAGE_SIZES[config.model.name]
-        return ConvNeXt(sizes, num_classes, drop_path=self.drop_path, dtype=_dtype(config))
+        return ConvNeXt(STAGE_SIZES[config.model.name], num_classes, drop_path=self.drop_path, dtype=_dtype(config))
 
 
 @_add("swin_t", "swin_s")

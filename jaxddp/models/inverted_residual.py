@@ -35,7 +35,7 @@ _normal = nn.initializers.normal(0.01)
 
 @dataclass(frozen=True)
 class Block:
-    """The sizes of an inverted residual block.
+    """The dimensions of an inverted residual block.
 
     Attributes:
         inputs, expanded, features: the number of features of the input, between the convolutions, and of the output.

@@ -8,7 +8,7 @@ is the path of an array within the variables, such as "params/layer1_0/conv1/ker
 - `depth_of(path) -> int`: the index of an array's layer, 0 for the stem and `depth - 1` for the head. The network's
   property `depth` is the number of layers.
 - `published_constants() -> dict[str, np.ndarray]`: arrays that the library of the first naming stores, and that the
-  network computes from its sizes, by published name. Export writes them, and reading ignores them.
+  network computes from its architecture, by published name. Export writes them, and reading ignores them.
 - `position_grids(height, width) -> dict[str, PositionGrid]`: the grids of its position embeddings [1, tokens, D] for
   images of this size, by path. Weights for another size are interpolated.
 

@@ -136,8 +136,8 @@ class NNXModel:
         single = {path: shape for path, shape in inner.items() if shape is not None}
 
         def added(path: Path, owner: Path) -> int:
-            sizes = [len(shapes[p]) - len(single[p]) for p in single if p[: len(owner)] == owner]
-            return min(sizes) if sizes or not owner else added(path, owner[:-1])
+            extra = [len(shapes[p]) - len(single[p]) for p in single if p[: len(owner)] == owner]
+            return min(extra) if extra or not owner else added(path, owner[:-1])
 
         return {
             "/".join(map(str, path)): (shape, single.get(path, shape[added(path, path[:-1]) :]), modules.get(path[:-1]))

@@ -21,7 +21,7 @@ from jaxddp.models.ops.layers import Attention, Mlp, add_branch, branch_factors,
 
 @dataclass(frozen=True)
 class ViTSize:
-    """The sizes of a ViT. An attention head has `width / heads` features, and an MLP `4 * width` hidden features."""
+    """A ViT. An attention head has `width / heads` features, and an MLP has `4 * width` hidden features."""
 
     width: int
     heads: int
@@ -159,8 +159,8 @@ def check_patches(size: tuple[int, ...], patch: int) -> None:
     height, width = size
     if height % patch or width % patch:
         below = min(size) // patch * patch
-        sizes = " or ".join(str(side) for side in (below, below + patch) if side)
+        sides = " or ".join(str(side) for side in (below, below + patch) if side)
         raise InputError(
             f"vit: images of {height}x{width} pixels are not whole patches of {patch}",
-            advice=("give ", Key.plain("data.image_size", sizes)),
+            advice=("give ", Key.plain("data.image_size", sides)),
         )

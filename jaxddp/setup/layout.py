@@ -59,7 +59,7 @@ class TrainingData:
 
 def steps_of(config: Config, plan: Plan) -> Steps:
     """Return the lengths of a run and of its warmup, in steps, for the learning rate schedule."""
-    return Steps(plan.total_steps, config.optimizer.warmup.steps(**plan.sizes))
+    return Steps(plan.total_steps, config.optimizer.warmup.steps(**plan.lengths))
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Layout:
             problem = f": these images are {height}x{width}, and only square images can grow"
             advice = "leave ", Key("data.grow_from"), " out"
             raise InputError(Key("data.grow_from", config.data.grow_from), problem, advice=advice)
-        growth = Growth.of(config.data, width, **plan.sizes)
+        growth = Growth.of(config.data, width, **plan.lengths)
         if growth is not None:
             shapes = tuple((side, side, channels) for _, side in growth.segments(range(plan.total_steps)))
         return cls(data, plan, steps_of(config, plan), way, division, growth, shapes)

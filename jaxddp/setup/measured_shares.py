@@ -42,7 +42,7 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
     """
     topology, config = setup.topology, setup.config
     unit = setup.layout.division.unit_of_slice
-    counts = Shares().sizes(config.train.batch_size, topology.num_devices, topology.process_count, unit)
+    counts = Shares().lengths(config.train.batch_size, topology.num_devices, topology.process_count, unit)
     with phase("compile", "measuring the speed of each device"):
         batch = random_batch(setup.feed.divided(counts).abstract_batch(), topology)
         way, options = Unequal.with_counts(setup.way, counts), setup.resources.compiler_options

@@ -44,8 +44,8 @@ class Plan:
         Raises:
             InputError: the run would have no step, or more steps than the step counter can hold.
         """
-        sizes = {"num_examples": num_examples, "batch_size": config.train.batch_size}
-        total = config.train.duration.steps(**sizes)
+        lengths = {"num_examples": num_examples, "batch_size": config.train.batch_size}
+        total = config.train.duration.steps(**lengths)
         duration = Key("train.duration", config.train.duration, f'"{config.train.duration}"')
         if total < 1:
             advice = 'give at least "1 step"; `jaxddp eval WEIGHTS` measures weights without training'
@@ -58,23 +58,23 @@ class Plan:
             raise InputError(Key("train.sync_every", sync, f'"{sync}"'), " is no period", advice=advice)
 
         def cadence(every: Duration) -> Cadence:
-            return Cadence(every.examples(**sizes, total_steps=total), config.train.batch_size)
+            return Cadence(every.examples(**lengths, total_steps=total), config.train.batch_size)
 
         return cls(
-            **sizes,
+            **lengths,
             total_steps=total,
             log=cadence(config.log.every),
             evaluate=cadence(config.eval.every),
             checkpoint=cadence(config.checkpoint.every),
             replicas=cadence(config.parallel.check_replicas),
-            profile=0 if config.log.profile is None else config.log.profile.steps(**sizes, total_steps=total),
+            profile=0 if config.log.profile is None else config.log.profile.steps(**lengths, total_steps=total),
             max_bad_steps=config.train.max_bad_steps,
             max_substituted=max_substituted(config.data.max_bad_images, num_examples),
             sync=_NEVER if sync is None else cadence(sync),
         )
 
     @property
-    def sizes(self) -> dict[str, int]:
+    def lengths(self) -> dict[str, int]:
         """The arguments that convert a `Duration` of this run to steps or examples."""
         return {"num_examples": self.num_examples, "batch_size": self.batch_size, "total_steps": self.total_steps}
 

@@ -181,8 +181,8 @@ def _of_positions(stored: PositionGrid, grid: PositionGrid) -> Conversion:
         resized = np.stack([np.asarray(feature.resize(size, method)) for feature in features], axis=-1)
         return np.concatenate([table[0, : grid.class_tokens], resized.reshape(-1, table.shape[2])])[None]
 
-    sizes = f"{stored.rows}x{stored.columns} patches to {grid.rows}x{grid.columns}"
-    return Conversion(f"interpolated from {sizes}", convert)
+    grids = f"{stored.rows}x{stored.columns} patches to {grid.rows}x{grid.columns}"
+    return Conversion(f"interpolated from {grids}", convert)
 
 
 @dataclass(frozen=True)

@@ -253,8 +253,8 @@ def _array(tensor: _Tensor, read_storage: ReadStorage, most: int) -> np.ndarray:
     Raises: ValueError if the tensor is not within its storage, or has more than `most` elements.
     """
     elements = np.frombuffer(read_storage(tensor.storage.key), _dtype(tensor.storage))
-    sizes, offset = (*tensor.shape, *tensor.strides, tensor.offset), tensor.offset
-    if len(tensor.shape) != len(tensor.strides) or any(type(size) is not int or size < 0 for size in sizes):
+    numbers, offset = (*tensor.shape, *tensor.strides, tensor.offset), tensor.offset
+    if len(tensor.shape) != len(tensor.strides) or any(type(size) is not int or size < 0 for size in numbers):
         raise ValueError(f"a tensor has shape {tensor.shape} and strides {tensor.strides}")
     if 0 in tensor.shape:
         return np.empty(tensor.shape, elements.dtype)

@@ -291,7 +291,7 @@ class Coordinator(Member):
 
     Args:
         processes: the number of processes on each machine.
-        sizes: the numbers of machines that the job may have.
+        counts: the numbers of machines that the job may have.
         name: the run id of the job.
         listen: a function that returns the coordinator's listening socket and address. The socket is None if process 0
             runs on another machine.
@@ -311,14 +311,14 @@ class Coordinator(Member):
         events: SimpleQueue[Any],
         network: LauncherServer | None,
         processes: int,
-        sizes: Sequence[int],
+        counts: Sequence[int],
         name: str,
         listen: Callable[[], tuple[socket.socket | None, str]],
         clock: Callable[[], float] = time.monotonic,
     ):
         super().__init__(options, events, network, clock)
         self.processes, self.name, self._listen = processes, name, listen
-        self.sizes = sorted(sizes) if options.launchers_meet else [1]
+        self.counts = sorted(counts) if options.launchers_meet else [1]
         self.present, self.budget = {self.machine: socket.gethostname()}, Budget(options.restarts)
         self.stage: Stage = "gathering"
         self.stage_start = self.last_change = self._clock()
@@ -340,7 +340,7 @@ class Coordinator(Member):
     @property
     def _size(self) -> int | None:
         """The number of machines of the next generation; None if too few machines are present."""
-        return max((size for size in self.sizes if size <= len(self.present)), default=None)
+        return max((size for size in self.counts if size <= len(self.present)), default=None)
 
     def _handle(self, event: Event | None) -> None:
         match event:
@@ -364,7 +364,7 @@ class Coordinator(Member):
     def _proceed(self) -> None:
         if self.stage == "running" and not self.generation.pending:
             self._conclude()
-        if self.stage == "gathering" and not self.is_over and self._size == self.sizes[-1]:
+        if self.stage == "gathering" and not self.is_over and self._size == self.counts[-1]:
             self._start()
 
     def _handle_time(self) -> None:
@@ -373,7 +373,7 @@ class Coordinator(Member):
                 self._start()
                 return
             names = ", ".join(f"{machine} ({host})" for machine, host in sorted(self.present.items()))
-            present, least = len(self.present), counted(self.sizes[0], "machine")
+            present, least = len(self.present), counted(self.counts[0], "machine")
             came = f"{present} of at least {least} came in {self.options.wait:g} s: {names}"
             line = f"--nodes {self.options.nodes}: {came}; start the others, or raise --wait"
             self._give_up(Unreachable(line), self.code, has_started=self.generation.number >= 0)

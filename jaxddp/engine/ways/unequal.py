@@ -65,7 +65,7 @@ class Unequal(Way):
         shares: Any = config.parallel.division
         devices = topology.num_devices
         unit = Division.of(config, devices).unit_of_slice
-        counts = shares.sizes(config.train.batch_size, devices, topology.process_count, unit)
+        counts = shares.lengths(config.train.batch_size, devices, topology.process_count, unit)
         return cls.with_counts(Way.of(config, topology), counts)
 
     @classmethod
