@@ -6,7 +6,6 @@ import io
 import itertools
 import json
 import os
-import signal
 import threading
 import time
 import zlib
@@ -29,7 +28,6 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 
 WHOLE = encode(picture(40, 48, seed=77), subsampling=2)
-BOMB = encode(Image.new("L", (12_000, 12_000)), quality=1)
 
 FAULTS: dict[str, tuple[bytes | None, str]] = {
     "missing": (None, "missing image"),
@@ -41,7 +39,7 @@ FAULTS: dict[str, tuple[bytes | None, str]] = {
         "cut short: the scans of its finer detail are missing",
     ),
     "gif": (encode(picture(8, 8), "GIF"), "not a JPEG, PNG, WebP, TIFF, BMP or PPM but a GIF"),
-    "bomb": (BOMB, "12000x12000 pixels, more than the limit"),
+    "bomb": (encode(Image.new("L", (12_000, 12_000)), quality=1), "12000x12000 pixels, more than the limit"),
     "png cut": (encode(picture(40, 48), "PNG")[:-40], "cut short: no IEND chunk"),
 }
 
@@ -67,31 +65,25 @@ BROKEN_METADATA = {"profile": (0xE2, b"ICC_PROFILE\0"), "Adobe": (0xEE, b"Adobe"
 
 @pytest.mark.parametrize("kind", BROKEN_METADATA)
 def test_metadata_that_pillow_rejects_is_not_a_fault(kind: str):
-    for mode, notes in (("RGB", ()), ("CMYK", ("CMYK: Adobe's inverted kind; converted to RGB",))):
-        data = encode(picture(40, 48, mode))
-        broken = data[:2] + segment(*BROKEN_METADATA[kind]) + data[2:]
-        with pytest.raises(OSError):
-            Image.open(io.BytesIO(broken))
-        if (mode, kind) != ("CMYK", "Adobe"):
-            changed = {"sha256": hashlib.sha256(broken).digest(), "size": len(broken)}
-            assert examine_file(broken, "n.jpg") == dataclasses.replace(examine_file(data, "n.jpg"), **changed)
-            assert examine_file(broken, "n.jpg").notes == notes
+    broken = WHOLE[:2] + segment(*BROKEN_METADATA[kind]) + WHOLE[2:]
+    with pytest.raises(OSError):
+        Image.open(io.BytesIO(broken))
+    changed = {"sha256": hashlib.sha256(broken).digest(), "size": len(broken)}
+    assert examine_file(broken, "n.jpg") == dataclasses.replace(examine_file(WHOLE, "n.jpg"), **changed)
 
 
 PNG_METADATA = {
     "a large profile": (b"iCCP", b"p\0\0" + zlib.compress(bytes(1 << 21))),
-    "a wrong profile": (b"iCCP", b"p"),
     "a short gamma": (b"gAMA", b"\0"),
     "a short transparent color": (b"tRNS", b"\0"),
 }
 
 
 @pytest.mark.parametrize("kind", PNG_METADATA)
-@pytest.mark.parametrize("place", [1, -1])
-def test_chunks_that_pillow_rejects_are_not_a_fault(kind: str, place: int):
+def test_chunks_that_pillow_rejects_are_not_a_fault(kind: str):
     data = encode(picture(40, 48, "L"), "PNG")
-    parts = chunks(data)
-    broken = png([*parts[:place], PNG_METADATA[kind], *parts[place:]])
+    first, *rest = chunks(data)
+    broken = png([first, PNG_METADATA[kind], *rest])
     with pytest.raises((OSError, ValueError, SyntaxError)):
         Image.open(io.BytesIO(broken)).load()
     findings = examine_file(broken, "n.png")
@@ -198,24 +190,16 @@ def test_one_run_reports_every_fault_of_a_folder(tmp_path, capfd):
     (train / "none").mkdir()
     (train / "ant" / os.fsdecode(b"\xff.png")).write_bytes(WHOLE)
     put(root / "val/cat/a.jpg", WHOLE)
-    in_files = {
-        "empty.jpg": ("empty file", lambda file: file.touch()),
-        "cut.jpg": ("cut short: no end-of-image marker", lambda file: file.write_bytes(WHOLE[:-100])),
-        "fifo.jpg": ("cannot be read (a FIFO, not a regular file)", os.mkfifo),
-        "self.jpg": ("cannot be read (Too many levels of symbolic links)", lambda file: file.symlink_to("self.jpg")),
-    }
-    for name, (_, write) in in_files.items():
-        write(train / "bee" / name)
+    os.mkfifo(train / "bee/fifo.jpg")
     lines, header = check_all(root, tmp_path, capfd)
     for name, fault in in_list.items():
         assert [line for line in lines if line.startswith(f"{train / name}: {fault}")], name
-    for name, (fault, _) in in_files.items():
-        assert [line for line in lines if line.startswith(f"{train}/bee/{name}: {fault}")], name
+    assert f"{train}/bee/fifo.jpg: cannot be read (a FIFO, not a regular file)" in "\n".join(lines)
     assert f"{train}/ant: the name b'\\xff.png' is not UTF-8; rename it" in lines
     assert [line for line in lines if line.startswith(f"{root}/val/cat: a class that {train} does not have")]
     assert len(header["refused"]) == len(in_list) + 2 == len({*header["refused"]})
-    assert header["splits"]["train"] | {"examples": 8, "faults": 4, "made_of": "file"} == header["splits"]["train"]
-    assert "train: 8 files (4 jpeg), 4 cannot be used" in lines
+    assert header["splits"]["train"] | {"examples": 5, "faults": 1, "made_of": "file"} == header["splits"]["train"]
+    assert "train: 5 files (4 jpeg), 1 cannot be used" in lines
     assert "train: repair or replace the images that cannot be used, or take the files out of the folder" in lines
     assert not [line for line in lines if "row" in line]
 
@@ -385,21 +369,12 @@ def test_no_more_is_read_ahead_than_the_threads_need(tmp_path):
     assert 2 <= store.most_ahead <= 120
 
 
-def test_an_interrupted_command_ends_with_130_and_leaves_no_manifest(tmp_path, capfd, monkeypatch):
-    root = write_tree(tmp_path / "set", classes=2, images=4, val=2)
-    monkeypatch.setattr("jaxddp.core.phases.reached", lambda *_: signal.raise_signal(signal.SIGINT))
-    code, _, error = run([root, "--manifest", tmp_path / "m.jsonl"], capfd)
-    assert code == 130 and error.startswith("jaxddp: interrupted")
-    assert [path.name for path in tmp_path.iterdir()] == ["set"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["check", "{root}", "--train", "other.csv"], "other.csv"),
         (["check", "{root}", "--threads", "0"], "--threads 0: expected 1 to 1,024"),
         (["check", "{root}", "--manifest", "{root}/gone/m.jsonl"], "gone/m.jsonl: cannot be written"),
-        (["check", "{root}", "--manifest", "{root}"], "is a directory; give --manifest a file"),
         (["chekc", "{root}"], "data: unknown command 'chekc'; did you mean 'check'?"),
     ],
 )

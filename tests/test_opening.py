@@ -24,7 +24,7 @@ from jaxddp.setup.resources import open_resources
 def test_the_python_api_divides_a_folder_as_a_config_does(tmp_path: Path):
     folder = write_folders(tmp_path / "data") / "train"
     train, val = jaxddp.open_data(folder, 0.3)
-    assert (len(train), len(val)) == (6, 3)
+    assert (len(train), len(val)) == (7, 3)
     splits = open_splits(DataConfig(path=str(folder), val_share=0.3))
     assert [val.name(row) for row in range(3)] == [splits["val"].name(row) for row in range(3)]
     with pytest.raises(InputError) as caught:

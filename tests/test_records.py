@@ -37,15 +37,12 @@ def write_records(file: Path, records: list[bytes]) -> Path:
 
 def serialized(**values: bytes | int | float | list) -> bytes:
     """Return a serialized tf.train.Example."""
+    kinds = {bytes: ("bytes_list", tf.train.BytesList), float: ("float_list", tf.train.FloatList)}
     features = {}
     for name, value in values.items():
         items = value if isinstance(value, list) else [value]
-        if items and isinstance(items[0], bytes):
-            features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=items))
-        elif items and isinstance(items[0], float):
-            features[name] = tf.train.Feature(float_list=tf.train.FloatList(value=items))
-        else:
-            features[name] = tf.train.Feature(int64_list=tf.train.Int64List(value=items))
+        kind, of_items = kinds.get(type(items[0]), ("int64_list", tf.train.Int64List))
+        features[name] = tf.train.Feature(**{kind: of_items(value=items)})
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
@@ -79,19 +76,8 @@ def table(tmp_path: Path) -> ExampleTable:
     return ExampleTable(RecordFiles(tmp_path), names, path, label, ("a", "b", "c"), ("a", "b", "c"), (0, 1, 2), offset)
 
 
-def root_of(table: ExampleTable) -> Path:
-    assert isinstance(table.store, RecordFiles)
-    return table.store.root
-
-
 def batches_of(table: ExampleTable) -> list:
     return list(table.train_batches(SampleOrder(len(table), 2, seed=3), DATA, range(3)))
-
-
-def change(file: Path, at: int, content: bytes) -> None:
-    with file.open("r+b") as data:
-        data.seek(at)
-        data.write(content)
 
 
 @given(records=st.lists(st.binary(max_size=300), max_size=12))
@@ -104,11 +90,8 @@ def test_record_offsets_are_the_positions_of_the_written_records(
     lengths = [HEAD + len(record) + TAIL for record in records]
     assert offsets.tolist() == [sum(lengths[:row]) for row in range(len(records))]
     content = file.read_bytes()
-    contents = [
-        content[position + HEAD : position + HEAD + len(record)]
-        for position, record in zip(offsets, records, strict=True)
-    ]
-    assert contents == records
+    for position, record in zip(offsets, records, strict=True):
+        assert content[position + HEAD : position + HEAD + len(record)] == record
 
 
 OTHERS = {"Label": 3, "imago": b"no", "lab": [2**63 - 1, -5], "": 0.5, "image": b"picture" * 999}
@@ -132,7 +115,7 @@ def test_selected_rows_keep_their_records(table: ExampleTable):
 def test_an_error_names_a_file_that_ends_within_a_record(tmp_path: Path):
     file = write_records(tmp_path / "some", [b"a" * 50, b"b" * 50])
     whole = file.read_bytes()
-    for length in (1, 11, 12, 65, 67, 78, 131):
+    for length in (1, 12, 67, 131):
         file.write_bytes(whole[:length])
         with pytest.raises(InputError, match=f"some: no complete record at byte {66 * (length > 66)} of "):
             record_offsets(file)
@@ -148,26 +131,22 @@ def test_a_forged_length_does_not_allocate(tmp_path: Path, length: int):
         RecordFiles(tmp_path).read(b"some", 0)
 
 
-FAULTS = {
-    "checksum of the image": (lambda at: at + 60, b"\xff\xfe\xfd", "damaged, its checksum is wrong"),
-    "header": (lambda at: at + 9, b"\x00\x00\x00", "damaged, its checksum is wrong"),
-    "length": (lambda at: at, b"\xff" * 8, "no complete record at byte"),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FAULTS)
-def test_an_error_names_a_damaged_record(table: ExampleTable, kind: str):
-    """Both the store and the stream name the record, wherever in the record the damage is."""
-    position, content, message = FAULTS[kind]
-    assert table.offset is not None
-    change(root_of(table) / "0.tfrecord", position(int(table.offset[2])), content)
+@pytest.mark.parametrize(
+    ("at", "content", "message"),
+    [(60, b"\xff\xfe\xfd", "damaged, its checksum is wrong"), (0, b"\xff" * 8, "no complete record at byte")],
+)
+def test_an_error_names_a_damaged_record(table: ExampleTable, tmp_path: Path, at: int, content: bytes, message: str):
+    """Both the store and the stream name the record."""
+    with (tmp_path / "0.tfrecord").open("r+b") as data:
+        data.seek(int(table.offset[2]) + at)  # type: ignore[index]
+        data.write(content)
     with pytest.raises(InputError, match=message) as raised:
         table.read(2)
     with pytest.raises(InputError) as streamed:
         batches_of(table)
     assert str(streamed.value) == str(raised.value)
-    assert str(raised.value).startswith(str(root_of(table) / "0.tfrecord")) and "\n" not in str(raised.value)
+    assert str(raised.value).startswith(str(tmp_path / "0.tfrecord")) and "\n" not in str(raised.value)
     assert len(table.read(4)) and len(table.read(1))
 
 
@@ -183,14 +162,12 @@ def test_an_error_names_a_record_without_the_feature(table: ExampleTable, tmp_pa
         list(only.eval_batches(EvalOrder(1, 1), DATA))
 
 
-def test_missing_files_are_found_by_the_check_and_by_the_stream(table: ExampleTable):
-    (root_of(table) / "1.tfrecord").unlink()
+def test_missing_files_are_found_by_the_check_and_by_the_stream(table: ExampleTable, tmp_path: Path):
+    (tmp_path / "1.tfrecord").unlink()
     with pytest.raises(InputError, match=r"1\.tfrecord.*\(3 of 6 images cannot be used\)"):
         table.check(DATA)
     with pytest.raises(InputError, match=r"1\.tfrecord: cannot be read \(No such file"):
         batches_of(table)
-    with pytest.raises(InputError, match=r"1\.tfrecord: cannot be read \(No such file"):
-        record_offsets(root_of(table) / "1.tfrecord")
 
 
 class Index:

@@ -1,9 +1,6 @@
 """Solution files give the right table for any selection, and every bad input raises a one-line error."""
 
-import csv
 import hashlib
-import io
-import os
 from pathlib import Path
 
 import numpy as np
@@ -50,13 +47,6 @@ def message(call, *args, **kwargs) -> str:
     return text
 
 
-def line(root: Path, number: int) -> str:
-    return f"{root}/LOC_train_solution.csv:{number}: "
-
-
-# Contents of a table
-
-
 def test_train_labels_follow_the_mapping_and_paths_exist(tree):
     table = train_solutions(tree)
     assert (len(table), table.num_classes) == (12, 4)
@@ -64,10 +54,8 @@ def test_train_labels_follow_the_mapping_and_paths_exist(tree):
     assert table.class_names[1] == "class 1, also called 1"
     assert table.class_indices == (0, 1, 2, 3)
     assert table.labels.dtype == np.int32 and table.labels.tolist() == [0, 1, 2, 3] * 3
-    for image_id, path, label in zip(table.id, table.path, table.labels, strict=True):
-        assert path.decode() == f"{IMAGES}/train/{synset(label)}/{image_id.decode()}.JPEG"
-        assert (tree / path.decode()).is_file()
-    assert [table.name(row) for row in (5, 0)] == [f"{tree}/{os.fsdecode(table.path[row])}" for row in (5, 0)]
+    assert table.path[5].decode() == f"{IMAGES}/train/{synset(1)}/{table.id[5].decode()}.JPEG"
+    assert table.name(5) == f"{tree}/{table.path[5].decode()}"
     table.check(DataConfig())
 
 
@@ -88,10 +76,6 @@ def test_val_and_test_images_are_in_one_folder(tree):
     val.check(DataConfig())
     listing.check(DataConfig())
     check_labelled(val, "validation data")
-    with pytest.raises(InputError) as caught:
-        check_labelled(listing, "validation data")
-    expected = f"validation data: {listing.name(0)} has no label (2 of 2 images have none); give data with labels"
-    assert str(caught.value).startswith(expected)
 
 
 def test_ids_tell_the_split_of_a_solution_file(tree, files):
@@ -118,23 +102,6 @@ def test_usual_variants_of_the_format_are_accepted(files):
     table = read(files, odd)
     assert table.fingerprint == boxes.fingerprint == plain.fingerprint and table.class_names == plain.class_names
 
-
-NAMES = st.text(st.characters(exclude_categories=["C"], exclude_characters="/\\"), min_size=1, max_size=12).filter(
-    lambda name: name.strip() and name not in (".", "..")
-)
-
-
-@given(ids=st.lists(NAMES, min_size=1, max_size=8, unique=True), quoting=st.sampled_from([0, 1]))
-def test_any_ids_survive_the_csv(tmp_path_factory, ids, quoting):
-    root = tmp_path_factory.mktemp("csv")
-    (root / "LOC_synset_mapping.txt").write_text("n01 one\n")
-    text = io.StringIO()
-    rows = [("ImageId", "PredictionString"), *((image_id, "n01 0 0 1 1") for image_id in ids)]
-    csv.writer(text, quoting=quoting).writerows(rows)
-    assert [image_id.decode() for image_id in read(root, text.getvalue()).id] == ids
-
-
-# Selection
 
 CLASS_IDS = tuple(f"n{i:03d}" for i in range(7))
 
@@ -185,12 +152,9 @@ def test_a_range_selects_as_python_does(tree):
     ("classes", "expected"),
     [
         ("0:5", "classes '0:5': out of bounds, there are 4 classes; stay within 0:4"),
-        ("0:999999999", "out of bounds, there are 4 classes"),
         ("2:2", "classes '2:2': selects no class; give a range such as '0:200'"),
-        ([], "classes []: selects no class"),
         ([1, synset(1)], f"names {synset(1)} twice"),
         ("n01000138", f"unknown class 'n01000138' of 4, did you mean {synset(1)!r}?"),
-        ("goldfish", "unknown class 'goldfish' of 4; give a range such as '0:200', or class ids"),
         ([0.5], "0.5 is neither an index nor a class id"),
         (5, "classes 5: is of type int; give a range"),
     ],
@@ -219,9 +183,6 @@ def test_take_stays_the_same_over_releases_and_refuses_to_take_nothing():
     assert "limit 0: selects no example" in message(small_table([0]).take, 0)
 
 
-# The fingerprint
-
-
 def test_the_fingerprint_depends_on_the_content_and_not_on_the_folder(tree, tmp_path):
     first, second = train_solutions(tree), train_solutions(write_tree(tmp_path, classes=4, images=3, val=0))
     assert first.fingerprint == second.fingerprint
@@ -236,15 +197,10 @@ def test_the_fingerprint_changes_with_the_content(files, old, new):
     assert before != after
 
 
-# Bad input
-
-
 def test_a_missing_root_raises_a_one_line_error(tree, tmp_path):
     assert f"{tmp_path}/no: no such directory; give the directory that holds LOC_synset_mapping.txt" in message(
         train_solutions, tmp_path / "no"
     )
-    (tmp_path / "imagenet").mkdir()
-    assert "did you mean 'imagenet'?" in message(train_solutions, tmp_path / "imagnet")
     assert "is not a directory" in message(train_solutions, tree / "LOC_train_solution.csv")
 
 
@@ -270,8 +226,7 @@ def test_a_root_one_directory_off_is_pointed_out(tree, tmp_path):
     [
         (b"\n \n", "LOC_synset_mapping.txt: empty"),
         (b"n01 a\n\nn02 b\nn01 c\n", "txt:4: duplicate synset n01, first on line 1; remove one"),
-        (b".. up\n", "txt:1: synset '..' cannot name a folder; write a plain name"),
-        (b"n01 a\na/b c\n", "txt:2: synset 'a/b' cannot name a folder"),
+        (b"n01 a\n.. up\n", "txt:2: synset '..' cannot name a folder; write a plain name"),
         (b"n01 a\nn02 \xff\n", "txt:2: not UTF-8; save the file as UTF-8"),
     ],
 )
@@ -285,7 +240,6 @@ def test_an_invalid_mapping_raises_a_one_line_error(files, content, expected):
     [
         (HEADER, "csv: no rows below the header; give each image a row"),
         ("Id,PredictionString\n", "csv:1: no column ImageId, found 'Id,PredictionString'; give the columns ImageId,"),
-        ("ImageId\na\n", "csv:1: no column PredictionString, found 'ImageId'"),
         (HEADER.encode() + b"a,n01 1 2 3 4\n\xe9,n01 1 2 3 4\n", "csv:3: not UTF-8; save the file as UTF-8"),
         (HEADER.encode("utf-16") + b"a", "csv: damaged UTF-16 (truncated data); save the file as UTF-8"),
     ],
@@ -294,32 +248,24 @@ def test_an_invalid_solution_file_raises_a_one_line_error(files, content, expect
     assert expected in message(read, files, content)
 
 
-GOOD = "ok,n01 1 2 3 4\n"
-
-
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
         ("a,n03 1 2 3 4", "unknown synset 'n03'; correct it, or add it to LOC_synset_mapping.txt, did you mean 'n0"),
-        (" ,n01 1 2 3 4", "ImageId ' ' cannot name a file; write a plain name of 1 to 200 characters"),
         ("ok,n01 1 2 3 4", "'ok' is listed on line 3 already; write one row for each image"),
         ("../x,n01 1 2 3 4", "ImageId '../x' cannot name a file; write a plain name"),
         ("a\0b,n01 1 2 3 4", r"ImageId 'a\x00b' cannot name a file"),
         (f"{'a' * 201},n01 1 2 3 4", "aaa... cannot name a file"),
         ("a", "1 of 2 fields in 'a'; write ImageId,PredictionString"),
-        ("a,n01 1 2 3 4,n01 1 2 3 4", "3 of 2 fields"),
         ("a,", "PredictionString '' is no list of boxes of one synset; write 'synset x1 y1 x2 y2' for each box"),
-        ("a,n01 1 2 3 4 n01 1 2", "'n01 1 2 3 4 n01 1 2' is no list of boxes"),
         ("a,n01 1 2 3 4 n02 1 2 3 4", "is no list of boxes of one synset"),
         ("a,n01 1 2 3 1.2.3", "is no list of boxes of one synset"),
-        ('a,"n01 1 2 3 4" x', "correct the quotes of this row"),
         ('a,"n01 1 2 3 4', "correct the quotes of this row"),
     ],
 )
 def test_an_invalid_row_raises_a_one_line_error(files, row, expected):
-    text = message(read, files, HEADER + "\n" + GOOD + row + "\n")
-    assert text.startswith(line(files, 4)), text
-    assert expected in text
+    text = message(read, files, f"{HEADER}\nok,n01 1 2 3 4\n{row}\n")
+    assert text.startswith(f"{files}/LOC_train_solution.csv:4: ") and expected in text
 
 
 def test_an_endless_field_raises_a_one_line_error(files):
@@ -331,9 +277,6 @@ def test_a_test_listing_reads_no_predictions_and_needs_no_mapping(tmp_path):
     assert ilsvrc.test_listing(tmp_path).id.tolist() == [b"a", b"b"]
     (tmp_path / "LOC_sample_submission.csv").write_text("ImageId,PredictionString\na,\n../b,\n")
     assert "csv:3: ImageId '../b' cannot name a file" in message(ilsvrc.test_listing, tmp_path)
-
-
-# Links
 
 
 @pytest.fixture
@@ -352,9 +295,8 @@ def replace_by_link(path: Path, target: Path | str) -> None:
 
 def test_links_within_a_linked_root_are_followed(linked):
     replace_by_link(linked / IMAGES / "train" / synset(0), f"{synset(0)}.moved")
-    replace_by_link(
-        linked / IMAGES / "val" / "ILSVRC2012_val_00000001.JPEG", f"../train/{synset(1)}/{synset(1)}_0.JPEG"
-    )
+    image = linked / IMAGES / "val" / "ILSVRC2012_val_00000001.JPEG"
+    replace_by_link(image, f"../train/{synset(1)}/{synset(1)}_0.JPEG")
     train_solutions(linked).check(DataConfig())
     val_solutions(linked).check(DataConfig())
 
@@ -362,7 +304,7 @@ def test_links_within_a_linked_root_are_followed(linked):
 def test_an_image_that_is_a_link_out_is_refused(linked):
     replace_by_link(linked / IMAGES / "train" / synset(1) / f"{synset(1)}_1.JPEG", linked.parent / "outside" / "secret")
     text = message(train_solutions, linked)
-    assert text.startswith(f"{line(linked, 5)}a symbolic link leads out of the data set, to ")
+    assert text.startswith(f"{linked}/LOC_train_solution.csv:5: a symbolic link leads out of the data set, to ")
     assert f"{linked.parent}/outside/secret'; put the file itself into the root, or remove the row" in text
     assert len(train_solutions(linked, classes="0:1")) == 2
 
@@ -373,18 +315,11 @@ def test_a_link_to_a_folder_whose_name_begins_like_the_root_leads_out(linked):
     assert "leads out of the data set" in message(val_solutions, linked)
 
 
-# The images themselves
-
-
 def test_check_names_the_first_unusable_image_and_counts_all(linked):
     table = train_solutions(linked)
     first, second, third, fourth = (linked / path.decode() for path in table.path)
     for place, spoil, expected in (
-        (
-            fourth,
-            lambda: fourth.write_bytes(b""),
-            "the image is empty (1 of 4 images cannot be used); put these images",
-        ),
+        (fourth, lambda: fourth.write_bytes(b""), "the image is empty (1 of 4 images cannot be used); put these"),
         (third, third.unlink, "the image is missing (2 of 4 images"),
         (second, lambda: (second.unlink(), second.mkdir()), "the image is not a regular file (3 of 4"),
         (first, lambda: replace_by_link(first, first.name), "the image cannot be read ("),

@@ -12,10 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.forms import CLASSES, FORMS, add_to_tar, example_tables, pictures
 
 from jaxddp.config import DataConfig
@@ -26,7 +23,7 @@ from jaxddp.data.formats.splits import expand
 from jaxddp.data.opening import open_splits, open_tables
 from jaxddp.data.order import SampleOrder
 from jaxddp.data.storage import tar
-from jaxddp.data.storage.tar import _read_image, find_samples
+from jaxddp.data.storage.tar import find_samples
 from jaxddp.data.table import ExampleTable
 
 TRUTH = pictures()
@@ -76,24 +73,6 @@ def root(tmp_path: Path) -> Path:
     return FORMS["WebDataset"].write(tmp_path / "set", TRUTH)
 
 
-# Samples
-
-
-@given(st.lists(st.text("ab/.", min_size=1, max_size=120), max_size=8), st.sampled_from(FORMATS[1:]))
-def test_samples_are_found_at_their_offsets(names: list[str], tar_format: int):
-    """Names may be long, in folders, or begin with a dot."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tar_format) as shard:
-        for number, name in enumerate(names):
-            add_to_tar(shard, f"{name}{number}", {"cls": b"%d" % number, "jpg": bytes([number]) * (number + 1)})
-    content = file.getvalue()
-    samples, _ = find_samples(io.BytesIO(content), len(content), "shard")
-    for key, _, offset, length, label in zip(*samples, strict=True):
-        assert content[offset + 512 : offset + 512 + length] == bytes([int(label)]) * (int(label) + 1)
-        last = key.decode().rpartition("/")[2]
-        assert last and "." not in last
-
-
 @pytest.mark.parametrize("tar_format", FORMATS)
 def test_each_sample_is_read_once_with_its_label(tar_format: int, tmp_path: Path):
     long = "folder/" * 12 + "a" * 60 + "é"
@@ -118,7 +97,6 @@ def test_each_sample_is_read_once_with_its_label(tar_format: int, tmp_path: Path
         ({"json": b'{"label": 2, "width": 3}'}, 2),
         ({"json": b'{"cls": "2"}'}, 2),
         ({"json": b'{"label": 1}', "cls": b"2"}, 2),
-        ({"cls": b"2", "json": b'{"label": 1}'}, 2),
         ({"cls": b"-1", "txt": b"a cat"}, -1),
         ({"cls": b"2", "seg.png": b"mask", "json": b"not json"}, 2),
         ({"json": b"[" * 500_000, "cls": b"2"}, 2),
@@ -135,15 +113,16 @@ def test_a_label_is_a_field_of_the_sample(fields: dict[str, bytes], label: int, 
 def test_names_of_classes_come_from_a_file_or_the_labels(root: Path, tmp_path: Path):
     assert open_both(root)[0].class_names == CLASSES
     (root / "classes.txt").unlink()
-    (root / "classes.json").write_text(json.dumps({"0": "x", "2": "z", "1": "y"}))
+    file = root / "classes.json"
+    file.write_text(json.dumps({"0": "x", "2": "z", "1": "y"}))
     assert open_both(root)[0].class_names == ("x", "y", "z")
-    (root / "classes.json").write_text(json.dumps({"0": "x", "2": "z"}))
-    assert message_of(root).startswith(f'{root}/classes.json: no list of names; write ["cat", "dog"]')
-    (root / "classes.json").write_text("[" * 500_000)
-    assert message_of(root).startswith(f"{root}/classes.json: damaged (it is nested too deeply)")
-    (root / "classes.json").write_text(json.dumps(["x", "y", "x"]))
-    assert "classes.json, name 3: 'x' is also the name in" in message_of(root)
-    (root / "classes.json").unlink()
+    for content, fault in (
+        ('{"0": "x", "2": "z"}', ': no list of names; write ["cat", "dog"]'),
+        ("[" * 500_000, ": damaged (it is nested too deeply)"),
+    ):
+        file.write_text(content)
+        assert message_of(root).startswith(f"{file}{fault}")
+    file.unlink()
     assert open_both(root)[1].class_names == tuple("012")
     for split in ("train", "val"):
         words = [sample(row, ("dog", "ant", "cat")[row % 3]) for row in range(6)]
@@ -174,16 +153,11 @@ def test_digits_are_names_if_another_label_is_a_name(tmp_path: Path):
     )
 
 
-# Names of shards
-
-
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        ("a.tar", ["a.tar"]),
         ("s-{008..011}.tar", ["s-008.tar", "s-009.tar", "s-010.tar", "s-011.tar"]),
         ("{0..1}/{a,b}.tar", ["0/a.tar", "0/b.tar", "1/a.tar", "1/b.tar"]),
-        ("{9..10}", ["9", "10"]),
     ],
 )
 def test_a_pattern_is_expanded(pattern: str, names: list[str]):
@@ -195,8 +169,6 @@ def test_a_pattern_is_expanded(pattern: str, names: list[str]):
     [
         ("a{3..1}.tar", "a{3..1}.tar: '3..1' is neither list nor ascending range; write {000..146} or {a,b}"),
         ("a{1..9.tar", "'a{1..9.tar' is neither list"),
-        ("a{}.tar", "'' is neither list"),
-        ("{0..999}{0..9999}", "has more than 100,000 names"),
         ("{0..99999999}", "has more than 100,000 names"),
     ],
 )
@@ -221,13 +193,8 @@ def test_shards_are_found_by_folder_name_and_pattern(tmp_path: Path):
     assert counts(in_folders) == [["train/0.tar", "train/1.tar"], ["valid/0.tar"]]
     named = shards("imagenet1k-train-0.tar", "imagenet1k-validation-0.tar", "trainable.tar")
     assert counts(named) == [["imagenet1k-train-0.tar"], ["imagenet1k-validation-0.tar"]]
-    assert message_of(named, val_share=0.5).endswith(
-        "own validation split; leave data.val_share out, which is for data without this split"
-    )
     plain = shards("s-0.tar", "s-1.tar", "s-2.tar")
     assert "has no validation split" in message_of(plain)
-    divided = open_both(plain, val_share=0.5)
-    assert sum(map(len, divided)) == 9
     assert sum(map(len, open_both(plain / "s-{0..1}.tar", val_share=0.5))) == 6
     assert counts(plain, train="s-{0,1}.tar", val="s-[2-9].tar") == [["s-0.tar", "s-1.tar"], ["s-2.tar"]]
     assert counts(plain, "s-{0..1}.tar", val="s-2.tar") == [["s-0.tar", "s-1.tar"], ["s-2.tar"]]
@@ -240,7 +207,6 @@ def test_shards_are_found_by_folder_name_and_pattern(tmp_path: Path):
     assert counts(partly_named, val="val-0.tar") == [["s-0.tar", "s-1.tar"], ["val-0.tar"]]
     deeper = shards("data/train-0.tar", "data/test-0.tar", "data/validation-0.tar")
     assert counts(deeper, val="data/test-*.tar") == [["data/train-0.tar"], ["data/test-0.tar"]]
-    assert counts(in_folders, val="valid/*.tar") == [["train/0.tar", "train/1.tar"], ["valid/0.tar"]]
     both = message_of(plain / "s-{0..1}.tar", val="s-1.tar")
     assert both == f"data.val='s-1.tar': {plain}/s-1.tar is also in the training split"
     assert message_of(shards("val-0.tar"), val="val-0.tar").endswith(
@@ -248,17 +214,9 @@ def test_shards_are_found_by_folder_name_and_pattern(tmp_path: Path):
     )
 
 
-# The index
-
-
-def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    names, find = [], tar.find_samples
-    monkeypatch.setattr(tar, "find_samples", lambda *arguments: names.append(arguments[2]) or find(*arguments))
-    return names
-
-
 def test_shards_are_indexed_once_until_one_changes(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    reads = count_reads(monkeypatch)
+    reads = []
+    monkeypatch.setattr(tar, "find_samples", lambda *arguments: reads.append(arguments[2]) or find_samples(*arguments))
     tables = [open_both(root) for _ in range(3)]
     assert len(reads) == 4
     assert {one.fingerprint for one, _ in tables} == {tables[0][0].fingerprint}
@@ -290,19 +248,13 @@ def test_one_process_works_while_others_wait_for_a_bounded_time(tmp_path: Path):
         assert is_held, "without a lock, every process works"
 
 
-# Damage
-
-
 @pytest.mark.parametrize(
     ("samples", "fault"),
     [
         ([("a", {"png": image(0), "cls": b" "})], "sample a: has no label; add 'a.cls', or a field label to its json"),
         ([("a", {"cls": b"0", "gif": b"x"})], "sample a: has no image of a supported type, but .cls, .gif; write"),
         ([("a", {"cls": b"0", "png": b""})], "sample a: its image 'a.png' is empty, or a link or sparse file; write"),
-        (
-            [("a", {"cls": b"0", "png": image(0), "jpg": image(0)})],
-            "sample a: has two images, 'a.png' and 'a.jpg'; keep one image per sample",
-        ),
+        ([("a", {"cls": b"0", "png": b"x", "jpg": b"x"})], "sample a: has two images, 'a.png' and 'a.jpg'; keep one"),
         ([sample(0), sample(1), sample(0)], "sample 0000: its key is that of an earlier sample; give each sample a"),
         ([sample(0, "7")], "sample 0000: label 7 is none of the 3 classes; correct it"),
     ],
@@ -339,10 +291,7 @@ def test_a_cut_or_damaged_shard_is_one_line(root: Path):
     faults: list[str] = []
     with pytest.raises(InputError, match=r"none of 2 files can be used; repair one$"):
         open_splits(config_of(root, train="gone-{0..1}.tar", val_share=0.5), faults.append)
-    assert [fault.rpartition("/")[2][:24] for fault in faults] == [
-        "gone-0.tar: no such file",
-        "gone-1.tar: no such file",
-    ]
+    assert [fault.rpartition("/")[2][:24] for fault in faults] == [f"gone-{i}.tar: no such file" for i in range(2)]
 
 
 def forged(size: bytes = b"%011o\0" % 5, name: bytes = b"0001.png", kind: bytes = b"0") -> bytes:
@@ -391,16 +340,13 @@ def test_a_forged_header_is_one_line_and_ends(damage: str):
 
 
 def test_a_size_in_base_256_is_read(tmp_path: Path):
-    content = b"".join(
-        forged(base_256(len(data)), name) + data.ljust(512, b"\0")
-        for name, data in ((b"1.cls", b"2"), (b"1.png", b"pixels"))
-    )
+    files = {b"1.cls": b"2", b"1.png": b"pixels"}
+    content = b"".join(forged(base_256(len(data)), name) + data.ljust(512, b"\0") for name, data in files.items())
     (tmp_path / "set").mkdir()
     for split in ("train", "val"):
         (tmp_path / f"set/{split}-0.tar").write_bytes(content + bytes(1024))
     train, _ = open_both(tmp_path / "set")
     assert train.labels.tolist() == [2] and train.read(0) == b"pixels"
-    assert _read_image(os.fsencode(tmp_path / "set/train-0.tar"), np.int64(1024)) == b"pixels"
 
 
 def test_a_header_with_a_flipped_bit_is_found(root: Path):
@@ -412,14 +358,12 @@ def test_a_header_with_a_flipped_bit_is_found(root: Path):
     shard.write_bytes(content)
     with pytest.raises(InputError, match=r"images/0009\.png: the shard has changed since it was indexed; start again"):
         train.read(9)
-    assert _read_image(os.fsencode(shard), np.int64(offset)) == b""
 
 
 def test_a_shard_that_changes_during_a_run_is_one_line(root: Path):
     train, _ = open_tables(config_of(root))
     shard, offset = root / "train-000001.tar", int(train.record(9).offset or 0)
     content = shard.read_bytes()
-    assert _read_image(os.fsencode(shard), np.int64(offset)) == train.read(9)
     for changed in (content[:offset], content[: offset + 512], content[:1000] + b"x" + content[1000:], b""):
         shard.write_bytes(changed)
         with pytest.raises(InputError, match=r"train-000001\.tar, images/0009\.png: (the shard has changed|cut short)"):
@@ -427,6 +371,5 @@ def test_a_shard_that_changes_during_a_run_is_one_line(root: Path):
     with pytest.raises(InputError, match=r"train-000001\.tar, images/\d+\.png: the shard has changed since it was"):
         list(train.train_batches(SampleOrder(10, 10, seed=0), config_of(root), range(1)))
     shard.unlink()
-    assert _read_image(os.fsencode(shard), np.int64(offset)) == b""
     with pytest.raises(InputError, match="its shard is missing"):
         train.read(9)

@@ -4,7 +4,6 @@ import functools
 import io
 import json
 import os
-import shutil
 import struct
 import tarfile
 from collections.abc import Callable
@@ -24,13 +23,7 @@ from support.ilsvrc import IMAGES, synset, write_csv, write_tree
 SIZE = 12
 CLASSES = ("ant", "bee", "cat")
 COUNTS = {"train": 10, "val": 5}
-LOSSLESS = {
-    "png": {},
-    "bmp": {},
-    "tiff": {"compression": "tiff_lzw"},
-    "webp": {"lossless": True, "exact": True},
-    "ppm": {},
-}
+LOSSLESS = {"tiff": {"compression": "tiff_lzw"}, "webp": {"lossless": True, "exact": True}}
 
 
 @dataclass(frozen=True)
@@ -45,7 +38,9 @@ class Pictures:
 
     def encoded(self, row: int, kind: str = "png") -> bytes:
         image, file = self.images[row], io.BytesIO()
-        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(file, kind.upper(), **LOSSLESS[kind])
+        Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image).save(
+            file, kind.upper(), **LOSSLESS.get(kind, {})
+        )
         return file.getvalue()
 
 
@@ -120,20 +115,10 @@ def write_solutions(folder: Path, splits: Splits | None = None) -> Path:
 
 
 def write_folders(folder: Path, splits: Splits | None = None, kind: str = "png") -> Path:
-    """Write a folder of pictures for each class, or of photographs if `splits` is None."""
-    if splits is not None:
-        for name, split in splits.items():
-            for row, label in enumerate(split.labels):
-                put(folder / name / CLASSES[label] / f"{row:02d}.{kind}", split.encoded(row, kind))
-        return folder
-    tree = write_solutions(folder.with_name("tree"))
-    for split in ("train", "val"):
-        for label in range(3):
-            (folder / split / synset(label)).mkdir(parents=True)
-    for file in (tree / IMAGES / "train").rglob("*.JPEG"):
-        shutil.copy(file, folder / "train" / file.parent.name)
-    for number, file in enumerate(sorted((tree / IMAGES / "val").iterdir())):
-        shutil.copy(file, folder / "val" / synset(number % 3))
+    """Write a folder of pictures for each class."""
+    for name, split in (splits or pictures()).items():
+        for row, label in enumerate(split.labels):
+            put(folder / name / CLASSES[label] / f"{row:02d}.{kind}", split.encoded(row, kind))
     return folder
 
 
@@ -190,9 +175,7 @@ def write_tars(folder: Path, splits: Splits) -> Path:
             with tarfile.open(file, "w") as tar:
                 for row in rows.tolist():
                     label = str(split.labels[row])
-                    fields = (
-                        {"cls": label.encode()} if row % 2 else {"json": json.dumps({"label": int(label)}).encode()}
-                    )
+                    fields = {"cls": label.encode()} if row % 2 else {"json": b'{"label": %b}' % label.encode()}
                     add_to_tar(tar, f"images/{row:04d}", {**fields, "png": split.encoded(row)})
                 end = tar.offset + 2 * tarfile.BLOCKSIZE
             # The padding after the end of the archive is longer than these images.
@@ -223,8 +206,6 @@ def _builder() -> Any:
     tfds.disable_progress_bar()
 
     class SmallSet(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        """A set with the pictures of a class attribute."""
-
         VERSION = tfds.core.Version("1.0.0")
         written: Splits
 
@@ -265,7 +246,6 @@ class Form:
     """One format of data sets: its writer, and its differences from other formats."""
 
     format: str
-    """Name in the registry of formats."""
     write: Callable[[Path, Splits], Path]
     in_memory: bool = False
     """Whether the source is an `ArrayTable`."""
@@ -290,12 +270,12 @@ FORMS: dict[str, Form] = {
     },
     "CSV": Form("csv_listing", write_listing),
     "Parquet": Form("parquet_files", write_parquet),
-    "TFDS, tfrecord": Form(
-        "tfds", functools.partial(write_tfds, file_format="tfrecord"), ordered=False, address="tfds:small_set"
-    ),
-    "TFDS, array_record": Form(
-        "tfds", functools.partial(write_tfds, file_format="array_record"), ordered=False, address="tfds:small_set"
-    ),
+    **{
+        f"TFDS, {kind}": Form(
+            "tfds", functools.partial(write_tfds, file_format=kind), ordered=False, address="tfds:small_set"
+        )
+        for kind in ("tfrecord", "array_record")
+    },
     "Hugging Face": Form("hugging_face", write_hub),
     "WebDataset": Form("webdataset", write_tars),
     "packed": Form("packed_records", write_packed, exact=False),
