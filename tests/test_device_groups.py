@@ -1,7 +1,6 @@
 """`train.sync_every`: groups of devices average their parameters every H steps. With H = 1 the run equals synchronous
 training. With more steps it equals independent runs whose parameters are averaged by hand."""
 
-import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -190,13 +189,6 @@ def test_an_outer_step_gives_all_groups_the_same_parameters_and_statistics():
             assert not (old[0] == old[1]).all() and (new[0] == new[1]).all()
             np.testing.assert_allclose(new[0], np.asarray(old).mean(0), rtol=1e-12)
     assert largest_difference(after.opt_state, before.opt_state) == 0 and int(after.step) == 1
-
-
-@pytest.mark.parametrize("every", ["5 steps", "0.5 epochs"])
-def test_the_images_may_be_kept_on_the_devices(every):
-    resident = dataclasses.replace(NO_AUGMENTATION, cache="device")
-    runs = [trained(2, 4, every, data=data) for data in (NO_AUGMENTATION, resident)]
-    assert largest_difference(*runs) < 1e-12
 
 
 @given(st.integers(1, 60), st.integers(1, 40), st.integers(1, 12), st.integers(1, 9))

@@ -12,7 +12,7 @@ from PIL import Image
 from small_recipe import SmallNet
 from support.data import random_table, write_arrays, write_pictures
 from support.networks import linear_model
-from support.runs import LEAN, fails, train_words
+from support.runs import LEAN, train_words
 from support.trained import random_run
 
 from jaxddp.cli import main
@@ -229,25 +229,6 @@ def test_features_of_exported_weights_equal_those_of_the_run(pictures, tmp_path)
     assert main(["export", str(run), "--out", str(tmp_path / "net"), "--format", "hub"]) == 0
     assert main(["features", str(tmp_path / "net"), str(pictures), "--out", str(outs[1])]) == 0
     assert np.array_equal(np.load(outs[1])["features"], of_run)
-
-
-# --- Errors ---
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--out", "f.txt"], "f.txt: its extension names no format; there are: npz, parquet"),
-        (["--out", "f.npz", "--layer", "Dense_7"], "layer 'Dense_7': the network has no such layer, did you mean"),
-    ],
-)
-def test_a_wrong_option_is_refused(workdir, pictures, tmp_path, monkeypatch, capfd, words, message):
-    monkeypatch.chdir(tmp_path)
-    assert message in fails(["features", str(workdir), str(pictures), *words], capfd)
-    line = fails(["features", "net.txt", str(pictures), "--out", "f.npz"], capfd)
-    assert "net.txt: weights cannot be read from this kind of file; give a .safetensors file" in line
-    assert not [*tmp_path.iterdir()]
 
 
 def test_splits_are_those_of_the_data_set(tmp_path):

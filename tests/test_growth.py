@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import json
 from fractions import Fraction
 from pathlib import Path
@@ -39,8 +38,6 @@ from jaxddp.mesh import Topology
 from jaxddp.setup.feed import eval_batches
 from jaxddp.setup.run_training import make_run
 from jaxddp.training.checkpoints.manager import Checkpoints
-from jaxddp.training.events import StepRecord
-from jaxddp.training.listeners.jsonl import step_row
 from jaxddp.workdir.signature import Signature
 
 # --- The side of a step ---
@@ -72,17 +69,6 @@ def test_the_image_side_grows_from_the_first_to_the_last_in_multiples(growth, to
             assert abs(side - growth.first - (growth.last - growth.first) * share) <= Fraction(growth.by, 2)
 
 
-@given(growths(), st.integers(0, 200), st.integers(0, 200))
-def test_segments_of_steps_end_where_the_side_changes_from_any_first_step(growth, start, length):
-    steps = range(start, start + length)
-    segments = list(growth.segments(steps))
-    assert [step for part, _ in segments for step in part] == list(steps)
-    assert all({growth.side(step) for step in part} == {side} for part, side in segments)
-    assert all(before[1] < after[1] for before, after in itertools.pairwise(segments))
-    changes = [step for step in range(1, steps.stop) if growth.side(step) != growth.side(step - 1)]
-    assert growth.changes(steps.stop) == changes
-
-
 def test_sides_equal_those_of_ffcv():
     """Compare with `get_resolution` of FFCV's training script, which rounds with NumPy (halves to even numbers)."""
 
@@ -98,15 +84,6 @@ def test_sides_equal_those_of_ffcv():
         expected = [resolution(epoch, low, high, start, end) for epoch in range(epochs)]
         assert [growth.side(epoch) for epoch in range(epochs)] == expected
         assert len(set(expected)) == 1 + (high - low) // 32
-
-
-def test_growth_durations_are_converted_to_numbers_of_examples():
-    data = DataConfig(grow_from=16, grow_start="10%", grow_end="1 epoch", grow_by=8)
-    sizes = {"num_examples": 1000, "batch_size": 10, "total_steps": 200}
-    growth = Growth.of(data, 32, **sizes)
-    assert growth == Growth(16, 32, 8, Fraction(200), Fraction(1000), 10)
-    assert growth.changes(200) == [40, 80]
-    assert Growth.of(DataConfig(), 32, **sizes) is None
 
 
 @pytest.mark.parametrize(
@@ -274,13 +251,6 @@ def test_a_run_resumed_around_a_change_of_the_side_is_the_same_bit_for_bit(unint
         for records in (recorder.steps, expected.steps[stop:])
     ]
     assert logged[0] == logged[1]
-
-
-def test_a_run_without_growth_logs_no_side():
-    setup = setup_of(grow_from=None)
-    assert all(batch.side is None for batch in setup.batches(0, 3))
-    assert setup.feed.growth is make_run(setup).growth is None
-    assert "image_size" not in step_row(StepRecord(1, 0.1, {"loss": 1.0}, None, 1.0, 0.0))
 
 
 @pytest.mark.slow

@@ -381,13 +381,6 @@ def test_an_agent_reaches_machine_0_again_after_a_loss(lone):
     assert "no answer" in agent.does(94, None)[0][0] and agent.launcher.is_over and agent.launcher.code == 143
 
 
-def test_an_agent_that_never_reached_machine_0_fails(lone):
-    agent = lone("2", 3, 1)
-    with pytest.raises(Unreachable, match="nobody is there"):
-        agent.does(5, None, Event(0, Unreached(Unreachable("nobody is there"))))
-    assert agent.launcher.is_over
-
-
 def test_an_agent_that_is_signalled_sends_its_end(lone):
     agent = lone("2", 3, 1)
     agent.does(2, None, *arrived(0), signal.SIGTERM)

@@ -7,8 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.cases import essential_and_rare
 from support.data import CLASSES, random_batch, random_table
 from support.networks import largest_difference, linear_model
@@ -47,8 +45,6 @@ def batch_loss(loss, logits, labels):
     ("smoothing", "weights", "expected"),
     [
         (0.0, None, 1.0231705035078849),
-        (0.0, WEIGHTS, 1.3750415602068262),
-        (0.1, None, 1.0877538368412183),
         (0.1, WEIGHTS, 1.3647646009481558),
     ],
 )
@@ -67,8 +63,6 @@ def test_cross_entropy_and_nll_equal_pytorchs(smoothing, weights, expected):
     ("labels", "smoothing", "weights", "expected"),
     [
         (LABELS, 0.0, None, 0.7331461074259176),
-        (LABELS, 0.1, None, 0.7546738852036953),
-        (LABELS, 0.0, WEIGHTS, 1.1554476371111964),
         (LABELS, 0.1, WEIGHTS, 1.1967670815556406),
         (LABEL_SETS, 0.0, None, 0.35814610742591757),
         (LABEL_SETS, 0.0, WEIGHTS, 0.8116976371111964),
@@ -98,20 +92,6 @@ def test_smoothing_moves_multi_hot_targets_towards_one_half():
     targets = jnp.asarray(np.where(LABEL_SETS, 0.9, 0.1))
     expected = optax.sigmoid_binary_cross_entropy(jnp.asarray(LOGITS), targets).mean(-1)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
-
-
-@given(st.floats(0, 1), st.floats(0, 0.9), st.integers(0, 2**31))
-def test_mixed_losses_are_the_losses_of_mixed_targets(share, smoothing, seed):
-    """An objective mixes the losses of two labels, while other libraries mix the targets."""
-    rng = np.random.default_rng(seed)
-    logits, labels, other_labels = rng.normal(size=(6, 3)) * 3, rng.integers(0, 3, 6), rng.integers(0, 3, 6)
-    with jax.enable_x64(True):
-        logits = jnp.asarray(logits)
-        one, other = (binary_cross_entropy(smoothing)(logits, jnp.asarray(each)) for each in (labels, other_labels))
-        targets = share * np.eye(3)[labels] + (1 - share) * np.eye(3)[other_labels]
-        targets = jnp.asarray((1 - smoothing) * targets + smoothing / 3)
-        expected = optax.sigmoid_binary_cross_entropy(logits, targets).mean(-1)
-        np.testing.assert_allclose(share * one + (1 - share) * other, expected, atol=1e-12)
 
 
 def config_of(**loss) -> Config:
@@ -282,22 +262,6 @@ def test_a_loss_of_probabilities_is_probed_with_probabilities():
     assert example_loss(of_probabilities, LabelKind(CLASSES)).form == "mean"
     with pytest.raises(InputError, match="the loss of a batch is nan"):
         example_loss(lambda logits, labels: jnp.log(-jnp.abs(logits)).mean(), LabelKind(CLASSES))
-
-
-# --- In steps ---
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make_loss", (cross_entropy, binary_cross_entropy))
-def test_weighted_and_smoothed_losses_are_equal_on_any_number_of_devices(make_loss):
-    batch = random_batch(24, masked=5)
-    with jax.enable_x64(True):
-        loss = make_loss(0.1, (1.0, 4.0, 0.5, 2.0, 3.0))
-        params, train_metrics, eval_metrics = step_in_float64(loss, 1, batch)
-        on_four_devices = step_in_float64(loss, 4, batch)
-        assert largest_difference(on_four_devices[0], params) < 1e-9
-        assert on_four_devices[1] == pytest.approx(train_metrics, abs=1e-9)
-        assert on_four_devices[2] == pytest.approx(eval_metrics, abs=1e-9)
 
 
 @pytest.mark.slow

@@ -295,21 +295,6 @@ def test_an_unusable_image_has_a_row_with_its_error(run, unusable_images, val_pr
             assert float(row["probability"]) == pytest.approx(float(expected["probability"]), rel=1e-5)
 
 
-def test_if_no_image_is_usable_every_row_has_an_error(run, tmp_path):
-    for name in "abc":
-        (tmp_path / f"{name}.png").write_text(name)
-    rows = rows_of(predict_to_file(run, [tmp_path], tmp_path / "out.csv"))
-    assert [row["id"] for row in rows] == ["a.png", "b.png", "c.png"] and all(row["error"] for row in rows)
-
-
-def test_a_listed_image_that_is_missing_has_a_row_with_its_error(run, pictures, tmp_path):
-    shutil.copy(next((pictures / "val" / "a").iterdir()), tmp_path / "1.jpg")
-    (tmp_path / "list.csv").write_text("label,path\nx,nowhere/2.jpg\n?,1.jpg\n")
-    rows = rows_of(predict_to_file(run, [tmp_path / "list.csv"], tmp_path / "out.csv"))
-    assert [(row["id"], bool(row["error"])) for row in rows] == [("nowhere/2.jpg", True), ("1.jpg", False)]
-    assert "missing" in rows[0]["error"]
-
-
 # --- Formats ---
 
 

@@ -200,21 +200,6 @@ def test_nothing_is_computed_for_padding():
     assert programs[0].update.as_text().count(" all-reduce(") == 1
 
 
-def test_each_device_has_its_rows_and_the_padding_of_its_slot():
-    setup = make_setup("3,1", 2)
-    rows = setup.feed.order.rows(0)
-    assert [(place.start, place.stop) for _, place in setup.slices] == [(0, 12), (12, 16)]
-    assert str(setup).endswith("rows 0:12\n  cpu:1: rows 12:16")
-    batch = next(setup.batches(0, 1))
-    shards = [column.addressable_shards for column in (batch.row, batch.mask, batch.image)]
-    for (device, place), row, mask, image in zip(setup.slices, *shards, strict=True):
-        size = place.stop - place.start
-        assert row.device == device and len(row.data) == 12
-        np.testing.assert_array_equal(row.data[:size], rows[place])
-        np.testing.assert_array_equal(image.data[:size], TABLE.images[rows[place]])
-        assert np.asarray(mask.data).tolist() == [1] * size + [0] * (12 - size)
-
-
 # --- Faults ---
 
 
