@@ -257,6 +257,7 @@ def test_an_invalid_solution_file_raises_a_one_line_error(files, content, expect
         ("a\0b,n01 1 2 3 4", r"ImageId 'a\x00b' cannot name a file"),
         (f"{'a' * 201},n01 1 2 3 4", "aaa... cannot name a file"),
         ("a", "1 of 2 fields in 'a'; write ImageId,PredictionString"),
+        ("a,n01 1 2 3 4,n01 1 2 3 4", "3 of 2 fields"),
         ("a,", "PredictionString '' is no list of boxes of one synset; write 'synset x1 y1 x2 y2' for each box"),
         ("a,n01 1 2 3 4 n02 1 2 3 4", "is no list of boxes of one synset"),
         ("a,n01 1 2 3 1.2.3", "is no list of boxes of one synset"),
