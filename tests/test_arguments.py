@@ -333,18 +333,6 @@ def test_open_data_names_the_bad_argument(arguments, expected, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ({"setup": None}, "setup=None: give what prepare_training returned"),
-        ({"count": 0}, "count=0: expected 1 to 1,000"),
-        ({"step": 0}, "step=0: expected 1 to 1,000,000,000"),
-    ],
-)  # fmt: skip
-def test_show_inputs_names_the_bad_argument(arguments, expected, setup):
-    assert error_line(jaxddp.show_inputs, **({"setup": setup} | arguments)) == expected
-
-
-@pytest.mark.parametrize(
     ("argument", "value", "expected"),
     [
         ("name", 18, "name=18: expected text"),

@@ -20,9 +20,7 @@ from support.shared import sgd
 
 import jaxddp
 from jaxddp.cli import main
-from jaxddp.command_line.parse import parse_recipe
 from jaxddp.command_line.words import format_option
-from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
 from jaxddp.config.layers import LayerSettings
 from jaxddp.config.registry import (
@@ -296,21 +294,6 @@ def test_an_unused_key_in_a_recipe_file_is_reported_for_removal_from_the_file(tm
     assert error_line(f"train {recipe}", capfd) == message
     line = error_line(f"train {recipe} --model.width 4 --objective.threshold 0.5", capfd)
     assert line.endswith(f"; leave model.drop_path out of {recipe}; jaxddp train {recipe} --model.width 4 would do")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reset_keys"),
-    [
-        ("digits --model.name vit_ti16", {"model.width", "model.stem"}),
-        ("digits_fixmatch --objective.name supervised", {"objective.strong_rand_magnitude", "objective.strong_cutout"}),
-    ],
-)
-def test_a_choice_that_overrides_the_configs_has_its_own_settings(arguments, reset_keys):
-    name, *options = arguments.split()
-    _, file = parse_recipe(Train, "jaxddp train", [name, *options])
-    before, after = flatten(load(name).to_dict()), flatten(file.config.to_dict())
-    changed = {key for key in after if before[key] is not None and after[key] is None}
-    assert changed == reset_keys and file.config.model.batch_statistics.axis_name is None
 
 
 def help_text(arguments: str, capfd) -> str:

@@ -428,17 +428,6 @@ def test_help_names_commands_and_configs(capfd):
     assert main([]) == 2
 
 
-@pytest.mark.parametrize("command", ["train", "eval", "find-lr", "doctor", "data show"])
-def test_each_command_has_its_own_help_without_a_config(command, capfd):
-    assert main([*command.split(), "--help"]) == 0
-    output = " ".join(capfd.readouterr().out.replace("│", "").split())
-    config_argument = "[CONFIG]" if command == "doctor" else "CONFIG"
-    assert output.startswith(f"usage: jaxddp {command} [-h] [OPTIONS] {config_argument} ")
-    assert f"Example: jaxddp {command} digits " in output and "imagenet_resnet50" in output
-    assert "--lr X Short for --optimizer.learning-rate." in output
-    assert "--train.accumulate" not in output
-
-
 def test_help_for_a_config_describes_every_key(capfd):
     assert main(["train", "digits", "--help"]) == 0
     output = capfd.readouterr().out

@@ -1,16 +1,14 @@
 """The history of a simulated run, and its curves."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-from support.listeners import TOTAL, drive, evaluation_record, step_record
+from support.listeners import drive, evaluation_record, step_record
 
 from jaxddp.training import pictures
-from jaxddp.training.events import EvaluationRecord, RunEnd, StepRecord
+from jaxddp.training.events import EvaluationRecord, StepRecord
 from jaxddp.training.listeners import jsonl
-from jaxddp.training.listeners import workdir_files as curves_file
 from jaxddp.training.listeners.history import History
 
 
@@ -101,24 +99,3 @@ def test_loss_that_falls_a_hundredfold_is_drawn_on_a_logarithmic_axis() -> None:
         return pictures.figure(jsonl.Series({}, epochs, {}, {})).axes[0].get_yscale()
 
     assert [scale(0.001), scale(0.1), scale(0.0), scale(-1.0)] == ["log", "linear", "linear", "linear"]
-
-
-def test_drawing_takes_at_most_a_hundredth_of_the_time_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now, draw_times = [1000.0], []
-
-    def draw(metrics: Path, picture: Path) -> None:
-        draw_times.append(now[0])
-        now[0] += 1
-
-    monkeypatch.setattr(curves_file, "draw", draw)
-    monkeypatch.setattr(curves_file.time, "monotonic", lambda: now[0])
-    listener = curves_file.Curves(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
-    for _ in range(25):
-        listener.evaluation(evaluation_record(4))
-        listener.evaluation(evaluation_record(4, seen=32))
-        now[0] += 10
-    assert draw_times == [1000.0, 1101.0, 1202.0]
-    listener.end(RunEnd("done", TOTAL, 1.0))
-    assert len(draw_times) == 4

@@ -415,13 +415,6 @@ def test_a_state_with_a_group_that_is_not_finite_is_not_sound(place):
     assert not is_sound(bad)
 
 
-def test_the_self_test_runs():
-    setup = make_setup(2, 4, sections={"parallel": {"self_test": "always"}})
-    test, (_, chunks) = setup.programs.self_test(setup.supervised, setup, resident=False), setup.program()
-    test(setup.way.whole(setup.way.placed(setup.state)), *next(chunks(0)).feed)
-    assert test.operations
-
-
 def test_frozen_parameters_keep_their_bits():
     """The mean of three equal numbers may differ from them in the last bit."""
     setup = make_setup(3, 3, "2 steps", batch_size=9, sections={"model": {"freeze": "Conv_0"}}, table=random_table(54))

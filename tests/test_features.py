@@ -18,11 +18,8 @@ from support.trained import random_run
 from jaxddp.cli import main
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.labels import Labels
 from jaxddp.data.opening import open_one_split
-from jaxddp.inference import output_formats
 from jaxddp.inference.output_files import write_features
-from jaxddp.inference.output_formats import FeatureColumns
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.models.activations import find_layer
 from jaxddp.models.adapt import adapt
@@ -161,17 +158,6 @@ def test_an_interrupted_file_continues_and_has_the_same_bytes_on_any_number_of_d
     run = dataclasses.replace(run, config=run.config.replace(data={"resize": run.config.data.resize + 1}))
     write(run, out, progress=lambda done, errors: steps.append(done))
     assert steps == [150, 64, 128, 150, 64, 128, 150]
-
-
-@pytest.mark.parametrize("form", ["npz", "parquet"])
-def test_a_file_is_written_in_parts_so_that_memory_does_not_grow_with_the_images(form, monkeypatch, tmp_path):
-    monkeypatch.setattr(output_formats, "_BYTES_AT_ONCE", 4000)
-    features, sizes = np.zeros((1000, 10), np.float32), set[int]()
-    columns = FeatureColumns([*map(str, range(1000))], Labels(np.full(1000, -1, np.int32), (), ()), (10,), "", "")
-    with (tmp_path / "file").open("wb") as file:
-        rows = (sizes.add(file.tell()) or (row, None) for row in features)
-        output_formats.write_feature_rows(file, form, columns, rows)
-    assert len(sizes) >= 9
 
 
 @pytest.fixture(scope="module")

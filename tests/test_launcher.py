@@ -137,26 +137,6 @@ def test_the_launcher_names_a_killed_process_and_its_signal(run, short_wait):
     assert ran.errors[-1] == "[0] so far"
 
 
-JAX_ERROR = (
-    "F1125 13:17:36.224196 1859 client.h:80] Terminating process because the JAX distributed service detected fatal "
-    "errors. This most likely indicates that another task died. absl::Status: ABORTED: 1 "
-)
-
-
-@pytest.mark.parametrize(
-    ("status", "explanation"),
-    [
-        ("tried to connect with a different incarnation.", "Perhaps a process with that id was started"),
-        ("is unhealthy.", "Perhaps another process ended; see its log)"),
-    ],
-)
-def test_an_abort_by_jax_is_explained(status, explanation, run, short_wait):
-    ran = run(f"print({JAX_ERROR + status!r}, *range(20), sep=chr(10), flush=True); os.abort()", processes=1)
-    assert ran.code == 128 + signal.SIGABRT
-    line = f"process 0: killed by SIGABRT (JAX's service: ABORTED: 1 {status} {explanation}"
-    assert any(error.startswith(line) for error in ran.errors)
-
-
 def test_a_process_that_ignores_sigterm_is_killed(run, short_wait, tmp_path):
     ran = run(
         f"""

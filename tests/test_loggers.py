@@ -2,7 +2,6 @@
 
 import functools
 import json
-import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,22 +11,20 @@ import jax
 import numpy as np
 import pytest
 from support import runs
-from support.data import CLASSES, random_table
+from support.data import random_table
 from support.networks import largest_difference, linear_model
 from support.peers import as_processes
 from support.runs import setup_of
 from support.shared import sgd, shared
 
 import jaxddp
-from jaxddp.config import Config, DataConfig
+from jaxddp.config import Config
 from jaxddp.config.registry import check_names
 from jaxddp.core.errors import InputError
-from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.predictions import make_predict
 from jaxddp.setup.feed import eval_batches
-from jaxddp.training import pictures
 from jaxddp.training.evaluation import ReportedEvaluation
-from jaxddp.training.events import PredictedImages, RunStart
+from jaxddp.training.events import RunStart
 from jaxddp.training.listeners import trackers
 from jaxddp.training.listeners.notifier import OptionalLogger, make_loggers
 
@@ -160,42 +157,6 @@ def test_all_evaluations_have_predictions_of_the_same_images(devices):
     assert (records[0].predictions.probabilities != records[1].predictions.probabilities).all()
 
 
-def test_classes_have_their_shares_of_the_shown_images_up_to_all_images():
-    table = random_table(200, seed=2)
-    train_with(recorder := Recorder(50), val=table)
-    labels, shares = recorder.evaluations[-1].predictions.labels, np.bincount(table.labels, minlength=CLASSES) / 4
-    assert len(labels) == 50 and np.abs(np.bincount(labels, minlength=CLASSES) - shares).max() <= 1
-    train_with(all_images := Recorder(256))
-    assert len(all_images.evaluations[-1].predictions.images) == 23
-
-
-def test_without_a_listener_that_requests_predictions_none_are_made():
-    # The programs are not shared, because other tests request predictions.
-    setup, _ = train_with(recorder := Recorder(0), share=False)
-    assert [record.predictions for record in recorder.evaluations] == [None, None]
-    assert not any("classify" in str(key) for key in setup.programs._programs)
-
-
-@pytest.mark.ci
-def test_gray_images_of_16_bits_are_predicted_and_drawn():
-    rng = np.random.default_rng(0)
-    table = ArrayTable(rng.integers(0, 65536, (30, 6, 6, 1)).astype(np.uint16), np.arange(30) % 5, tuple("abcde"))
-    recorder, data = Recorder(7), DataConfig(mean=(0.5,), std=(0.25,), cache="device")
-    runs.train(setup_of(linear_model(), sgd(0.1), table, devices=1, data=data), PLAN, val=table, listeners=[recorder])
-    predictions = recorder.evaluations[-1].predictions
-    assert (predictions.images.dtype, predictions.images.shape) == (np.uint16, (7, 6, 6, 1))
-    picture = pictures.prediction_pixels(predictions)
-    assert picture.dtype == np.uint8 and picture.shape[-1] == 4 and np.ptp(picture[..., 0]) > 200
-
-
-def test_captions_show_the_class_its_probability_and_the_label():
-    images, names = np.zeros((3, 2, 2, 3), np.uint8), ("tench, Tinca tinca", "shark")
-    probabilities = np.array([[0.9, 0.1], [0.2, 0.8], [0.4, 0.6]])
-    predictions = PredictedImages.of(images, np.array([0, 0, -1]), probabilities, names)
-    assert predictions.captions == ["tench 90%", "shark 80%\nis tench", "shark 60%"]
-    assert predictions.wrong.tolist() == [False, True, False]
-
-
 # --- The provenance of a run ---
 
 
@@ -216,17 +177,6 @@ def test_the_code_version_is_the_commit_and_whether_its_files_differ(tmp_path, m
     assert trackers.code_version(tmp_path) == {"commit": commit, "dirty": False}
     (tmp_path / "recipe.py").write_text("a = 2\n")
     assert trackers.code_version(tmp_path) == {"commit": commit, "dirty": True}
-
-
-def test_a_missing_or_hanging_git_leaves_the_commit_out(tmp_path, monkeypatch):
-    (tmp_path / "git").write_text("#!/bin/sh\nexec sleep 60\n")
-    (tmp_path / "git").chmod(0o755)
-    # The time limit of git is private.
-    monkeypatch.setattr(trackers, "_GIT_SECONDS", 0.1)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert trackers.code_version(tmp_path) == {}
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert trackers.code_version(tmp_path) == {}
 
 
 def test_a_run_gives_its_loggers_the_content_of_config_json(tmp_path):

@@ -35,7 +35,6 @@ from jaxddp.measure.memory import (
 from jaxddp.mesh import Topology
 from jaxddp.setup.run_training import make_run
 from jaxddp.training.device_memory import needs_of_batch
-from jaxddp.training.evaluation import Evaluator
 from jaxddp.training.loop import fit
 
 GB = 10**9
@@ -332,17 +331,6 @@ def test_another_failure_is_raised_unchanged(error):
     with pytest.raises(type(error)) as caught:
         fit(failing_run(2, error))
     assert caught.value is error
-
-
-def test_a_validation_that_runs_out_of_memory_suggests_a_smaller_eval_batch_size(monkeypatch):
-    def run_out(*_: Any) -> None:
-        raise jax.errors.JaxRuntimeError(GPU_MESSAGE)
-
-    monkeypatch.setattr(Evaluator, "measure", run_out)
-    run = make_run(runs.changed(small_setup(), {"eval": {"batch_size": 8}} | changes(), random_table(20)))
-    match = r"^memory ran out in the validation after step 2 \(Out .*\): .*; lower --eval.batch-size$"
-    with pytest.raises(InputError, match=match):
-        fit(run)
 
 
 def test_a_validation_that_does_not_fit_ends_before_it_runs_and_suggests_a_batch_size_that_fits(monkeypatch):

@@ -208,20 +208,6 @@ def test_a_local_solution_file_may_list_images_in_a_store(proxy, tree, tmp_path)
     assert "../some.csv' is not a path in a store" in error_of(InputError, train_solutions, ROOT, "../some.csv")
 
 
-def test_check_names_the_first_unusable_image_and_counts_all(proxy, server, tree):
-    root = "s3://bucket/holes"
-    server.upload(tree, root)
-    table = train_solutions(root)
-    for row in (1, 7):
-        server.request("DELETE", f"/bucket/holes/{os.fsdecode(table.path[row])}")
-    text = error_of(InputError, table.check, DATA)
-    assert text.startswith(f"{table.name(1)}: the image is missing (2 of 12 images cannot be used)")
-    server.put(table.name(0), b"")
-    assert f"{table.name(0)}: the image is empty (3 of 12" in error_of(InputError, table.check, DATA)
-    without_folder = dataclasses.replace(table, path=np.strings.add(b"no/", table.path))
-    assert "the image's folder is missing (12 of 12" in error_of(InputError, without_folder.check, DATA)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
@@ -321,7 +307,8 @@ def test_plain_http_needs_a_setting(proxy, monkeypatch):
 def test_invalid_urls_are_rejected(proxy, url, expected):
     text = error_of(InputError, train_solutions, url)
     assert expected in text and "password" not in text
-    assert proxy.requests == []
+    # A stream of an earlier test may still read ahead.
+    assert [request for request in proxy.requests if not request.startswith("/bucket/imagenet/")] == []
 
 
 @pytest.mark.parametrize("path", [b"a/../../secret", b"/secret", b"a//secret"])

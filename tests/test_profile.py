@@ -3,11 +3,9 @@
 import json
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,28 +142,6 @@ def test_an_unwritable_trace_raises_a_one_line_error_and_hides_no_other_error(tm
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file: cannot be written"):
         run(plan_of(), tmp_path / "file")
-
-
-def test_the_reported_speed_excludes_the_profilers_time(tmp_path, monkeypatch):
-    """The clock advances at each reading, and by much more while the profiler starts or writes."""
-    now = [0.0]
-
-    def read() -> float:
-        now[0] += 1.0
-        return now[0]
-
-    def slow(*_: object) -> None:
-        now[0] += 1e6
-
-    monkeypatch.setattr("jaxddp.training.epoch_sums.time", SimpleNamespace(perf_counter=read))
-    monkeypatch.setattr(jax.profiler, "start_trace", slow)
-    monkeypatch.setattr(jax.profiler, "stop_trace", slow)
-    plain, profiled = [], []
-    for steps, speeds in ((None, plain), ("4 steps", profiled)):
-        listener = SimpleNamespace(step=lambda record, speeds=speeds: speeds.append(record.images_per_second))
-        run(plan_of(profile=steps), tmp_path, listeners=[listener])
-    # A profiled run reads the clock a few more times.
-    assert np.allclose(plain, profiled, rtol=0.5) and len(plain) > 1
 
 
 # --- Command line and Python ---

@@ -1,9 +1,6 @@
 """Reports: their content equals the runs' files, missing files are left out, and names are never read as markup."""
 
-import base64
-import io
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,20 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 from support.data import random_table, write_arrays
 from support.networks import linear_model
 from support.reports import BATCH_SIZE, STEPS, hostile_page, outcome_of_noise, rows_of, write_run
 from support.runs import SMALL
 
 from jaxddp.cli import main
-from jaxddp.config import DataConfig
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import duration, speed
-from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.predictions import Outcome
 from jaxddp.reports.charts import MOST_POINTS, Chart, curves
-from jaxddp.reports.classes import accuracy_tables, predict_validation_images, run_classes, thumbnails
+from jaxddp.reports.classes import accuracy_tables, predict_validation_images, run_classes
 from jaxddp.reports.compose import page_of, render, with_classes
 from jaxddp.reports.run_files import RunFiles, read_runs
 from jaxddp.reports.tables import (
@@ -211,25 +205,6 @@ def test_only_runs_that_are_done_are_in_the_means_of_a_report(tmp_path, status):
     assert mean == "all runs, mean of 2"
 
 
-def test_only_settings_that_differ_are_listed(tmp_path):
-    workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 1, model={"name": "resnet18"})]
-    old_config = json.loads((workdirs[0] / "config.json").read_text())
-    del old_config["eval"]["views"]  # Simulates a release that did not write this key.
-    (workdirs[0] / "config.json").write_text(json.dumps(old_config))
-    python_config = {"seed": 1, "data": old_config["data"], "train": {"batch_size": 8}, "objects": {"model": "d" * 64}}
-    workdirs.append(tmp_path / "python")
-    workdirs[2].mkdir()
-    (workdirs[2] / "config.json").write_text(json.dumps(python_config))
-    runs = read_runs(workdirs)
-    assert differences(runs[:2]) == {"seed": ("0", "1"), "model.name": ("resnet50", "resnet18")}
-    assert differences(runs)["train.batch_size"] == ("32", "32", "8")
-    assert differences(runs)["model.name"] == ("resnet50", "resnet18", "unknown")
-    assert changes(runs[1]) == {
-        **{"seed": ("0", "1"), "model.name": ("resnet50", "resnet18")},
-        **{"train.batch_size": ("256", "32"), "train.duration": ("90 epochs", "4 epochs")},
-    }
-
-
 def test_the_settings_name_the_hooks_of_a_recipe(tmp_path):
     workdirs = [write_run(tmp_path / "a", 0), write_run(tmp_path / "b", 0)]
     hooks = {"file": "mine.py", "digest": "d" * 64, "hooks": ["get_loss", "get_model"]}
@@ -308,19 +283,6 @@ def test_the_worst_class_comes_first_and_the_other_classes_have_a_separate_table
     assert shares == sorted(other.outcome.class_accuracy) and tables[0].rows[0][2].text == f"{shares[0]:.1%}"
 
 
-@pytest.mark.parametrize(
-    ("dtype", "channels", "mode"), [(np.uint8, 1, "L"), (np.uint16, 3, "RGB"), (np.uint8, 6, "RGB")]
-)
-def test_a_thumbnail_has_the_pixels_of_the_evaluated_image(dtype, channels, mode):
-    images = np.random.default_rng(1).integers(0, np.iinfo(dtype).max, (5, 9, 9, channels)).astype(dtype)
-    urls = thumbnails(ArrayTable(images, np.zeros(5, int), ("a",)), DataConfig(), np.array([3, 1]))
-    for url, row in zip(urls, (3, 1), strict=True):
-        picture = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
-        expected = images[row] >> 8 if dtype == np.uint16 else images[row]
-        pixels = np.asarray(picture).reshape(9, 9, -1)
-        assert picture.mode == mode and np.array_equal(pixels, expected[..., : pixels.shape[-1]])
-
-
 def test_a_row_of_the_matrix_holds_the_shares_of_a_class():
     images = outcome_of_noise()
     counts = images.outcome.confusion
@@ -390,13 +352,6 @@ def test_a_run_with_a_missing_or_damaged_file_is_still_reported(tmp_path, capfd,
         assert [fault and line.startswith(f"spoilt: {fault}") for line in page.faults] == [True] * (fault is not None)
 
 
-def test_names_need_not_be_utf_8(tmp_path, capfd):
-    workdir = write_run(tmp_path / os.fsdecode(b"caf\xe9"))
-    assert main(["report", str(workdir), "--out", str(tmp_path / "r.html"), "--no-predictions"]) == 0
-    assert "<h1>caf\ufffd</h1>" in (tmp_path / "r.html").read_text("utf-8")
-    assert main(["runs", str(tmp_path)]) == 0 and "caf\ufffd" in capfd.readouterr().out
-
-
 def test_a_metric_that_is_not_finite_is_not_the_best(tmp_path):
     workdir = write_run(tmp_path / "run")
     tops = ("NaN", "0.5", "Infinity", "0.25")
@@ -424,13 +379,6 @@ def test_a_mistake_raises_a_one_line_error(tmp_path, capfd, arguments, message):
     assert main(["report", *(word.format(**workdirs) for word in arguments)]) == 2
     last = capfd.readouterr().err.rstrip("\n").split("\n")[-1]
     assert last.startswith(f"jaxddp: {message.format(**workdirs)}")
-
-
-def test_a_missing_library_is_reported_with_the_command_to_install_it(tmp_path, capfd, monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    workdir = write_run(tmp_path / "run")
-    assert main(["report", str(workdir), "--out", str(tmp_path / "r.html")]) == 2
-    assert capfd.readouterr().err == "jaxddp: report: plotly is not installed; pip install 'jaxddp[report]'\n"
 
 
 @pytest.mark.ci

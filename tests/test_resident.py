@@ -24,7 +24,6 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder, SampleOrder, stacked_columns
 from jaxddp.data.table import ExampleTable
-from jaxddp.engine.programs import loops_are_slow
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.job.membership import stop_on_sigterm
@@ -90,13 +89,6 @@ def test_a_step_in_the_loop_has_one_collective():
         program = Way(topology).step(Phases(objective, optimizer), resident=True)
         text = program.lower(state, topology.replicate(TABLE.images), chunk).as_text()  # pyright: ignore
         assert text.count("stablehlo.all_reduce") == 1
-
-
-def test_steps_with_convolutions_are_not_looped_on_a_cpu():
-    topology = Topology.create(1)
-    for net, slow in ((SmallNet(), True), (linear_model(), False)):
-        setup = setup_of(net, sgd(0.1), TABLE, devices=topology)
-        assert loops_are_slow(setup.supervised, setup.state, (6, 6, 3), topology) is slow
 
 
 # --- The run ---
@@ -318,13 +310,6 @@ def test_validation_files_are_decoded_once_as_the_stream_decodes_them(root, monk
     np.testing.assert_array_equal(np.asarray(setup.feed.resident["validation"].images)[: len(val)], batch.image)
 
 
-def test_another_validation_set_replaces_the_last_one_on_the_devices():
-    setup = setup_of(LINEAR, sgd(0.1), TABLE, data=DataConfig(cache="device"))
-    for source in (VAL, random_table(31, seed=2)):
-        setup.feed.place(source)
-        assert [placed.source for placed in setup.feed.resident.values()] == [TABLE, source]
-
-
 # --- Command line and Python ---
 
 
@@ -347,11 +332,6 @@ def train_words(root, workdir, *words: str) -> list[str]:
 def linear(monkeypatch):
     """Replace ResNets by a linear network. ResNets compile slowly, and CPUs do not dispatch their steps together."""
     monkeypatch.setattr("jaxddp.models.resnet.build", lambda settings, classes, *_: linear_model(classes))
-
-
-def test_crops_that_are_drawn_while_decoding_are_refused(root, tmp_path, capfd):
-    message = fails(train_words(root, tmp_path / "w", "--data.cache", "device", "--data.crop", "random_area"), capfd)
-    assert "--data.cache device with --data.crop random_area" in message and 'set --data.crop to "whole"' in message
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ from support.runs import LEAN, train_words
 
 from benchmarks.programs import tpu_plugin
 from jaxddp.cli import main
-from jaxddp.core.errors import InputError, JaxddpError
+from jaxddp.core.errors import JaxddpError
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder
 from jaxddp.inference import exports
@@ -164,18 +164,6 @@ def test_a_program_with_different_logits_is_not_written(run, tmp_path, monkeypat
     with pytest.raises(JaxddpError, match=r"net\.onnx: not written: the program's logits differ from the network's by"):
         export_program(run, tmp_path / "net.onnx", "onnx")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_error_names_a_missing_package(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(exports, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match="flatbuffers is not installed, which JAX needs; pip install flatbuffers"):
-        export_program(run, tmp_path / "net.stablehlo", "stablehlo")
-    for package in ("onnxruntime", "jax2onnx"):
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(
-            InputError, match=f"format=onnx: {package} is not installed; pip install 'jaxddp\\[onnx\\]'"
-        ):
-            export_program(run, tmp_path / "net.onnx", "onnx")
 
 
 def test_a_run_on_arrays_is_exported_at_their_image_size(tmp_path):

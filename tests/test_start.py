@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,11 +16,8 @@ from jax._src import compilation_cache as jax_cache
 from jax._src import compiler
 from support.data import random_table, write_arrays
 from support.ilsvrc import write_tree
-from support.networks import linear_model
 from support.peers import Second
-from support.shared import sgd
 
-import jaxddp
 import jaxddp.core.libraries as libraries
 from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.engine import compilation as compilation_cache
@@ -152,35 +148,6 @@ def second_process(programs_folder, monkeypatch):
     return monkeypatch
 
 
-def test_another_process_caches_its_compiled_programs(second_process, programs_folder):
-    """Test with the installed JAX, for any arguments of its `_cache_write`. Process 0 does not replace it."""
-    second_process.setattr(compiler.distributed.global_state, "process_id", 1)
-    keep_compiled_programs(Second())
-    keep_compiled_programs(Second())  # A notebook may call it again.
-    jax.jit(lambda x: x * 3 + 41)(1.0)
-    assert [path.name for path in programs_folder.iterdir() if path.name.startswith("jit__lambda")]
-
-
-def with_another_order(executable, backend, module_name, compile_time_secs, cache_key, host_callbacks):
-    """Has the arguments of another release of JAX."""
-
-
-def test_arguments_of_jaxs_function_are_recognized_by_name(second_process):
-    cached = []
-
-    def put(cache_key, module_name, executable, backend, compile_time):
-        cached.append((cache_key, module_name, executable, backend.platform, compile_time))
-
-    second_process.setattr(jax_cache, "put_executable_and_time", put)
-    second_process.setattr(compiler, "_cache_write", with_another_order)
-    keep_compiled_programs(Second())
-    cpu, gpu = (SimpleNamespace(platform=platform) for platform in ("cpu", "gpu"))
-    named = {"cache_key": "key", "compile_time_secs": 2.5, "module_name": "jit_f", "backend": cpu, "executable": "x"}
-    for more in ({}, {"backend": gpu}, {"compile_time_secs": -1.0}, {"host_callbacks": ["prints"]}):
-        compiler._cache_write(**{"host_callbacks": [], **named, **more})
-    assert cached == [("key", "jit_f", "x", "cpu", 2)]
-
-
 @pytest.mark.parametrize(
     ("module", "name", "replacement"),
     [(compiler, "_cache_write", None), (jax_cache, "put_executable_and_time", lambda *, why, **_: None)],
@@ -193,21 +160,6 @@ def test_without_jaxs_functions_one_log_line_names_the_consequence(second_proces
     assert line.startswith(f"jax {jax.__version__} has no usable jax._src.compiler._cache_write: ")
     assert line.endswith("on CPUs, this process compiles its programs again at each start")
     assert getattr(module, name) is replacement
-
-
-def test_other_processes_of_a_job_neither_warn_nor_remove_programs(
-    second_process, programs_folder, monkeypatch, caplog
-):
-    monkeypatch.setattr(compilation_cache, "MOST_BYTES", 0)
-    programs_folder.mkdir(parents=True, mode=0o700)
-    (programs_folder / "program").write_bytes(b"x")
-    keep_compiled_programs(Second())
-    assert jax.config.jax_compilation_cache_dir == str(programs_folder) and (programs_folder / "program").exists()
-    jax.config.update("jax_compilation_cache_dir", None)
-    let_others_write(programs_folder / "below", monkeypatch)
-    programs_folder.chmod(0o777)
-    keep_compiled_programs(Second())
-    assert jax.config.jax_compilation_cache_dir is None and caplog.records == []
 
 
 def test_the_least_recently_used_programs_are_removed_unless_jax_limits_the_folder(programs_folder, monkeypatch):
@@ -224,11 +176,6 @@ def test_the_least_recently_used_programs_are_removed_unless_jax_limits_the_fold
     jax.config.update("jax_compilation_cache_max_size", -1)
     keep_compiled_programs()
     assert sorted(path.name for path in programs_folder.iterdir()) == ["0-cache", "3-cache"]
-
-
-def test_the_python_api_keeps_compiled_programs(programs_folder):
-    jaxddp.prepare_training(linear_model(), random_table(4), 1, sgd(0.1), 2)
-    assert jax.config.jax_compilation_cache_dir == str(programs_folder)
 
 
 # Whole starts, each in a new Python process whose home folder belongs to the test

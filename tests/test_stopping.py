@@ -20,11 +20,9 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config.goal import Goal
-from jaxddp.core.errors import InputError, Preempted, figure
+from jaxddp.core.errors import InputError, Preempted
 from jaxddp.engine.parts.configured import Plateau
 from jaxddp.losses import softmax_cross_entropy
-from jaxddp.reports.run_files import read_runs
-from jaxddp.reports.tables import run_table
 from jaxddp.training.checkpoints.manager import Checkpoints
 from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.listeners.jsonl import JsonLines
@@ -326,38 +324,6 @@ def stopped(recipe_arguments):
     words += ["--checkpoint.keep", "9"]
     assert main(["train", *recipe_arguments, *words]) == 0
     return [*recipe_arguments, *words], Path(recipe_arguments[-1])
-
-
-@pytest.mark.ci
-def test_every_command_shows_that_a_run_stopped(stopped, capfd):
-    words, workdir = stopped
-    result = json.loads((workdir / "result.json").read_text())
-    assert (result["status"], result["step"]) == ("stopped", 25)
-    averaged = {row["step"]: row["loss"] for row in lines(workdir) if row["split"] == "val_ema"}
-    best = min(averaged, key=averaged.__getitem__)
-    assert [*averaged] == [7, 13, 19, 25] and f"in 3 validations since step {best}," in result["reason"]
-    assert main(["train", *words]) == 0
-    shown = capfd.readouterr().out
-    assert f"stopped at step 25 ({result['reason']}) on " in shown and ": nothing to train; result: val loss " in shown
-    (run,) = read_runs([workdir])
-    (cells,) = [[cell.text for cell in row] for row in run_table([run]).rows]
-    assert cells[1] == "stopped" and cells[3].startswith("val_ema loss ") and cells[4] == f"{best}"
-    assert main(["checkpoints", str(workdir)]) == 0
-    (line,) = [line for line in capfd.readouterr().out.splitlines() if " best" in line]
-    assert line.split()[0] == str(best) and f"val_ema loss {figure('loss', averaged[best])}" in line
-
-
-@pytest.mark.slow
-def test_eval_prints_the_metrics_of_the_state_and_of_its_average_at_the_best_step(stopped, capfd):
-    _, workdir = stopped
-    assert main(["eval", str(workdir / "config.json"), "--step", "best"]) == 0
-    *metrics, summary = capfd.readouterr().out.splitlines()
-    printed = dict(line.split(": ") for line in metrics)
-    assert summary.startswith(f"{workdir}: loss ") and " top-1 " in summary
-    assert [*printed] == ["step", "loss", "top1", "count", "val_ema loss", "val_ema top1"]
-    averaged = {row["step"]: row["loss"] for row in lines(workdir) if row["split"] == "val_ema"}
-    assert int(printed["step"]) == min(averaged, key=averaged.__getitem__)
-    assert float(printed["val_ema loss"]) == pytest.approx(min(averaged.values()), rel=1e-6)
 
 
 @pytest.mark.slow

@@ -1,16 +1,14 @@
 """Images from files: pixels depend on (seed, epoch, row), no example is lost, and a bad file gives a one-line error."""
 
 import functools
-import gc
 import math
 import os
 import random
 import struct
 import subprocess
 import sys
-import time
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.cases import ci_case, essential_and_rare
+from support.cases import essential_and_rare
 from support.images import encode
 from support.processes import environment
 from support.streams import DATA, NUM_EXAMPLES, SEED, SIZE, assert_same, part_of, waves, write_table
@@ -313,41 +311,6 @@ def test_an_exception_of_the_producer_is_raised_after_the_batches_before(table: 
     with pytest.raises(RuntimeError) as caught:
         next(batches)
     assert caught.value is failure
-
-
-def num_threads() -> int:
-    return len(list(Path("/proc/self/task").iterdir()))
-
-
-def wait_until(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc")
-@pytest.mark.parametrize("starts", [True, ci_case(False)])
-def test_threads_follow_the_cores_and_end_with_the_iterator(table: ExampleTable, starts: bool, monkeypatch):
-    def endless(cores: int) -> Generator[Batch]:
-        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-        order = SampleOrder(NUM_EXAMPLES, 4, seed=0)
-        return table.train_batches(order, DataConfig(image_size=SIZE, crop="whole"), range(10**9))
-
-    # TensorFlow has started its threads of the whole process by now.
-    next(endless(2))
-    gc.collect()
-    time.sleep(0.5)
-    before = num_threads()
-    few, many = endless(2), endless(40)
-    assert num_threads() - before >= 42
-    if starts:
-        next(few)
-        next(many)
-    few.close()
-    del many
-    assert wait_until(lambda: num_threads() <= before + 2)
 
 
 def test_an_order_or_a_crop_that_does_not_fit_is_refused(table: ExampleTable):

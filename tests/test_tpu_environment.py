@@ -1,11 +1,8 @@
 """The variables of GKE and the metadata of TPU VMs give the place of a process in its job."""
 
-from pathlib import Path
-
 import pytest
 from support.metadata import serving, write_chips
 
-from jaxddp.cli import main
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.job import tpu
 from jaxddp.job.environment import Job, find_job
@@ -251,17 +248,6 @@ def test_without_the_metadata_server_a_process_does_not_train_alone(fault, messa
         find_job(server.environ, machine)
     assert str(again.value) == str(error.value)
     assert accelerator_type(server.environ, machine) == "" and len(server.asked) == count
-
-
-@pytest.mark.parametrize("words", [["--version"], ["--help"], ["train", "digits", "--help"], ["runs", "{empty}"]])
-def test_commands_without_a_job_do_not_ask(words, server, tmp_path, monkeypatch):
-    monkeypatch.setattr(tpu, "local_chips", lambda *_: [Path("/dev/accel0")])
-    # JAX sets it where it finds no chips.
-    monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
-    for name, value in server.environ.items():
-        monkeypatch.setenv(name, value)
-    main([word.format(empty=tmp_path) for word in words])
-    assert server.asked == []
 
 
 def test_nonsense_of_the_metadata_server_is_an_error(server, machine):

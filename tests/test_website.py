@@ -11,26 +11,6 @@ from website.documents import linked, with_entries
 from website.navigation import navigation
 from website.python_reference import documented
 
-HELP = """usage: jaxddp thing [-h] [OPTIONS] RUN
-
-Do a thing.
-
-Example: jaxddp thing runs/first, or jaxddp thing runs/second
-
- positional arguments
- --------------------
-  RUN         The work directory. (required)
-
- data options
- ------------
-  Which examples.
-  ------------
-  --data.path {None}|STR
-              Where `the_data` are,
-              and more. (default: None)
-  --flag, --no-flag  On. (default: a (b))
-"""
-
 
 def test_every_public_class_and_function_has_a_docstring():
     names = [*dict.fromkeys(documented())]
@@ -41,24 +21,6 @@ def test_every_public_class_and_function_has_a_docstring():
     ]
     # Python sets the docstring of a dataclass without one to its signature.
     assert missing + [path for path, thing in things if str(thing.__doc__).startswith(f"{path.split('.')[-1]}(")] == []
-
-
-def test_a_help_text_is_split_into_usage_text_and_options():
-    shown = command_line.read(HELP)
-    assert shown.usage == "usage: jaxddp thing [-h] [OPTIONS] RUN" and shown.text.startswith("Do a thing.")
-    assert shown.boxes == {
-        "positional arguments": [("RUN", "The work directory.", "required")],
-        "data options": [
-            ("--data.path {None}|STR", "Where `the_data` are, and more.", "None"),
-            ("--flag, --no-flag", "On.", "a (b)"),
-        ],
-    }
-    *_, path, flag = command_line.table(shown.boxes["data options"])
-    assert path == "| <code>--data.path {None}&#124;STR</code> | Where `the_data` are, and more. Default: `None`. |"
-    assert flag == "| <code>--flag, --no-flag</code> | On. Default: `a (b)`. |"
-    assert "```text\njaxddp thing runs/first\njaxddp thing runs/second\n```" in command_line.example_as_code(shown.text)
-    with pytest.raises(ValueError, match="no options"):
-        command_line.read("usage: jaxddp")
 
 
 @pytest.mark.slow

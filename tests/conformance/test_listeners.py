@@ -6,8 +6,6 @@ all loggers that need a library. The features of a single logger have a separate
 
 import dataclasses
 import functools
-import gc
-import io
 import json
 import logging
 import math
@@ -19,8 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from PIL import Image
 from support import runs
 from support.data import random_table
 from support.listeners import TOTAL, evaluation_record, run_start, step_record
@@ -36,7 +32,6 @@ from support.logged import (
     of_wandb,
     offline_runs,
     remove_mlflow_variables,
-    tensorboard_events,
     wandb_config,
     wandb_history,
     wandb_ids,
@@ -48,9 +43,7 @@ from jaxddp.config.registry import LOGGERS
 from jaxddp.core.errors import InputError
 from jaxddp.training.events import RunEnd
 from jaxddp.training.listeners import jsonl as rows
-from jaxddp.training.listeners import workdir_files
 from jaxddp.training.listeners.history import History
-from jaxddp.training.listeners.jsonl import JsonLines
 from jaxddp.training.listeners.notifier import OptionalLogger
 from jaxddp.training.progress import LiveDisplay, PlainLines, TerminalScreen
 
@@ -133,7 +126,6 @@ KINDS = {
 OF_NUMBERS = [name for name, kind in KINDS.items() if kind.series]
 OF_FILES = [name for name, kind in KINDS.items() if kind.file]
 WRITERS = [name for name in (*OF_NUMBERS, *OF_FILES) if name in LOGGERS.names()]
-STATUSES = ("done", "failed", "preempted")
 assert set(LOGGERS.names()) <= KINDS.keys(), "every logger of a config is tested here"
 
 
@@ -253,13 +245,6 @@ def test_values_that_are_not_finite_are_recorded_without_a_failure(name: str, tm
         assert [(step, is_number(value)) for step, value in results["val/loss"]] == [(2, False)]
 
 
-@pytest.mark.parametrize(("name", "status"), [(n, s) for n, kind in KINDS.items() if kind.end for s in STATUSES])
-def test_the_end_of_a_run_is_recorded(name: str, status: str, tmp_path: Path) -> None:
-    kind = KINDS[name]
-    record_run(kind.make(tmp_path), stop=3, status=status)
-    assert kind.end(tmp_path) == kind.ends[STATUSES.index(status)]
-
-
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_folder_that_cannot_be_written_disables_a_logger_and_does_not_end_the_run(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -277,21 +262,6 @@ def test_a_folder_that_cannot_be_written_disables_a_logger_and_does_not_end_the_
         " and is left out from here on"
     )
     assert "file/run" in message
-
-
-@pytest.mark.ci
-def test_no_figure_stays_in_memory(tmp_path: Path) -> None:
-    """The parts of a figure refer to each other, and full garbage collections are rare in a long run."""
-    record_run(JsonLines(tmp_path), stop=3, evaluate=())
-    gc.collect()
-    gc.disable()
-    try:
-        before = sum(isinstance(each, Figure) for each in gc.get_objects())
-        for _ in range(2):
-            workdir_files.draw(tmp_path / "metrics.jsonl", tmp_path / "curves.png")
-        assert sum(isinstance(each, Figure) for each in gc.get_objects()) == before and not gc.isenabled()
-    finally:
-        gc.enable()
 
 
 # --- A run that is trained in two parts, with all loggers that need a library ---
@@ -341,35 +311,3 @@ def test_mlflow_has_one_run_with_the_config_and_tags_of_changed_settings(resumed
     assert {"versions.jax", "versions.jaxddp", "seed", "objects.model"} <= params.keys()
     assert (params["train.duration"], tags["train.duration"]) == ("1 epoch", "2 epochs")
     assert params.keys() & tags.keys() == {"train.duration", "run.steps"}
-
-
-def wandb_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
-    logged = [(folder / "files", row) for folder in offline_runs(workdir) for row in wandb_history(folder)]
-    return {
-        row["step"]: [np.asarray(Image.open(files / name)) for name in row["val/predictions"]["filenames"]]
-        for files, row in logged
-        if "val/predictions" in row
-    }
-
-
-def mlflow_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
-    client, content = mlflow_client(), mlflow_run(workdir).info.run_id
-    files = [file.path for file in client.list_artifacts(content, "images") if file.path.endswith(".png")]
-    pictures = {path: np.asarray(Image.open(client.download_artifacts(content, path))) for path in files}
-    return {int(path.split("+step+")[1].split("+")[0]): [picture] for path, picture in pictures.items()}
-
-
-def tensorboard_predictions(workdir: Path) -> dict[int, list[np.ndarray]]:
-    results = tensorboard_events(workdir).Images("val/predictions")
-    return {event.step: [np.asarray(Image.open(io.BytesIO(event.encoded_image_string)))] for event in results}
-
-
-@pytest.mark.parametrize("predictions", [wandb_predictions, mlflow_predictions, tensorboard_predictions])
-def test_each_evaluation_shows_its_predictions(predictions, resumed: Path) -> None:
-    shown = predictions(resumed)
-    assert sorted(shown) == [3, 6]
-    for images in shown.values():
-        if predictions is wandb_predictions:
-            np.testing.assert_array_equal(np.stack(images), VAL.images)
-        else:
-            assert np.ptp(images[0][..., :3]) > 200

@@ -16,7 +16,6 @@ from jaxddp.config import Config, DataConfig
 from jaxddp.data.labels import labels_of
 from jaxddp.engine.compilation import compiler_options
 from jaxddp.engine.example_loss import Loss
-from jaxddp.inference.run_evaluation import evaluate
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.recipe.file import RecipeFile
@@ -139,11 +138,6 @@ def recipe_of(config: Config) -> Recipe:
 def train_config(config: Config, directory: Path, **more: Any) -> Any:
     """Train like `jaxddp train`."""
     return run_training(recipe_of(config), directory, **more)
-
-
-def evaluate_config(config: Config, directory: Path, which: str = "latest") -> dict[str, float]:
-    """Evaluate like `jaxddp eval`."""
-    return evaluate(file_of(config), directory, which)
 
 
 RECIPE = str(Path(__file__).parents[1] / "recipes" / "small_recipe.py")
