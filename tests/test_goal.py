@@ -95,6 +95,7 @@ def test_another_goal_resets_the_comparison_and_another_patience_continues_it():
     [
         ({}, Goal("top1", lowest=False)),
         ({"best": "val loss"}, Goal("loss", lowest=True)),
+        ({"best": "val ece"}, Goal("ece", lowest=True)),
         ({"best": "val_ema top1", "best_smoothing": 0.5}, Goal("val_ema top1", lowest=False, smoothing=0.5)),
         ({"best": "val loss", "best_is": "max"}, Goal("loss", lowest=False)),
     ],
