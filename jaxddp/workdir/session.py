@@ -239,13 +239,25 @@ class Presence:
         self._complete: int | None = None
         self._paths = (directory, directory / CHECKPOINTS, directory / CONFIG_FILE)
         self._identities: dict[Path, tuple[int, int]] = {}
+        self._checked_state: tuple[int, int, int] | None = None
         self._open = contextlib.ExitStack()
         self.fault()
 
     def check(self) -> None:
-        """Raise `InputError` if the directory was removed, moved or replaced. It is called after each step."""
-        if (fault := self.fault()) is not None:
-            raise InputError(fault)
+        """Raise `InputError` if the directory was removed, moved or replaced.
+
+        It is called after each step, so it must be fast. It does nothing if the directory's inode and modification time
+        are unchanged since the last full check. On file systems without modification times of directories, the
+        thread of `watch_workdir` finds a change.
+        """
+        state = None
+        with contextlib.suppress(OSError):
+            status = os.stat(self._paths[0])
+            state = status.st_dev, status.st_ino, status.st_mtime_ns
+        if state is None or state != self._checked_state:
+            if (fault := self.fault()) is not None:
+                raise InputError(fault)
+            self._checked_state = state
         _, self._complete = self.saves()
 
     def fault(self) -> str | None:
@@ -262,6 +274,7 @@ class Presence:
                         self._open.callback(os.close, os.open(place, os.O_RDONLY | os.O_DIRECTORY))
                 is_gone = self._identities.setdefault(place, identity) != identity
             if is_gone:
+                self._checked_state = None
                 advice = f"bring {self._paths[0]} back, and the same command resumes there"
                 return f"{place}: was removed, moved or replaced while the run wrote there; {advice}"
         return None
