@@ -20,13 +20,11 @@ from jaxddp.core.errors import InputError, choices
 from jaxddp.core.files import check_path
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
-from jaxddp.data.labels import labels_of
 from jaxddp.data.sample import write_sample
-from jaxddp.data.source import Source, check_labelled, check_source
+from jaxddp.data.source import Source, check_labelled, check_source, labels_of
 from jaxddp.data.table import ExampleTable
-from jaxddp.engine.example_loss import Loss
 from jaxddp.engine.initial_state import Transform
-from jaxddp.engine.objective import Metric
+from jaxddp.engine.objective import Loss, Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
 from jaxddp.inference.exports import export_program
@@ -37,7 +35,7 @@ from jaxddp.mesh import Device, Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.models.families import ResNetSettings
 from jaxddp.models.resnet import ResNet, build
-from jaxddp.notebook.arguments import (
+from jaxddp.notebook.results import (
     OPTIONS,
     Epochs,
     check_data,
@@ -48,13 +46,11 @@ from jaxddp.notebook.arguments import (
     check_workdir_for,
     config_of_options,
     errors_name_arguments,
-    log_settings,
-)
-from jaxddp.notebook.results import (
     evaluate,
     evaluate_run,
     export_weights,
     load_run,
+    log_settings,
     open_data,
     show_inputs,
     show_predictions,
@@ -242,7 +238,7 @@ def train(
 
     Args:
         loss: a function (logits, labels) that returns the loss of each example, their mean, or (sum, weight); see
-            `jaxddp.engine.example_loss`.
+            `jaxddp.engine.objective`.
         val: validation data, measured every `eval_every` and at the end.
         schedule: a function of the step number, from 0. The optimizer's updates are multiplied by its result.
         epochs: length of the training from step 0. Default: the setup's. A trained state continues from its step.

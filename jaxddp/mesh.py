@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,10 @@ from jax.sharding import PartitionSpec as P
 from jaxddp.core.errors import InputError, Key, Words, counted
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.core.tpu import readable_tpu_errors
+
+if TYPE_CHECKING:
+    pass
+
 
 AXIS = "data"
 """The axis of the mesh over whose devices gradients are averaged in each step."""
@@ -267,3 +271,14 @@ def varying(tree: Any) -> Any:
     """Cast arrays inside of a `shard_map` to varying arrays, which may differ between devices."""
     is_varying = lambda leaf: AXIS in jax.typeof(leaf).manual_axis_type.varying  # noqa: E731
     return jax.tree.map(lambda leaf: leaf if is_varying(leaf) else lax.pcast(leaf, AXIS, to="varying"), tree)
+
+
+def stack_over_devices(values: jax.Array) -> jax.Array:
+    """Gather the values of all N devices of the program as [N, ...], replicated. Call it inside `jax.shard_map`.
+
+    Each device fills its own slot and adds zeros to the other slots, so the sum changes no value. `shard_map`'s
+    replication checker accepts this result as replicated, but not the result of `lax.all_gather`.
+    """
+    axes = device_axes()
+    slots = jnp.zeros((lax.axis_size(axes), *values.shape), values.dtype)
+    return lax.psum(slots.at[lax.axis_index(axes)].set(values), axes)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from jaxddp.models.ops.cpu_convolution import conv_general_dilated, convolve
-from jaxddp.models.ops.operations import Operations, flax_max_pool
+from jaxddp.models.ops.layers import Operations, flax_max_pool
 
 
 @dataclass(frozen=True)

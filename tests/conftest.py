@@ -90,7 +90,7 @@ def clean_environment(monkeypatch):
 @pytest.fixture
 def short_wait(monkeypatch):
     """Shorten the time that other processes get after a failure. The constant is private: users need not change it."""
-    monkeypatch.setattr("jaxddp.cluster.worker_group._SELF_END_SECONDS", 0.05)
+    monkeypatch.setattr("jaxddp.cluster.worker._SELF_END_SECONDS", 0.05)
 
 
 @pytest.fixture

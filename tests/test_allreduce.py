@@ -3,20 +3,20 @@
 import numpy as np
 import pytest
 
-from jaxddp.cluster.doctor import checks
+from jaxddp.cluster.doctor import checklist
 from jaxddp.mesh import Topology
 
 
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_the_sums_of_the_all_reduce_equal_those_of_numpy(devices):
     topology = Topology.create(devices)
-    contributions = checks.contributions(topology, 13)
-    total = checks.make_all_reduce(topology)(contributions)
+    contributions = checklist.contributions(topology, 13)
+    total = checklist.make_all_reduce(topology)(contributions)
     np.testing.assert_array_equal(total, np.asarray(contributions).reshape(devices, 13).sum(0))
-    checks.check_sum(topology, total)
+    checklist.check_sum(topology, total)
 
 
 def test_ring_bandwidth_is_the_bytes_per_second_through_a_link():
-    assert checks.bus_bandwidth(1, 1000, 1.0) == 0
-    assert checks.bus_bandwidth(2, 1000, 0.5) == 2000
-    assert checks.bus_bandwidth(8, 800, 1.0) == 1400
+    assert checklist.bus_bandwidth(1, 1000, 1.0) == 0
+    assert checklist.bus_bandwidth(2, 1000, 0.5) == 2000
+    assert checklist.bus_bandwidth(8, 800, 1.0) == 1400

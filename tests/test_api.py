@@ -24,8 +24,7 @@ from support.shared import sgd, shared
 import jaxddp
 from jaxddp import InputError, prepare_training, train
 from jaxddp.core.errors import Preempted
-from jaxddp.data.labels import Examples
-from jaxddp.data.source import Source, check_source
+from jaxddp.data.source import Examples, Source, check_source
 from jaxddp.engine.parts.averages import ParameterAverage
 from jaxddp.workdir.lock import locked
 

@@ -15,8 +15,8 @@ from support.networks import linear_model
 from support.runs import setup_of
 from support.shared import sgd
 
-from jaxddp.augment.color import grayscale
 from jaxddp.augment.geometry import ASPECT, cutout, erase, erasing_box
+from jaxddp.augment.operations import grayscale
 from jaxddp.augment.preprocess import Inputs, Preprocess, check_augmentation
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError

@@ -19,9 +19,8 @@ from support.networks import SmallNet, fresh_state, largest_difference, objectiv
 from support.shared import sgd
 
 from jaxddp.config import Config
-from jaxddp.engine.buckets import Averaging, fill_in_order, order_of_readiness
 from jaxddp.engine.compilation import step_options
-from jaxddp.engine.gradients import Gradients
+from jaxddp.engine.gradients import Averaging, Gradients, fill_in_order, order_of_readiness
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import AXIS, Topology

@@ -14,7 +14,7 @@ from support.shared import sgd, topology_of
 
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
-from jaxddp.models.ops.operations import Operations
+from jaxddp.models.ops.layers import Operations
 from jaxddp.models.resnet import BASIC, BOTTLENECK, Architecture, ResNet, blur, imagenet_stem, small_stem
 
 

@@ -41,8 +41,7 @@ from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.models.resnet import ARCHITECTURES, D_ARCHITECTURES
-from jaxddp.recipe.file import read_recipe
-from jaxddp.recipe.hooks import Hook
+from jaxddp.recipe.file import Hook, read_recipe
 from jaxddp.recipe.sources import config_names
 from jaxddp.schedules import Steps, make_schedule
 from jaxddp.training.checkpoints.integrity import RunIdentity

@@ -29,7 +29,7 @@ from jaxddp.cli import main
 from jaxddp.command_line.parse import workdir_of
 from jaxddp.commands.eval import parse_eval
 from jaxddp.core.peers import ALONE
-from jaxddp.inference.run_evaluation import evaluate, evaluate_weights
+from jaxddp.inference.trained import evaluate, evaluate_weights
 from jaxddp.recipe.file import read_recipe
 from jaxddp.setup.run_setup import initialize, open_recipe
 from jaxddp.training.checkpoints.manager import Checkpoints
@@ -95,7 +95,7 @@ def test_eval_prints_the_metrics_of_the_run(finished_run, data, capfd):
 
 @pytest.mark.parametrize("peers", [ALONE, Second()])
 def test_only_one_process_of_a_job_prints_the_metrics_of_eval(peers, data, tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("jaxddp.inference.run_evaluation.evaluate", lambda *arguments: {"loss": 0.5, "top1": 1.0})
+    monkeypatch.setattr("jaxddp.inference.trained.evaluate", lambda *arguments: {"loss": 0.5, "top1": 1.0})
     monkeypatch.setattr("jaxddp.core.peers.joined", lambda: peers)
     assert main(["eval", RECIPE, "--data.path", str(data), "--workdir", str(tmp_path)]) == 0
     shown = f"loss: 0.5\ntop1: 1\n{tmp_path}: loss 0.5000 top-1 100.00%\n"

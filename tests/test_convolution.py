@@ -23,7 +23,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.models.adapt import adapt, for_platform, with_cpu_convolutions
 from jaxddp.models.interface import takes_example_keys
 from jaxddp.models.ops.cpu_convolution import convolve
-from jaxddp.models.ops.operations import Operations
+from jaxddp.models.ops.layers import Operations
 from jaxddp.models.resnet import BASIC, Architecture, ResNet, imagenet_stem, small_stem
 from jaxddp.recipe.sources import config_names
 

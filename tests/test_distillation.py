@@ -23,9 +23,8 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.core.errors import InputError
-from jaxddp.data.labels import LabelKind
-from jaxddp.engine.example_loss import example_loss
-from jaxddp.engine.objective import Objective
+from jaxddp.data.source import LabelKind
+from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
@@ -34,9 +33,8 @@ from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.objectives.distillation import Distillation
-from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.recipe import Recipe
-from jaxddp.setup.resources import Resources
+from jaxddp.setup.resources import Layout, Resources, TrainingData
 from jaxddp.workdir.signature import Signature
 
 SIGNATURE = Signature(tuple("abcde"), tuple("abcde"), (6, 6, 3), "uint8", True)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxddp.config import Config
-from jaxddp.data.batch_plan import Division
+from jaxddp.data.batch import Division
 
 DIVISIONS = st.builds(
     Division,

@@ -24,7 +24,7 @@ from jaxddp.config.registry import (
     Registry,
 )
 from jaxddp.config.values import flatten
-from jaxddp.recipe.hooks import HOOKS
+from jaxddp.recipe.file import HOOKS
 from jaxddp.training.checkpoints.integrity import MAY_CHANGE
 
 CONFIGS = {file.stem for file in (ROOT / "configs").glob("*.py")}

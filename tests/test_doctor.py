@@ -16,7 +16,7 @@ from support.ilsvrc import IMAGES, write_tree
 from support.runs import RECIPE
 
 from jaxddp.cli import main
-from jaxddp.cluster.doctor import checks
+from jaxddp.cluster.doctor import checklist
 from jaxddp.cluster.doctor.checklist import Checklist, CheckRow, doctor, merge
 from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
@@ -31,7 +31,7 @@ CONFIG_CHECKS = ["data", "images", "recipe", "step", "work directory"]
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """Sum small arrays, because the real sizes take seconds. `_SIZES` is private, because users need not change it."""
-    monkeypatch.setattr(checks, "_SIZES", {"4 kB": 4_000, "1 MB": 1_000_000})
+    monkeypatch.setattr(checklist, "_SIZES", {"4 kB": 4_000, "1 MB": 1_000_000})
 
 
 @pytest.fixture(scope="module")
@@ -97,13 +97,13 @@ def test_unreadable_data_does_not_stop_the_other_checks(tree, tmp_path):
 
 def test_too_little_disk_space_for_the_checkpoints_is_an_error(tmp_path):
     with pytest.raises(InputError, match=r"checkpoints will take up to 1000000 TB; free some space"):
-        checks.work_directory(tmp_path, 10**18)
-    assert "free, checkpoints up to 1.0 kB" in checks.work_directory(tmp_path, 1000).detail
+        checklist.work_directory(tmp_path, 10**18)
+    assert "free, checkpoints up to 1.0 kB" in checklist.work_directory(tmp_path, 1000).detail
 
 
 @pytest.mark.parametrize("device", [0, 5])
 def test_a_wrong_sum_on_any_device_is_caught(device, monkeypatch):
-    make = checks.make_all_reduce
+    make = checklist.make_all_reduce
 
     def make_wrong(topology):
         reduce = make(topology)
@@ -119,7 +119,7 @@ def test_a_wrong_sum_on_any_device_is_caught(device, monkeypatch):
 
         return wrong
 
-    monkeypatch.setattr(checks, "make_all_reduce", make_wrong)
+    monkeypatch.setattr(checklist, "make_all_reduce", make_wrong)
     row = by_check(doctor(None, None))["all-reduce"]
     assert row.verdict == "fail"
     # Element 3 of device i is (i + 3) mod 5: 3 4 0 1 2 3 4 0.
@@ -127,7 +127,7 @@ def test_a_wrong_sum_on_any_device_is_caught(device, monkeypatch):
 
 
 def test_any_exception_is_reported_as_a_row_of_one_line():
-    def broken() -> checks.Finding:
+    def broken() -> checklist.Finding:
         raise RuntimeError("no such\ndriver")
 
     report = Checklist()
@@ -137,11 +137,11 @@ def test_any_exception_is_reported_as_a_row_of_one_line():
 
 def test_a_slurm_batch_script_is_advised_to_use_srun(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
-    finding = checks.environment()
+    finding = checklist.environment()
     assert finding.verdict == "warn" and finding.value == []
     assert finding.detail.endswith("a single process; SLURM has 4 tasks for this job; start them with srun")
     monkeypatch.setenv("SLURM_NTASKS", "1")
-    assert checks.environment().verdict == "ok"
+    assert checklist.environment().verdict == "ok"
 
 
 def test_an_incomplete_environment_is_reported_as_a_row(monkeypatch):
@@ -203,9 +203,9 @@ class TwoProcesses(Peers):
 @pytest.mark.parametrize("has_devices", [True, False])
 def test_no_collective_check_starts_if_a_process_has_no_devices(has_devices, monkeypatch):
     job_peers = TwoProcesses()
-    monkeypatch.setattr(checks, "join_job", lambda job, parallel: job_peers)
+    monkeypatch.setattr(checklist, "join_job", lambda job, parallel: job_peers)
     if not has_devices:
-        monkeypatch.setattr(checks, "devices", MagicMock(side_effect=InputError("no TPU answers")))
+        monkeypatch.setattr(checklist, "devices", MagicMock(side_effect=InputError("no TPU answers")))
     rows = doctor(None, None)
     names = ["environment", "coordinator", "devices", "devices", "versions", "settings"]
     assert [row.check for row in rows] == names

@@ -17,11 +17,9 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError
-from jaxddp.data.labels import LabelKind
-from jaxddp.engine.buckets import Averaging
-from jaxddp.engine.example_loss import example_loss
-from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.objective import Objective
+from jaxddp.data.source import LabelKind
+from jaxddp.engine.gradients import Averaging, Gradients
+from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.reproducible import OrderedGradients, Reproducible
 from jaxddp.engine.ways.way import Way

@@ -26,7 +26,7 @@ from jaxddp.core.errors import (
     with_keys_of_file,
 )
 from jaxddp.mesh import Topology
-from jaxddp.notebook.arguments import errors_name_arguments
+from jaxddp.notebook.results import errors_name_arguments
 from jaxddp.training.checkpoints.manager import reading
 
 RECIPE = """from jaxddp.config import Config

@@ -12,7 +12,7 @@ from support.runs import LEAN, SMALL, fails
 
 from jaxddp.cli import main
 from jaxddp.mesh import Topology
-from jaxddp.models.variables import shapes_of
+from jaxddp.models.interface import shapes_of
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.user_objects import objects_of_hooks

@@ -23,8 +23,8 @@ from jaxddp.core.errors import InputError, Preempted
 from jaxddp.engine.optimizer import thawing
 from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.models.adapt import adapt
+from jaxddp.models.interface import by_path
 from jaxddp.models.resnet import BASIC, Architecture, build
-from jaxddp.models.variables import by_path
 from jaxddp.training.checkpoints.manager import Checkpoints
 
 ADAMW = optax.adamw(0.05)

@@ -23,12 +23,11 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.labels import LabelKind
-from jaxddp.data.selection import few_labels
-from jaxddp.engine import self_test
-from jaxddp.engine.example_loss import example_loss
+from jaxddp.data.opening import few_labels
+from jaxddp.data.source import LabelKind
+from jaxddp.engine import replicas
 from jaxddp.engine.gradients import Gradients
-from jaxddp.engine.objective import Objective
+from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.reproducible import OrderedGradients, Reproducible
 from jaxddp.engine.ways.way import Way
@@ -258,7 +257,7 @@ def test_images_on_the_devices_give_the_same_steps(whole_run):
 
 @pytest.mark.slow
 def test_the_self_test_masks_labelled_and_unlabelled_images(whole_run, monkeypatch):
-    monkeypatch.setattr(self_test, "MOST_DEVICES", 3)
+    monkeypatch.setattr(replicas, "MOST_DEVICES", 3)
     test = make_run(changed(make_setup(devices=8), {"parallel": {"self_test": "always"}}, VAL))
     assert test.self_test is not None
     # Larger weights give pseudo-labels without training.
@@ -311,7 +310,7 @@ def test_labelled_and_unlabelled_images_grow_at_the_same_steps():
         ({"metrics": {"pseudo_labels": lambda logits, labels: logits[:, 0]}}, "objective=fixmatch already "
          "measures pseudo_labels; give the metric another name"),
         ({"data": DataConfig(labels_per_class=4)}, "data.labels_per_class=4: from Python, give the table that "
-         "jaxddp.data.selection.few_labels makes"),
+         "jaxddp.data.opening.few_labels makes"),
     ],
 )  # fmt: skip
 def test_wrong_fixmatch_settings_raise_a_one_line_error(options, expected):

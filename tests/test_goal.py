@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from jaxddp.config import Config
 from jaxddp.config.goal import Goal, by_split, flat, of_exported
 from jaxddp.core.errors import InputError
-from jaxddp.training.checkpoints.integrity import Integrity
-from jaxddp.training.checkpoints.validation_file import ValidationFile
+from jaxddp.training.checkpoints.integrity import Integrity, ValidationFile
 from jaxddp.training.evaluation import EarlyStopping
 
 VALUES = st.lists(st.one_of(st.none(), st.floats(0, 1), st.sampled_from((0.25, 0.5))), max_size=12)

@@ -17,8 +17,7 @@ from support.shared import sgd, topology_of
 from jaxddp.api import prepare_training
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.engine.buckets import Averaging
-from jaxddp.engine.gradients import Gradients, scan_parts
+from jaxddp.engine.gradients import Averaging, Gradients, scan_parts
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 

@@ -26,8 +26,7 @@ from jaxddp.augment.geometry import Side, resized
 from jaxddp.cli import main
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.core.errors import InputError, Preempted
-from jaxddp.data.batch import Batch
-from jaxddp.data.batch_plan import Growth
+from jaxddp.data.batch import Batch, Growth
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
 from jaxddp.data.order import EvalOrder
 from jaxddp.engine.step import Phases

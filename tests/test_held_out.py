@@ -11,8 +11,7 @@ from PIL import Image
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.opening import open_splits
-from jaxddp.data.selection import held_out_rows
+from jaxddp.data.opening import held_out_rows, open_splits
 
 SHARES = st.floats(0.001, 0.999)
 EXAMPLES = st.dictionaries(st.text("abcdé/7 ", min_size=1, max_size=6), st.integers(0, 3), min_size=1, max_size=40)

@@ -15,9 +15,8 @@ from support.shared import sgd, topology_of
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError
-from jaxddp.data.labels import LabelKind
-from jaxddp.engine.example_loss import example_loss
-from jaxddp.engine.objective import Objective
+from jaxddp.data.source import LabelKind
+from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.launches import HANGING, LAUNCHER, LauncherProcess, program, wait_for
 
-from jaxddp.cluster import starter, worker_group
+from jaxddp.cluster import starter, worker
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -88,7 +88,7 @@ time.sleep(600)
 def test_a_process_that_cannot_be_killed_is_not_waited_for_forever(run, short_wait, monkeypatch, tmp_path):
     """A debugger hides the end of a process from the launcher, as if the process hung in the kernel."""
     # The time limit for a kill is private, because users need not change it.
-    monkeypatch.setattr(worker_group, "_DEATH_SECONDS", 0.5)
+    monkeypatch.setattr(worker, "_DEATH_SECONDS", 0.5)
     ran = run(TRACED.format(ready=str(tmp_path / "ready")), grace=0.2)
     tracer, result = ran.of(0)[0].split()
     os.kill(int(tracer), signal.SIGKILL)

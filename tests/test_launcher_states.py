@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from jaxddp.cluster.meeting.network import Arrived, Disconnected, Event, LauncherClient, Unreached
 from jaxddp.cluster.meeting.states import Agent, Assignment, Coordinator, JobEnded, Notice, Stop
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.worker_group import End, Failure, WorkerGroup
+from jaxddp.cluster.worker import End, Failure, WorkerGroup
 from jaxddp.core.errors import Unreachable
 
 PROCESSES = 2

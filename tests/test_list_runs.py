@@ -18,8 +18,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.reports.charts import curves
 from jaxddp.reports.run_files import read_runs
 from jaxddp.reports.tables import SeedGroup, run_table, runs_below, seed_table
-from jaxddp.training.checkpoints.integrity import Integrity
-from jaxddp.training.checkpoints.validation_file import ValidationFile
+from jaxddp.training.checkpoints.integrity import Integrity, ValidationFile
 from jaxddp.workdir.lock import LOCK_FILE, is_locked, locked
 
 
@@ -42,7 +41,7 @@ def test_each_status_of_a_run_is_listed(tmp_path):
 def test_a_run_of_another_process_is_listed_as_running(tmp_path):
     workdir = write_run(tmp_path / "a", status=None)
     program = (
-        "import sys, pathlib, jaxddp.workdir.lock as lock\n"
+        "import sys, pathlib, jaxddp.workdir.claim as lock\n"
         "with lock.locked(pathlib.Path(sys.argv[1])): print('locked', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -21,9 +21,9 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.peers import ALONE
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.batch import Batch
-from jaxddp.data.labels import labels_of
 from jaxddp.data.opening import open_splits
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard, UnitedOrder, columns
+from jaxddp.data.source import labels_of
 from jaxddp.data.united import VALIDATION, class_counts, own_part, unite
 from jaxddp.setup.resources import check_placement
 from jaxddp.setup.run_training import describe_non_finite

@@ -14,9 +14,8 @@ from support.networks import largest_difference, linear_model
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.core.errors import InputError
-from jaxddp.data.labels import LabelKind
-from jaxddp.engine.example_loss import example_loss
-from jaxddp.engine.objective import Objective
+from jaxddp.data.source import LabelKind
+from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.programs import make_eval_step
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Phases
@@ -25,8 +24,8 @@ from jaxddp.losses import binary_cross_entropy, cross_entropy, negative_log_like
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.recipe.file import read_recipe
-from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.recipe import make_objects
+from jaxddp.setup.resources import Layout, TrainingData
 from jaxddp.setup.user_objects import class_weights, configured_losses, objects_of_arguments
 
 LOGITS = np.array([[1.0, -0.5, 2.0], [0.25, 0.0, -1.5], [3.0, 1.0, -2.0], [-1.0, 0.5, 0.75]])

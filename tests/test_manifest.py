@@ -23,9 +23,8 @@ from jaxddp.cli import main
 from jaxddp.core.errors import InputError
 from jaxddp.core.peers import Peers
 from jaxddp.engine.state import TrainState
-from jaxddp.training.checkpoints.integrity import Integrity, sealed
+from jaxddp.training.checkpoints.integrity import Integrity, ValidationFile, sealed
 from jaxddp.training.checkpoints.manager import Checkpoints
-from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.events import RunEnd, RunStart
 from jaxddp.training.listeners import jsonl as rows
 from jaxddp.training.listeners.jsonl import JsonLines

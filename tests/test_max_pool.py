@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from support.cases import costly
 
-from jaxddp.models.ops.operations import max_pool
+from jaxddp.models.ops.layers import max_pool
 
 
 def flax_pool(images, window, stride, padding):

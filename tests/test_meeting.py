@@ -17,7 +17,7 @@ from support.strangers import STRANGERS, answers
 import jaxddp.cluster.meeting.network as network
 from jaxddp.cluster.meeting.network import Arrived, Disconnected, Event, LauncherClient, LauncherServer, Unreached
 from jaxddp.cluster.meeting.states import Assignment, JobEnded, Notice, Stop
-from jaxddp.cluster.worker_group import End, Failure
+from jaxddp.cluster.worker import End, Failure
 from jaxddp.core.errors import InputError
 from jaxddp.job.control_plane import ControlPlane
 from jaxddp.job.environment import Job

@@ -21,7 +21,7 @@ from support.shared import sgd
 
 from jaxddp.cli import main
 from jaxddp.core.errors import InputError, text_of
-from jaxddp.data.batch_plan import Division
+from jaxddp.data.batch import Division
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.programs import Program
 from jaxddp.measure.cost import Cost

@@ -15,9 +15,8 @@ from jaxddp.augment.mixing import cutmix_mask, mixup_weight
 from jaxddp.augment.preprocess import Inputs, Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.labels import LabelKind
-from jaxddp.engine.example_loss import example_loss
-from jaxddp.engine.objective import Objective
+from jaxddp.data.source import LabelKind
+from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.programs import make_eval_step
 from jaxddp.engine.state import TrainState
 from jaxddp.losses import cross_entropy

@@ -14,10 +14,9 @@ from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig, Config, DataConfig
 from jaxddp.config.registry import METRICS
 from jaxddp.core.errors import InputError
-from jaxddp.data.labels import LabelKind, labels_of
 from jaxddp.data.order import EvalOrder, columns, stacked_columns
-from jaxddp.engine.example_loss import example_loss
-from jaxddp.engine.objective import Objective
+from jaxddp.data.source import LabelKind, labels_of
+from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.state import TrainState
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way

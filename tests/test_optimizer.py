@@ -20,11 +20,11 @@ from jaxddp.core.errors import InputError
 from jaxddp.kernels import BY_NAME, Kernel, Kernels
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.models.variables import trees_of
+from jaxddp.models.interface import trees_of
 from jaxddp.optimizers import Sgd
 from jaxddp.schedules import Steps, at_batch_size, batch_factor, derivation, make_schedule
-from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.recipe import make_objects
+from jaxddp.setup.resources import Layout, TrainingData
 from jaxddp.setup.user_objects import objects_of_arguments
 from jaxddp.training.plan import Plan
 

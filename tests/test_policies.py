@@ -18,13 +18,18 @@ from support.shared import sgd
 from support.torchvision_golden import FILE, decoded, image
 
 import jaxddp.augment.policies as policies
-from jaxddp.augment.color import TURN, adjusted, blur, box_weights, color_jitter, draw
 from jaxddp.augment.operations import (
     IDENTITY,
     ONE,
     OPERATIONS,
     SIGNED,
+    TURN,
     PixelOperation,
+    adjusted,
+    blur,
+    box_weights,
+    color_jitter,
+    draw,
     gray_of,
     operate,
     operate_all,

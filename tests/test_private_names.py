@@ -30,7 +30,7 @@ FOLDERS = ("jaxddp", "configs", "launch", "benchmarks", "tests")
 USED = {
     "jaxddp/data/formats/tfds.py": "read_only_builder",
     "jaxddp/data/stream/tensorflow_cpu.py": "sys.modules['keras']",
-    "jaxddp/engine/buckets.py": "eqns",
+    "jaxddp/engine/gradients.py": "eqns",
     "jaxddp/engine/compilation.py": "jax._src.compilation_cache jax._src.compiler jax._src.lru_cache _CACHE_SUFFIX "
     "_cache_write",
     "jaxddp/setup/identity.py": "eqns",

@@ -31,7 +31,7 @@ from jaxddp.config import Config
 from jaxddp.config.registry import MODELS
 from jaxddp.core.errors import InputError, Unreachable
 from jaxddp.data.storage.objects import RetryPolicy
-from jaxddp.models.variables import by_path, shapes_of
+from jaxddp.models.interface import by_path, shapes_of
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.run_setup import initialize, open_recipe
 from jaxddp.setup.user_objects import objects_of_hooks

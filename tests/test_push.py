@@ -22,9 +22,9 @@ from jaxddp.cli import main
 from jaxddp.command_line.parse import parse_recipe
 from jaxddp.commands.train import Train
 from jaxddp.config.goal import Goal
-from jaxddp.models.variables import by_path
+from jaxddp.models.interface import by_path
 from jaxddp.setup.run_setup import initialize, open_recipe
-from jaxddp.training.checkpoints.validation_file import ValidationFile
+from jaxddp.training.checkpoints.integrity import ValidationFile
 from jaxddp.weights.places import local_weights
 
 RECIPE = """

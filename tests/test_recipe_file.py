@@ -14,8 +14,7 @@ from jaxddp.command_line import parse
 from jaxddp.commands.train import Train
 from jaxddp.config import Config, load
 from jaxddp.core.errors import InputError
-from jaxddp.recipe.file import read_recipe
-from jaxddp.recipe.hooks import HOOKS
+from jaxddp.recipe.file import HOOKS, read_recipe
 
 
 @pytest.fixture(scope="module")

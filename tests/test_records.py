@@ -17,8 +17,7 @@ from jaxddp.core.errors import InputError
 from jaxddp.core.files import CACHE_VARIABLE
 from jaxddp.data.faults import raise_fault
 from jaxddp.data.order import EvalOrder, SampleOrder
-from jaxddp.data.storage.records import RecordFiles, record_offsets
-from jaxddp.data.storage.shards import Columns, load_or_build_index
+from jaxddp.data.storage.shards import Columns, RecordFiles, load_or_build_index, record_offsets
 from jaxddp.data.storage.store import LocalFiles
 from jaxddp.data.stream.tensorflow_cpu import tf
 from jaxddp.data.table import ExampleTable

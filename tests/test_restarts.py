@@ -11,7 +11,7 @@ import jaxddp.job.environment as work_status
 from jaxddp.cluster.launcher import launch, valid_machine_counts
 from jaxddp.cluster.meeting.states import Budget, Generation, Restart
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.worker_group import End
+from jaxddp.cluster.worker import End
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError
 from jaxddp.job.environment import STATUS_PIPE, WorkStatus, report_work

@@ -22,7 +22,7 @@ import jaxddp
 from jaxddp.config import Config
 from jaxddp.config.registry import LOGGERS, METRICS
 from jaxddp.core.errors import InputError
-from jaxddp.data.labels import LabelKind
+from jaxddp.data.source import LabelKind
 from jaxddp.engine.objective import compute_contributions, finish_metrics
 from jaxddp.metrics import CalibrationError, average_precision
 from jaxddp.setup.user_objects import with_user_metrics

@@ -14,7 +14,7 @@ from support.runs import setup_of
 from support.shared import sgd
 
 from jaxddp.config import Config
-from jaxddp.engine.buckets import Averaging
+from jaxddp.engine.gradients import Averaging
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import AXIS

@@ -19,7 +19,7 @@ from support.shared import adapted, plain_loss, sgd, taken_apart, topology_of
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig
 from jaxddp.data.batch import Batch
-from jaxddp.data.labels import LabelKind
+from jaxddp.data.source import LabelKind
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.objective import Objective
 from jaxddp.engine.programs import make_eval_step

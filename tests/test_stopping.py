@@ -23,8 +23,8 @@ from jaxddp.config.goal import Goal
 from jaxddp.core.errors import InputError, Preempted
 from jaxddp.engine.parts.configured import Plateau
 from jaxddp.losses import softmax_cross_entropy
+from jaxddp.training.checkpoints.integrity import ValidationFile
 from jaxddp.training.checkpoints.manager import Checkpoints
-from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.listeners.jsonl import JsonLines
 
 TABLE, VAL = random_table(50), random_table(23, seed=1)

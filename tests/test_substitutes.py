@@ -14,7 +14,7 @@ from support.streams import DATA, SIZE, table_of, waves
 from jaxddp.core.errors import InputError
 from jaxddp.data.batch import Batch
 from jaxddp.data.order import WHOLE, SampleOrder, Shard
-from jaxddp.data.soundness import Substitutes
+from jaxddp.data.source import Substitutes
 from jaxddp.data.stream.decode import Pixels, example_keys
 from jaxddp.data.table import ExampleTable
 

@@ -13,9 +13,8 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.formats import ilsvrc
 from jaxddp.data.formats.ilsvrc import train_solutions, val_solutions
-from jaxddp.data.labels import balanced_rows, labels_of
 from jaxddp.data.opening import open_splits
-from jaxddp.data.source import check_labelled
+from jaxddp.data.source import balanced_rows, check_labelled, labels_of
 from jaxddp.data.table import ExampleTable
 
 HEADER = "ImageId,PredictionString\n"

@@ -13,7 +13,7 @@ from support.launches import HANGING, PRINT_ENVIRONMENT, LaunchResult, plain_env
 from support.metadata import serving, write_chips
 
 import jaxddp.cluster.launcher as launcher
-from jaxddp.cluster.doctor import checks
+from jaxddp.cluster.doctor import checklist
 from jaxddp.cluster.launcher import check_tpu_options
 from jaxddp.cluster.options import Launch
 from jaxddp.config import ParallelConfig
@@ -197,13 +197,13 @@ def test_options_that_do_not_fit_the_chips_are_an_error(options, environ, messag
 
 
 def test_chips_that_jax_does_not_see_are_a_warning(monkeypatch):
-    monkeypatch.setattr(checks, "local_chips", lambda: CHIPS)
-    row = checks.devices(ParallelConfig(), ALONE)
+    monkeypatch.setattr(checklist, "local_chips", lambda: CHIPS)
+    row = checklist.devices(ParallelConfig(), ALONE)
     assert row.verdict == "warn" and row.detail.endswith(
         "JAX does not see the 4 TPU chips of this machine: install jaxddp[tpu], or set JAX_PLATFORMS=cpu"
     )
-    monkeypatch.setattr(checks, "installed_version", lambda package: None if package == "libtpu" else "1.0")
-    assert "libtpu not installed" in checks.versions().detail
+    monkeypatch.setattr(checklist, "installed_version", lambda package: None if package == "libtpu" else "1.0")
+    assert "libtpu not installed" in checklist.versions().detail
 
 
 # --- Google evicts the machine ---

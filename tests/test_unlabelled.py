@@ -10,9 +10,8 @@ from support.data import random_table, write_arrays
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError
 from jaxddp.data.arrays import ArrayTable
-from jaxddp.data.opening import labelled_and_unlabelled, open_tables
+from jaxddp.data.opening import few_labels, labelled_and_unlabelled, open_tables
 from jaxddp.data.order import SampleOrder, unlabelled_seed
-from jaxddp.data.selection import few_labels
 from jaxddp.data.table import ExampleTable
 from jaxddp.mesh import Topology
 from jaxddp.setup.feed import Feed

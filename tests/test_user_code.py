@@ -18,7 +18,7 @@ from jaxddp.cli import main
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, JaxddpError
 from jaxddp.core.user_code import UserCodeExit, describe_error, describing_errors, is_ctrl_c, place_of
-from jaxddp.recipe.hooks import errors_name_line
+from jaxddp.recipe.file import errors_name_line
 
 HERE = Path(__file__)
 TABLE = random_table(24)

@@ -11,9 +11,9 @@ from jaxddp.api import prepare_training, train
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.inference.exports import write_weights
 from jaxddp.losses import softmax_cross_entropy
+from jaxddp.models.interface import shapes_of
 from jaxddp.models.network import PositionGrid
 from jaxddp.models.swin import Swin
-from jaxddp.models.variables import shapes_of
 from jaxddp.models.vit import ViT, ViTSize
 from jaxddp.weights.match import ImageArrays, conversions, match, namings_of, published
 from jaxddp.weights.state_dict import read, write

@@ -20,8 +20,8 @@ from jaxddp.core.errors import InputError
 from jaxddp.losses import softmax_cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
+from jaxddp.models.interface import by_path, shapes_of
 from jaxddp.models.resnet import BASIC, Architecture, build
-from jaxddp.models.variables import by_path, shapes_of
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.weights.match import match, namings_of, published
 from jaxddp.weights.state_dict import read, write

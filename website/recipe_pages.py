@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxddp.config import load
-from jaxddp.data.batch_plan import Growth
+from jaxddp.data.batch import Growth
 from jaxddp.recipe.sources import config_names
 from jaxddp.schedules import Steps, make_schedule
 from website.documents import ROOT

@@ -2,8 +2,8 @@
 
 The model is not measured, and no run uses it:
 
-- A bucket has half of the remaining bytes, as in `jaxddp.engine.buckets.fill_buckets`. Its all-reduce takes the time of
-  `benchmarks.programs.communication`.
+- A bucket has half of the remaining bytes, as in `jaxddp.engine.gradients.fill_buckets`. Its all-reduce takes the time
+  of `benchmarks.programs.communication`.
 - All-reduces start in the last `WINDOW` of the computation of a step, at equal intervals, and the last one at its end.
   Each waits for the previous one, and with it the computation: an interval hides only the all-reduce that starts with
   it. Compiled programs of ResNet-50 are like this (benchmarks/RESULTS.md): XLA computes the gradients of most

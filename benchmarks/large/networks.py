@@ -11,7 +11,7 @@ from jaxddp.config import Config
 from jaxddp.config.registry import MODELS
 from jaxddp.engine.ways.sharded import sharded_axis
 from jaxddp.models.adapt import adapt
-from jaxddp.models.variables import trees_of
+from jaxddp.models.interface import trees_of
 
 CLASSES, IMAGE = 1000, (224, 224, 3)
 DEVICE = "NVIDIA H200"

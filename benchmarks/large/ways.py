@@ -3,7 +3,7 @@
 Devices are H200s in hosts of eight. The time of a message is that of `benchmarks.programs.communication`. The times of
 the backward pass and of buckets are those of `benchmarks.large.buckets`, which also decides the number of buckets.
 
-- All-reduce: as in `jaxddp.engine.buckets`. `SMALL` is the number of buckets of jobs of one or two hosts.
+- All-reduce: as in `jaxddp.engine.gradients`. `SMALL` is the number of buckets of jobs of one or two hosts.
 - Sharded optimizer: reduce-scatters in buckets, and all-gathers of the parameters at the start of the step, in the
   order in which the forward pass uses them. Each takes half of the time of a ring all-reduce; NCCL has no trees for
   them. Each bucket's part of the forward pass, of equal length, waits for its all-gather.

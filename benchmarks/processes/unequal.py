@@ -35,9 +35,8 @@ from jaxddp.api import prepare_training, resnet
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.ways.unequal import Unequal
 from jaxddp.job.environment import find_job
-from jaxddp.setup.compiled_programs import step_phases
 from jaxddp.setup.measured_shares import settle_shares
-from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup, step_phases
 
 SHARES = (None, "3,1", "auto")
 CLASSES, SIZE, WIDTH, EXAMPLES, LOCAL_BATCH = 10, 32, 16, 1024, 64

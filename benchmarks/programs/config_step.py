@@ -10,7 +10,7 @@ import numpy as np
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import Config
 from jaxddp.data.batch import Batch
-from jaxddp.data.labels import LabelKind
+from jaxddp.data.source import LabelKind
 from jaxddp.engine.compilation import step_options
 from jaxddp.engine.initial_state import make_init
 from jaxddp.engine.objective import Objective
@@ -20,8 +20,8 @@ from jaxddp.mesh import Topology
 from jaxddp.models.adapt import for_platform
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.setup.feed import LONGEST_CHUNK
-from jaxddp.setup.layout import Layout, TrainingData
 from jaxddp.setup.recipe import Recipe, make_objects
+from jaxddp.setup.resources import Layout, TrainingData
 from jaxddp.setup.run_setup import complete_recipe
 from jaxddp.setup.user_objects import objects_of_hooks
 

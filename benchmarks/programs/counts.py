@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from benchmarks.common.harness import Figures
 from benchmarks.programs.schedule import COLLECTIVE, KERNEL_GRADIENT, Kernel, Schedule
-from jaxddp.engine.buckets import AVERAGING
+from jaxddp.engine.gradients import AVERAGING
 
 LARGEST = 20
 LAST = 3

@@ -12,13 +12,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxddp.augment.color import blur, box_weights, color_jitter
 from jaxddp.augment.operations import (
     IDENTITY,
     OPERATIONS,
     PixelOperation,
     Size,
     Space,
+    blur,
+    box_weights,
+    color_jitter,
     drawn,
     gray_of,
     on_planes,
@@ -269,7 +271,7 @@ def one_of_three(planes: jax.Array, choice: jax.Array, weights: jax.Array) -> ja
 
     Args:
         choice: int32[].
-        weights: the weights of the blur, uint32[3]; see `jaxddp.augment.color.box_weights`.
+        weights: the weights of the blur, uint32[3]; see `jaxddp.augment.operations.box_weights`.
     """
     gray = jnp.broadcast_to(gray_of(planes.astype(jnp.int32)), planes.shape).astype(planes.dtype)
     solarized = jnp.where(planes < THRESHOLD, planes, 255 - planes)

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 
 import jaxddp.augment.geometry as geometry
-from jaxddp.augment.color import color_jitter
 from jaxddp.augment.geometry import alternate_flip, flip, resized
 from jaxddp.augment.mixing import Mixing, mix
-from jaxddp.augment.operations import on_planes
+from jaxddp.augment.operations import color_jitter, on_planes
 from jaxddp.augment.policies import rand_augment
 from jaxddp.config import AugmentConfig, Config
 from jaxddp.config.registry import AUGMENTATIONS, POLICIES

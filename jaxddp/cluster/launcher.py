@@ -20,20 +20,18 @@ from jaxddp.cluster.machine import divide, local_cores, local_gpus
 from jaxddp.cluster.meeting.network import LauncherClient, LauncherServer
 from jaxddp.cluster.meeting.states import Agent, Assignment, Coordinator
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.worker import Worker, shared_environment
-from jaxddp.cluster.worker_group import WorkerGroup, catch_signals
+from jaxddp.cluster.worker import Worker, WorkerGroup, catch_signals, shared_environment
 from jaxddp.config import Config
 from jaxddp.core.errors import InputError, JaxddpError, about, counted, nearest
 from jaxddp.core.log import say
 from jaxddp.core.ranges import Range, whole
 from jaxddp.core.tpu import local_chips
-from jaxddp.data.batch_plan import Division
+from jaxddp.data.batch import Division
 from jaxddp.job import tpu
 from jaxddp.job.env_variables import Environ
 from jaxddp.job.environment import INHERITED_SOCKET, KEY, RUN_ID, Job
-from jaxddp.wire.addresses import LOOPBACK, address_of, is_loopback, listen, split_address
 from jaxddp.wire.connection import raise_file_limit
-from jaxddp.wire.messages import MOST_PROCESSES
+from jaxddp.wire.messages import LOOPBACK, MOST_PROCESSES, address_of, is_loopback, listen, split_address
 
 GENERATION = "JAXDDP_GENERATION"
 """The environment variable with the number, from 0, of the generation, which is one start of the whole job."""
@@ -58,7 +56,7 @@ def launch(options: Launch, command: Sequence[str], config: Config | None = None
             can be divided.
 
     Returns:
-        The exit code of the job; see `jaxddp.cluster.worker_group.WorkerGroup.end`. After restarts, this is the exit
+        The exit code of the job; see `jaxddp.cluster.worker.WorkerGroup.end`. After restarts, this is the exit
         code of the last start.
 
     Raises:

@@ -41,7 +41,7 @@ def run(arguments: list[str]) -> int:
     options, file = parse_eval(arguments)
     with doing(IMPORTING):
         from jaxddp.core.peers import joined
-        from jaxddp.inference.run_evaluation import evaluate, evaluate_weights
+        from jaxddp.inference.trained import evaluate, evaluate_weights
         from jaxddp.training.progress import format_metrics
 
     if options.step == _INITIAL:

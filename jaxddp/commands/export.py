@@ -40,8 +40,7 @@ def run(arguments: list[str]) -> int:
         raise InputError(f"{options.out}: its extension names no format; {choices(form, formats)}, or give --format")
     check_run(options.run)
     with doing(IMPORTING):
-        from jaxddp.inference.exports import export_program, export_run
-        from jaxddp.inference.published_run import write_folder
+        from jaxddp.inference.exports import export_program, export_run, write_folder
         from jaxddp.inference.trained import restore_run
         from jaxddp.mesh import Topology
 

@@ -13,8 +13,16 @@ import jaxddp.core.files as files
 from jaxddp.command_line.parse import check_run, parse
 from jaxddp.command_line.terminal import TableRow, print_line, print_table
 from jaxddp.core.errors import InputError, figure, size
-from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, METADATA, Integrity, steps_in
-from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE, ValidationFile
+from jaxddp.training.checkpoints.integrity import (
+    CHECKPOINTS,
+    DAMAGED_SUFFIX,
+    INDEX,
+    METADATA,
+    VALIDATION_FILE,
+    Integrity,
+    ValidationFile,
+    steps_in,
+)
 
 
 @dataclass(frozen=True)

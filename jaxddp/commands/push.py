@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> int:
     check_run(options.run)
     check_token(place)
     with doing(IMPORTING):
-        from jaxddp.inference.published_run import push_run
+        from jaxddp.inference.exports import push_run
 
     print(push_run(options.run, options.step, place, private=options.private))
     return 0

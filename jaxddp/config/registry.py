@@ -186,7 +186,7 @@ class Registry:
 MODELS = Registry("model.name", "jaxddp.models.families", {}, "get_model")
 """`(config, num_classes) -> model`; a model is any object that `jaxddp.models.adapt.adapt` accepts."""
 LOSSES = Registry("loss.name", "jaxddp.losses", {}, "get_loss", ("loss.class_weights", "train.label_smoothing"))
-"""`(config) -> loss`; see `jaxddp.engine.example_loss`. A loss that supports class weights is made by
+"""`(config) -> loss`; see `jaxddp.engine.objective`. A loss that supports class weights is made by
 `(config, class_weights) -> loss`, where the weights are K floats, or None for no weights."""
 OPTIMIZERS = Registry("optimizer.name", "jaxddp.optimizers", {}, "get_optimizer", ("optimizer.weight_decay",))
 """`(config, learning_rate) -> optax.GradientTransformation`; `learning_rate` is a function of the step."""

@@ -22,9 +22,8 @@ from jaxddp.core.threads import map_in_threads
 from jaxddp.data.faults import find_repeats
 from jaxddp.data.images.header import parse_header
 from jaxddp.data.images.verify import open_sound, sound_image, stray_bytes
-from jaxddp.data.labels import labels_of
 from jaxddp.data.manifest import VERSION, manifest_name
-from jaxddp.data.source import SourceTable, image_dtype
+from jaxddp.data.source import SourceTable, image_dtype, labels_of
 
 LARGE = 20_000_000
 """Images with more pixels are decoded one at a time, whatever the number of threads, to bound the memory."""

@@ -21,8 +21,7 @@ from jaxddp.core.ranges import Range
 from jaxddp.core.threads import map_in_threads
 from jaxddp.data.formats.packed_records import FEATURE, MANIFEST
 from jaxddp.data.images.verify import open_sound, sound_image
-from jaxddp.data.labels import labels_of
-from jaxddp.data.source import Table
+from jaxddp.data.source import Table, labels_of
 
 SHARD_BYTES = 1 << 30
 _RECORD_OVERHEAD = 16

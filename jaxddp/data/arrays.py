@@ -13,9 +13,8 @@ from jaxddp.config import AugmentConfig, DataConfig
 from jaxddp.core.errors import InputError, Key, counted, refused, shaped, show
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_distinct
-from jaxddp.data.labels import ClassSelection, Record, labels_of, one_line_repr
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard, check_order, columns
-from jaxddp.data.soundness import Substitutes
+from jaxddp.data.source import ClassSelection, Record, Substitutes, labels_of, one_line_repr
 
 _UINT16_MAX = 65_535
 _CHUNK = 1024

@@ -1,4 +1,4 @@
-"""The soundness of a table's images: checksums, a cache of verified images, and substitutes for bad ones.
+"""The soundness of a table's images: checksums, a cache of verified images, and the rows that predictions omit.
 
 The cache identifies an image by a digest of its file's path below the root, size, and times of modification and change
 (see `Store.faults`). So a changed image is verified again, and any selection of classes can use the cache. The digests
@@ -19,7 +19,6 @@ import numpy as np
 
 from jaxddp.core.errors import InputError
 from jaxddp.core.files import cache_folder
-from jaxddp.data.labels import Examples, labels_of
 from jaxddp.data.storage.store import Fault, Store, name_of_folder, read_sealed, write_sealed
 
 _SHOWN = 12
@@ -73,43 +72,6 @@ class Digests:
         listed = f"{expected.hex()[:_SHOWN]}… in {self.manifest}"
         advice = "put the file back, or run `jaxddp data check` again if the change is intended"
         return f"its SHA-256 is {actual.hex()[:_SHOWN]}…, and {listed}; {advice}"
-
-
-class Substitutes:
-    """Substitutes for unusable images: each is replaced by the next usable image of the same class or set of classes.
-
-    Each host finds unusable images only among the images that it reads. If a substitute is unusable too, the host takes
-    the next image, so all hosts arrive at the same substitute.
-    """
-
-    def __init__(self, examples: Examples):
-        self._labels, self._name = labels_of(examples), examples.name
-        self._codes = self._labels.codes
-        self._unusable: set[int] = set()
-
-    def resolve(self, rows: np.ndarray) -> np.ndarray:
-        """Return int[n] rows with each unusable row replaced by the row of its substitute."""
-        if not self._unusable:
-            return rows
-        return np.array([self._substitute(row) for row in rows.tolist()], rows.dtype)
-
-    def refuse(self, row: int, fault: str) -> None:
-        """Mark a row as unusable, and log its fault and substitute. Raises: InputError if there is no substitute."""
-        self._unusable.add(row)
-        substitute = self._substitute(row)
-        if substitute in self._unusable:
-            names = ", ".join(self._labels.names[label] for label in self._labels.of(row))
-            raise InputError(f"{fault}; and no image{names and f' of class {names}'} is left to substitute")
-        _log.warning("%s; its substitute is %s", fault, self._name(substitute))
-
-    def _substitute(self, row: int) -> int:
-        """Return the next usable row of the same class, cyclically; the row itself if there is none."""
-        if row not in self._unusable:
-            return row
-        codes = self._codes
-        rows = np.flatnonzero(codes == codes[row])
-        following = np.roll(rows, -int(np.searchsorted(rows, row))).tolist()
-        return next((other for other in following if other not in self._unusable), row)
 
 
 class Omissions:

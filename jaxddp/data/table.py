@@ -12,9 +12,9 @@ import numpy as np
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.data.batch import Batch, PixelFormat
-from jaxddp.data.labels import ClassSelection, Labels, Record, labels_of, one_line_repr
 from jaxddp.data.order import WHOLE, EvalOrder, Order, Shard
-from jaxddp.data.soundness import Digests, Omissions, Substitutes, Verified
+from jaxddp.data.soundness import Digests, Omissions, Verified
+from jaxddp.data.source import ClassSelection, Labels, Record, Substitutes, labels_of, one_line_repr
 from jaxddp.data.storage.store import Store
 
 

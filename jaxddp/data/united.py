@@ -19,10 +19,8 @@ from jaxddp.core.errors import InputError, Key, counted, show
 from jaxddp.core.peers import Peers
 from jaxddp.data.batch import Batch
 from jaxddp.data.faults import check_distinct
-from jaxddp.data.labels import labels_of
 from jaxddp.data.order import WHOLE, EvalOrder, Order, SampleOrder, Shard, UnitedOrder, most_in_batch
-from jaxddp.data.soundness import Substitutes
-from jaxddp.data.source import Source, image_dtype
+from jaxddp.data.source import Source, Substitutes, image_dtype, labels_of
 
 _log = logging.getLogger("jaxddp.experiment")
 VALIDATION = "validation data"

@@ -30,7 +30,7 @@ from jaxddp.config import Config
 from jaxddp.core.errors import InputError, Key, show, text_of
 from jaxddp.core.files import CACHE_VARIABLE, cache_folder
 from jaxddp.core.peers import ALONE, Peers
-from jaxddp.engine.buckets import Averaging
+from jaxddp.engine.gradients import Averaging
 from jaxddp.mesh import Topology
 from jaxddp.platforms import platform_named
 

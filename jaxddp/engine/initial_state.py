@@ -14,8 +14,7 @@ from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import EVAL_PARAMS, TrainState, first_difference
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import Topology
-from jaxddp.models.interface import Model
-from jaxddp.models.variables import PARAMS, path_of
+from jaxddp.models.interface import PARAMS, Model, path_of
 
 Transform = Callable[..., tuple[Any, Any]]
 """(params, model_state) -> (params, model_state) with the same names, shapes and dtypes. A function with an argument

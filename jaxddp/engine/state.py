@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Sharding
 
 from jaxddp.core.errors import InputError, counted, show
-from jaxddp.models.variables import path_of
+from jaxddp.models.interface import path_of
 
 EVAL_PARAMS = "eval_params"
 """The key of evaluation parameters among a part's arrays. Prediction, export and serving use evaluation parameters

@@ -19,7 +19,7 @@ from jaxddp.engine.objective import MetricSums, TrainObjective
 from jaxddp.engine.optimizer import call_update, scale_updates
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState, cast_like, check_types
-from jaxddp.models.variables import with_frozen, without_frozen
+from jaxddp.models.interface import with_frozen, without_frozen
 
 _DROPOUT = 0x64726F
 

@@ -1,35 +1,64 @@
-"""Exports a trained network: its weights under the names of other libraries, or a program from pixels to logits.
+"""Exports a trained network: its weights, a program from pixels to logits, or a page of the Hugging Face Hub.
 
 A program is StableHLO or ONNX, and takes any number of images. The file FILE.json beside the program FILE describes its
 input and its classes.
+
+A published run is a folder with weights, settings, classes, curves and a model card, whose front matter has the keys of
+the Hub (https://huggingface.co/docs/hub/model-cards).
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 import logging
+import re
+import shutil
+import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import yaml
 
-from jaxddp.config.values import checked
+from jaxddp.config.goal import VAL_EMA, by_split, of_exported
+from jaxddp.config.registry import effective_settings
+from jaxddp.config.values import checked, flatten
 from jaxddp.core import files, libraries
-from jaxddp.core.errors import InputError, JaxddpError, choices, counted, first_line, not_installed, show, size
+from jaxddp.core.errors import (
+    InputError,
+    JaxddpError,
+    choices,
+    counted,
+    figure,
+    first_line,
+    is_share,
+    not_installed,
+    show,
+    size,
+    some,
+)
+from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.data.batch import Batch
 from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
 from jaxddp.models.interface import Model
+from jaxddp.recipe.file import RUN_ID
+from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.recipe import model_of
 from jaxddp.setup.user_objects import objects_of_hooks
-from jaxddp.weights.match import constants_of, namings_of, published
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS, LOCATION_KEYS, Integrity, ValidationFile
+from jaxddp.training.listeners.workdir_files import CURVES
+from jaxddp.weights.download import HubFile, upload
+from jaxddp.weights.match import constants_of, has_published_names, namings_of, published
+from jaxddp.weights.places import SIGNATURE_FILE, WEIGHTS_FILE, is_local
 from jaxddp.weights.state_dict import write
 from jaxddp.workdir.saved_state import read_run, recipe_of_run
 from jaxddp.workdir.signature import Signature
@@ -255,3 +284,180 @@ def write_weights(out: Path, model: Model, arrays: dict[str, np.ndarray], peers:
     if peers.is_first:
         write(out, named)
     return len(named)
+
+
+CARD_FILE = "README.md"
+_PRIVATE_KEYS = frozenset(
+    (*LOCATION_KEYS, "data.data_dir", "data.local_cache", "data.manifest", "data.classes", "objective.teacher")
+)
+"""The keys with paths of this machine, which are not pushed. `model.weights` is not pushed if it is a path."""
+_COUNT = "count"
+_SETTINGS = (
+    *("model.name", "model.weights", "data.image_size", "train.batch_size", "train.duration", "train.precision"),
+    *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule", "optimizer.warmup", "optimizer.weight_decay"),
+    "seed",
+)
+_SHOWN_CLASSES = 10
+
+
+def push_run(directory: Path, which: str, place: HubFile, *, private: bool) -> str:
+    """Upload a checkpoint ("latest", "best" or a step) with its model card, and return a line for the user.
+
+    Raises:
+        InputError: see `PublishedRun`; also if the token may not write.
+        Unreachable: the hub does not answer.
+    """
+    run = PublishedRun(directory, which, place)
+    with tempfile.TemporaryDirectory() as temporary:
+        written = run.write(Path(temporary))
+        url = upload(Path(temporary), place, private=private, message=f"Step {run.step}")
+    return f"{place}: {written}; {url}"
+
+
+def write_folder(directory: Path, which: str, folder: Path) -> str:
+    """Write the files that `push_run` uploads into a new folder, and return a line for the user.
+
+    Raises: InputError, also if the folder exists and is not empty, or cannot be created.
+    """
+    run = PublishedRun(directory, which, folder.resolve())
+    if any(files.create(folder).iterdir()):
+        raise InputError(f"{folder}: is not empty; give a new folder")
+    try:
+        return f"{folder}: {run.write(folder)}, with a model card"
+    except BaseException:
+        for file in folder.iterdir():
+            file.unlink()
+        raise
+
+
+class PublishedRun:
+    """A checkpoint of a run, and its model card.
+
+    Args:
+        which: "latest", "best" or a step.
+        place: the repository of the Hub, or the folder.
+
+    Raises:
+        InputError: there is no such checkpoint, or the run's config does not name its network.
+    """
+
+    def __init__(self, directory: Path, which: str, place: HubFile | Path):
+        self.directory, self.place = directory, place
+        self.step, self.model, self.arrays = weights_of_run(directory, which)
+        file, checkpoints = recipe_of_run(directory), directory / CHECKPOINTS
+        self.config, self.hooks, self.signature = file.config, sorted(file.hooks), Signature.read(directory)
+        self.measured = ValidationFile(checkpoints, Integrity(checkpoints)).of(self.step)
+        # The metrics of the published parameters, which may be averages of the trained ones.
+        self.metrics = {name: value for name, value in of_exported(self.measured).items() if value is not None}
+        self.title = place.name if isinstance(place, Path) else place.repo.partition("/")[2]
+        name = self.config.data.name or PurePosixPath(self.config.data.path or "data").name
+        self.data_set = re.sub(r"[^\w.-]+", "-", name).strip("-.") or "data"
+        weights = self.config.model.weights
+        self.base = None if weights is None or is_local(weights) else weights
+
+    def write(self, folder: Path) -> str:
+        """Write the files, and return a line for the user.
+
+        The weights are the last file, because `model.weights` accepts a folder that has them.
+        """
+        run_id = files.parse_json(files.read(self.directory / CONFIG_FILE), dict).get(RUN_ID)
+        contents: dict[str, Any] = {CONFIG_FILE: self._public_config()}
+        if self.signature is not None:
+            contents[SIGNATURE_FILE] = dataclasses.asdict(self.signature)
+        for name, content in contents.items():
+            files.replace(folder / name, (json.dumps({RUN_ID: run_id, **content}, indent=2) + "\n").encode())
+        if (self.directory / CURVES).is_file():
+            shutil.copyfile(self.directory / CURVES, folder / CURVES)
+        files.replace(folder / CARD_FILE, self._card().encode())
+        count = write_weights(folder / WEIGHTS_FILE, self.model, self.arrays)
+        return f"{counted(count, 'array')} of step {self.step} of {self.directory}"
+
+    def _public_config(self) -> dict[str, Any]:
+        """Return the content of config.json without paths, and without the network if Python code defines it."""
+        config: dict[str, Any] = self.config.to_dict() | {"log": {}}
+        if "get_model" in self.hooks:
+            del config["model"]
+        for key in _PRIVATE_KEYS if self.base else _PRIVATE_KEYS | {"model.weights"}:
+            section, _, name = key.partition(".")
+            config.get(section, {}).pop(name, None)
+        return config
+
+    def _card(self) -> str:
+        """Return the text of README.md."""
+        front = yaml.safe_dump(self._front_matter(), sort_keys=False, allow_unicode=True)
+        return f"---\n{front}---\n\n{self._about()}\n\n{self._results()}\n\n{self._loading()}\n\n{self._training()}\n"
+
+    def _front_matter(self) -> dict[str, Any]:
+        front: dict[str, Any] = {
+            "library_name": "jaxddp",
+            "pipeline_tag": "image-classification",
+            "tags": ["image-classification", "jax", "flax", "jaxddp"],
+            "datasets": [self.data_set],
+        }
+        if self.base is not None and not self.base.startswith("torchvision/"):
+            front["base_model"] = HubFile.parse(self.base).repo if self.base.startswith("hf://") else self.base
+        shares = {key: value for key, value in self.metrics.items() if is_share(key)}
+        if shares:
+            results = {
+                "task": {"type": "image-classification", "name": "Image classification"},
+                "dataset": {"name": self.data_set, "type": self.data_set, "split": "validation"},
+                "metrics": [{"type": "accuracy", "name": key, "value": value} for key, value in shares.items()],
+            }
+            front |= {"metrics": ["accuracy"], "model-index": [{"name": self.title, "results": [results]}]}
+        return front
+
+    def _about(self) -> str:
+        names = () if self.signature is None else self.signature.class_names
+        listed = some(names, _SHOWN_CLASSES)
+        classes = f" It classifies images into {counted(len(names), 'class')}: {listed}." if names else ""
+        release = f"jaxddp {installed_version('jaxddp') or ''}".rstrip()
+        network = "of the recipe" if "get_model" in self.hooks else self.config.model.name
+        count = sum(array.size for path, array in self.arrays.items() if path.startswith("params/"))
+        trained = f"The network {network}, with {count:,} parameters, was trained on {self.data_set} with {release}."
+        return f"# {self.title}\n\n{trained}{classes}"
+
+    def _results(self) -> str:
+        if not self.metrics:
+            return f"## Results\n\nThese are the weights after step {self.step:,}. They were not validated."
+        table = _table("metric", ((name, figure(name, v)) for name, v in self.metrics.items() if name != _COUNT))
+        images = f" on {counted(int(self.metrics[_COUNT]), 'image')}" if _COUNT in self.metrics else ""
+        averaged = VAL_EMA in by_split(self.measured)
+        of_which = " of the averaged parameters, which this repository holds," if averaged else ""
+        return f"## Results\n\nThe validation{of_which} after step {self.step:,}{images}:\n\n{table}"
+
+    def _loading(self) -> str:
+        data = self.config.data
+        size = data.eval_size or data.image_size
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in (data.mean, data.std))
+        weights = self.title if isinstance(self.place, Path) else str(self.place)
+        sides = "Both sides of an image are" if data.eval_crop == "squash" else "The short side of an image is"
+        text = (
+            "## How to load it\n\n```\njaxddp train finetune_folder --data.path PICTURES --model.weights "
+            f"{weights}\n```\n\n{sides} resized to {data.resize} pixels ({data.interpolation}), and the "
+            f"central {size}x{size} pixels are normalized with mean {mean} and standard deviation {std}."
+        )
+        if has_published_names(self.model):
+            text += (
+                "\n\nThe arrays in `model.safetensors` have the names and the layout of torchvision or timm. PyTorch "
+                "loads them into the same network by "
+                '`model.load_state_dict(safetensors.torch.load_file("model.safetensors"))`.'
+            )
+        return text
+
+    def _training(self) -> str:
+        hidden = {"model.weights"} if self.base is None else set()
+        hidden |= {"model.name"} if "get_model" in self.hooks else set()
+        settings = effective_settings(type(self.config), flatten(self.config.to_dict()), self.hooks)
+        shown = [(key, settings.get(key)) for key in _SETTINGS if key not in hidden]
+        table = _table("key", ((key, value) for key, value in shown if value is not None))
+        fetch = "" if isinstance(self.place, Path) else f"hf download {self.place.repo} config.json --local-dir .\n"
+        train = "jaxddp train config.json --data.path DATA --workdir runs/again"
+        end = f". To train it again:\n\n```\n{fetch}{train}\n```"
+        if self.hooks:
+            end = f", except those of the Python code in the recipe ({', '.join(self.hooks)})."
+        curves = "\n\n![curves of the training](curves.png)" if (self.directory / CURVES).is_file() else ""
+        return f"## How it was trained\n\n{table}\n\n`config.json` has all settings{end}{curves}"
+
+
+def _table(title: str, rows: Iterable[tuple[str, Any]]) -> str:
+    return "\n".join([f"| {title} | value |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)])

@@ -26,9 +26,22 @@ from jaxddp.core.process_exit import end_now
 from jaxddp.job.env_variables import FILE_DESCRIPTORS, EnvValue, lookup, number
 from jaxddp.job.environment import INHERITED_SOCKET, Job
 from jaxddp.job.watchdog import Alive, Done, Left, Lost, Timeouts, Watchdog, end_process
-from jaxddp.wire.addresses import LOOPBACK, NotResolved, free_address, listen, split_address
 from jaxddp.wire.connection import Admission, Client, Connection, NetworkThread, raise_file_limit
-from jaxddp.wire.messages import KEY, Challenge, ExitCode, Hello, Message, Number, Refusal, make_welcome
+from jaxddp.wire.messages import (
+    KEY,
+    LOOPBACK,
+    Challenge,
+    ExitCode,
+    Hello,
+    Message,
+    NotResolved,
+    Number,
+    Refusal,
+    free_address,
+    listen,
+    make_welcome,
+    split_address,
+)
 
 _PROXY = Path(__file__).with_name("coordinator_proxy.py")
 _PROXY_SECONDS, _FLUSH_SECONDS, _RESOLVE_SECONDS = 10.0, 2.0, 0.2

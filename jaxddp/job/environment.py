@@ -17,8 +17,7 @@ from jaxddp.core.phases import working
 from jaxddp.job.env_variables import COUNT, FILE_DESCRIPTORS, INDEX, Environ, EnvValue, lookup, number, text
 from jaxddp.job.schedulers import EXPLICIT, SCHEDULERS, TPU, Scheduler
 from jaxddp.job.tpu import with_metadata
-from jaxddp.wire.addresses import split_address
-from jaxddp.wire.messages import KEY, Identity
+from jaxddp.wire.messages import KEY, Identity, split_address
 
 RUN_ID = "JAXDDP_RUN_ID"
 INHERITED_SOCKET = "JAXDDP_COORDINATOR_FD"

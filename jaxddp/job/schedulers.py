@@ -16,7 +16,7 @@ from pathlib import Path
 from jaxddp.core.errors import InputError
 from jaxddp.job import tpu
 from jaxddp.job.env_variables import INDEX, Environ, EnvValue, lookup, number
-from jaxddp.wire.addresses import LOOPBACK, is_loopback
+from jaxddp.wire.messages import LOOPBACK, is_loopback
 
 Lookup = Callable[[Environ], EnvValue | None]
 _MOST_ANCESTORS = 1000

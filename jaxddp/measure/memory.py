@@ -20,7 +20,7 @@ import jax
 
 from jaxddp.core.errors import InputError, Key, Option, Words, joined, size
 from jaxddp.core.peers import Peers
-from jaxddp.data.batch_plan import Division
+from jaxddp.data.batch import Division
 from jaxddp.measure.cost import Cost
 from jaxddp.mesh import Topology
 

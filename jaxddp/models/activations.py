@@ -14,8 +14,7 @@ import jax.numpy as jnp
 
 from jaxddp.core.errors import InputError, nearest, show
 from jaxddp.models.adapt import LinenModel
-from jaxddp.models.interface import Model, Tree, name_of
-from jaxddp.models.variables import PARAMS, by_path, trees_of
+from jaxddp.models.interface import PARAMS, Model, Tree, by_path, name_of, trees_of
 
 HEAD = None
 """In place of the name of a layer: the input of the head, which is the last dense layer that returns the logits."""

@@ -21,7 +21,7 @@ from jaxddp.core.errors import InputError, Key
 from jaxddp.core.peers import ALONE, Peers
 from jaxddp.models.network import check_sides
 from jaxddp.models.ops.batch_norm import BatchNorm
-from jaxddp.models.ops.operations import Operations
+from jaxddp.models.ops.layers import Operations
 
 WHITENING = "whiten"
 """The name of the first convolution: `kernel` [2, 2, C, 8 C] and `bias` [8 C]."""

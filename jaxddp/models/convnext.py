@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jaxddp.models.network import Naming, Network, check_sides, naming, stage_blocks
-from jaxddp.models.ops.layers import ModuleFactory, add_branch, branch_factors, convolutions, gelu
-from jaxddp.models.ops.operations import Operations
+from jaxddp.models.ops.layers import ModuleFactory, Operations, add_branch, branch_factors, convolutions, gelu
 
 STAGE_SIZES = {"convnext_tiny": (3, 3, 9, 3), "convnext_small": (3, 3, 27, 3)}
 """The number of blocks in each of the four stages."""

@@ -21,6 +21,7 @@ from jaxddp.models.ops.layers import (
     Activation,
     ConvNorm,
     ModuleFactory,
+    Operations,
     SqueezeExcitation,
     add_branch,
     branch_factors,
@@ -28,7 +29,6 @@ from jaxddp.models.ops.layers import (
     dropout,
     norms,
 )
-from jaxddp.models.ops.operations import Operations
 
 _normal = nn.initializers.normal(0.01)
 

@@ -25,7 +25,7 @@ import flax.linen as nn
 import jax
 
 from jaxddp.core.errors import InputError, Key
-from jaxddp.models.ops.operations import Operations
+from jaxddp.models.ops.layers import Operations
 
 Naming = Callable[[str], str]
 """A function of an array's path, which includes the collection. It returns the published name, such as

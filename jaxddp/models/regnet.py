@@ -16,8 +16,15 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jaxddp.models.network import Naming, Network, naming, stage_blocks
-from jaxddp.models.ops.layers import ConvNorm, ModuleFactory, SqueezeExcitation, convolutions, nearest_multiple, norms
-from jaxddp.models.ops.operations import Operations
+from jaxddp.models.ops.layers import (
+    ConvNorm,
+    ModuleFactory,
+    Operations,
+    SqueezeExcitation,
+    convolutions,
+    nearest_multiple,
+    norms,
+)
 
 _STEM_FEATURES = 32
 _QUANTUM = 8

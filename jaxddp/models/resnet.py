@@ -29,13 +29,14 @@ from jaxddp.core.errors import InputError, Key, choices
 from jaxddp.models.network import Naming, Network, naming, stage_blocks
 from jaxddp.models.ops.layers import (
     WEIGHT_INITS,
+    MaxPool,
     ModuleFactory,
+    Operations,
     SqueezeExcitation,
     convolutions,
     nearest_multiple,
     norms,
 )
-from jaxddp.models.ops.operations import MaxPool, Operations
 
 _LEAST_BLURRED_CHANNELS = 16
 _BLUR_WEIGHTS = (1, 2, 1)

@@ -16,8 +16,7 @@ from PIL import Image
 
 from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, counted
-from jaxddp.data.opening import open_unchecked
-from jaxddp.data.selection import chosen_images
+from jaxddp.data.opening import chosen_images, open_unchecked
 from jaxddp.data.source import Source, SourceTable
 from jaxddp.engine.compilation import keep_compiled_programs
 from jaxddp.inference.predictions import Outcome

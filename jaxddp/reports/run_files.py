@@ -16,8 +16,7 @@ from jaxddp.config.goal import VAL_EMA, Goal, by_split
 from jaxddp.core.duration import Duration
 from jaxddp.core.errors import InputError
 from jaxddp.recipe.sources import CONFIG_FILE
-from jaxddp.training.checkpoints.integrity import CHECKPOINTS
-from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE, ValidationFile
+from jaxddp.training.checkpoints.integrity import CHECKPOINTS, VALIDATION_FILE, ValidationFile
 from jaxddp.training.listeners.jsonl import METRICS, RESULT, Columns, Series, parse, series
 from jaxddp.workdir.lock import is_locked
 

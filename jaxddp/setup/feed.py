@@ -16,11 +16,9 @@ from jaxddp.config import DataConfig
 from jaxddp.core.errors import InputError, Key, counted, size
 from jaxddp.core.phases import doing, reached
 from jaxddp.core.threads import map_in_threads
-from jaxddp.data.batch import Batch
-from jaxddp.data.batch_plan import Division, Growth
+from jaxddp.data.batch import Batch, Division, Growth
 from jaxddp.data.order import EvalOrder, SampleOrder, Shard, UnitedOrder, columns, stacked_columns, unlabelled_seed
-from jaxddp.data.soundness import Substitutes
-from jaxddp.data.source import Source, image_dtype
+from jaxddp.data.source import Source, Substitutes, image_dtype
 from jaxddp.engine.programs import ResidentImages, place_images
 from jaxddp.measure.memory import images_text, memory_errors
 from jaxddp.mesh import Topology

@@ -1,10 +1,10 @@
-"""Loads the initial weights of a run, from a file or from another run."""
+"""Loads the initial weights of a run, and applies the keys that set single layers, such as `model.freeze`."""
 
 import logging
 import os
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,20 @@ import numpy as np
 import optax
 
 from jaxddp.config import Config, ModelConfig
-from jaxddp.config.layers import NO_LAYERS, Layers
-from jaxddp.core.errors import InputError, about, counted
+from jaxddp.config.layers import NO_LAYERS, Layers, has_prefix, longest_match
+from jaxddp.core.errors import InputError, Key, about, counted
 from jaxddp.core.phases import doing
 from jaxddp.engine.initial_state import Transform, make_init
+from jaxddp.engine.optimizer import only_trained, thawing, with_factors
+from jaxddp.engine.parts.guard import GradientNorm
 from jaxddp.engine.state import TrainState
+from jaxddp.kernels import Kernels
 from jaxddp.mesh import Topology
-from jaxddp.models.interface import Model
-from jaxddp.models.variables import shapes_of
+from jaxddp.models.adapt import with_frozen_norms
+from jaxddp.models.interface import PARAMS, Model, name_of, parameter_names, shapes_of
 from jaxddp.recipe.sources import CONFIG_FILE
-from jaxddp.setup.layout import ImageShape
+from jaxddp.setup.recipe import Recipe
+from jaxddp.setup.resources import ImageShape
 from jaxddp.weights.match import ImageArrays, Shapes, dotted_path, listed, match, namings_of
 from jaxddp.weights.places import WEIGHTS_FILE, local_weights
 from jaxddp.weights.state_dict import read
@@ -138,3 +142,84 @@ def configured_weights(
     with doing(f"reading weights from {config.weights}"):
         path = local_weights(config.weights, offline=config.offline)
         return path, initial_weights(path, target, topology)
+
+
+def fine_tuned(recipe: Recipe, shapes: Shapes) -> Recipe:
+    """Return the recipe with an optimizer and a model that freeze, unfreeze and scale layers as its config specifies.
+
+    The norm by which gradients are clipped counts the layers that a step trains.
+
+    Weight decay per layer is part of the optimizer; see `jaxddp.kernels`.
+
+    Args:
+        shapes: the shapes of the network's arrays, by path.
+
+    Raises:
+        InputError: a layer does not exist, no layer is left to train, or two keys contradict each other.
+    """
+    config, optimizer, plan = recipe.config, recipe.optimizer, recipe.layout.plan
+    trained, unfreeze_times = _trained(config, shapes, recipe.kernels), config.model.unfreeze_times
+    starts = {layer: duration.steps(**plan.lengths) for layer, duration in unfreeze_times.items()}
+    for layer, start in starts.items():
+        if start >= plan.total_steps and recipe.topology.peers.is_first:
+            problem = f"{layer!r} is trained from step {start} on, but the run ends at step {plan.total_steps}"
+            _log.warning(f"model.unfreeze: {problem}")
+    factors = {name: longest_match(config.optimizer.layer_rate_factors, name, 1.0) for name in trained}
+    if config.optimizer.layer_decay != 1:
+        decays = _layer_decays(recipe.model, trained, config.optimizer.layer_decay)
+        factors = {name: factors[name] * decays[name] for name in trained}
+    if config.frozen:
+        optimizer = only_trained(optimizer, config.frozen)
+    if any(value != 1 for value in factors.values()):
+        optimizer = with_factors(optimizer, factors)
+    first_steps = {name: int(longest_match(starts, name, 0)) for name in trained}
+    if any(starts.values()):
+        optimizer = thawing(optimizer, first_steps)
+    steps = {name: step if factors[name] else None for name, step in first_steps.items()}
+    untrained = tuple((name, step) for name, step in steps.items() if step != 0)
+    parts = [replace(part, first_steps=untrained) if isinstance(part, GradientNorm) else part for part in recipe.parts]
+    model = with_frozen_norms(recipe.model, config.frozen_norms)
+    return replace(recipe, optimizer=optimizer, model=model, parts=tuple(parts))
+
+
+def _trained(config: Config, shapes: Shapes, kernels: Kernels) -> list[str]:
+    """Return the names of the trained parameters. Raises: see `fine_tuned`."""
+    names, groups = parameter_names(shapes), config.optimizer.layer_settings
+    if not names:
+        raise InputError("model: the network has no parameters, so nothing can be trained; give it a layer with some")
+    keys = {
+        "model.unfreeze": config.model.unfreeze_times,
+        "optimizer.rate_factors": config.optimizer.factors,
+        "optimizer.groups": groups.rates | groups.decays,
+    }
+    config.model.frozen.check(names, "model.freeze")
+    config.model.fresh_layers.check(names, "model.new_layers")
+    Layers((*groups.frozen, *keys["optimizer.groups"])).check(names, "optimizer.groups")
+    for key in ("model.unfreeze", "optimizer.rate_factors"):
+        Layers(tuple(keys[key])).check(names, key)
+    trained = [name for name in names if name not in config.frozen]
+    freezing_key = Key.plain("model.freeze", config.model.freeze) if config.model.freeze else Key("optimizer.groups")
+    if not trained:
+        raise InputError(freezing_key, ": no layer is left to train", advice="leave one out")
+    for key, layers in keys.items():
+        for layer in layers:
+            if not any(has_prefix(layer, name) for name in trained):
+                by_model = any(has_prefix(layer, name) and name in config.model.frozen for name in names)
+                by = freezing_key if by_model else Key("optimizer.groups")
+                raise InputError(Key(key), f": {layer!r} is frozen by ", by)
+    for layer, decay in groups.decays.items():
+        layer_names = [name for name in trained if has_prefix(layer, name)]
+        if not any(kernels.get(name, shapes[PARAMS + name]) for name in layer_names):
+            problem = f": {layer}:decay={decay:g}: batch norm and biases are never decayed"
+            raise InputError(Key("optimizer.groups"), problem, advice="leave it out")
+    return trained
+
+
+def _layer_decays(model: Model, names: Iterable[str], decay: float) -> dict[str, float]:
+    """Return, for each name, `decay` raised to the number of layers that follow it."""
+    module: Any = getattr(model, "module", model)
+    if not hasattr(module, "depth_of"):
+        problem = f": {name_of(module)} does not define the depth of its layers"
+        advice = "give it depth and depth_of(path), or leave this out and set ", Key("optimizer.rate_factors")
+        raise InputError(Key("optimizer.layer_decay", decay), problem, advice=advice)
+    return {name: decay ** (module.depth - 1 - module.depth_of(PARAMS + name)) for name in names}

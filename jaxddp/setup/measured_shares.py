@@ -18,14 +18,13 @@ import jax
 import numpy as np
 
 import jaxddp.core.files as files
-from jaxddp.config.shares import AUTO, Shares, listed
+from jaxddp.config.training_section import AUTO, Shares, listed
 from jaxddp.core.phases import moved, phase
 from jaxddp.data.batch import Batch
 from jaxddp.engine.ways.unequal import Unequal, UnequalStep, device_arrays
 from jaxddp.mesh import Device, Topology
 from jaxddp.recipe.file import RUN_ID
-from jaxddp.setup.compiled_programs import step_phases
-from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup, step_phases
 
 SIMILAR = 0.1
 """Speeds that differ by at most this fraction count as equal: equal slices need one program and no padding."""

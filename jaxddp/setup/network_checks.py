@@ -16,11 +16,9 @@ from jaxddp.core.peers import Peers
 from jaxddp.engine.objective import wide_logits
 from jaxddp.measure.cost import count_flops, operations_in, origins
 from jaxddp.mesh import AXIS, Topology
-from jaxddp.models.adapt import FunctionModel, LinenModel, has_dropout, takes_cpu_convolutions
-from jaxddp.models.interface import Model, name_of, other_switches, takes_example_keys
-from jaxddp.models.nnx_modules import NNXModel
-from jaxddp.models.variables import by_path, trees_of
-from jaxddp.setup.layout import ImageShape, Layout, TrainingData
+from jaxddp.models.adapt import FunctionModel, LinenModel, NNXModel, has_dropout, takes_cpu_convolutions
+from jaxddp.models.interface import Model, by_path, name_of, other_switches, takes_example_keys, trees_of
+from jaxddp.setup.resources import ImageShape, Layout, TrainingData
 from jaxddp.weights.match import listed
 
 _log = logging.getLogger("jaxddp.experiment")

@@ -16,14 +16,12 @@ from jaxddp.config.data_section import UNLABELLED_RATIO
 from jaxddp.config.goal import VAL_EMA, Goal
 from jaxddp.config.registry import MODELS, OBJECTIVES, OPTIMIZERS
 from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of
-from jaxddp.data.batch_plan import Division
-from jaxddp.data.labels import labels_of
+from jaxddp.data.batch import Division
 from jaxddp.data.order import BalancedOrder, RepeatedOrder, SampleOrder, check_repeats, unlabelled_seed
-from jaxddp.data.source import Source, check_labelled
+from jaxddp.data.source import Source, check_labelled, labels_of
 from jaxddp.data.united import UnitedSource, own_part
-from jaxddp.engine.example_loss import ExampleLoss
 from jaxddp.engine.initial_state import Transform
-from jaxddp.engine.objective import Objective, TrainObjective, check_set_metric, is_set_metric, supervised
+from jaxddp.engine.objective import ExampleLoss, Objective, TrainObjective, check_set_metric, is_set_metric, supervised
 from jaxddp.engine.parts.part import Part
 from jaxddp.kernels import BY_NAME, Kernels
 from jaxddp.mesh import Topology
@@ -32,9 +30,8 @@ from jaxddp.models.interface import Model
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.schedules import at_batch_size, make_schedule
 from jaxddp.setup.feed import Feed
-from jaxddp.setup.layout import ImageShape, Layout, TrainingData
 from jaxddp.setup.network_checks import brings_weights, check_network, check_other_seed, check_sizes, in_precision
-from jaxddp.setup.resources import Resources, check_pixels
+from jaxddp.setup.resources import ImageShape, Layout, Resources, TrainingData, check_pixels
 from jaxddp.setup.user_objects import ObjectSource, check_optimizer, losses_of, metrics_of, parts_of
 from jaxddp.training.evaluation import EarlyStopping
 

@@ -19,15 +19,22 @@ from jaxddp.config.model_section import BALANCED
 from jaxddp.config.registry import LOSSES, METRICS
 from jaxddp.config.values import checked
 from jaxddp.core.errors import InputError, Key, Words, about, counted, kind_of, refused
-from jaxddp.data.labels import LabelKind
-from jaxddp.engine.example_loss import ExampleLoss, check_metric, example_loss
-from jaxddp.engine.objective import Metric, SetMetric, check_set_metric, is_set_metric
+from jaxddp.data.source import LabelKind
+from jaxddp.engine.objective import (
+    ExampleLoss,
+    Metric,
+    SetMetric,
+    check_metric,
+    check_set_metric,
+    example_loss,
+    is_set_metric,
+)
 from jaxddp.engine.parts.configured import configured_parts
 from jaxddp.engine.parts.guard import GRADIENT_NORM, LOSS_SCALE, SKIPPED, GradientNorm
 from jaxddp.engine.parts.part import Part
-from jaxddp.recipe.hooks import Hook, check_parameters
+from jaxddp.recipe.file import Hook, check_parameters
 from jaxddp.schedules import Steps
-from jaxddp.setup.layout import TrainingData
+from jaxddp.setup.resources import TrainingData
 from jaxddp.training.events import METHODS
 from jaxddp.training.listeners.notifier import OptionalLogger
 

@@ -13,8 +13,17 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from jaxddp.cluster.machine import divide, local_cores, local_gpus
-from jaxddp.cluster.worker import DRAIN_SECONDS, Worker, read_ready, shared_environment
-from jaxddp.cluster.worker_group import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, catch_signals, taken
+from jaxddp.cluster.worker import (
+    BAD_INPUT,
+    DRAIN_SECONDS,
+    PREEMPTED,
+    STOPPED_BEFORE_TRAINING,
+    Worker,
+    catch_signals,
+    read_ready,
+    shared_environment,
+    taken,
+)
 from jaxddp.core.errors import InputError, JaxddpError, counted
 from jaxddp.core.log import say
 from jaxddp.core.tpu import local_chips

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 
 from jaxddp.core.phases import phase
-from jaxddp.data.batch import Batch
-from jaxddp.data.batch_plan import Division
+from jaxddp.data.batch import Batch, Division
 from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.programs import EvalStep
 from jaxddp.engine.state import TrainState, shapes_of_one

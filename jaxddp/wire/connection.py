@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mappi
 from typing import Any, TypeVar
 
 from jaxddp.core.errors import InputError, Unreachable, error_of, plural, show
-from jaxddp.wire.addresses import split_address
 from jaxddp.wire.messages import (
     BACKLOG,
     KEY,
@@ -31,6 +30,7 @@ from jaxddp.wire.messages import (
     is_proven,
     make_hello,
     new_nonce,
+    split_address,
 )
 
 LONGEST_OF_STRANGER, LONGEST = 1 << 16, 1 << 28

@@ -40,9 +40,9 @@ from jaxddp.training.checkpoints.integrity import (
     LOCATION_KEYS,
     MAY_CHANGE,
     Integrity,
+    ValidationFile,
     steps_in,
 )
-from jaxddp.training.checkpoints.validation_file import ValidationFile
 from jaxddp.training.listeners.jsonl import RESULT
 from jaxddp.training.progress import format_metrics
 from jaxddp.weights.places import is_local

@@ -8,7 +8,7 @@ import jaxddp.core.files as files
 from jaxddp.core.errors import InputError
 from jaxddp.engine.state import TrainState, merged_state
 from jaxddp.mesh import Topology
-from jaxddp.models.variables import by_path
+from jaxddp.models.interface import by_path
 from jaxddp.recipe.file import RecipeFile, read_recipe
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import CHECKPOINTS

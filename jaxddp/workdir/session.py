@@ -30,9 +30,15 @@ from jaxddp.measure.profile import FOLDER
 from jaxddp.recipe.file import COPY_FOLDER
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.setup.measured_shares import SHARES_FILE
-from jaxddp.training.checkpoints.integrity import CHECKPOINTS, DAMAGED_SUFFIX, INDEX, Integrity, steps_in
+from jaxddp.training.checkpoints.integrity import (
+    CHECKPOINTS,
+    DAMAGED_SUFFIX,
+    INDEX,
+    VALIDATION_FILE,
+    Integrity,
+    steps_in,
+)
 from jaxddp.training.checkpoints.manager import UNFINISHED_SUFFIX, Checkpoints
-from jaxddp.training.checkpoints.validation_file import VALIDATION_FILE
 from jaxddp.training.listeners import jsonl, step_seconds, workdir_files
 from jaxddp.training.run import Run
 from jaxddp.workdir.lock import LOCK_FILE, locked

@@ -1,6 +1,7 @@
 """`signature.json`: the classes and the images of a run's network, so inference needs no training data.
 
-A run that starts from the weights of another takes over the settings of its network and its images."""
+A run that starts from the weights of another takes over the settings of its network and its images.
+"""
 
 import dataclasses
 import json
@@ -20,8 +21,7 @@ from jaxddp.config.values import checked, flatten, plain
 from jaxddp.core.errors import InputError, Option, counted, shaped, show, some
 from jaxddp.core.ranges import Range
 from jaxddp.data.arrays import as_pixels, widened
-from jaxddp.data.labels import LabelKind, labels_of
-from jaxddp.data.source import Source, image_dtype
+from jaxddp.data.source import LabelKind, Source, image_dtype, labels_of
 from jaxddp.recipe.file import RUN_ID, RecipeFile, read_config
 from jaxddp.recipe.sources import CONFIG_FILE
 from jaxddp.training.checkpoints.integrity import RunIdentity

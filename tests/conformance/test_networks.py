@@ -28,9 +28,8 @@ from jaxddp.inference.trained import TrainedRun
 from jaxddp.mesh import Topology
 from jaxddp.models.activations import activation, find_layer, heat_map_layer
 from jaxddp.models.adapt import adapt, for_platform
-from jaxddp.models.interface import takes_example_keys
+from jaxddp.models.interface import shapes_of, takes_example_keys
 from jaxddp.models.swin import Swin
-from jaxddp.models.variables import shapes_of
 from jaxddp.recipe.sources import config_names
 from jaxddp.setup.initial_weights import WeightsTarget, initial_weights
 from jaxddp.setup.run_setup import initialize

@@ -11,9 +11,8 @@ from small_recipe import SmallNet as SmallNet
 
 from jaxddp.augment.preprocess import Preprocess
 from jaxddp.config import AugmentConfig
-from jaxddp.data.labels import LabelKind
-from jaxddp.engine.example_loss import example_loss
-from jaxddp.engine.objective import Objective
+from jaxddp.data.source import LabelKind
+from jaxddp.engine.objective import Objective, example_loss
 from jaxddp.engine.state import TrainState
 from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology

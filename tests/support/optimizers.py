@@ -8,7 +8,7 @@ import optax
 from jaxddp.config import Config
 from jaxddp.config.layers import NO_LAYERS
 from jaxddp.config.registry import OPTIMIZERS
-from jaxddp.models.variables import with_frozen, without_frozen
+from jaxddp.models.interface import with_frozen, without_frozen
 from jaxddp.schedules import Steps, make_schedule
 
 LONGEST = 300

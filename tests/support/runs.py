@@ -13,9 +13,9 @@ import optax
 import jaxddp
 from jaxddp.cli import main
 from jaxddp.config import Config, DataConfig
-from jaxddp.data.labels import labels_of
+from jaxddp.data.source import labels_of
 from jaxddp.engine.compilation import compiler_options
-from jaxddp.engine.example_loss import Loss
+from jaxddp.engine.objective import Loss
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
 from jaxddp.recipe.file import RecipeFile

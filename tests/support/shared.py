@@ -11,12 +11,11 @@ from typing import Any
 
 import optax
 
-from jaxddp.engine.example_loss import example_loss
+from jaxddp.engine.objective import example_loss
 from jaxddp.losses import cross_entropy
 from jaxddp.mesh import Topology
 from jaxddp.models.adapt import adapt
-from jaxddp.setup.compiled_programs import CompiledPrograms
-from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_setup import CompiledPrograms, RunSetup
 
 PROGRAMS = CompiledPrograms(max_programs=400)
 _known: dict[Hashable, Any] = {}

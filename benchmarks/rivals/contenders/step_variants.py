@@ -20,16 +20,15 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.rivals.contenders.case import Task
 from benchmarks.rivals.contenders.jaxddp_parts import make_parts
-from jaxddp.engine.buckets import Averaging
 from jaxddp.engine.compilation import compiler_options
+from jaxddp.engine.gradients import Averaging
 from jaxddp.engine.programs import TrainStep
 from jaxddp.engine.state import TrainState
 from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import adapt
-from jaxddp.models.ops.operations import Operations, flax_max_pool
-from jaxddp.setup.compiled_programs import step_phases
+from jaxddp.models.ops.layers import Operations, flax_max_pool
 from jaxddp.setup.feed import LONGEST_CHUNK
-from jaxddp.setup.run_setup import RunSetup
+from jaxddp.setup.run_setup import RunSetup, step_phases
 
 FEW_CHANNELS = 4
 

@@ -4,23 +4,337 @@ The checks are independent: a failed check becomes a row of the report, and the 
 process makes every check. At the end the processes exchange their rows, so each process reports the failures of all
 processes. A collective check starts only if all processes are ready. Otherwise some processes would wait for the
 others.
+
+The checks of a recipe rehearse the start of a run: they open the data, decode a few images, and compile the step.
 """
 
 import contextlib
+import dataclasses
 import json
+import os
+import platform
+import shutil
+import statistics
+import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from jaxddp.cluster.doctor import checks
-from jaxddp.cluster.doctor.checks import Finding, Verdict
-from jaxddp.config import ParallelConfig
-from jaxddp.core.errors import JaxddpError, plural
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jaxddp.core.files as files
+from jaxddp.cluster.doctor import checklist
+from jaxddp.cluster.machine import local_cores, local_gpus
+from jaxddp.config import Config, ParallelConfig
+from jaxddp.config.values import flatten
+from jaxddp.core.errors import InputError, JaxddpError, Key, counted, plural, size, speed
+from jaxddp.core.libraries import installed_version
 from jaxddp.core.peers import Peers, joined
 from jaxddp.core.phases import doing
+from jaxddp.core.tpu import local_chips
+from jaxddp.data.batch import Batch
+from jaxddp.data.opening import labelled_and_unlabelled, open_tables
+from jaxddp.data.order import EvalOrder, SampleOrder
+from jaxddp.data.source import Source
+from jaxddp.engine.state import TrainState, shapes_of_one
+from jaxddp.job.environment import Job, find_job
+from jaxddp.job.tpu import accelerator_type
+from jaxddp.measure.memory import Fit, MemoryReport, Needs
+from jaxddp.mesh import AXIS, Topology
 from jaxddp.recipe.file import RecipeFile
-from jaxddp.training.listeners.step_seconds import FILE
+from jaxddp.setup.resources import join_job
+from jaxddp.setup.run_setup import RunSetup, initialize, open_recipe
+from jaxddp.training.device_memory import needs_of_batch
+from jaxddp.training.listeners.step_seconds import FILE, StepSeconds
+from jaxddp.training.progress import count_parameters
+from jaxddp.workdir.session import check_shared
+
+Verdict = Literal["ok", "warn", "fail"]
+PACKAGES = ("jaxddp", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorflow")
+_SIZES = {"4 kB": 4_000, "1 MB": 1_000_000, "16 MB": 16_000_000, "100 MB": 100_000_000}
+_LARGEST_ON_CPU = 16_000_000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check: a line for the user, and a value for later checks."""
+
+    detail: str
+    value: Any = None
+    verdict: Verdict = "ok"
+
+
+def environment() -> Finding:
+    """Find the job of this process. The value is a list that holds the job, or an empty list for a single process."""
+    job, cores = find_job(), len(local_cores())
+    machine = f"{platform.node()}, {cores} core{'s' * (cores > 1)}"
+    if job is not None:
+        return Finding(f"{machine}: {job}", [job])
+    tasks = os.environ.get("SLURM_NTASKS", "1")
+    if tasks != "1" and "SLURM_STEP_ID" not in os.environ:
+        advice = f"SLURM has {tasks} tasks for this job; start them with srun"
+        return Finding(f"{machine}: a single process; {advice}", [], "warn")
+    return Finding(f"{machine}: a single process (no launcher's variables)", [])
+
+
+def coordinator(job: Job | None, parallel: ParallelConfig, is_described: bool) -> Finding:
+    """Simulate the config's number of CPU devices, if any, and join the job. The value is the peers of this process.
+
+    Args:
+        is_described: whether the check of the environment variables succeeded.
+    """
+    begin = time.monotonic()
+    peers = join_job(job, parallel)
+    if not is_described:
+        return Finding("not joined: the environment variables do not describe the job", peers, "fail")
+    if job is None:
+        return Finding("not in a job", peers)
+    seconds = time.monotonic() - begin
+    return Finding(f"{counted(job.num_processes, 'process')} met at {job.coordinator} in {seconds:.1f} s", peers)
+
+
+def devices(parallel: ParallelConfig, peers: Peers) -> Finding:
+    """Find the devices of all processes. The value is the topology."""
+    topology = Topology.create(parallel.devices, peers)
+    memory = (topology.mesh.local_devices[0].memory_stats() or {}).get("bytes_limit")
+    each = f", {size(memory)} of memory each" if memory else ""
+    over = f" in {topology.process_count} processes" if topology.process_count > 1 else ""
+    text = f"{topology.num_devices} x {topology.device_kind}{over}{each}"
+    if topology.platform == "cpu":
+        for number, noun, extra in ((len(local_gpus()), "GPU", "cuda12"), (len(local_chips()), "TPU chip", "tpu")):
+            if number:
+                unseen = f"JAX does not see the {counted(number, noun)} of this machine"
+                advice = f"install jaxddp[{extra}], or set JAX_PLATFORMS=cpu"
+                return Finding(f"{text}; {unseen}: {advice}", topology, "warn")
+    return Finding(f"{text}; {tpu_slices(topology)}" if topology.platform == "tpu" else text, topology)
+
+
+def tpu_slices(topology: Topology) -> str:
+    """Describe the slices of a job on TPUs: "v4-32, 4 TPU chips on each of 4 hosts in 1 slice"."""
+    all_devices = topology.mesh.devices.flat
+    num_slices = len({getattr(device, "slice_index", 0) for device in all_devices})
+    hosts = counted(len({device.process_index for device in all_devices}), "host")
+    kind = accelerator_type() or "a TPU of unknown type"
+    chips = counted(len(local_chips()), "TPU chip")
+    return f"{kind}, {chips} on each of {hosts} in {counted(num_slices, 'slice')}"
+
+
+def versions() -> Finding:
+    """List the installed versions of the packages that a run needs."""
+    found = {package: installed_version(package) for package in PACKAGES + ("libtpu",) * bool(local_chips())}
+    found["jaxddp"] = found["jaxddp"] or "(a checkout)"
+    found["tensorflow"] = found["tensorflow"] or installed_version("tensorflow-cpu")
+    installed = {"python": platform.python_version()} | {
+        name: known or "not installed" for name, known in found.items()
+    }
+    detail = ", ".join(f"{name} {number}" for name, number in installed.items())
+    if installed["tensorflow"] == "not installed":
+        return Finding(f"{detail}: without TensorFlow only arrays in memory can be trained on", verdict="warn")
+    return Finding(detail)
+
+
+def all_reduce(topology: Topology) -> Finding:
+    """Sum over all devices, check the sums, and measure the bandwidth of a link of the ring."""
+    speeds, sums = [], []
+    for name, num_bytes in _SIZES.items():
+        if topology.platform == "cpu" and num_bytes > _LARGEST_ON_CPU:
+            continue
+        seconds, total = time_all_reduce(topology, num_bytes)
+        sums.append(total)
+        speed = bus_bandwidth(topology.num_devices, num_bytes, seconds) / 1e9
+        speeds.append(f"{name} in {seconds * 1000:.3g} ms, {speed:.3g} GB/s")
+    for total in sums:
+        check_sum(topology, total)
+    if topology.num_devices == 1:
+        speeds = ["one device, so nothing is sent"]
+    return Finding("; ".join(["sums are right", *speeds]))
+
+
+def settings(file: RecipeFile | None, directory: Path | None, peers: Peers) -> Finding:
+    """Check that all processes have the same arguments, which the later collective checks require."""
+    values = {} if file is None else {key: str(value) for key, value in flatten(file.config.to_dict()).items()}
+    values |= {"the recipe file's digest": str(file.digest()) if file else ""}
+    arguments = {"CONFIG": file, "--workdir": directory}
+    peers.agree({name: "not given" if value is None else "given" for name, value in arguments.items()} | values)
+    return Finding("the same in all processes", True)
+
+
+def work_directory(directory: Path, needed: int | None) -> Finding:
+    """Create a directory, write into it, and check that `needed` bytes are free. The value is the directory."""
+    files.create(directory)
+    with files.readable_errors(directory), tempfile.TemporaryFile(dir=directory) as file:
+        file.write(b"\0" * 4096)
+        file.flush()
+        os.fsync(file.fileno())
+    free = shutil.disk_usage(directory).free
+    if needed is not None and needed > free:
+        advice = "free some space there, or lower ", Key("checkpoint.keep")
+        raise InputError(
+            f"{directory}: {size(free)} free, and checkpoints will take up to {size(needed)}", advice=advice
+        )
+    checkpoints = "" if needed is None else f", checkpoints up to {size(needed)}"
+    return Finding(f"{directory}: writable, {size(free)} free{checkpoints}", directory)
+
+
+def slow_processes(directory: Path) -> Finding:
+    """Report the slow processes in the last measurement of the run in a directory. The others wait for them."""
+    path = directory / FILE
+    with files.reading(path, "another run there writes it anew"):
+        measured = StepSeconds.loads(path, files.read(path))
+    slow, steps = measured.slow(), f"steps {measured.first + 1:,} to {measured.last:,} of the run there"
+    if not slow:
+        return Finding(f"{counted(len(measured.seconds), 'process')}, none makes the others wait ({steps})")
+    more = f", and {len(slow) - 1} more" if len(slow) > 1 else ""
+    return Finding(f"{slow[0]}{more} ({steps}); the table is in the run's log", verdict="warn")
+
+
+def shared(directory: Path, peers: Peers) -> Finding:
+    """Check that every process sees the files that process 0 writes."""
+    check_shared(directory, peers)
+    return Finding(f"{directory}: seen by all processes")
+
+
+REPEATS = 9
+_CYCLE = 5
+
+
+def make_all_reduce(topology: Topology) -> Callable[[jax.Array], jax.Array]:
+    """Return a function that sums over all devices: float32[devices * n], sharded, to float32[n], replicated."""
+    reduce = jax.shard_map(lambda part: lax.psum(part, AXIS), mesh=topology.mesh, in_specs=P(AXIS), out_specs=P())
+    return jax.jit(reduce)
+
+
+def contributions(topology: Topology, size: int) -> jax.Array:
+    """Return float32[devices * size]. Element j on device i is (i + j) mod 5, so sums are exact in any order."""
+
+    def part() -> jax.Array:
+        return (lax.axis_index(AXIS) + jnp.arange(size)).astype(jnp.float32) % _CYCLE
+
+    return jax.jit(jax.shard_map(part, mesh=topology.mesh, in_specs=(), out_specs=P(AXIS)))()
+
+
+def check_sum(topology: Topology, total: jax.Array) -> None:
+    """Compare the sum of `contributions` on each device of this process with the expected sum.
+
+    Raises:
+        InputError: a sum is wrong.
+    """
+    cycle = [sum((i + j) % _CYCLE for i in range(topology.num_devices)) for j in range(_CYCLE)]
+    expected = np.resize(np.array(cycle, np.float32), total.shape)
+    for shard in total.addressable_shards:
+        actual = np.asarray(shard.data)
+        wrong = np.flatnonzero(actual != expected)
+        if wrong.size:
+            at = wrong[0]
+            what = f"a sum of {total.nbytes} bytes over {topology.num_devices} devices is wrong"
+            element = f"element {at} is {actual[at]:g}, expected {expected[at]:g}"
+            raise InputError(f"{shard.device}: {what}: {element}", advice="do not train here before this is fixed")
+
+
+def time_all_reduce(topology: Topology, num_bytes: int, repeats: int = REPEATS) -> tuple[float, jax.Array]:
+    """Return the median seconds of an all-reduce of `num_bytes` on each device, and the last sum, for `check_sum`.
+
+    All processes must call this function with the same arguments. It does not check the sum: if one process raised an
+    error between the all-reduces, the others would wait for it.
+    """
+    reduce, parts = make_all_reduce(topology), contributions(topology, num_bytes // 4)
+    total, seconds = jax.block_until_ready(reduce(parts)), []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        total = jax.block_until_ready(reduce(parts))
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds), total
+
+
+def bus_bandwidth(num_devices: int, num_bytes: int, seconds: float) -> float:
+    """Return the bytes per second over each link of a ring. A link carries 2 (n - 1) / n times the buffer.
+
+    See Patarasuk and Yuan 2009, doi:10.1016/j.jpdc.2008.09.002. nccl-tests calls it busbw.
+    """
+    return 2 * (num_devices - 1) / num_devices * num_bytes / seconds
+
+
+SAMPLE_IMAGES = 512
+_SAMPLE_BATCH = 16
+
+
+def data(config: Config, process: int = 0) -> Finding:
+    """Open the data, and check that every image exists. The value is the training and validation tables."""
+    train_table, val_table = open_tables(config.data.of_process(process), config.eval.limit)
+    train_table, unlabelled = labelled_and_unlabelled(train_table, config.data)
+    more = "" if unlabelled is None else f", {len(unlabelled):,} without labels"
+    counts = f"{counted(len(train_table), 'row')} to train, {len(val_table):,} to validate{more}"
+    detail = f"{counts}, {counted(train_table.num_classes, 'class')}; every image is there"
+    return Finding(detail, (train_table, val_table))
+
+
+def images(config: Config, tables: tuple[Source, Source], process: int) -> Finding:
+    """Decode the first training images, with different images in each process, and the first validation images."""
+    train_source, val_source = tables
+    size = min(_SAMPLE_BATCH, len(train_source))
+    steps = -(-min(SAMPLE_IMAGES, len(train_source)) // size)
+    order = SampleOrder(len(train_source), size, config.seed)
+    step_numbers = range(process * steps, (process + 1) * steps)
+    batches = train_source.train_batches(
+        order, config.data, step_numbers, substitutes=train_source.substitutes(config.data)
+    )
+    # The first batch is not timed, because it includes the start of reading and decoding.
+    decoded, begin = len(next(batches).row), time.perf_counter()
+    timed = sum(len(batch.row) for batch in batches)
+    pace = f" at {speed(timed / (time.perf_counter() - begin))} images/s" if timed else ""
+    evaluation = val_source.eval_batches(EvalOrder(len(val_source), _SAMPLE_BATCH), config.data.of_evaluation)
+    validated = int(sum(batch.mask.sum() for batch in islice(evaluation, steps)))
+    return Finding(f"{decoded + timed} read for training{pace}, {validated} for validation")
+
+
+def recipe(file: RecipeFile) -> Finding:
+    """Set up the run as training does. The value is the setup."""
+    setup = initialize(open_recipe(file))
+    steps = f"{counted(setup.layout.plan.total_steps, 'step')} of {counted(setup.feed.order.batch_size, 'image')}"
+    count = count_parameters(setup.state.params)
+    name = "the recipe's own network" if "get_model" in file.hooks else file.config.model.name
+    return Finding(
+        f"{name}, {count:,} parameters; {steps}", dataclasses.replace(setup, state=setup.way.placed(setup.state))
+    )
+
+
+def step(setup: RunSetup) -> Finding:
+    """Compile the training step. Report its FLOPs and memory, including the images that stay on the devices.
+
+    Raises:
+        InputError: the step does not fit into the memory of the devices of this process.
+    """
+    program = setup.programs.train(setup.supervised, setup, resident=False)
+    begin = time.perf_counter()
+    feed, division = (abstract_batch(setup), setup.key), setup.layout.division
+    program.prepare(setup.state, *feed)
+    cost = program.cost
+    assert cost is not None
+    work = f"{cost.flops / 1e9:.3g} GFLOP a step; compiled in {time.perf_counter() - begin:.0f} s"
+    kept = setup.feed.resident_bytes(setup.validated) if setup.config.data.cache == "device" else {}
+    needs = Needs.of(cost, shapes_of_one(setup.state).params, setup.topology, kept)
+    fit = Fit.of(division, [MemoryReport.of(needs, setup.topology, setup.state)])
+    fit.check(lambda changed: needs_of_batch(changed, division, program.function, setup.state, feed, setup.topology))
+    return Finding(f"{work}; {fit}")
+
+
+def abstract_batch(setup: RunSetup) -> Batch:
+    """Return the shapes and dtypes of a placed training batch, without allocating memory for the batch."""
+    batch, sharded = setup.feed.abstract_batch(), setup.topology.sharded
+    return jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape, column.dtype, sharding=sharded), batch)
+
+
+def checkpoint_bytes(state: TrainState, keep: int) -> int:
+    """Return the maximum bytes of a run's checkpoints: the last `keep`, the best, and the one being written."""
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state)) * (keep + 2)
+
 
 _LONGEST_REASON = 500
 
@@ -65,15 +379,15 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
     """
     report = Checklist()
     parallel = file.config.parallel if file else ParallelConfig()
-    jobs = report.add("environment", checks.environment)
+    jobs = report.add("environment", checklist.environment)
     job = next(iter(jobs or []), None)
-    job_peers = report.add("coordinator", checks.coordinator, job, parallel, jobs is not None) or joined()
-    topology = report.add("devices", checks.devices, parallel, job_peers)
-    report.add("versions", checks.versions)
+    job_peers = report.add("coordinator", checklist.coordinator, job, parallel, jobs is not None) or joined()
+    topology = report.add("devices", checklist.devices, parallel, job_peers)
+    report.add("versions", checklist.versions)
     if _all_are_ready(job_peers, topology is not None):
-        report.add("all-reduce", checks.all_reduce, topology)
+        report.add("all-reduce", checklist.all_reduce, topology)
     # In the checks below, processes with different arguments would wait for each other.
-    if job_peers.is_alone or report.add("settings", checks.settings, file, workdir, job_peers):
+    if job_peers.is_alone or report.add("settings", checklist.settings, file, workdir, job_peers):
         process = job.process_id if job else 0
         setup = _rehearse(report, file, job_peers, process, topology is not None) if file else None
         if workdir is not None:
@@ -85,14 +399,14 @@ def doctor(file: RecipeFile | None, workdir: Path | None) -> list[CheckRow]:
 
 def _rehearse(report: Checklist, file: RecipeFile, job_peers: Peers, process: int, has_devices: bool) -> Any | None:
     """Check the recipe, and return the setup of its run; None if a check failed."""
-    tables = report.add("data", checks.data, file.config, process)
+    tables = report.add("data", checklist.data, file.config, process)
     if tables is not None:
-        report.add("images", checks.images, file.config, tables, process)
+        report.add("images", checklist.images, file.config, tables, process)
     if not _all_are_ready(job_peers, has_devices and tables is not None):
         return None
-    setup = report.add("recipe", checks.recipe, file)
+    setup = report.add("recipe", checklist.recipe, file)
     if setup is not None:
-        report.add("step", checks.step, setup)
+        report.add("step", checklist.step, setup)
     return setup
 
 
@@ -101,12 +415,12 @@ def _check_directory(
 ) -> None:
     needed = None
     if file is not None and setup is not None:
-        needed = checks.checkpoint_bytes(setup.state, file.config.checkpoint.keep)
-    written = report.add("work directory", checks.work_directory, workdir, needed)
+        needed = checklist.checkpoint_bytes(setup.state, file.config.checkpoint.keep)
+    written = report.add("work directory", checklist.work_directory, workdir, needed)
     if written is not None and (written / FILE).exists():
-        report.add("processes", checks.slow_processes, workdir)
+        report.add("processes", checklist.slow_processes, workdir)
     if not job_peers.is_alone and _all_are_ready(job_peers, written is not None):
-        report.add("shared", checks.shared, workdir, job_peers)
+        report.add("shared", checklist.shared, workdir, job_peers)
 
 
 def _all_are_ready(job_peers: Peers, ready: bool) -> bool:

@@ -23,7 +23,7 @@ from jaxddp.cluster.meeting.network import (
     Unreached,
 )
 from jaxddp.cluster.options import Launch
-from jaxddp.cluster.worker_group import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, End, Failure, WorkerGroup
+from jaxddp.cluster.worker import BAD_INPUT, PREEMPTED, STOPPED_BEFORE_TRAINING, End, Failure, WorkerGroup
 from jaxddp.core.errors import JaxddpError, Unreachable, counted
 from jaxddp.core.log import say
 from jaxddp.wire.messages import ExitCode, Message, Number, ProcessCount, Shown

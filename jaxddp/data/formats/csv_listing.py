@@ -27,8 +27,7 @@ from jaxddp.core.phases import reached
 from jaxddp.data.faults import Refuse, check_distinct, find_repeats, index_of_column, raise_fault
 from jaxddp.data.format import LocalFormat, Match
 from jaxddp.data.formats.splits import SPLITS
-from jaxddp.data.labels import ClassSelection
-from jaxddp.data.source import Split
+from jaxddp.data.source import ClassSelection, Split
 from jaxddp.data.storage.root import TextFile, open_root
 from jaxddp.data.storage.store import links_out
 from jaxddp.data.table import ExampleTable

@@ -21,12 +21,20 @@ from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError
 from jaxddp.data.faults import Refuse
 from jaxddp.data.format import Match, Place
-from jaxddp.data.formats import table_columns
 from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.splits import required_split, split_name
-from jaxddp.data.formats.table_columns import LabelCells, TableColumns
 from jaxddp.data.source import Split
-from jaxddp.data.storage.tables import ArrowRows, image_lengths, import_datasets, is_saved, open_prepared, open_saved
+from jaxddp.data.storage import tables
+from jaxddp.data.storage.tables import (
+    ArrowRows,
+    LabelCells,
+    TableColumns,
+    image_lengths,
+    import_datasets,
+    is_saved,
+    open_prepared,
+    open_saved,
+)
 from jaxddp.data.table import ExampleTable
 
 _PREFIX = "hf:"
@@ -65,13 +73,13 @@ class HubSets:
             table = f"{place.address}, {other}"
             return [_cells(table, splits[other], _find_columns(table, splits[other]).label, place.refuse)]
 
-        classes = table_columns.find_classes(columns.names, cells_of, place.address, place.refuse)
-        labels = table_columns.class_indices(cells, classes, place.refuse)
+        classes = tables.find_classes(columns.names, cells_of, place.address, place.refuse)
+        labels = tables.class_indices(cells, classes, place.refuse)
         store, digest = _store(where, dataset, columns.image)
         ids = np.strings.add(f"{name}__".encode(), np.arange(len(labels)).astype("S"))
         path = np.full(len(labels), f"{name}@{digest}".encode())
         table = ExampleTable(store, ids, path, labels, classes.names, offset=np.arange(len(labels)))
-        return table.without(np.flatnonzero(labels == table_columns.REFUSED)).select(place.data.classes)
+        return table.without(np.flatnonzero(labels == tables.REFUSED)).select(place.data.classes)
 
 
 def _open_splits(place: Place) -> Mapping[str, Any]:
@@ -93,7 +101,7 @@ def _find_columns(where: str, dataset: Any) -> TableColumns:
         raise InputError(f"{where}: holds no row; choose another split")
     images = [name for name, kind in features.items() if isinstance(kind, kinds.Image)]
     classes = [name for name, kind in features.items() if isinstance(kind, kinds.ClassLabel)]
-    image, label = table_columns.choose_columns(where, [*features], images, classes)
+    image, label = tables.choose_columns(where, [*features], images, classes)
     if label not in classes:
         return TableColumns(image, label, None)
     names = tuple(map(str, features[label].names))
@@ -103,7 +111,7 @@ def _find_columns(where: str, dataset: Any) -> TableColumns:
 
 def _cells(where: str, dataset: Any, label: str, refuse: Refuse) -> LabelCells:
     values = dataset.select_columns([label]).with_format("arrow")[:].column(0)
-    return table_columns.label_cells(values.combine_chunks(), where, label, refuse)
+    return tables.label_cells(values.combine_chunks(), where, label, refuse)
 
 
 def _store(where: str, dataset: Any, image: str) -> tuple[ArrowRows, str]:

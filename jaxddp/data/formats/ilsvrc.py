@@ -19,8 +19,7 @@ from jaxddp.core.errors import InputError, Key, nearest, show
 from jaxddp.data.faults import Refuse, check_distinct, pass_faults_to, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.csv_listing import check_utf8, csv_rows, sound_rows
-from jaxddp.data.labels import ClassSelection
-from jaxddp.data.source import Split
+from jaxddp.data.source import ClassSelection, Split
 from jaxddp.data.storage.root import DataRoot, DatasetEntry, TextFile, find_dataset, is_url, open_root
 from jaxddp.data.storage.shards import SHARDS
 from jaxddp.data.table import ExampleTable

@@ -20,7 +20,7 @@ from jaxddp.data.format import LocalFormat
 from jaxddp.data.formats.array_files import as_input_errors, check_names
 from jaxddp.data.formats.numpy_files import unpack_array
 from jaxddp.data.source import Split
-from jaxddp.data.storage.records import RecordFiles
+from jaxddp.data.storage.shards import RecordFiles
 from jaxddp.data.table import ExampleTable
 
 MANIFEST = "packed.json"

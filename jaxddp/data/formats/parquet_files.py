@@ -23,14 +23,20 @@ from jaxddp.config.registry import FORMATS
 from jaxddp.core.errors import InputError, about, counted, show, size
 from jaxddp.data.faults import Refuse, pass_faults_to
 from jaxddp.data.format import Place
-from jaxddp.data.formats import table_columns
 from jaxddp.data.formats.array_files import check_names
 from jaxddp.data.formats.splits import ShardFormat
-from jaxddp.data.formats.table_columns import LabelCells, TableColumns
 from jaxddp.data.source import Split
-from jaxddp.data.storage.records import record_columns
-from jaxddp.data.storage.shards import ShardFile
-from jaxddp.data.storage.tables import MAX_CACHED, WRITE_AGAIN, ParquetFiles, as_input_errors, open_parquet
+from jaxddp.data.storage import tables
+from jaxddp.data.storage.shards import ShardFile, record_columns
+from jaxddp.data.storage.tables import (
+    MAX_CACHED,
+    WRITE_AGAIN,
+    LabelCells,
+    ParquetFiles,
+    TableColumns,
+    as_input_errors,
+    open_parquet,
+)
 from jaxddp.data.table import ExampleTable
 
 _PART = re.compile(r"-([0-9]+)-of-([0-9]+)")
@@ -59,8 +65,8 @@ def read_parquet(place: Place, split: Split, shards: dict[Split, list[str]]) -> 
         others = [ShardFile(folder, path) for path in shards.get(one, ())]
         return [*(cells if one == split else _cells_by_file(others, columns, refuse)).values()]
 
-    classes = table_columns.find_classes(columns.names, cells_of, place.address, refuse)
-    labels = [table_columns.class_indices(file_cells, classes, refuse) for file_cells in cells.values()]
+    classes = tables.find_classes(columns.names, cells_of, place.address, refuse)
+    labels = [tables.class_indices(file_cells, classes, refuse) for file_cells in cells.values()]
     in_folder = np.array([os.fsencode(file.path) for file in cells])
     example_id, path_of_row, offset = record_columns(in_folder, [len(file_cells) for file_cells in labels])
     if (total := sum(file.size for file in cells)) > MAX_CACHED:
@@ -108,7 +114,7 @@ def _columns_of_file(file: ShardFile) -> TableColumns:
     images = [name for name, kind in structs.items() if any(one.name == "bytes" and one.type in binary for one in kind)]
     with about(file):
         names = _class_names(schema)
-    image, label = table_columns.choose_columns(str(file), schema.names, images, [*names])
+    image, label = tables.choose_columns(str(file), schema.names, images, [*names])
     check_names(names.get(label, ()), lambda place: f"{file}: the names of {label}, name {place + 1}")
     return TableColumns(image, label, names.get(label) or None)
 
@@ -155,7 +161,7 @@ def _read_cells(file: ShardFile, columns: TableColumns, refuse: Refuse) -> Label
         values = parquet.read(columns=[column]).column(0).combine_chunks()
         if pyarrow.types.is_dictionary(values.type):
             values = values.dictionary_decode()
-    return table_columns.label_cells(values, file, column, refuse)
+    return tables.label_cells(values, file, column, refuse)
 
 
 def _parent(file: ShardFile) -> str:

@@ -26,8 +26,7 @@ from jaxddp.data.faults import Refuse, check_distinct, raise_fault
 from jaxddp.data.format import Match, Place
 from jaxddp.data.formats.splits import required_split
 from jaxddp.data.source import Split
-from jaxddp.data.storage.records import ArrayRecords, RecordFiles, record_columns
-from jaxddp.data.storage.shards import Columns, load_or_build_index
+from jaxddp.data.storage.shards import ArrayRecords, Columns, RecordFiles, load_or_build_index, record_columns
 from jaxddp.data.storage.store import LocalFiles, check_regular
 from jaxddp.data.table import ExampleTable
 

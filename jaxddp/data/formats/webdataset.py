@@ -19,9 +19,9 @@ from jaxddp.data.faults import pass_faults_to, raise_fault
 from jaxddp.data.format import Place
 from jaxddp.data.formats.array_files import as_input_errors, check_names
 from jaxddp.data.formats.splits import ShardFormat
-from jaxddp.data.formats.table_columns import Classes, LabelCells, class_indices, find_classes
 from jaxddp.data.source import Split
 from jaxddp.data.storage.root import Folder
+from jaxddp.data.storage.tables import Classes, LabelCells, class_indices, find_classes
 from jaxddp.data.storage.tar import Samples, TarFiles, load_or_build_samples
 from jaxddp.data.table import ExampleTable
 

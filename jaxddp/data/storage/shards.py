@@ -3,17 +3,24 @@
 An index holds columns, such as the offset and the label, of every image of some files. It is saved next to the files
 or, where that folder cannot be written, in the cache folder. It holds the size and the modification time of every file,
 so changed files are indexed again. It also holds its own hash, so a damaged index is not used.
+
+In a TFRecord file, a record is the length of the data (8 bytes, little-endian), a checksum of the length (4), the data,
+and a checksum of the data (4). The offset of a record is the position of its first byte. In an ArrayRecord file, the
+offset is the number of the record.
 """
 
+import functools
 import io
 import json
 import logging
+import os
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -22,7 +29,16 @@ from jaxddp.core.errors import InputError, Key, counted
 from jaxddp.core.phases import doing, moved, reached
 from jaxddp.data.faults import Refuse
 from jaxddp.data.storage.root import Folder
-from jaxddp.data.storage.store import CachedStore, Store, name_of_folder, read_sealed, write_sealed
+from jaxddp.data.storage.store import (
+    CachedStore,
+    Fault,
+    LocalFiles,
+    Store,
+    faults_of_shards,
+    name_of_folder,
+    read_sealed,
+    write_sealed,
+)
 
 Columns = Mapping[str, np.ndarray]
 """The columns of a file's images, by name."""
@@ -174,3 +190,178 @@ def _save(places: Sequence[Path], stamp: str, parts: Sequence[Columns]) -> None:
             _log.debug("%s: cannot be written (%s)", place, error.strerror)
     advice = f"set {files.CACHE_VARIABLE} to a folder that can be written"
     _log.warning(f"{places[-1]}: the index cannot be saved and is built at each start; {advice}")
+
+
+MAKE_OR_INDEX_AGAIN = "make the files again, or remove their index"
+_MAKE_AGAIN = "make the files again"
+
+_HEAD, _TAIL = 12, 4
+
+
+@dataclass(frozen=True)
+class RecordFiles:
+    """TFRecord files below a directory; one feature of each record is the encoded image."""
+
+    root: Path
+    feature: str = "image"
+
+    def name(self, path: bytes | str, offset: int = 0) -> str:
+        return f"{self.root / os.fsdecode(path)}, record at byte {offset}"
+
+    def read(self, path: bytes, offset: int = 0) -> bytes:
+        # TensorFlow takes seconds to import, and is needed only to read single records.
+        from jaxddp.data.stream.tensorflow_cpu import tf
+
+        file, name = self.root / os.fsdecode(path), self.name(path, offset)
+        with _open_records(file) as records:
+            # TensorFlow allocates as many bytes as the header states. `_end` first compares this with the file size.
+            _end(records, offset, file)
+        try:
+            return _record_image(os.fsencode(file), tf.constant(offset, tf.int64), self.feature).numpy()
+        except tf.errors.DataLossError:
+            raise InputError(f"{name}: damaged, its checksum is wrong; {MAKE_OR_INDEX_AGAIN}") from None
+        except tf.errors.InvalidArgumentError:
+            fault = f"holds no single value of the feature {self.feature!r}"
+            raise InputError(f"{name}: {fault}; {MAKE_OR_INDEX_AGAIN}") from None
+
+    def in_graph(self) -> Callable[[Any, Any], Any]:
+        return _reader(self.feature)
+
+    def labels(self, path: str, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return offsets and an integer feature of all records of a file, int64[length] each. Raises: InputError."""
+        file = self.root / path
+        offsets = record_offsets(file)
+        if len(offsets) != length:
+            raise InputError(f"{file}: {len(offsets)} records in place of {length}; {MAKE_OR_INDEX_AGAIN}")
+        labels = np.empty(length, np.int64)
+        with _open_records(file) as records:
+            for row, offset in enumerate(offsets.tolist()):
+                end = _end(records, offset, file)
+                data = records.read(end - offset - _HEAD - _TAIL)
+                labels[row] = _value(data, feature, "int64_list", self.name(path, offset), MAKE_OR_INDEX_AGAIN)
+        return offsets, labels
+
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
+        return faults_of_shards(LocalFiles(self.root), paths, identity)
+
+
+@dataclass(frozen=True)
+class ArrayRecords:
+    """ArrayRecord files below a directory. An offset is a record's number in its file."""
+
+    root: Path
+    source: Any
+    """The serialized Examples of all files, by number; threads may share it."""
+    first: Mapping[bytes, int]
+    """The number of each file's first record in `source`."""
+    feature: str = "image"
+    """The name of the feature with the encoded image."""
+
+    def name(self, path: bytes, offset: int = 0) -> str:
+        return f"{self.root / os.fsdecode(path)}, record {offset}"
+
+    def read(self, path: bytes, offset: int = 0) -> bytes:
+        return self._value(path, offset, self.feature, "bytes_list")
+
+    # TensorFlow cannot read ArrayRecord files.
+    def in_graph(self) -> None: ...
+
+    def labels(self, path: str, length: int, feature: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return offsets and an integer feature; see `RecordFiles.labels`."""
+        file = os.fsencode(path)
+        return np.arange(length), np.array([self._value(file, row, feature, "int64_list") for row in range(length)])
+
+    def faults(self, paths: np.ndarray, identity: np.ndarray | None = None) -> list[Fault]:
+        return faults_of_shards(LocalFiles(self.root), paths, identity)
+
+    def _value(self, path: bytes, offset: int, feature: str, kind: Literal["bytes_list", "int64_list"]) -> Any:
+        name = self.name(path, offset)
+        try:
+            data = self.source[self.first[path] + offset]
+        # The reader is written in C++ and raises RuntimeError for every fault of a file.
+        except RuntimeError as error:
+            raise InputError(f"{name}: cannot be read ({error}); {_MAKE_AGAIN}") from None
+        return _value(data, feature, kind, name, _MAKE_AGAIN)
+
+
+def record_offsets(file: Path) -> np.ndarray:
+    """Return the first byte of each record of a TFRecord file, int64[N], from its headers. Raises: InputError."""
+    offsets, offset = [], 0
+    with _open_records(file) as records:
+        size = os.fstat(records.fileno()).st_size
+        while offset < size:
+            offsets.append(offset)
+            offset = _end(records, offset, file)
+    return np.array(offsets, np.int64)
+
+
+@functools.cache
+def _reader(feature: str) -> Callable[[Any, Any], Any]:
+    return lambda file, offset: _record_image(file, offset, feature)
+
+
+def _record_image(file: Any, offset: Any, feature: str) -> Any:
+    """Read the image of the record at a byte offset in a TFRecord file, with TensorFlow ops; return a string scalar.
+
+    The ops read one record and check its checksums. They fail if there is no whole record, or no such feature in it.
+    """
+    from jaxddp.data.stream.tensorflow_cpu import tf
+
+    records = tf.raw_ops.TFRecordDatasetV2(
+        filenames=[file], compression_type="", buffer_size=0, byte_offsets=offset[None]
+    )
+    kinds: dict[str, Any] = {"output_types": [tf.string], "output_shapes": [[]]}
+    first = tf.raw_ops.TakeDataset(input_dataset=records, count=1, **kinds)
+    (serialized,) = tf.raw_ops.DatasetToSingleElement(dataset=first, **kinds)
+    return tf.io.parse_single_example(serialized, {feature: tf.io.FixedLenFeature([], tf.string)})[feature]
+
+
+def _value(data: bytes, feature: str, kind: Literal["bytes_list", "int64_list"], name: str, advice: str) -> Any:
+    """Return the first value of a feature of a serialized Example. Raises: InputError."""
+    # TensorFlow takes seconds to import.
+    from google.protobuf.message import DecodeError
+
+    from jaxddp.data.stream.tensorflow_cpu import tf
+
+    try:
+        example = tf.train.Example.FromString(data)
+    except DecodeError:
+        raise InputError(f"{name}: no serialized Example; {advice}") from None
+    values = getattr(example.features.feature[feature], kind).value
+    if not values:
+        raise InputError(f"{name}: no value of the feature {feature!r}; {advice}")
+    return values[0]
+
+
+def record_columns(files: np.ndarray, lengths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (id, path, number) for each record of several files, one file after the other.
+
+    Args:
+        files: bytes 'S'[F], their paths in the store.
+        lengths: the number of records in each file.
+
+    Returns: ids, bytes 'S'[N] such as train-00000.parquet__17; paths, bytes 'S'[N]; and the records' numbers in their
+        files, int64[N].
+    """
+    path = np.repeat(files, lengths)
+    number = np.concatenate([np.arange(length) for length in lengths])
+    return np.strings.add(np.strings.add(path, b"__"), number.astype("S")), path, number
+
+
+def _end(records: BinaryIO, offset: int, file: Path) -> int:
+    """Return the end of the record at an offset, from its header. The file position is then after the header."""
+    size = os.fstat(records.fileno()).st_size
+    records.seek(offset)
+    head = records.read(_HEAD)
+    length = struct.unpack("<Q", head[:8])[0] if len(head) == _HEAD else size
+    end = offset + _HEAD + length + _TAIL
+    if end > size:
+        raise InputError(f"{file}: no complete record at byte {offset} of {size}; {MAKE_OR_INDEX_AGAIN}")
+    return end
+
+
+@contextmanager
+def _open_records(file: Path) -> Iterator[BinaryIO]:
+    # Do not buffer: most reads are of a header, and megabytes follow each header.
+    with files.reading(file, MAKE_OR_INDEX_AGAIN), files.open_regular(file, buffering=0) as records:
+        yield records

@@ -22,7 +22,8 @@ from jaxddp.core.errors import InputError, Unreachable, about
 from jaxddp.data.batch import Batch
 from jaxddp.data.images.verify import sound_image
 from jaxddp.data.order import Order, Shard, check_order, columns
-from jaxddp.data.soundness import Omissions, Substitutes
+from jaxddp.data.soundness import Omissions
+from jaxddp.data.source import Substitutes
 from jaxddp.data.stream.decode import Pixels, check_decoding, example_keys
 from jaxddp.data.stream.tensorflow_cpu import keep_freed_memory, tf
 

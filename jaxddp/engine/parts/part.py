@@ -54,7 +54,7 @@ class Part:
     def gradients(self, own: Any, grads: Any) -> Any:
         """Return the gradients for the optimizer from the averaged gradients of the global batch.
 
-        Gradients of frozen parameters are None, as in a tree of `jaxddp.models.variables.without_frozen`.
+        Gradients of frozen parameters are None, as in a tree of `jaxddp.models.interface.without_frozen`.
         """
         return grads
 

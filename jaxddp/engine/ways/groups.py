@@ -35,7 +35,7 @@ from jaxddp.engine.state import DEVICE_GROUPS, NUMBERS, TrainState, merged, with
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Copies, Way, refuse_others
 from jaxddp.mesh import AXIS, GROUP, Topology
-from jaxddp.models.variables import with_frozen, with_frozen_state, without_frozen
+from jaxddp.models.interface import with_frozen, with_frozen_state, without_frozen
 
 if TYPE_CHECKING:
     from jaxddp.config import Config

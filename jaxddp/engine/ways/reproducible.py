@@ -21,11 +21,10 @@ from jax.flatten_util import ravel_pytree
 import jaxddp.core.libraries as libraries
 from jaxddp.core.errors import InputError, Key, Words
 from jaxddp.data.batch import Batch
-from jaxddp.engine.buckets import is_float, stack_over_devices
-from jaxddp.engine.gradients import Contribution, Gradients, StepLoss, zero_after
+from jaxddp.engine.gradients import Contribution, Gradients, StepLoss, is_float, zero_after
 from jaxddp.engine.ways.way import Way, refuse_others
 from jaxddp.measure.cost import operations_in
-from jaxddp.mesh import AXIS, Topology, varying
+from jaxddp.mesh import AXIS, Topology, stack_over_devices, varying
 
 if TYPE_CHECKING:
     from jaxddp.config import Config

@@ -26,14 +26,20 @@ from jax.sharding import PartitionSpec as P
 
 from jaxddp.config.layers import NO_LAYERS, Layers
 from jaxddp.data.batch import Batch
-from jaxddp.engine.buckets import Averaging, compute_after, differentiate_in_order, fill_in_order
-from jaxddp.engine.gradients import Contribution, Gradients
+from jaxddp.engine.gradients import (
+    Averaging,
+    Contribution,
+    Gradients,
+    compute_after,
+    differentiate_in_order,
+    fill_in_order,
+)
 from jaxddp.engine.programs import RESIDENT_FEED, TrainStep, gather_batch
 from jaxddp.engine.state import TrainState, all_finite
 from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.mesh import AXIS, varying
-from jaxddp.models.variables import path_of, without_frozen
+from jaxddp.models.interface import path_of, without_frozen
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxddp.core.errors import Key
-from jaxddp.data.batch import Batch
-from jaxddp.data.batch_plan import Division
-from jaxddp.engine.buckets import is_float
-from jaxddp.engine.gradients import Contribution
+from jaxddp.data.batch import Batch, Division
+from jaxddp.engine.gradients import Contribution, is_float
 from jaxddp.engine.objective import MetricSums
 from jaxddp.engine.programs import Program, TrainStep, gather_batch, shapes_of
 from jaxddp.engine.state import TrainState, all_finite

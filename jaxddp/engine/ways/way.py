@@ -27,7 +27,7 @@ from jaxddp.engine.programs import RESIDENT_FEED, Program, TrainStep, gather_bat
 from jaxddp.engine.state import TrainState, all_finite, check_types
 from jaxddp.engine.step import Phases
 from jaxddp.mesh import AXIS, Device, Topology, check_divisible
-from jaxddp.models.variables import without_frozen
+from jaxddp.models.interface import without_frozen
 
 if TYPE_CHECKING:
     from jaxddp.config import Config

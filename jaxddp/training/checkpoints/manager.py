@@ -30,8 +30,7 @@ from jaxddp.core.phases import committing, doing, phase
 from jaxddp.core.ranges import Range, whole
 from jaxddp.engine.state import TrainState, first_difference, is_sound, stacked_in
 from jaxddp.recipe.sources import CONFIG_FILE
-from jaxddp.training.checkpoints.integrity import MANIFEST, METADATA, Integrity, steps_in
-from jaxddp.training.checkpoints.validation_file import ValidationFile
+from jaxddp.training.checkpoints.integrity import MANIFEST, METADATA, Integrity, ValidationFile, steps_in
 
 UNFINISHED_SUFFIX = ".orbax-checkpoint-tmp"
 """The usual suffix of directories that Orbax has not finished."""
