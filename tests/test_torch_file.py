@@ -107,8 +107,9 @@ def test_an_expanded_tensor_repeats_the_elements_of_its_storage(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
+        (changed_zip(torch_file("zip"), {"data/0": bytes(24)}), "storage 0 has another size"),
         (
-            changed_zip(torch_file("zip"), {"data/0": bytes(24)}),
+            changed_zip(torch_file("zip"), {"data/0": bytes(24), "data.pkl": PICKLE.replace(b"K\x0c", b"K\x06", 1)}),
             r"a tensor of shape \(3, 4\) in a storage of 6 elements",
         ),
         (changed_zip(torch_file("zip"), {}, zipfile.ZIP_DEFLATED), "data.pkl is compressed|byteorder is compressed"),
@@ -120,7 +121,7 @@ def test_an_expanded_tensor_repeats_the_elements_of_its_storage(tmp_path):
         (pickle.dumps(3), "its first bytes are of another format"),
         (torch_file("zip")[:900], "not a zip file"),
     ],
-    ids=["storage", "compressed", "byte order", "empty", "memo", "memo, old", "stride 0", "another pickle", "cut"],
+    ids=["size", "part", "compressed", "byte order", "empty", "memo", "old memo", "stride 0", "pickle", "cut"],
 )
 def test_damaged_files_raise_one_line(tmp_path, content, message):
     with pytest.raises(InputError, match=rf"w.pth: not a complete .pth file \(.*({message}).*\); download it again"):

@@ -7,17 +7,14 @@ a file runs no code of it.
 Source of the formats: `torch.save` of PyTorch 2.15, with and without `_use_new_zipfile_serialization`.
 """
 
-import functools
 import io
 import math
 import os
 import pickle
 import pickletools
-import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -82,48 +79,21 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray]:
+    arrays = {}
     try:
-        entries = dict(safetensors.deserialize(files.read(path)))
-        for name, entry in entries.items():
+        for name, entry in safetensors.deserialize(files.read(path)):
             if entry["dtype"] not in _DTYPES:
                 problem = f"{path}: {name} has dtype {entry['dtype']}, which cannot be read"
                 raise InputError(problem, advice="save it as F32 or BF16")
-        return {
-            name: np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
-            for name, entry in entries.items()
-        }
-    except InputError:
-        raise
+            arrays[name] = np.frombuffer(entry["data"], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
     # NumPy refuses a shape such as (0, 2**62).
     except (safetensors.SafetensorError, ValueError) as error:
         raise InputError(f"{path}: not a complete .safetensors file ({error}); download it again") from None
-
-
-ReadStorage = Callable[[str], bytes | memoryview]
-"""A function that returns the bytes of a storage by its key."""
+    return arrays
 
 
 class _Refused(Exception):
     """A pickle names a function or a class that no state dict needs."""
-
-
-@dataclass(frozen=True)
-class _Storage:
-    """A storage by its key, with its kind, such as "FloatStorage", and its number of elements."""
-
-    kind: str
-    key: str
-    elements: int
-
-
-@dataclass(frozen=True)
-class _Tensor:
-    """A tensor as its pickle describes it: a part of a storage. Offset and strides are numbers of elements."""
-
-    storage: _Storage
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
 
 
 def read_state_dict(path: Path) -> dict[str, np.ndarray]:
@@ -141,10 +111,7 @@ def read_state_dict(path: Path) -> dict[str, np.ndarray]:
         try:
             is_zip = file.read(len(_ZIP_BEGIN)) == _ZIP_BEGIN
             file.seek(0)
-            content, read_storage = _open_zip(file) if is_zip else _open_old(file)
-            tensors = _tensors_of(content)
-            most = max(os.fstat(file.fileno()).st_size, _SMALL)
-            arrays = {name: _array(tensor, read_storage, most) for name, tensor in tensors.items()}
+            content = _read_zip(file) if is_zip else _read_old(file)
         except _Refused as error:
             raise InputError(f"{path}: contains {error}, which is not part of plain weights; {advice}") from None
         except OSError:
@@ -153,14 +120,19 @@ def read_state_dict(path: Path) -> dict[str, np.ndarray]:
         except Exception as error:
             reason = (first_line(error) or type(error).__name__)[:200]
             raise InputError(f"{path}: not a complete .pth file ({reason}); download it again, or {advice}") from None
+    for key in _NESTING_KEYS:
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    entries = content.items() if isinstance(content, Mapping) else ()
+    arrays = {str(name): value for name, value in entries if isinstance(value, np.ndarray)}
     if not arrays:
         kind = type(content).__name__
         raise InputError(f"{path}: contains a {kind} and no state dict of named tensors; {advice}")
     return arrays
 
 
-def _open_zip(file: BinaryIO) -> tuple[Any, ReadStorage]:
-    """Return the object of a file in the zip format, with `_Tensor`s, and the function that reads its storages."""
+def _read_zip(file: BinaryIO) -> Any:
+    """Return the object of a file in the zip format."""
     archive = zipfile.ZipFile(file)
     entries = {entry.filename: entry for entry in archive.infolist()}
     folder = next(name for name in entries if name.endswith("/data.pkl")).removesuffix("data.pkl")
@@ -173,35 +145,41 @@ def _open_zip(file: BinaryIO) -> tuple[Any, ReadStorage]:
 
     if folder + "byteorder" in entries and read("byteorder") != b"little":
         raise ValueError("its numbers are big-endian")
-    # Several tensors may share a storage, which is read once.
-    return _Unpickler(io.BytesIO(read("data.pkl"))).load(), functools.cache(lambda key: read(f"data/{key}"))
-
-
-def _open_old(file: BinaryIO) -> tuple[Any, ReadStorage]:
-    """Return the object of a file in the format before PyTorch 1.6, and the function that reads its storages."""
-    if _Unpickler(file).load() != _OLD_MAGIC or _Unpickler(file).load() != _OLD_VERSION:
-        raise ValueError("its first bytes are of another format")
-    if not _Unpickler(file).load()["little_endian"]:
-        raise ValueError("its numbers are big-endian")
-    unpickler = _Unpickler(file)
+    unpickler = _Unpickler(io.BytesIO(read("data.pkl")), os.fstat(file.fileno()).st_size)
     content = unpickler.load()
-    contents = {}
-    for key in _Unpickler(file).load():
-        storage = unpickler.storages[key]
-        (elements,) = struct.unpack("<q", file.read(8))
-        size = elements * _dtype(storage).itemsize
-        if elements != storage.elements or not 0 <= size <= os.fstat(file.fileno()).st_size:
-            raise ValueError(f"storage {key} has another size")
-        contents[key] = file.read(size)
-    return content, contents.__getitem__
+    for key in unpickler.storages:
+        unpickler.fill(key, read(f"data/{key}"))
+    return content
+
+
+def _read_old(file: BinaryIO) -> Any:
+    """Return the object of a file in the format before PyTorch 1.6."""
+    size = os.fstat(file.fileno()).st_size
+    if _Unpickler(file, size).load() != _OLD_MAGIC or _Unpickler(file, size).load() != _OLD_VERSION:
+        raise ValueError("its first bytes are of another format")
+    if not _Unpickler(file, size).load()["little_endian"]:
+        raise ValueError("its numbers are big-endian")
+    unpickler = _Unpickler(file, size)
+    content = unpickler.load()
+    for key in _Unpickler(file, size).load():
+        file.seek(8, os.SEEK_CUR)  # The number of elements, which the pickle has too.
+        unpickler.fill(key, file.read(unpickler.storages[key].nbytes))
+    return content
 
 
 class _Unpickler(pickle.Unpickler):
-    """An unpickler that knows only the names in a state dict, and returns a `_Tensor` for each tensor."""
+    """An unpickler that knows only the names in a state dict, and returns a read-only array for each tensor.
 
-    def __init__(self, file: BinaryIO):
+    The arrays are parts of `storages`, by key, which `fill` gives their content after the pickle is read.
+
+    Args:
+        size: the size of the file, which bounds that of the storages.
+    """
+
+    def __init__(self, file: BinaryIO, size: int):
         super().__init__(file)
-        self.storages: dict[str, _Storage] = {}
+        self.storages: dict[str, np.ndarray] = {}
+        self.unread, self.most = size, max(size, _SMALL)
         _check_memo(file)
 
     def find_class(self, module: str, name: str) -> Any:
@@ -210,20 +188,49 @@ class _Unpickler(pickle.Unpickler):
         known: dict[tuple[str, str], Any] = {
             ("collections", "OrderedDict"): OrderedDict,
             ("torch", "Size"): tuple,
-            ("torch._utils", "_rebuild_tensor_v2"): lambda storage, offset, shape, strides, *_: _Tensor(
-                storage, offset, shape, strides
-            ),
+            ("torch._utils", "_rebuild_tensor_v2"): self.tensor,
             ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
         }
         if (module, name) not in known:
             raise _Refused(f"{module}.{name}")
         return known[module, name]
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: Any) -> np.ndarray:
         _, kind, key, _, elements = pid[:5]
         if kind not in _OF_STORAGE:
             raise _Refused(f"a storage of kind {kind}")
-        return self.storages.setdefault(key, _Storage(kind, key, elements))
+        if key not in self.storages:
+            dtype = np.dtype(_OF_STORAGE[kind])
+            if not 0 <= elements * dtype.itemsize <= self.unread:
+                raise ValueError(f"storage {key} of {elements} elements is larger than the file")
+            self.unread -= elements * dtype.itemsize
+            self.storages[key] = np.empty(elements, dtype)
+        return self.storages[key]
+
+    def fill(self, key: str, content: bytes) -> None:
+        """Give a storage its content. Raises: ValueError if the content has another size."""
+        if len(content) != self.storages[key].nbytes:
+            raise ValueError(f"storage {key} has another size")
+        self.storages[key].view("u1")[:] = np.frombuffer(content, "u1")
+
+    def tensor(
+        self, storage: np.ndarray, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], *_: Any
+    ) -> np.ndarray:
+        """Return the part of a storage that is a tensor. Offset and strides are numbers of elements.
+
+        Raises: ValueError if the tensor is not within its storage, or has more than `most` elements.
+        """
+        numbers = (*shape, *strides, offset)
+        if len(shape) != len(strides) or any(type(size) is not int or size < 0 for size in numbers):
+            raise ValueError(f"a tensor has shape {shape} and strides {strides}")
+        if 0 in shape:
+            return np.empty(shape, storage.dtype)
+        last = offset + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        # With strides of zero, a small storage could become a tensor larger than the memory.
+        if last >= len(storage) or math.prod(shape) > self.most:
+            raise ValueError(f"a tensor of shape {shape} in a storage of {len(storage)} elements")
+        steps = [stride * storage.itemsize for stride in strides]
+        return np.lib.stride_tricks.as_strided(storage[offset:], shape, steps, writeable=False)
 
 
 def _check_memo(file: BinaryIO) -> None:
@@ -236,35 +243,3 @@ def _check_memo(file: BinaryIO) -> None:
         if operation.name.endswith("PUT") and argument is not None and argument > count:
             raise ValueError(f"a number {argument:,} of an object, after {count} operations")
     file.seek(begin)
-
-
-def _tensors_of(content: Any) -> dict[str, _Tensor]:
-    """Return the tensors of a state dict, or of a state dict in it, by name."""
-    for key in _NESTING_KEYS:
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    entries = content.items() if isinstance(content, Mapping) else ()
-    return {str(name): value for name, value in entries if isinstance(value, _Tensor)}
-
-
-def _array(tensor: _Tensor, read_storage: ReadStorage, most: int) -> np.ndarray:
-    """Return the array of a tensor.
-
-    Raises: ValueError if the tensor is not within its storage, or has more than `most` elements.
-    """
-    elements = np.frombuffer(read_storage(tensor.storage.key), _dtype(tensor.storage))
-    numbers, offset = (*tensor.shape, *tensor.strides, tensor.offset), tensor.offset
-    if len(tensor.shape) != len(tensor.strides) or any(type(size) is not int or size < 0 for size in numbers):
-        raise ValueError(f"a tensor has shape {tensor.shape} and strides {tensor.strides}")
-    if 0 in tensor.shape:
-        return np.empty(tensor.shape, elements.dtype)
-    last = offset + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.strides, strict=True))
-    # With strides of zero, a small storage could become a tensor larger than the memory.
-    if last >= len(elements) or math.prod(tensor.shape) > most:
-        raise ValueError(f"a tensor of shape {tensor.shape} in a storage of {len(elements)} elements")
-    strides = [stride * elements.itemsize for stride in tensor.strides]
-    return np.lib.stride_tricks.as_strided(elements[offset:], tensor.shape, strides, writeable=False)
-
-
-def _dtype(storage: _Storage) -> np.dtype:
-    return np.dtype(_OF_STORAGE[storage.kind])

@@ -1,12 +1,15 @@
 """Square convolutions that are fast on CPUs, forward and backward. `jaxddp.models.adapt` selects them on CPUs.
 
-XLA's CPU compiler is slow in three cases. (All times are for one core. Other convolutions with the same number of
-multiplications take 7 ms.)
+XLA's CPU compiler is slow in five cases. (The times of the first three are for one core. Other convolutions with the
+same number of multiplications take 7 ms.)
 
 - The gradient of a kernel takes 10 to 24 ms. XLA computes this gradient as a convolution with a window as large as the
   image, for which it transposes the images and copies every patch.
 - A convolution with a kernel larger than the image, such as 3x3 on a 2x2 map, takes 725 ms.
 - The gradient of small images with many features takes 8 to 14 ms, because XLA transposes the kernel first.
+- Depthwise convolutions: for 8 images of 56x56 with 96 channels and a 7x7 kernel on two cores, XLA's takes 158 ms, and
+  the sum of shifted images 6 ms. For a float64 kernel larger than the image, XLA's takes 336 ms and this sum 0.1 ms.
+- The gradient of a grouped kernel is a convolution for each pair of channels.
 
 This module computes these cases as products of matrices whose rows are patches of the images. Unlike a convolution,
 such a product also multiplies the padding. So each product is a `lax.composite` with an attribute for the convolution's
@@ -23,9 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-import jaxddp.models.ops.cpu_depthwise as cpu_depthwise
-import jaxddp.models.ops.cpu_grouped as cpu_grouped
-
 # Patches copy each value k * k times. With at least this number of output features, the product saves more time than
 # the copies cost (measured with 128 to 512 features on maps of 2x2 to 14x14).
 _MANY_FEATURES = 256
@@ -35,6 +35,9 @@ _BLOCK_PIXELS = 256
 # Patches are transposed before the product if channels * features is at least the first number, or if the number of
 # channels is below the second number.
 _LARGE_KERNEL, _FEW_CHANNELS = 1 << 18, 16
+# Groups with fewer channels are merged, with zeros between them. The products then have more multiplications, but
+# matrices with few columns are slow.
+_LEAST_CHANNELS = 16
 
 # A product for each element of a larger kernel takes long to compile.
 _LARGEST_KERNEL = 13
@@ -52,12 +55,10 @@ def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
         stride: the stride of both axes.
         padding: the number of zeros on each side of both axes.
     """
-    if own := _own_implementation(images, kernel):
-        product = functools.partial(own.product, stride=stride, padding=padding)
-        return _as_composite(product, _multiplications(images, kernel, stride, padding))(images, kernel)
-    if not _is_product_faster(images, kernel, kernel.shape[3]):
+    product = _product_of(images, kernel)
+    if product is _dense_product and not _is_product_faster(images, kernel, kernel.shape[3]):
         return _xla_convolution(images, kernel, stride, padding)
-    product = functools.partial(_product, stride=stride, padding=padding)
+    product = functools.partial(product, stride=stride, padding=padding)
     return _as_composite(product, _multiplications(images, kernel, stride, padding))(images, kernel)
 
 
@@ -78,48 +79,36 @@ def conv_general_dilated(
     or `nnx.Conv(...)`. On CPUs, jaxddp itself gives it to grouped layers that name no function. The results equal
     those of `lax.conv_general_dilated` to rounding. `precision` is ignored, because CPUs have one.
     """
-    arguments = {"lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation, "dimension_numbers": dimension_numbers}
-    arguments |= {"feature_group_count": feature_group_count, **others}
-    strides, dilation = tuple(window_strides), tuple(rhs_dilation or (1,) * (images.ndim - 2))
+    strides, dilation, sides = tuple(window_strides), rhs_dilation or (1, 1), images.shape[1:3]
+    reach = [(size - 1) * step + 1 for size, step in zip(kernel.shape[:2], dilation, strict=False)]
     is_replaced = (
         images.ndim == 4
         and feature_group_count > 1
-        and max(kernel.shape[:2]) <= _LARGEST_KERNEL
+        and max(reach) <= _LARGEST_KERNEL
         and images.dtype == kernel.dtype
         and set(lhs_dilation or (1,)) == {1}
         and lax.conv_dimension_numbers(images.shape, kernel.shape, dimension_numbers) == _CHANNELS_LAST
         and others.get("preferred_element_type") in (None, images.dtype)
         and others.get("batch_group_count", 1) == 1
     )
+    if is_replaced:
+        margins = lax.padtype_to_pads(sides, reach, strides, padding) if isinstance(padding, str) else padding
+        spans = zip(sides, margins, reach, strict=True)
+        is_replaced = all(low + side + high >= window for side, (low, high), window in spans)
     if not is_replaced:
+        arguments = {"lhs_dilation": lhs_dilation, "rhs_dilation": rhs_dilation, "dimension_numbers": dimension_numbers}
+        arguments |= {"feature_group_count": feature_group_count, **others}
         return lax.conv_general_dilated(images, kernel, strides, padding, **arguments)
-    sides = images.shape[1:3]
-    reach = [(size - 1) * step + 1 for size, step in zip(kernel.shape[:2], dilation, strict=True)]
-    margins = lax.padtype_to_pads(sides, reach, strides, padding) if isinstance(padding, str) else padding
-    outputs = [low + side + high - window + 1 for side, (low, high), window in zip(sides, margins, reach, strict=True)]
-    if min(outputs) < 1:
-        return lax.conv_general_dilated(images, kernel, strides, padding, **arguments)
-    is_plain = strides[0] == strides[1] and dilation == (1, 1)
-    if is_plain and kernel.shape[0] == kernel.shape[1] and len({*margins[0], *margins[1]}) == 1 and margins[0][0] >= 0:
-        return convolve(images, kernel, strides[0], margins[0][0])
-    # Zeros make the kernel square. A dilated convolution is one of the pixels with equal remainders by the dilation,
-    # which become images of their own.
-    size = max(kernel.shape[:2])
-    kernel = jnp.pad(kernel, [*((0, size - side) for side in kernel.shape[:2]), (0, 0), (0, 0)])
-    parts = [-(-(count + (size - 1) * step) // step) for count, step in zip(outputs, dilation, strict=True)]
-    edges = [
-        (low, part * step - low - side, 0)
-        for (low, _), part, step, side in zip(margins, parts, dilation, sides, strict=True)
-    ]
-    padded = lax.pad(images, jnp.zeros((), images.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
-    batch, channels = images.shape[0], images.shape[-1]
-    by_remainder = padded.reshape(batch, parts[0], dilation[0], parts[1], dilation[1], channels)
-    by_remainder = by_remainder.transpose(0, 2, 4, 1, 3, 5).reshape(-1, *parts, channels)
-    results: jax.Array = convolve(by_remainder, kernel, strides[0] if is_plain else 1, 0)  # pyright: ignore
-    rows, columns, features = results.shape[1:]
-    results = results.reshape(batch, *dilation, rows, columns, features).transpose(0, 3, 1, 4, 2, 5)
-    results = results.reshape(batch, rows * dilation[0], columns * dilation[1], features)
-    return results if is_plain else results[:, : outputs[0] : strides[0], : outputs[1] : strides[1]]
+    # Zeros in the kernel make it square, and replace its dilation.
+    zero, keep, size = jnp.zeros((), images.dtype), (0, 0, 0), max(reach)
+    holes = [(0, size - window, step - 1) for window, step in zip(reach, dilation, strict=True)]
+    kernel = lax.pad(kernel, zero, [*holes, keep, keep])
+    edges = [(low, high + size - window) for (low, high), window in zip(margins, reach, strict=True)]
+    margin = edges[0][0] if len({*edges[0], *edges[1]}) == 1 and edges[0][0] > 0 else 0
+    images = images if margin else lax.pad(images, zero, [keep, *((*edge, 0) for edge in edges), keep])
+    stride = strides[0] if len({*strides}) == 1 else 1
+    results: jax.Array = convolve(images, kernel, stride, margin)  # pyright: ignore
+    return results if stride == max(strides) else results[:, :: strides[0], :: strides[1]]
 
 
 def _forward(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> tuple[jax.Array, Any]:
@@ -128,34 +117,34 @@ def _forward(images: jax.Array, kernel: jax.Array, stride: int, padding: int) ->
 
 def _backward(stride: int, padding: int, saved: Any, grads: jax.Array) -> tuple[jax.Array, jax.Array]:
     images, kernel = saved
-    settings, size = {"stride": stride, "padding": padding}, kernel.shape[0]
+    settings, product = {"stride": stride, "padding": padding}, _product_of(images, kernel)
     count = _multiplications(images, kernel, stride, padding)
-    if own := _own_implementation(images, kernel):
-        of_images = functools.partial(own.images_gradient, shape=images.shape, **settings)
-        of_kernel = functools.partial(own.kernel_gradient, shape=kernel.shape, **settings)
-        return _as_composite(of_images, count)(grads, kernel), _as_composite(of_kernel, count)(images, grads)
+    kernel_gradient = functools.partial(_KERNEL_GRADIENTS[product], shape=kernel.shape, **settings)
+    images_gradient = functools.partial(_images_gradient, product, shape=images.shape, **settings)
+    is_counted = True
+    if product is _dense_product:
+        # XLA computes the gradient of the images as a convolution of the output's gradient, which is slow on a 2x2 map:
+        # 4.2 ms instead of 0.5 ms.
+        is_counted = _is_product_faster(grads, kernel, kernel.shape[2])
+        convolution = product if is_counted else _xla_convolution
 
-    def images_gradient(convolution: Callable[..., jax.Array]) -> Callable[[jax.Array, jax.Array], jax.Array]:
-        like = jax.typeof(images)
-        return lambda grads, kernel: jax.linear_transpose(lambda x: convolution(x, kernel, **settings), like)(grads)[0]
+        def images_gradient(grads: jax.Array, kernel: jax.Array) -> jax.Array:
+            transposed = jax.linear_transpose(lambda x: convolution(x, kernel, **settings), jax.typeof(images))
+            return transposed(grads)[0]
 
-    kernel_product = _pixels_product if size == 1 else functools.partial(_blocks_product, size=size)
-    kernel_gradient = _as_composite(functools.partial(kernel_product, **settings), count)
-    # XLA computes the gradient of the images as a convolution of the output's gradient, which is slow on a 2x2 map: 4.2
-    # ms instead of 0.5 ms.
-    multiplies = _is_product_faster(grads, kernel, kernel.shape[2])
-    of_images = _as_composite(images_gradient(_product), count) if multiplies else images_gradient(_xla_convolution)
-    return of_images(grads, kernel), kernel_gradient(images, grads)
+    of_images = _as_composite(images_gradient, count) if is_counted else images_gradient
+    return of_images(grads, kernel), _as_composite(kernel_gradient, count)(images, grads)
 
 
 convolve.defvjp(_forward, _backward)
 
 
-def _own_implementation(images: jax.Array, kernel: jax.Array) -> Any:
-    """Return the module that computes a depthwise or a grouped convolution and its gradients; None for others."""
-    if cpu_depthwise.is_depthwise(images, kernel):
-        return cpu_depthwise
-    return cpu_grouped if cpu_grouped.is_grouped(images, kernel) else None
+def _product_of(images: jax.Array, kernel: jax.Array) -> Callable[..., jax.Array]:
+    """Return the function of (images, kernel, stride, padding) that computes a dense, depthwise or grouped product."""
+    inputs, features = kernel.shape[2:]
+    if inputs == images.shape[-1]:
+        return _dense_product
+    return _depthwise_product if inputs == 1 and features == images.shape[-1] else _grouped_product
 
 
 def _as_composite(
@@ -181,8 +170,7 @@ def _multiplications(images: jax.Array, kernel: jax.Array, stride: int, padding:
 def _is_product_faster(images: jax.Array, kernel: jax.Array, features: int) -> bool:
     """Return whether a matrix product is faster on a CPU than XLA's convolution of these images to `features`."""
     size = kernel.shape[0]
-    smallest = min(images.shape[1:3])
-    return size == 1 or smallest < size or features >= _MANY_FEATURES
+    return size == 1 or min(images.shape[1:3]) < size or features >= _MANY_FEATURES
 
 
 def _xla_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
@@ -192,29 +180,123 @@ def _xla_convolution(images: jax.Array, kernel: jax.Array, stride: int, padding:
     )
 
 
-def _product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
-    size, _, channels, features = kernel.shape
-    patches = _patches(_pad(images, padding), size, stride)
-    rows = patches.reshape(-1, size * size * channels) @ kernel.reshape(-1, features)
-    return rows.reshape(*patches.shape[:3], features)
+def _dense_product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    patches = _patches(_pad(images, padding), kernel.shape, stride)
+    rows = patches.reshape(-1, patches.shape[-1]) @ kernel.reshape(-1, kernel.shape[3])
+    return rows.reshape(*patches.shape[:3], -1)
 
 
-def _pixels_product(images: jax.Array, grads: jax.Array, stride: int, padding: int) -> jax.Array:
-    """Return a 1x1 kernel's gradient, [1, 1, C, F]: the sum over pixels of the outer product of pixel and gradient."""
-    channels, features = images.shape[-1], grads.shape[-1]
-    pixels = _patches(_pad(images, padding), 1, stride).reshape(-1, channels)
-    return (
-        _sum_outer_products(grads.reshape(-1, features), pixels)
-        .T.reshape(1, 1, channels, features)
-        .astype(images.dtype)
-    )
+def _depthwise_product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """Compute the sum of shifted images, each times an element of the kernel [k, l, 1, C]."""
+    taps = _taps(_pad(images, padding), kernel.shape, stride)
+    return functools.reduce(jnp.add, map(jnp.multiply, taps, kernel.reshape(-1, kernel.shape[3])))
 
 
-def _blocks_product(images: jax.Array, grads: jax.Array, size: int, stride: int, padding: int) -> jax.Array:
+def _grouped_product(images: jax.Array, kernel: jax.Array, stride: int, padding: int) -> jax.Array:
+    """Compute a product of matrices for each (merged) group: the kernel is [k, l, C / groups, F]."""
+    matrices = _merge(kernel, images.shape[-1] // kernel.shape[2])
+    count = len(matrices)
+
+    def block(images: jax.Array) -> jax.Array:
+        patches = _patches(_by_group(_pad(images, padding), count), kernel.shape, stride)
+        rows = lax.dot_general(patches.reshape(count, -1, patches.shape[-1]), matrices, (((2,), (1,)), ((0,), (0,))))
+        return rows.reshape(*patches.shape[:-1], -1).transpose(1, 2, 3, 0, 4).reshape(*patches.shape[1:4], -1)
+
+    results = lax.map(block, _blocks(images))
+    return results.reshape(len(images), *results.shape[2:])
+
+
+def _images_gradient(
+    product: Callable[..., jax.Array],
+    grads: jax.Array,
+    kernel: jax.Array,
+    *,
+    shape: tuple[int, ...],
+    stride: int,
+    padding: int,
+) -> jax.Array:
+    """Compute the gradient of images [B, H, W, C] of this shape from that of the result, [B, H', W', F].
+
+    The pixels whose rows and columns have the same remainders by the stride read the same elements of the kernel. So
+    each of these sets of pixels is a convolution of `grads`, and the sets are interleaved. A convolution of `grads`
+    with zeros between its pixels would take stride^2 times as many multiplications.
+    """
+    size, _, inputs, features = kernel.shape
+    groups = shape[-1] // inputs
+    # The transposed kernel, [k, k, F / groups, C].
+    by_group = kernel.reshape(size, size, inputs, groups, features // groups)
+    kernel = by_group.transpose(0, 1, 4, 3, 2).reshape(size, size, features // groups, shape[-1])
+    outputs = [-(-side // stride) for side in shape[1:3]]
+
+    def pixels(*offsets: int) -> jax.Array:
+        """Return the gradient of every pixel with these remainders, from the first."""
+        firsts = [(padding + offset) % stride for offset in offsets]
+        part = kernel[firsts[0] :: stride, firsts[1] :: stride][::-1, ::-1]
+        if not part.size:
+            # No element of the kernel reads these pixels.
+            return lax.full_like(grads, 0, shape=(shape[0], *outputs, shape[3]))
+        margins = []
+        for axis, (offset, first) in enumerate(zip(offsets, firsts, strict=True)):
+            ahead = (padding + offset - first) // stride
+            margins.append((part.shape[axis] - 1 - ahead, ahead + outputs[axis] - grads.shape[1 + axis], 0))
+        padded = lax.pad(grads, jnp.zeros((), grads.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
+        return product(padded, part, stride=1, padding=0)
+
+    rows = [jnp.stack([pixels(row, column) for column in range(stride)], 3) for row in range(stride)]
+    whole = jnp.stack(rows, 2).reshape(shape[0], outputs[0] * stride, outputs[1] * stride, shape[3])
+    return whole[:, : shape[1], : shape[2]]
+
+
+def _depthwise_gradient(
+    images: jax.Array, grads: jax.Array, *, shape: tuple[int, ...], stride: int, padding: int
+) -> jax.Array:
+    """Return the gradient of a kernel of this shape, [k, k, 1, C]."""
+    size, padded, (batch, height, width, channels) = shape[0], _pad(images, padding), grads.shape
+    span, wide = (batch, (height - 1) * stride + 1, (width - 1) * stride + 1, channels), _total_dtype(grads)
+
+    def tap(number: jax.Array) -> jax.Array:
+        shifted = lax.dynamic_slice(padded, (0, number // size, number % size, 0), span)[:, ::stride, ::stride]
+        return (shifted.astype(wide) * grads.astype(wide)).sum((0, 1, 2))
+
+    # The sums are computed in a loop, because separate sums for all kernel elements take 1.5 s to compile.
+    return lax.map(tap, jnp.arange(size * size)).reshape(shape).astype(images.dtype)
+
+
+def _grouped_gradient(
+    images: jax.Array, grads: jax.Array, *, shape: tuple[int, ...], stride: int, padding: int
+) -> jax.Array:
+    """Return the gradient of a kernel of this shape, [k, k, C / groups, F]."""
+    size, _, inputs, features = shape
+    groups = images.shape[-1] // inputs
+    count = groups // _merged(groups, inputs)
+    wide = _total_dtype(grads)
+
+    def block(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+        images, grads = part
+        patches = _patches(_by_group(_pad(images, padding), count), shape, stride)
+        patches = patches.reshape(count, -1, patches.shape[-1])
+        by_group = grads.reshape(-1, count, features // count).transpose(1, 0, 2)
+        product = lax.dot_general(patches, by_group, (((1,), (1,)), ((0,), (0,))), preferred_element_type=wide)
+        return total + product, None
+
+    # The zeros vary over the devices of a `shard_map`, like the products that are added to them.
+    zeros = lax.full_like(grads, 0, wide, (count, size * size * images.shape[-1] // count, features // count))
+    products, _ = lax.scan(block, zeros, (_blocks(images), _blocks(grads, like=images)))
+    merged = products.reshape(count, size, size, groups // count, inputs, groups // count, features // groups)
+    # The other blocks of a merged group are between different groups.
+    own = jnp.diagonal(merged, axis1=3, axis2=5)
+    return own.transpose(1, 2, 3, 0, 5, 4).reshape(shape).astype(images.dtype)
+
+
+def _dense_gradient(
+    images: jax.Array, grads: jax.Array, *, shape: tuple[int, ...], stride: int, padding: int
+) -> jax.Array:
     """Return a kernel's gradient, [k, k, C, F]: the sum over pixels of the outer product of patch and gradient."""
-    batch, height, width, features = grads.shape
+    (batch, height, width, features), (size, _, channels, _) = grads.shape, shape
     padded = _pad(images, padding)
-    channels = images.shape[-1]
+    if size == 1:
+        pixels = _patches(padded, shape, stride).reshape(-1, channels)
+        return _sum_outer_products(grads.reshape(-1, features), pixels).T.reshape(shape).astype(images.dtype)
     transposed = channels * features >= _LARGE_KERNEL or channels < _FEW_CHANNELS
     count, rows = _block(batch, height, width)
     span, blocks_an_image = (rows - 1) * stride + 1, height // rows
@@ -244,7 +326,14 @@ def _blocks_product(images: jax.Array, grads: jax.Array, size: int, stride: int,
         0, batch // count * blocks_an_image, lambda number, totals: jax.tree.map(jnp.add, totals, block(number)), zeros
     )
     total = jnp.stack(totals if transposed else [part.T for part in totals])
-    return total.reshape(size, size, channels, features).astype(images.dtype)
+    return total.reshape(shape).astype(images.dtype)
+
+
+_KERNEL_GRADIENTS = {
+    _dense_product: _dense_gradient,
+    _depthwise_product: _depthwise_gradient,
+    _grouped_product: _grouped_gradient,
+}
 
 
 def _sum_outer_products(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -268,6 +357,34 @@ def _block(batch: int, height: int, width: int) -> tuple[int, int]:
     return next(counts, batch), height
 
 
+def _blocks(arrays: jax.Array, like: jax.Array | None = None) -> jax.Array:
+    """Divide images into blocks, [blocks, B / blocks, H, W, C]; the size of the images `like` determines the blocks."""
+    size, _ = _block(*(arrays if like is None else like).shape[:3])
+    return arrays.reshape(-1, size, *arrays.shape[1:])
+
+
+def _merged(groups: int, inputs: int) -> int:
+    """Return the number of groups to merge: the smallest divisor that gives enough channels."""
+    enough = (size for size in range(1, groups) if groups % size == 0 and size * inputs >= _LEAST_CHANNELS)
+    return next(enough, groups)
+
+
+def _merge(kernel: jax.Array, groups: int) -> jax.Array:
+    """Return the matrices of the merged groups: [k, l, inputs, F] -> [merged groups, k * l * channels, features]."""
+    rows, columns, inputs, features = kernel.shape
+    merged = _merged(groups, inputs)
+    by_group = kernel.reshape(rows, columns, inputs, groups // merged, merged, features // groups)
+    between = jnp.eye(merged, dtype=kernel.dtype)
+    # The axes of the result: merged group, row, column, the input's group and channel, the output's group and feature.
+    blocks = by_group.transpose(3, 0, 1, 2, 4, 5)[:, :, :, None] * between[:, None, :, None]
+    return blocks.reshape(groups // merged, rows * columns * merged * inputs, -1)
+
+
+def _by_group(images: jax.Array, count: int) -> jax.Array:
+    """Divide the channels: [B, H, W, C] -> [count, B, H, W, C / count]."""
+    return images.reshape(*images.shape[:3], count, -1).transpose(3, 0, 1, 2, 4)
+
+
 def _patch_rows(padded: jax.Array, corner: jax.Array | int, part: tuple[int, int, int], size: int, stride: int) -> Any:
     """Return the rows of the patches for each row of a part of the images: [images, rows, W', k * C].
 
@@ -289,8 +406,14 @@ def _pad(images: jax.Array, padding: int) -> jax.Array:
     return jnp.pad(images, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
 
 
-def _patches(images: jax.Array, size: int, stride: int) -> jax.Array:
-    """Extract patches: [B, H, W, C] -> [B, H', W', k * k * C], in the memory order of a kernel."""
-    height, width = ((length - size) // stride * stride + 1 for length in images.shape[1:3])
-    taps = [images[:, i : i + height : stride, j : j + width : stride] for i in range(size) for j in range(size)]
-    return jnp.concatenate(taps, -1)
+def _patches(images: jax.Array, shape: tuple[int, ...], stride: int) -> jax.Array:
+    """Extract patches: [..., H, W, C] -> [..., H', W', k * l * C], in the order of a kernel [k, l, …]."""
+    return jnp.concatenate(_taps(images, shape, stride), -1)
+
+
+def _taps(images: jax.Array, shape: tuple[int, ...], stride: int) -> list[jax.Array]:
+    """Return the pixels that each element of a kernel reads: k * l arrays [..., H', W', C]."""
+    sides = zip(images.shape[-3:-1], shape[:2], strict=True)
+    height, width = ((side - size) // stride * stride + 1 for side, size in sides)
+    places = np.ndindex(*shape[:2])
+    return [images[..., i : i + height : stride, j : j + width : stride, :] for i, j in places]
