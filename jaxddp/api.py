@@ -7,100 +7,69 @@ history
 
 import dataclasses
 import inspect
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import optax
 
+import jaxddp.arguments as arguments
+import jaxddp.core.files as files
+from jaxddp.arguments import errors_name_arguments
 from jaxddp.augment.preprocess import Augmentation
 from jaxddp.config import AugmentConfig, BatchSize, Config, DataConfig, ModelConfig
-from jaxddp.config.values import checked, replaced
-from jaxddp.core.errors import InputError, choices
-from jaxddp.core.files import check_path
+from jaxddp.config.values import checked, plain, replaced
+from jaxddp.core.errors import InputError, Key, choices
+from jaxddp.core.ranges import HeldOut, Range
 from jaxddp.data.arrays import ArrayTable
 from jaxddp.data.formats.ilsvrc import test_listing, train_solutions, val_solutions
+from jaxddp.data.opening import open_full_splits
 from jaxddp.data.sample import write_sample
 from jaxddp.data.source import Source, check_labelled, check_source, labels_of
+from jaxddp.data.storage.root import find_dataset
 from jaxddp.data.table import ExampleTable
+from jaxddp.data.united import UnitedSource
 from jaxddp.engine.initial_state import Transform
 from jaxddp.engine.objective import Loss, Metric
 from jaxddp.engine.parts.part import Part
 from jaxddp.engine.state import TrainState
-from jaxddp.inference.exports import export_program
-from jaxddp.inference.trained import TrainedRun
+from jaxddp.inference.exports import export_program, write_weights
+from jaxddp.inference.trained import TrainedRun, restore_run
+from jaxddp.inference.trained import evaluate as evaluate_checkpoint
 from jaxddp.job.environment import find_job
 from jaxddp.losses import sigmoid_cross_entropy, softmax_cross_entropy
 from jaxddp.mesh import Device, Topology
+from jaxddp.metrics import TopK
 from jaxddp.models.adapt import adapt
 from jaxddp.models.families import ResNetSettings
+from jaxddp.models.interface import by_path
 from jaxddp.models.resnet import ResNet, build
-from jaxddp.notebook.results import (
-    OPTIONS,
-    Epochs,
-    check_data,
-    check_evaluators,
-    check_length,
-    check_schedule,
-    check_unlabelled,
-    check_workdir_for,
-    config_of_options,
-    errors_name_arguments,
-    evaluate,
-    evaluate_run,
-    export_weights,
-    load_run,
-    log_settings,
-    open_data,
-    show_inputs,
-    show_predictions,
-    topk_accuracy,
-)
 from jaxddp.objectives.distillation import distillation
 from jaxddp.setup.identity import shared_settings
+from jaxddp.setup.input_figure import input_figure
 from jaxddp.setup.recipe import make_recipe
-from jaxddp.setup.resources import join_job, resources_of
-from jaxddp.setup.run_setup import RunSetup, check_setup
+from jaxddp.setup.resources import check_comparable, join_job, resources_of
+from jaxddp.setup.run_setup import RunSetup, check_setup, check_state
 from jaxddp.setup.run_setup import initialize as initialize_network
 from jaxddp.setup.run_training import train as train_run
 from jaxddp.setup.user_objects import check_listeners, objects_of_arguments
 from jaxddp.training.evaluation import Measure
-from jaxddp.training.events import Listener
+from jaxddp.training.events import MAX_SHOWN, Listener
 from jaxddp.training.listeners.history import History
 from jaxddp.training.progress import progress
+from jaxddp.workdir.saved_state import recipe_of_run
+from jaxddp.workdir.signature import Signature
 
-__all__ = [
-    "ArrayTable",
-    "AugmentConfig",
-    "Config",
-    "DataConfig",
-    "ExampleTable",
-    "History",
-    "InputError",
-    "Listener",
-    "RunSetup",
-    "TrainedRun",
-    "adapt",
-    "distillation",
-    "evaluate",
-    "evaluate_run",
-    "export_program",
-    "export_weights",
-    "load_run",
-    "open_data",
-    "prepare_training",
-    "resnet",
-    "show_inputs",
-    "show_predictions",
-    "sigmoid_cross_entropy",
-    "softmax_cross_entropy",
-    "test_listing",
-    "topk_accuracy",
-    "train",
-    "train_solutions",
-    "val_solutions",
-    "write_sample",
-]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["AugmentConfig", "Config", "DataConfig", "InputError", "RunSetup", "adapt", "prepare_training", "resnet"]
+__all__ += ["ArrayTable", "ExampleTable", "open_data", "test_listing", "train_solutions", "val_solutions"]
+__all__ += ["History", "Listener", "distillation", "sigmoid_cross_entropy", "softmax_cross_entropy", "train"]
+__all__ += ["TrainedRun", "evaluate", "evaluate_run", "export_program", "export_weights", "load_run", "topk_accuracy"]
+__all__ += ["show_inputs", "show_predictions", "write_sample"]
 
 
 @errors_name_arguments()
@@ -127,7 +96,7 @@ def resnet(
     """
     known = [field.name for field in dataclasses.fields(ResNetSettings)]
     for key in options.keys() - {*known}:
-        if OPTIONS.get(key, "").startswith("model."):
+        if arguments.OPTIONS.get(key, "").startswith("model."):
             raise InputError(f"resnet: {key} is an option of prepare_training; give it there")
         raise InputError(f"resnet: unknown option {key!r}; {choices(key, known)}")
     settings = replaced(ModelConfig(), {"name": name, **options})
@@ -190,10 +159,10 @@ def prepare_training(
     """
     check_labelled(check_source(table, "table"), "training data")
     per_device = checked(batch_size_per_device, BatchSize, "batch_size_per_device")
-    length = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
-    arguments = inspect.signature(prepare_training).parameters.keys() - {"options"}
-    config = config_of_options({"precision": "float32"} | options, objective, seed, arguments)
-    config = dataclasses.replace(config, data=check_data(data) or table.default_data())
+    length = {"duration": f"{checked(epochs, arguments.Epochs, 'epochs')} epochs"}
+    names = inspect.signature(prepare_training).parameters.keys() - {"options"}
+    config = arguments.config_of_options({"precision": "float32"} | options, objective, seed, names)
+    config = dataclasses.replace(config, data=arguments.check_data(data) or table.default_data())
     topology = Topology.create(devices, join_job(find_job(), config.parallel))
     config = config.replace(train={"batch_size": per_device * topology.num_devices, **length})
     objects = {"model": model, "optimizer": optimizer, "initialize": initialize, "augmentation": augmentation}
@@ -203,7 +172,7 @@ def prepare_training(
         objects["objective"] = objective
     if labels_of(table).several:
         config, objects["loss"] = config.replace(eval={"metrics": ("map",)}), sigmoid_cross_entropy
-    resources = resources_of(config, topology, table, check_unlabelled(unlabelled))
+    resources = resources_of(config, topology, table, arguments.check_unlabelled(unlabelled))
     recipe = make_recipe(
         config, topology, resources, objects_of_arguments(**objects), precision=options.get("precision")
     )
@@ -260,27 +229,254 @@ def train(
         InputError, NonFiniteError, ReplicaError, GradientError, Preempted: see `jaxddp.core.errors`.
     """
     check_setup(setup)
-    check_workdir_for(workdir, profile, log_to)
+    arguments.check_workdir_for(workdir, profile, log_to)
+    logs = arguments.log_settings(log_to, log_project, log_name, log_config)
     changes: dict[str, dict[str, Any]] = {
-        "log": {"every": log_every, "profile": profile, **log_settings(log_to, log_project, log_name, log_config)},
+        "log": {"every": log_every, "profile": profile} | logs,
         "eval": {"every": eval_every, "batch_size": setup.feed.order.batch_size},
         "checkpoint": {"every": save_every},
         "parallel": {"check_replicas": check_every, "self_test": self_test},
     }
     if epochs is not None:
-        changes["train"] = {"duration": f"{checked(epochs, Epochs, 'epochs')} epochs"}
-        check_length(setup.config, setup.config.replace(**changes))
+        changes["train"] = {"duration": f"{checked(epochs, arguments.Epochs, 'epochs')} epochs"}
+        arguments.check_length(setup.config, setup.config.replace(**changes))
     setup = setup.with_loss(loss)
     source = val if val is None else check_source(val, "val")
     resources = setup.resources.with_val(source, setup.config.data, setup.topology.peers)
     config = setup.config.replace(**changes)
-    setup = setup.changed(resources=resources, config=config, schedule=check_schedule(schedule))
-    history, measures = History(), check_evaluators(evaluators, setup)
+    setup = setup.changed(resources=resources, config=config, schedule=arguments.check_schedule(schedule))
+    history, measures = History(), arguments.check_evaluators(evaluators, setup)
     all_listeners = [*([progress()] if listeners is None else check_listeners(listeners, "listeners")), history]
-    directory = None if workdir is None else Path(check_path(workdir, "workdir")).absolute()
+    directory = None if workdir is None else Path(files.check_path(workdir, "workdir")).absolute()
     given = {"workdir": workdir is not None, "schedule": schedule is not None, "evaluators": len(measures)}
     setup.topology.peers.agree(shared_settings(setup, **given))
     state = train_run(setup, directory, listeners=all_listeners, evaluators=measures)
     assert state is not None  # A setup that has ended is restored.
     history.share(setup.topology)
     return state, history
+
+
+@errors_name_arguments()
+def evaluate(state: TrainState, setup: RunSetup, table: Source, loss: Loss = softmax_cross_entropy) -> dict[str, float]:
+    """Measure a state on a table, each example once.
+
+    If the state has averaged parameters (`ema`), these are measured.
+
+    Args:
+        state: a trained state.
+        setup: the result of `prepare_training`.
+        table: the examples.
+        loss: the loss to measure, as for `train`.
+
+    Returns:
+        The means of the loss and the metrics by name, with `count`.
+
+    Raises:
+        InputError: an argument has the wrong type, the state is of another network, or the table has other classes or
+            another image format than the training data.
+    """
+    arguments.check_evaluation(state, setup, table)
+    return setup.with_loss(loss).evaluator(table)(state)
+
+
+@errors_name_arguments()
+def topk_accuracy(
+    state: TrainState, setup: RunSetup, table: Source, k: int | Iterable[int] = (1, 5, 10)
+) -> dict[int, float]:
+    """Measure the fraction of examples whose label is among the k largest logits.
+
+    If the state has averaged parameters (`ema`), these are measured.
+
+    Args:
+        state: a trained state.
+        setup: the result of `prepare_training`.
+        table: the examples.
+        k: one or several numbers.
+
+    Returns:
+        The accuracy for each k.
+
+    Raises:
+        InputError: a k is below 1 or above the number of classes; see also `evaluate`.
+    """
+    arguments.check_evaluation(state, setup, table, one_label=True)
+    several = k if isinstance(k, Iterable) and not isinstance(k, str) else [k]
+    ks = [checked(number, int, "k") for number in several]
+    for number in ks:
+        if not 1 <= number <= table.num_classes:
+            raise InputError(Key("k", number), f": expected 1 to {table.num_classes}, the number of classes")
+    measured = setup.evaluator(table, metrics={f"top{number}": TopK(number) for number in ks})(state)
+    return {number: measured[f"top{number}"] for number in ks}
+
+
+@errors_name_arguments()
+def export_weights(state: TrainState, setup: RunSetup, out: str | Path) -> None:
+    """Write the weights that evaluation uses to a .safetensors file.
+
+    The arrays of a network of torchvision or timm have the published names and layout. The names of other arrays are
+    their paths in the network, with dots. `prepare_training(..., weights=out)` loads the file.
+
+    Args:
+        state: a trained state.
+        setup: the result of `prepare_training`.
+        out: the path of the file.
+
+    Raises:
+        InputError: an argument has the wrong type, or the file cannot be written.
+    """
+    check_state(state, setup)
+    place, arrays = Path(files.check_path(out, "out")), by_path(state.eval_params, state.model_state)
+    write_weights(place, setup.model, {path: np.asarray(leaf) for path, leaf in arrays.items()}, setup.topology.peers)
+
+
+_MOST_INPUTS = 1000
+
+
+@errors_name_arguments()
+def show_inputs(setup: RunSetup, count: int = 16, step: int = 1) -> "Figure":
+    """Show the first training images of a step after augmentation.
+
+    Args:
+        setup: the result of `prepare_training`.
+        count: number of images.
+        step: number of the step, from 1.
+
+    Returns:
+        A Matplotlib figure.
+
+    Raises:
+        InputError: an argument has the wrong type, or an image cannot be read.
+    """
+    check_setup(setup)
+    checked(count, Annotated[int, Range(1, _MOST_INPUTS)], "count")
+    checked(step, Annotated[int, Range(1, 10**9)], "step")
+    return input_figure(setup.feed, setup.preprocess, step, count)
+
+
+@errors_name_arguments()
+def show_predictions(
+    state: TrainState, setup: RunSetup, table: Source, count: int = 12, *, explain: bool = False
+) -> "Figure":
+    """Show the first examples of a table with label, prediction and probability.
+
+    Args:
+        state: a trained state.
+        setup: the result of `prepare_training`.
+        table: the examples.
+        count: number of images.
+        explain: whether to draw over each image a heat map of the pixels that the predicted class depends on, by
+            Grad-CAM (Selvaraju et al. 2017, arXiv:1610.02391).
+
+    Returns:
+        A Matplotlib figure.
+
+    Raises:
+        InputError: with `explain`, if the network has no layer for heat maps; see also `evaluate`.
+    """
+    arguments.check_evaluation(state, setup, table, one_label=True)
+    train, config = setup.resources.train, setup.config
+    if isinstance(train, UnitedSource):
+        problem = ": pictures of predictions need the same images on all processes"
+        raise InputError(Key.plain("data.placement", "local"), problem, advice="load the run in one process")
+    checked(count, Annotated[int, Range(1, MAX_SHOWN)], "count")
+    checked(explain, bool, "explain")
+    # A table without labels has no classes.
+    if table.class_names:
+        check_comparable(table, train, config.data)
+    more = setup.model, state, setup.preprocess, Signature.of(train, config.data), setup.topology
+    trained = TrainedRun(Path(), int(state.step), config, *more)
+    return trained.show(table, range(min(count, len(table))), explain=explain)
+
+
+@errors_name_arguments()
+def load_run(
+    workdir: str | Path, step: str | int = "best", *, model: Any = None, devices: int | Sequence[Device] | None = None
+) -> TrainedRun:
+    """Load a trained run for inference: `load_run("runs/cats").predict("photos")`.
+
+    Args:
+        workdir: the work directory of the run. The training data are not needed.
+        step: "best" (the latest if the run was not validated), "latest", or the step of a checkpoint.
+        model: the network of a run of the Python API. The work directory of such a run does not name its network.
+        devices: the number of this job's devices to use, or a list of devices; None for all.
+
+    Returns:
+        The trained run, with methods for predictions.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or the checkpoint is of another model.
+    """
+    directory = Path(files.check_path(workdir, "workdir"))
+    peers = join_job(find_job(), Config().parallel)
+    return restore_run(directory, _which(step), Topology.create(devices, peers), model)
+
+
+@errors_name_arguments({"data.path": "data", "eval.batch_size": "batch_size"})
+def evaluate_run(
+    workdir: str | Path, step: str | int = "latest", *, data: str | Path | None = None, batch_size: int | None = None
+) -> dict[str, float]:
+    """Validate a checkpoint of a run on all devices, like `jaxddp eval RUN`.
+
+    Args:
+        workdir: the work directory of the run. Its network must come from a config or a recipe file.
+        step: "latest", "best", or the step of a checkpoint.
+        data: the path of the run's data, if they were moved.
+        batch_size: the global batch size, which is divided among the devices. Default: the run's `eval.batch_size`.
+
+    Returns:
+        The metrics by name, with `count` and `step`.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or no such data.
+    """
+    directory = files.expanded(files.check_path(workdir, "workdir"))
+    file = recipe_of_run(directory)
+    # The devices of the run are not part of its recipe.
+    changes: dict[str, dict[str, Any]] = {"parallel": plain(Config().parallel)}
+    if data is not None:
+        changes["data"] = {"path": str(files.check_path(data, "data")), "name": None}
+    if batch_size is not None:
+        changes["eval"] = {"batch_size": batch_size}
+    file = dataclasses.replace(file, config=file.config.replace(**changes))
+    return evaluate_checkpoint(file, directory, _which(step))
+
+
+def _which(step: str | int) -> str:
+    return step if isinstance(step, str) else str(checked(step, int, "step"))
+
+
+@errors_name_arguments(
+    {"data.path": "path", "data.val_share": "val_share", "data.classes": "classes", "data.manifest": "manifest"}
+)
+def open_data(
+    path: str | os.PathLike[str],
+    val_share: float | None = None,
+    *,
+    classes: str | None = None,
+    manifest: str | os.PathLike[str] | None = None,
+) -> tuple[Source, Source]:
+    """Open a data set: a folder with one folder per class, or any other format in docs/data.md.
+
+    Args:
+        path: a folder, a file, a URL, "hf:OWNER/NAME", "tfds:NAME", or a name in datasets.toml if there is no such
+            file.
+        val_share: the fraction of each class to hold out, above 0 and below 1, if the data have no validation split.
+        classes: a range of classes, "0:200", or their ids, "cats,dogs". Default: the classes of the entry in
+            datasets.toml, else all.
+        manifest: a manifest of `jaxddp data check`. The SHA-256 of each image is compared with it on every read.
+
+    Returns:
+        The training data and the validation data.
+
+    Raises:
+        InputError: the data do not exist or are invalid, there is no validation split and no `val_share`, or the
+            manifest does not list an image. This function does not open the images.
+    """
+    place = find_dataset(files.check_path(path, "path"))
+    held_out = checked(val_share, HeldOut | None, "val_share")
+    chosen = checked(classes, str | None, "classes") or place.classes
+    data = DataConfig(path=place.path, train=place.train, val=place.val, val_share=held_out, classes=chosen)
+    if manifest is not None:
+        data = dataclasses.replace(data, verify="manifest", manifest=os.fspath(files.check_path(manifest, "manifest")))
+    train, val = open_full_splits(data).values()
+    return train, val

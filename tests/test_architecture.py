@@ -51,7 +51,7 @@ LAYERS = (
     Group(8, "setup workdir", "jax optax"),
     Group(9, "inference", "jax"),
     Group(10, "objectives", "jax"),
-    Group(11, "notebook", "jax optax"),
+    Group(11, "arguments", "jax optax"),
     Group(12, "api __init__", "jax optax"),
     Group(12, "cluster"),
     Group(12, "curate"),
@@ -103,7 +103,7 @@ FILE_LIBRARIES = {
     "jaxddp/weights/match.py": "PIL",
     "jaxddp/weights/state_dict.py": "safetensors ml_dtypes",
     "jaxddp/weights/download.py": "huggingface_hub tqdm",
-    "jaxddp/notebook/results.py": "matplotlib",
+    "jaxddp/api.py": "matplotlib",
     "jaxddp/inference/trained.py": "matplotlib",
     "jaxddp/training/pictures.py": "matplotlib",
     "jaxddp/training/listeners/workdir_files.py": "clu",
@@ -123,7 +123,7 @@ BY_NAME = ("jaxddp/config/registry.py", "jaxddp/cli.py")
 TOOLS = {
     **{"jaxddp.sweeps": "sweeps commands", "jaxddp.reports": "reports sweeps commands"},
     **{f"jaxddp.inference.{tool}": "inference commands" for tool in ("output_files", "probes", "published_run")},
-    "jaxddp.inference.exports": "inference commands api notebook",
+    "jaxddp.inference.exports": "inference commands api",
 }
 """The tools on top of a finished run, and the rooms that may import each."""
 

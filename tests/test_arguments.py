@@ -202,9 +202,9 @@ def test_train_rejects_a_finished_state_and_a_state_of_another_setup(setup, trai
     loss, finished_setup = jaxddp.softmax_cross_entropy, dataclasses.replace(setup, state=trained)
     for workdir in (None, tmp_path / "w"):
         message = error_line(train, loss, finished_setup, workdir=workdir, listeners=())
-        assert message == ("state: it is at step 6, and epochs=3 end at step 6; give more epochs, such as epochs=6")
+        assert message == "state: it is at step 6, and 3 epochs end at step 6; give more epochs"
     message = error_line(train, loss, finished_setup, epochs=0.5, listeners=())
-    assert message == "state: it is at step 6, and epochs=0.5 end at step 1; give more epochs, such as epochs=4"
+    assert message == "state: it is at step 6, and 0.5 epochs end at step 1; give more epochs"
     assert int(train(loss, finished_setup, epochs=6, listeners=())[0].step) == 12
     # `train` returns the final state of a finished run in a work directory.
     finished, _ = train(loss, setup, workdir=tmp_path / "done", listeners=())

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from jaxddp.arguments import errors_name_arguments
 from jaxddp.cli import main
 from jaxddp.command_line.words import format_error
 from jaxddp.config import Config
@@ -26,7 +27,6 @@ from jaxddp.core.errors import (
     with_keys_of_file,
 )
 from jaxddp.mesh import Topology
-from jaxddp.notebook.results import errors_name_arguments
 from jaxddp.training.checkpoints.manager import reading
 
 RECIPE = """from jaxddp.config import Config

@@ -237,7 +237,7 @@ def changes(steps: int = 4) -> dict[str, Any]:
 
 
 def needs_of(setup: Any) -> Needs:
-    program = setup.programs.train(setup.supervised, setup, resident=False)
+    program = setup.compiled_steps(resident=False)
     program.prepare(setup.state, next(setup.batches(0, 1)), setup.key)
     needs = Needs.of(program.cost, setup.state.params, setup.topology)
     assert needs is not None
@@ -381,7 +381,7 @@ def test_a_network_that_does_not_fit_raises_a_one_line_error():
 
 def test_the_estimate_for_a_smaller_batch_equals_the_memory_of_its_program():
     setup, smaller = (small_setup(2, table=random_table(64), batch_size=size) for size in (16, 8))
-    program = setup.programs.train(setup.supervised, setup, resident=False)
+    program = setup.compiled_steps(resident=False)
     inputs = next(setup.batches(0, 1)), setup.key
     estimate = needs_of_batch(
         smaller.layout.division, setup.layout.division, program.function, setup.state, inputs, setup.topology

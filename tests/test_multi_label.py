@@ -156,7 +156,7 @@ def test_config_names_for_one_label_raise_a_one_line_error():
 
 
 def test_the_titles_of_shown_inputs_list_all_their_labels():
-    from jaxddp.notebook.results import show_inputs
+    from jaxddp.api import show_inputs
 
     figure = show_inputs(prepare(), 8)
     titles = [axes.get_title().splitlines() for axes in figure.axes if axes.get_title()]

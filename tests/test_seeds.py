@@ -98,20 +98,20 @@ def test_order_key_config_and_state_are_those_of_the_seed():
 def test_a_cached_program_depends_on_its_objects_and_on_jaxs_settings():
     setup, programs = setup_with_seed(0), CompiledPrograms()
 
-    def program(setup):
-        return programs.train(setup.supervised, setup, resident=False)
+    def program(setup, resident=False):
+        return dataclasses.replace(setup, programs=programs).compiled_steps(resident=resident)
 
     first = program(setup)
     assert program(setup) is program(setup.with_seed(1)) is first
-    assert programs.train(setup.supervised, setup, resident=True) is not first
+    assert program(setup, resident=True) is not first
     assert program(setup.changed(schedule=lambda step: 0.5)) is not first
     assert program(setup.with_loss(lambda logits, labels: -logits[:, 0])) is not first
     with jax.default_matmul_precision("highest"):
         assert program(setup) is not first
     assert program(setup) is first
     # A notebook may train many networks, so programs that are no longer used are dropped.
-    for _ in range(40):
-        programs.evaluate(dataclasses.replace(setup.measured, metrics={}), setup.topology, resident=False)
+    for number in range(40):
+        programs(str, number)
     assert program(setup) is not first
 
 

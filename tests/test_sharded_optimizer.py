@@ -234,7 +234,7 @@ def test_the_parameters_that_are_used_first_are_gathered_first():
 
 def test_the_self_test_compares_scattered_gradients():
     setup = make_setup(True, parallel={"self_test": "always"})
-    test, (_, chunks) = setup.programs.self_test(setup.supervised, setup, resident=False), setup.program()
+    test, (_, chunks) = setup.self_test(), setup.program()
     test(setup.way.whole(setup.state), *next(chunks(0)).feed)
     assert test.operations
 

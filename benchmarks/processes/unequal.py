@@ -36,7 +36,7 @@ from jaxddp.data.arrays import ArrayTable
 from jaxddp.engine.ways.unequal import Unequal
 from jaxddp.job.environment import find_job
 from jaxddp.setup.measured_shares import settle_shares
-from jaxddp.setup.run_setup import RunSetup, step_phases
+from jaxddp.setup.run_setup import RunSetup
 
 SHARES = (None, "3,1", "auto")
 CLASSES, SIZE, WIDTH, EXAMPLES, LOCAL_BATCH = 10, 32, 16, 1024, 64
@@ -157,7 +157,7 @@ def time_programs(rounds: int, batch_size: int) -> Figures:
     setup = make_setup(None, 1, batch_size)
     programs = {
         "one program": setup.program()[0],
-        "two programs": Unequal.with_counts(setup.way, (batch_size,)).program(step_phases(setup.supervised, setup)),
+        "two programs": Unequal.with_counts(setup.way, (batch_size,)).program(setup.phases),
     }
     batches = list(setup.batches(0, GATE_STEPS + TURN_STEPS))
     turns = {name: contender(program, setup, batches)[0] for name, program in programs.items()}

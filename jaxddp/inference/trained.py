@@ -58,7 +58,7 @@ from jaxddp.training.events import MAX_SHOWN, PredictedImages
 from jaxddp.training.plan import Plan
 from jaxddp.workdir.claim import check_evaluation
 from jaxddp.workdir.saved_state import agreed_step, recipe_of_run, restore_state
-from jaxddp.workdir.signature import SIGNATURE_FILE, Signature
+from jaxddp.workdir.signature import NORMALIZED, SIGNATURE_FILE, Signature
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -313,7 +313,8 @@ class TrainedRun:
             return open_inputs(paths)
         if isinstance(images, np.ndarray | jax.Array):
             images = self.signature.pixels(np.asarray(images))
-            return ArrayTable(images, np.full(len(images), -1), self.class_names)
+            pixels = "normalized" if self.signature.dtype == NORMALIZED else None
+            return ArrayTable(images, np.full(len(images), -1), self.class_names, pixels)
         if not hasattr(images, "eval_batches"):
             raise InputError(f"images={show(images)}: give an array, a path, a list of paths, or a source")
         return cast(Source, images)

@@ -23,7 +23,7 @@ from jaxddp.engine.state import TrainState, array_types
 from jaxddp.measure.cost import jaxprs_in
 from jaxddp.mesh import AXIS
 from jaxddp.models.interface import takes_example_keys
-from jaxddp.setup.recipe import Recipe
+from jaxddp.setup.recipe import Recipe, minimized
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -77,15 +77,15 @@ def identity(recipe: Recipe, supervised_objective: Objective, state: TrainState)
     if parts := [part for part in recipe.parts if part.name in state.parts]:
         digests["parts"] = ", ".join(_part(part, state) for part in parts)
     if recipe.objective is not supervised:
-        train_objective = recipe.minimized(dataclasses.replace(supervised_objective, metrics={}))
+        train_objective = minimized(recipe.objective, dataclasses.replace(supervised_objective, metrics={}))
 
-        def minimized(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Any:
+        def gradient_of(params: Any, model_state: Any, batch: Batch, key: jax.Array) -> Any:
             return train_objective(params, model_state, batch, train=True, key=key, image_key=key)
 
         # The slots of a batch may depend on the devices.
         batch = recipe.feed.divided(()).abstract_batch(recipe.feed.order.batch_size)
         name = getattr(recipe.objective, "__qualname__", type(recipe.objective).__name__)
-        digests["objective"] = name_and_digest(minimized, state.params, state.model_state, batch, key, name=name)
+        digests["objective"] = name_and_digest(gradient_of, state.params, state.model_state, batch, key, name=name)
     return digests
 
 

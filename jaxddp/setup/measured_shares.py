@@ -24,7 +24,7 @@ from jaxddp.data.batch import Batch
 from jaxddp.engine.ways.unequal import Unequal, UnequalStep, device_arrays
 from jaxddp.mesh import Device, Topology
 from jaxddp.recipe.file import RUN_ID
-from jaxddp.setup.run_setup import RunSetup, step_phases
+from jaxddp.setup.run_setup import RunSetup
 
 SIMILAR = 0.1
 """Speeds that differ by at most this fraction count as equal: equal slices need one program and no padding."""
@@ -45,7 +45,7 @@ def measure_shares(setup: RunSetup) -> tuple[float, ...]:
     with phase("compile", "measuring the speed of each device"):
         batch = random_batch(setup.feed.divided(counts).abstract_batch(), topology)
         way, options = Unequal.with_counts(setup.way, counts), setup.resources.compiler_options
-        program = way.program(step_phases(setup.supervised, setup), compiler_options=options)
+        program = way.program(setup.phases, compiler_options=options)
         step = program.prepare(setup.state, batch, setup.key)
         # The first gradient allocates memory. The processes begin together, so that processes that share a core or a
         # memory bus slow each other as they will in training.

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxddp.config import Config, DataConfig
 from jaxddp.config.layers import NO_LAYERS, Layers
@@ -144,13 +143,6 @@ def _count_grouped(jaxpr: Any) -> int:
 def brings_weights(model: Model) -> bool:
     """Return whether a model is an NNX module, whose initial values do not depend on the key of `init`."""
     return isinstance(model, NNXModel) and model.make is None
-
-
-def check_other_seed(model: Model, other: Model, seed: int) -> None:
-    """Raise `InputError` if two NNX modules, made for different seeds, have the same parameters."""
-    leaves, others = jax.tree.leaves(model.params), jax.tree.leaves(getattr(other, "params", ()))  # pyright: ignore
-    if leaves and len(leaves) == len(others) and all(map(np.array_equal, leaves, others)):
-        raise InputError(Key("seed", seed), f": {OWN_WEIGHTS}")
 
 
 def check_outputs(

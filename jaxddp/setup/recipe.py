@@ -30,7 +30,7 @@ from jaxddp.models.interface import Model
 from jaxddp.recipe.file import RecipeFile
 from jaxddp.schedules import at_batch_size, make_schedule
 from jaxddp.setup.feed import Feed
-from jaxddp.setup.network_checks import brings_weights, check_network, check_other_seed, check_sizes, in_precision
+from jaxddp.setup.network_checks import check_network, check_sizes, in_precision
 from jaxddp.setup.resources import ImageShape, Layout, Resources, TrainingData, check_pixels
 from jaxddp.setup.user_objects import ObjectSource, check_optimizer, losses_of, metrics_of, parts_of
 from jaxddp.training.evaluation import EarlyStopping
@@ -133,15 +133,6 @@ class Recipe:
         feed = self.feed.divided(layout.way.counts, layout.division)
         return dataclasses.replace(changed, layout=layout, feed=feed)
 
-    def minimized(self, supervised: Objective) -> TrainObjective:
-        """Return the function that a step minimizes. Raises: InputError if the objective returned no function."""
-        train_objective = self.objective(supervised)
-        if not callable(train_objective):
-            raise InputError(
-                f"objective: it returned {kind_of(train_objective)}; return a function (params, model_state, batch, …)"
-            )
-        return train_objective
-
     def early_stopping(self, *, has_further_metrics: bool = False) -> EarlyStopping:
         """Return the rule that selects the best validation and ends the run: `checkpoint.best`, `train.stop_after`.
 
@@ -155,17 +146,15 @@ class Recipe:
         config = self.config
         early_stopping = EarlyStopping(self.goal, config.train.stop_after, config.train.stop_min_gain)
         if self.validated is None:
-            every = config.eval.every
-            disabled = (Key("eval.every", every, f'"{every}"'), " disables validation")
-            advice: Words = "give val too" if self.resources.val is None else disabled
+            every = Key("eval.every", config.eval.every, f'"{config.eval.every}"')
+            advice: Words = "give val too" if self.resources.val is None else (every, " disables validation")
             if config.train.stop_after is not None:
                 key = Key("train.stop_after", config.train.stop_after)
                 raise InputError(key, ": nothing is validated", advice=advice)
-            for part in self.parts:
-                if part.follows:
-                    is_schedule = config.optimizer.schedule == part.name
-                    subject = Key("optimizer.schedule", part.name) if is_schedule else f"the part {part.name!r}"
-                    raise InputError(subject, " follows validations, and nothing is validated", advice=advice)
+            for part in (part for part in self.parts if part.follows):
+                is_schedule = config.optimizer.schedule == part.name
+                subject = Key("optimizer.schedule", part.name) if is_schedule else f"the part {part.name!r}"
+                raise InputError(subject, " follows validations, and nothing is validated", advice=advice)
         if not has_further_metrics:
             early_stopping.check(self._metric_names())
         return early_stopping
@@ -179,26 +168,25 @@ class Recipe:
         return names + [f"{VAL_EMA} {name}" for name in names if any(part.beside for part in self.parts)]
 
 
+def minimized(make_objective: Callable[[Objective], TrainObjective], supervised: Objective) -> TrainObjective:
+    """Return the function that a step minimizes. Raises: InputError if a recipe's objective returned no function."""
+    if not callable(objective := make_objective(supervised)):
+        raise InputError(
+            f"objective: it returned {kind_of(objective)}; return a function (params, model_state, batch, …)"
+        )
+    return objective
+
+
 def make_recipe(
-    config: Config,
-    topology: Topology,
-    resources: Resources,
-    user_object: ObjectSource,
-    *,
-    file: RecipeFile | None = None,
-    **options: Any,
+    config: Config, topology: Topology, resources: Resources, user_object: ObjectSource, **options: Any
 ) -> Recipe:
     """Make the recipe of a config, its data and devices, and the objects that the user provides.
 
-    Args:
-        file: the recipe file, if there is one.
-        options: further arguments of `make_objects`.
-
-    Raises: InputError; see `make_objects` and `Recipe.of`.
+    For the `options`, see `make_objects`. Raises: InputError; see `make_objects` and `Recipe.of`.
     """
     layout = Layout.of(config, topology, TrainingData.of(resources.train, config.data))
     objects = make_objects(config, layout, topology, user_object, **options)
-    return Recipe.of(config, topology, resources, layout=layout, file=file, **objects)
+    return Recipe.of(config, topology, resources, layout=layout, **objects)
 
 
 def make_objects(
@@ -207,7 +195,6 @@ def make_objects(
     topology: Topology,
     user_object: ObjectSource,
     rate: optax.Schedule | None = None,
-    *,
     precision: str | None = None,
 ) -> dict[str, Any]:
     """Make the objects of a recipe, as its fields: each is the user's, or the built-in one that the config names.
@@ -224,26 +211,17 @@ def make_objects(
     """
     data, schedule = layout.training_data, rate or make_schedule(config, layout.steps)
     loss, eval_loss = losses_of(config, data, user_object)
-
-    def check(model: Model, where: str) -> None:
-        check_network(model, where, config, data, topology, precision)
-
+    check = lambda model, where: check_network(model, where, config, data, topology, precision)  # noqa: E731
     model = model_of(config, data.num_classes, user_object, data.image_shape, check)
     optimizer, kernels, uses_schedule = _optimizer(config, schedule, model, data.image_shape, user_object)
     custom = user_object("objective", config, topology)
     if custom is None:
         objective: Any = OBJECTIVES.get(config.objective.name)(config, topology)
     else:
-        takes = "(objective)" if custom.hook else "the supervised objective, or a name"
-        objective = custom.function(takes, "supervised")
+        objective = custom.function(
+            "(objective)" if custom.hook else "the supervised objective, or a name", "supervised"
+        )
     initialize = user_object("initialize", config, data.images)
-    is_fresh, default = initialize is None and config.model.weights is None, Config().seed
-    if is_fresh and config.seed != default and brings_weights(model):
-        # A hook must return another NNX module for another seed.
-        other = user_object("model", config.replace(seed=default), data.num_classes)
-        if other is not None and other.hook is not None:
-            with other.named_in_errors():
-                check_other_seed(model, adapt(other.value), config.seed)
     return {
         **{"model": model, "kernels": kernels, "optimizer": optimizer, "loss": loss, "eval_loss": eval_loss},
         "objective": objective,

@@ -4,21 +4,20 @@ The state, the random key and the batches are arguments of the compiled programs
 """
 
 import contextlib
+import copy
 import dataclasses
-import functools
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import optax
 
 from jaxddp.config import Config
-from jaxddp.config.registry import CHOICES, METRICS, OBJECTIVES, OPTIMIZERS, SCHEDULES
+from jaxddp.config.registry import CHOICES, OBJECTIVES, OPTIMIZERS, SCHEDULES
 from jaxddp.config.values import flatten
 from jaxddp.core.errors import InputError, Key, Words, counted, joined, refused
 from jaxddp.core.phases import doing, phase
@@ -26,9 +25,8 @@ from jaxddp.data.batch import Batch
 from jaxddp.data.source import LabelKind, Source, check_labelled, labels_of
 from jaxddp.data.united import VALIDATION, UnitedSource, own_part, unite
 from jaxddp.engine.initial_state import make_init
-from jaxddp.engine.objective import ExampleLoss, Loss, MetricSums, Objective, example_loss
+from jaxddp.engine.objective import Loss, Objective, TrainObjective, example_loss
 from jaxddp.engine.parts.averages import with_average
-from jaxddp.engine.parts.part import Follow, Part
 from jaxddp.engine.predictions import make_classify
 from jaxddp.engine.programs import Program, TrainStep, gather_batch, loops_are_slow, make_eval_step
 from jaxddp.engine.replicas import SelfTest
@@ -37,7 +35,7 @@ from jaxddp.engine.step import Phases
 from jaxddp.engine.ways.way import Way
 from jaxddp.measure.memory import memory_errors
 from jaxddp.mesh import Device, Topology
-from jaxddp.models.adapt import for_platform
+from jaxddp.models.adapt import adapt, for_platform
 from jaxddp.models.interface import Model, by_path, trees_of
 from jaxddp.recipe.file import CALLED, RecipeFile
 from jaxddp.recipe.sources import is_built_in
@@ -45,13 +43,14 @@ from jaxddp.setup.feed import LONGEST_CHUNK, eval_batches, limit_batch_size
 from jaxddp.setup.identity import identity
 from jaxddp.setup.initial_weights import WeightsTarget, configured_weights, fine_tuned
 from jaxddp.setup.network_checks import OWN_WEIGHTS, brings_weights, check_frozen_state
-from jaxddp.setup.recipe import Recipe, make_recipe
+from jaxddp.setup.recipe import Recipe, make_recipe, minimized
 from jaxddp.setup.resources import check_comparable, join_and_resolve, open_resources
 from jaxddp.setup.user_objects import objects_of_hooks
 from jaxddp.training.evaluation import Evaluator, ImagePredictor, Measure
 from jaxddp.training.run import Chunk, Chunks
 from jaxddp.weights.match import Shapes
 
+T = TypeVar("T")
 _SETTINGS = (
     *("jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl", "jax_threefry_partitionable"),
     "jax_numpy_dtype_promotion",
@@ -64,101 +63,41 @@ def settings() -> dict[str, str]:
 
 
 class CompiledPrograms:
-    """A cache of compiled programs, keyed by the identity of the objects that they are made of.
+    """A cache of compiled programs, keyed by the function that makes a program and by the identity of its arguments.
 
     The cache keeps the `max_programs` most recently used programs. Each program is compiled on first use.
     """
 
-    def __init__(self, max_programs: int = 16) -> None:
+    def __init__(self, max_programs: int = 32) -> None:
         self._max_programs = max_programs
+        self._programs: dict[Any, tuple[Any, Any]] = {}
+
+    def __call__(self, make: Callable[..., T], *pieces: Any, **options: Any) -> T:
+        """Return `make(*pieces, **options)`, or what it returned for the same objects before."""
+        key = make, _identity((settings(), pieces, options))
         # The pieces are kept beside their program, so no other object gets their ids.
-        self._programs: dict[Any, tuple[Any, tuple[Any, ...]]] = {}
-
-    def loss(self, function: Loss, labels: LabelKind) -> ExampleLoss:
-        """Return the loss of each example; see `example_loss`."""
-        return self._cached("loss", (function,), lambda: example_loss(function, labels))
-
-    def init(
-        self, network: Model, recipe: Recipe, weights: Mapping[str, np.ndarray]
-    ) -> Callable[[jax.Array], TrainState]:
-        """Return the function (key) -> initial state; see `make_init`.
-
-        Args:
-            network: the model of the recipe, adapted to the platform.
-            weights: arrays by path, which replace freshly initialized arrays.
-        """
-        topology, way, image_shape = recipe.topology, recipe.layout.way, recipe.layout.training_data.image_shape
-        options = {"parts": recipe.parts, "transform": recipe.initialize}
-        pieces = (network, recipe.optimizer, *options.values(), topology, type(way).jit_init)
-        make = functools.partial(make_init, network, recipe.optimizer, image_shape, topology, way=way, **options)
-        init = self._cached(f"init {image_shape}", pieces, make)
-        return lambda key: init(key, topology.replicate(dict(weights)))
-
-    def train(self, objective: Objective, recipe: Recipe, *, resident: bool) -> Program:
-        """Return the program of the training steps, on batches or on images that are `resident` on the devices."""
-        topology, way, options = recipe.topology, self.way(recipe.layout.way), recipe.resources.compiler_options
-        phases = step_phases(objective, recipe)
-        make = functools.partial(way.program, phases, resident=resident, compiler_options=options)
-        pieces = (recipe.objective, recipe.optimizer, recipe.schedule, recipe.parts, topology, options)
-        return self._cached(f"{'resident steps' if resident else 'step'}, {way}", (*_pieces(objective), *pieces), make)
-
-    def self_test(self, objective: Objective, recipe: Recipe, *, resident: bool) -> SelfTest | None:
-        """Return the self-test of the gradient; None with one device, or if the config disables it. See `SelfTest`."""
-        topology, way = recipe.topology, recipe.layout.way
-        mode = recipe.config.parallel.self_test
-        if topology.num_devices == 1 or mode == "never":
-            return None
-
-        def first_batch(first: Any, columns: Any, key: Any = None) -> Batch:
-            return gather_batch(first, columns, 0) if resident else first
-
-        kind = f"{mode} self-test of {'resident steps' if resident else 'a step'}, {way}"
-        # The self-test compares gradients, and metrics have none.
-        plain, pieces = dataclasses.replace(objective, metrics={}), (*_pieces(objective), recipe.objective, topology)
-        return self._cached(kind, pieces, lambda: SelfTest(recipe.minimized(plain), way, first_batch, mode))
-
-    def way(self, way: Way) -> Way:
-        """Return an equal way, whose programs may be compiled already."""
-        return self._cached(str(way), (way.topology,), lambda: way)
-
-    def follow(self, parts: tuple[Part, ...], way: Way) -> Follow:
-        """Return the function that passes validations to the parts of the step; see `Way.follow`."""
-        return self._cached(f"follow, {way}", (parts, way.topology), lambda: way.follow(parts))
-
-    def evaluate(self, objective: Objective, topology: Topology, *, resident: bool) -> Callable[..., MetricSums]:
-        """Return the program of evaluation, on batches or on images that are `resident` on the devices."""
-        make = functools.partial(make_eval_step, objective, topology, resident=resident)
-        kind = f"{'resident eval' if resident else 'eval'} of {objective.views}"
-        return self._cached(kind, (*_pieces(objective), topology), make)
-
-    def metrics(self, recipe_metrics: Mapping[str, Any], names: tuple[str, ...]) -> Mapping[str, Any]:
-        """Return a recipe's metrics together with the built-in metrics `names`."""
-        if not names:
-            return recipe_metrics
-        make = lambda: {name: METRICS.get(name) for name in names} | dict(recipe_metrics)  # noqa: E731
-        return self._cached(f"metrics {names}", (recipe_metrics,), make)
-
-    def classify(self, objective: Objective, topology: Topology) -> Callable[[TrainState, Batch], Any]:
-        """Return the program of prediction; see `make_classify`."""
-        kind = f"classify by {objective.views}"
-        return self._cached(kind, (*_pieces(objective), topology), lambda: make_classify(objective, topology))
-
-    def _cached(self, kind: str, pieces: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        # Compare identities: two objects of a user may be equal and still compute different values.
-        key = kind, tuple(settings().items()), tuple(map(id, pieces))
-        self._programs[key] = entry = self._programs.pop(key, None) or (make(), pieces)
+        self._programs[key] = entry = self._programs.pop(key, None) or (make(*pieces, **options), (pieces, options))
         if len(self._programs) > self._max_programs:
             del self._programs[next(iter(self._programs))]
         return entry[0]
 
 
-def step_phases(objective: Objective, recipe: Recipe) -> Phases:
-    """Return the phases of a training step that minimizes what the recipe makes of an objective."""
-    return Phases(recipe.minimized(objective), recipe.optimizer, recipe.schedule, recipe.parts)
-
-
-def _pieces(objective: Objective) -> tuple[Any, ...]:
-    return objective.model, objective.loss, objective.preprocess, objective.metrics
+def _identity(piece: Any) -> Any:
+    """Return a key of an object, which is equal for the same objects in a container, and for equal plain values."""
+    if isinstance(piece, str | int | LabelKind | None):
+        return piece
+    if isinstance(piece, Way):
+        # Ways of the same topology with the same text have the same programs.
+        return str(piece), id(piece.topology)
+    if isinstance(piece, Phases):
+        # The way sets the other fields.
+        piece = piece.objective, piece.optimizer, piece.schedule, piece.parts
+    if isinstance(piece, Objective):
+        piece = vars(piece)
+    if isinstance(piece, Mapping):
+        return tuple((name, _identity(value)) for name, value in piece.items())
+    # Compare identities: two objects of a user may be equal and still compute different values.
+    return tuple(map(_identity, piece)) if isinstance(piece, tuple) else id(piece)
 
 
 _log = logging.getLogger("jaxddp.experiment")
@@ -183,6 +122,11 @@ class RunSetup(Recipe):
     weights: Mapping[str, np.ndarray] = field(default_factory=dict)
     programs: CompiledPrograms = field(default_factory=CompiledPrograms)
 
+    @property
+    def way(self) -> Way:
+        """The way in which the devices divide a step, with the programs that an equal way has compiled."""
+        return self.programs(copy.copy, self.layout.way)
+
     @cached_property
     def key(self) -> jax.Array:
         """The random key of the seed, on every device."""
@@ -204,11 +148,19 @@ class RunSetup(Recipe):
         loss, views = self.eval_loss, self.config.eval.views
         return Objective(self.network, loss, self.preprocess, self.metrics, views)
 
+    @cached_property
+    def phases(self) -> Phases:
+        """The phases of a training step."""
+        return Phases(self._minimized(self.supervised), self.optimizer, self.schedule, self.parts)
+
+    def _minimized(self, supervised: Objective) -> TrainObjective:
+        return self.programs(minimized, self.objective, supervised)
+
     def with_loss(self, loss: Loss) -> "RunSetup":
         """Return the setup with another loss for training and evaluation. Raises: see `example_loss`."""
         if loss is self.loss.function is self.eval_loss.function:
             return self
-        of_examples = self.programs.loss(loss, self.layout.training_data.labels)
+        of_examples = self.programs(example_loss, loss, self.layout.training_data.labels)
         return self.changed(loss=of_examples, eval_loss=of_examples)
 
     def with_seed(self, seed: int) -> "RunSetup":
@@ -228,15 +180,17 @@ class RunSetup(Recipe):
         config = self.config.replace(seed=seed)
         self.topology.peers.agree({"seed": str(seed)})
         setup = dataclasses.replace(self.changed(config=config), feed=self.feed.with_seed(seed))
-        state = self.programs.init(self.network, setup, self.weights)(setup.key)
-        if is_other and not has_weights:
-            warn_of_equal_starts(self.state.params, state.params, self.topology)
+        state = setup.initial_state()
+        if is_other and not has_weights and _are_equal(self.state.params, state.params):
+            _warn_of_equal_starts(self.topology)
         return dataclasses.replace(setup, state=state)
 
-    @property
-    def way(self) -> Way:
-        """The way in which the devices divide a step."""
-        return self.programs.way(self.layout.way)
+    def initial_state(self) -> TrainState:
+        """Return the state of the seed at step 0, with the initial weights; see `make_init`."""
+        options = {"parts": self.parts, "transform": self.initialize, "way": self.layout.way}
+        shape = self.layout.training_data.image_shape
+        init = self.programs(make_init, self.network, self.optimizer, shape, self.topology, **options)
+        return init(self.key, self.topology.replicate(dict(self.weights)))
 
     def batches(self, start: int, stop: int) -> Iterator[Batch]:
         """Iterate over the batches of steps `start` to `stop - 1`, on the devices. Earlier batches are not read."""
@@ -244,14 +198,19 @@ class RunSetup(Recipe):
 
     def step(self) -> TrainStep:
         """Return the function (state, batch) of one training step, compiled on first use; see `Way.step`."""
-        way, options = self.layout.way, self.resources.compiler_options
-        way.check_own_loop()
-        return way.step(step_phases(self.supervised, self), compiler_options=options, seed=self.feed.order.seed)
+        self.layout.way.check_own_loop()
+        options = {"compiler_options": self.resources.compiler_options, "seed": self.feed.order.seed}
+        return self.layout.way.step(self.phases, **options)
+
+    def compiled_steps(self, *, resident: bool) -> Program:
+        """Return the program of the training steps, on batches or on images that are `resident` on the devices."""
+        options = {"resident": resident, "compiler_options": self.resources.compiler_options}
+        return self.programs(self.way.program, self.phases, **options)
 
     def program(self) -> tuple[Program, Chunks]:
         """Return the program of the training steps, and the function that yields its arguments."""
         key, plan, resident = self.key, self.layout.plan, self.config.data.cache == "device"
-        program = self.programs.train(self.supervised, self, resident=resident)
+        program = self.compiled_steps(resident=resident)
         if not resident:
             return program, lambda done: (Chunk(1, (batch, key)) for batch in self.batches(done, plan.total_steps))
         longest = self._longest_chunk if self.way.has_loop else 1
@@ -263,6 +222,15 @@ class RunSetup(Recipe):
     def _longest_chunk(self) -> int:
         shape = self.layout.training_data.image_shape
         return 1 if loops_are_slow(self.supervised, self.like, shape, self.topology) else LONGEST_CHUNK
+
+    def self_test(self) -> SelfTest | None:
+        """Return the self-test of the gradient; None with one device, or if the config disables it. See `SelfTest`."""
+        mode = self.config.parallel.self_test
+        if self.topology.num_devices == 1 or mode == "never":
+            return None
+        # The self-test compares gradients, and metrics have none.
+        objective = self._minimized(dataclasses.replace(self.supervised, metrics={}))
+        return self.programs(SelfTest, objective, self.way, _first_batch, mode)
 
     def evaluator(
         self,
@@ -296,7 +264,7 @@ class RunSetup(Recipe):
             return zip(eval_batches(source, self.config.data, size, self.topology))
 
         objective = self.measured if metrics is None else dataclasses.replace(self.measured, metrics=metrics)
-        step = self.programs.evaluate(objective, self.topology, resident=resident)
+        step = self.programs(make_eval_step, objective, self.topology, resident=resident)
         return Evaluator(step, batches, len(source), extra, objective.metrics)
 
     def predictor(self, count: int) -> ImagePredictor | None:
@@ -305,7 +273,7 @@ class RunSetup(Recipe):
         # A picture shows one label and one prediction. Each process would have to send its images to process 0.
         if val is None or not count or several or isinstance(val, UnitedSource):
             return None
-        program, rows = self.programs.classify(self.measured, self.topology), labels_of(val).share(count)
+        program, rows = self.programs(make_classify, self.measured, self.topology), labels_of(val).share(count)
         data, max_batch = self.config.data.of_evaluation, self.config.eval.batch_size
         return ImagePredictor(program, val, rows, data, self.topology, max_batch)
 
@@ -323,18 +291,24 @@ class RunSetup(Recipe):
         return "\n".join([repr(self), *(f"  {device}: rows {rows.start}:{rows.stop}" for device, rows in self.slices)])
 
 
-def warn_of_equal_starts(params: Any, other: Any, topology: Topology) -> None:
-    """Log a warning if the initial parameters of two seeds are equal.
+def _first_batch(first: Any, *more: Any) -> Batch:
+    """Return the batch of the first step from the arguments of a program, on batches or on resident images."""
+    return first if isinstance(first, Batch) else gather_batch(first, more[0], 0)
 
-    They are if an `init` or `initialize` of the user ignores its key or its arguments.
-    """
+
+def _are_equal(params: Any, other: Any) -> bool:
+    """Return whether two trees have arrays, and the same ones; False if a step of the user has consumed them."""
     leaves, others = jax.tree.leaves(params), jax.tree.leaves(other)
-    if any(leaf.is_deleted() for leaf in leaves):
-        return  # A step of the user has consumed the state.
+    if len(leaves) != len(others) or any(leaf.is_deleted() for leaf in leaves):
+        return False
     # The first different array ends the comparison, which compiles nothing.
     pairs = zip(leaves, others, strict=True)
-    equal = all(np.array_equal(one.addressable_data(0), two.addressable_data(0)) for one, two in pairs)
-    if leaves and equal and topology.peers.is_first:
+    return bool(leaves) and all(np.array_equal(*(each.addressable_data(0) for each in pair)) for pair in pairs)
+
+
+def _warn_of_equal_starts(topology: Topology) -> None:
+    # An `init` or `initialize` of the user ignores its key or its arguments.
+    if topology.peers.is_first:
         _log.warning("every seed starts from the same parameters, because they do not depend on the key of the seed")
 
 
@@ -380,15 +354,10 @@ def check_start(setup: RunSetup, *, resumes: bool = False) -> None:
         InputError: the state does not fit, or the run would end before its first step.
     """
     check_state(setup.state, setup, to_train=True)
-    done, plan = int(setup.state.step), setup.layout.plan
-    if not resumes and done >= plan.total_steps:
-        length = setup.config.train.duration
-        epochs = length.examples(num_examples=plan.num_examples, batch_size=plan.batch_size) / plan.num_examples
-        more = round(plan.epoch(done)) + math.ceil(epochs)
-        raise InputError(
-            f"state: it is at step {done}, and epochs={float(epochs):g} end at step {plan.total_steps}; give more "
-            f"epochs, such as epochs={more}"
-        )
+    done, total = int(setup.state.step), setup.layout.plan.total_steps
+    if not resumes and done >= total:
+        problem = f"state: it is at step {done}, and {setup.config.train.duration} end at step {total}"
+        raise InputError(problem, advice="give more epochs")
 
 
 @phase("start")
@@ -406,7 +375,8 @@ def open_recipe(file: RecipeFile, rate: optax.Schedule | None = None) -> Recipe:
         # The config.json of a run holds the precision that its platform chose.
         chosen = config.train.precision if "train.precision" in file.set_keys else None
         objects = objects_of_hooks(file.hooks)
-        recipe = make_recipe(config, topology, resources, objects, rate=rate, precision=chosen, file=file)
+        recipe = make_recipe(config, topology, resources, objects, rate=rate, precision=chosen)
+        recipe = dataclasses.replace(recipe, file=file)
         recipe.early_stopping()
         if rate is None:
             check_keys_of_hooks(file, recipe)
@@ -422,33 +392,48 @@ def initialize(recipe: Recipe, *, fresh: bool = True, programs: CompiledPrograms
 
     Raises: InputError if the weights are of another network, or the processes have different data.
     """
-    layout, topology, shape = recipe.layout, recipe.topology, recipe.layout.training_data.image_shape
-    seed, file = recipe.feed.order.seed, recipe.file
+    layout, topology = recipe.layout, recipe.topology
     _check_agreement(recipe)
     layout.way.connect()
     recipe, shapes = complete_recipe(recipe)
     weights: Mapping[str, np.ndarray] = {}
     if fresh:
-        config, source = recipe.config.model, recipe.resources.train
+        config, source, shape = recipe.config.model, recipe.resources.train, layout.training_data.image_shape
         target = WeightsTarget(recipe.model, shapes, source.num_classes, source.class_ids, shape, config.fresh_layers)
         _, weights = configured_weights(config, target, topology)
     else:
         recipe = dataclasses.replace(recipe, initialize=None)
-    network, programs = for_platform(recipe.model, topology.platform), programs or CompiledPrograms()
-    init = programs.init(network, recipe, weights)
+    asked = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    made = {"network": for_platform(recipe.model, topology.platform), "programs": programs or CompiledPrograms()}
+    none: Any = None
+    setup = RunSetup(**asked, **made, weights=weights, state=none, like=none)
     out_of_memory = memory_errors(lambda: "while the network was initialized", lambda: "choose a smaller network")
     with doing("initializing the network"), out_of_memory:
-        state = jax.block_until_ready(init(topology.replicate(jax.random.key(seed))))
-        hooks = file.hooks if fresh and not weights and file is not None else {}
-        is_made, default = hooks.keys() & {"get_model", "get_initialize"}, Config().seed
-        # `make_objects` has compared the NNX modules that a hook returns for two seeds.
-        if is_made and seed != default and not brings_weights(recipe.model):
-            # No optimizer state: memory may not suffice for two.
-            init = make_init(network, optax.identity(), shape, topology, transform=recipe.initialize)
-            warn_of_equal_starts(state.params, init(topology.replicate(jax.random.key(default))).params, topology)
+        state = jax.block_until_ready(setup.initial_state())
+        if fresh and not weights and recipe.file is not None:
+            _check_seed_of_hooks(setup, recipe.file, state.params)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), state)
-    asked = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
-    return RunSetup(**asked, network=network, state=state, like=like, weights=weights, programs=programs)
+    return dataclasses.replace(setup, state=state, like=like)
+
+
+def _check_seed_of_hooks(setup: RunSetup, file: RecipeFile, params: Any) -> None:
+    """Check that hooks make other initial parameters for another seed than the default, and else log a warning.
+
+    Raises: InputError if a hook returns an NNX module with the parameters of the default seed.
+    """
+    seed, default, is_fixed = setup.config.seed, Config().seed, brings_weights(setup.model)
+    if seed == default or not file.hooks.keys() & {"get_model", "get_initialize"} or (is_fixed and setup.initialize):
+        return
+    network, topology, data = setup.network, setup.topology, setup.layout.training_data
+    if is_fixed:
+        network = adapt(file.hooks["get_model"](setup.config.replace(seed=default), data.num_classes))
+    # No optimizer state: memory may not suffice for two.
+    init = make_init(network, optax.identity(), data.image_shape, topology, transform=setup.initialize)
+    if not _are_equal(params, init(topology.replicate(jax.random.key(default))).params):
+        return
+    if is_fixed:
+        raise InputError(f"{file.hooks['get_model'].name}: ", Key("seed", seed), f": {OWN_WEIGHTS}")
+    _warn_of_equal_starts(topology)
 
 
 def _check_agreement(recipe: Recipe) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from jaxddp.config.registry import METRICS
 from jaxddp.core.errors import InputError, Option, plural
 from jaxddp.core.phases import phase
 from jaxddp.data.batch import Batch
@@ -192,11 +193,11 @@ def make_run(
         chunks=chunks,
         division=setup.layout.division,
         parts=setup.parts,
-        follow=setup.programs.follow(setup.parts, setup.way),
+        follow=setup.programs(setup.way.follow, setup.parts),
         # As one program: a schedule has a dozen operations, each of which would be compiled and run alone.
         learning_rate=setup.learning_rate and jax.jit(setup.learning_rate),
         growth=setup.feed.growing(plan.total_steps),
-        self_test=setup.programs.self_test(setup.supervised, setup, resident=resident),
+        self_test=setup.self_test(),
         replicas=Replicas(setup.way) if has_replicas else None,
         suspects=functools.partial(describe_non_finite, objective=setup.supervised, feed=setup.feed, key=setup.key),
         evaluator=evaluator,
@@ -218,7 +219,7 @@ def _evaluator(setup: RunSetup, listeners: Sequence[Any], evaluators: Sequence[M
     # The metrics that the listeners of process 0 request.
     requested = {name for listener in listeners for name in getattr(listener, "wants_metrics", ())}
     names = json.loads(peers.from_first("metrics of listeners", lambda: json.dumps(sorted(requested))))
-    metrics, resident = setup.programs.metrics(setup.metrics, tuple(names)), config.data.cache == "device"
+    metrics, resident = {name: METRICS.get(name) for name in names} | dict(setup.metrics), config.data.cache == "device"
     evaluator = setup.evaluator(val, config.eval.batch_size, metrics, evaluators, resident=resident)
     if peers.is_first:
         warn_of_unseen_classes(val, setup.resources.train)

@@ -28,7 +28,7 @@ from jaxddp.mesh import AXIS
 from jaxddp.models.adapt import adapt
 from jaxddp.models.ops.layers import Operations, flax_max_pool
 from jaxddp.setup.feed import LONGEST_CHUNK
-from jaxddp.setup.run_setup import RunSetup, step_phases
+from jaxddp.setup.run_setup import RunSetup
 
 FEW_CHANNELS = 4
 
@@ -137,7 +137,7 @@ def with_option(setup: RunSetup, word: str) -> Any:
 
 def undonated(setup: RunSetup) -> Any:
     way = setup.way
-    phases = replace(step_phases(setup.supervised, setup), gradients=way.gradients, shares=way.shares)
+    phases = replace(setup.phases, gradients=way.gradients, shares=way.shares)
     one_step = way.one_step(phases)
     return jax.jit(jax.shard_map(one_step, mesh=setup.topology.mesh, in_specs=(P(), P(AXIS)), out_specs=P()))
 
@@ -148,4 +148,4 @@ def separate(setup: RunSetup) -> Any:
 
 def step_with(setup: RunSetup, averaging: Averaging, *, resident: bool = False) -> TrainStep:
     way = replace(setup.way, gradients=replace(setup.way.gradients, averaging=averaging))
-    return way.step(step_phases(setup.supervised, setup), resident=resident)
+    return way.step(setup.phases, resident=resident)

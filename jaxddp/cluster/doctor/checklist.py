@@ -311,7 +311,7 @@ def step(setup: RunSetup) -> Finding:
     Raises:
         InputError: the step does not fit into the memory of the devices of this process.
     """
-    program = setup.programs.train(setup.supervised, setup, resident=False)
+    program = setup.compiled_steps(resident=False)
     begin = time.perf_counter()
     feed, division = (abstract_batch(setup), setup.key), setup.layout.division
     program.prepare(setup.state, *feed)
